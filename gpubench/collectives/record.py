@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from msgspec import Struct, field
+from msgspec import field
 
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, Segment
 from gpubench.model.terms.plain import Bytes, Count
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.statistics import Sampling
 from gpubench.ports.backend import CollectiveCalls, Launch, Region
 

@@ -8,11 +8,12 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import field
 
 from gpubench.machine import host, pci
 from gpubench.machine.nics import nic_devices, read_nics, read_rdma_ports
 from gpubench.model.facts import snapshot
+from gpubench.model.terms.plain import StrictStruct as Struct
 
 _DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", re.ASCII)
 _NUMA_NODE = re.compile(r"node(\d+)", re.ASCII)

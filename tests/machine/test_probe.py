@@ -247,7 +247,7 @@ def test_all_sources_may_fail() -> None:
     assert {each.stage: each.error for each in snapshot.failures} == {
         "sysfs": "the last words",
         "nvml": "killed by SIGSEGV",
-        "cuda": "an answer that is none: CudaFacts.gpus[0] has no field 'bus_id'",
+        "cuda": "an answer that is none: CudaFacts.gpus[0].index is 'one'",
     }
     assert not any(each.timed_out for each in snapshot.failures)
     assert (snapshot.gpus, snapshot.driver) == ((), DriverFacts())

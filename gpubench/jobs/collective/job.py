@@ -27,6 +27,7 @@ from gpubench.machine.host import cost_of_turns, gpus_of_host, mps_serves, shari
 from gpubench.machine.nvml import Driver, read_driver
 from gpubench.model.facts.environment import PLAN_VARIABLE, detect_launcher
 from gpubench.model.terms.operation import HOST, TORCH
+from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, killed_before, limit_seconds
 from gpubench.model.terms.units import plural
 from gpubench.ranks import launch
@@ -309,7 +310,7 @@ class _LaunchedJob:
         if kind != "hello":
             self._take_back()
         if kind == "begin":
-            metadata = Metadata.from_record(message["metadata"])
+            metadata = from_plain(Metadata, message["metadata"])
             self._row_kind = TABLES[metadata.rows_section]
             if self._is_soak:
                 self._end_in_order(metadata.ranks[0].pid)

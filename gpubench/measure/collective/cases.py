@@ -6,7 +6,7 @@ from statistics import fmean
 from time import perf_counter
 from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, field
 
 from gpubench.collectives.record import Asked, SweepRequest
 from gpubench.model.facts.process import GpuCondition
@@ -22,7 +22,7 @@ from gpubench.model.terms.operation import (
     choose_kernel,
     describe_composition,
 )
-from gpubench.model.terms.plain import Within
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.ranks import RankGroup, RankIdentity, count_nccl_hosts, ranks_per_gpu
 from gpubench.model.terms.statistics import (
     FIRST_BATCHES,
@@ -227,7 +227,7 @@ class OwnTimes(Struct, frozen=True):
     """The times of a row on this rank: seconds per operation, count, first samples, and agreed values."""
 
     seconds: float
-    iterations: Annotated[int, Within(1)]
+    iterations: Annotated[int, Meta(ge=1)]
     batches: BatchTimes | None = None
     percentiles: Percentiles | None = None
     interval: float | None = None

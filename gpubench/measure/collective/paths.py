@@ -59,7 +59,7 @@ _GPU = 0
 _NOTHING = Carried()
 
 
-class Traffic(Struct, frozen=True):
+class Traffic(Struct, frozen=True, forbid_unknown_fields=True):
     """The bytes that a rank's GPU sent and received in a batch; empty if none had to pass."""
 
     sent: Carried = _NOTHING

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import field
 from msgspec.structs import replace
 
 from gpubench.collectives.record import Asked, Collective, SweepRequest
@@ -27,6 +27,7 @@ from gpubench.model.paths.transport import Pair, Transport, Tuning, Used
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.ranks import UNWATCHED, RankGroup, RankIdentity, check_hosts
 from gpubench.model.terms.settings import AGAIN

@@ -260,7 +260,7 @@ def _not_explained(explained: "Explained") -> str:
     return f"no setting, process, device or link that could be read explains it{perhaps}"
 
 
-class Answer(Struct, frozen=True):
+class Answer(Struct, frozen=True, forbid_unknown_fields=True):
     """One rank's part of a row."""
 
     seconds: MeasuredSeconds
@@ -270,7 +270,7 @@ class Answer(Struct, frozen=True):
     issue_seconds: Seconds | None = None
 
 
-class RowSample(Struct, frozen=True):
+class RowSample(Struct, frozen=True, forbid_unknown_fields=True):
     """The times of a row, with one answer per rank. `tries` is how often the row was measured."""
 
     own: OwnTimes

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from functools import cached_property, partial
 from typing import Protocol, cast
 
-from msgspec import Struct, field
+from msgspec import field
 from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Facts
@@ -21,6 +21,7 @@ from gpubench.model.results.figures import Measurements
 from gpubench.model.results.report import PairRow, PatternRow
 from gpubench.model.terms import operation
 from gpubench.model.terms.plain import Bytes
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.ranks import RankIdentity, check_hosts
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Origin

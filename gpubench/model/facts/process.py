@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from msgspec import Struct, field
+from msgspec import field
 
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import format_size
 
 ENVIRONMENT = "the environment"

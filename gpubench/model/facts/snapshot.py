@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from msgspec import Struct, field
+from msgspec import field
 
 from gpubench.model.facts.process import GpuProcess
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.verdict import Origin
 
 

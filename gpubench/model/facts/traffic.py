@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, field
 
 from gpubench.model.facts.process import GpuCondition, GpuProcess, RankFacts
-from gpubench.model.terms.plain import Count, Seconds, Within
+from gpubench.model.terms.plain import Count, Seconds
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import BYTES_PER_GB
 
 FOREIGN_GB_S = 0.5
@@ -105,7 +106,7 @@ def _greatest(values: Iterable[float | None]) -> float | None:
 
 LOOPBACK = "lo"  # Where NCCL finds no other way inside a node, it takes sockets over this interface
 
-_Counter = Annotated[int, Within(0)]  # In bytes: those of NVLinks and InfiniBand ports count beyond 2**64
+_Counter = Annotated[int, Meta(ge=0)]  # In bytes: those of NVLinks and InfiniBand ports count beyond 2**64
 
 
 class GpuReading(Struct, frozen=True, kw_only=True):
@@ -143,7 +144,7 @@ class NicReading(Struct, frozen=True, kw_only=True):
     rdma: bool
     sent_bytes: _Counter | None = None
     received_bytes: _Counter | None = None
-    counts_to: Annotated[int, Within(1)] = 2**64
+    counts_to: Annotated[int, Meta(ge=1)] = 2**64
     active: bool | None = None
     errors: Mapping[str, _Counter] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from statistics import median
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gpubench.model.facts.traffic import FOREIGN_SHARE
 from gpubench.model.paths.transport import Evidence, State, Transport
 from gpubench.model.terms.operation import Direction, Engine
 from gpubench.model.terms.plain import Bytes, Count, MeasuredSeconds
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import format_size
 
 Pair = tuple[int, int]

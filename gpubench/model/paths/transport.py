@@ -6,8 +6,7 @@ from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
 
-from msgspec import Struct
-
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.verdict import Verdict
 
 

@@ -9,13 +9,14 @@ from collections.abc import Collection, Mapping
 from enum import StrEnum
 from itertools import combinations
 
-from msgspec import Struct, field
+from msgspec import field
 from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import NicKind, NvLink, NvlinkPeer
 from gpubench.model.paths.topology import nvlink_gb_s, pcie_gb_s
 from gpubench.model.results.speed import LARGE_BYTES
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, plural
 
 PROFILE_SCHEMA = 1

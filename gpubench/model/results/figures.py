@@ -235,7 +235,7 @@ class Need(StrEnum):
     VERIFIED_DATA = "verified data"
 
 
-class FailedOnNode(Struct, frozen=True, kw_only=True):
+class FailedOnNode(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Something that could not be measured on one node of several, and why."""
 
     node: str
@@ -243,7 +243,7 @@ class FailedOnNode(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Measurements(Struct, frozen=True, kw_only=True, dict=True):
+class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """The measurements of a run. `findings` are what measuring itself found out: wrong data, copies that failed,
     host-staged paths with their causes.
 

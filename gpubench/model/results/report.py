@@ -13,14 +13,14 @@ from itertools import chain, repeat
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from msgspec import Struct, field, to_builtins
+from msgspec import field, to_builtins
 from msgspec.structs import replace
 
 from gpubench.model.paths.transport import Conclusion, Confidence, State
 from gpubench.model.terms.commands import Command, find_command
 from gpubench.model.terms.operation import ROW_BACKENDS, DataType, Placement, ReduceOp
 from gpubench.model.terms.overlap import OVERLAP
-from gpubench.model.terms.plain import from_plain
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import DroppedSize
@@ -150,9 +150,15 @@ class RowsByColumn(Collection[R], Generic[R]):
 
     @classmethod
     def of(cls, kind: type[R], rows: Sequence[R]) -> "RowsByColumn[R]":
-        """Rows that were made already."""
+        """Split rows into columns."""
         names = kind.columns()
         return cls(kind, [(len(rows), dict(zip(names, zip(*map(values_of(names), rows), strict=True), strict=False)))])
+
+    @property
+    def columns(self) -> Mapping[str, Sequence[Any]]:
+        """Return the columns of rows in one piece, by name."""
+        ((_, columns),) = self._pieces
+        return columns
 
     def __len__(self) -> int:
         return self._count
@@ -176,9 +182,8 @@ class RowsByColumn(Collection[R], Generic[R]):
         )
 
     def made(self, numbers: Iterable[int]) -> list[R]:
-        """The rows with these numbers, of rows in one piece."""
-        ((_, columns),) = self._pieces
-        return [self._kind(**{name: column[number] for name, column in columns.items()}) for number in numbers]
+        """Make the rows with these numbers, from rows in one piece."""
+        return [self._kind(**{name: column[number] for name, column in self.columns.items()}) for number in numbers]
 
 
 def cells_of(rows: Iterable[R], *names: str) -> Iterator[tuple[Any, ...]]:
@@ -415,20 +420,8 @@ class Metadata(Struct, frozen=True, kw_only=True):
 
     def to_record(self) -> dict[str, Any]:
         """The metadata as plain data."""
-        # Of thousands of ranks `asdict` takes longer than all the rest of a document.
-        record: dict[str, Any] = to_builtins(replace(self, ranks=()))
-        names = tuple(name for name in RankIdentity.__struct_fields__)
-        values = values_of(names)
-        ranks = [dict(zip(names, values(rank), strict=True)) for rank in self.ranks]
-        return record | {name: list(record[name]) for name in ("command", "hosts", "dropped_sizes")} | {"ranks": ranks}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Metadata":
-        """The inverse of `to_record`."""
-        values = {name: record[name] for name in cls.__struct_fields__}
-        values["ranks"] = tuple(RankIdentity(**rank) for rank in record["ranks"])
-        values["dropped_sizes"] = tuple(DroppedSize(**dropped) for dropped in record["dropped_sizes"])
-        return cls(**values)
+        record: dict[str, Any] = to_builtins(self)
+        return record | {name: list(record[name]) for name in ("command", "hosts", "ranks", "dropped_sizes")}
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -487,7 +480,7 @@ class Report(Struct, frozen=True, kw_only=True):
         return cls(
             verdict=Verdict(record["verdict"]),
             complete=record["complete"],
-            findings=tuple(from_plain(Finding, each) for each in record["findings"]),
+            findings=tuple(map(Finding.from_record, record["findings"])),
             sentence=record.get("sentence", ""),
             duration_s=record.get("duration_s"),
         )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Meta, field
 
 from gpubench.errors import UsageError
 from gpubench.model.results.ending import SOON, LinePart, part
@@ -16,7 +16,8 @@ from gpubench.model.results.report import (
     Record,
     Report,
 )
-from gpubench.model.terms.plain import Rate, Seconds, Within
+from gpubench.model.terms.plain import Rate, Seconds
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import plural, shorten
 from gpubench.model.terms.verdict import Finding, Verdict, failing_hosts
 
@@ -193,7 +194,7 @@ class StoredFabric(Struct, frozen=True):
     """The nodes, seed and backend of a scan, as stored."""
 
     hosts: tuple[str, ...]
-    rails: Annotated[int, Within(1, MOST_RAILS)]
+    rails: Annotated[int, Meta(ge=1, le=MOST_RAILS)]
     leaves: tuple[str | None, ...]
     nics: tuple[str | None, ...]
     seed: int
@@ -254,7 +255,7 @@ class StoredLocal(Struct, frozen=True):
 class StoredRound(Struct, frozen=True):
     """A round, as stored: nodes, rail and GB/s of each measurement, and failures by place in these lists."""
 
-    number: Annotated[int, Within(1)]
+    number: Annotated[int, Meta(ge=1)]
     phase: ScanPhase
     seconds: Seconds
     places: tuple[tuple[int, ...], ...]

@@ -10,9 +10,8 @@ from collections.abc import Hashable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 
-from msgspec import Struct
-
 from gpubench.errors import UsageError
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import BYTES_PER_GB
 
 

@@ -6,10 +6,10 @@ from enum import StrEnum
 from signal import Signals
 from typing import Any, Protocol, Self
 
-from msgspec import Struct
 from msgspec.structs import asdict
 
 from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import format_ranges, group_by
 
 RANKS_SHARE_A_GPU = "ranks share a GPU"  # Speed is not judged: nothing is known of divided GPUs

@@ -12,9 +12,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta
 
-from gpubench.model.terms.plain import Count, Seconds, Within
+from gpubench.model.terms.plain import Count, Seconds
+from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import group_by
 
 INTERVAL = 0.01  # Half of the 95 % confidence interval that is good enough, as a part of the mean
@@ -45,7 +46,7 @@ class Sampling(Struct, frozen=True):
     """The timing of rows. `iterations` None means as many as needed within `budget_seconds` per row."""
 
     mode: Mode = Mode.THROUGHPUT
-    iterations: Annotated[int, Within(1)] | None = DEFAULT_ITERATIONS[Mode.THROUGHPUT]
+    iterations: Annotated[int, Meta(ge=1)] | None = DEFAULT_ITERATIONS[Mode.THROUGHPUT]
     budget_seconds: float = 0.1
 
     @property
@@ -324,7 +325,7 @@ class EntryTimes(Struct, frozen=True):
     Differences below `uncertainty` seconds are those of the clocks.
     """
 
-    operations: Annotated[int, Within(1)]
+    operations: Annotated[int, Meta(ge=1)]
     last: Count
     late_seconds: Seconds
     uncertainty: Seconds

@@ -4,9 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from msgspec import Struct
-
 from gpubench.errors import GpubenchError, UsageError, add_advice
+from gpubench.model.terms.plain import StrictStruct as Struct
 
 if TYPE_CHECKING:
     from fractions import Fraction

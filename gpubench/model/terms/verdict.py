@@ -1,14 +1,15 @@
 """Verdicts and findings, their exit codes, and the origin of values."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import asdict
 
 from gpubench import errors
+from gpubench.model.terms.plain import StrictStruct as Struct
+from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.ranks import GPUS_ARE_SPLIT, DevicePlace
 
 
@@ -194,14 +195,17 @@ class Finding(Struct, frozen=True):
         record = {name: getattr(self, name) for name in FINDING_COLUMNS} | {"places": map(asdict, self.places)}
         return {name: list(value) if isinstance(value, (tuple, map)) else value for name, value in record.items()}
 
-    @staticmethod
-    def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a finding from a record; earlier versions had one text in place of commands and comment."""
-        kept = {name: value for name, value in record.items() if name not in _DERIVED}
-        if "cure" in record:
-            return kept
-        cure = {name: record[name] for name in ("commands", "comment") if name in record}
-        return kept | {"cure": cure or {"comment": record.get("next_command", "")}}
+    @classmethod
+    def from_record(cls, record: Any, where: str = "") -> "Finding":
+        """Convert the result of `to_record` back, also of versions that had one text instead of commands and comment.
+
+        Raises UsageError that begins with `where`.
+        """
+        if isinstance(record, dict) and "cure" not in record:
+            cure = {name: record[name] for name in ("commands", "comment") if name in record}
+            fields = {name: value for name, value in record.items() if name not in _DERIVED}
+            record = fields | {"cure": cure or {"comment": record.get("next_command", "")}}
+        return from_plain(cls, record, where)
 
 
 _DERIVED = ("next_command", "commands", "comment", "node", "devices")

@@ -2,12 +2,15 @@
 
 import csv
 import re
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from gpubench.errors import UsageError
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.result_file import WIDE_COLUMNS, FileCircumstances, ResultFile, unmarked_text
-from gpubench.readers import limits
-from gpubench.readers.results.gpubench_json import row_from_cells
+from gpubench.readers import documents, limits
+from gpubench.readers.results.gpubench_json import problems
 
 _REQUIRED = {
     CollectiveRow: ("collective", "backend", "ranks", "size_bytes", "dtype", "placement", "time_us"),
@@ -45,7 +48,7 @@ def read(text: str, name: str) -> ResultFile:
             )
         # An older file lacks columns.
         by_column = dict.fromkeys(kind.columns(), "") | dict(zip(header, cells, strict=True))
-        rows.append(row_from_cells(kind, {name: by_column[name] for name in kind.columns()}, where))
+        rows.append(_row(kind, {name: by_column[name] for name in kind.columns()}, where))
     return ResultFile(
         name=name,
         kind="gpubench CSV",
@@ -90,3 +93,38 @@ def _check_header(header: list[str], kind: type[CollectiveRow] | type[PairRow], 
     if missing or len(set(header)) < len(header):
         what = f"no column {missing[0]}" if missing else "a column twice"
         raise UsageError(f"{where}: {what}", expected="the columns that gpubench writes, each once")
+
+
+_TYPES = {kind: get_type_hints(kind) for kind in (CollectiveRow, PairRow)}
+_TRUTH = {"true": True, "false": False}
+
+
+def _row(kind: type[CollectiveRow] | type[PairRow], cells: Mapping[str, str], where: str) -> CollectiveRow | PairRow:
+    row = kind(**{name: _value(text, _TYPES[kind][name], name, where) for name, text in cells.items()})
+    for column, problem in problems(row):
+        _refuse(where, column, cells[column], problem)
+    return row
+
+
+def _value(text: str, declared: Any, column: str, where: str) -> Any:
+    optional = isinstance(declared, UnionType)
+    kind = next(arg for arg in get_args(declared) if arg is not type(None)) if optional else declared
+    if text == "":
+        return None if optional else _refuse(where, column, text, "a value: this column has no unknown ones")
+    if kind is str:
+        return text
+    if kind is bool:
+        return _TRUTH[text] if text in _TRUTH else _refuse(where, column, text, "true, false or nothing")
+    try:
+        return documents.whole(text) if kind is int else documents.finite(text)
+    except ValueError:
+        return _refuse(where, column, text, "a whole number" if kind is int else "a number with a decimal point")
+
+
+def _refuse(where: str, column: str, text: str, expected: str) -> NoReturn:
+    raise UsageError(
+        f"{where}, column {column}: {text!r}",
+        expected=expected,
+        reason="the file was edited by hand, or by a spreadsheet",
+        next_step="compare the file that gpubench wrote; --output FILE.json keeps more than a csv",
+    )

@@ -1,12 +1,11 @@
-"""gpubench's JSON document and its JSON Lines: rows, sections, evidence, and whole results of any command."""
+"""Reads gpubench's JSON documents and JSON Lines, of any command."""
 
 import json
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from msgspec import Struct
 
@@ -37,13 +36,16 @@ from gpubench.model.results.report import (
 from gpubench.model.results.watch import TrafficRow
 from gpubench.model.terms.commands import find_command
 from gpubench.model.terms.operation import Placement
-from gpubench.model.terms.plain import field_names, from_plain, types_as_is
+from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity
 from gpubench.readers import documents, limits
 from gpubench.readers.results import nccl_inspector, nvbandwidth
 from gpubench.readers.results.nccl_tests.json import recognises as is_of_nccl_tests
 
-R = TypeVar("R", bound=CollectiveRow | PairRow)
+R = TypeVar("R", bound=Record)
+
+EDITED = "it was edited by hand"
+EXPECTED = "what gpubench --output FILE.json or FILE.jsonl writes"
 
 _WORDS: Mapping[str, Sequence[str]] = {
     "origin": tuple(map(str, Origin)),
@@ -52,12 +54,11 @@ _WORDS: Mapping[str, Sequence[str]] = {
     "verdict": tuple(map(str, Verdict)),
 }
 _POSITIVE = ("ranks", "nodes", "size_bytes", "time_us")
-_NOT_NEGATIVE = ("bandwidth_gb_s", "latency_us", "wrong", "batch_cv", "ci95_percent")
-_TRUTH = {"true": True, "false": False}
+_NEVER_NEGATIVE = ("time_us", "latency_us", "_gb_s", "size_bytes", "_gbit_s", "wrong", "batch_cv", "ci95_percent")
 
 
 def check_version(version: Any, name: str) -> None:
-    """Raise UsageError where a file is of a schema that this gpubench does not know."""
+    """Raise UsageError for a file of an unknown schema version."""
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise UsageError(f"{name} has no schema_version", expected="a whole number, as gpubench writes it")
     if version > SCHEMA_VERSION:
@@ -69,82 +70,142 @@ def check_version(version: Any, name: str) -> None:
         )
 
 
-def _row_from_json(kind: type[R], record: Any, where: str) -> R:
-    """A row of a JSON file; `where` names file and place.
+def recognises(text: str) -> bool:
+    """Return whether a text begins like gpubench's JSON document or JSON Lines."""
+    return re.match(r'\s*\{\s*"schema_version"', text) is not None or _is_lines(text)
 
-    Raises UsageError for a field that is unknown, missing or of another type, or a value that cannot be.
+
+def _is_lines(text: str) -> bool:
+    return re.match(r'\s*\{\s*"kind"\s*:\s*"metadata"', text) is not None
+
+
+def is_stored(text: str) -> bool:
+    """Return whether a text is gpubench's JSON, whole or damaged, and no JSON of nccl-tests, nvbandwidth or NCCL."""
+    is_of_others = is_of_nccl_tests(text) or nvbandwidth.is_json(text) or nccl_inspector.recognises(text)
+    return text.lstrip().startswith("{") and not is_of_others
+
+
+def _document(text: str, name: str, sections: Container[str] | None = None) -> dict[str, Any]:
+    """Parse a document, or make JSON Lines the same run's document.
+
+    Of JSON Lines, keep only `sections` (None: all), and skip an incomplete last line.
+    Raises UsageError if the text is damaged or of a newer version.
     """
-    row = from_plain(kind, record, where)
-    for name, problem in _problems(row):
-        raise UsageError(f"{where}.{name} is {getattr(row, name)!r}", expected=problem, reason="edited by hand")
-    return row
+    if _is_lines(text):
+        return _document_of_lines(text, name, sections)
+    document = _parsed(text, name)
+    check_version(document.get("schema_version"), name)
+    nodes_by_section = document.pop(result_file.ALIKE, {})
+    if not isinstance(nodes_by_section, dict) or not nodes_by_section.keys() <= result_file.HOST_FIELDS.keys():
+        raise UsageError(f"{name}: {result_file.ALIKE} names no sections of nodes", expected=EXPECTED)
+    row_count = 0
+    for section, nodes in nodes_by_section.items():
+        try:
+            rows = result_file.UnfoldedRows(document[section], nodes, result_file.HOST_FIELDS[section])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"{name}: {result_file.ALIKE}.{section}: {error}", expected=EXPECTED, reason="edited by hand"
+            ) from None
+        document[section] = rows
+        row_count += len(rows)
+    if row_count > limits.MOST_ALIKE:
+        raise UsageError(f"{name} has {row_count} rows", expected=f"at most {limits.MOST_ALIKE}")
+    return document
 
 
-def row_from_cells(kind: type[R], cells: Mapping[str, str], where: str) -> R:
-    """A row of a CSV file, of its cells by column; `where` names file and line.
-
-    Raises UsageError for a cell that its column cannot have; the column is named.
-    """
-    values = {name: _value(text, _TYPES[kind][name], name, where) for name, text in cells.items()}
-    row = kind(**values)
-    for name, problem in _problems(row):
-        _unfit(where, name, cells[name], problem)
-    return row
-
-
-_TYPES: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in (CollectiveRow, PairRow)}
-
-
-def _value(text: str, declared: Any, column: str, where: str) -> Any:
-    optional = isinstance(declared, UnionType)
-    kind = next(arg for arg in get_args(declared) if arg is not type(None)) if optional else declared
-    if text == "":
-        return None if optional else _unfit(where, column, text, "a value: this column has no unknown ones")
-    if kind is str:
-        return text
-    if kind is bool:
-        return _TRUTH[text] if text in _TRUTH else _unfit(where, column, text, "true, false or nothing")
-    try:
-        return documents.whole(text) if kind is int else documents.finite(text)
-    except ValueError:
-        return _unfit(where, column, text, "a whole number" if kind is int else "a number with a decimal point")
-
-
-def _problems(row: CollectiveRow | PairRow) -> Iterator[tuple[str, str]]:
-    kind: Any = type(row)
-    for name in _bounded_columns(kind):
-        value = getattr(row, name)
-        if value is None:
+def _document_of_lines(text: str, name: str, sections: Container[str] | None) -> dict[str, Any]:
+    document: dict[str, Any] = {"complete": False}
+    lines, rows_by_section = documents.lines_of(text, name), dict[str, Any]()
+    for number, line in enumerate(lines, 1):
+        where = f"{name}, line {number}"
+        is_cut_off = number == len(lines) and not text.endswith("\n") and not line.rstrip().endswith("}")
+        if is_cut_off or not line.strip():
             continue
-        if name in _WORDS:
-            if value not in _WORDS[name]:
-                yield name, f"one of {', '.join(_WORDS[name])}"
-        elif name in _POSITIVE and value <= 0:
-            yield name, "a number above 0"
-        elif name in _NOT_NEGATIVE and value < 0:
-            yield name, "a number of at least 0"
+        record = _parsed(line, where)
+        kind = record.pop("kind", None)
+        if kind in ("metadata", "report"):
+            check_version(record.get("schema_version"), where)
+        if kind == "metadata":
+            _check_one_run(document.setdefault("metadata", record), record, where)
+        elif kind == "report":
+            report_keys = ("complete", "verdict", "sentence", "duration_s", FINDINGS_SECTION)
+            document |= {key: record[key] for key in report_keys if key in record}
+            ordered = record.get("sections", ())
+            keys = (*rows_by_section.keys() - {*ordered}, *ordered)
+            rows_by_section = {key: rows_by_section.get(key, []) for key in keys}
+        elif sections is None or kind in sections or kind == "row":
+            if not isinstance(kind, str):
+                raise UsageError(f"{where}: its kind is {kind!r}", expected=EXPECTED, reason=EDITED)
+            section = CollectiveRow.section if kind == "row" else kind
+            is_matrix = record.keys() == {"name", "cells"}
+            rows = rows_by_section.setdefault(section, {} if is_matrix else [])
+            if is_matrix and isinstance(rows, dict):
+                rows[str(record["name"])] = record["cells"]
+            else:
+                rows.append(record)
+    return document | rows_by_section
 
 
-@cache
-def _bounded_columns(kind: type[CollectiveRow | PairRow]) -> tuple[str, ...]:
-    bounded = {*_WORDS, *_POSITIVE, *_NOT_NEGATIVE}
-    return tuple(name for name in kind.columns() if name in bounded)
+def _check_one_run(first: dict[str, Any], record: dict[str, Any], where: str) -> None:
+    if first.get("run_id") != record.get("run_id"):
+        raise UsageError(
+            f"{where}: another run begins, {record.get('run_id')} behind {first.get('run_id')}",
+            expected="the lines of one run",
+            reason="several runs were kept in one file",
+            next_step="a file a run: split it before the lines of kind metadata",
+        )
 
 
-def _unfit(where: str, column: str, text: str, expected: str) -> NoReturn:
-    raise UsageError(
-        f"{where}, column {column}: {text!r}",
-        expected=expected,
-        reason="the file was edited by hand, or by a spreadsheet",
-        next_step="compare the file that gpubench wrote; --output FILE.json keeps more than a csv",
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = documents.load_json(text)
+    except ValueError as error:
+        place = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) and error.lineno > 1 else ""
+        raise UsageError(
+            f"{where}{place}: no JSON ({error})",
+            expected=EXPECTED,
+            reason="the file was cut off, or edited by hand",
+        ) from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: no JSON object", expected=EXPECTED)
+    if documents.may_hold_half_characters(text):
+        documents.check_text(value, where)
+    return value
+
+
+def read(text: str, name: str) -> result_file.ResultFile:
+    """Read the rows that `compare` needs. An incomplete last line is left out.
+
+    Raises UsageError if the text is damaged, of a newer version, or holds an impossible value.
+    """
+    document = _document(text, name, ("rows", "pairs", "evidence", "checks", "verdicts"))
+    metadata = document.get("metadata")
+    if not isinstance(metadata, dict):
+        raise UsageError(f"{name} has no metadata", expected=EXPECTED, reason="the file was edited by hand")
+    complete = document.get("complete") is True
+    findings = _rows(Finding, FINDINGS_SECTION, document, name)
+    if document.get("verdict") is not None:
+        _read_verdict(document, findings, name)
+    command = find_command(str(metadata.get("subject")), metadata.get("collective"))
+    return result_file.ResultFile(
+        name=name,
+        kind="gpubench JSON Lines" if _is_lines(text) else "gpubench JSON",
+        circumstances=_circumstances(metadata, _records("gpus", document, name), name),
+        rows=tuple(_rows(CollectiveRow, CollectiveRow.section, document, name)),
+        pairs=_rows_by_column(PairRow, document, name),
+        evidence=tuple(_rows(EvidenceRow, EvidenceRow.section, document, name)),
+        findings=tuple(findings) if command.findings_only else None,
+        stored=tuple(findings),
+        checks={row.check: row.verdict for row in _rows(CheckRow, CheckRow.section, document, name)},
+        devices=tuple(row for row in _rows_by_column(VerdictRow, document, name) if row.scope in ("gpu", "nic")),
+        complete=complete,
+        verdict=document.get("verdict"),
+        remarks=() if complete else ("the run was cut short",),
     )
 
 
-def circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -> result_file.FileCircumstances:
-    """The machine, libraries and settings in a file's metadata; `gpus` is its section of GPUs, as `topo` writes one.
-
-    Raises UsageError where they are not as gpubench writes them.
-    """
+def _circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -> result_file.FileCircumstances:
+    """Read the machine, libraries and settings. Unknown fields are ignored, because only the rows must be known."""
     try:
         models = [str(rank["gpu"]) for rank in metadata["ranks"] if rank["gpu"]]
         options = metadata["options"]
@@ -173,125 +234,13 @@ def circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -
         ) from None
 
 
-EDITED = "it was edited by hand"
-EXPECTED = "what gpubench --output FILE.json or FILE.jsonl writes"
+def _read_verdict(document: Mapping[str, Any], findings: Sequence[Finding], name: str) -> tuple[Verdict, str]:
+    """Read the verdict and the last line.
 
-_DOCUMENT = re.compile(r'\s*\{\s*"schema_version"')
-_LINES = re.compile(r'\s*\{\s*"kind"\s*:\s*"metadata"')
-_OF_REPORT = ("complete", "verdict", "sentence", "duration_s", FINDINGS_SECTION)
-_CELLS = {"name", "cells"}
-
-
-def recognises(text: str) -> bool:
-    """True if a text begins as gpubench's JSON document or its JSON Lines do."""
-    return _DOCUMENT.match(text) is not None or _is_lines(text)
-
-
-def _is_lines(text: str) -> bool:
-    return _LINES.match(text) is not None
-
-
-def document_of(text: str, name: str, sections: Container[str] | None = None) -> dict[str, Any]:
-    """The document of a text, or the one that the same run writes of JSON Lines.
-
-    Of lines only those of `sections` are kept, all where that is None, and a last one that was cut off is left out.
-    Raises UsageError where it is damaged or of a newer version.
+    Raises UsageError for a verdict milder than a finding, and for a last line with another verdict.
     """
-    if _is_lines(text):
-        return _document_of_lines(text, name, sections)
-    document = _loaded(text, name)
-    check_version(document.get("schema_version"), name)
-    return _unfolded(document, name)
-
-
-def _unfolded(document: dict[str, Any], name: str) -> dict[str, Any]:
-    alike, found = document.pop(result_file.ALIKE, {}), dict[str, result_file.UnfoldedRows]()
-    if not isinstance(alike, dict) or not alike.keys() <= result_file.HOST_FIELDS.keys():
-        raise UsageError(f"{name}: {result_file.ALIKE} names no sections of nodes", expected=EXPECTED)
-    for section, nodes in alike.items():
-        try:
-            found[section] = result_file.UnfoldedRows(document[section], nodes, result_file.HOST_FIELDS[section])
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(
-                f"{name}: {result_file.ALIKE}.{section}: {error}", expected=EXPECTED, reason="edited by hand"
-            ) from None
-    rows = sum(map(len, found.values()))
-    if rows > limits.MOST_ALIKE:
-        raise UsageError(f"{name} has {rows} rows", expected=f"at most {limits.MOST_ALIKE}")
-    return document | found
-
-
-def _document_of_lines(text: str, name: str, sections: Container[str] | None) -> dict[str, Any]:
-    document: dict[str, Any] = {"complete": False}
-    lines, found = documents.lines_of(text, name), dict[str, Any]()
-    for number, line in enumerate(lines, 1):
-        is_cut_off = number == len(lines) and not text.endswith("\n") and not line.rstrip().endswith("}")
-        if is_cut_off or not line.strip():
-            continue
-        record = _loaded(line, f"{name}, line {number}")
-        kind = record.pop("kind", None)
-        if kind in ("metadata", "report"):
-            check_version(record.get("schema_version"), f"{name}, line {number}")
-        if kind == "metadata":
-            document["metadata"] = _check_one_run(document.get("metadata"), record, f"{name}, line {number}")
-        elif kind == "report":
-            document |= {key: record[key] for key in _OF_REPORT if key in record}
-            ordered = record.get("sections", ())
-            found = {key: found.get(key, []) for key in (*found.keys() - {*ordered}, *ordered)}
-        elif sections is None or kind in sections or kind == "row":
-            _add(found, _section(kind, f"{name}, line {number}"), record)
-    return document | found
-
-
-def _check_one_run(before: dict[str, Any] | None, record: dict[str, Any], where: str) -> dict[str, Any]:
-    """The metadata of a run; UsageError if lines before are of another run, whose rows and verdict would be lost."""
-    if before is not None and before.get("run_id") != record.get("run_id"):
-        raise UsageError(
-            f"{where}: another run begins, {record.get('run_id')} behind {before.get('run_id')}",
-            expected="the lines of one run",
-            reason="several runs were kept in one file",
-            next_step="a file a run: split it before the lines of kind metadata",
-        )
-    return record
-
-
-def _section(kind: Any, where: str) -> str:
-    if not isinstance(kind, str):
-        raise UsageError(f"{where}: its kind is {kind!r}", expected=EXPECTED, reason="the file was edited by hand")
-    return CollectiveRow.section if kind == "row" else kind
-
-
-def _add(found: dict[str, Any], section: str, record: dict[str, Any]) -> None:
-    if record.keys() == _CELLS:
-        rows = found.setdefault(section, {})
-        if isinstance(rows, dict):
-            rows[str(record["name"])] = record["cells"]
-            return
-    found.setdefault(section, []).append(record)
-
-
-def _loaded(text: str, where: str) -> dict[str, Any]:
-    try:
-        value = documents.load_json(text)
-    except ValueError as error:
-        place = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) and error.lineno > 1 else ""
-        raise UsageError(
-            f"{where}{place}: no JSON ({error})",
-            expected=EXPECTED,
-            reason="the file was cut off, or edited by hand",
-        ) from None
-    if not isinstance(value, dict):
-        raise UsageError(f"{where}: no JSON object", expected=EXPECTED)
-    if documents.may_hold_half_characters(text):
-        documents.check_text(value, where)
-    return value
-
-
-def _check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding], name: str) -> None:
-    """Refuse a verdict milder than the findings below it, and a last line with another verdict.
-
-    Raises UsageError.
-    """
+    verdict = from_plain(Verdict, document.get("verdict", Verdict.ERROR.value), f"{name}: verdict")
+    sentence = from_plain(str, document.get("sentence", ""), f"{name}: sentence")
     worst = min((finding.severity for finding in findings), key=gravity, default=verdict)
     if worst not in (Verdict.PASS, Verdict.SKIP) and gravity(verdict) > gravity(worst):
         ids = ", ".join(dict.fromkeys(finding.id for finding in findings if finding.severity is worst))
@@ -300,116 +249,98 @@ def _check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding],
         raise UsageError(
             f"{name}: verdict is {verdict}, and the sentence is not", expected=f"{verdict}: ...", reason=EDITED
         )
+    return verdict, sentence
 
 
-Kind = TypeVar("Kind", bound=Record)
-_Make = Callable[[type[Kind], Any, str], Kind]
-
-_SECTIONS = ("rows", "pairs", "evidence", "checks", "verdicts")
-
-
-def read(text: str, name: str) -> result_file.ResultFile:
-    """The rows of a document, or of lines, of which a last one that was cut off is left out.
-
-    Raises UsageError where it is damaged, of a newer version, or holds a value that cannot be.
-    """
-    kind = "gpubench JSON Lines" if _is_lines(text) else "gpubench JSON"
-    return _result_file(document_of(text, name, _SECTIONS), kind, name)
-
-
-def _result_file(document: Mapping[str, Any], kind: str, name: str) -> result_file.ResultFile:
-    metadata = document.get("metadata")
-    if not isinstance(metadata, dict):
-        raise UsageError(f"{name} has no metadata", expected=EXPECTED, reason="the file was edited by hand")
-    complete = document.get("complete") is True
-    findings = [from_plain(Finding, each, where) for each, where in _each(document, FINDINGS_SECTION, name)]
-    if document.get("verdict") is not None:
-        verdict = from_plain(Verdict, document["verdict"], f"{name}: verdict")
-        _check_verdict(verdict, from_plain(str, document.get("sentence", ""), f"{name}: sentence"), findings, name)
-    verdicts = _rows_from_json(VerdictRow, document, name, from_plain)
-    command = find_command(str(metadata.get("subject")), metadata.get("collective"))
-    return result_file.ResultFile(
-        name=name,
-        kind=kind,
-        circumstances=circumstances(metadata, [gpu for gpu, _ in _each(document, "gpus", name)], name),
-        rows=tuple(_rows_from_json(CollectiveRow, document, name, _row_from_json)),
-        pairs=_rows_from_json(PairRow, document, name, _row_from_json),
-        evidence=tuple(_records(EvidenceRow, document, name)),
-        findings=tuple(findings) if command.findings_only else None,
-        stored=tuple(findings),
-        checks={row.check: row.verdict for row in _records(CheckRow, document, name)},
-        devices=tuple(row for row in verdicts if row.scope in ("gpu", "nic")),
-        complete=complete,
-        verdict=document.get("verdict"),
-        remarks=() if complete else ("the run was cut short",),
-    )
-
-
-def _rows_from_json(kind: type[Kind], document: Mapping[str, Any], name: str, make: _Make[Kind]) -> RowsByColumn[Kind]:
-    """The rows of a section by column; of nodes that have another's rows only the columns that differ are checked."""
-    section, records = kind.section, _section_of(document, kind.section, name)
-    where = f"{name}: {section}"
-    if not isinstance(records, result_file.UnfoldedRows):
-        return RowsByColumn(kind, [(len(records), _columns(kind, records, 0, where, make))])
-    known: dict[int, dict[str, list[Any]]] = {}
-    pieces: list[tuple[int, Mapping[str, Sequence[Any]]]] = []
-    number = 0
-    for node, rows, values in records.pieces:
-        if id(rows) not in known:
-            known[id(rows)] = _columns(kind, rows, number, where, make)
-        columns = known[id(rows)] | dict.fromkeys(records.hosts, [node] * len(rows))
-        if all(_are_possible(kind, column, cells) for column, cells in values.items()):
-            pieces.append((len(rows), {**columns, **values}))
-        else:
-            own = list(records.records(node, rows, values))
-            pieces.append((len(rows), _columns(kind, own, number, where, make)))
-        number += len(rows)
-    return RowsByColumn(kind, pieces)
-
-
-def _columns(
-    kind: type[Kind], records: Sequence[Any], first: int, where: str, make: _Make[Kind]
-) -> dict[str, list[Any]]:
-    """The columns of records, of which the first one is number `first` of its section.
-
-    They are checked column by column; where one is not as it should be, row by row by `make`, whose error names a row.
-    """
-    names = records[0].keys() if records and isinstance(records[0], dict) else ()
-    known, required = field_names(kind)
-    if required <= {*names} <= known and all(isinstance(record, dict) and record.keys() == names for record in records):
-        columns = {name: [record[name] for record in records] for name in names}
-        if all(_are_possible(kind, name, cells) for name, cells in columns.items()):
-            return columns
-    made = [make(kind, each, f"{where}[{number}]") for number, each in enumerate(records, first)]
-    return {name: [getattr(row, name) for row in made] for name in kind.columns()}
-
-
-def _are_possible(kind: Any, column: str, cells: Sequence[Any]) -> bool:
-    """True where no cell of a column has a type that needs to be looked at, or a value that `_problems` would name."""
-    if not types_as_is(kind)[column].issuperset(map(type, cells)):
-        return False
-    known = [cell for cell in cells if cell is not None]
-    if column in _WORDS:
-        return set(known) <= set(_WORDS[column])
-    least = min(known, default=1) if column in (*_POSITIVE, *_NOT_NEGATIVE) else 1
-    return bool(least >= 0 if column in _NOT_NEGATIVE else least > 0)
-
-
-def _records(kind: type[Kind], document: Mapping[str, Any], name: str) -> Iterator[Kind]:
-    for each, where in _each(document, kind.section, name):
-        yield from_plain(kind, each, where)
-
-
-def _each(document: Mapping[str, Any], section: str, name: str) -> Iterator[tuple[Any, str]]:
-    for number, record in enumerate(_section_of(document, section, name)):
-        yield record, f"{name}: {section}[{number}]"
-
-
-def _section_of(document: Mapping[str, Any], section: str, name: str) -> Sequence[Any] | result_file.UnfoldedRows:
-    records: Any = document.get(section, ())
+def _records(section: str, document: Mapping[str, Any], name: str) -> Any:
+    records = document.get(section, ())
     if not isinstance(records, (list, tuple, result_file.UnfoldedRows)):
         raise UsageError(f"{name}: {section} is no list", expected=EXPECTED)
     return records
+
+
+def _rows(kind: Any, section: str, document: Mapping[str, Any], name: str) -> list[Any]:
+    return [
+        _row(kind, record, f"{name}: {section}[{number}]")
+        for number, record in enumerate(_records(section, document, name))
+    ]
+
+
+def _row(kind: Any, record: Any, where: str) -> Any:
+    row = Finding.from_record(record, where) if kind is Finding else from_plain(kind, record, where)
+    for column, problem in problems(row):
+        raise UsageError(f"{where}.{column} is {getattr(row, column)!r}", expected=problem, reason=EDITED)
+    return row
+
+
+def problems(row: Any) -> Iterator[tuple[str, str]]:
+    """Yield each column with an impossible value, and what it may hold."""
+    kind: Any = type(row)
+    for column in _checked_columns(kind):
+        if problem := _problem(kind, column, getattr(row, column)):
+            yield column, problem
+
+
+@cache
+def _checked_columns(kind: Any) -> tuple[str, ...]:
+    checked = (*_WORDS, *_POSITIVE) if kind in (CollectiveRow, PairRow) else ()
+    return tuple(name for name in kind.__struct_fields__ if name in checked or name.endswith(_NEVER_NEGATIVE))
+
+
+def _problem(kind: Any, column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if kind in (CollectiveRow, PairRow):
+        if column in _WORDS:
+            return "" if value in _WORDS[column] else f"one of {', '.join(_WORDS[column])}"
+        if column in _POSITIVE:
+            return "" if value > 0 else "a number above 0"
+    return "a number of at least 0" if isinstance(value, int | float) and value < 0 else ""
+
+
+def _rows_by_column(kind: type[R], document: Mapping[str, Any], name: str) -> Collection[R]:
+    """Read a section that may have very many rows. Nodes with equal columns share them."""
+    records = _records(kind.section, document, name)
+    if not isinstance(records, result_file.UnfoldedRows):
+        return _rows(kind, kind.section, document, name)
+    types = get_type_hints(kind)
+    shared: dict[int, Mapping[str, Sequence[Any]]] = {}
+    pieces, first = [], 0
+    for node, written, differing in records.pieces:
+        if id(written) not in shared:
+            rows = _rows(kind, kind.section, {kind.section: written}, name)
+            shared[id(written)] = RowsByColumn.of(kind, rows).columns
+        columns = {**shared[id(written)], **dict.fromkeys(records.hosts, [node] * len(written))}
+        for column, cells in differing.items():
+            columns[column] = [
+                _cell(kind, column, types[column], cell, f"{name}: {kind.section}[{number}].{column}")
+                for number, cell in enumerate(cells, first)
+            ]
+        pieces.append((len(written), columns))
+        first += len(written)
+    return RowsByColumn(kind, pieces)
+
+
+def _cell(kind: type[Record], column: str, declared: Any, cell: Any, where: str) -> Any:
+    value = from_plain(declared, cell, where)
+    if problem := _problem(kind, column, value):
+        raise UsageError(f"{where} is {value!r}", expected=problem, reason=EDITED)
+    return value
+
+
+class StoredRun(Struct, frozen=True):
+    """A stored run. `rows` with `columns` were written one by one. Both are empty if all came with the report."""
+
+    metadata: Metadata
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    report: Report
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """Return the names of all sections."""
+        streamed = (self.metadata.rows_section,) if self.columns else ()
+        return (*streamed, *self.report.sections, FINDINGS_SECTION)
 
 
 _WANTED = documents.Wanted(
@@ -418,7 +349,6 @@ _WANTED = documents.Wanted(
     most_bytes=limits.MOST_RESULT_BYTES,
     example="result.json",
 )
-_NEVER_NEGATIVE = ("time_us", "latency_us", "_gb_s", "size_bytes", "_gbit_s")
 _HEAD = ("schema_version", "complete", "verdict", "sentence", "duration_s", "metadata", FINDINGS_SECTION)
 _STREAMED: Mapping[str, Sequence[str]] = {
     CollectiveRow.section: COLLECTIVE_COLUMNS,
@@ -428,46 +358,25 @@ _STREAMED: Mapping[str, Sequence[str]] = {
 }
 
 
-class StoredRun(Struct, frozen=True):
-    """What a run wrote: `rows` with `columns` came one by one, none where all came with the report."""
-
-    metadata: Metadata
-    columns: Sequence[str]
-    rows: Sequence[Row]
-    report: Report
-
-    @property
-    def sections(self) -> tuple[str, ...]:
-        """The sections that there are."""
-        streamed = (self.metadata.rows_section,) if self.columns else ()
-        return (*streamed, *self.report.sections, FINDINGS_SECTION)
-
-
 def read_stored(path: Path) -> StoredRun:
-    """The run that a file is of.
+    """Read a whole run.
 
-    Raises UsageError where it cannot be read, is no result of gpubench's, is damaged, or of a newer version.
+    Raises UsageError if the file cannot be read, is no result of gpubench, is damaged, or is of a newer version.
     """
     return stored_of(documents.read_text(path, _WANTED), str(path))
 
 
 def stored_of(text: str, name: str) -> StoredRun:
-    """The run that a text is of, as `read_stored` reads it from a file; `name` is for errors, which are the same."""
+    """Read a whole run from a text. Errors name `name`, and are those of `read_stored`."""
     if not text.lstrip().startswith("{"):
         raise _no_result(name, text)
     with add_advice(
         reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"
     ):
-        document = {} if not _is_lines(text) and '"schema_version"' not in text else document_of(text, name)
+        document = {} if not _is_lines(text) and '"schema_version"' not in text else _document(text, name)
         if not isinstance(document.get("metadata"), dict):
             raise _no_result(name, text)
         return _run(document, name)
-
-
-def is_stored(text: str) -> bool:
-    """True of a text that is gpubench's JSON, whole or damaged; nccl-tests, nvbandwidth and NCCL write JSON too."""
-    is_of_others = is_of_nccl_tests(text) or nvbandwidth.is_json(text) or nccl_inspector.recognises(text)
-    return text.lstrip().startswith("{") and not is_of_others
 
 
 def _no_result(name: str, text: str) -> UsageError:
@@ -482,18 +391,14 @@ def _no_result(name: str, text: str) -> UsageError:
 def _run(document: Mapping[str, Any], name: str) -> StoredRun:
     metadata = from_plain(Metadata, document["metadata"], f"{name}: metadata")
     command = metadata.of_command
-    streamed = {command.streamed_section: _STREAMED[command.streamed_section]} if command.streamed_section else {}
-    sections = {key: _stored_section(key, value, name) for key, value in document.items() if key not in _HEAD}
-    tables = [sections.pop(each) for each in streamed if each in sections]
-    findings = _rows(FINDINGS_SECTION, Finding, document.get(FINDINGS_SECTION, []), name)
-    duration = document.get("duration_s")
-    verdict = from_plain(Verdict, document.get("verdict", Verdict.ERROR.value), f"{name}: verdict")
-    sentence = from_plain(str, document.get("sentence", ""), f"{name}: sentence")
-    _check_verdict(verdict, sentence, findings, name)
+    sections = {key: _section(key, document, name) for key in document if key not in _HEAD}
+    streamed = sections.pop(command.streamed_section, None) if command.streamed_section else None
+    findings = _rows(Finding, FINDINGS_SECTION, document, name)
+    verdict, sentence = _read_verdict(document, findings, name)
     return StoredRun(
         metadata=metadata,
-        columns=next(iter(streamed.values()), ()),
-        rows=[row for table in tables if isinstance(table, Table) for row in table.rows()],
+        columns=_STREAMED[command.streamed_section] if command.streamed_section else (),
+        rows=[*streamed.rows()] if isinstance(streamed, Table) else [],
         report=Report(
             verdict=verdict,
             complete=document.get("complete") is True,
@@ -501,35 +406,21 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
             sections=sections,
             main=command.main_section,
             sentence=sentence,
-            duration_s=None if duration is None else from_plain(float, duration, f"{name}: duration_s"),
+            duration_s=from_plain(float | None, document.get("duration_s"), f"{name}: duration_s"),  # type: ignore[arg-type]
         ),
     )
 
 
-def _stored_section(key: str, value: Any, name: str) -> Section:
+def _section(key: str, document: Mapping[str, Any], name: str) -> Section:
+    value = document[key]
     if key in result_file.MATRICES:
-        value = value or {}  # of lines that name sections without a row
-        return from_plain(Matrix, {"cells": value}, f"{name}: {key}")
+        # JSON Lines name sections without rows, whose value is an empty list.
+        return from_plain(Matrix, {"cells": value or {}}, f"{name}: {key}")
     if key not in result_file.TABLES:
         raise UsageError(f"{name} has an unknown section {key}", expected=EXPECTED, reason="a newer gpubench wrote it")
-    columns = result_file.TABLES[key].__struct_fields__
+    kind = result_file.TABLES[key]
     if isinstance(value, result_file.UnfoldedRows):
-        parts = list(value.parts(lambda record: _row(result_file.TABLES[key], record, f"{name}: {key}")))
-        return Table.of_nodes(columns, lambda: parts)
-    rows = _rows(key, result_file.TABLES[key], value, name)
-    return Table(columns, lambda: rows)
-
-
-def _row(kind: type, record: Any, where: str) -> Any:
-    row: Any = from_plain(kind, record, where)
-    for column in row.__struct_fields__:
-        value = getattr(row, column)
-        if isinstance(value, int | float) and value < 0 and column.endswith(_NEVER_NEGATIVE):
-            raise UsageError(f"{where}.{column} is {value}", expected="0 or more", reason=EDITED)
-    return row
-
-
-def _rows(key: str, kind: type, value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise UsageError(f"{name}: {key} is no list", expected=EXPECTED)
-    return [_row(kind, each, f"{name}: {key}[{number}]") for number, each in enumerate(value)]
+        parts = list(value.parts(lambda record: _row(kind, record, f"{name}: {key}")))
+        return Table.of_nodes(kind.__struct_fields__, lambda: parts)
+    rows = _rows(kind, key, document, name)
+    return Table(kind.__struct_fields__, lambda: rows)

@@ -3,6 +3,7 @@
 import pytest
 
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Metadata, Report
+from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.ranks import DevicePlace, RankIdentity
 from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Cure, Finding, Verdict, exit_code, worst_verdict
@@ -56,7 +57,7 @@ def test_metadata_and_reports_travel_as_plain_data() -> None:
         options={"sizes": [8]},
         dropped_sizes=(DroppedSize(16, "why"),),
     )
-    assert Metadata.from_record(metadata.to_record()) == metadata
+    assert from_plain(Metadata, metadata.to_record()).to_record() == metadata.to_record()
     places = DevicePlace("b", "GPU0", "0000:1b:00.0"), DevicePlace("b", "GPU1")
     cure = Cure.of("first", "second", comment="Then look.")
     finding = Finding(
