@@ -321,14 +321,14 @@ def match_whole_machine(
         for each in (_profiles_containing(models) if among is None and models else among or ())
         if each.match.generic is None
         and each.domain is None
-        and each.match.has(models)
+        and each.match.covers(models)
         and 1 <= count <= each.match.visible
         and (switched is None or _is_switched(each) in (None, switched))
     ]
     if not models or not fitting:
         return None
     whole = min(fitting, key=lambda each: each.match.visible)
-    return ProfileMatch(whole.part(count), _part_of_board(whole, count))
+    return ProfileMatch(whole.first_gpus(count), _part_of_board(whole, count))
 
 
 def _part_of_board(profile: Profile, count: int) -> str:
@@ -344,7 +344,7 @@ def find_domain(gpu_names: Sequence[str], among: Sequence[Profile] = ()) -> Prof
     """The profile of an NVLink domain of several nodes with these GPUs; `among` are looked at before ours."""
     models = set(gpu_names)
     ours = _profiles_containing([*models, "domain"])
-    found = (each for each in chain(among, ours) if each.domain is not None and each.match.has(models))
+    found = (each for each in chain(among, ours) if each.domain is not None and each.match.covers(models))
     return next(found, None) if models else None
 
 

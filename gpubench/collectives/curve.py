@@ -111,7 +111,7 @@ def _known(profile: Profile, collective: Collective) -> list[Expected]:
     """Points of one node. Those of a whole NVLink domain are points of a node with all its GPUs."""
     whole = 1 if profile.domain is None else math.inf
     return [
-        replace(each, gpus=each.nodes * profile.gpus_of(each), nodes=1)
+        replace(each, gpus=each.nodes * profile.gpus_per_node(each), nodes=1)
         for each in profile.all_expected
         if each.quantity in (f"{collective.name}.{TIME}", f"{collective.name}.{BUSBW}")
         and each.size_bytes is not None
@@ -135,8 +135,12 @@ def _through(
     """
     of, collective = of_and_wanted
     nvls = known[0].nvls
-    nearest = min({profile.gpus_of(each) for each in known}, key=lambda count: (abs(math.log(count / gpus)), -count))
-    seconds = _seconds_by_size([each for each in known if profile.gpus_of(each) == nearest], of.busbw_factor(nearest))
+    nearest = min(
+        {profile.gpus_per_node(each) for each in known}, key=lambda count: (abs(math.log(count / gpus)), -count)
+    )
+    seconds = _seconds_by_size(
+        [each for each in known if profile.gpus_per_node(each) == nearest], of.busbw_factor(nearest)
+    )
     ceilings = [_ceiling(profile, each, n, nvls=nvls) for each, n in ((of, nearest), (collective, gpus))]
     latencies = [_latency(profile, of, n, nvls=nvls) for n in (nearest, gpus)]
     overlap = _NVLS_OVERLAP if nvls else _RING_OVERLAP[profile.nvlink is not None]

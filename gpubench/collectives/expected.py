@@ -85,7 +85,7 @@ def expected_between(
     collective: Collective, size_bytes: int, network: NodeNetwork, inside: Inside, algorithm: str | None = None
 ) -> AlgorithmTime:
     """The time of an operation by the fastest of NCCL's algorithms, or the one that its log names."""
-    exchanged = network.exchanged(collective)
+    exchanged = network.exchange_gb_s(collective)
     if exchanged is not None:
         seconds = size_bytes / (exchanged * efficiency(network) * BYTES_PER_GB)
         hops = 2 * math.ceil(math.log2(network.nodes)) * _TREE_HOP_US * _SLOWER_SMALL
@@ -116,7 +116,9 @@ def _times(
             latency_us = _latency_us(collective, algorithm, protocol, network, nvlink=inside.nvlink)
             yield AlgorithmTime(latency_us / MICROSECONDS_PER_SECOND + size_bytes / (least * BYTES_PER_GB), algorithm)
     if is_all_reduce and inside.nvls is not None:
-        net_gb_s = network.node_gb_s * efficiency(network) / network.leaving(_NVLS_TREE, collective, as_nccl=not named)
+        net_gb_s = (
+            network.node_gb_s * efficiency(network) / network.sent_per_byte(_NVLS_TREE, collective, as_nccl=not named)
+        )
         seconds = max(
             size_bytes / (net_gb_s * BYTES_PER_GB), inside.nvls.at(size_bytes) / inside.share / NVLS_BETWEEN_NODES
         )
@@ -127,16 +129,16 @@ def _times(
 
 def _algbw_gb_s(collective: Collective, algorithm: str, network: NodeNetwork, inside: Inside, *, named: bool) -> float:
     """The lesser of what NICs and the links inside a node allow; of a tree, every rank passes on S both ways."""
-    across = network.node_gb_s * efficiency(network) / network.leaving(algorithm, collective, as_nccl=not named)
+    across = network.node_gb_s * efficiency(network) / network.sent_per_byte(algorithm, collective, as_nccl=not named)
     ring = inside.ring_gb_s * inside.share
     if algorithm == _TREE:
         return min(across, ring / 2)
-    local = network.local
+    local = network.ranks_per_node
     return min(across, ring * (local / (local - 1) if local > 1 else 1) / collective.busbw_factor(network.ranks))
 
 
 def _latency_us(collective: Collective, algorithm: str, protocol: str, network: NodeNetwork, *, nvlink: bool) -> float:
-    nodes, local = network.nodes, network.local
+    nodes, local = network.nodes, network.ranks_per_node
     near = (NVLINK_US if nvlink else _PCIE_US)[algorithm][protocol]
     far = _NET_US[_TREE if local == 1 else algorithm][protocol]
     base = BASE_US[algorithm][protocol]
@@ -219,7 +221,7 @@ def from_network(
     if profile.domain is not None and network.nodes > 1:
         size_bytes = 0 if network.nodes > 2 else min(size_bytes, speed.LARGE_BYTES)
     tolerance = speed.between_nodes(size_bytes) if network.rdma else speed.OVER_ETHERNET
-    profile = profile.domain_as_node(max(1, row.nodes // network.nodes))
+    profile = profile.merge_nodes(max(1, row.nodes // network.nodes))
     if rest or local > profile.match.visible or network.ranks != row.ranks:
         return None
     try:

@@ -208,7 +208,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     def inside(self) -> tuple[Pair, ...]:
         """Ordered pairs inside nodes to explain: the host-staged ones, or all pairs if nothing was sent."""
         if self.staged is not None:
-            return tuple(pair for pair in self.staged if self.wiring.together(pair))
+            return tuple(pair for pair in self.staged if self.wiring.share_node(pair))
         return tuple(
             (one, other) for members in self._by_node.values() for one in members for other in members if one != other
         )
@@ -217,7 +217,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     def across(self) -> tuple[Pair, ...]:
         """Pairs between nodes to explain. If nothing was sent, one pair joins each two neighbouring nodes."""
         if self.staged is not None:
-            return tuple(pair for pair in self.staged if not self.wiring.together(pair))
+            return tuple(pair for pair in self.staged if not self.wiring.share_node(pair))
         first = [members[0] for members in self._by_node.values()]
         return tuple((one, other) for one, other in pairwise(first))
 

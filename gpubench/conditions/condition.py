@@ -194,7 +194,7 @@ def fill_ids(cure: Cure, places: Sequence[DevicePlace]) -> Cure:
     hosts = list(dict.fromkeys(place.node for place in places if place.device))
     if filled == cure or len(hosts) == 1:
         return filled
-    return filled.then(f"Run this on {hosts[0]}, and with their own device ids on {joined(hosts[1:])}.")
+    return filled.add_comment(f"Run this on {hosts[0]}, and with their own device ids on {joined(hosts[1:])}.")
 
 
 def fill_placeholders(text: str, places: Sequence[DevicePlace]) -> str:

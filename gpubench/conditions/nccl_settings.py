@@ -196,7 +196,7 @@ def _hostid(run: Circumstances) -> Found:
         return
     is_by_rank = len(ids) > 1 and all(isinstance(each, RankIdentity) for each in run.wiring.gpus)
     pairs = {pair for pair in run.inside if not is_by_rank or by_rank.get(pair[0]) != by_rank.get(pair[1])}
-    shared = {pair for pair in pairs if run.wiring.one_gpu(pair)}
+    shared = {pair for pair in pairs if run.wiring.share_gpu(pair)}
     if pairs - shared:
         yield blame(run, {HOSTID: values}, Confidence.PROVEN, frozenset(pairs - shared))
     if shared:
@@ -206,7 +206,7 @@ def _hostid(run: Circumstances) -> Found:
 
 def split_by_design(run: Circumstances, ranks: Pair) -> str:
     """Explain why ranks of one GPU use a network: NCCL_HOSTID splits them. Return an empty text if it does not."""
-    if not run.wiring.one_gpu(ranks) or len({_value(fact, HOSTID) for fact in run.facts if fact.rank in ranks}) < 2:
+    if not run.wiring.share_gpu(ranks) or len({_value(fact, HOSTID) for fact in run.facts if fact.rank in ranks}) < 2:
         return ""
     return f"{HOSTID} makes ranks of one GPU ranks of different hosts"
 
@@ -219,7 +219,7 @@ def _policy(run: Circumstances) -> Found:
     for pair in run.inside:
         path = run.wiring.path(pair)
         raised = any(level_allows(value, path) for value in run.values(P2P_LEVEL))
-        if not raised and run.wiring.stays_off(pair):
+        if not raised and run.wiring.is_avoided(pair):
             paths[pair] = path
     if paths:
         found = joined(list(paths.values()))

@@ -137,7 +137,7 @@ def _some_denied(run: Circumstances) -> Found:
     for number, node, ranks in nodes_with_rdma(run):
         if not any(rank.denied_device_files for rank in ranks):
             continue
-        up = {nic.name for nic in port_roles(node).of_gpus if nic.state == "active"}
+        up = {nic.name for nic in port_roles(node).gpu_ports if nic.state == "active"}
         files = {port.device_file for port in node.snapshot.rdma_ports if port.device_file and port.nic in up}
         by_files: dict[tuple[str, ...], list[RankFacts]] = {}
         for rank in ranks:

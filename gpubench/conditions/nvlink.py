@@ -189,7 +189,7 @@ def _denied(run: Circumstances, pair: tuple[int, int]) -> str:
     node, ends = run.node_of(pair), [run.wiring.gpu(gpu) for gpu in pair]
     if ends[0] is None or ends[1] is None or not node.nvlinks(ends[0], ends[1]):
         return ""
-    facts = node.pair(ends[0], ends[1])
+    facts = node.pair_facts(ends[0], ends[1])
     known = {"NVLink": facts.nvlink, "atomics": facts.atomics}
     denied = [f"{status} for {what}" for what, status in known.items() if status not in (None, "OK", NOT_SAID)]
     return joined(denied) if node.peer_access(ends[0], ends[1]).possible else ""

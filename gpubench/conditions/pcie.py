@@ -104,7 +104,7 @@ def _lower(one: int | None, other: int | None) -> int | None:
 def _lanes(run: Circumstances, number: int, node: Topology) -> Iterator[_Lane]:
     """Iterate over the PCIe links of GPUs, and of NICs that carry their traffic."""
     devices = run.pci_devices[number]
-    ports = port_roles(node).of_gpus
+    ports = port_roles(node).gpu_ports
     gpus = [gpu for gpu in node.gpus if gpu not in find_display_cards(node.gpus)]
     served: tuple[Device, ...] = (*gpus, *ports)
     for device in served:
@@ -259,7 +259,7 @@ def _errors(run: Circumstances) -> Found:
 def _shared_uplink(run: Circumstances) -> Found:
     for pair in run.staged or ():
         refusal = run.refusals.get(pair)
-        if refusal is not None and refusal.by_design and run.wiring.path(pair) in _BELOW_ONE_SWITCH:
+        if refusal is not None and refusal.is_by_design and run.wiring.path(pair) in _BELOW_ONE_SWITCH:
             yield pair_sighting(
                 run,
                 [pair],
@@ -562,7 +562,7 @@ REDIRECTION = Family.of(
         expected="ACS redirection off at the switches between GPUs and NICs",
         likely=_ACS_LIKELY,
         aliases=("acs-redirects",),
-        cure=_ACS_CURE.then("In a virtual machine, switch on ATS for NIC and GPU."),
+        cure=_ACS_CURE.add_comment("In a virtual machine, switch on ATS for NIC and GPU."),
         link="https://github.com/NVIDIA/nccl/issues/949",
         look=_acs_nic,
     ),

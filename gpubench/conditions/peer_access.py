@@ -375,7 +375,7 @@ def _any_refusal(run: Circumstances) -> Found:
             Confidence.LIKELY,
             heading=f"{run.host(node)} {f'all {len(pairs)} GPU pairs' if is_every_pair else names}".strip(),
             severity=refusal.severity,
-            expected="host memory, by design" if refusal.by_design else "peer access",
+            expected="host memory, by design" if refusal.is_by_design else "peer access",
             likely=why.title if why else "",
             cure=fill_ids(why.cure, [place for each in seen[why] for place in each.places]) if why else NO_CURE,
         )

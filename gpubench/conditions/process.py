@@ -408,7 +408,7 @@ def _connections(run: Circumstances) -> Found:
     few = [value for value in run.values(_CONNECTIONS) if nccl_number(value) == 1]
     if few:
         found = blame(run, {_CONNECTIONS: few}, Confidence.WEAK, None)
-        yield replace(found, cure=found.cure.then("Keep it if the framework needs 1, as Megatron does."))
+        yield replace(found, cure=found.cure.add_comment("Keep it if the framework needs 1, as Megatron does."))
 
 
 PROCESS = Family.of(

@@ -103,7 +103,7 @@ def _model(run: Circumstances) -> Found:
         if gpu in find_display_cards(node.gpus):
             continue
         profile = run.exact_profile(run.wiring.gpus[position].node) if run.profile_asked_for else None
-        if profile is not None and gpu.name and not profile.match.has([gpu.name]):
+        if profile is not None and gpu.name and not profile.match.covers([gpu.name]):
             expected = " or ".join(profile.match.gpus)
             yield gpu_sighting(run, position, gpu.name, severity=Verdict.FAIL, expected=expected)
         models = Counter(each.name for each in node.gpus if each.name).most_common(2)

@@ -264,9 +264,9 @@ def path_kinds(wiring: Wiring, staged: Mapping[Pair, Sequence[Transport]]) -> di
 
 def relation(wiring: Wiring, pair: Pair) -> Relation:
     """Return where the two ends of a pair are."""
-    if wiring.one_gpu(pair):
+    if wiring.share_gpu(pair):
         return Relation.ONE_GPU
-    if wiring.together(pair):
+    if wiring.share_node(pair):
         return Relation.ONE_NODE
     return Relation.ONE_DOMAIN if wiring.share_domain(pair) else Relation.TWO_NODES
 

@@ -80,7 +80,7 @@ def _find_rates_below_card(run: Circumstances) -> Found:
     for number, own in roles.items():
         elsewhere = [nic for other, each in roles.items() if other != number for nic in each.working]
         near = [nic for known in own.below.values() for nic in known or ()]
-        for nic in own.of_gpus:
+        for nic in own.gpu_ports:
             most, rate = card_gbit_s(nic), nic.rate_gbit_s
             if most is not None and rate is not None and nic.state == "active" and is_below_card(nic):
                 seen = f"the port runs at {rate:g} Gb/s; {nic.model} cards reach up to {most:g}"
@@ -146,7 +146,7 @@ def _roce_gid(run: Circumstances) -> Found:
 
 def _gpus_with_fewer_nics(node: Topology, roles: PortRoles) -> dict[str, str]:
     """Return GPUs with fewer RDMA NICs below their PCIe switch than most GPUs of the node, and the usual number."""
-    below = {name: len(roles.are_below(name)) for name, known in roles.below.items() if known is not None}
+    below = {name: len(roles.ports_below(name)) for name, known in roles.below.items() if known is not None}
     counts = Counter(below.values())
     usual = max(counts, key=lambda count: (counts[count], count), default=0)
     fewer = [name for name, count in below.items() if count < usual]
@@ -160,7 +160,7 @@ def _nics_absent(run: Circumstances) -> Found:
     for number, node, _ in nodes_with_rdma(run):
         roles = port_roles(node)
         for name, expected in _gpus_with_fewer_nics(node, roles).items():
-            seen = f"{plural(len(roles.are_below(name)), 'RDMA NIC')} below its PCIe switch"
+            seen = f"{plural(len(roles.ports_below(name)), 'RDMA NIC')} below its PCIe switch"
             yield node_sighting(run, number, seen, Confidence.LIKELY, name, expected=expected)
         if None in roles.below.values() and len(node.gpus) * _MOST_ODD >= 1:
             yield Unread(run.on(number), "paths between GPUs and NICs are unknown, so a missing NIC cannot be detected")
@@ -197,7 +197,7 @@ def _nodes_differ(run: Circumstances) -> Found:
 
 
 def _active(roles: PortRoles) -> list[NicFacts]:
-    return [nic for nic in roles.of_gpus if nic.state in ("active", None) and VIRTUAL not in (nic.model or "")]
+    return [nic for nic in roles.gpu_ports if nic.state in ("active", None) and VIRTUAL not in (nic.model or "")]
 
 
 @single_node
@@ -207,10 +207,10 @@ def _fewer_than_profile(run: Circumstances) -> Found:
         profile, roles = run.exact_profile(number), port_roles(node)
         due = [] if profile is None else [nic for nic in profile.nic if nic.kind is not NicKind.ETHERNET]
         types = {(nic.kind, nic.rate_gbit_s) for nic in due}
-        is_alike = {(nic.kind, nic.rate_gbit_s) for nic in roles.of_gpus} == types
+        is_alike = {(nic.kind, nic.rate_gbit_s) for nic in roles.gpu_ports} == types
         is_whole = profile is not None and len(node.gpus) == profile.match.board and not node.snapshot.failures
         bare = node.snapshot.machine.virtual_machine is False and is_whole
-        have = len(roles.of_gpus)
+        have = len(roles.gpu_ports)
         share_a_port = len({nic.port for nic in due}) == 1 and due[0].port is not None if due else False
         is_odd = bool(have) and (len(node.gpus) % have != 0 or share_a_port)
         if bare and is_alike and have < len(due) and is_odd and not _gpus_with_fewer_nics(node, roles):
@@ -224,7 +224,7 @@ def _ports_differ(run: Circumstances) -> Found:
     """Find GPU ports that differ from most others of the node in one trait."""
     for number, node, _ in nodes_with_rdma(run):
         roles = port_roles(node)
-        for nic, seen, usual in _odd_ports(node, [nic for nic in roles.of_gpus if nic.state == "active"]):
+        for nic, seen, usual in _odd_ports(node, [nic for nic in roles.gpu_ports if nic.state == "active"]):
             yield device_sighting(
                 run, number, nic, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=f"{usual}, like its siblings"
             )

@@ -49,7 +49,7 @@ def rdma_nics(facts: Facts) -> str:
 
 def rates_of_cards(facts: Facts) -> str:
     """Name port rates below the cards' rates, or rates that can be compared with siblings only."""
-    active = [nic for node in facts.nodes for nic in port_roles(node).of_gpus if nic.state == "active"]
+    active = [nic for node in facts.nodes for nic in port_roles(node).gpu_ports if nic.state == "active"]
     low = [nic for nic in active if is_below_card(nic)]
     if low:
         rates = joined(f"{nic.rate_gbit_s:g} of {card_gbit_s(nic):g} Gb/s" for nic in low)
@@ -226,7 +226,7 @@ def uses_pcie(node: Topology, gpu: GpuFacts) -> bool:
 def gpudirect_nics(node: Topology, gpu: GpuFacts) -> list[NicFacts]:
     """Return the NICs that may reach a GPU's memory: below its switch, or all if its paths are unknown."""
     roles = port_roles(node)
-    able = [nic for nic in roles.of_gpus if node.gpudirect(nic)[0] is not False]
+    able = [nic for nic in roles.gpu_ports if node.gpudirect(nic)[0] is not False]
     below = roles.below.get(gpu.device)
     return able if below is None else [nic for nic in able if nic in below]
 

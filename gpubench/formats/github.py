@@ -44,7 +44,7 @@ def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
     for finding in findings:
         lines = [f"{label}: {text}" for label, text, _ in finding.details if label not in ("seen", "try")]
         explained = [line for line in lines if line.startswith("explains: ")]
-        lines = [finding.seen, *lines[: len(lines) - len(explained)], *finding.cure.told, *explained]
+        lines = [finding.seen, *lines[: len(lines) - len(explained)], *finding.cure.text_lines, *explained]
         yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, lines)
     if not findings or not run.report.complete:
         yield from (case for case in cases(run.metadata, run.rows, run.report) if case.group != FINDINGS_SECTION)

@@ -189,7 +189,7 @@ def fallback_notes(report: Report) -> Iterator[str]:
     yield from fallback_lines(report)
     for row in report.rows(FallbackRow):
         if row.verdict != Verdict.SKIP:
-            yield from cure_of(row).told
+            yield from cure_of(row).text_lines
 
 
 def _judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:

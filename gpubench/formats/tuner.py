@@ -46,7 +46,7 @@ class TunedSize(Struct, frozen=True):
     @property
     def needs(self) -> tuple[str, ...]:
         """Return variables that the winner was measured with and that have no column."""
-        own = NcclSetting.of(self.row.setting).process_part.values
+        own = NcclSetting.parse(self.row.setting).process_part.values
         return tuple(f"{name}={value}" for name, value in own if name not in _IN_THE_COLUMNS)
 
 

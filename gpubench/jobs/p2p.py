@@ -189,7 +189,7 @@ def check_managed(support: Sequence[ManagedSupport]) -> None:
     """Raise CouldNotMeasureError if --memory managed is given and no GPU has managed memory."""
     if support and all(each.managed is False for each in support):
         raise CouldNotMeasureError(
-            support[0].lacks,
+            support[0].missing_feature,
             expected="a GPU with unified memory",
             reason="a vGPU without it, or a driver that was built without its kernel module nvidia-uvm",
             next_step="gpubench p2p measures plain memory",

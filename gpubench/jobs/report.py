@@ -566,7 +566,7 @@ def _check_machine(plan: ReportPlan, row: CollectiveRow, models: Sequence[str]) 
         return
     profile, per_node = machine.profile, row.ranks // row.nodes
     known = match_whole_machine(sorted(set(models)), 1) if models else None
-    if known is not None and not profile.match.has(models):
+    if known is not None and not profile.match.covers(models):
         seen = f"{plan.name} names {', '.join(dict.fromkeys(models))}"
     elif machine.nodes != row.nodes or not 0 < per_node <= profile.match.visible:
         seen = f"{plan.name} has {plural(row.ranks, 'rank')}"

@@ -251,7 +251,7 @@ class Explained:
     def _uses_gpu_links(self) -> bool:
         """True if bytes may pass between GPUs. Ranks that share one GPU use no link."""
         wiring = self.circumstances.wiring
-        return len(wiring.gpus) < 2 or any(not wiring.one_gpu((0, other)) for other in range(1, len(wiring.gpus)))
+        return len(wiring.gpus) < 2 or any(not wiring.share_gpu((0, other)) for other in range(1, len(wiring.gpus)))
 
     def rows(self, *, of_programs: bool = False) -> list[report.CauseRow]:
         """Return causes of observed paths, then of possible slowness. `of_programs`: MPI or other programs move the

@@ -158,7 +158,7 @@ def _expected_path(explained: Explained, pair: Pair) -> _Prospect:
     if cause.by_design and (node.snapshot.failures or unread):
         # Unknown NVLinks may connect them. Never conclude "by design" from a missing answer.
         return _Prospect(Conclusion.UNKNOWN, Verdict.WARN, None, Confidence.NONE)
-    in_doubt = explained.circumstances.wiring.is_refused_in_doubt(pair)
+    in_doubt = explained.circumstances.wiring.is_refusal_doubtful(pair)
     verdict = Verdict.SKIP if cause.by_design else Verdict.WARN if in_doubt else Verdict.FAIL
     return _Prospect(Conclusion.IMPOSSIBLE, verdict, cause)
 

@@ -199,7 +199,7 @@ class ChannelSender:
     def lost(self, lost: "LostRank") -> None:
         """Send a rank that ended without an error of its own."""
         state = lost.state.to_record()
-        self._send({"kind": "lost", "state": state, "at_seconds": lost.at_seconds, "status": lost.status})
+        self._send({"kind": "lost", "state": state, "at_seconds": lost.end_seconds, "status": lost.status})
 
     def close(self) -> None:
         self._connection.close()

@@ -372,7 +372,7 @@ def _shown(profile: Profile, gpus: str | None, text: str) -> Profile:
     most = profile.match.visible
     if not 1 <= int(gpus) <= most:
         raise UsageError(f"{text} has {gpus} GPUs", expected=f"1 to {most}" if most else "no number")
-    part = profile.part(int(gpus))
+    part = profile.first_gpus(int(gpus))
     return part if part is profile else replace(part, node=replace(part.node, virtual_machine=True))
 
 
@@ -405,7 +405,7 @@ def merge_domains(
         index = None if fault.index is None else fault.index + step
         second = None if fault.second is None else fault.second + step
         moved.append(replace(fault, node=domain, index=index, second=second))
-    return SimulatedMachine(machine.profile.domain_as_node(size), machine.nodes // size), moved
+    return SimulatedMachine(machine.profile.merge_nodes(size), machine.nodes // size), moved
 
 
 def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0) -> list[snapshot.Snapshot]:

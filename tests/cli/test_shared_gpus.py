@@ -283,7 +283,7 @@ def test_ranks_of_one_gpu_have_no_link_between_them() -> None:
     assert (wires.path((0, 1)), wires.limit((0, 1)).gb_s, wires.has_nvlinks((0, 1))) == ("X", None, False)
     assert wires.capability((0, 1)).state is State.PRESENT
     assert wires.capability((0, 1)).seen == "both ranks use the same GPU"
-    assert wires.by_design((0, 1)) == ""
+    assert wires.why_staged((0, 1)) == ""
     assert (wires.path((0, 2)), wires.limit((0, 2)).gb_s) == ("NV18", 450)
     assert wires.why_not_judged == "ranks share a GPU"
 

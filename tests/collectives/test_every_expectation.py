@@ -43,7 +43,7 @@ def slices(profile: Profile) -> Iterator[tuple[int, int]]:
 def wiring(name: str, local: int, nodes: int) -> Wiring:
     """The wiring of such a machine."""
     profile = load(name)
-    machine = SimulatedMachine(profile.resize_domains(nodes).part(local), nodes)
+    machine = SimulatedMachine(profile.resize_domains(nodes).first_gpus(local), nodes)
     known = dict(enumerate(build_topologies(snapshots(machine))))
     ranks = tuple(
         RankIdentity(

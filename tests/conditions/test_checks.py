@@ -255,8 +255,8 @@ def test_a_pair_that_lost_its_links_to_each_other_is_no_matter_of_policy() -> No
     healthy = Topology(machine("dgx-1-v100")[0])
     assert nccl_keeps_off(healthy, healthy.gpus[1], healthy.gpus[4]), "no link is missing there"
     tns = PeerAccess(cuda=False, nvml="TNS", reason="TNS")
-    assert not find_refusal(node, node.gpus[1], node.gpus[2], tns).by_design
-    assert find_refusal(node, node.gpus[1], node.gpus[4], tns).by_design
+    assert not find_refusal(node, node.gpus[1], node.gpus[2], tns).is_by_design
+    assert find_refusal(node, node.gpus[1], node.gpus[4], tns).is_by_design
 
 
 def test_two_cards_without_a_bridge_may_never_have_had_one() -> None:

@@ -736,7 +736,7 @@ def _failing(error: str) -> Job:
 def _measured(job: Job, **rows: Any) -> Job:
     """The job with rows as measuring makes them: copies are judged."""
     nodes = {node.host: Topology(node) for node in job.nodes}
-    copies = CopyJudge(job.profile, nodes).judged(rows.pop("pairs", ()))
+    copies = CopyJudge(job.profile, nodes).judge(rows.pop("pairs", ()))
     return replace(job, measurements=Measurements(pairs=tuple(copies), **rows))
 
 

@@ -32,7 +32,7 @@ def copies() -> Iterator[CudaCopies]:
 @pytest.fixture
 def managed(copies: CudaCopies) -> CudaManaged:
     opened = open_managed(copies)
-    if any(each.lacks for each in opened.support()):
+    if any(each.missing_feature for each in opened.support()):
         pytest.skip("no concurrent managed access here")
     return opened
 

@@ -134,7 +134,7 @@ class ToldCalls(MpiCalls):
     def __init__(self, communicator: Any, library: Library) -> None:
         super().__init__(communicator)
         self._library = library
-        self._told = NcclSetting.of("/".join(os.environ.get(name, "") for name in ("NCCL_ALGO", "NCCL_PROTO")))
+        self._told = NcclSetting.parse("/".join(os.environ.get(name, "") for name in ("NCCL_ALGO", "NCCL_PROTO")))
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
         return partial(self._run, super().all_reduce(send, receive, count, dtype, op), count * dtype.size_bytes)

@@ -20,7 +20,7 @@ def test_an_operation_is_tried_in_a_job_of_its_own_and_a_crash_ends_no_other() -
     assert support.claims["threads"] == "multiple"
     assert support.failing == ["allreduce", "broadcast"]
     assert support.working == ["reduce"]
-    crashed, wrong = support.of("allreduce")[0], support.of("broadcast")[0]
+    crashed, wrong = support.find_trials("allreduce")[0], support.find_trials("broadcast")[0]
     assert (crashed.outcome, crashed.size_bytes) == (TrialOutcome.CRASHED, 1024)
     assert "signal 11 (SIGSEGV)" in crashed.said
     assert wrong.outcome is TrialOutcome.WRONG

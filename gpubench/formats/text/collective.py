@@ -246,7 +246,9 @@ class CollectiveView:
         if best:
             self._page.print("")
             self._remark(_legend_of_ways(best))
-        for remark in dict.fromkeys(remark for row in best for remark in settings.NcclSetting.of(row.setting).remarks):
+        for remark in dict.fromkeys(
+            remark for row in best for remark in settings.NcclSetting.parse(row.setting).remarks
+        ):
             self._remark(f"mind              {remark}")
         for refused in report.rows(RefusedRow):
             self._remark(f"could not run     {_refused(refused)}")
@@ -468,7 +470,7 @@ def _refused(row: RefusedRow) -> str:
     what = " ".join(filter(None, (row.dtype, row.op)))
     name = (
         row.setting
-        if settings.NcclSetting.of(row.setting) != settings.NcclSetting()
+        if settings.NcclSetting.parse(row.setting) != settings.NcclSetting()
         else f"{row.backend} {row.setting}"
     )
     name = row.backend if row.setting == row.backend else name

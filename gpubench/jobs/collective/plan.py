@@ -431,7 +431,7 @@ class CollectivePlan:
         found = self.variants.settings
         if self.turn is None:
             return found
-        process = NcclSetting.of(self.turn)
+        process = NcclSetting.parse(self.turn)
         own = [setting.communicator_part for setting in found if setting.process_part == process]
         return tuple(setting for setting in own if setting.values)
 

@@ -351,5 +351,5 @@ def _libraries(opened: Opened, beside: Sequence[BesideBackend], started_by: Mapp
     if opened.nccl_alone and opened.nccl_alone != libraries.get("NCCL"):
         libraries[NCCL_ALONE] = opened.nccl_alone
     if opened.mpi_support is not None:
-        libraries["MPI on GPU memory"] = opened.mpi_support.said
+        libraries["MPI on GPU memory"] = opened.mpi_support.statements
     return libraries

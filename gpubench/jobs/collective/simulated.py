@@ -172,7 +172,7 @@ def simulated_settings(
 
 
 def _known_variables(name: str, plan: CollectivePlan, simulation: Simulation) -> dict[str, str]:
-    setting, machine = NcclSetting.of(name), simulation.machine
+    setting, machine = NcclSetting.parse(name), simulation.machine
     variables = dict(setting.variables)
     if MAX_CTAS in setting.requests:
         variables["NCCL_MAX_CTAS"] = setting.requests[MAX_CTAS]

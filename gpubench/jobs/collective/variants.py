@@ -165,7 +165,7 @@ class VariantMaker(Struct, frozen=True):
         def open_() -> Issue:
             inside, across = (backend.open(self.group.split(color, rank)) for color in (node, place))
             opened[:] = inside, across
-            return Hierarchy(backend.calls, inside, across, place, levels.ranks_a_node, backend.in_order).all_reduce
+            return Hierarchy(backend.calls, inside, across, place, levels.ranks_per_node, backend.in_order).all_reduce
 
         def drop(_issue: Issue) -> None:
             while opened:
@@ -175,7 +175,7 @@ class VariantMaker(Struct, frozen=True):
             setting=HIERARCHICAL,
             backend=backend,
             open=open_,
-            fits=lambda case: Hierarchy.fits(case.layout.count, case.dtype, levels.ranks_a_node),
+            fits=lambda case: Hierarchy.fits(case.layout.count, case.dtype, levels.ranks_per_node),
             drop=drop,
             refusals=refusals if library is None else (*refusals, library.error),
             explain=lambda error: (library.last_error() if library else "") or str(error),

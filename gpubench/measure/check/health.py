@@ -253,7 +253,7 @@ def _judge_copies(facts: Facts) -> Measurements:
         host = node.snapshot.host
         own = by_host.get(host, [])
         copies = CopyJudge(profile, {host: node})
-        judged = copies.judged(copies.unjudge_busy(rows[number] for number in own))
+        judged = copies.judge(copies.skip_busy_gpus(rows[number] for number in own))
         rows |= zip(own, judged, strict=True)
     return replace(measured, pairs=tuple(rows.values()), patterns=tuple(map(judge_pattern, measured.patterns)))
 

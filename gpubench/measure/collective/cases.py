@@ -301,7 +301,7 @@ class Timer(Struct, frozen=True):
             each = self._issue_seconds(timed, count)
             issued += [] if each is None else [each]
             batches, effort = self._agree(values, a_batch, seconds)
-            more = effort.further(self.sampling.budget_seconds)
+            more = effort.needed_values(self.sampling.budget_seconds)
             if not more:
                 return OwnTimes(
                     seconds / operations,
@@ -340,7 +340,7 @@ class Timer(Struct, frozen=True):
             values += self.group.largest(fresh)
             spread = Spread.of(values)
             effort = Effort(len(values), spread.mean * divisor, spread.interval, sum(values) * divisor)
-            more = 0 if self.sampling.iterations else effort.further(self.sampling.budget_seconds)
+            more = 0 if self.sampling.iterations else effort.needed_values(self.sampling.budget_seconds)
             if not more:
                 return OwnTimes(
                     seconds=fmean(own),
@@ -395,7 +395,7 @@ class RankTimings:
         for rank, condition in enumerate(conditions):
             if condition is not None:
                 before = self._conditions.get(rank)
-                self._conditions[rank] = condition if before is None else before.together(condition)
+                self._conditions[rank] = condition if before is None else before.combine(condition)
 
     def sections(self) -> dict[str, Section]:
         """Return one line per rank and row."""

@@ -187,7 +187,9 @@ def _used_by(selection: Selection, pairs: Sequence[tuple[int, int]]) -> Callable
     @cache
     def used(algorithm: str | None) -> Used:
         return (
-            selection.of_sends(pairs) if algorithm is None and pairs else selection.connections_of_algorithm(algorithm)
+            selection.send_connections(pairs)
+            if algorithm is None and pairs
+            else selection.algorithm_connections(algorithm)
         )
 
     return used
@@ -269,7 +271,7 @@ def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origi
     choices = observed.choices
     paths = _Paths(observed, rows).known()
     wiring = observed.circumstances.wiring
-    leaves_a_gpu = not all(wiring.one_gpu((0, rank)) for rank in range(len(wiring.gpus)))
+    leaves_a_gpu = not all(wiring.share_gpu((0, rank)) for rank in range(len(wiring.gpus)))
     not_heard = f"NCCL's log was not heard: {choices.no_log}" if choices.no_log and leaves_a_gpu else ""
     wrong = frozenset(_ranks(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG)
     explained = Explained(replace(observed.contended, staged=_staged(paths), wrong=wrong))
@@ -310,7 +312,7 @@ def simulated(
                 capability=wiring.capability(pair),
                 selection=Evidence(State.CONTRADICTING, "the model goes through host memory"),
                 by_design=describe_mig_split(map(wiring.gpu, pair)),
-                in_doubt=wiring.is_refused_in_doubt(pair),
+                in_doubt=wiring.is_refusal_doubtful(pair),
             ),
             path_class=wiring.path(pair),
             limit_gb_s=wiring.limit(pair).gb_s,
@@ -350,9 +352,9 @@ def _ranks(path: KnownPath) -> Pair:
 
 def _by_design(pair: Pair, transports: Sequence[Transport], run: Circumstances) -> str:
     """Return why host memory is no fault here. Within a node that is so for ranks of one GPU only."""
-    if run.wiring.together(pair) and any(transport.network for transport in transports):
+    if run.wiring.share_node(pair) and any(transport.network for transport in transports):
         return split_by_design(run, pair)
-    return run.wiring.by_design(pair)
+    return run.wiring.why_staged(pair)
 
 
 class _Paths:
@@ -376,7 +378,7 @@ class _Paths:
         if self._observed.choices.no_log:
             ranks = range(len(self._wiring.gpus))
             pairs |= {(one, other) for one in ranks for other in ranks if one != other}
-            pairs = {pair for pair in pairs if self._wiring.together(pair)}
+            pairs = {pair for pair in pairs if self._wiring.share_node(pair)}
             if not self._observed.by_design:
                 measured = {pair for pair in pairs if self._measurement(pair).state is not State.ABSENT}
                 pairs &= self._chosen.keys() | measured
@@ -394,7 +396,7 @@ class _Paths:
                 measurement=self._measurement(pair),
                 correctness=self._correctness(pair),
                 by_design=self._observed.by_design or _by_design(pair, transports, self._observed.circumstances),
-                in_doubt=self._wiring.is_refused_in_doubt(pair)
+                in_doubt=self._wiring.is_refusal_doubtful(pair)
                 and not any(transport.network for transport in transports),
             ),
             transports=transports,
@@ -404,7 +406,7 @@ class _Paths:
         )
 
     def _measurement(self, pair: Pair) -> Evidence:
-        if not self._wiring.together(pair):
+        if not self._wiring.share_node(pair):
             return Evidence(seen="no counter here sees what passes between nodes")
         if len(self._out.get(pair[0], set()) | self._into.get(pair[1], set())) > 1:
             return Evidence(seen=_OF_SEVERAL_KINDS)
@@ -416,13 +418,13 @@ class _Paths:
             speed=self._speed(pair),
             has_nvlinks=self._wiring.has_nvlinks(pair),
             limit_gb_s=self._wiring.limit(pair).gb_s,
-            through_host_gb_s=self._wiring.through_host_gb_s(pair),
+            staged_gb_s=self._wiring.staged_gb_s(pair),
         )
         return flow_evidence(flow)
 
     def _kind(self, pair: Pair) -> _Kind:
         wiring = self._wiring
-        return wiring.together(pair), wiring.has_nvlinks(pair), is_staged(tuple(self._chosen[pair]))
+        return wiring.share_node(pair), wiring.has_nvlinks(pair), is_staged(tuple(self._chosen[pair]))
 
     def _ends(self, pair: Pair) -> tuple[Carried, ...]:
         source, destination = (self._observed.traffic[rank] for rank in pair)

@@ -297,7 +297,7 @@ def _no_explanation(staged: Staged) -> Explanation:
 
 
 def _ranks_with_peers(communicator: nccl_log.Communicator) -> frozenset[int]:
-    by_rank = communicator.connections.by_rank
+    by_rank = communicator.connections.ranks
     different = {channels for peers in by_rank.values() for channels in peers.values()}
     p2p = {each for each in different if any(logged.transport.kind is TransportKind.P2P for logged in each.logged)}
     if not p2p or p2p == different:
@@ -326,8 +326,8 @@ def _tellers(facts: nccl_log.LogFacts) -> Mapping[str, ProcessLog]:
     notes: dict[str, list[nccl_log.Note]] = {}
     everybody = [member.process for communicator in facts.communicators for member in communicator.members]
     # A process's own log line comes last, so that it overrides the command line.
-    for setting in sorted(facts.settings, key=lambda each: not each.by_command):
-        for process in everybody if setting.by_command else setting.processes:
+    for setting in sorted(facts.settings, key=lambda each: not each.is_from_command):
+        for process in everybody if setting.is_from_command else setting.processes:
             settings.setdefault(process, []).append((setting.name, setting.value))
     for remark in facts.remarks:
         if remark.note.kind not in (*_ABOUT_DEVICES, *_ABOUT_THE_JOB):
@@ -512,7 +512,7 @@ def _transport_row(
 
 def _unconnected_ranks(communicator: nccl_log.Communicator) -> tuple[int, ...]:
     """Return ranks that logged no connection in a communicator with collectives: every rank of a ring or tree sends."""
-    by_rank = communicator.connections.by_rank
+    by_rank = communicator.connections.ranks
     has_collectives = any(
         not logged.peer_to_peer
         for channels in {channels for peers in by_rank.values() for channels in peers.values()}

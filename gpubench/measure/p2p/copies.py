@@ -169,7 +169,7 @@ class CopyBench(Bench):
         self._unusable: dict[operation.Place, str] = {}
         slots = max(1, len(copies.gpus) - 1) if request.patterns else 1
         self._managed: ManagedBench | None = None
-        if managed is not None and not all(each.lacks for each in request.managed):
+        if managed is not None and not all(each.missing_feature for each in request.managed):
             self._managed = ManagedBench(request, copies, managed, self._meter, self._buffers)
         for gpu in range(len(copies.gpus)):
             self._allocate(gpu, request.largest, max(request.largest, slots * request.pattern_bytes))
@@ -405,7 +405,7 @@ class RankBench(Bench):
         self._matrix(replace(series, size_bytes=LATENCY_BYTES), pairs, Phase.CONNECTING)
         listener.listen()
         self._log.switch_off()
-        return Selection(self.group.gather(listener.selection()), ()).of_sends(pairs).pairs
+        return Selection(self.group.gather(listener.selection()), ()).send_connections(pairs).pairs
 
     def _matrix(self, series: Series, pairs: Sequence[Pair], phase: Phase = Phase.OPERATION) -> dict[Pair, Cell]:
         cells: dict[Pair, Cell] = {}

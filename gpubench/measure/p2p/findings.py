@@ -240,12 +240,12 @@ class _Observed:
         self._cells = {copy: cell for copy, cell in cells.items() if cell.seconds}
 
     def find_no_concurrent_access(self) -> Iterator[Finding]:
-        lacking = [each for each in self._request.managed if each.lacks]
+        lacking = [each for each in self._request.managed if each.missing_feature]
         if lacking:
             yield self._finding(
                 "managed-without-concurrent-access",
                 [each.device for each in lacking],
-                seen="; ".join(each.lacks for each in lacking[:_MOST_SUBJECTS]),
+                seen="; ".join(each.missing_feature for each in lacking[:_MOST_SUBJECTS]),
                 expected="concurrentManagedAccess 1, as on Linux with GPUs since Pascal",
                 cause="Windows or WSL, a vGPU without unified memory, or an older GPU: whole allocations move at every "
                 "kernel launch, and the host must not use them meanwhile",

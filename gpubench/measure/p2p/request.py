@@ -284,13 +284,13 @@ class CopyMachine(Struct, frozen=True, dict=True):
         """Return how the processes of a pair reach each other: PROCESS, IPC or NETWORK."""
         if not self.is_ranks:
             return PROCESS
-        return IPC if self.wiring.together(pair) else NETWORK
+        return IPC if self.wiring.share_node(pair) else NETWORK
 
     def can_reach(self, pair: Pair) -> bool:
         """True if peer access is possible by CUDA, otherwise by NVML. Between nodes it is not needed."""
         if not self.is_ranks:
             return pair not in self.unreachable
-        if not self.wiring.together(pair):
+        if not self.wiring.share_node(pair):
             return True
         access = self.wiring.peer_access(pair)
         return access.possible is not False if access.cuda is None else access.cuda

@@ -168,14 +168,14 @@ def pair_row(machine: CopyMachine, series: Series, pair: Pair, cell: Cell, judge
         ci95_percent=_ci95_percent(cell),
     )
     # One NVLink carries less than PCIe: a copy that is faster went through host memory, and that is no impossible time.
-    through_host = copies_times_limit(bandwidth, machine.wiring.through_host_gb_s(pair) or limit)
+    through_host = copies_times_limit(bandwidth, machine.wiring.staged_gb_s(pair) or limit)
     return row if through_host is None else refused_above_limit(row)
 
 
 def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) -> PairRow:
     """A copy between host memory and a GPU as a row, not judged yet."""
     own, host, to_gpu = machine.gpus[copy.gpu], machine.host(copy.gpu), copy.to_gpu
-    limit = machine.wiring.to_host(copy.gpu).gb_s
+    limit = machine.wiring.host_limit(copy.gpu).gb_s
     bandwidth = size_bytes / cell.typical_seconds / BYTES_PER_GB if cell.seconds else None
     is_large = is_large_copy(size_bytes)
     verdict, note = verdict_without_bandwidth(cell, machine.users(copy.gpu), is_judged=is_large) or (None, "")
@@ -235,7 +235,7 @@ def managed_row(machine: CopyMachine, copy: ManagedCopy, cell: Cell, size_bytes:
     names = [HOST if end is None else machine.label(end) for end in ends]
     bus_ids = [None if end is None else machine.gpus[end].bus_id for end in ends]
     pair = None if copy.source is None or copy.destination is None else (copy.source, copy.destination)
-    limit = machine.wiring.to_host(copy.by).gb_s if pair is None else machine.wiring.limit(pair).gb_s
+    limit = machine.wiring.host_limit(copy.by).gb_s if pair is None else machine.wiring.limit(pair).gb_s
     bandwidth = size_bytes / cell.typical_seconds / BYTES_PER_GB if cell.seconds else None
     known = (Verdict.SKIP, f"not measured: {lacks}") if lacks else verdict_without_bandwidth(cell, "", is_judged=False)
     verdict, note = known or (None, "")

@@ -80,7 +80,7 @@ class _PairObservations:
                 measurement=self._measurement(pair),
                 correctness=self._correctness(pair),
                 by_design=self._by_design(pair),
-                in_doubt=wiring.is_refused_in_doubt(pair),
+                in_doubt=wiring.is_refusal_doubtful(pair),
             ),
             transports=self._transports(pair),
             path_class=wiring.path(pair),
@@ -124,7 +124,7 @@ class _PairObservations:
     def _by_design(self, pair: p2p.Pair) -> str:
         """The reason why staging is no fault: on a node only the driver's policy counts, not NCCL's."""
         wiring = self._machine.wiring
-        return wiring.refused_by_design(pair) if wiring.together(pair) else wiring.by_design(pair)
+        return wiring.why_refused(pair) if wiring.share_node(pair) else wiring.why_staged(pair)
 
     def _selection(self, pair: p2p.Pair) -> Evidence:
         """The choice of a path: CUDA logs none, but without peer access there is only host memory; NCCL logs it."""
@@ -184,7 +184,7 @@ class _PairObservations:
 
     def _faster(self, pair: p2p.Pair) -> Evidence | None:
         """The evidence of times for it: more than host memory carries, or sooner than without peer access."""
-        through_host = self._machine.wiring.through_host_gb_s(pair)
+        through_host = self._machine.wiring.staged_gb_s(pair)
         on, off = self._copied(pair, peer=True), dict(self._copied(pair, peer=False))
         best = max((bandwidth_gb_s(series, cell) for series, cell in on), default=None)
         if best is not None and through_host is not None and best > p2p.ABOVE_HOST * through_host:
@@ -316,13 +316,13 @@ class P2pRun:
     ) -> dict[Copied, report.PairRow]:
         """The rows of copies that are compared with each other; those about to raise an alarm are measured again."""
         for _ in range(_MOST_REPEATS):
-            rows = self._judge.judged([row_of(copy, cell) for copy, cell in cells.items()], self._rows)
+            rows = self._judge.judge([row_of(copy, cell) for copy, cell in cells.items()], self._rows)
             doubtful = [copy for copy, row in zip(cells, rows, strict=True) if _is_doubtful(row, cells[copy])]
             again = {copy: self._bench.measure_again(copy, cells[copy]) for copy in doubtful[:_MOST_AGAIN]}
             if all(cells[copy] == cell for copy, cell in again.items()):
                 break
             cells |= again
-        rows = self._judge.judged([row_of(copy, cell) for copy, cell in cells.items()], self._rows)
+        rows = self._judge.judge([row_of(copy, cell) for copy, cell in cells.items()], self._rows)
         rows = [_explained(row) for row in rows]
         self._rows += rows
         return dict(zip(cells, rows, strict=True))
@@ -341,7 +341,7 @@ class P2pRun:
     def _lacks(self, copy: ManagedCopy) -> str:
         support = self._request.managed
         ends = [end for end in (copy.source, copy.destination) if end is not None and copy.way.is_managed]
-        return next((support[end].lacks for end in ends if support[end].lacks), "")
+        return next((support[end].missing_feature for end in ends if support[end].missing_feature), "")
 
     def _measure_series(self, *, peer: bool) -> None:
         for series in (one_series for one_series in self._request.series if one_series.peer is peer):
@@ -381,7 +381,7 @@ class P2pRun:
 
     def _is_judged(self, series: p2p.Series, pair: p2p.Pair) -> bool:
         by_design = series.is_large and not series.peer and not self._machine.can_reach(pair)
-        return series.is_judged or (by_design and bool(self._machine.wiring.refused_by_design(pair)))
+        return series.is_judged or (by_design and bool(self._machine.wiring.why_refused(pair)))
 
     def _verdict(self, series: p2p.Series, pair: p2p.Pair, cell: p2p.Cell) -> Judged:
         if not (cell.seconds or cell.error):

@@ -219,13 +219,13 @@ class MpiSupport(Struct, frozen=True, kw_only=True):
     claims: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None
 
-    def of(self, operation: str) -> Sequence[OperationTrial]:
+    def find_trials(self, operation: str) -> Sequence[OperationTrial]:
         """Return the trials of an operation by size."""
         return [trial for trial in self.trials if trial.operation == operation]
 
     def works(self, operation: str) -> bool:
         """True if it was tried and gave right data at all sizes."""
-        trials = self.of(operation)
+        trials = self.find_trials(operation)
         return bool(trials) and all(trial.outcome is TrialOutcome.RIGHT for trial in trials)
 
     @property
@@ -247,16 +247,16 @@ class MpiSupport(Struct, frozen=True, kw_only=True):
         return [operation for operation in self.operations if operation in bad]
 
     @property
-    def said(self) -> str:
+    def statements(self) -> str:
         """Describe MPI's statements: 'Open MPI v4.1.6: MPIX_Query_cuda_support no; built with CUDA no'."""
         claims = "; ".join(f"{name} {value}" for name, value in self.claims.items())
         return f"{self.library}: {claims}" if claims else self.library
 
     def why_not(self, operation: str) -> str:
         """Describe a failure: 'allreduce of 1K crashed: signal 11 (Segmentation fault)', or '' if it works."""
-        bad = next((each for each in self.of(operation) if each.outcome is not TrialOutcome.RIGHT), None)
+        bad = next((each for each in self.find_trials(operation) if each.outcome is not TrialOutcome.RIGHT), None)
         if bad is None:
-            return "" if self.of(operation) else f"{operation} was not tried"
+            return "" if self.find_trials(operation) else f"{operation} was not tried"
         said = f": {bad.said}" if bad.said else ""
         return f"{operation} of {format_size(bad.size_bytes)} on GPU memory {bad.outcome}{said}"
 
@@ -334,7 +334,7 @@ class GpuCondition(Struct, frozen=True, kw_only=True):
     others: tuple[GpuProcess, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
 
-    def together(self, later: "GpuCondition") -> "GpuCondition":
+    def combine(self, later: "GpuCondition") -> "GpuCondition":
         """Combine two readings, keeping the worse of each fact."""
         clocks = [each for each in (self.clock_mhz, later.clock_mhz) if each is not None]
         return GpuCondition(

@@ -28,7 +28,7 @@ class LinkRates(Struct, frozen=True, kw_only=True):
     pcie_sent: float | None = None
     pcie_received: float | None = None
 
-    def together(self, later: "LinkRates") -> "LinkRates":
+    def combine(self, later: "LinkRates") -> "LinkRates":
         """Return the higher rate of each."""
         pairs = {name: (getattr(self, name), getattr(later, name)) for name in self.__struct_fields__}
         return LinkRates(**{name: _greatest(rates) for name, rates in pairs.items()})
@@ -41,7 +41,7 @@ class GpuUse(Struct, frozen=True, kw_only=True):
     users: tuple[GpuProcess, ...] = ()
     held_bytes: int | None = None
 
-    def together(self, later: "GpuUse") -> "GpuUse":
+    def combine(self, later: "GpuUse") -> "GpuUse":
         """Return the higher use, with the processes of both."""
         percent = _greatest((self.utilization_percent, later.utilization_percent))
         users = {each.pid: each for each in (*self.users, *later.users)}
@@ -67,11 +67,11 @@ class IdleGpu(Struct, frozen=True, kw_only=True):
     at_work: GpuCondition | None = None
     waited: float | None = None
 
-    def together(self, later: "IdleGpu") -> "IdleGpu":
+    def combine(self, later: "IdleGpu") -> "IdleGpu":
         """Combine two moments, keeping the worse of each fact."""
         return IdleGpu(
-            rates=self.rates.together(later.rates),
-            use=self.use.together(later.use),
+            rates=self.rates.combine(later.rates),
+            use=self.use.combine(later.use),
             at_work=later.at_work or self.at_work,
             waited=_greatest((self.waited, later.waited)),
         )
@@ -81,7 +81,7 @@ def combine_idle_gpus(earlier: Sequence[IdleGpu], later: Sequence[IdleGpu]) -> t
     """Combine a job's GPUs over two moments, or return the only known one."""
     if not earlier or not later:
         return tuple(earlier or later)
-    return tuple(one.together(other) for one, other in zip(earlier, later, strict=True))
+    return tuple(one.combine(other) for one, other in zip(earlier, later, strict=True))
 
 
 def exceeds_idle(gb_s: float | None) -> bool:

@@ -110,13 +110,13 @@ class RankConnections(dict[int, ChannelSet]):
         self.empty = sets.empty
         self.size = size
 
-    def of(self, peer: int) -> ChannelSet:
+    def channels_to(self, peer: int) -> ChannelSet:
         """Return the channels to a peer, empty if there are none."""
         return self.get(peer, self.empty)
 
     def add(self, peer: int, code: int) -> None:
         """Add a channel by its code."""
-        self[peer] = self.of(peer).add_channel(code)
+        self[peer] = self.channels_to(peer).add_channel(code)
 
     def add_all(self, other: Mapping[int, ChannelSet]) -> None:
         """Add the connections from another log of the same rank."""
@@ -133,23 +133,23 @@ class PairRoutes(Struct, frozen=True, eq=False):
 class Connections(Struct, frozen=True):
     """The connections of a communicator by rank."""
 
-    by_rank: Mapping[int, Mapping[int, ChannelSet]] = field(default_factory=dict)
+    ranks: Mapping[int, Mapping[int, ChannelSet]] = field(default_factory=dict)
 
     @property
     def joins_ranks(self) -> bool:
         """True if any rank is connected with another one. A reducing switch does not count."""
-        return any(peer != rank for rank, peers in self.by_rank.items() for peer in peers)
+        return any(peer != rank for rank, peers in self.ranks.items() for peer in peers)
 
     def routes_by_source(self) -> Iterator[tuple[int, dict[int, PairRoutes]]]:
         """Yield every source with its destinations in order, and the routes to each."""
         joined = cache(_routes)
         receivers: dict[int, dict[int, ChannelSet]] = {}
-        for rank, peers in self.by_rank.items():
+        for rank, peers in self.ranks.items():
             for peer, channels in peers.items():
                 if channels.receives:
                     receivers.setdefault(peer, {})[rank] = channels
-        for src in sorted(self.by_rank.keys() | receivers.keys()):
-            sent, received = self.by_rank.get(src, {}), receivers.get(src, {})
+        for src in sorted(self.ranks.keys() | receivers.keys()):
+            sent, received = self.ranks.get(src, {}), receivers.get(src, {})
             destinations = sorted(sent.keys() | received.keys())
             found = {dst: joined(sent.get(dst), received.get(dst)) for dst in destinations}
             if found := {dst: pair for dst, pair in found.items() if pair.routes}:
@@ -219,7 +219,7 @@ class LoggedSetting(Struct, frozen=True):
     name: str
     value: str
     processes: tuple[str, ...]
-    by_command: bool = False
+    is_from_command: bool = False
 
 
 class RemarkKind(StrEnum):

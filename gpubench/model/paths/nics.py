@@ -53,13 +53,13 @@ class PortRoles(Struct, frozen=True):
     below: Mapping[str, Sequence[NicFacts] | None]
 
     @property
-    def of_gpus(self) -> tuple[NicFacts, ...]:
+    def gpu_ports(self) -> tuple[NicFacts, ...]:
         """Ports that carry GPU traffic, or should."""
         return self.working + self.failing
 
-    def are_below(self, device: str) -> Sequence[NicFacts]:
+    def ports_below(self, device: str) -> Sequence[NicFacts]:
         """Return the GPU traffic ports below a GPU's PCIe switch."""
-        return [nic for nic in self.below.get(device) or () if nic in self.of_gpus]
+        return [nic for nic in self.below.get(device) or () if nic in self.gpu_ports]
 
 
 def port_roles(node: Topology) -> PortRoles:

@@ -261,7 +261,7 @@ class Flow(Struct, frozen=True, kw_only=True):
     speed: Speed | None
     has_nvlinks: bool
     limit_gb_s: float | None
-    through_host_gb_s: float | None
+    staged_gb_s: float | None
     most_shares: tuple[float, ...] = ()
     foreign_gb_s: float = 0.0
 
@@ -317,7 +317,7 @@ def _nvlink_stood_still(end: Carried) -> bool:
 
 
 def _timed(flow: Flow) -> Evidence:
-    speed, through_host = flow.speed, flow.through_host_gb_s
+    speed, through_host = flow.speed, flow.staged_gb_s
     if speed is None or through_host is None or flow.limit_gb_s is None:
         return Evidence(seen="nothing was counted, and nothing tells what host memory would carry")
     most = f"the way through host memory carries {through_host:.3g} GB/s at most"

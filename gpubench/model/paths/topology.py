@@ -242,7 +242,7 @@ class Topology:
         """
         if not isinstance(source, GpuFacts) or not isinstance(destination, GpuFacts):
             return 0
-        stated = self.pair(source, destination).path
+        stated = self.pair_facts(source, destination).path
         if stated is not None:
             return int(stated[2:]) if stated.startswith("NV") else 0
         own, others = self._links[source.index], self._links[destination.index]
@@ -254,7 +254,7 @@ class Topology:
 
     def states_path(self, source: Device, destination: Device) -> bool:
         """True if the source states the path class of a pair, as `nvidia-smi topo -m` does."""
-        return self.pair(source, destination).path is not None
+        return self.pair_facts(source, destination).path is not None
 
     @cached_property
     def lost_links(self) -> Mapping[frozenset[str], int]:
@@ -297,7 +297,7 @@ class Topology:
 
     def pcie_path(self, source: Device, destination: Device) -> str | None:
         """Return the path class without NVLink, as the source states it, else from both places in the PCI tree."""
-        facts = self.pair(source, destination)
+        facts = self.pair_facts(source, destination)
         if facts.pcie_path:
             return facts.pcie_path
         if facts.path in PATH_CLASSES:
@@ -308,7 +308,7 @@ class Topology:
 
     @_asked_once
     def peer_access(self, source: GpuFacts, destination: GpuFacts) -> PeerAccess:
-        facts = self.pair(source, destination)
+        facts = self.pair_facts(source, destination)
         said = [status for status in (facts.read, facts.write) if status not in (None, NOT_SAID)]
         nvml = next((status for status in said if status != "OK"), said[0] if said else None)
         silent = [f"NVML says {P2P_STATUS[NOT_SAID]}"] if not said and NOT_SAID in (facts.read, facts.write) else []
@@ -387,7 +387,7 @@ class Topology:
             slot = hops
         return slot if port.gb_s is not None and slot.gb_s is not None and slot.gb_s < port.gb_s else port
 
-    def together(self, nics: Sequence[NicFacts], near: Mapping[str, GpuFacts]) -> Limit:
+    def combined_nic_limit(self, nics: Sequence[NicFacts], near: Mapping[str, GpuFacts]) -> Limit:
         """Return the limit of several NICs for data of the GPU near each. NICs on one physical port share it."""
         by_port: dict[str, list[NicFacts]] = {}
         for nic in nics:
@@ -452,7 +452,7 @@ class Topology:
         }
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
 
-    def pair(self, source: Device, destination: Device) -> PairFacts:
+    def pair_facts(self, source: Device, destination: Device) -> PairFacts:
         """Return the snapshot's facts about a pair, empty if it has none."""
         return self._pairs.get((source.device, destination.device), _NOTHING)
 
@@ -594,7 +594,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
     apart: bool = False
 
     @property
-    def by_design(self) -> bool:
+    def is_by_design(self) -> bool:
         """True if there is nothing to repair."""
         return self.mig or self.apart or (not self.wired and (self.mesh or (self.status == "GNS" and not self.odd)))
 
@@ -604,7 +604,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
         CNS, NS, TNS and DR over PCIe are WARN: a slot, the BIOS, a driver or a hypervisor may be the reason.
         """
-        if self.by_design:
+        if self.is_by_design:
             return Verdict.SKIP
         return Verdict.FAIL if self.wired or self.odd else Verdict.WARN
 

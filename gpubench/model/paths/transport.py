@@ -305,7 +305,7 @@ class Selection:
         self._tree = frozenset[Pair]().union(*(rank.tree for rank in ranks))
         self.no_log = next((f"rank {number}: {rank.no_log}" for number, rank in enumerate(ranks) if rank.no_log), "")
 
-    def connections_of_algorithm(self, algorithm: str | None) -> Used:
+    def algorithm_connections(self, algorithm: str | None) -> Used:
         """Return the connections of a collective by its algorithm (None: all). Rings and trees use their neighbors.
 
         A log with more ranks belongs to another communicator too, whose connections are left out.
@@ -323,7 +323,7 @@ class Selection:
         ranks = range(size) if size > 1 else ()
         return Used(pairs, tuple(rank for rank in ranks if rank not in connected))
 
-    def of_sends(self, pairs: Iterable[Pair]) -> Used:
+    def send_connections(self, pairs: Iterable[Pair]) -> Used:
         """Return the connections of sends and receives between these ranks. Lines of SHM do not identify them."""
         paths = [path for path in self._paths if path.peer_to_peer or path.transport.kind is TransportKind.SHM]
         return Used(_transports_by_pair(paths, pairs))

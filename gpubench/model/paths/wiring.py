@@ -47,11 +47,11 @@ class Wiring(Struct, frozen=True, dict=True):
         """The reason why no limit applies to these ranks (they share GPUs, or NCCL splits their hosts), or ''."""
         return why_not_judged([each for each in self.gpus if isinstance(each, RankIdentity)])
 
-    def together(self, pair: Pair) -> bool:
+    def share_node(self, pair: Pair) -> bool:
         """True if both are on one node."""
         return self.gpus[pair[0]].node == self.gpus[pair[1]].node
 
-    def one_gpu(self, pair: Pair) -> bool:
+    def share_gpu(self, pair: Pair) -> bool:
         """True if both use the same GPU, or MIG instances of it."""
         one, other = self.gpus[pair[0]], self.gpus[pair[1]]
         return one.node == other.node and one.gpu_bus_id is not None and one.gpu_bus_id == other.gpu_bus_id
@@ -83,7 +83,7 @@ class Wiring(Struct, frozen=True, dict=True):
 
     def path(self, pair: Pair) -> str:
         """Return the path class. Between nodes it is P2P/MNNVL in one NVLink domain, else NET."""
-        if not self.together(pair):
+        if not self.share_node(pair):
             return MNNVL if self.share_domain(pair) else NETWORK
         facts = self._facts(pair)
         return topology.UNKNOWN_PATH if facts is None else self._node(pair).path(*facts)
@@ -92,21 +92,21 @@ class Wiring(Struct, frozen=True, dict=True):
         """Return the limit of a pair in GB/s per direction. Between nodes it is that of the NICs nearest to its
         GPUs.
         """
-        if not self.together(pair) and self.share_domain(pair):
+        if not self.share_node(pair) and self.share_domain(pair):
             return min((self.nvlink_total(gpu) for gpu in pair), key=lambda limit: limit.gb_s or 0.0)
-        if not self.together(pair):
-            return min((self.to_network(gpu) for gpu in pair), key=lambda limit: limit.gb_s or 0.0)
-        if self.one_gpu(pair):
+        if not self.share_node(pair):
+            return min((self.network_limit(gpu) for gpu in pair), key=lambda limit: limit.gb_s or 0.0)
+        if self.share_gpu(pair):
             return topology.Limit(None, RANKS_SHARE_A_GPU)
         facts = self._facts(pair)
         return topology.Limit(None, _NOT_DESCRIBED) if facts is None else self._node(pair).limit(*facts)
 
     def has_nvlinks(self, pair: Pair) -> bool:
         """True if NVLinks connect a pair."""
-        if not self.together(pair):
+        if not self.share_node(pair):
             return self.share_domain(pair)
         facts = self._facts(pair)
-        if self.one_gpu(pair):
+        if self.share_gpu(pair):
             return False
         return facts is not None and bool(self._node(pair).nvlinks(*facts))
 
@@ -114,18 +114,18 @@ class Wiring(Struct, frozen=True, dict=True):
         """Return GB/s per direction of all NVLinks of a GPU."""
         return self._nvlink_totals[gpu]
 
-    def to_host(self, gpu: int) -> topology.Limit:
+    def host_limit(self, gpu: int) -> topology.Limit:
         """Return the limit between a GPU and host memory in GB/s per direction."""
         return self._host_limits.get(gpu) or self._host_limits.setdefault(gpu, self._find_host_limit(gpu))
 
-    def through_host_gb_s(self, pair: Pair) -> float | None:
+    def staged_gb_s(self, pair: Pair) -> float | None:
         """Return the maximum GB/s of a pair through host memory, if both GPUs' paths to it are known."""
-        known = [limit.gb_s for limit in map(self.to_host, pair) if limit.gb_s is not None]
+        known = [limit.gb_s for limit in map(self.host_limit, pair) if limit.gb_s is not None]
         return min(known) if len(known) == len(pair) else None
 
     def outruns_host(self, pair: Pair) -> bool:
         """True if a healthy direct copy is faster than any through host memory, so that bandwidths distinguish them."""
-        limit, through_host = self.limit(pair).gb_s, self.through_host_gb_s(pair)
+        limit, through_host = self.limit(pair).gb_s, self.staged_gb_s(pair)
         if limit is None or through_host is None:
             return False
         return LIMIT_WARN_SHARE * limit > ABOVE_HOST * through_host
@@ -137,9 +137,9 @@ class Wiring(Struct, frozen=True, dict=True):
 
     def capability(self, pair: Pair) -> Evidence:
         """Return the evidence that the path of a pair could be direct, or could not."""
-        if not self.together(pair) and self.share_domain(pair):
+        if not self.share_node(pair) and self.share_domain(pair):
             return Evidence(State.PRESENT, "both are in one NVLink domain")
-        if not self.together(pair):
+        if not self.share_node(pair):
             nodes = self.gpus[pair[0]].node, self.gpus[pair[1]].node
             return self._node_pair_evidence.get(nodes) or self._node_pair_evidence.setdefault(
                 nodes, self._evidence_between_nodes(pair)
@@ -147,7 +147,7 @@ class Wiring(Struct, frozen=True, dict=True):
         access = self.peer_access(pair)
         if access.possible is None:
             return Evidence(seen=access.reason)
-        seen = access.reason if self.one_gpu(pair) else f"{self.path(pair)}, peer access {access.reason}"
+        seen = access.reason if self.share_gpu(pair) else f"{self.path(pair)}, peer access {access.reason}"
         return Evidence(State.PRESENT if access.possible else State.CONTRADICTING, seen)
 
     def refusal(self, pair: Pair) -> topology.Refusal | None:
@@ -157,35 +157,35 @@ class Wiring(Struct, frozen=True, dict=True):
             return None
         return topology.find_refusal(self._node(pair), *facts, access)
 
-    def refused_by_design(self, pair: Pair) -> str:
+    def why_refused(self, pair: Pair) -> str:
         """Return why a pair on one node has no peer access if that is no fault, or ''."""
         refusal = self.refusal(pair)
-        return refusal.reason if refusal is not None and refusal.by_design else ""
+        return refusal.reason if refusal is not None and refusal.is_by_design else ""
 
-    def is_refused_in_doubt(self, pair: Pair) -> bool:
+    def is_refusal_doubtful(self, pair: Pair) -> bool:
         """True if CUDA and NVML agree that a pair has no peer access, and nothing proves that it could."""
         refusal = self.refusal(pair)
         in_doubt = refusal is not None and refusal.severity is Verdict.WARN
         return in_doubt and not self.peer_access(pair).contradicts
 
-    def by_design(self, pair: Pair) -> str:
+    def why_staged(self, pair: Pair) -> str:
         """Return why NCCL uses host memory for a pair if that is no fault, or ''."""
-        if not self.together(pair):
+        if not self.share_node(pair):
             bare = [] if self.share_domain(pair) else self._nodes_without_rdma(pair)
             return f"no RDMA NIC is active on {', '.join(bare)}" if bare else ""
         if self.peer_access(pair).possible is False:
-            return self.refused_by_design(pair)
-        return self.kept_off(pair)
+            return self.why_refused(pair)
+        return self.why_avoided(pair)
 
-    def kept_off(self, pair: Pair) -> str:
+    def why_avoided(self, pair: Pair) -> str:
         """Return why NCCL avoids the peer access of a pair on one node by default, or ''."""
         facts = self._facts(pair)
-        return "" if facts is None or self.one_gpu(pair) else topology.nccl_keeps_off(self._node(pair), *facts)
+        return "" if facts is None or self.share_gpu(pair) else topology.nccl_keeps_off(self._node(pair), *facts)
 
-    def stays_off(self, pair: Pair) -> bool:
+    def is_avoided(self, pair: Pair) -> bool:
         """True if NCCL avoids peer access of a pair by default, whether or not there is any."""
         facts, possible = self._facts(pair), self.peer_access(pair).possible
-        if facts is None or possible is False or not self.kept_off(pair):
+        if facts is None or possible is False or not self.why_avoided(pair):
             return False
         return possible is True or topology.is_policy_known(self._node(pair), *facts)
 
@@ -204,12 +204,12 @@ class Wiring(Struct, frozen=True, dict=True):
         nearest = next((class_ for class_ in topology.PATH_CLASSES if class_ in paths.values()), None)
         return [nic for nic in nics if paths[nic.name] == nearest]
 
-    def to_network(self, gpu: int) -> topology.Limit:
+    def network_limit(self, gpu: int) -> topology.Limit:
         """Return the limit of a GPU towards other nodes: its nearest NICs, and its own path to them."""
         near, facts, node = self.near_nics(gpu), self._found[gpu], self.nodes.get(self.gpus[gpu].node)
         if not near or facts is None or node is None:
             return topology.Limit(None, "no NIC of known rate is near the GPU")
-        total, own = node.together(near, {nic.name: facts for nic in near}), node.own_link_gb_s(facts)
+        total, own = node.combined_nic_limit(near, {nic.name: facts for nic in near}), node.own_link_gb_s(facts)
         if total.gb_s is None:
             return total
         return topology.Limit(total.gb_s if own is None else min(total.gb_s, own), f"{self.host(gpu)}: {total.note}")
@@ -238,7 +238,7 @@ class Wiring(Struct, frozen=True, dict=True):
 
     def _access(self, pair: Pair) -> topology.PeerAccess:
         facts = self._facts(pair)
-        if self.one_gpu(pair):
+        if self.share_gpu(pair):
             split = facts is not None and facts[0].mig is True
             return topology.PeerAccess(not split, None, _INSTANCES if split else _SAME_GPU)
         return (
@@ -333,11 +333,11 @@ class NodeNetwork(Struct, frozen=True):
     rdma: bool = True
 
     @property
-    def local(self) -> int:
+    def ranks_per_node(self) -> int:
         """Ranks per node."""
         return max(1, self.ranks // self.nodes)
 
-    def leaving(self, algorithm: str, collective: BusbwFactor, *, as_nccl: bool = False) -> float:
+    def sent_per_byte(self, algorithm: str, collective: BusbwFactor, *, as_nccl: bool = False) -> float:
         """Return the bytes that leave the busiest node per byte of the size.
 
         A ring crosses the border of a node once: f(n). An all-reduce by two trees of half the data each sends S from
@@ -353,11 +353,11 @@ class NodeNetwork(Struct, frozen=True):
             return 1.0
         return 1.5 if self.nodes == 3 and not as_nccl else 2.0
 
-    def exchanged(self, collective: BusbwFactor) -> float | None:
+    def exchange_gb_s(self, collective: BusbwFactor) -> float | None:
         """Return the maximum algbw in GB/s if data moves directly from rank to rank. None for other collectives."""
-        elsewhere = (self.ranks - self.local) / self.ranks
+        elsewhere = (self.ranks - self.ranks_per_node) / self.ranks
         passing = {
-            "alltoall": self.node_gb_s / (self.local * elsewhere),
+            "alltoall": self.node_gb_s / (self.ranks_per_node * elsewhere),
             "gather": self.nic_gb_s / elsewhere,
             "scatter": self.nic_gb_s / elsewhere,
             "sendrecv": self.nic_gb_s,
@@ -414,7 +414,7 @@ def _node_gb_s(wiring: Wiring, positions: Sequence[int]) -> tuple[float, float] 
             links.append(wiring.nodes[number].own_link_gb_s(gpu) or math.inf)
     together = [
         wiring.nodes[node]
-        .together([nic for nic, _ in own.values()], {name: gpu for name, (_, gpu) in own.items()})
+        .combined_nic_limit([nic for nic, _ in own.values()], {name: gpu for name, (_, gpu) in own.items()})
         .gb_s
         for node, own in nics.items()
         if own
@@ -432,17 +432,17 @@ def network_limits(node: topology.Topology) -> tuple[list[topology.Limit], float
     places = [GpuPlace(node.snapshot.host, 0, gpu.bus_id or gpu.device) for gpu in node.gpus]
     wiring = Wiring(places, {0: node})
     carried = _node_gb_s(wiring, range(len(places)))
-    return [wiring.to_network(position) for position in range(len(places))], None if carried is None else carried[0]
+    return [wiring.network_limit(position) for position in range(len(places))], None if carried is None else carried[0]
 
 
 def internode_limit(algorithm: str | None, collective: BusbwFactor, network: NodeNetwork) -> topology.Limit:
     """Return the limit of busbw between nodes in GB/s, set by the busiest node's NICs. A note names the algorithm."""
     factor = collective.busbw_factor(network.ranks)
-    exchanged = network.exchanged(collective)
+    exchanged = network.exchange_gb_s(collective)
     if exchanged is not None:
         return topology.Limit(factor * exchanged, f"{network.nic_gb_s:g} GB/s a NIC, {network.node_gb_s:g} a node")
     names = (nccl_name(algorithm),) if algorithm else (RING, "TREE")
-    allowed = {name: network.node_gb_s * factor / network.leaving(name, collective) for name in names}
+    allowed = {name: network.node_gb_s * factor / network.sent_per_byte(name, collective) for name in names}
     name = max(allowed, key=allowed.__getitem__)
     assumed = "" if algorithm else f"; algorithm not known, {name.lower()} assumed"
     return topology.Limit(allowed[name], f"{network.node_gb_s:g} GB/s of NICs a node{assumed}")
@@ -497,7 +497,7 @@ def find_network(wiring: Wiring, nodes: Collection[int], ranks: int) -> NodeNetw
 def most_busbw_gb_s(row: ReachedRow, network: NodeNetwork) -> float:
     """Return the maximum busbw of a row over a network with any algorithm."""
     factor = row.reached_gb_s / row.algbw_gb_s if row.algbw_gb_s else 1.0
-    tree = network.node_gb_s * factor / network.leaving("TREE", _Named(row.collective, lambda _ranks: factor))
+    tree = network.node_gb_s * factor / network.sent_per_byte("TREE", _Named(row.collective, lambda _ranks: factor))
     return max(network.node_gb_s, tree)
 
 
@@ -555,10 +555,10 @@ def _carried(rank: int, pairs: Collection[Pair], wiring: Wiring) -> topology.Lim
         return unknown
     nvlink, pcie, network = list[float](), list[float](), list[float]()
     for pair, limit in limits.items():
-        kind = nvlink if wiring.has_nvlinks(pair) else pcie if wiring.together(pair) else network
+        kind = nvlink if wiring.has_nvlinks(pair) else pcie if wiring.share_node(pair) else network
         kind.append(limit.gb_s or 0.0)
-    carried = _capped(nvlink, wiring.nvlink_total(rank)) + _capped(pcie, wiring.to_host(rank))
-    carried += _capped(network, wiring.to_network(rank)) if network else 0.0
+    carried = _capped(nvlink, wiring.nvlink_total(rank)) + _capped(pcie, wiring.host_limit(rank))
+    carried += _capped(network, wiring.network_limit(rank)) if network else 0.0
     return topology.Limit(carried, f"links of rank {rank}")
 
 

@@ -96,7 +96,7 @@ class CopyJudge(Struct, frozen=True):
     nodes: Mapping[str, Topology] = field(default_factory=dict)
     past: Callable[[PairRow], tuple[float, str] | None] = _no_past
 
-    def judged(self, rows: Sequence[PairRow], before: Iterable[PairRow] = ()) -> list[PairRow]:
+    def judge(self, rows: Sequence[PairRow], before: Iterable[PairRow] = ()) -> list[PairRow]:
         """The rows in their order, with expectation and verdict; writes may be among those measured `before`."""
         found = dict(enumerate(rows))
         written = {_ends(row): row.bandwidth_gb_s or 0.0 for row in (*before, *rows) if _is_large_write(row)}
@@ -107,7 +107,7 @@ class CopyJudge(Struct, frozen=True):
                 found[number] = self._row(rows[number], siblings, written)
         return [self._staged(row) for row in found.values()]
 
-    def unjudge_busy(self, rows: Iterable[PairRow]) -> list[PairRow]:
+    def skip_busy_gpus(self, rows: Iterable[PairRow]) -> list[PairRow]:
         """The rows, in which copies of GPUs that somebody else uses are not judged."""
         busy = {(host, gpu.bus_id) for host, node in self.nodes.items() for gpu in node.gpus if is_busy(gpu)}
         return [replace(row, verdict=Verdict.SKIP) if _is_judged(row) and busy & _gpus(row) else row for row in rows]

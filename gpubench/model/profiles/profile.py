@@ -61,7 +61,7 @@ class MatchRule(Struct, frozen=True, kw_only=True):
         """GPUs of the whole board."""
         return self.visible if self.board_gpus is None else self.board_gpus
 
-    def has(self, models: Collection[str]) -> bool:
+    def covers(self, models: Collection[str]) -> bool:
         """Return whether these are GPUs of this kind; drivers before 470, and many people, leave the vendor out."""
         return {*models} <= {*self.gpus, *(name.removeprefix("NVIDIA ") for name in self.gpus)}
 
@@ -279,7 +279,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     curve: tuple[TimeCurve, ...] = ()
     sha256: str = ""
 
-    def part(self, gpus: int) -> "Profile":
+    def first_gpus(self, gpus: int) -> "Profile":
         """The profile of a machine that shows only the first `gpus` of these GPUs."""
         if not 0 < gpus < self.match.visible:
             return self
@@ -290,7 +290,7 @@ class Profile(Struct, frozen=True, kw_only=True):
             gpu=replace(self.gpu, places=self.gpu.places[:gpus]),
             nvlink=None if single else self.nvlink,
             expected=tuple(
-                replace(each, gpus=self.gpus_of(each))
+                replace(each, gpus=self.gpus_per_node(each))
                 for each in self.expected
                 if not single or each.quantity.startswith(_HOST_COPIES)
             ),
@@ -320,7 +320,7 @@ class Profile(Struct, frozen=True, kw_only=True):
             ports[key] = max(ports.get(key, 0.0), (nic.rate_gbit_s or 0.0) / _BITS_PER_BYTE)
         return sum(ports.values())
 
-    def domain_as_node(self, nodes: int | None = None) -> "Profile":
+    def merge_nodes(self, nodes: int | None = None) -> "Profile":
         """A domain, or part of one, as one node of all its GPUs and NICs; itself where there is none."""
         if self.domain is None:
             return self
@@ -330,7 +330,9 @@ class Profile(Struct, frozen=True, kw_only=True):
             domain=None,
             match=replace(self.match, visible=nodes * self.match.visible),
             nic=nodes * self.nic,
-            expected=tuple(replace(each, nodes=1, gpus=each.nodes * self.gpus_of(each)) for each in self.expected),
+            expected=tuple(
+                replace(each, nodes=1, gpus=each.nodes * self.gpus_per_node(each)) for each in self.expected
+            ),
             curve=tuple(replace(each, gpus=each.gpus or self.match.visible) for each in self.curve),
         )
 
@@ -350,7 +352,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         """Every expected value, those of curves last."""
         return (*self.expected, *(point for each in self.curve for point in each.expected))
 
-    def gpus_of(self, expected: Expected) -> int:
+    def gpus_per_node(self, expected: Expected) -> int:
         """GPUs of a node that an expected value is for."""
         return self.match.visible if expected.gpus is None else expected.gpus
 
@@ -366,7 +368,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         return tuple(
             each
             for each in (*self.expected, *points)
-            if each.quantity == quantity and each.nodes == nodes and gpus in (None, self.gpus_of(each))
+            if each.quantity == quantity and each.nodes == nodes and gpus in (None, self.gpus_per_node(each))
         )
 
 
@@ -456,7 +458,7 @@ def _pair_gb_s(profile: Profile, path: str | None) -> float:
 
 
 def _busbw_ceiling(profile: Profile, expected: Expected) -> float:
-    gpus, nodes = profile.gpus_of(expected), expected.nodes
+    gpus, nodes = profile.gpus_per_node(expected), expected.nodes
     ranks = gpus * nodes
     collective = expected.quantity.partition(".")[0]
     inside = profile.carried_gb_s(collective, gpus) * (2 * (ranks - 1) / (ranks + 1) if expected.nvls else 1)
@@ -568,9 +570,9 @@ def check_expected(profile: Profile, expected: Expected, where: str) -> None:
         raise UsageError(f"{where}.source {expected.source!r} is not in [sources]", expected=", ".join(profile.sources))
     if not 0 < expected.value < float("inf"):
         raise UsageError(f"{where}.value is {expected.value}", expected="a number above 0")
-    if not 1 <= profile.gpus_of(expected) <= profile.match.visible or expected.nodes < 1:
+    if not 1 <= profile.gpus_per_node(expected) <= profile.match.visible or expected.nodes < 1:
         raise UsageError(
-            f"{where} is for {plural(profile.gpus_of(expected), 'GPU')} of {plural(expected.nodes, 'node')}",
+            f"{where} is for {plural(profile.gpus_per_node(expected), 'GPU')} of {plural(expected.nodes, 'node')}",
             expected=f"1 to {profile.match.visible} GPUs of at least one node",
         )
     if of_collective:
@@ -610,7 +612,7 @@ def _check_range(profile: Profile, expected: Expected, where: str) -> None:
 
 
 def _check_collective(profile: Profile, expected: Expected, where: str) -> None:
-    ranks = profile.gpus_of(expected) * expected.nodes
+    ranks = profile.gpus_per_node(expected) * expected.nodes
     if ranks < 2:
         raise UsageError(f"{where} is for one GPU", expected="at least 2: a collective moves data between GPUs")
     if expected.size_bytes is not None and expected.size_bytes < 1:

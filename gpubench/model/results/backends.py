@@ -363,7 +363,7 @@ def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
 
 def took_another(row: CollectiveRow) -> bool:
     """True where NCCL's log names another algorithm or protocol than the row was to have."""
-    return settings.NcclSetting.of(row.setting).differs(row.algorithm, row.protocol)
+    return settings.NcclSetting.parse(row.setting).differs(row.algorithm, row.protocol)
 
 
 def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
@@ -396,7 +396,7 @@ def _drift(row: CollectiveRow, second: CollectiveRow) -> float:
 
 def _took_the_same(row: CollectiveRow, own: CollectiveRow) -> bool:
     """True of a setting of nothing but the algorithm and the protocol that NCCL took by itself."""
-    if dict(settings.NcclSetting.of(row.setting).values).keys() - settings.PER_COMMUNICATOR:
+    if dict(settings.NcclSetting.parse(row.setting).values).keys() - settings.PER_COMMUNICATOR:
         return False
     taken = settings.format_choice(own.algorithm, own.protocol)
     return (
@@ -545,7 +545,7 @@ def find_ignored_requests(rows: Sequence[CollectiveRow]) -> tuple[Finding, ...]:
         return ()
     found = []
     for name, way in group_by(rows, lambda row: settings.original_name(row.setting)).items():
-        for request, reason in _ineffective_requests(settings.NcclSetting.of(name), own, usual, way):
+        for request, reason in _ineffective_requests(settings.NcclSetting.parse(name), own, usual, way):
             found.append(
                 Finding(
                     id=WITHOUT_EFFECT,

@@ -487,7 +487,7 @@ def _row_findings(group: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Jud
         verdict = Verdict.SKIP if record["verdict"] is None else Verdict(record["verdict"])
         seen = _seen(record) or ("" if record["verdict"] else _NOT_JUDGED)
         cure = Cure(tuple(record.get("commands") or ()), record.get("comment") or "")
-        yield JudgedCase(group, _name(record), verdict, [*filter(None, (seen,)), *cure.told])
+        yield JudgedCase(group, _name(record), verdict, [*filter(None, (seen,)), *cure.text_lines])
 
 
 def _name(record: Mapping[str, Any]) -> str:

@@ -112,7 +112,7 @@ class TwoLevels(Struct, frozen=True):
         return max(self.nodes) + 1
 
     @property
-    def ranks_a_node(self) -> int:
+    def ranks_per_node(self) -> int:
         """The number of ranks per node, at least two."""
         return max(self.places) + 1
 
@@ -141,9 +141,9 @@ class TwoLevels(Struct, frozen=True):
     def check_averages(self, ops: Sequence[ReduceOp], dtypes: Sequence[DataType]) -> None:
         """Raise UsageError if averages of averages would differ from the average of all."""
         integers = [dtype for dtype in dtypes if dtype.kind is not NumberKind.FLOAT]
-        inexact = any(count & (count - 1) for count in (self.node_count, self.ranks_a_node))
+        inexact = any(count & (count - 1) for count in (self.node_count, self.ranks_per_node))
         if ReduceOp.AVG in ops and (integers or inexact):
-            what = f"of {integers[0]}" if integers else f"over {self.node_count} nodes of {self.ranks_a_node} ranks"
+            what = f"of {integers[0]}" if integers else f"over {self.node_count} nodes of {self.ranks_per_node} ranks"
             raise UsageError(
                 f"{HIERARCHICAL_OPTION} with --op avg {what}",
                 expected="floats, and powers of two: only there is an average of averages exact",
@@ -380,7 +380,7 @@ class ManagedSupport(Struct, frozen=True, kw_only=True):
     host_page_tables: bool | None = None
 
     @property
-    def lacks(self) -> str:
+    def missing_feature(self) -> str:
         """The reason why its managed memory cannot be used, or ''."""
         if self.managed is False:
             return f"{self.device} has no managed memory (managedMemory 0)"

@@ -265,7 +265,7 @@ class LostRank(Struct, frozen=True):
     """
 
     state: RankState
-    at_seconds: float
+    end_seconds: float
     status: int
 
     @property
@@ -297,7 +297,7 @@ class LostRank(Struct, frozen=True):
 
 def first_lost(every: Iterable[LostRank]) -> LostRank | None:
     """Return the rank whose loss ended the job, or None. Ranks that were asked to end come last."""
-    return min(every, key=lambda lost: (lost.asked_to_end, lost.at_seconds), default=None)
+    return min(every, key=lambda lost: (lost.asked_to_end, lost.end_seconds), default=None)
 
 
 def killed_before(every: Iterable[LostRank], at_seconds: float) -> LostRank | None:
@@ -308,7 +308,7 @@ def killed_before(every: Iterable[LostRank], at_seconds: float) -> LostRank | No
     first = first_lost(every)
     if first is None or first.exited or first.asked_to_end:
         return None
-    return first if first.at_seconds < at_seconds else None
+    return first if first.end_seconds < at_seconds else None
 
 
 def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:

@@ -116,7 +116,7 @@ class NcclSetting(Struct, frozen=True):
         return NcclSetting(tuple(value for value in self.values if value[0] not in _OF_COMMUNICATOR))
 
     @classmethod
-    def of(cls, name: str | None) -> "NcclSetting":
+    def parse(cls, name: str | None) -> "NcclSetting":
         """Return the setting in a row's name. Other rows set nothing."""
         found: dict[str, str] = {}
         for word in (name or "").split(" "):

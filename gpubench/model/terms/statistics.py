@@ -72,7 +72,7 @@ class Effort(Struct, frozen=True):
         """The total seconds until the mean is precise enough, by the square root law. It may be infinite."""
         return math.inf if self.interval is None else self.spent_seconds * (self.interval / INTERVAL) ** 2
 
-    def further(self, budget_seconds: float) -> int:
+    def needed_values(self, budget_seconds: float) -> int:
         """Return the number of values still needed, 0 if the mean is precise enough or more values are not worth
         it.
 

@@ -94,7 +94,7 @@ class Cure(Struct, frozen=True):
         return (*commands, *(Detail("try", each) for each in (self.comment,) if each))
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def text_lines(self) -> tuple[str, ...]:
         """The same as text: every command ends its line, and the first line begins with `try:`."""
         return tuple(each.text if number else f"try: {each.text}" for number, each in enumerate(self.details))
 
@@ -103,7 +103,7 @@ class Cure(Struct, frozen=True):
         """Commands and comment in one text, for columns that have no place for both."""
         return ". ".join(filter(None, ("; ".join(self.commands), self.comment)))
 
-    def then(self, comment: str) -> "Cure":
+    def add_comment(self, comment: str) -> "Cure":
         """Return this cure with one more sentence."""
         return Cure(self.commands, f"{self.comment} {comment}".strip())
 
@@ -188,7 +188,7 @@ class Finding(Struct, frozen=True):
     def lines(self) -> list[str]:
         """All parts below its first line, as text."""
         told = [f"{detail.label}: {detail.text}" for detail in self.details if detail.label not in ("try", "explains")]
-        return [*told, *self.cure.told, *(f"explains: {line}" for line in self.consequences)]
+        return [*told, *self.cure.text_lines, *(f"explains: {line}" for line in self.consequences)]
 
     def to_record(self) -> dict[str, Any]:
         """The finding as plain data, in the columns of FINDING_COLUMNS."""

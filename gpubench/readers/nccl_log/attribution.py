@@ -80,7 +80,7 @@ class Comm:
 
     def has(self, peer: int, code: int) -> bool:
         """True if it has this channel to a peer."""
-        return self.connections.of(peer).has(code)
+        return self.connections.channels_to(peer).has(code)
 
     def connections_for(self, connection: lines.Connection) -> RankConnections:
         """Return the connections of this comm that a new one is added to."""

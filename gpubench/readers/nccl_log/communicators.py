@@ -191,7 +191,7 @@ class _Builder(Struct, eq=False):
 
 def _reach_inside(one: Comm, other: Comm) -> bool:
     """True if either comm reaches the other's rank by a transport that works only within a machine."""
-    return is_inside(one.connections.of(other.rank)) or is_inside(other.connections.of(one.rank))
+    return is_inside(one.connections.channels_to(other.rank)) or is_inside(other.connections.channels_to(one.rank))
 
 
 def communicators(
@@ -320,7 +320,7 @@ def _assign(
         comm
         for comm in comms
         if builder_of[comm].comms.get(connection.peer, comm).is_on(connection.peer_device)
-        and not comm.connections.of(connection.peer).has(code)
+        and not comm.connections.channels_to(connection.peer).has(code)
     ]
     silent = [comm for comm in lacking if not comm.connections and _others_are_connected(comm, builder_of[comm])]
     if count == len(comms):
@@ -423,7 +423,7 @@ def add_listed_ranks(
     known = {member.rank: (member.host, member.pid) for member in only.members}
     if any(place not in listed.get(rank, ()) for rank, place in known.items()):
         return found
-    peers = {peer for by_peer in only.connections.by_rank.values() for peer in by_peer} - known.keys()
+    peers = {peer for by_peer in only.connections.ranks.values() for peer in by_peer} - known.keys()
     added = [
         Member(rank=rank, host=host, pid=pid, node=host, machine=host)
         for rank in sorted(peers & listed.keys())

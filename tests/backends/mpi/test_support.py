@@ -61,7 +61,7 @@ def command(tmp_path: Path) -> TrialCommand:
 
 
 def outcomes(support: MpiSupport, operation: str) -> list[tuple[TrialOutcome, str]]:
-    return [(each.outcome, each.said) for each in support.of(operation)]
+    return [(each.outcome, each.said) for each in support.find_trials(operation)]
 
 
 def test_every_end_of_a_job_is_told_apart(command: TrialCommand) -> None:
@@ -71,7 +71,7 @@ def test_every_end_of_a_job_is_told_apart(command: TrialCommand) -> None:
     assert (support.library, support.asked) == ("Open MPI v4.1.6", "right")
     assert support.claims["MPIX_Query_cuda_support"] == "no"
     assert support.claims["ompi_info"] == "mpi_built_with_cuda_support: false"
-    assert "\x1b" not in support.said
+    assert "\x1b" not in support.statements
     assert outcomes(support, "right") == [(TrialOutcome.RIGHT, "")] * 2
     assert outcomes(support, "no count") == [(TrialOutcome.REFUSED, "exit code 1"), (TrialOutcome.UNKNOWN, "")]
     assert outcomes(support, "bad end") == [(TrialOutcome.RIGHT, "right, and the job ended with exit code 1")] * 2

@@ -164,10 +164,10 @@ def hierarchical(nodes: str) -> Others:
 
         def open_() -> Issue:
             inside, across = (backend.open(group.split(color, group.rank)) for color in (node, place))
-            return Hierarchy(backend.calls, inside, across, place, levels.ranks_a_node, backend.in_order).all_reduce
+            return Hierarchy(backend.calls, inside, across, place, levels.ranks_per_node, backend.in_order).all_reduce
 
         def fits(case: Any) -> bool:
-            return Hierarchy.fits(case.layout.count, case.dtype, levels.ranks_a_node)
+            return Hierarchy.fits(case.layout.count, case.dtype, levels.ranks_per_node)
 
         return [SweepVariant(setting="hierarchical", backend=backend, open=open_, fits=fits)]
 

@@ -265,7 +265,7 @@ def test_wrong_data_with_host_memory_fail_and_are_not_measured_again() -> None:
 def test_bytes_for_host_memory_need_no_nvlink() -> None:
     still = Cell(seconds=(SIZE / 55e9,), wrong=0, carried=Carried(nvlink_bytes=0, nvlink_share=0.0))
     row = p2p_rows.host_row(machine_of(FakeCopies(1)), HostCopy(HostMemory.PINNED, 0, to_gpu=True), still, SIZE)
-    (judged,) = CopyJudge().judged([row])
+    (judged,) = CopyJudge().judge([row])
     assert judged.verdict is Verdict.PASS
 
 

@@ -41,7 +41,7 @@ def test_what_nobody_could_read_is_named_with_the_reason() -> None:
 def test_of_several_looks_what_was_off_in_any_stays() -> None:
     hot = GpuCondition(throttle_reasons=("sw_thermal_slowdown",), clock_mhz=900, most_clock_mhz=1980, others=(JOB,))
     cool = GpuCondition(clock_mhz=1980, most_clock_mhz=1980, memory_errors=1, unread={"clock": "x"})
-    for both in (hot.together(cool), cool.together(hot)):
+    for both in (hot.combine(cool), cool.combine(hot)):
         assert both == GpuCondition(
             throttle_reasons=("sw_thermal_slowdown",),
             clock_mhz=900,
@@ -49,7 +49,7 @@ def test_of_several_looks_what_was_off_in_any_stays() -> None:
             memory_errors=1,
             others=(JOB,),
         )
-    assert GpuCondition(unread={"clock": "x"}).together(GpuCondition(unread={"clock": "y"})).unread == {"clock": "y"}
+    assert GpuCondition(unread={"clock": "x"}).combine(GpuCondition(unread={"clock": "y"})).unread == {"clock": "y"}
 
 
 def test_nine_tenths_of_the_highest_clock_are_no_slow_clock() -> None:

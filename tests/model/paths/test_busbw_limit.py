@@ -125,5 +125,5 @@ def test_an_nvlink_domain_counts_as_one_node() -> None:
     assert alone is not None
     assert racks is not None
     assert alone[0].nodes == 1
-    assert (racks[0].nodes, racks[0].local, racks[0].node_gb_s) == (2, 72, 72 * 50)
+    assert (racks[0].nodes, racks[0].ranks_per_node, racks[0].node_gb_s) == (2, 72, 72 * 50)
     assert busbw_limit("RING", ring(*range(72)), machine("gb200-nvl72")).gb_s == 900

@@ -15,7 +15,7 @@ PARTLY = Carried(nvlink_bytes=2**28, nvlink_share=0.3)
 BLIND = Carried()
 FAST = Speed(size_bytes=2**30, passed_gb_s=236.0, busbw_gb_s=354.0)
 SLOW = Speed(size_bytes=2**30, passed_gb_s=19.0, busbw_gb_s=28.9)
-FLOW = Flow(ends=(), speed=None, has_nvlinks=True, limit_gb_s=450.0, through_host_gb_s=63.0)
+FLOW = Flow(ends=(), speed=None, has_nvlinks=True, limit_gb_s=450.0, staged_gb_s=63.0)
 YES, NO, SILENT = State.PRESENT, State.CONTRADICTING, State.ABSENT
 
 

@@ -36,24 +36,24 @@ def ring_of(*transports: Transport) -> Selection:
 
 
 def test_a_ring_is_as_good_as_its_worst_connection() -> None:
-    direct = ring_of(P2P, P2P, P2P, P2P).connections_of_algorithm("RING")
+    direct = ring_of(P2P, P2P, P2P, P2P).algorithm_connections("RING")
     assert (direct.transport, direct.host_staged) == ("P2P/CUMEM", False)
     assert set(direct.pairs) == RING
-    mixed = ring_of(P2P, SHM, P2P, SOCKET).connections_of_algorithm("RING")
+    mixed = ring_of(P2P, SHM, P2P, SOCKET).algorithm_connections("RING")
     assert (mixed.transport, mixed.host_staged) == ("NET/Socket/0+SHM/direct+P2P/CUMEM", True)
     assert mixed.pairs[1, 2] == (SHM,)
 
 
 def test_what_is_not_known_is_not_fine() -> None:
-    strange = ring_of(P2P, STRANGE, P2P, P2P).connections_of_algorithm("RING")
+    strange = ring_of(P2P, STRANGE, P2P, P2P).algorithm_connections("RING")
     assert (strange.transport, strange.host_staged) == ("WARP/9+P2P/CUMEM", None)
-    worse = ring_of(P2P, STRANGE, SHM, P2P).connections_of_algorithm("RING")
+    worse = ring_of(P2P, STRANGE, SHM, P2P).algorithm_connections("RING")
     assert worse.host_staged is True
     ranks = [RankSelection(edges=(edge(0, 1, P2P),), ring=RING), *[RankSelection() for _ in range(3)]]
-    missed = Selection(ranks, ONE_NODE).connections_of_algorithm("RING")
+    missed = Selection(ranks, ONE_NODE).algorithm_connections("RING")
     assert missed.pairs[1, 2] == ()
     assert missed.host_staged is None
-    unconnected = Selection([RankSelection(edges=(edge(0, 1, P2P),)), *ranks[1:]], ONE_NODE).connections_of_algorithm(
+    unconnected = Selection([RankSelection(edges=(edge(0, 1, P2P),)), *ranks[1:]], ONE_NODE).algorithm_connections(
         "PAT"
     )
     assert unconnected.unconnected == (1, 2, 3)
@@ -62,9 +62,9 @@ def test_what_is_not_known_is_not_fine() -> None:
 
 def test_ranks_that_the_job_does_not_have_are_of_another_communicator() -> None:
     larger = [RankSelection(edges=(edge(0, 1, P2P), edge(0, 3, SHM), edge(3, 0, SHM)), ring=RING) for _ in range(2)]
-    used = Selection(larger, [0, 0]).connections_of_algorithm("RING")
+    used = Selection(larger, [0, 0]).algorithm_connections("RING")
     assert dict(used.pairs) == {(0, 1): (P2P,)}
-    assert dict(Selection(larger, [0, 0]).connections_of_algorithm("PAT").pairs) == {(0, 1): (P2P,)}
+    assert dict(Selection(larger, [0, 0]).algorithm_connections("PAT").pairs) == {(0, 1): (P2P,)}
 
 
 def test_an_algorithm_runs_over_its_own_neighbours() -> None:
@@ -75,9 +75,9 @@ def test_an_algorithm_runs_over_its_own_neighbours() -> None:
         RankSelection(edges=(edge(2, 1, P2P),)),
     ]
     selection = Selection(ranks, [0, 0, 0])
-    assert selection.connections_of_algorithm("TREE").host_staged is False
-    assert selection.connections_of_algorithm("RING").host_staged is True
-    everything = selection.connections_of_algorithm(None)
+    assert selection.algorithm_connections("TREE").host_staged is False
+    assert selection.algorithm_connections("RING").host_staged is True
+    everything = selection.algorithm_connections(None)
     assert set(everything.pairs) == {(0, 1), (0, 2), (1, 0), (2, 1)}
     assert everything.unconnected == ()
 
@@ -88,9 +88,9 @@ def test_sends_have_connections_of_their_own_but_in_shared_memory() -> None:
         RankSelection(edges=(edge(1, 0, SHM),)),
     ]
     selection = Selection(ranks, [0, 0])
-    used = selection.of_sends({(0, 1), (1, 0)})
+    used = selection.send_connections({(0, 1), (1, 0)})
     assert used.pairs == {(0, 1): (SOCKET,), (1, 0): (SHM,)}
-    assert selection.of_sends({(0, 1), (0, 2)}).pairs[0, 2] == ()
+    assert selection.send_connections({(0, 1), (0, 2)}).pairs[0, 2] == ()
 
 
 def test_both_ends_of_a_network_connection_count() -> None:
@@ -99,7 +99,7 @@ def test_both_ends_of_a_network_connection_count() -> None:
         RankSelection(edges=(edge(0, 1, GDR),)),
         RankSelection(edges=(edge(0, 1, half, received=True), edge(1, 0, GDR))),
     ]
-    used = Selection(ranks, [0, 1]).connections_of_algorithm(None)
+    used = Selection(ranks, [0, 1]).algorithm_connections(None)
     assert used.pairs[0, 1] == (half, GDR)
     assert used.host_staged is True
     assert used.transport == "NET/IB/0+NET/IB/0/GDRDMA"
@@ -108,7 +108,7 @@ def test_both_ends_of_a_network_connection_count() -> None:
 def test_multicast_takes_no_connection_inside_a_node() -> None:
     across = edge(1, 2, SOCKET)
     ranks = [RankSelection(edges=(across,)), *[RankSelection() for _ in range(3)]]
-    used = Selection(ranks, [0, 0, 1, 1]).connections_of_algorithm("NVLS")
+    used = Selection(ranks, [0, 0, 1, 1]).algorithm_connections("NVLS")
     assert {
         pair for pair, transports in used.pairs.items() if transports == (Transport("NVLS", TransportKind.P2P),)
     } == {(0, 1), (1, 0), (2, 3), (3, 2)}
@@ -119,7 +119,7 @@ def test_multicast_takes_no_connection_inside_a_node() -> None:
 def test_a_rank_that_heard_nothing_is_named() -> None:
     assert Selection([RankSelection(), RankSelection(no_log="why")], [0, 0]).no_log == "rank 1: why"
     assert Selection([RankSelection()], [0]).no_log == ""
-    alone = Selection([RankSelection()], [0]).connections_of_algorithm("RING")
+    alone = Selection([RankSelection()], [0]).algorithm_connections("RING")
     assert (alone.host_staged, alone.unconnected) == (None, ())
 
 

@@ -38,14 +38,14 @@ def wiring(nodes: Sequence[Snapshot], per_node: int = 2) -> Wiring:
 def test_pcie_gpus_are_staged_by_design() -> None:
     wires = wiring(nodes_of("rtx-4090-2"))
     assert wires.capability((0, 1)).state is State.CONTRADICTING
-    assert wires.by_design((0, 1))
+    assert wires.why_staged((0, 1))
     assert not wires.has_nvlinks((0, 1))
 
 
 def test_a_refusal_that_is_no_design_is_a_cause() -> None:
     wires = wiring(nodes_of("hgx-h200-4", "link0-1:p2p=NS"), 4)
     assert wires.capability((0, 1)).state is State.CONTRADICTING
-    assert wires.by_design((0, 1)) == ""
+    assert wires.why_staged((0, 1)) == ""
 
 
 def test_between_nodes_it_is_the_nics_that_count() -> None:
@@ -62,7 +62,7 @@ def test_between_nodes_it_is_the_nics_that_count() -> None:
     bare = wiring([replace(node, nics=()) for node in both])
     assert bare.limit((0, 2)).gb_s is None
     assert bare.capability((0, 2)).state is State.CONTRADICTING
-    assert "no RDMA NIC is active on" in bare.by_design((0, 2))
+    assert "no RDMA NIC is active on" in bare.why_staged((0, 2))
     closed = [
         replace(node, gpudirect=replace(node.gpudirect, peermem=False, dma_buf=False), nics=tuple(
             replace(nic, gpudirect=None) for nic in node.nics
@@ -85,10 +85,10 @@ def test_gpus_that_nobody_described_are_unknown() -> None:
     wires = Wiring(known.gpus, {})
     assert wires.path((0, 1)) == "?"
     assert wires.limit((0, 1)).gb_s is None
-    assert wires.through_host_gb_s((0, 1)) is None
+    assert wires.staged_gb_s((0, 1)) is None
     assert wires.capability((0, 1)).state is State.ABSENT
     assert not wires.has_nvlinks((0, 1))
-    assert wires.by_design((0, 1)) == ""
+    assert wires.why_staged((0, 1)) == ""
     assert wires.rdma_nics(0) == []
     across = Wiring(wiring(nodes_of("hgx-h100-8*2")).gpus, {})
     assert across.capability((0, 2)).state is State.ABSENT

@@ -32,7 +32,7 @@ def small(time_us: float, gb_s: float | None = None, size_bytes: int = 16, **cha
 
 
 def verdict(row: PairRow, profile: Profile | None = None, *siblings: PairRow) -> str | None:
-    return CopyJudge(profile).judged([row, *siblings])[0].verdict
+    return CopyJudge(profile).judge([row, *siblings])[0].verdict
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_without_a_profile_every_path_has_its_own_share_of_the_limit(
     gb_s: float, path: str, limit: float, verdict: Verdict, direction: str
 ) -> None:
     copies = rows(gb_s, path_class=path, limit_gb_s=limit, direction=direction)
-    assert {row.verdict for row in CopyJudge(load("generic-pcie")).judged(copies)} == {verdict}
+    assert {row.verdict for row in CopyJudge(load("generic-pcie")).judge(copies)} == {verdict}
 
 
 def test_paths_of_one_machine_are_not_compared_with_each_other() -> None:
@@ -70,9 +70,9 @@ def test_paths_of_one_machine_are_not_compared_with_each_other() -> None:
         for ends, path in zip(PAIRS, paths, strict=True)
     ]
     judge = CopyJudge(load("generic-pcie"))
-    assert {row.verdict for row in judge.judged(copies)} == {Verdict.PASS}
+    assert {row.verdict for row in judge.judge(copies)} == {Verdict.PASS}
     slow = replace(copies[6], bandwidth_gb_s=6.0)
-    assert [row.verdict for row in judge.judged([*copies[:6], slow, *copies[7:]])].count(Verdict.FAIL) == 1
+    assert [row.verdict for row in judge.judge([*copies[:6], slow, *copies[7:]])].count(Verdict.FAIL) == 1
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_paths_of_one_machine_are_not_compared_with_each_other() -> None:
 def test_what_is_slow_on_all_siblings_is_seen_if_a_profile_or_a_limit_is_known(
     gb_s: float, profile: str | None, verdict: Verdict, source: str
 ) -> None:
-    judged = CopyJudge(None if profile is None else load(profile)).judged(rows(gb_s))
+    judged = CopyJudge(None if profile is None else load(profile)).judge(rows(gb_s))
     assert {(row.verdict, row.expected_source) for row in judged} == {(verdict, source)}
 
 
@@ -97,7 +97,7 @@ def test_what_is_slow_on_all_siblings_is_seen_if_a_profile_or_a_limit_is_known(
     ("gb_s", "verdict"), [(396.0, "PASS"), (360.0, "PASS"), (355.0, "WARN"), (301.0, "WARN"), (290.0, "FAIL")]
 )
 def test_a_pair_is_compared_with_its_siblings(gb_s: float, verdict: str) -> None:
-    judged = CopyJudge().judged(rows(396.0, {(0, 1): gb_s}))
+    judged = CopyJudge().judge(rows(396.0, {(0, 1): gb_s}))
     assert [row.verdict for row in judged] == [verdict, *["PASS"] * 55]
 
 
@@ -112,7 +112,7 @@ def test_what_no_profile_knows_is_compared_with_the_writes_of_the_pair(
     limit = 900.0 if direction == "both" else 450.0
     for gb_s, expected in ((healthy, Verdict.PASS), (slow, Verdict.FAIL)):
         copies = rows(gb_s, engine=engine, direction=direction, limit_gb_s=limit)
-        assert {row.verdict for row in judge.judged(copies, writes)} == {expected}
+        assert {row.verdict for row in judge.judge(copies, writes)} == {expected}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_what_no_profile_knows_is_compared_with_the_writes_of_the_pair(
     ],
 )
 def test_a_small_copy_is_judged_by_its_time(size: int, time_us: float, profile: str, verdict: str | None) -> None:
-    (row,) = CopyJudge(load(profile)).judged([small(time_us, size_bytes=size)])
+    (row,) = CopyJudge(load(profile)).judge([small(time_us, size_bytes=size)])
     assert row.verdict == verdict
 
 
@@ -157,7 +157,7 @@ def host(gpu: int, gb_s: float, memory: str = "pinned", **changes: Any) -> PairR
 )
 def test_copies_with_host_memory_vary_by_ten_percent(memory: str, gb_s: float, ci: float | None, verdict: str) -> None:
     copies = [host(0, gb_s, memory, ci95_percent=ci), *(host(gpu, 54.0, memory) for gpu in range(1, 8))]
-    judged = CopyJudge(None, {NODE.host: Topology(NODE)}).judged(copies)
+    judged = CopyJudge(None, {NODE.host: Topology(NODE)}).judge(copies)
     assert [row.verdict for row in judged] == [verdict, *["PASS"] * 7]
 
 
@@ -174,7 +174,7 @@ def test_copies_with_host_memory_vary_by_ten_percent(memory: str, gb_s: float, c
 )
 def test_a_figure_within_its_scatter_is_no_alarm(share: float, ci: float, verdict: str) -> None:
     slow = pair(NODE, 0, 1, 396.0 * share, ci95_percent=ci)
-    judged = CopyJudge().judged([slow, *rows(396.0)[1:]])[0]
+    judged = CopyJudge().judge([slow, *rows(396.0)[1:]])[0]
     assert judged.verdict == verdict
     if verdict == "FAIL":
         assert describe_slowness(judged) == f"198 GB/s (±10%), 50% of 396 ({SIBLINGS})"
@@ -195,15 +195,15 @@ def test_a_figure_within_its_scatter_is_no_alarm(share: float, ci: float, verdic
     ],
 )
 def test_rows_that_say_nothing_of_their_speed_keep_their_verdict(changes: dict[str, Any], verdict: str | None) -> None:
-    (judged,) = CopyJudge().judged([pair(NODE, 0, 1, 10.0, **changes)])
+    (judged,) = CopyJudge().judge([pair(NODE, 0, 1, 10.0, **changes)])
     assert judged.verdict == verdict
     assert is_slow_copy(judged) == (bool(judged.host_staged))
 
 
 def test_the_past_judges_where_nothing_else_does() -> None:
     judge = CopyJudge(past=lambda _: (400.0, "this machine's past"))
-    assert [row.verdict for row in judge.judged([pair(NODE, 0, 1, 200.0)])] == [Verdict.FAIL]
-    assert [row.expected_source for row in judge.judged([pair(NODE, 0, 1, 390.0)])] == ["this machine's past"]
+    assert [row.verdict for row in judge.judge([pair(NODE, 0, 1, 200.0)])] == [Verdict.FAIL]
+    assert [row.expected_source for row in judge.judge([pair(NODE, 0, 1, 390.0)])] == ["this machine's past"]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_pattern_is_compared_with_its_pairs_alone(
 )
 def test_a_copy_far_above_what_its_profile_expects_is_not_judged(times: float, verdict: Verdict) -> None:
     copy = pair(NODE, 0, 1, times * 53.0, path_class="PIX", limit_gb_s=90.0)
-    (row,) = CopyJudge(load("rtx-pro-6000-8")).judged([copy])
+    (row,) = CopyJudge(load("rtx-pro-6000-8")).judge([copy])
     assert row.verdict == verdict
     if verdict is Verdict.SKIP:
         assert row.note == "speed not judged: 1.6 times what profile rtx-pro-6000-8 expects"

@@ -13,7 +13,7 @@ def test_every_rank_meets_all_of_its_node_and_one_of_every_other(nodes: int, ran
     named = [f"node{node}" for node in range(nodes) for _ in range(ranks)]
     shuffled.shuffle(named)  # type: ignore[attr-defined]
     levels = TwoLevels.of(named)
-    assert (levels.node_count, levels.ranks_a_node) == (nodes, ranks)
+    assert (levels.node_count, levels.ranks_per_node) == (nodes, ranks)
     assert len(set(zip(levels.nodes, levels.places, strict=True))) == nodes * ranks
     for one, name in enumerate(named):
         assert {other for other, node in enumerate(levels.nodes) if node == levels.nodes[one]} == {

@@ -32,7 +32,7 @@ SETTINGS = st.fixed_dictionaries(
 
 @given(SETTINGS)
 def test_a_row_says_by_its_setting_what_was_asked_for(setting: NcclSetting) -> None:
-    assert NcclSetting.of(setting.name).variables == setting.variables
+    assert NcclSetting.parse(setting.name).variables == setting.variables
     assert not setting.differs(setting.algorithm, setting.protocol)
     assert not setting.differs(None, None)
     assert {*setting.communicator_part.values, *setting.process_part.values} == {*setting.values}
@@ -41,7 +41,7 @@ def test_a_row_says_by_its_setting_what_was_asked_for(setting: NcclSetting) -> N
 
 @pytest.mark.parametrize("name", [None, AGAIN, HIERARCHICAL, "own choice", "torch:nccl"])
 def test_other_rows_ask_for_nothing(name: str | None) -> None:
-    assert NcclSetting.of(name) == NcclSetting()
+    assert NcclSetting.parse(name) == NcclSetting()
 
 
 @given(st.none() | SETTINGS.filter(lambda each: bool(each.values)).map(lambda each: each.name))
@@ -64,10 +64,10 @@ def test_every_combination_once() -> None:
 def test_names_of_the_log_are_those_of_the_options() -> None:
     assert format_choice("COLLNET_DIRECT", "LL128") == "collnetdirect/ll128"
     assert format_choice(None, None) is None
-    assert not NcclSetting.of("nvlstree/simple").differs("NVLS_TREE", "SIMPLE")
-    assert NcclSetting.of("tree").differs("RING", "LL")
-    assert NcclSetting.of("ll NCCL_MAX_CTAS=4").differs("RING", "LL128")
-    assert not NcclSetting.of("NCCL_ALGO=^tree").differs("RING", "LL")
+    assert not NcclSetting.parse("nvlstree/simple").differs("NVLS_TREE", "SIMPLE")
+    assert NcclSetting.parse("tree").differs("RING", "LL")
+    assert NcclSetting.parse("ll NCCL_MAX_CTAS=4").differs("RING", "LL128")
+    assert not NcclSetting.parse("NCCL_ALGO=^tree").differs("RING", "LL")
 
 
 def test_values_are_between_commas_and_those_with_commas_in_quotes() -> None:
@@ -115,4 +115,4 @@ def test_what_changes_more_than_a_choice_says_so() -> None:
         "NCCL_P2P_DISABLE": ("NCCL_P2P_DISABLE=1 changes the path that data takes",),
         "NCCL_PXN_DISABLE": ("NCCL_PXN_DISABLE=1 switches a part of NCCL off or on",),
     }
-    assert NcclSetting.of("ring/ll NCCL_MAX_NCHANNELS=4").remarks == ()
+    assert NcclSetting.parse("ring/ll NCCL_MAX_NCHANNELS=4").remarks == ()

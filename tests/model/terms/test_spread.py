@@ -129,7 +129,7 @@ def test_what_takes_no_time_at_all_still_has_batches() -> None:
 def test_no_more_is_timed_than_it_takes_or_than_there_is_time_for(
     count: int, each: float, interval: float, spent: float, budget: float
 ) -> None:
-    more = Effort(count, each, interval, spent).further(budget)
+    more = Effort(count, each, interval, spent).needed_values(budget)
     assert 0 <= more <= min(2 * count, MOST_BATCHES)
     assert more == 0 or interval > INTERVAL
     worth_it = spent * (interval / INTERVAL) ** 2 <= budget
@@ -137,22 +137,22 @@ def test_no_more_is_timed_than_it_takes_or_than_there_is_time_for(
 
 
 def test_as_many_more_as_the_square_of_what_is_missing() -> None:
-    assert Effort(9, 1e-3, 0.0099, 0.0).further(10) == 0
-    assert Effort(9, 1e-3, 0.012, 0.0).further(10) == 4
-    assert Effort(9, 1e-3, 0.5, 0.0).further(10) == 18
-    assert Effort(9, 1e-3, None, 0.0).further(10) == 18
-    assert Effort(9, 1.0, 0.0101, 9.0).further(10) == 1
-    assert Effort(9, 0.0, 0.5, 0.0).further(10) == 0
+    assert Effort(9, 1e-3, 0.0099, 0.0).needed_values(10) == 0
+    assert Effort(9, 1e-3, 0.012, 0.0).needed_values(10) == 4
+    assert Effort(9, 1e-3, 0.5, 0.0).needed_values(10) == 18
+    assert Effort(9, 1e-3, None, 0.0).needed_values(10) == 18
+    assert Effort(9, 1.0, 0.0101, 9.0).needed_values(10) == 1
+    assert Effort(9, 0.0, 0.5, 0.0).needed_values(10) == 0
 
 
 def test_what_would_take_more_than_there_is_time_for_ends_with_the_trial() -> None:
     """Four times the interval that is asked for takes sixteen times what was spent."""
     assert Effort(90, 1e-3, 0.04, 0.1).seconds_needed() == pytest.approx(1.6)
-    assert Effort(90, 1e-3, 0.04, 0.1).further(1.7) == 180
-    assert Effort(90, 1e-3, 0.04, 0.1).further(1.5) == 180
-    assert Effort(90, 1e-3, 0.04, 0.4).further(1.5) == 0
-    assert Effort(90, 1e-3, None, 0.4).further(1.5) == 0
-    assert Effort(90, 1e-3, 0.02, 0.35).further(1.5) == 180
+    assert Effort(90, 1e-3, 0.04, 0.1).needed_values(1.7) == 180
+    assert Effort(90, 1e-3, 0.04, 0.1).needed_values(1.5) == 180
+    assert Effort(90, 1e-3, 0.04, 0.4).needed_values(1.5) == 0
+    assert Effort(90, 1e-3, None, 0.4).needed_values(1.5) == 0
+    assert Effort(90, 1e-3, 0.02, 0.35).needed_values(1.5) == 180
 
 
 def test_every_row_is_timed_often_enough_for_its_buffers() -> None:
@@ -185,5 +185,5 @@ def test_what_has_no_spread_and_what_has_no_mean() -> None:
 
 
 def test_a_budget_that_is_just_enough_is_spent() -> None:
-    assert Effort(100, 1e-3, 0.02, 0.1).further(0.4) == 200
-    assert Effort(100, 1e-3, 0.02, 0.1).further(0.399) == 0
+    assert Effort(100, 1e-3, 0.02, 0.1).needed_values(0.4) == 200
+    assert Effort(100, 1e-3, 0.02, 0.1).needed_values(0.399) == 0

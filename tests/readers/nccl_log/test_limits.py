@@ -169,5 +169,5 @@ def test_the_work_for_communicators_of_one_process_grows_with_their_number_and_n
         complete = init(number, tid=number if has_thread else 1).replace("Init START", "Init COMPLETE")
         lines.append(complete + channel(0, 1).replace(":1:1 ", f":1:{number} " if has_thread else ":1:1 "))
     facts = read("".join(lines))
-    assert sum(len(each.connections.by_rank[0]) for each in facts.communicators) == communicators
+    assert sum(len(each.connections.ranks[0]) for each in facts.communicators) == communicators
     assert tried < 20 * communicators
