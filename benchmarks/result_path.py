@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import SweepRequest
-from gpubench.formats.registry import FORMATS, Style, Target, Writer
+from gpubench.formats.registry import FORMATS, Presentation, Target, Writer
 from gpubench.measure.collective.report import Answer
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata
@@ -166,7 +166,7 @@ class Outputs:
     """A listener that writes what `gpubench allreduce --output rows.csv --output rows.json` writes."""
 
     def __init__(self, folder: Path) -> None:
-        style = Style()
+        style = Presentation()
         self._writers: list[Writer] = [
             each.writer(Target(path=folder / f"rows{each.suffix}"), style)
             for each in FORMATS

@@ -38,11 +38,11 @@ from gpubench.conditions.policy import SEVERITIES
 from gpubench.conditions.registry import FAMILIES
 from gpubench.formats.registry import FORMATS
 from gpubench.jobs.collective.plan import BACKEND_SUMMARIES
-from gpubench.jobs.options import GROUPS
 from gpubench.model.profiles.fault import FAULT_KEYS, FAULT_PARTS, Subject
 from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, Metadata
 from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, LEAST_ROWS, TABLES
 from gpubench.model.terms.commands import BARE, Command
+from gpubench.model.terms.options import GROUPS
 from gpubench.model.terms.verdict import FINDING_COLUMNS, Finding, Verdict
 from gpubench.readers import limits
 

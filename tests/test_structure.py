@@ -29,7 +29,6 @@ SUPPORT = {
         "frame",
         "layout",
         "machine_picture",
-        "presentation",
         "presenter",
         "registry",
         "status_line",

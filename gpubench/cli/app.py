@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,12 +13,12 @@ from typer.core import TyperCommand
 
 from gpubench import __version__, errors
 from gpubench.cli.process import COMMANDS, exit_with
-from gpubench.cli.signature import HELP_ALL, HelpfulGroup, usage_error
+from gpubench.cli.signature import HELP_ALL, HelpfulGroup
 from gpubench.model.facts.environment import LaunchedRank
 from gpubench.model.terms.commands import BARE, Command
 
 if TYPE_CHECKING:
-    from gpubench.formats.presentation import ExitStyle
+    from gpubench.formats.registry import ExitStyle
 
 HELP = """Find out why your GPUs talk slowly: the path data takes between GPUs, the speed it reaches, and the speed it
 should reach.
@@ -145,7 +146,11 @@ def run_command_line(launch: LaunchedRank | None) -> int:
         # Where nobody reads a help any more, typer exits with the code of what was judged and failed.
         return errors.DONE if ended.code == errors.JUDGED_AND_FAILED else int(ended.code or errors.DONE)
     except typer.TyperException as error:
-        return _tell(usage_error(error, _command_of(error)), style)
+        # The command whose help page fits the error.
+        path = getattr(getattr(error, "ctx", None), "command_path", None)
+        named = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
+        page = (path or f"{app.info.name} {named}").strip()
+        return _tell(errors.UsageError(error.format_message(), next_step=f"{page} --help"), style)
     except errors.GpubenchError as error:
         return _tell(error, style)
     except BrokenPipeError:
@@ -165,29 +170,24 @@ def _output_ended(error: errors.OutputError | None, style: "ExitStyle | None") -
 
 
 def _exit_style() -> "ExitStyle | None":
+    """Return the style that the command line asks for, even if the rest of it cannot be read."""
     if not any("exit-style" in argument for argument in sys.argv):
         return None
-    from gpubench.formats.presentation import exit_style_in
+    from gpubench.formats.registry import EXIT_STYLE, ExitStyle
 
-    return exit_style_in(sys.argv[1:])
-
-
-def _command_of(error: typer.TyperException) -> str:
-    """Return the command whose help page fits the error."""
-    path = getattr(getattr(error, "ctx", None), "command_path", None)
-    named = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
-    return (path or f"{app.info.name} {named}").strip()
+    for argument, following in pairwise([*sys.argv[1:], ""]):
+        name, _, value = argument.partition("=")
+        if name == EXIT_STYLE and (value or following) in tuple(ExitStyle):
+            return ExitStyle(value or following)
+    return None
 
 
-def _style_by_default() -> "ExitStyle | None":
+def _default_exit_style() -> "ExitStyle | None":
     from gpubench.cli.defaults import asked_by_default
+    from gpubench.formats.registry import ExitStyle
 
-    named = next((command for command in COMMANDS if command.name in sys.argv[1:2] and command.writes_reports), None)
-    text = None if named is None else asked_by_default("exit-style", named.name)
-    if text is None:
-        return None
-    from gpubench.formats.presentation import ExitStyle
-
+    named = any(command.name in sys.argv[1:2] and command.writes_reports for command in COMMANDS)
+    text = asked_by_default("exit-style", sys.argv[1]) if named else None
     return ExitStyle(text) if text in tuple(ExitStyle) else None
 
 
@@ -195,11 +195,12 @@ def _tell(error: errors.GpubenchError, style: "ExitStyle | None") -> int:
     from gpubench.formats.delivery import tell
 
     tell(error, sys.stderr)
-    style = style or _style_by_default()
+    style = style or _default_exit_style()
     if style is None:
         return error.exit_code
+    from gpubench.formats.status_line import line_without_report
     from gpubench.model.terms.verdict import Verdict
 
     verdict = Verdict.FAIL if error.exit_code == errors.JUDGED_AND_FAILED else Verdict.ERROR
-    print(style.line(verdict, error.seen, drains=error.blames_node), end="")  # noqa: T201
+    print(line_without_report(style, verdict, error.seen, drains=error.blames_node), end="")  # noqa: T201
     return style.code(verdict, drains=error.blames_node)

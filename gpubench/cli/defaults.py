@@ -5,6 +5,7 @@ import os
 import re
 import tomllib
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from itertools import islice
@@ -15,25 +16,11 @@ import typer
 
 from gpubench.cli.process import COMMANDS, DEFAULTS_FILES, PREFIX, PROJECT_FILE
 from gpubench.errors import GpubenchError, UsageError, add_advice
-from gpubench.formats.presentation import Color, ExitStyle
-from gpubench.formats.registry import FORMATS
+from gpubench.formats.registry import FORMATS, Color, ExitStyle, Presentation
 from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ
+from gpubench.model.terms.options import options_of
 from gpubench.profiles import MOST_FILES, profile_names, user_folder
 from gpubench.readers.documents import opened
-
-
-def _options_of(parameters: Iterable[Any]) -> dict[str, Any]:
-    """Return typer's option parameters by name (`expect-gpus`), without --help."""
-    named = (
-        (next((name for name in parameter.opts if name.startswith("--")), ""), parameter) for parameter in parameters
-    )
-    return {name.removeprefix("--"): each for name, each in named if name and each.expose_value}
-
-
-def variable_of(key: str) -> str:
-    """Return the environment variable of an option: GPUBENCH_EXPECT_GPUS for `expect-gpus`."""
-    return PREFIX + key.upper().replace("-", "_")
-
 
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _SHORTEST_VALUE_TO_FIND = 3
@@ -55,86 +42,100 @@ class Defaults(NamedTuple):
     by_name: Mapping[str, Default]
     file: str | None = None
 
-    @property
-    def sources(self) -> dict[str, str]:
-        """The source of each value: {'--timeout': 'GPUBENCH_TIMEOUT=60'}."""
-        return {each.option: each.source for each in self.by_name.values()}
+    def keep(self, names: Iterable[str]) -> "Defaults":
+        return self._replace(by_name={name: self.by_name[name] for name in names})
 
-    def used_by(self, context: Any) -> "Defaults":
+    def unreplaced(self, context: Any) -> "Defaults":
         """Drop the defaults that the command line replaces, as click's context knows them."""
-        by_name = {
-            name: each
-            for name, each in self.by_name.items()
-            if getattr(context.get_parameter_source(name), "name", "") == "DEFAULT_MAP"
-        }
-        return self._replace(by_name=by_name)
+        sources = {name: context.get_parameter_source(name) for name in self.by_name}
+        return self.keep(name for name, source in sources.items() if getattr(source, "name", "") == "DEFAULT_MAP")
+
+    def noted_in(self, presentation: Presentation) -> Presentation:
+        """Return the presentation with all defaults, and those that must be equal on all ranks of a job.
+
+        Options of outputs and looks may differ.
+        """
+        looks = {option.field for option in options_of(Presentation)}
+        return replace(
+            presentation,
+            defaults={default.option: default.source for default in self.by_name.values()},
+            defaults_file=self.file,
+            job_defaults={
+                default.option: default.source for name, default in self.by_name.items() if name not in looks
+            },
+        )
 
     def explain(self, error: GpubenchError) -> None:
         """Add the source of a default to an error about its option."""
-        said = "\n".join(error.lines())
-        for each in self.by_name.values():
-            named = re.search(rf"(?<![\w-]){each.option}(?![\w-])", said)
-            if named or (isinstance(error, UsageError) and _names_value(error.seen, each.value)):
-                error.details = (*error.details, set_by(each.source))
+        message = "\n".join(error.lines())
+        for option, value, source in self.by_name.values():
+            names_option = re.search(rf"(?<![\w-]){option}(?![\w-])", message)
+            if names_option or (isinstance(error, UsageError) and _names_value(error.seen, value)):
+                error.details = (*error.details, f"  set by:   {source}")
 
 
-NO_DEFAULTS = Defaults({})
+def _names_value(message: str, value: Value) -> bool:
+    texts = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
+    return any(
+        repr(text) in message
+        or (len(text) >= _SHORTEST_VALUE_TO_FIND and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", message))
+        for text in texts
+    )
 
 
-def set_by(source: str) -> str:
-    """Return the error line that names the source of a value."""
-    return f"  set by:   {source}"
+def _options_by_key(parameters: Iterable[Any]) -> dict[str, Any]:
+    """Return typer's option parameters by name (`expect-gpus`), without --help."""
+    found = {}
+    for parameter in parameters:
+        name = next((name for name in parameter.opts if name.startswith("--")), "")
+        if name and parameter.expose_value:
+            found[name.removeprefix("--")] = parameter
+    return found
 
 
-def defaults_of(command: str, parameters: Iterable[Any], environment: Mapping[str, str] = os.environ) -> Defaults:
+def variable_of(key: str) -> str:
+    """Return the environment variable of an option: GPUBENCH_EXPECT_GPUS for `expect-gpus`."""
+    return PREFIX + key.upper().replace("-", "_")
+
+
+def read_defaults(command: str, parameters: Iterable[Any], environment: Mapping[str, str] = os.environ) -> Defaults:
     """Return the defaults of a command's options; the environment outranks the file.
 
     Raises UsageError for a file that cannot be read, an option that no command has, or a value that is none.
     """
-    if not _are_read(environment):
-        return NO_DEFAULTS
-    options = _options_of(parameters)
-    file, values = _read_file_defaults(command, Path(), options)
+    if _are_off(environment):
+        return Defaults({})
+    options = _options_by_key(parameters)
+    file, values = _read_file(command, Path(), options)
     found = {}
     for key, option in options.items():
-        variable = variable_of(key)
-        if environment.get(variable):
-            source = f"{variable}={environment[variable]}"
-            found[option.name] = Default(f"--{key}", _value_of_text(option, environment[variable], source), source)
+        if text := environment.get(variable_of(key)):
+            source = f"{variable_of(key)}={text}"
+            found[option.name] = Default(f"--{key}", _parse_text(option, text, source), source)
         elif key in values:
             value, source = values[key]
-            found[option.name] = Default(f"--{key}", _value_of_toml(option, value, source), source)
+            found[option.name] = Default(f"--{key}", _parse_toml(option, value, source), source)
     return Defaults(found, file)
 
 
 def asked_by_default(key: str, command: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the default of one option, to report an error about the others; None if it cannot be read either."""
     try:
-        if not _are_read(environment):
+        if _are_off(environment):
             return None
-        values = _read_file_defaults(command, Path(), {key: None})[1] if not environment.get(variable_of(key)) else {}
-        return environment.get(variable_of(key)) or str(values[key][0])
+        return environment.get(variable_of(key)) or str(_read_file(command, Path(), {key: None})[1][key][0])
     except (UsageError, KeyError):
         return None
 
 
-def _are_read(environment: Mapping[str, str]) -> bool:
+def _are_off(environment: Mapping[str, str]) -> bool:
     switch = environment.get(DEFAULTS_VARIABLE) or ""
     if switch not in ("", NO_DEFAULTS_TO_READ):
         raise UsageError(f"{DEFAULTS_VARIABLE}={switch}", expected=f"{NO_DEFAULTS_TO_READ}, or no such variable")
-    return not switch
+    return bool(switch)
 
 
-def _read_file_defaults(
-    command: str, folder: Path, options: Mapping[str, Any]
-) -> tuple[str | None, Mapping[str, tuple[Any, str]]]:
-    if not any((folder / name).exists() for name in DEFAULTS_FILES):
-        return None, {}
-
-    return _values_of_file(command, folder, options)
-
-
-def _value_of_text(option: Any, text: str, source: str) -> Value:
+def _parse_text(option: Any, text: str, source: str) -> Value:
     if not option.is_flag:
         return (text,) if option.multiple else text
     if text.lower() not in _WORDS:
@@ -142,26 +143,17 @@ def _value_of_text(option: Any, text: str, source: str) -> Value:
     return _WORDS[text.lower()]
 
 
-def _value_of_toml(option: Any, value: Any, source: str) -> Value:
+def _parse_toml(option: Any, value: Any, source: str) -> Value:
     if option.is_flag:
         if not isinstance(value, bool):
             raise UsageError(f"{source} is not true or false", expected="true or false, without quotes")
         return value
     several = value if isinstance(value, list) and option.multiple else [value]
-    if not all(isinstance(each, (str, int, float)) and not isinstance(each, bool) for each in several):
+    if not all(isinstance(member, (str, int, float)) and not isinstance(member, bool) for member in several):
         also = ", or several: [..., ...]" if option.multiple else ""
         raise UsageError(f"{source} is not a value of an option", expected=f"a text in quotes, or a number{also}")
     texts = tuple(map(str, several))
     return texts if option.multiple else texts[0]
-
-
-def _names_value(seen: str, value: Value) -> bool:
-    texts = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
-    return any(repr(text) in seen or (len(text) >= _SHORTEST_VALUE_TO_FIND and _has_word(seen, text)) for text in texts)
-
-
-def _has_word(text: str, value: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 
 
 MOST_BYTES = 2**20
@@ -169,35 +161,48 @@ _TABLE = "tool.gpubench"
 _EXPECTED = "TOML with options, as timeout = 60, and a table for those of one command, as [check]"
 
 
-def _values_of_file(
-    command: str, folder: Path, options: Container[str]
-) -> tuple[str | None, dict[str, tuple[Any, str]]]:
+def _read_file(command: str, folder: Path, options: Container[str]) -> tuple[str | None, dict[str, tuple[Any, str]]]:
     """Return the defaults file of a folder (None without one), and each option's value and place in it."""
     with add_advice(next_step=f"{DEFAULTS_VARIABLE}={NO_DEFAULTS_TO_READ}, to ignore the file"):
-        file, document = _document(folder)
+        file, document = _read_toml(folder)
     if file is None:
         return None, {}
-    shared = {_key(key): value for key, value in document.items() if not isinstance(value, dict)}
-    tables = {key: value for key, value in document.items() if isinstance(value, dict)}
-    names = [each.name for each in COMMANDS if each.writes_reports]
-    for table in tables:
-        _check(table, names, f"{file}: no command with options is called {table}", f"one of {', '.join(names)}")
-    unknown = [key for key in shared if key not in options]
-    everywhere = options_of_all_commands() if unknown else []
-    for key in unknown:
-        _check(key, everywhere, f"{file}: no command has an option {key}", "an option, as --help lists them")
-    own = {_key(key): value for key, value in tables.get(command, {}).items()}
-    for key in own:
-        known = [each for each in options_of_all_commands() if each in options] if key not in options else [key]
-        _check(key, known, f"{file}, [{command}]: no option {key}", f"an option of gpubench {command}")
-    values = {key: (value, f"{_shown(key, value)} in {file}") for key, value in shared.items() if key in options}
-    return file, values | {key: (value, f"{_shown(key, value)} in {file}, [{command}]") for key, value in own.items()}
+    commands = [known.name for known in COMMANDS if known.writes_reports]
+    shared, tables = {}, {}
+    for key, value in document.items():
+        if isinstance(value, dict):
+            tables[key] = value
+            _check(key, commands, f"{file}: no command with options is called {key}", f"one of {', '.join(commands)}")
+        else:
+            shared[key.replace("_", "-")] = value
+    for key in shared:
+        if key not in options:
+            known = options_of_all_commands()
+            _check(key, known, f"{file}: no command has an option {key}", "an option, as --help lists them")
+    found = {key: (value, f"{_shown(key, value)} in {file}") for key, value in shared.items() if key in options}
+    for name, value in tables.get(command, {}).items():
+        key = name.replace("_", "-")
+        if key not in options:
+            known = [option for option in options_of_all_commands() if option in options]
+            _check(key, known, f"{file}, [{command}]: no option {key}", f"an option of gpubench {command}")
+        found[key] = value, f"{_shown(key, value)} in {file}, [{command}]"
+    return file, found
 
 
-def _document(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
+def _check(key: str, known: Sequence[str], seen: str, expected: str) -> None:
+    if key not in known:
+        nearest = difflib.get_close_matches(key, known, n=1)
+        raise UsageError(seen, expected=expected, next_step=nearest[0] if nearest else "gpubench COMMAND --help")
+
+
+def _shown(key: str, value: object) -> str:
+    return f"{key} = {str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _read_toml(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
     for name in DEFAULTS_FILES:
-        content = _content(folder / name, name) if (folder / name).exists() else None
-        if content is None or (name == PROJECT_FILE and _TABLE not in content):
+        content = _read_text(folder / name, name) if (folder / name).exists() else None
+        if content is None:
             continue
         try:
             document: Any = tomllib.loads(content)
@@ -210,20 +215,21 @@ def _document(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
     return None, {}
 
 
-def _content(path: Path, name: str) -> str | None:
+def _read_text(path: Path, name: str) -> str | None:
     """Read a defaults file; None for a pyproject.toml without a gpubench table, whoever owns it."""
     try:
         with opened(path, _EXPECTED, pipes=False) as file:
-            own, content = (os.fstat(file.fileno()), path.lstat()), file.read(MOST_BYTES + 1)
+            # The file, and the link that leads to it.
+            states, content = (os.fstat(file.fileno()), path.lstat()), file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{name} of this folder cannot be read: {os.strerror(error.errno or 0)}") from None
     if name == PROJECT_FILE and _TABLE.encode() not in content:
         return None
     if len(content) > MOST_BYTES:
         raise UsageError(f"{name} has more than {MOST_BYTES // 2**20} MiB", expected=_EXPECTED)
-    is_anybodys = own[0].st_mode & 0o002
-    if is_anybodys or any(each.st_uid not in (0, os.geteuid()) for each in own):  # the file, and what leads to it
-        whose = "anyone may write" if is_anybodys else "another user owns, or links to"
+    is_world_writable = states[0].st_mode & 0o002
+    if is_world_writable or any(state.st_uid not in (0, os.geteuid()) for state in states):
+        whose = "anyone may write" if is_world_writable else "another user owns, or links to"
         raise UsageError(
             f"{name} of this folder is a file that {whose}",
             expected="a file of yours, or root's: options name files to write, and a library to load",
@@ -239,21 +245,7 @@ def options_of_all_commands() -> Sequence[str]:
     """Return the names of all options. This imports every command."""
     apps = (import_module(f"gpubench.cli.commands.{command.module}").app(command) for command in COMMANDS)
     commands = (typer.main.get_command(app) for app in apps)
-    return sorted({key for command in commands for key in _options_of(command.params)})
-
-
-def _check(key: str, known: Iterable[str], seen: str, expected: str) -> None:
-    if key not in (words := list(known)):
-        nearest = difflib.get_close_matches(key, words, n=1)
-        raise UsageError(seen, expected=expected, next_step=nearest[0] if nearest else "gpubench COMMAND --help")
-
-
-def _key(key: str) -> str:
-    return key.replace("_", "-")
-
-
-def _shown(key: str, value: object) -> str:
-    return f"{key} = {str(value).lower() if isinstance(value, bool) else value}"
+    return sorted({key for command in commands for key in _options_by_key(command.params)})
 
 
 _SEVERAL = ("dtype", "op", "algo", "proto", "backend", "partner")
@@ -264,33 +256,36 @@ def words_for(option: str, incomplete: str) -> list[str]:
     """Return the values of an option that complete the text, or its part after the last comma."""
     before, comma, last = incomplete.rpartition(",") if option in _SEVERAL else ("", "", incomplete)
     already = before.split(",")
-    words = (each for each in _words(option, incomplete) if each.startswith(last) and each not in already)
+    words = (word for word in _words(option, incomplete) if word.startswith(last) and word not in already)
     return [f"{before}{comma}{word}" for word in words]
 
 
 def _words(option: str, incomplete: str) -> Iterable[str]:
-    if option == "fault":
-        from gpubench.model.profiles.fault import complete_fault
+    match option:
+        case "format":
+            return [known.name for known in FORMATS]
+        case "color":
+            return list(Color)
+        case "exit-style":
+            return list(ExitStyle)
+        case "fault":
+            from gpubench.model.profiles.fault import complete_fault
 
-        return complete_fault(incomplete)
-    if option == "simulate":
-        return profile_names()
-    if option == "profile":
-        own = (path.stem for path in user_folder(os.environ).glob("*.toml"))
-        return (*islice(own, MOST_FILES), *profile_names())
-    if option == "against":
-        from gpubench.readers.results.history import baseline_names
+            return complete_fault(incomplete)
+        case "simulate":
+            return profile_names()
+        case "profile":
+            files = (path.stem for path in user_folder(os.environ).glob("*.toml"))
+            return (*islice(files, MOST_FILES), *profile_names())
+        case "against":
+            from gpubench.readers.results.history import baseline_names
 
-        return baseline_names(os.environ)
-    of_every_command: dict[str, Iterable[str]] = {
-        "format": [each.name for each in FORMATS],
-        "color": Color,
-        "exit-style": ExitStyle,
-    }
-    return of_every_command.get(option) or _collectives_with_option(option)
+            return baseline_names(os.environ)
+        case _:
+            return _words_of_collectives(option)
 
 
-def _collectives_with_option(option: str) -> Sequence[str]:
+def _words_of_collectives(option: str) -> Iterable[str]:
     from gpubench.jobs.collective.plan import BACKENDS
     from gpubench.model.terms.operation import Allocator, DataType, ReduceOp
     from gpubench.model.terms.overlap import Partner
@@ -309,4 +304,4 @@ def _collectives_with_option(option: str) -> Sequence[str]:
         "allocator": Allocator,
         "partner": Partner,
     }
-    return tuple(words[option])
+    return words[option]

@@ -1,14 +1,15 @@
-"""Options that exclude each other, by command, and what happens if both are given."""
+"""Options that exclude each other, by command, and checks that several commands share."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubench.errors import exclusive
-from gpubench.jobs.options import INPUT, SIMULATE
+from gpubench.errors import UsageError, exclusive
 from gpubench.model.terms.commands import Command
+from gpubench.model.terms.options import INPUT, SIMULATE
 
 if TYPE_CHECKING:
-    from gpubench.cli.options import Declared
+    from gpubench.model.terms.options import Option
 
 _REAL_MACHINES = "ranks can be started on real machines only, in one way"
 _OWN_GPUS = "its ranks measure this machine's GPUs"
@@ -81,34 +82,49 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
 
 
 def without_excluded(
-    command: Command,
-    declared: Iterable["Declared"],
-    values: Mapping[str, Any],
-    context: Any,
+    command: Command, declared: Iterable["Option"], values: Mapping[str, Any], context: Any
 ) -> dict[str, Any]:
     """Return the values without the defaults that an option of the command line excludes.
 
-    A default stands in the environment or a file. It never gives way if it names the machine: then, and if both
+    A default is from the environment or a file. It never gives way if it names the machine: then, and if both
     options are from the same place, this raises UsageError. `context` is click's.
     """
 
-    def source(option: "Declared") -> str:
-        return str(context.get_parameter_source(option.field.name).name)
+    def source(option: "Option") -> str:
+        return str(context.get_parameter_source(option.field).name)
 
-    options = {each.name: each for each in declared}
+    options = {option.name: option for option in declared}
     settled = dict(values)
-    own = "collective" if command.module == "collective" else command.name or "check"
-    for name, (others, why) in {**_EVERYWHERE, **_BY_COMMAND.get(own, {})}.items():
+    group = "collective" if command.module == "collective" else command.name or "check"
+    for name, (others, why) in {**_EVERYWHERE, **_BY_COMMAND.get(group, {})}.items():
         if name not in options:
             continue
-        one, clashing = options[name], []
-        for other in (options[each] for each in others if each in options):
-            weaker = [each for each in (one, other) if source(each) == "DEFAULT_MAP"]
-            is_typed = "COMMANDLINE" in (source(one), source(other))
-            if len(weaker) == 1 and is_typed and weaker[0].heading not in (INPUT, SIMULATE):
-                settled[weaker[0].field.name] = weaker[0].own.default
-            elif one.is_asked(settled) and other.is_asked(settled):
-                clashing.append(other.name_with(settled))
+        option, clashing = options[name], []
+        for other in (options[known] for known in others if known in options):
+            weaker = [either for either in (option, other) if source(either) == "DEFAULT_MAP"]
+            is_typed = "COMMANDLINE" in (source(option), source(other))
+            if len(weaker) == 1 and is_typed and weaker[0].group not in (INPUT, SIMULATE):
+                settled[weaker[0].field] = weaker[0].default
+            elif option.is_asked(settled) and other.is_asked(settled):
+                clashing.append(other.name_when_off if settled.get(other.field) is False else other.name)
         if clashing:
             raise exclusive((name, *clashing), f"one of them: {why}" if why else "one of them")
     return settled
+
+
+def check_profile(name: str | None) -> None:
+    """Raise UsageError, before anything is measured, if the profile is missing or broken."""
+    if name is not None:
+        from gpubench.profiles import find
+
+        find(name, os.environ)
+
+
+def check_evidence(shown: bool | None, *, strict: bool) -> None:  # noqa: FBT001 - what --evidence is
+    """Raise UsageError for a strict verdict on paths for which no evidence is collected."""
+    if shown is False and strict:
+        raise UsageError(
+            "--strict with --no-evidence",
+            expected="one of them: --strict judges the paths that evidence shows",
+            next_step="leave --no-evidence out",
+        )

@@ -13,8 +13,8 @@ from gpubench.jobs.library import RunResult, Value, run
 
 FOR_PEOPLE = frozenset(
     (
-        *("format_name", "json", "section", "wide", "color", "width", "summary", "verbose", "quiet", "no_progress"),
-        *("exit_style", "plot", "defaults"),
+        *("format", "json", "section", "wide", "color", "width", "summary", "verbose", "quiet", "no_progress"),
+        *("exit_style", "plot"),
     )
 )
 """Options that only change what is printed, which a program does not see."""

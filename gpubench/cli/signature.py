@@ -19,15 +19,13 @@ from gpubench.model.terms.commands import Command
 
 if TYPE_CHECKING:
     from gpubench.cli.defaults import Defaults
-    from gpubench.cli.options import Declared, PresentationOptions
+    from gpubench.model.terms.options import Option
 
 _DEFAULTS = "gpubench.defaults"
 HELP_ALL = "--help-all"
 FAULT_HEADING = "Keys of --fault"
 """The section of --help-all with everything that can be broken."""
 
-_FAULT = "--fault"
-HELP = "Help"
 _EXAMPLES_OF_SHORT_HELP = 2
 _NAME_COLUMNS = 26
 _WORD_TO_PASTE = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
@@ -63,8 +61,12 @@ class HelpfulCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """'[OPTIONS]' and the arguments, optional ones in brackets."""
-        arguments = (param for param in self.params if param.param_type_name == "argument")
-        return ["[OPTIONS]", *(_usage_of(argument) for argument in arguments)]
+        pieces = ["[OPTIONS]"]
+        for param in self.params:
+            if param.param_type_name == "argument":
+                name = f"{param.metavar or param.name.upper()}{'...' if param.nargs == -1 else ''}"
+                pieces.append(name if param.required else f"[{name}]")
+        return pieces
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """'Usage: gpubench topo [OPTIONS]'; the command without a name has no word in it."""
@@ -92,18 +94,20 @@ class HelpfulCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and the options (common or all) under the headings of their groups."""
-        from gpubench.jobs.options import ARGUMENTS, GROUPS, OUTPUT
+        from gpubench.model.terms.options import ARGUMENTS, GROUPS, OUTPUT
 
+        is_whole = bool(ctx.meta.get(HELP_ALL))
         visible = [param for param in self.params if not getattr(param, "hidden", False)]
-        shown = [each for each in visible if ctx.meta.get(HELP_ALL) or self._is_common(each)]
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in GROUPS}
-        for each in shown:
-            usual = ARGUMENTS if each.param_type_name == "argument" else OUTPUT
-            groups[getattr(each, "rich_help_panel", None) or usual].append((option_names(each), option_help(each)))
-        groups[HELP] = [("-h, --help", "Show this page.")]
+        for param in visible:
+            is_argument = param.param_type_name == "argument"
+            if is_whole or is_argument or not self.page.common or param.name in self.page.common:
+                heading = ARGUMENTS if is_argument else getattr(param, "rich_help_panel", None) or OUTPUT
+                groups[heading].append((option_names(param), option_help(param)))
+        groups["Help"] = [("-h, --help", "Show this page.")]
         if self.page.common:
-            count = sum(each.param_type_name == "option" for each in visible)
-            groups[HELP] = [
+            count = sum(param.param_type_name == "option" for param in visible)
+            groups["Help"] = [
                 ("-h, --help", "Show the common options."),
                 (HELP_ALL, f"Show all {count} options, more examples and the exit codes."),
             ]
@@ -112,15 +116,11 @@ class HelpfulCommand(TyperCommand):
             if records:
                 with formatter.section(name):
                     formatter.write_dl([(names.ljust(width), help_text) for names, help_text in records], col_max=width)
-        if ctx.meta.get(HELP_ALL) and any(_FAULT in each.opts for each in visible):
+        if is_whole and any("--fault" in param.opts for param in visible):
             from gpubench.model.profiles.fault import list_fault_keys
 
             with formatter.section(FAULT_HEADING):
                 formatter.write_dl(list(list_fault_keys(self.name or "")), col_max=width)
-
-    def _is_common(self, parameter: Any) -> bool:
-        is_option = parameter.param_type_name == "option"
-        return not self.page.common or not is_option or parameter.name in self.page.common
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options, with --help, which typer adds."""
@@ -141,11 +141,6 @@ class HelpfulGroup(TyperGroup):
         with formatter.section("Options"):
             formatter.write_dl(self.flags)
         self.format_commands(ctx, formatter)
-
-
-def _usage_of(argument: Any) -> str:
-    name = f"{argument.metavar or argument.name.upper()}{'...' if argument.nargs == -1 else ''}"
-    return name if argument.required else f"[{name}]"
 
 
 def option_names(parameter: Any) -> str:
@@ -189,34 +184,34 @@ def _lines_to_paste(command: str, width: int) -> Iterator[str]:
     yield line
 
 
-class CommandOfAPlan(HelpfulCommand):
+class PlanCommand(HelpfulCommand):
     """A command whose options are fields of a plan. It reads values itself, and defaults from environment or file."""
 
-    declared: ClassVar[Mapping[str, "Declared"]] = {}
+    options: ClassVar[Mapping[str, "Option"]] = {}
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         for param in self.params:
-            if param.name in self.declared:
+            if param.name in self.options:
                 # typer's own would load pydantic, which takes 50 ms.
-                setattr(param, "process_value", partial(_read, param, self.declared[param.name], param.process_value))  # noqa: B010 - a method
+                setattr(param, "process_value", partial(_read, param, self.options[param.name], param.process_value))  # noqa: B010 - a method
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options, with defaults from the environment and a file."""
         asks_for_help = not {*ctx.help_option_names}.isdisjoint(args)
         if ctx.resilient_parsing or asks_for_help or not may_have_defaults():
             return super().parse_args(ctx, args)
-        from gpubench.cli.defaults import defaults_of
+        from gpubench.cli.defaults import read_defaults
 
-        defaults = defaults_of(self.name or "", self.params)
-        ctx.default_map = {name: each.value for name, each in defaults.by_name.items()}
+        defaults = read_defaults(self.name or "", self.params)
+        ctx.default_map = {name: default.value for name, default in defaults.by_name.items()}
         try:
-            rest = super().parse_args(ctx, args)
+            return super().parse_args(ctx, args)
         except UsageError as error:
-            defaults.used_by(ctx).explain(error)
+            defaults.unreplaced(ctx).explain(error)
             raise
-        ctx.meta[_DEFAULTS] = defaults.used_by(ctx)
-        return rest
+        finally:
+            ctx.meta[_DEFAULTS] = defaults.unreplaced(ctx)
 
 
 def switched_off(parameters: list[Any]) -> list[Any]:
@@ -233,16 +228,16 @@ _NUMBERS: Mapping[Any, type[int] | type[float]] = {
 }
 
 
-def _read(parameter: Any, declared: "Declared", by_typer: Callable[[Any, Any], Any], context: Any, typed: Any) -> Any:
+def _read(parameter: Any, option: "Option", typer_read: Callable[[Any, Any], Any], context: Any, typed: Any) -> Any:
     """Return the value of an option. Raises UsageError if a number is malformed or out of range."""
     if parameter.required and not typed:
-        return by_typer(context, typed)  # which raises an error of its own
-    number = _NUMBERS.get(declared.own.typed or declared.field.type)
+        return typer_read(context, typed)  # raises an error
+    number = _NUMBERS.get(option.typed)
     if number is None or typed is None:
         return typed
     if isinstance(typed, (list, tuple)):
-        return [_number(number, each, parameter, declared.own.settings) for each in typed]
-    return _number(number, typed, parameter, declared.own.settings)
+        return [_number(number, text, parameter, option.settings) for text in typed]
+    return _number(number, typed, parameter, option.settings)
 
 
 def _number(kind: type[int] | type[float], typed: Any, parameter: Any, bounds: Mapping[str, Any]) -> int | float:
@@ -272,97 +267,107 @@ def _number(kind: type[int] | type[float], typed: Any, parameter: Any, bounds: M
     )
 
 
-def usage_error(error: typer.TyperException, command: str) -> UsageError:
-    """Convert an error of typer's."""
-    return UsageError(error.format_message(), next_step=f"{command} --help")
-
-
 Plan = TypeVar("Plan")
-
-_CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
 def app_of(
     page: HelpPage,
     kind: type[Plan],
-    run: "Callable[[Plan, PresentationOptions], int]",
+    run: Callable[[Plan], int],
     *,
     without: Sequence[str] = (),
     plots: bool = False,
 ) -> Callable[[Command], typer.Typer]:
     """Return a function that makes the typer command; the process exits with the code that `run` returns."""
-    return lambda command: typer_app(command, page, kind, run, without=without if plots else (*PLOT, *without))
+    return lambda command: typer_app(command, page, kind, run, without=without if plots else ("plot", *without))
 
 
-def runner_of(job: str, check: "Callable[[Plan], Plan] | None" = None) -> "Callable[[Plan, PresentationOptions], int]":
-    """Run a plan by the module of its job; `check` raises UsageError for a plan that cannot be."""
+def runner_of(job: str, checked: Callable[[Plan], Plan] | None = None) -> Callable[[Plan], int]:
+    """Return what runs a plan by the module of its job.
 
-    def run(plan: Plan, shown: "PresentationOptions") -> int:
+    `checked` completes the plan and raises UsageError if it cannot be run. Without it,
+    only the presentation is checked.
+    """
+
+    def run(plan: Plan) -> int:
         module = import_module(job)
-        checked: Any = plan if check is None else check(plan)
-        code: int = module.run(replace(checked, presentation=shown.parse(module.SECTIONS)), sys.argv[1:])
+        code: int = module.run(checked(plan) if checked else with_sections(plan, module.SECTIONS), sys.argv[1:])
         return code
 
     return run
 
 
-PLOT = ("plot",)
-"""The option that only commands have whose rows are a curve."""
+def with_sections(plan: Plan, sections: Sequence[str]) -> Plan:
+    """Return the plan with a presentation that fits these sections. Raises UsageError."""
+    any_plan: Any = plan
+    changed: Plan = replace(any_plan, presentation=any_plan.presentation.checked(sections))
+    return changed
 
 
 def typer_app(
     command: Command,
     help_page: HelpPage,
     kind: type[Plan],
-    run: "Callable[[Plan, PresentationOptions], int]",
+    run: Callable[[Plan], int],
     *,
     without: Container[str] = (),
     settle: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> typer.Typer:
-    """Return a typer command that calls `run` with its plan and presentation.
+    """Return a typer command that calls `run` with its plan. Its options are those of the plan, except `without`.
 
-    Its options are the fields of the plan and the presentation options, except `without`.
     `settle` translates options that only the command has.
     """
     from gpubench.cli.exclusions import without_excluded
-    from gpubench.cli.options import PresentationOptions, grouped_options
-    from gpubench.jobs.options import plan_from
+    from gpubench.model.terms.options import options_of, plan_from
 
-    every = (*grouped_options(kind), *grouped_options(PresentationOptions))
-    options = {each.field.name: each for each in every if each.field.name not in without}
+    declared = {option.field: option for option in options_of(kind) if option.field not in without}
 
-    class OwnCommand(CommandOfAPlan):
-        declared = options
+    class OwnCommand(PlanCommand):
+        options = declared
         page = help_page._replace(
             exit_codes=_EXIT_CODES.format(", or nothing was judged" if command.is_gate else ""),
-            common=frozenset(name for name, each in options.items() if each.own.is_common),
+            common=frozenset(name for name, option in declared.items() if option.is_common),
         )
 
     def call(context: typer.Context, **values: Any) -> None:
         defaults: Defaults | None = context.meta.get(_DEFAULTS)
         try:
-            chosen: Mapping[str, Any] = without_excluded(command, options.values(), values, context)
+            chosen: Mapping[str, Any] = without_excluded(command, declared.values(), values, context)
             if defaults is not None:
-                kept = {name: each for name, each in defaults.by_name.items() if chosen[name] is values[name]}
-                defaults = defaults._replace(by_name=kept)
+                defaults = defaults.keep(name for name in defaults.by_name if chosen[name] is values[name])
             chosen = chosen if settle is None else settle(chosen)
-            shown = plan_from(PresentationOptions, {**chosen, "defaults": defaults})
-            raise typer.Exit(run(plan_from(kind, {**chosen, "command": command.name}, command.name), shown))
+            plan: Any = plan_from(kind, {**chosen, "command": command.name}, command.name)
+            if defaults is not None:
+                plan = replace(plan, presentation=defaults.noted_in(plan.presentation))
+            raise typer.Exit(run(plan))
         except GpubenchError as error:
             if defaults is not None:
                 defaults.explain(error)
             raise
 
     call.__doc__ = command.summary
-    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [_CONTEXT, *map(_parameter, options.values())]
-    )
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    call.__signature__ = inspect.Signature([context, *map(_parameter, declared.values())])  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(command.name, cls=OwnCommand)(call)
     return app
 
 
-def completed(option: str) -> Callable[[str], list[str]]:
+def _parameter(option: "Option") -> inspect.Parameter:
+    """Return the option as a parameter of the function signature that typer reads."""
+    settings = {"metavar": option.metavar, "help": option.help, **option.settings}
+    if option.is_argument:
+        info: Any = typer.Argument(**settings)
+    else:
+        if option.completed_as:
+            settings["autocompletion"] = completer(option.completed_as)
+        info = typer.Option(*option.names.split(" "), rich_help_panel=option.group, **settings)
+    default = inspect.Parameter.empty if option.default is ... else option.default
+    annotation: Any = Annotated[option.typed, info]
+    return inspect.Parameter(option.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def completer(option: str) -> Callable[[str], list[str]]:
     """Return the shell completion of an option, by its name without dashes."""
 
     def complete(incomplete: str) -> list[str]:
@@ -371,19 +376,3 @@ def completed(option: str) -> Callable[[str], list[str]]:
         return words_for(option, incomplete)
 
     return complete
-
-
-def _parameter(declared: "Declared") -> inspect.Parameter:
-    """Return the option as a parameter of the function signature that typer reads."""
-    own, field = declared.own, declared.field
-    settings = {"metavar": own.metavar, "help": own.help, **own.settings}
-    if own.is_argument:
-        known: Any = typer.Argument(**settings)
-    else:
-        settings["rich_help_panel"] = declared.heading
-        if own.completed_as:
-            settings["autocompletion"] = completed(own.completed_as)
-        known = typer.Option(*(own.names or declared.name).split(" "), **settings)
-    default = inspect.Parameter.empty if own.default is ... else own.default
-    annotation: Any = Annotated[own.typed or field.type, known]
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

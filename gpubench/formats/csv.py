@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, TextIO
 
-from gpubench.formats.registry import Style, Target
+from gpubench.formats.registry import Presentation, Target
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
     Matrix,
@@ -23,9 +23,9 @@ from gpubench.model.terms.verdict import FINDING_COLUMNS
 class CsvWriter:
     """Writes a section with a header line. It has no metadata: JSON holds them."""
 
-    def __init__(self, target: Target, style: Style) -> None:
+    def __init__(self, target: Target, shown: Presentation) -> None:
         self._target = target
-        self._section, self._is_wide = style.section, style.wide
+        self._section, self._is_wide = shown.section, shown.wide
         self._own_heads: Sequence[str] = ()
         self._own_cells: Sequence[str] = ()
         self._stream: TextIO | None = None

@@ -21,7 +21,7 @@ from gpubench.formats.json import DocumentRun, DocumentWriter
 from gpubench.formats.layout import Grid, GridCell
 from gpubench.formats.machine_picture import html_text, machines
 from gpubench.formats.machine_picture import machine_figure as picture_of
-from gpubench.formats.registry import Style, Target
+from gpubench.formats.registry import Presentation, Target
 from gpubench.formats.table import fallback_lines
 from gpubench.model.results.compare import OPEN_ENDED, Chart, CurveLine, Points
 from gpubench.model.results.history import DatedName, Trend, TrendPoint, headline_figures, trends
@@ -546,8 +546,8 @@ def _is_number(words: str) -> bool:
     return words.rstrip("%KMGT!*~").replace(".", "", 1).isdigit()
 
 
-def writer(target: Target, style: Style) -> DocumentWriter:
-    past = Past(style.history)
+def writer(target: Target, shown: Presentation) -> DocumentWriter:
+    past = Past(shown.history)
 
     def render_ascii(run: DocumentRun) -> Iterator[str]:
         """The page with references in the place of characters that not every encoding of stdout has."""

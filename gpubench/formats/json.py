@@ -11,7 +11,7 @@ from uuid import uuid4
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpubench.formats.registry import Style, Target
+from gpubench.formats.registry import Presentation, Target
 from gpubench.model.results.history import DatedName
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
@@ -45,7 +45,7 @@ class JsonWriter:
     until the end. Of many rows it is not written at each one: the time would grow with the square of their number.
     """
 
-    def __init__(self, target: Target, _style: Style) -> None:
+    def __init__(self, target: Target, _shown: Presentation) -> None:
         self._target = target
         self._metadata: str | None = None
         self._rows: list[str] | None = None
@@ -224,9 +224,9 @@ class DocumentWriter:
             self._target.stream.flush()
 
 
-def documents(render: Render, *, marks_unfinished: bool = True) -> Callable[[Target, Style], DocumentWriter]:
+def documents(render: Render, *, marks_unfinished: bool = True) -> Callable[[Target, Presentation], DocumentWriter]:
     """Return what makes the writers of a format from its `render`."""
-    return lambda target, _style: DocumentWriter(target, render, marks_unfinished=marks_unfinished)
+    return lambda target, _shown: DocumentWriter(target, render, marks_unfinished=marks_unfinished)
 
 
 class DatedWriter(JsonWriter):

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from gpubench.formats.json import json_text
-from gpubench.formats.registry import Style, Target
+from gpubench.formats.registry import Presentation, Target
 from gpubench.model.results.report import SCHEMA_VERSION, Matrix, Metadata, Report, Row
 
 
 class JsonLinesWriter:
     """Writes each line as soon as it is known."""
 
-    def __init__(self, target: Target, _style: Style) -> None:
+    def __init__(self, target: Target, _shown: Presentation) -> None:
         self._target = target
         self._stream: TextIO | None = None
         self._row_kind = ""

@@ -1,5 +1,6 @@
 """What a person or a file sees of a run: its rows and its progress."""
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -12,8 +13,7 @@ from msgspec.structs import replace
 
 from gpubench.errors import COULD_NOT_MEASURE, DONE, JUDGED_AND_FAILED, OutputError, name_output
 from gpubench.formats.delivery import is_reader_gone, say
-from gpubench.formats.presentation import Color, Presentation
-from gpubench.formats.registry import BASELINE, Style, Target, Writer, target_of
+from gpubench.formats.registry import BASELINE, Color, Presentation, Target, Writer, target_of
 from gpubench.formats.table import line_text
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import (
@@ -169,17 +169,14 @@ def _bar(stream: TextIO) -> "Progress":
     )
 
 
-PLAIN_WIDTH = 100
-"""The width of a table that goes to no terminal."""
-
 _LEAST_WIDTH = 40
-_NOT_FORCED = ("", "0", "false")
 
 
 class Presenter:
     """A listener that feeds stdout, the output files, and the progress on stderr."""
 
-    def __init__(self, options: Presentation, style: Style, *, progress: bool, is_rank: bool = False) -> None:
+    def __init__(self, options: Presentation, *, progress: bool, is_rank: bool = False) -> None:
+        """Open the outputs. The stdout of a rank may be a pty of mpirun and never counts as a terminal."""
         self.rows = 0
         self._began = time.monotonic()
         self.report: Report | None = None
@@ -188,13 +185,12 @@ class Presenter:
         self._figures = SpeedFigures()
         self._options = options
         self._is_table = options.format.name in ("table", "quiet", "veto")
-        style = replace(style, history=options.history)
-        plain = replace(style, width=style.width if options.width else PLAIN_WIDTH, color=False, terminal=False)
-        self._writers: dict[str, Writer] = {"stdout": options.format.writer(Target(stream=sys.stdout), style)}
+        shown = on_plain_stream(options) if is_rank else on_stream(options, sys.stdout)
+        self._writers: dict[str, Writer] = {"stdout": options.format.writer(Target(stream=sys.stdout), shown)}
+        plain = dataclasses.replace(options, color=Color.NEVER)
         for output in options.outputs:
             self._writers[str(output.path)] = output.format.writer(target_of(output.path), plain)
-        shown = progress_on(sys.stderr, is_rank=is_rank, say=self._say) if progress else ProgressDisplay()
-        self._progress: ProgressDisplay = shown
+        self._progress = progress_on(sys.stderr, is_rank=is_rank, say=self._say) if progress else ProgressDisplay()
         self._begun = False
 
     def begin(self, metadata: Metadata, columns: Sequence[str] | None = None) -> None:
@@ -324,48 +320,43 @@ def _columns_of(metadata: Metadata) -> Sequence[str]:
     return OverlapRow.columns()
 
 
-def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Style:
-    """Return the look of a table on `stream`: the terminal's, unless options or `environment` say otherwise.
+def on_stream(presentation: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Presentation:
+    """Decide width and colours on `stream`: the terminal's, unless options or `environment` say otherwise.
 
     COLUMNS is a width, and NO_COLOR comes before FORCE_COLOR, even if the stream is no terminal.
     """
-    terminal = stream.isatty()
-    width = plain_width(stream, environment)
-    colors = _is_forced(environment) or (terminal and environment.get("TERM") != "dumb")
-    return replace(_style(options, width, environment, colors=colors), terminal=terminal)
-
-
-def plain_width(stream: TextIO, environment: Mapping[str, str] = os.environ) -> int:
-    """Return the columns of the terminal, else those of COLUMNS, else those of a page."""
-    return shutil.get_terminal_size().columns if stream.isatty() else _plain_width(environment)
-
-
-def rank_style(options: Presentation) -> Style:
-    """Return the look of a rank's table from options and environment: its stdout may be a pty of mpirun."""
-    return _style(options, _plain_width(os.environ), os.environ, colors=_is_forced(os.environ))
-
-
-def _style(options: Presentation, width: int, environment: Mapping[str, str], *, colors: bool) -> Style:
-    wanted = options.color is Color.AUTO and colors and not environment.get("NO_COLOR")
-    colored = options.color is Color.ALWAYS or wanted
-    return Style(
-        options.width or width, colored, options.section, options.plot, verbose=options.verbose, wide=options.wide
+    if not stream.isatty():
+        return on_plain_stream(presentation, environment)
+    has_colors = _is_forced(environment) or environment.get("TERM") != "dumb"
+    return dataclasses.replace(
+        presentation,
+        width=presentation.width or shutil.get_terminal_size().columns,
+        color=_chosen_color(presentation.color, environment, has_colors=has_colors),
+        terminal=True,
     )
 
 
+def on_plain_stream(presentation: Presentation, environment: Mapping[str, str] = os.environ) -> Presentation:
+    """Decide width and colours without a terminal."""
+    return dataclasses.replace(
+        presentation,
+        width=chosen_width(presentation, environment),
+        color=_chosen_color(presentation.color, environment, has_colors=_is_forced(environment)),
+    )
+
+
+def _chosen_color(color: Color, environment: Mapping[str, str], *, has_colors: bool) -> Color:
+    if color is not Color.AUTO:
+        return color
+    return Color.ALWAYS if has_colors and not environment.get("NO_COLOR") else Color.NEVER
+
+
 def _is_forced(environment: Mapping[str, str]) -> bool:
-    return environment.get("FORCE_COLOR", "").lower() not in _NOT_FORCED
+    return environment.get("FORCE_COLOR", "").lower() not in ("", "0", "false")
 
 
-def chosen_width(options: Presentation, environment: Mapping[str, str] = os.environ) -> int | None:
+def chosen_width(presentation: Presentation, environment: Mapping[str, str] = os.environ) -> int | None:
     """Return the columns that an option or COLUMNS asks for, or None if nobody chose."""
-    return options.width or _columns(environment)
-
-
-def _plain_width(environment: Mapping[str, str]) -> int:
-    return _columns(environment) or PLAIN_WIDTH
-
-
-def _columns(environment: Mapping[str, str]) -> int | None:
     columns = environment.get("COLUMNS", "")
-    return max(_LEAST_WIDTH, int(columns)) if columns.isdecimal() and int(columns) else None
+    asked = max(_LEAST_WIDTH, int(columns)) if columns.isdecimal() and int(columns) else None
+    return presentation.width or asked

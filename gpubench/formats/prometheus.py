@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from gpubench.formats.json import DocumentRun, DocumentWriter
-from gpubench.formats.registry import Style, Target
+from gpubench.formats.registry import Presentation, Target
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.ending import exit_code_of
 from gpubench.model.results.report import Metadata, PairRow, Report, Table, VerdictRow
@@ -281,7 +281,7 @@ def _add_samples(exposition: _Exposition, record: Mapping[str, Any], metadata: M
                 exposition.add(f"gpubench_{metric.name}", metric.help, float(value) * metric.scale, labels)
 
 
-def writer(target: Target, style: Style) -> DocumentWriter:
+def writer(target: Target, shown: Presentation) -> DocumentWriter:
     """Return the writer. The section of pairs asks for values of every pair."""
-    with_pairs = partial(render, pairs=style.section == PairRow.section)
+    with_pairs = partial(render, pairs=shown.section == PairRow.section)
     return DocumentWriter(target, with_pairs, marks_unfinished=False)

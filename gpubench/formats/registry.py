@@ -1,14 +1,21 @@
-"""The output formats and the parts of each: a new format is one file and one line here."""
+"""The output formats, and how a command line asks for them: a new format is one file and one line here."""
 
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, ClassVar, Protocol, TextIO
 
 from msgspec import Struct
+
+from gpubench.errors import DONE, UsageError, exclusive, exit_style_under_launcher, unwritable_output
+from gpubench.model.facts.environment import detect_launcher
+from gpubench.model.terms.options import OUTPUT, flag, one_of, option, unknown_choice
+from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata, Report, Row
@@ -25,25 +32,6 @@ class Writer(Protocol):
     def row(self, row: "Row") -> None: ...
 
     def end(self, report: "Report") -> None: ...
-
-
-class Style(Struct, frozen=True):
-    """The look of an output: columns of the terminal or page, and whether colours may be used.
-
-    `section` is for formats that show a single one. None is the report's main section. `plot` adds curves to a table.
-    `history` is a folder of dated results whose trend a page shows. `verbose` has headers in full. `wide` repeats the
-    run in every line of CSV. `terminal` breaks the last line at the width with its command on a line of its own.
-    Elsewhere it is one line, for `tail -1`.
-    """
-
-    width: int = 100
-    color: bool = False
-    section: str | None = None
-    plot: bool = False
-    history: Path | None = None
-    verbose: bool = False
-    wide: bool = False
-    terminal: bool = False
 
 
 class Target(Struct, frozen=True):
@@ -77,8 +65,6 @@ def target_of(path: Path) -> Target:
             opened = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
             if error.errno != errno.ENXIO or time.monotonic() > until:
-                from gpubench.errors import unwritable_output  # --help reads this list of formats
-
                 raise unwritable_output(path, error) from None
             time.sleep(_SECONDS_BETWEEN_TRIES)
             continue
@@ -98,9 +84,9 @@ class Format(Struct, frozen=True):
     maker: str
 
     @property
-    def writer(self) -> Callable[[Target, Style], Writer]:
+    def writer(self) -> "Callable[[Target, Presentation], Writer]":
         module, _, name = self.maker.partition(":")
-        make: Callable[[Target, Style], Writer] = getattr(import_module(f"gpubench.formats.{module}"), name)
+        make: Callable[[Target, Presentation], Writer] = getattr(import_module(f"gpubench.formats.{module}"), name)
         return make
 
 
@@ -144,3 +130,264 @@ VETO = Format(
 
 SUMMARY = Format("summary", None, "the last sentence alone", "status_line:summary_writer")
 """The format of `--summary`, for stdout."""
+
+
+class ExitStyle(StrEnum):
+    """The monitoring system whose exit codes are used.
+
+    A Nagios plugin ends with 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. A plugin of node-problem-detector ends with 0 no
+    problem, 1 problem, anything else unknown. The `slurm` style has the same codes, for scripts that drain nodes.
+    """
+
+    NAGIOS = "nagios"
+    NPD = "npd"
+    SLURM = "slurm"
+
+    def code(self, verdict: Verdict, *, strict: bool = False, drains: bool | None = None) -> int:
+        """Return the exit code of a verdict. A warning is a problem of the node only with `--strict`.
+
+        `drains` says whether a finding blames the node itself. If none does, a FAIL is no problem of the node.
+        """
+        if self is ExitStyle.NAGIOS:
+            return NAGIOS_CODES[NAGIOS_STATES[verdict]]
+        if drains or (strict and verdict in (Verdict.WARN, Verdict.INCONCLUSIVE)):
+            return 1
+        return 0 if verdict in (Verdict.PASS, Verdict.WARN) else 2
+
+
+NAGIOS_STATES = {
+    Verdict.PASS: "OK",
+    Verdict.SKIP: "UNKNOWN",
+    Verdict.WARN: "WARNING",
+    Verdict.INCONCLUSIVE: "WARNING",
+    Verdict.FAIL: "CRITICAL",
+    Verdict.ERROR: "UNKNOWN",
+}
+"""Nagios' word for each verdict; what was not judged is never OK."""
+
+NAGIOS_CODES = {"OK": 0, "WARNING": 1, "CRITICAL": 2, "UNKNOWN": 3}
+
+
+class Color(StrEnum):
+    """The choice of colours in the table."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Output(Struct, frozen=True):
+    """A file to write, in the format of its suffix, or a folder for a dated result."""
+
+    path: Path
+    format: Format
+
+
+def _parse_format(name: str) -> Format:
+    for known in FORMATS:
+        if known.name == name:
+            return known
+    raise unknown_choice("--format", name, [known.name for known in FORMATS])
+
+
+SUFFIXES = tuple(known.suffix for known in FORMATS if known.suffix is not None)
+PLAIN_WIDTH = 100
+"""The width of a table that goes to no terminal."""
+
+EXIT_STYLE = "--exit-style"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Presentation:
+    """Output files and the look of a report: the options of every command, and what a writer needs to know.
+
+    `checked` completes `format` and `outputs`. `defaults` are options from the environment or `defaults_file`, with
+    their places. `job_defaults` are those that ranks must agree about. `terminal` breaks the last line at the width
+    with its command on a line of its own. Elsewhere it is one line, for `tail -1`.
+    """
+
+    help_group: ClassVar = OUTPUT
+
+    plot: bool = flag("Draw bandwidth by size below the table, with limit and expected value.")
+    format: Format = option(
+        "NAME",
+        f"Format of stdout: {', '.join(known.name for known in FORMATS)}.",
+        default=TABLE.name,
+        read=_parse_format,
+        completed_as="format",
+        common=True,
+    )
+    json: bool = flag("Same as --format json.", common=True)
+    output: list[str] | None = option(
+        "FILE",
+        f"Also write the result to this file, in the format of its suffix ({', '.join(SUFFIXES)}). A folder (results/) "
+        "gets one dated JSON file per run. Repeatable.",
+        name="--output -o",
+        common=True,
+    )
+    save_baseline: str | None = option(
+        "NAME",
+        "Keep this result as the baseline NAME, for gpubench compare --against NAME.",
+        completed_as="against",
+    )
+    section: str | None = option(
+        "NAME",
+        "Which section to write as CSV (default: the main one). With prometheus, pairs adds every GPU pair.",
+    )
+    wide: bool = flag("Add to each line of CSV the run it belongs to: id, time, hosts, GPUs, driver, NCCL.")
+    color: Color = option(
+        "|".join(Color),
+        "When to color the table.",
+        default=Color.AUTO.value,
+        read=one_of("--color", Color),
+        completed_as="color",
+    )
+    width: int | None = option("N", "Width of the table in columns (default: the terminal's, otherwise 100).", min=40)
+    summary: bool = flag("Print only the last line: verdict, and cause or best figures.")
+    verbose: bool = flag("Print every GPU, library and setting in the header.", name="--verbose -v")
+    quiet: bool = flag("Print only findings and the last line, without progress.", name="--quiet -q")
+    no_progress: bool = flag("Do not show progress.")
+    exit_style: ExitStyle | None = option(
+        "|".join(ExitStyle),
+        "Print one line and exit with the codes of a Nagios or node-problem-detector plugin, or for a Slurm script.",
+        read=one_of(EXIT_STYLE, ExitStyle),
+        completed_as="exit-style",
+    )
+    exit_zero: bool = flag("Exit 0 after any report. Without a report the codes stay 2, 3 and 130.")
+    outputs: tuple[Output, ...] = ()
+    terminal: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults_file: str | None = None
+    job_defaults: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> int:
+        return self.width or PLAIN_WIDTH
+
+    @property
+    def is_colored(self) -> bool:
+        return self.color is Color.ALWAYS
+
+    @property
+    def show_progress(self) -> bool:
+        return not (self.no_progress or self.quiet)
+
+    @property
+    def history(self) -> Path | None:
+        """The folder of dated results."""
+        return next((output.path for output in self.outputs if output.format is DATED), None)
+
+    def exit_code(self, metadata: "Metadata", report: "Report") -> int:
+        from gpubench.conditions.policy import drains
+        from gpubench.model.results.ending import exit_code_of, is_strict
+
+        if self.exit_zero:
+            return DONE
+        if self.exit_style is None:
+            return exit_code_of(metadata, report)
+        return self.exit_style.code(
+            report.verdict, strict=is_strict(metadata.options), drains=any(map(drains, report.findings))
+        )
+
+    def checked(self, sections: Sequence[str]) -> "Presentation":
+        """Return the presentation of a command with these sections. Raises UsageError if options do not fit."""
+        format_, outputs = JSON if self.json else self.format, parse_outputs(self.output or ())
+        if self.save_baseline is not None:
+            from gpubench.readers.results.history import baseline_path
+
+            outputs += (Output(baseline_path(self.save_baseline, os.environ), BASELINE),)
+        self._check_section(sections, format_, outputs)
+        self._check_plot(format_, outputs)
+        if self.exit_style is not None:
+            launch = detect_launcher(os.environ)
+            if launch is not None and launch.size > 1:
+                raise exit_style_under_launcher(launch.launcher)
+            format_ = {ExitStyle.NAGIOS: NAGIOS, ExitStyle.NPD: NPD, ExitStyle.SLURM: SLURM}[self.exit_style]
+        elif self.summary:
+            format_ = SUMMARY
+        elif self.quiet and format_ is TABLE:
+            format_ = QUIET
+        return replace(self, format=format_, outputs=outputs)
+
+    def _check_section(self, sections: Sequence[str], stdout: Format, outputs: Sequence[Output]) -> None:
+        if self.section is not None and self.section not in sections:
+            raise unknown_choice("--section", self.section, sections)
+        names = {stdout.name, *(output.format.name for output in outputs)}
+        if self.section is not None and "csv" not in names and not (self.section == "pairs" and "prometheus" in names):
+            raise UsageError(
+                f"--section {self.section} without csv",
+                expected="--format csv, or an --output file ending in .csv: --section selects one section of the CSV",
+                next_step=f"--format csv --section {self.section}",
+            )
+        tuner = next((output for output in outputs if output.format is TUNER), None)
+        if tuner is not None and "winners" not in sections:
+            raise UsageError(
+                f"--output {tuner.path}",
+                expected="a collective that is swept over settings: the file has their winners",
+                next_step="gpubench allreduce --algo ring,tree --proto ll,ll128,simple --output nccl_tuner.conf",
+            )
+        if self.wide and "csv" not in names:
+            raise UsageError("--wide without csv", expected="--format csv, or an --output file ending in .csv")
+
+    def _check_plot(self, stdout: Format, outputs: Sequence[Output]) -> None:
+        if not self.plot or any(output.format is TABLE for output in outputs):
+            return
+        if self.quiet:
+            raise exclusive(
+                ("--plot", "--quiet"),
+                "one of them, or an --output file ending in .txt: the curves are part of the table",
+            )
+        if stdout is not TABLE:
+            raise UsageError(
+                f"--plot with --format {stdout.name}",
+                expected="--format table: the curves are part of the table",
+                next_step="--output result.html",
+            )
+
+
+def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
+    """Return the files to write, with formats by suffix, and the folder for dated results.
+
+    Raises UsageError for an unknown suffix, one file twice, or two folders.
+    """
+    outputs: dict[Path, Output] = {}
+    for text in paths:
+        path = Path(text)
+        keeps = text.endswith("/") or (path.suffix not in SUFFIXES and _is_folder(path))
+        output = Output(path, DATED if keeps else _format_of_file(path, text))
+        if path.resolve() in outputs:
+            raise UsageError(
+                f"--output {text} is given twice",
+                expected="a different file for each output",
+                reason="the second would overwrite the first: both paths are the same file",
+                next_step="--output result.json --output result.csv",
+            )
+        folder = next((known.path for known in outputs.values() if known.format is DATED), None)
+        if output.format is DATED and folder is not None:
+            raise UsageError(
+                f"--output {folder}/ and --output {text}",
+                expected="one folder for dated results",
+                next_step=f"--output {folder}/",
+            )
+        outputs[path.resolve()] = output
+    return tuple(outputs.values())
+
+
+def _is_folder(path: Path) -> bool:
+    """True for a folder. A path that cannot be read, or is too long, is refused when it is written."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _format_of_file(path: Path, text: str) -> Format:
+    formats = {known.suffix: known for known in (*FORMATS, TUNER) if known.suffix}
+    if path.suffix in formats:
+        return formats[path.suffix]
+    endings = ", ".join(f"{suffix} ({known.name})" for suffix, known in formats.items())
+    raise UsageError(
+        f"--output {text}: no format has this suffix",
+        expected=f"a file ending in {endings}, or a folder ending in /",
+        next_step=f"--output {path.with_suffix('.json') if path.suffix else f'{text}/'}",
+    )

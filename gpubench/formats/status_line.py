@@ -10,13 +10,70 @@ with `eval "$(gpubench p2p --veto)"`: an export, or a comment alone where nothin
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpubench.formats import presentation
 from gpubench.formats.json import DocumentRun, documents
-from gpubench.formats.registry import Style, Target
+from gpubench.formats.registry import NAGIOS_STATES, ExitStyle, Presentation, Target
 from gpubench.model.paths.transport import Conclusion, State
 from gpubench.model.results.report import CollectiveRow, EvidenceRow, Metadata, PairRow, Report, Row
 from gpubench.model.terms.units import plural, printable_line, shorten
-from gpubench.model.terms.verdict import Origin
+from gpubench.model.terms.verdict import Origin, Verdict
+
+_MOST_CHARACTERS = 80
+"""Characters that node-problem-detector keeps of a message: its default `max_output_length`."""
+
+_MOST_BYTES = 1024
+"""Bytes of a line that every way to Nagios carries, its end included: those of NRPE 2."""
+
+_MOST_BYTES_OF_REASON = 240
+"""Bytes of a reason for draining, so that 'gpubench: ' and the reason fit the 255 of slurmdbd's column (tinytext)."""
+
+_SPELLED = str.maketrans({"|": "/", "\\": "/", "%": " percent", "`": "'", "$": "?"})
+"""A bar begins figures; the others mean something to printf, to shells or to Nagios' macros."""
+
+_IN_ASCII = str.maketrans({"→": "->", "×": "x", "µ": "u", "·": ".", "−": "-", "–": "-", "±": "+-", "°": "", "…": "..."})
+
+
+def line_without_report(style: ExitStyle, verdict: Verdict, text: str, *, drains: bool = False) -> str:
+    """Return the line on stdout of a run that has no report."""
+    if style is ExitStyle.NAGIOS:
+        return _nagios_line("gpubench", verdict, text)
+    if style is ExitStyle.SLURM:
+        return _slurm_line(style.code(verdict, drains=drains), text)
+    return _npd_line(f"{verdict}: {text}")
+
+
+def _nagios_line(subject: str, verdict: Verdict, text: str, figures: str = "") -> str:
+    figures = f" | {figures}" if figures else ""
+    line = _inert(f"{subject.upper()} {NAGIOS_STATES[verdict]} - {text}")
+    return f"{_cut(line, _MOST_BYTES - len(figures) - 1)}{figures}\n"
+
+
+def _npd_line(text: str) -> str:
+    """Return a message of at most 80 bytes in ASCII, so that nothing else cuts it inside a character."""
+    words = _inert(text.translate(_IN_ASCII)).encode("ascii", "replace").decode("ascii")
+    return _cut(words, _MOST_CHARACTERS) + "\n"
+
+
+def _slurm_line(code: int, text: str) -> str:
+    """Return the decision for a node and the reason, in ASCII: 'drain: GPU3: 9 of 18 NVLinks down'."""
+    words = printable_line(" ".join(text.translate(_IN_ASCII).split()))
+    reason = _cut(words.encode("ascii", "replace").decode("ascii"), _MOST_BYTES_OF_REASON)
+    return f"{('keep', 'drain', 'unknown')[code]}: {reason}\n"
+
+
+def _is_inert(text: str) -> bool:
+    """True if monitoring passes a text on unchanged."""
+    return text.isascii() and _inert(text) == text
+
+
+def _inert(text: str) -> str:
+    """Return a text in which no figure begins, and that no shell, macro or printf changes."""
+    return " ".join(printable_line(" ".join(text.split())).translate(_SPELLED).split())
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    if len(text.encode()) <= most_bytes:
+        return text
+    return text.encode()[: most_bytes - 3].decode(errors="ignore") + "..."
 
 
 class _Figure(NamedTuple):
@@ -38,17 +95,14 @@ def _nagios(run: DocumentRun) -> Iterator[str]:
 
     figures = " ".join(map(str, _figures(run)))
     text = _summary(_sentence(run), run.report).removeprefix("(simulated) ")  # the title says it
-    yield presentation.nagios_line(title(run.metadata), presentation.STATES[run.report.verdict], text, figures)
+    yield _nagios_line(title(run.metadata), run.report.verdict, text, figures)
 
 
 def _npd(run: DocumentRun) -> Iterator[str]:
     """Return the longest sentence that fits. Characters outside ASCII become longer."""
     if run.report.complete:
-        lines = (
-            presentation.npd_line(_sentence(run, most))
-            for most in range(presentation.MOST_CHARACTERS, presentation.MOST_CHARACTERS // 2, -1)
-        )
-        yield next((line for line in lines if not line.endswith("...\n")), presentation.npd_line(run.report.sentence))
+        lines = (_npd_line(_sentence(run, most)) for most in range(_MOST_CHARACTERS, _MOST_CHARACTERS // 2, -1))
+        yield next((line for line in lines if not line.endswith("...\n")), _npd_line(run.report.sentence))
 
 
 def _slurm(run: DocumentRun) -> Iterator[str]:
@@ -59,13 +113,11 @@ def _slurm(run: DocumentRun) -> Iterator[str]:
     if not run.report.complete:
         return
     at_fault = worst([finding for finding in run.report.findings if drains(finding)])
-    code = presentation.ExitStyle.SLURM.code(
-        run.report.verdict, strict=is_strict(run.metadata.options), drains=at_fault is not None
-    )
+    code = ExitStyle.SLURM.code(run.report.verdict, strict=is_strict(run.metadata.options), drains=at_fault is not None)
     text = _summary(run.report.sentence, run.report)
     if at_fault is not None and at_fault != worst(run.report.findings):
         text = f"{at_fault.subject}: {at_fault.seen}"
-    yield presentation.slurm_line(code, text)
+    yield _slurm_line(code, text)
 
 
 def _summary(sentence: str, report: Report) -> str:
@@ -82,7 +134,7 @@ def _sentence(run: DocumentRun, most: int | None = None) -> str:
     figures = SpeedFigures()
     for row in (*run.rows, *run.report.rows(PairRow), *run.report.rows(CollectiveRow)):
         figures.add(row)
-    return sentence(run.metadata, run.report, figures, most=most, passes=presentation.is_inert)
+    return sentence(run.metadata, run.report, figures, most=most, passes=_is_inert)
 
 
 def _figures(run: DocumentRun) -> Iterator[_Figure]:
@@ -135,7 +187,7 @@ _SAID = {
 class VetoWriter:
     """Prints the line at the end."""
 
-    def __init__(self, target: Target, _style: Style) -> None:
+    def __init__(self, target: Target, _shown: Presentation) -> None:
         self._target = target
         self._simulated = False
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from gpubench.formats import layout
 from gpubench.formats.layout import INDENT, Column
-from gpubench.formats.registry import Style, Target
+from gpubench.formats.registry import Presentation, Target
 from gpubench.model.facts.environment import performance_variables
 from gpubench.model.paths.p2p import SLOW_SHARE
 from gpubench.model.paths.transport import Conclusion, Confidence
@@ -336,18 +336,18 @@ _PART = re.compile(r"(?<!\S)(\d+(?: x\d+)?) of (\d+(?: x\d+)?)(?!\S)")
 class Page:
     """The page that a view prints on. `charts` are drawn before the outcome, or None if nobody asked for any."""
 
-    def __init__(self, target: Target, style: Style) -> None:
-        self.width = style.width
-        self.verbose = style.verbose
-        self._breaks_last_line = style.terminal
+    def __init__(self, target: Target, shown: Presentation) -> None:
+        self.width = shown.columns
+        self.verbose = shown.verbose
+        self._breaks_last_line = shown.terminal
         self.charts: Sequence[Chart] | None = None
         self._own_file = target.path is not None
-        self._style = style
+        self._shown = shown
         self._stream = target.open()
 
     @cached_property
     def _console(self) -> "Console":
-        return _console(self._stream, self._style)
+        return _console(self._stream, self._shown)
 
     def print(self, *lines: str, style: str = "") -> None:
         self._show(lines, lambda line: line_text(line, style))
@@ -355,7 +355,7 @@ class Page:
     def _show(self, lines: Iterable[str], colored: "Callable[[str], Text]") -> None:
         """Print lines. rich is loaded only for colours: it takes a tenth of a start."""
         for line in lines:
-            if self._style.color:
+            if self._shown.is_colored:
                 self._console.print(colored(line))
             else:
                 self._stream.write(f"{printable_line(line)}\n")
@@ -374,7 +374,7 @@ class Page:
         if grid.title:
             self.wrap(grid.title)
         for pieces in layout.grid_lines(grid, self.width):
-            if not self._style.color:
+            if not self._shown.is_colored:
                 self.print("".join(text for text, _ in pieces))
                 continue
             line = line_text("")
@@ -523,13 +523,13 @@ class ReportView:
         raise TypeError(f"{self._metadata.subject} has no rows of {type(row).__name__}")
 
 
-def _console(stream: TextIO, style: Style) -> "Console":
+def _console(stream: TextIO, shown: Presentation) -> "Console":
     return _pipe_console(
         stream,
-        width=style.width,
+        width=shown.columns,
         height=1,  # else the terminal is asked for its size with each line
-        force_terminal=style.color,
-        color_system="standard" if style.color else None,
+        force_terminal=shown.is_colored,
+        color_system="standard" if shown.is_colored else None,
         soft_wrap=True,
     )
 
@@ -550,8 +550,8 @@ def _pipe_console(stream: TextIO, **settings: Any) -> "Console":
 class QuietWriter:
     """Prints findings and the last sentence."""
 
-    def __init__(self, target: Target, style: Style) -> None:
-        self._page = Page(target, style)
+    def __init__(self, target: Target, shown: Presentation) -> None:
+        self._page = Page(target, shown)
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None: ...
     def row(self, row: Row) -> None: ...
@@ -570,26 +570,26 @@ class View(Protocol):
 class TableWriter:
     """Prints a run as it happens."""
 
-    def __init__(self, target: Target, style: Style) -> None:
+    def __init__(self, target: Target, shown: Presentation) -> None:
         self._target = target
-        self._style = style
+        self._shown = shown
         self._page: Page | None = None
         self._view: View | None = None
         self._rows: list[Row] = []
 
     def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
-        self._page = Page(self._target, self._style)
+        self._page = Page(self._target, self._shown)
         self._view = _view(self._page, metadata)
 
     def row(self, row: Row) -> None:
-        if self._style.plot:
+        if self._shown.plot:
             self._rows.append(row)
         if self._view is not None:
             self._view.row(row)
 
     def end(self, report: Report) -> None:
         if self._view is not None and self._page is not None:
-            if self._style.plot:
+            if self._shown.plot:
                 from gpubench.model.results.compare import charts
 
                 self._page.charts = [chart for chart in charts(self._rows) if not chart.logarithmic]

@@ -197,11 +197,11 @@ class RunResult(Struct, frozen=True):
         import html
         import io
 
-        from gpubench.formats.registry import FORMATS, Style, Target
+        from gpubench.formats.registry import FORMATS, Presentation, Target
 
         stream = io.StringIO()
         (page,) = (each for each in FORMATS if each.name == "html")
-        writer = page.writer(Target(stream=stream), Style())
+        writer = page.writer(Target(stream=stream), Presentation())
         writer.begin(self.metadata, self.stored.columns)
         for row in self.stored.rows:
             writer.row(row)

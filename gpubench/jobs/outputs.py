@@ -2,7 +2,6 @@
 
 import errno
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpubench.errors import unwritable_output
 from gpubench.formats.delivery import delivering
-from gpubench.formats.presentation import Output, Presentation
-from gpubench.formats.registry import BASELINE, DATED
+from gpubench.formats.registry import BASELINE, DATED, Output, Presentation
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -23,11 +21,10 @@ def presenting(
     shown: Presentation, recording: Path | None = None, *, is_rank: bool = False, progress: bool = False
 ) -> Iterator["Presenter"]:
     """Check the outputs and yield a presenter on stdout. The stdout of a rank never counts as a terminal."""
-    from gpubench.formats.presenter import Presenter, rank_style, terminal_style
+    from gpubench.formats.presenter import Presenter
 
     check_writable(shown.outputs, recording)
-    style = rank_style(shown) if is_rank else terminal_style(shown, sys.stdout)
-    presenter = Presenter(shown, style, progress=progress and shown.show_progress, is_rank=is_rank)
+    presenter = Presenter(shown, progress=progress and shown.show_progress, is_rank=is_rank)
     with delivering(presenter):
         yield presenter
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from gpubench.errors import UsageError, invalid_choice
-from gpubench.formats.presentation import Presentation
-from gpubench.jobs.options import (
+from gpubench.formats.registry import Presentation
+from gpubench.jobs.sources import Here, Recording, Replayed, Simulation, SimulationOptions, Source, source_of
+from gpubench.model.terms.options import (
     INPUT,
     JUDGE,
     MEASURE,
@@ -26,21 +27,31 @@ from gpubench.jobs.options import (
     judging_profile,
     one_of,
     option,
-    parse_collective,
-    paths,
+    parse_paths,
     read_from,
     required_argument,
     sharing_ranks,
     step_timeout,
     strict_option,
+    unknown_choice,
 )
-from gpubench.jobs.sources import Here, Recording, Replayed, Simulation, SimulationOptions, Source, source_of
 from gpubench.model.terms.units import parse_sizes
 
 if TYPE_CHECKING:
     from gpubench.measure.watch.jobs import WatchedJobs
     from gpubench.model.paths.transport import EvidenceUse
     from gpubench.simulated.machine import SimulatedMachine
+
+
+def parse_collective(text: str) -> str:
+    """The collective of --collective as gpubench calls it, of its own name or nccl-tests'; UsageError for no name."""
+    from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
+
+    name = text.lower().removesuffix("_perf")
+    name = COLLECTIVE_NAMES.get(name, name)
+    if name not in COLLECTIVE_NAMES.values():
+        raise unknown_choice("--collective", text, tuple(COLLECTIVE_NAMES.values()))
+    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +202,7 @@ class ComparePlan:
         "FILE",
         "One more run of the old side. Repeatable.",
         name="--base",
-        read=paths,
+        read=parse_paths,
         several=True,
         without=(),
         common=True,
@@ -200,7 +211,7 @@ class ComparePlan:
         "FILE",
         "One more run of the new side. Repeatable.",
         name="--new",
-        read=paths,
+        read=parse_paths,
         several=True,
         without=(),
         common=True,

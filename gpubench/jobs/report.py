@@ -1,5 +1,6 @@
 """Show a stored result again, or judge another program's results as if gpubench had measured them."""
 
+import dataclasses
 import os
 import re
 import shlex
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import CouldNotMeasureError, IncompleteResultError, UsageError
-from gpubench.formats.presentation import Presentation
+from gpubench.formats.registry import Presentation
 from gpubench.jobs.collective.metadata import speed_judge_of
 from gpubench.jobs.failed_runs import add_findings, failures_in, failures_without_rows, show_failures
 from gpubench.jobs.metadata import metadata_of
@@ -635,7 +636,7 @@ def run(stored: StoredRun, name: str, presentation: Presentation) -> int:
     if presentation.exit_style is not None and not stored.report.complete:
         raise CouldNotMeasureError(f"{name}: the run was cut short, or has not ended")
     # The options of this command are no options of the run.
-    shown = replace(presentation, defaults={}, defaults_file=None)
+    shown = dataclasses.replace(presentation, defaults={}, defaults_file=None)
     try:
         with presenting(shown) as presenter:
             presenter.begin(stored.metadata, stored.columns)

@@ -5,7 +5,6 @@ start and end of a rank in `rank`.
 """
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -46,12 +45,11 @@ class Place:
     @cached_property
     def presenter(self) -> "Presenter":
         """The presenter, made on first use: importing it takes as long as starting to read a machine."""
-        from gpubench.formats.presenter import Presenter, rank_style, terminal_style
+        from gpubench.formats.presenter import Presenter
 
         shown = self.plan.presentation
-        style = rank_style(shown) if self.is_launched else terminal_style(shown, sys.stdout)
         progress = self._shows_progress and shown.show_progress and self.is_here
-        return Presenter(shown, style, progress=progress, is_rank=self.is_launched)
+        return Presenter(shown, progress=progress, is_rank=self.is_launched)
 
     @property
     def listener(self) -> "Presenter | NullListener":

@@ -14,8 +14,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.errors import UsageError
-from gpubench.jobs.options import SIMULATE, option
 from gpubench.model.facts.environment import LaunchedRank, performance_variables
+from gpubench.model.terms.options import SIMULATE, option
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter

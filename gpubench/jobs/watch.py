@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from msgspec.structs import replace
 
 from gpubench.errors import UsageError, add_advice, no_gpu
-from gpubench.formats.presentation import Presentation
-from gpubench.formats.registry import TABLE
+from gpubench.formats.registry import TABLE, Presentation
 from gpubench.jobs import runner, sources
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.plans import LONGER_INTERVAL_SECONDS, WatchPlan
@@ -526,14 +525,14 @@ def _is_live(shown: Presentation, *, is_terminal: bool) -> bool:
 @contextmanager
 def shown(plan: WatchPlan, machines: "Machines", *, is_terminal: bool) -> "Iterator[tuple[Screen, Wait]]":
     """Yield the screen that shows intervals, and the function that waits for the next one."""
-    from gpubench.formats.presenter import chosen_width, terminal_style
+    from gpubench.formats.presenter import chosen_width, on_stream
     from gpubench.formats.text.watch import NoScreen, PlainScreen, live_screen
 
     presentation = plan.presentation
     if isinstance(plan.source, sources.Replayed) or not _is_live(presentation, is_terminal=is_terminal):
         yield (PlainScreen(chosen_width(presentation)) if presentation.format is TABLE else NoScreen()), sleep
         return
-    color = terminal_style(presentation, sys.stdout).color
+    color = on_stream(presentation, sys.stdout).is_colored
     with live_screen(sys.stdout, _header(plan, machines), color=color) as (screen, wait):
         yield screen, wait
 

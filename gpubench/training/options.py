@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.errors import UsageError
-from gpubench.formats.presentation import Presentation
-from gpubench.jobs import options
+from gpubench.formats.registry import Presentation
+from gpubench.model.terms import options
 
 if TYPE_CHECKING:
     from gpubench.training.workload import Recompute
@@ -82,13 +82,13 @@ class TrainingPlan:
     results: tuple[Path, ...] = options.option(
         "DIR|FILE",
         "Stored results of collectives. Repeatable.",
-        read=options.paths,
+        read=options.parse_paths,
         several=True,
         without=(),
         common=True,
     )
     overlap: tuple[Path, ...] = options.option(
-        "FILE", "Stored results of gpubench overlap. Repeatable.", read=options.paths, several=True, without=()
+        "FILE", "Stored results of gpubench overlap. Repeatable.", read=options.parse_paths, several=True, without=()
     )
     other_machine: bool = options.flag("Use results of another machine.")
     measure: bool = options.flag(

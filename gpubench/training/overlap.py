@@ -5,9 +5,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubench.jobs.options import plan_from
 from gpubench.jobs.sources import Simulated, refuse_under_launcher
 from gpubench.model.facts.environment import detect_launcher
+from gpubench.model.terms.options import plan_from
 from gpubench.model.terms.overlap import OVERLAP
 from gpubench.training.overlap_options import OverlapPlan
 

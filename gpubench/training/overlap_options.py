@@ -6,24 +6,23 @@ from typing import Any, ClassVar
 
 from gpubench.collectives.registry import SUMMARIES
 from gpubench.errors import UsageError
-from gpubench.formats.presentation import Presentation
-from gpubench.jobs.collective.plan import CollectivePlan, Timing, evidence_option, nccl_library_option
-from gpubench.jobs.options import (
+from gpubench.formats.registry import Presentation
+from gpubench.jobs.collective.plan import CollectivePlan, Timing, evidence_option, nccl_library_option, parse_dtypes
+from gpubench.jobs.sources import Simulation, SimulationOptions
+from gpubench.model.terms.operation import DataType
+from gpubench.model.terms.options import (
     MEASURE,
     NCCL,
     flag,
     judging_profile,
     option,
     parse_choices,
-    parse_dtypes,
     read_from,
     sharing_ranks,
     step_timeout,
     strict_option,
     unknown_choice,
 )
-from gpubench.jobs.sources import Simulation, SimulationOptions
-from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.overlap import (
     DEFAULT_CTAS,
     DEFAULT_GEMM_SIDE,

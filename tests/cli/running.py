@@ -18,10 +18,9 @@ import pytest
 
 from gpubench.cli import process
 from gpubench.cli.app import run_command_line
-from gpubench.cli.options import PresentationOptions, grouped_options
 from gpubench.cli.process import PREFIX
 from gpubench.formats import presenter
-from gpubench.jobs.options import plan_from
+from gpubench.model.terms.options import options_of, plan_from
 from gpubench.profiles import FOLDER_VARIABLE
 from gpubench.ranks.launch import DAEMON_FAILED, find_launcher
 
@@ -155,10 +154,7 @@ def run_mpirun(command: Sequence[str], variables: Mapping[str, str]) -> subproce
 Plan = TypeVar("Plan")
 
 
-def planned(
-    kind: type[Plan], checked: Callable[[Plan, PresentationOptions], Plan], typed: Mapping[str, object]
-) -> Plan:
+def planned(kind: type[Plan], checked: Callable[[Plan], Plan], typed: Mapping[str, object]) -> Plan:
     """The plan of a command as if its fields, and those of its presentation, had been typed."""
-    names = {each.name for each, _, _ in (*grouped_options(kind), *grouped_options(PresentationOptions))}
-    assert typed.keys() <= names, "an option that the command does not have would be passed over"
-    return checked(plan_from(kind, typed), plan_from(PresentationOptions, typed))
+    assert typed.keys() <= {option.field for option in options_of(kind)}, "the command lacks an option"
+    return checked(plan_from(kind, typed))

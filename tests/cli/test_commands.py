@@ -8,31 +8,27 @@ from typing import Any
 import pytest
 
 from gpubench.cli.commands.collective import checked, help_of
-from gpubench.cli.options import PresentationOptions, grouped_options, parse_outputs
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
-from gpubench.formats.presentation import Color
-from gpubench.formats.presenter import rank_style, terminal_style
-from gpubench.formats.registry import Style
+from gpubench.formats.presenter import on_plain_stream, on_stream
+from gpubench.formats.registry import Color, Presentation, parse_outputs
 from gpubench.jobs.collective import job as alone
 from gpubench.jobs.collective.nccl_tests import settle_nccl_tests
 from gpubench.jobs.collective.plan import CollectivePlan
-from gpubench.jobs.options import plan_from
 from gpubench.jobs.outputs import check_writable
 from gpubench.machine.nvml import Driver
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.options import options_of, plan_from
 from gpubench.model.terms.statistics import Mode, Sampling
 from gpubench.ranks import launch
 from tests.cli.running import ASCII, gpubench
 
 
 def options(name: str = "allreduce", **given: object) -> CollectivePlan:
-    names = {each.name for each, _, _ in (*grouped_options(CollectivePlan), *grouped_options(PresentationOptions))}
-    assert given.keys() <= names
-    plan = plan_from(CollectivePlan, settle_nccl_tests({**given, "command": name}), name)
-    return checked(plan, plan_from(PresentationOptions, given))
+    assert given.keys() <= {option.field for option in options_of(CollectivePlan)}
+    return checked(plan_from(CollectivePlan, settle_nccl_tests({**given, "command": name}), name))
 
 
 def test_help_says_what_to_type_first_and_names_every_collective() -> None:
@@ -285,15 +281,16 @@ def test_colours(color: str, terminal: bool, environment: dict[str, str], colore
     chosen = options(color=color, width=90).presentation
     assert chosen.color is Color(color)
     stream = Terminal(terminal=terminal)
-    assert terminal_style(chosen, stream, environment) == Style(90, colored, terminal=terminal)  # type: ignore[arg-type]
+    shown = on_stream(chosen, stream, environment)  # type: ignore[arg-type]
+    assert (shown.width, shown.is_colored, shown.terminal) == (90, colored, terminal)
 
 
 def test_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "77")
-    assert terminal_style(options().presentation, Terminal(terminal=True), {}).width == 77  # type: ignore[arg-type]
-    assert terminal_style(options().presentation, Terminal(terminal=False), {}).width == 100  # type: ignore[arg-type]
-    assert rank_style(options().presentation) == Style(77, color=False)
-    assert rank_style(options(color="always", width=60).presentation) == Style(60, color=True)
+    assert on_stream(Presentation(), Terminal(terminal=True), {}).columns == 77  # type: ignore[arg-type]
+    assert on_stream(Presentation(), Terminal(terminal=False), {}).columns == 100  # type: ignore[arg-type]
+    assert on_plain_stream(Presentation()).columns == 77
+    assert on_plain_stream(Presentation(width=60)).columns == 60
 
 
 @pytest.mark.parametrize("arguments", [("topo", "--simulate", "hgx-h100-8"), ("allreduce", "--simulate", "hgx-h200-4")])

@@ -12,7 +12,7 @@ import pytest
 from gpubench.backends.mpi.group import AloneGroup
 from gpubench.cli.defaults import MOST_BYTES, options_of_all_commands, variable_of
 from gpubench.errors import UsageError
-from gpubench.formats.presentation import Presentation
+from gpubench.formats.registry import Presentation
 from gpubench.jobs.rank import AgreedError, agree_on_defaults
 from gpubench.ranks.launch import find_launcher
 from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, ROOT, SECONDS, environment, gpubench, mpirun

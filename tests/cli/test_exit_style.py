@@ -2,12 +2,14 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 import gpubench as package
-from gpubench.formats.presentation import ExitStyle, exit_style_in
+from gpubench.cli import app
+from gpubench.formats.registry import ExitStyle
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench, mpirun, without_gpus
 
@@ -137,11 +139,20 @@ def test_every_verdict_has_a_code() -> None:
         assert [style.code(verdict, strict=True) for verdict in doubts] == [1, 1, 2]
 
 
-def test_the_style_is_found_before_options_are_read() -> None:
-    assert exit_style_in(["topo", "--exit-style", "nagios"]) is ExitStyle.NAGIOS
-    assert exit_style_in(["topo", "--exit-style=npd", "--nonsense"]) is ExitStyle.NPD
-    assert exit_style_in(["topo", "--exit-style"]) is None
-    assert exit_style_in(["topo", "nagios"]) is None
+@pytest.mark.parametrize(
+    ("words", "style"),
+    [
+        (["--exit-style", "nagios"], ExitStyle.NAGIOS),
+        (["--exit-style=npd", "--nonsense"], ExitStyle.NPD),
+        (["--exit-style"], None),
+        (["nagios"], None),
+    ],
+)
+def test_the_style_is_found_before_options_are_read(
+    words: list[str], style: ExitStyle | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpubench", "topo", *words])
+    assert app._exit_style() is style
 
 
 def test_a_format_beside_it_is_refused() -> None:

@@ -13,13 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
-from gpubench.cli.options import PresentationOptions
 from gpubench.errors import UsageError
-from gpubench.jobs.options import plan_from
+from gpubench.formats.registry import Presentation
 from gpubench.jobs.plans import ExplainPlan
 from gpubench.measure.explain.report import SECTIONS
 from gpubench.model.results.fallback import CommunicatorRow, MemberRow, PathRow, TransportRow
 from gpubench.model.results.report import CauseRow
+from gpubench.model.terms.options import plan_from
 from tests.cli.running import ROOT, SECONDS, environment, gpubench
 from tests.fakes.nccl_logs import Job, between
 from tests.formats.schema import SCHEMA, validate
@@ -226,4 +226,4 @@ def test_options() -> None:
     given = {"logs": ["a", "b"]}
     assert plan_from(ExplainPlan, given).logs == ["a", "b"]
     with pytest.raises(UsageError, match="--section"):
-        plan_from(PresentationOptions, {"section": "pairs", "format_name": "csv"}).parse(SECTIONS)
+        plan_from(Presentation, {"section": "pairs", "format": "csv"}).checked(SECTIONS)

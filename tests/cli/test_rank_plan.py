@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.formats.presentation import Output, Presentation
-from gpubench.formats.registry import DATED
+from gpubench.formats.registry import DATED, Output, Presentation
 from gpubench.jobs.collective.plan import CollectivePlan
-from gpubench.jobs.options import plan_from
+from gpubench.model.terms.options import plan_from
 from gpubench.model.terms.settings import OWN_CHOICE
 from tests.cli.running import environment, gpubench
 from tests.cli.test_commands import options

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.cli.options import given_arguments
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs import several_hosts
-from gpubench.jobs.options import plan_from
 from gpubench.jobs.plans import CheckPlan
 from gpubench.machine.nvml import read_driver
+from gpubench.model.terms.options import changed_options, plan_from
 from gpubench.ranks.launch import EndedJob, Flavour, Launcher, Silence, hosts_of, mpirun_command, named_in, srun_command
 from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, environment, gpubench, without_gpus
 
@@ -206,7 +205,8 @@ def test_what_a_launcher_complains_of_names_the_host() -> None:
 
 def test_the_ranks_of_several_hosts_get_every_option_of_the_measurement() -> None:
     given = {"full": True, "timeout_s": 7.5, "record": "seen", "output": ["a.json"], "verbose": True}
-    assert [*given_arguments(plan_from(CheckPlan, given))] == ["--full", "--timeout", "7.5", "--record", "seen"]
+    changed = [*changed_options(plan_from(CheckPlan, given))]
+    assert changed == [("--full", True), ("--timeout", 7.5), ("--record", Path("seen"))]
 
 
 def test_an_allocation_is_checked_by_srun_and_defaults_do_not_start_it_twice(tmp_path: Path) -> None:

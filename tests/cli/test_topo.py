@@ -17,7 +17,6 @@ from gpubench.backends.mpi.group import AloneGroup
 from gpubench.cli.commands.machine import checked_topo as checked
 from gpubench.errors import UsageError
 from gpubench.jobs import topo as topo_job
-from gpubench.jobs.options import plan_from
 from gpubench.jobs.plans import TopoPlan
 from gpubench.jobs.sources import Here, Simulated, gathered, source_of
 from gpubench.machine.probe import Probe, stage_commands
@@ -25,6 +24,7 @@ from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import PAIR_COLUMNS
 from gpubench.model.results.topo import TOPO_SECTIONS
+from gpubench.model.terms.options import plan_from
 from tests.cli.running import ROOT, SECONDS, environment, gpubench, planned
 from tests.formats.schema import VALIDATOR, validate
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
-from gpubench.formats.presentation import Output, Presentation
-from gpubench.formats.registry import FORMATS
+from gpubench.formats.registry import FORMATS, Output, Presentation
 from gpubench.jobs.report import run
 from gpubench.machine import recorded
 from gpubench.measure.compare.judge import Rules

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpubench.formats.registry import TABLE, Style
+from gpubench.formats.registry import TABLE
 from gpubench.formats.text.collective import collective_lines
 from gpubench.model.facts.process import MpiSupport, OperationTrial, TrialOutcome
 from gpubench.model.results.backends import BackendRow, MpiTrialRow, against_first, trial_rows
@@ -32,7 +32,7 @@ def shown_below(kind: type[Record], rows: Sequence[Record], width: int = 100) ->
     report = Report(
         verdict=Verdict.PASS, complete=True, sections={kind.section: Table(kind.columns(), lambda: [*rows])}
     )
-    lines = written(TABLE, rows=(), report=report, style=Style(width)).splitlines()
+    lines = written(TABLE, rows=(), report=report, width=width).splitlines()
     return lines[lines.index("no row was measured") + 1 :]
 
 
@@ -76,7 +76,7 @@ def lines_of(collective: str) -> list[str]:
         row(2**20, 2.5, 600.0, **of_all, backend="host"),
     ]
     done = Report(verdict=Verdict.PASS, complete=True)
-    return written(TABLE, metadata=metadata, rows=tuple(rows), report=done, style=Style(70)).splitlines()
+    return written(TABLE, metadata=metadata, rows=tuple(rows), report=done, width=70).splitlines()
 
 
 def test_what_nccl_took_is_asked_of_nccl_alone_and_where_it_chooses() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import fields, replace
 
 from gpubench.formats.layout import Column, Grid, fitting_table, grid_lines, grid_of_words, table_lines
-from gpubench.formats.registry import TABLE, Format, Style, Target
+from gpubench.formats.registry import TABLE, Format, Presentation, Target
 from gpubench.formats.table import text_module
 from gpubench.formats.text import collective, overlap
 from gpubench.model.results.overlap import OverlapRow
@@ -133,7 +133,7 @@ ADDED = Column("added", lambda _row: "7.77", width=6)
 
 def printed(format_: Format, metadata: Metadata, rows: Sequence[Row] = (), report: Report = REPORT) -> str:
     stream = io.StringIO()
-    writer = format_.writer(Target(stream=stream), Style(width=200))
+    writer = format_.writer(Target(stream=stream), Presentation(width=200))
     writer.begin(metadata, ())
     for row in rows:
         writer.row(row)

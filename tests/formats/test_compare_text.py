@@ -5,7 +5,7 @@ import io
 import pytest
 from msgspec.structs import replace
 
-from gpubench.formats.registry import TABLE, Style, Target
+from gpubench.formats.registry import TABLE, Presentation, Target
 from gpubench.model.results.compare import CircumstanceRow, ComparisonRow
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.verdict import Verdict
@@ -43,7 +43,7 @@ FASTER = replace(SAME, change="faster", slower_percent=-20.0)
 
 def shown(rows: list[ComparisonRow], width: int = 80, circumstances: tuple[CircumstanceRow, ...] = ()) -> str:
     stream = io.StringIO()
-    writer = TABLE.writer(Target(stream=stream), Style(width))
+    writer = TABLE.writer(Target(stream=stream), Presentation(width=width))
     writer.begin(replace(METADATA, subject="compare", collective=None, origin="recorded", options=OPTIONS), ())
     sections = {
         "comparison": Table(ComparisonRow.columns(), lambda: rows),

@@ -6,13 +6,13 @@ from threading import Thread
 
 import pytest
 
-from gpubench.formats.registry import DATED, Style, Target, Writer
+from gpubench.formats.registry import DATED, Presentation, Target, Writer
 from gpubench.model.results.report import COLLECTIVE_COLUMNS
 from tests.formats.sample import METADATA, REPORT, ROW
 
 
 def begun(folder: Path) -> Writer:
-    writer = DATED.writer(Target(path=folder), Style())
+    writer = DATED.writer(Target(path=folder), Presentation())
     writer.begin(METADATA, COLLECTIVE_COLUMNS)
     return writer
 
@@ -30,9 +30,9 @@ def test_runs_of_one_second_do_not_overwrite_each_other(tmp_path: Path) -> None:
 
 
 def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
-    writer = DATED.writer(Target(path=tmp_path), Style())
+    writer = DATED.writer(Target(path=tmp_path), Presentation())
     writer.row(ROW)
     writer.end(REPORT)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match="a folder"):
-        DATED.writer(Target(), Style()).begin(METADATA, COLLECTIVE_COLUMNS)
+        DATED.writer(Target(), Presentation()).begin(METADATA, COLLECTIVE_COLUMNS)

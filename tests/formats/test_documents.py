@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpubench.formats.registry import Format, Style, Target
+from gpubench.formats.registry import Format, Presentation, Target
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench
@@ -23,7 +23,7 @@ SAMPLE = re.compile(r'(?P<name>[a-z_]+)\{(?P<labels>(?:[a-z_]+="(?:[^"\\\n]|\\[\
 
 def written(format_: Format, report: Report = REPORT, rows: tuple[Row, ...] = ROWS) -> str:
     stream = io.StringIO()
-    writer = format_.writer(Target(stream=stream), Style())
+    writer = format_.writer(Target(stream=stream), Presentation())
     writer.begin(METADATA, COLLECTIVE_COLUMNS)
     for row in rows:
         writer.row(row)
@@ -122,7 +122,7 @@ def test_labels_of_prometheus_hold_anything(text: str) -> None:
 def test_a_textfile_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
     path = tmp_path / "gpubench.prom"
     path.write_text("of the run before\n")
-    writer = PROMETHEUS.writer(Target(path=path), Style())
+    writer = PROMETHEUS.writer(Target(path=path), Presentation())
     writer.begin(METADATA, COLLECTIVE_COLUMNS)
     writer.row(ROW)
     assert path.read_text() == "of the run before\n"

@@ -5,7 +5,7 @@ import io
 import pytest
 from msgspec.structs import replace
 
-from gpubench.formats.registry import TABLE, Style, Target
+from gpubench.formats.registry import TABLE, Presentation, Target
 from gpubench.measure.explain.report import explain
 from gpubench.model.results.report import Metadata, Report
 from gpubench.model.terms.verdict import Verdict
@@ -38,7 +38,7 @@ def shown(*logs: str, metadata: Metadata = METADATA, width: int = 80) -> list[st
 
 def printed(report: Report, metadata: Metadata = METADATA, width: int = 80) -> list[str]:
     stream = io.StringIO()
-    writer = TABLE.writer(Target(stream=stream), Style(width))
+    writer = TABLE.writer(Target(stream=stream), Presentation(width=width))
     writer.begin(metadata, ())
     writer.end(report)
     lines = stream.getvalue().splitlines()
@@ -126,7 +126,7 @@ def test_a_run_that_was_cut_short() -> None:
 
 
 def test_rows_of_other_commands_are_refused() -> None:
-    writer = TABLE.writer(Target(stream=io.StringIO()), Style())
+    writer = TABLE.writer(Target(stream=io.StringIO()), Presentation())
     writer.begin(METADATA, ())
     with pytest.raises(TypeError, match="explain has no rows of CollectiveRow"):
         writer.row(ROW)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import fields, replace
 
 from gpubench.formats.frame import read_frame
-from gpubench.formats.registry import CSV, FORMATS, NAGIOS, NPD, SUMMARY, Format, Style, Target
+from gpubench.formats.registry import CSV, FORMATS, NAGIOS, NPD, SUMMARY, Color, Format, Presentation, Target
 from gpubench.measure.topo import examine
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.snapshot import Snapshot
@@ -126,11 +126,11 @@ CASES = [
 runs_and_texts = pytest.mark.parametrize(("run", "text"), CASES)
 
 
-def written(format_: Format, run: Run, style: Style | None = None) -> str:
+def written(format_: Format, run: Run, style: Presentation | None = None) -> str:
     about, rows, report = run
     report = replace(report, sentence=sentence(about, report, SpeedFigures()))
     stream = io.StringIO()
-    writer = format_.writer(Target(stream=stream), style or Style(plot=True, verbose=True))
+    writer = format_.writer(Target(stream=stream), style or Presentation(plot=True, verbose=True))
     columns = {"topo": (), "p2p": PAIR_COLUMNS}.get(about.subject, COLLECTIVE_COLUMNS)
     writer.begin(about, columns)
     for row in rows:
@@ -164,9 +164,9 @@ def test_the_longest_text_of_others_is_inert(run: Any, text: str) -> None:
 def test_every_section_of_csv_is_inert(text: str) -> None:
     made = topo(text)
     for name in made[2].sections:
-        assert list(PROBLEMS["csv"](written(CSV, made, Style(section=name)))) == []
+        assert list(PROBLEMS["csv"](written(CSV, made, Presentation(section=name)))) == []
     for name in ("findings",):
-        assert list(PROBLEMS["csv"](written(CSV, collective(text), Style(section=name)))) == []
+        assert list(PROBLEMS["csv"](written(CSV, collective(text), Presentation(section=name)))) == []
 
 
 @worst
@@ -175,7 +175,7 @@ def test_files_hold_what_stdout_shows(text: str, tmp_path: Path) -> None:
     found = []
     for format_ in (each for each in EVERY_FORMAT if each.suffix is not None):
         path = tmp_path / f"result-{format_.name}{format_.suffix}"
-        writer = format_.writer(Target(path=path), Style())
+        writer = format_.writer(Target(path=path), Presentation())
         writer.begin(about, COLLECTIVE_COLUMNS)
         for row in rows:
             writer.row(row)
@@ -193,7 +193,7 @@ def test_json_is_exact(text: str) -> None:
 
 @pytest.mark.parametrize(("run", "text"), [*zip(cycle(RUNS.values()), map(HOSTILE.__getitem__, sorted(WORST)))])
 def test_in_colours_too_a_table_has_no_other_s_escapes(run: Any, text: str) -> None:
-    shown = written(FORMATS[0], run(text), Style(color=True))
+    shown = written(FORMATS[0], run(text), Presentation(color=Color.ALWAYS))
     assert list(PROBLEMS["table"](re.sub(r"\x1b\[[0-9;]*m", "", shown))) == []
 
 

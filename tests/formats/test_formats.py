@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -15,7 +16,7 @@ from gpubench.errors import UsageError
 from gpubench.formats import json as json_format
 from gpubench.formats.frame import read_frame
 from gpubench.formats.json import replace_atomically
-from gpubench.formats.registry import CSV, FORMATS, TABLE, Format, Style, Target
+from gpubench.formats.registry import CSV, FORMATS, TABLE, Format, Presentation, Target
 from gpubench.model.results.report import (
     COLLECTIVE_COLUMNS,
     CollectiveRow,
@@ -37,10 +38,10 @@ def written(
     metadata: Metadata = METADATA,
     rows: tuple[CollectiveRow, ...] = ROWS,
     report: Report = REPORT,
-    style: Style | None = None,
+    **look: Any,
 ) -> str:
     stream = io.StringIO()
-    writer = format_.writer(Target(stream=stream), style or Style())
+    writer = format_.writer(Target(stream=stream), Presentation(**look))
     writer.begin(metadata, COLLECTIVE_COLUMNS)
     for row in rows:
         writer.row(row)
@@ -88,7 +89,7 @@ def test_the_schema_refuses_what_no_row_can_be(place: int, change: dict[str, obj
 
 def test_a_json_file_is_whole_after_every_row(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    writer = JSON.writer(Target(path=path), Style())
+    writer = JSON.writer(Target(path=path), Presentation())
     writer.begin(METADATA, COLLECTIVE_COLUMNS)
     for count, row in enumerate(ROWS):
         document = json.loads(path.read_text())
@@ -111,7 +112,7 @@ def test_of_thousands_of_rows_a_json_file_is_not_written_anew_at_each(
         sizes.append(whole.count('"busbw_gb_s"'))
 
     monkeypatch.setattr(json_format, "replace_atomically", counting)
-    writer = JSON.writer(Target(path=tmp_path / "result.json"), Style())
+    writer = JSON.writer(Target(path=tmp_path / "result.json"), Presentation())
     writer.begin(METADATA, COLLECTIVE_COLUMNS)
     for number in range(1, 1501):
         writer.row(ROW)
@@ -176,7 +177,7 @@ def pair(host: str, note: str | None = None) -> PairRow:
 @pytest.mark.parametrize("format_", [CSV, JSONL, TABLE], ids=lambda each: each.name)
 def test_rows_are_on_disk_as_soon_as_they_are_measured(tmp_path: Path, format_: Format) -> None:
     path = tmp_path / f"result{format_.suffix}"
-    writer = format_.writer(Target(path=path), Style())
+    writer = format_.writer(Target(path=path), Presentation())
     assert not path.exists()
     writer.begin(METADATA, COLLECTIVE_COLUMNS)
     sizes = [path.stat().st_size]
@@ -192,7 +193,7 @@ def test_rows_are_on_disk_as_soon_as_they_are_measured(tmp_path: Path, format_: 
 def test_results_become_data_frames(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"result{suffix}"
     format_ = next(each for each in FORMATS if each.suffix == suffix)
-    writer = format_.writer(Target(path=path), Style())
+    writer = format_.writer(Target(path=path), Presentation())
     writer.begin(METADATA, COLLECTIVE_COLUMNS)
     for row in ROWS:
         writer.row(row)
@@ -245,7 +246,7 @@ def test_the_table_byte_for_byte() -> None:
 def test_no_line_is_wider_than_the_page(width: int) -> None:
     for rows, placements in ((ROWS, ["out_of_place", "in_place"]), ((ROW, LARGE), ["out_of_place"])):
         metadata = replace(METADATA, options=dict(METADATA.options) | {"placements": placements})
-        text = written(TABLE, metadata=metadata, rows=rows, style=Style(width))
+        text = written(TABLE, metadata=metadata, rows=rows, width=width)
         assert max(map(len, text.splitlines())) <= width
 
 
@@ -285,7 +286,7 @@ def test_groups_have_a_line_each_and_the_slowest_is_named() -> None:
         for row in ROWS
         for name in names
     )
-    text = written(TABLE, metadata=options_with(groups=names), rows=rows, style=Style(120))
+    text = written(TABLE, metadata=options_with(groups=names), rows=rows, width=120)
     lines = [line for line in text.splitlines() if line.startswith("node n")]
     assert [line.split()[:3] for line in lines] == [
         ["node", name[-2:], size] for size in ("1K", "1G") for name in names
@@ -333,21 +334,21 @@ def test_the_limit_stands_in_where_nothing_is_expected() -> None:
 def test_both_placements_with_all_that_judges_them_fit_eighty_columns() -> None:
     metadata = options_with(mode="throughput", iters="auto", budget_s=0.1)
     rows = tuple(replace(each, ci95_percent=0.31, time_us=99999.94) for each in (HEALTHY, SLOW))
-    text = written(TABLE, metadata=metadata, rows=rows, style=Style(80))
+    text = written(TABLE, metadata=metadata, rows=rows, width=80)
     words = {"size", "time", "µs", "±%", "busbw", "%", "exp", "wrong"}
     assert words == set(next(line for line in text.splitlines() if "busbw" in line).split())
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_figures_never_run_together() -> None:
-    text = written(TABLE, rows=tuple(replace(each, wrong=268435456) for each in (HEALTHY, SLOW)), style=Style(80))
+    text = written(TABLE, rows=tuple(replace(each, wrong=268435456) for each in (HEALTHY, SLOW)), width=80)
     assert row_of(text, "1G").split().count("268435456") == 2
 
 
 def test_a_header_in_full_has_every_rank_library_and_setting() -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "0,1", "NCCL_ALGO": "Ring", "NCCL_DEBUG": "INFO"}
     metadata = replace(METADATA, environment=environment)
-    full = written(TABLE, metadata=metadata, style=Style(verbose=True)).splitlines()[1:8]
+    full = written(TABLE, metadata=metadata, verbose=True).splitlines()[1:8]
     assert full == [
         "  rank 0 on n1: GPU 0 0000:00:00.0 NVIDIA H200",
         "  rank 1 on n1: GPU 1 0000:01:00.0 NVIDIA H200",
@@ -368,9 +369,9 @@ def test_the_header_of_a_large_job_is_a_few_lines() -> None:
         for number in range(64)
     )
     for width in (80, 100):
-        text = written(TABLE, metadata=replace(METADATA, ranks=ranks[:8], dropped_sizes=()), style=Style(width))
+        text = written(TABLE, metadata=replace(METADATA, ranks=ranks[:8], dropped_sizes=()), width=width)
         assert text.splitlines().index("") <= 10
-        text = written(TABLE, metadata=replace(METADATA, ranks=ranks, dropped_sizes=()), style=Style(width))
+        text = written(TABLE, metadata=replace(METADATA, ranks=ranks, dropped_sizes=()), width=width)
         assert "  rank 0-63 on 8 hosts: n0-7: NVIDIA H200" in text
         assert text.splitlines().index("") <= 10
 
@@ -410,7 +411,7 @@ def test_several_types_get_a_heading_each() -> None:
 def test_a_writer_that_never_began_ends_quietly(tmp_path: Path) -> None:
     for each in FORMATS:
         path = tmp_path / f"x{each.suffix}"
-        writer = each.writer(Target(path=path), Style())
+        writer = each.writer(Target(path=path), Presentation())
         writer.end(Report(verdict=Verdict.ERROR, complete=False))
         assert not path.exists()
 
@@ -425,13 +426,13 @@ def test_without_percentiles_the_footer_of_latencies_has_the_mean() -> None:
 def test_the_last_line_is_broken_on_a_terminal_alone_and_its_command_stays_whole() -> None:
     line = "FAIL: node3 GPU5 has 6 of 18 NVLinks down, all-reduce at 84 %. Try: nvidia-smi --gpu-reset -i 0000:1b:00.0"
     report = Report(verdict=Verdict.FAIL, complete=True, sentence=line)
-    broken = written(TABLE, report=report, style=Style(60, terminal=True)).splitlines()[-3:]
+    broken = written(TABLE, report=report, width=60, terminal=True).splitlines()[-3:]
     assert broken == [
         "FAIL: node3 GPU5 has 6 of 18 NVLinks down, all-reduce at 84",
         "    %.",
         "Try: nvidia-smi --gpu-reset -i 0000:1b:00.0",
     ]
-    assert written(TABLE, report=report, style=Style(60)).splitlines()[-1] == line
+    assert written(TABLE, report=report, width=60).splitlines()[-1] == line
 
 
 def test_the_summary_below_a_table_has_numbers_as_people_write_them() -> None:

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpubench.formats.blocks import MOST_LINES
-from gpubench.formats.registry import Style, Target
+from gpubench.formats.registry import Presentation, Target
 from gpubench.model.results.compare import OPEN_ENDED, charts
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
 from tests.cli.running import gpubench
@@ -60,7 +60,7 @@ class Balanced(HTMLParser):
 
 def page(rows: tuple[Row, ...] = SWEEP, report: Report = REPORT) -> str:
     stream = io.StringIO()
-    writer = HTML.writer(Target(stream=stream), Style())
+    writer = HTML.writer(Target(stream=stream), Presentation())
     writer.begin(METADATA, COLLECTIVE_COLUMNS)
     for row in rows:
         writer.row(row)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpubench.formats.blocks import blocks
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.layout import Grid
-from gpubench.formats.registry import TABLE, Style, Target
+from gpubench.formats.registry import TABLE, Presentation, Target
 from gpubench.formats.text.p2p import expected_lines, limit_lines, most_expected
 from gpubench.model.results.report import PAIR_COLUMNS, PairRow, Report
 from gpubench.model.terms.verdict import Verdict
@@ -37,7 +37,7 @@ def shown(rows: Sequence[PairRow], *, width: int = 80, verbose: bool = False) ->
     }  # fmt: skip
     metadata = replace(METADATA, subject="p2p", collective=None, backend=None, ranks=(), options=options)
     stream = io.StringIO()
-    writer = TABLE.writer(Target(stream=stream), Style(width, verbose=verbose))
+    writer = TABLE.writer(Target(stream=stream), Presentation(width=width, verbose=verbose))
     writer.begin(metadata, PAIR_COLUMNS)
     for row in rows:
         writer.row(row)

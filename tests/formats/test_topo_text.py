@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpubench.formats.registry import TABLE, Style, Target
+from gpubench.formats.registry import TABLE, Color, Presentation, Target
 from gpubench.formats.table import Page
 from gpubench.formats.text.topo import TopoView
 from gpubench.machine.recorded import read_recording
@@ -52,7 +52,8 @@ def shown(
         | metadata
     )
     stream = io.StringIO()
-    writer = TABLE.writer(Target(stream=stream), Style(width=width, color=color, verbose=verbose))
+    look = Presentation(width=width, color=Color.ALWAYS if color else Color.NEVER, verbose=verbose)
+    writer = TABLE.writer(Target(stream=stream), look)
     writer.begin(described, ())
     writer.end(report or examine([Topology(node) for node in nodes], ranks))
     return stream.getvalue()
@@ -133,7 +134,7 @@ def test_colour_comes_only_when_asked_for(machine: Path) -> None:
 
 def test_of_a_run_cut_short_there_is_the_verdict_alone() -> None:
     stream = io.StringIO()
-    view = TopoView(Page(Target(stream=stream), Style()), METADATA)
+    view = TopoView(Page(Target(stream=stream), Presentation()), METADATA)
     view.end(Report(verdict=Verdict.ERROR, complete=False))
     assert stream.getvalue().startswith("verdict: ERROR: the run was cut short")
 
@@ -341,6 +342,6 @@ def test_ranks_share_memory_or_not() -> None:
 
 
 def test_nothing_comes_row_by_row() -> None:
-    view = TopoView(Page(Target(stream=io.StringIO()), Style()), replace(METADATA, subject="topo"))
+    view = TopoView(Page(Target(stream=io.StringIO()), Presentation()), replace(METADATA, subject="topo"))
     with pytest.raises(TypeError, match="topo has no rows of CollectiveRow"):
         view.row(ROW)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.formats.html import trend_figure
-from gpubench.formats.registry import Style, Target
+from gpubench.formats.registry import DATED, Output, Presentation, Target
 from gpubench.model.results.history import Trend, TrendPoint
 from gpubench.model.results.report import COLLECTIVE_COLUMNS
 from gpubench.model.terms.verdict import Verdict
@@ -19,7 +19,8 @@ from tests.readers.results.test_past_runs import keep
 
 def page(history: Path | None) -> str:
     stream = io.StringIO()
-    writer = HTML.writer(Target(stream=stream), Style(history=history))
+    outputs = () if history is None else (Output(history, DATED),)
+    writer = HTML.writer(Target(stream=stream), Presentation(outputs=outputs))
     writer.begin(METADATA, COLLECTIVE_COLUMNS)
     writer.row(ROW)
     writer.end(REPORT)

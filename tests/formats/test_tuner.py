@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpubench.formats.registry import TUNER, Style, Target
+from gpubench.formats.registry import TUNER, Presentation, Target
 from gpubench.model.results.backends import WinnerRow, winners
 from gpubench.model.results.report import CollectiveRow, Report, Table
 from gpubench.model.terms.settings import AGAIN, repeated_name
@@ -48,7 +48,7 @@ def written(
 ) -> list[str]:
     """The lines of the file, none of which the plugin takes for two."""
     path = tmp_path / "nccl_tuner.conf"
-    writer = TUNER.writer(Target(path=path), Style())
+    writer = TUNER.writer(Target(path=path), Presentation())
     command = ["gpubench", "allreduce", "--set", "NCCL_MAX_NCHANNELS=" + ",".join(map(str, range(1, 200)))]
     writer.begin(replace(METADATA, collective=collective, command=command), ())
     for each in rows:

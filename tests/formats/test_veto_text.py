@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.formats.registry import Style, Target
+from gpubench.formats.registry import Presentation, Target
 from gpubench.formats.status_line import OFF, OFF_OVER_PCIE, VetoWriter, veto_line
 from gpubench.model.paths.transport import Conclusion, State
 from gpubench.model.results.report import EvidenceRow, Report, Table
@@ -62,7 +62,7 @@ def test_the_shell_takes_the_variables_and_nothing_of_foreign_text(tmp_path: Pat
     foreign = "NVML\ntouch hacked; $(touch hacked)"
     rows = [path(0, 1, Conclusion.STAGED, selection_seen=foreign)]
     out = StringIO()
-    writer = VetoWriter(Target(stream=out), Style())
+    writer = VetoWriter(Target(stream=out), Presentation())
     report = Report(
         verdict=Verdict.FAIL, complete=True, sections={EvidenceRow.section: Table(EvidenceRow.columns(), lambda: rows)}
     )

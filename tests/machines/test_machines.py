@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpubench.formats.registry import CSV, TABLE, Format, Style, Target
+from gpubench.formats.registry import CSV, TABLE, Format, Presentation, Target
 from gpubench.machine.recorded import read_recording
 from gpubench.measure.topo import examine
 from gpubench.model.facts.process import RankFacts
@@ -66,7 +66,7 @@ def examined(machine: str) -> tuple[Metadata, Report]:
 def written(machine: str, format_: Format, section: str | None = None) -> str:
     metadata, report = examined(machine)
     stream = io.StringIO()
-    writer = format_.writer(Target(stream=stream), Style(section=section))
+    writer = format_.writer(Target(stream=stream), Presentation(section=section))
     writer.begin(metadata, ())
     writer.end(report)
     return stream.getvalue()

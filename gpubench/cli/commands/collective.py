@@ -1,20 +1,11 @@
 """The command of every collective: its help, what excludes what, and the run."""
 
-import sys
-from collections.abc import Container
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 
-from gpubench.cli.options import (
-    PresentationOptions,
-    check_evidence,
-    check_outputs,
-    check_profile,
-    given_options,
-)
-from gpubench.cli.signature import HelpPage, typer_app
+from gpubench.cli.exclusions import check_evidence, check_profile
+from gpubench.cli.signature import HelpPage, runner_of, typer_app, with_sections
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError, exclusive
 from gpubench.formats.registry import TUNER
@@ -23,6 +14,7 @@ from gpubench.jobs.collective.plan import BACKEND_SUMMARIES, CollectivePlan
 from gpubench.model.terms.commands import Command
 from gpubench.model.terms.operation import HIERARCHICAL_OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.operation import HOST, ReduceOp
+from gpubench.model.terms.options import changed_options
 from gpubench.model.terms.ranks import check_split
 from gpubench.model.terms.settings import SET_OPTION
 from gpubench.model.terms.statistics import AUTO
@@ -31,14 +23,26 @@ if TYPE_CHECKING:
     from gpubench.collectives.record import Collective
 
 
-def checked(plan: CollectivePlan, shown: PresentationOptions) -> CollectivePlan:
-    """Return the plan with its presentation. Raises UsageError for options that exclude each other."""
-    _check_replay(plan, shown.by_default)
-    check_outputs(shown.output, tuple(ReduceOp))
+def checked(plan: CollectivePlan) -> CollectivePlan:
+    """Return the checked plan. Raises UsageError for options that exclude each other."""
+    _check_replay(plan)
+    for path in plan.presentation.output or ():
+        if path in (*ReduceOp, "all"):
+            raise UsageError(
+                f"-o {path}",
+                expected="-o FILE",
+                reason="in nccl-tests -o is the reduction, in gpubench a file",
+                next_step=f"--op {path if path != 'all' else 'sum,prod,max,min,avg'}",
+            )
     check_evidence(plan.shows_evidence, strict=plan.strict)
     check_profile(plan.profile)
-    plan = replace(plan, presentation=shown.parse(sections()))
-    _check_placements(plan)
+    plan = with_sections(plan, SECTIONS)
+    if not plan.collective.in_place and plan.in_place:
+        raise UsageError(
+            f"{plan.command} has no in-place form",
+            reason="a rank would overwrite data that it has not sent yet",
+            next_step=f"gpubench {plan.command}",
+        )
     _check_compared(plan)
     _ = plan.request  # Raises UsageError for --iters, --budget and --graph that do not fit
     if plan.split is not None:
@@ -49,15 +53,6 @@ def checked(plan: CollectivePlan, shown: PresentationOptions) -> CollectivePlan:
         plan.refuse_gpu_options("--backend host uses none")
     plan.refuse_what_backend_lacks()
     return plan
-
-
-def _check_placements(plan: CollectivePlan) -> None:
-    if not plan.collective.in_place and plan.in_place:
-        raise UsageError(
-            f"{plan.command} has no in-place form",
-            reason="a rank would overwrite data that it has not sent yet",
-            next_step=f"gpubench {plan.command}",
-        )
 
 
 def _check_split(plan: CollectivePlan, text: str) -> None:
@@ -120,23 +115,22 @@ def _check_compared(plan: CollectivePlan) -> None:
         )
 
 
-def _check_replay(plan: CollectivePlan, by_default: Container[str]) -> None:
+def _check_replay(plan: CollectivePlan) -> None:
     if plan.recording.replay is None:
         return
-    shown = {"--replay", "--evidence", "--strict", "--expect-gpus", "--profile"}
-    simulated = {"--simulate": plan.simulation is not None, "--seed": plan.seed != 0}
-    for name in (*given_options(plan), *(name for name, is_given in simulated.items() if is_given)):
-        if name not in shown and name.replace("--no-", "--") not in by_default:
+    fitting = {"--replay", "--evidence", "--strict", "--expect-gpus", "--profile"}
+    given = [name for name, _ in changed_options(plan)]
+    given += ["--simulate"] * (plan.simulation is not None) + ["--seed"] * (plan.seed != 0)
+    for name in given:
+        if name not in fitting and name.replace("--no-", "--") not in plan.presentation.defaults:
             expected = "--replay alone, or with --strict, --profile, --expect-gpus and options of output"
             raise exclusive(("--replay", name), expected)
 
 
-def sections() -> tuple[str, ...]:
-    """The sections that a report of a collective may have."""
-    return (
-        *("rows", "rank_times", "evidence", "fallback", "causes", "findings"),
-        *("winners", "refused", "backends", "mpi_support"),
-    )
+SECTIONS = (
+    *("rows", "rank_times", "evidence", "fallback", "causes", "findings"),
+    *("winners", "refused", "backends", "mpi_support"),
+)
 
 
 def app(command: Command) -> typer.Typer:
@@ -152,11 +146,7 @@ def app(command: Command) -> typer.Typer:
     }
     without = {option for option, has_meaning in means_something.items() if not has_meaning}
 
-    def run(plan: CollectivePlan, shown: PresentationOptions) -> int:
-        from gpubench.jobs.collective import job
-
-        return job.run(checked(plan, shown), sys.argv[1:])
-
+    run = runner_of("gpubench.jobs.collective.job", checked)
     return typer_app(command, help_of(collective), CollectivePlan, run, without=without, settle=settle_nccl_tests)
 
 

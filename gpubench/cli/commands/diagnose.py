@@ -2,16 +2,17 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import typer
 
-from gpubench.cli.options import PresentationOptions, check_profile, given_arguments
-from gpubench.cli.signature import HelpPage, app_of, runner_of
+from gpubench.cli.exclusions import check_profile
+from gpubench.cli.signature import HelpPage, app_of, runner_of, with_sections
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.plans import CheckPlan, ExplainPlan, ScanPlan, TypedSeconds, WatchPlan
 from gpubench.model.terms.commands import BARE, Command
+from gpubench.model.terms.options import changed_options
 
 _CHECK = HelpPage(
     (
@@ -123,51 +124,53 @@ If a log is incomplete, a WARN says what is missing, and the result is about the
 )
 
 
-def checked(plan: CheckPlan, shown: PresentationOptions, also: Sequence[str] = ()) -> CheckPlan:
-    """The plan with its presentation; `also` are more sections. Raises UsageError for a broken profile."""
+def checked(plan: CheckPlan) -> CheckPlan:
+    """Return the checked plan. Raises UsageError for a broken profile."""
     from gpubench.jobs.check import SECTIONS
 
     check_profile(plan.profile)
-    return replace(plan, presentation=shown.parse((*SECTIONS, *also)))
+    return with_sections(plan, (*SECTIONS, *(("nodes", "gpus", "nics") if plan.brief else ())))
 
 
-def _run_check(plan: CheckPlan, shown: PresentationOptions) -> int:
+def _run_check(plan: CheckPlan) -> int:
     from gpubench.jobs import check
 
-    plan = checked(plan, shown)
+    plan = checked(plan)
     if not (plan.hosts or plan.slurm):
         return check.run(plan, sys.argv[1:])
     from gpubench.jobs.several_hosts import run_there
 
-    return run_there(plan, sys.argv[1:], ["check", *given_arguments(replace(plan, hosts=None, slurm=False))])
+    arguments = ["check"]
+    for name, value in changed_options(replace(plan, hosts=None, slurm=False)):
+        arguments += [name] if isinstance(value, bool) else [name, str(value)]
+    return run_there(plan, sys.argv[1:], arguments)
 
 
-def _run_briefly(plan: CheckPlan, shown: PresentationOptions) -> int:
-    from gpubench.jobs import check
-
-    return check.run(checked(replace(plan, brief=True), shown, ("nodes", "gpus", "nics")), sys.argv[1:])
+def _run_briefly(plan: CheckPlan) -> int:
+    return _run_check(replace(plan, brief=True))
 
 
 def _checked_scan(plan: ScanPlan) -> ScanPlan:
-    """The plan. Raises UsageError for ranks that would share GPUs without using any."""
+    """Return the checked plan. Raises UsageError for ranks that would share GPUs without using any."""
+    from gpubench.jobs.scan import SECTIONS
+
     if plan.ranks_per_gpu > 1 and plan.backend == "host":
         raise exclusive(("--backend host", "--ranks-per-gpu"), "one of them: its ranks measure this machine's GPUs")
-    return plan
+    return with_sections(plan, SECTIONS)
 
 
 _MOST_SECONDS, _SIMULATED_SECONDS = 7 * 86400.0, 10.0
 
 
-def _run_watch(plan: WatchPlan, shown: PresentationOptions) -> int:
+def _run_watch(plan: WatchPlan) -> int:
     if plan.hang:
         from gpubench.jobs import hangs
 
         _check_hang(plan)
-        return hangs.run(replace(plan, presentation=shown.parse(hangs.SECTIONS)), sys.argv[1:])
+        return hangs.run(with_sections(plan, hangs.SECTIONS), sys.argv[1:])
     from gpubench.jobs import watch
 
-    plan = _checked_watch(plan)
-    return watch.run(replace(plan, presentation=shown.parse(watch.SECTIONS)), sys.argv[1:])
+    return watch.run(with_sections(_checked_watch(plan), watch.SECTIONS), sys.argv[1:])
 
 
 def _check_hang(plan: WatchPlan) -> None:
@@ -205,7 +208,12 @@ def _check_seconds(plan: WatchPlan, least: float) -> None:
 
 
 _APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
-    BARE.name: app_of(_BARE, CheckPlan, _run_briefly, without=("full", "hosts", "slurm", "ranks_per_gpu")),
+    BARE.name: app_of(
+        _BARE,
+        CheckPlan,
+        _run_briefly,
+        without=("full", "hosts", "slurm", "ranks_per_gpu"),
+    ),
     "check": app_of(_CHECK, CheckPlan, _run_check),
     "scan": app_of(_SCAN, ScanPlan, runner_of("gpubench.jobs.scan", _checked_scan)),
     "watch": app_of(_WATCH, WatchPlan, _run_watch),

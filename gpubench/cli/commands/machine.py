@@ -1,14 +1,12 @@
 """`gpubench topo`, `p2p` and `libraries`: what this machine has, and how fast its GPUs copy."""
 
-import dataclasses
-import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import typer
-from msgspec.structs import replace
 
-from gpubench.cli.options import PresentationOptions, check_profile
-from gpubench.cli.signature import HelpPage, app_of, runner_of
+from gpubench.cli.exclusions import check_profile
+from gpubench.cli.signature import HelpPage, app_of, runner_of, with_sections
 from gpubench.errors import UsageError
 from gpubench.jobs.plans import LibrariesPlan, MemoryKind, P2pPlan, TopoPlan
 from gpubench.model.terms.commands import Command
@@ -69,22 +67,17 @@ PyTorch is not loaded, its files are read.
 )
 
 
-def checked_topo(plan: TopoPlan, shown: PresentationOptions) -> TopoPlan:
-    """The plan with its presentation. Raises UsageError for a broken profile."""
+def checked_topo(plan: TopoPlan) -> TopoPlan:
+    """Return the checked plan. Raises UsageError for a broken profile."""
     from gpubench.model.results.topo import TOPO_SECTIONS
 
     check_profile(plan.profile)
-    return dataclasses.replace(plan, presentation=shown.parse(TOPO_SECTIONS))
+    return with_sections(plan, TOPO_SECTIONS)
 
 
-def _run_topo(plan: TopoPlan, shown: PresentationOptions) -> int:
-    from gpubench.jobs import topo
-
-    return topo.run(checked_topo(plan, shown), sys.argv[1:])
-
-
-def checked_p2p(plan: P2pPlan, shown: PresentationOptions) -> P2pPlan:
-    """The plan with its presentation. Raises UsageError for managed memory of several sizes, or a broken profile."""
+def checked_p2p(plan: P2pPlan) -> P2pPlan:
+    """Return the checked plan. Raises UsageError for managed memory of several sizes, or a broken profile."""
+    from gpubench.formats.registry import VETO
     from gpubench.jobs.p2p import SECTIONS
 
     if plan.memory is MemoryKind.MANAGED and plan.sizes is not None and len(plan.sizes) != 1:
@@ -94,23 +87,15 @@ def checked_p2p(plan: P2pPlan, shown: PresentationOptions) -> P2pPlan:
             next_step="--sizes 256M",
         )
     check_profile(plan.profile)
-    presentation = shown.parse(SECTIONS)
+    plan = with_sections(plan, SECTIONS)
     if plan.veto:
-        from gpubench.formats.registry import VETO
-
-        presentation = replace(presentation, format=VETO, show_progress=False)
-    return dataclasses.replace(plan, presentation=presentation)
-
-
-def _run_p2p(plan: P2pPlan, shown: PresentationOptions) -> int:
-    from gpubench.jobs import p2p
-
-    return p2p.run(checked_p2p(plan, shown), sys.argv[1:])
+        return replace(plan, presentation=replace(plan.presentation, format=VETO, no_progress=True))
+    return plan
 
 
 _APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
-    "topo": app_of(_TOPO, TopoPlan, _run_topo),
-    "p2p": app_of(_P2P, P2pPlan, _run_p2p, plots=True),
+    "topo": app_of(_TOPO, TopoPlan, runner_of("gpubench.jobs.topo", checked_topo)),
+    "p2p": app_of(_P2P, P2pPlan, runner_of("gpubench.jobs.p2p", checked_p2p), plots=True),
     "libraries": app_of(_LIBRARIES, LibrariesPlan, runner_of("gpubench.jobs.libraries")),
 }
 

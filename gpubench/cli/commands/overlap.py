@@ -1,10 +1,7 @@
 """`gpubench overlap`: its help, what excludes what, and the run."""
 
-import sys
-from dataclasses import replace
-
-from gpubench.cli.options import PresentationOptions, check_evidence, check_profile
-from gpubench.cli.signature import HelpPage, app_of
+from gpubench.cli.exclusions import check_evidence, check_profile
+from gpubench.cli.signature import HelpPage, app_of, runner_of, with_sections
 from gpubench.training.overlap_options import OverlapPlan
 
 HELP = HelpPage(
@@ -30,21 +27,15 @@ shortest step. docs/overlap.md defines every figure.
 )
 
 
-def checked(plan: OverlapPlan, shown: PresentationOptions) -> OverlapPlan:
-    """Return the plan with its presentation. Raises UsageError for options that exclude each other."""
+def checked(plan: OverlapPlan) -> OverlapPlan:
+    """Return the checked plan. Raises UsageError for options that exclude each other."""
     from gpubench.model.results.overlap import SECTIONS
 
     check_evidence(plan.shows_evidence, strict=plan.strict)
     check_profile(plan.profile)
     if plan.simulation is not None and plan.ranks_per_gpu > 1:
         plan.collective_plan.refuse_gpu_options("a simulated machine has no real GPUs")
-    return replace(plan, presentation=shown.parse(SECTIONS))
+    return with_sections(plan, SECTIONS)
 
 
-def _run(plan: OverlapPlan, shown: PresentationOptions) -> int:
-    from gpubench.training import overlap
-
-    return overlap.run(checked(plan, shown), sys.argv[1:])
-
-
-app = app_of(HELP, OverlapPlan, _run)
+app = app_of(HELP, OverlapPlan, runner_of("gpubench.training.overlap", checked))

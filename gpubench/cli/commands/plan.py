@@ -1,6 +1,6 @@
 """`gpubench plan`: its help, what excludes what, and the prediction."""
 
-from gpubench.cli.signature import HelpPage, app_of, runner_of
+from gpubench.cli.signature import HelpPage, app_of, runner_of, with_sections
 from gpubench.errors import UsageError
 from gpubench.training.options import TrainingPlan
 
@@ -35,7 +35,9 @@ from what two H200s showed. docs/plan.md derives every formula and compares pred
 
 
 def _checked(plan: TrainingPlan) -> TrainingPlan:
-    """The plan. Raises UsageError for a model, or a measured step, that lacks an option."""
+    """Return the checked plan. Raises UsageError for a model, or a measured step, that lacks an option."""
+    from gpubench.training.report import SECTIONS
+
     if plan.model_file is None and plan.parameters is None:
         raise UsageError(
             "neither MODEL nor --parameters",
@@ -48,7 +50,7 @@ def _checked(plan: TrainingPlan) -> TrainingPlan:
             expected="the layout that it was measured with",
             next_step="--layout fsdp",
         )
-    return plan
+    return with_sections(plan, SECTIONS)
 
 
 app = app_of(HELP, TrainingPlan, runner_of("gpubench.training.job", _checked))

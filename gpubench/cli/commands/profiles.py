@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.cli.signature import HelpfulCommand, HelpfulGroup
+from gpubench.cli.signature import HelpfulCommand, HelpfulGroup, completer
 from gpubench.errors import invalid_choice, no_gpu, unwritable_output
 from gpubench.formats.delivery import say
 from gpubench.model.terms.commands import Command
@@ -39,15 +39,9 @@ _app = typer.Typer(
 )
 
 
-def _known_names(incomplete: str) -> list[str]:
-    from gpubench.cli.defaults import words_for
-
-    return words_for("profile", incomplete)
-
-
 _NAMED = Annotated[
     str,
-    typer.Argument(metavar="NAME|FILE", help="Name of a profile, or a file.", autocompletion=_known_names),
+    typer.Argument(metavar="NAME|FILE", help="Name of a profile, or a file.", autocompletion=completer("profile")),
 ]
 _FILES = Annotated[
     list[Path] | None,
@@ -76,7 +70,8 @@ def _list_if_no_command(context: typer.Context) -> None:
 def list_profiles() -> None:
     """List all profiles: name, GPUs, number of values."""
     from gpubench.formats.layout import Column, described_lines
-    from gpubench.formats.presenter import plain_width
+    from gpubench.formats.presenter import on_stream
+    from gpubench.formats.registry import Presentation
     from gpubench.profiles import all_profiles, user_folder, user_profiles
 
     own = user_profiles(os.environ)
@@ -87,7 +82,7 @@ def list_profiles() -> None:
         Column("values", lambda row: _kinds(row[1])),
         Column("machine", lambda row: f"{row[0]}{row[1].title}"),
     ]
-    say(*described_lines(columns, rows, plain_width(sys.stdout)))
+    say(*described_lines(columns, rows, on_stream(Presentation(), sys.stdout).columns))
     if not own:
         say(f"you have no profiles in {user_folder(os.environ)}", to=sys.stderr)
 
@@ -96,10 +91,11 @@ def list_profiles() -> None:
 def show(name: _NAMED, verbose: _VERBOSE = False) -> None:  # noqa: FBT002
     """Show a profile: its machine, every expected value, its source."""
     from gpubench.formats.layout import wrapped
-    from gpubench.formats.presenter import plain_width
+    from gpubench.formats.presenter import on_stream
+    from gpubench.formats.registry import Presentation
     from gpubench.profiles import find
 
-    width = plain_width(sys.stdout)
+    width = on_stream(Presentation(), sys.stdout).columns
     for line in _described(find(name, os.environ), verbose=verbose):
         say(*wrapped(line, width, " " * (len(line) - len(line.lstrip()) + 4)))
 

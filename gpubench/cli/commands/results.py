@@ -2,16 +2,15 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import typer
 
-from gpubench.cli.options import PresentationOptions, given_options
-from gpubench.cli.signature import HelpPage, app_of
+from gpubench.cli.signature import HelpPage, app_of, with_sections
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.plans import ComparePlan, ReportPlan
 from gpubench.model.terms.commands import Command
+from gpubench.model.terms.options import changed_options
 
 _COMPARE = HelpPage(
     (
@@ -68,17 +67,17 @@ read from the file; use --machine if they were cut off.
 _EXPECTED = "two files, BASE and NEW, or a folder of dated results with --last N"
 
 
-def _run_compare(plan: ComparePlan, shown: PresentationOptions) -> int:
+def _run_compare(plan: ComparePlan) -> int:
     from gpubench.jobs import compare
 
     sections: tuple[str, ...] = compare.SECTIONS if plan.last is None else compare.SECTIONS_OF_HISTORY
     sections += compare.SECTIONS_OF_MACHINES if plan.other_machine else ()
     _check_compared(plan)
-    return compare.run(replace(plan, presentation=shown.parse(tuple(dict.fromkeys(sections)))), sys.argv[1:])
+    return compare.run(with_sections(plan, tuple(dict.fromkeys(sections))), sys.argv[1:])
 
 
 def _check_compared(plan: ComparePlan) -> None:
-    """Raise UsageError where the files do not fit together."""
+    """Raise UsageError if the files do not fit together."""
     if plan.last is not None:
         return
     if plan.against is not None:
@@ -100,7 +99,7 @@ def _check_compared(plan: ComparePlan) -> None:
         )
 
 
-def _run_report(plan: ReportPlan, shown: PresentationOptions) -> int:
+def _run_report(plan: ReportPlan) -> int:
     """Raises UsageError for a file that is no result, or a section it has not."""
     from gpubench.jobs import report
     from gpubench.readers.documents import read_text
@@ -108,13 +107,12 @@ def _run_report(plan: ReportPlan, shown: PresentationOptions) -> int:
     from gpubench.readers.results.gpubench_json import is_stored, stored_of
 
     text = read_text(Path(plan.name), WANTED)
-    if is_stored(text):
-        unfit = [*given_options(plan)]
-        if unfit:
-            raise exclusive((plan.name, unfit[0]), "one of them: a result of gpubench has all this, and its verdict")
-        run = stored_of(text, plan.name)
-        return report.run(run, plan.name, shown.parse(run.sections))
-    return report.judge_results(replace(plan, presentation=shown.parse(report.SECTIONS)), text, sys.argv[1:])
+    if not is_stored(text):
+        return report.judge_results(with_sections(plan, report.SECTIONS), text, sys.argv[1:])
+    for name, _ in changed_options(plan):
+        raise exclusive((plan.name, name), "one of them: a result of gpubench has all this, and its verdict")
+    run = stored_of(text, plan.name)
+    return report.run(run, plan.name, plan.presentation.checked(run.sections))
 
 
 _APPS: Mapping[str, Callable[[Command], typer.Typer]] = {

@@ -20,13 +20,13 @@ from gpubench.errors import (
 )
 from gpubench.formats.delivery import announced, delivering
 from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan
-from gpubench.jobs.options import plan_from
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.sources import Here, Replayed, refuse_under_launcher
 from gpubench.machine.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
 from gpubench.machine.nvml import Driver, read_driver
 from gpubench.model.facts.environment import PLAN_VARIABLE, detect_launcher
 from gpubench.model.terms.operation import HOST, TORCH
+from gpubench.model.terms.options import plan_from
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, killed_before, limit_seconds
 from gpubench.model.terms.units import plural
@@ -159,10 +159,10 @@ class RankStart(Struct, frozen=True, kw_only=True):
 
     def presenter(self, plan: CollectivePlan, take_back: Callable[[], None]) -> "Presenter":
         """Return the presenter. Its import takes as long as ranks take to start, so it happens meanwhile."""
-        from gpubench.formats.presenter import Presenter, terminal_style
+        from gpubench.formats.presenter import Presenter
 
         shown = plan.presentation
-        presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shown.show_progress)
+        presenter = Presenter(shown, progress=shown.show_progress)
         if plan.backend is None and self.driver.hidden_gpus():
             take_back()
             presenter.note(f"no GPU is measured: {self.driver.hidden_gpus()}")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gpubench.errors import UsageError, add_advice
-from gpubench.jobs.options import NCCL, option, plan_from
 from gpubench.model.facts.environment import detect_launcher
+from gpubench.model.terms.options import NCCL, option, plan_from
 from gpubench.model.terms.units import MOST_SIZES, parse_size
 
 _STEP = 2**20

@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,9 +12,13 @@ from msgspec.structs import replace
 from gpubench.backends.registry import BACKENDS as BACKEND_KINDS
 from gpubench.backends.registry import BackendKind, backend_named, default_backend
 from gpubench.errors import UsageError, exclusive, no_gpu
-from gpubench.formats.presentation import Presentation
+from gpubench.formats.registry import Presentation
 from gpubench.jobs.collective.nccl_tests import NcclTestsOptions
-from gpubench.jobs.options import (
+from gpubench.jobs.sources import Recording, Simulation, SimulationOptions, Source, source_of
+from gpubench.model.paths.transport import EvidenceUse
+from gpubench.model.terms.operation import HIERARCHICAL_OPTION as HIERARCHICAL_OPTION
+from gpubench.model.terms.operation import HOST, Allocator, DataType, Placement, ReduceOp
+from gpubench.model.terms.options import (
     MEASURE,
     NCCL,
     expected_gpus,
@@ -23,17 +27,12 @@ from gpubench.jobs.options import (
     one_of,
     option,
     parse_choices,
-    parse_dtypes,
     read_from,
     sharing_ranks,
     step_timeout,
     strict_option,
     unknown_choice,
 )
-from gpubench.jobs.sources import Recording, Simulation, SimulationOptions, Source, source_of
-from gpubench.model.paths.transport import EvidenceUse
-from gpubench.model.terms.operation import HIERARCHICAL_OPTION as HIERARCHICAL_OPTION
-from gpubench.model.terms.operation import HOST, Allocator, DataType, Placement, ReduceOp
 from gpubench.model.terms.ranks import LEAST_SECONDS_TO_START, SPLITS, TIMES_TO_START
 from gpubench.model.terms.settings import (
     ALGORITHM_VARIABLE,
@@ -64,6 +63,25 @@ BACKEND_SUMMARIES = "; ".join(kind.summary for kind in BACKEND_KINDS)
 DEFAULT_SIZES = {kind.name: kind.default_sizes for kind in BACKEND_KINDS}
 SHARING_OPTION = "--ranks-per-gpu"
 SOAK_ENDS = signal.SIGUSR1  # Makes the first rank end a soak on all ranks, with a report
+
+
+_FRAMEWORKS_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
+
+
+def parse_dtypes(texts: Iterable[str]) -> tuple[DataType, ...]:
+    """The types of --dtype, by NCCL's names, nccl-tests' or frameworks': float is float32, bf16 bfloat16."""
+    names = [name.strip() for text in texts for name in text.split(",")]
+    return parse_choices("--dtype", [_own_name(name) for name in names], DataType)
+
+
+def _own_name(type_name: str) -> str:
+    lower = type_name.lower()
+    if lower in tuple(DataType):
+        return lower
+    from gpubench.readers.results.nccl_tests.table import ELEMENT_TYPES
+
+    name = _FRAMEWORKS_NAMES.get(lower) or ELEMENT_TYPES.get(lower, (type_name, 0))[0]
+    return name if name in tuple(DataType) else type_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

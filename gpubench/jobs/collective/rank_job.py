@@ -286,11 +286,11 @@ class CollectiveRankJob:
             return NullListener()
         if channel:
             return ChannelSender(channel)
-        from gpubench.formats.presenter import Presenter, rank_style
+        from gpubench.formats.presenter import Presenter
 
         shown = self._plan.presentation
         check_writable(shown.outputs, self._plan.recording.record)
-        self._presenter = Presenter(shown, rank_style(shown), progress=shown.show_progress, is_rank=True)
+        self._presenter = Presenter(shown, progress=shown.show_progress, is_rank=True)
         return self._presenter
 
     def _described(

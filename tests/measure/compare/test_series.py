@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpubench.formats.registry import DATED, Style, Target
+from gpubench.formats.registry import DATED, Presentation, Target
 from gpubench.measure.compare import report as history
 from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import HistorySelection, choose, compare_history
@@ -33,7 +33,7 @@ def keep(
 ) -> str:
     """A dated result; its name."""
     before = set(folder.iterdir())
-    writer = DATED.writer(Target(path=folder), Style())
+    writer = DATED.writer(Target(path=folder), Presentation())
     writer.begin(replace(metadata, started_at=f"2026-11-{day:02}T08:00:00+00:00"), COLLECTIVE_COLUMNS)
     writer.row(SLOW if slow else ROW)
     if whole:

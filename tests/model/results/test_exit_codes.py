@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpubench.cli.process import COMMANDS
-from gpubench.formats.presentation import ExitStyle, Presentation
+from gpubench.formats.registry import ExitStyle, Presentation
 from gpubench.model.results.compare import MachineRow
 from gpubench.model.results.ending import exit_code_of, gated
 from gpubench.model.results.fallback import PATH_UNKNOWN

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpubench.cli.commands.collective import sections
+from gpubench.cli.commands.collective import SECTIONS
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.formats.table import fallback_lines
 from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow, WinnerRow
@@ -101,7 +101,7 @@ def test_everything_arrives_in_order() -> None:
     assert CollectiveRow(**heard[2]["row"]) == ROW
     report = report_in(next(each for each in heard if each["kind"] == "end"))
     assert replace(report, sections={}) == REPORT
-    assert {*report.sections, CollectiveRow.section, FINDINGS_SECTION} == set(sections()), "none is lost on the way"
+    assert {*report.sections, CollectiveRow.section, FINDINGS_SECTION} == set(SECTIONS), "none is lost on the way"
     causes = report.sections[CauseRow.section]
     assert isinstance(causes, Table)
     assert list(causes.rows()) == [CAUSE]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.formats.registry import DATED, Style, Target
+from gpubench.formats.registry import DATED, Presentation, Target
 from gpubench.model.results.report import COLLECTIVE_COLUMNS
 from gpubench.readers.results.history import list_results, read_head
 from tests.formats.sample import METADATA, REPORT, ROWS
@@ -19,7 +19,7 @@ NAME = "2026-11-20T080000Z-allreduce-n1.json"
 
 
 def kept(folder: Path) -> Path:
-    writer = DATED.writer(Target(path=folder), Style())
+    writer = DATED.writer(Target(path=folder), Presentation())
     writer.begin(METADATA, COLLECTIVE_COLUMNS)
     for row in ROWS:
         writer.row(row)

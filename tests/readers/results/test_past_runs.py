@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpubench.errors import UsageError
-from gpubench.formats.registry import DATED, Style, Target
+from gpubench.formats.registry import DATED, Presentation, Target
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata
 from gpubench.readers.results.history import past_runs
 from tests.formats.sample import METADATA, REPORT, ROW
@@ -18,7 +18,7 @@ NOW = replace(METADATA, started_at="2026-11-20T08:00:00+00:00", run_id="now")
 
 def keep(folder: Path, day: int, row: CollectiveRow = ROW, **changes: Any) -> Path:
     before = set(folder.iterdir())
-    writer = DATED.writer(Target(path=folder), Style())
+    writer = DATED.writer(Target(path=folder), Presentation())
     metadata: Metadata = replace(
         METADATA, **({"started_at": f"2026-11-{day:02}T08:00:00+00:00", "run_id": f"run {day}"} | changes)
     )

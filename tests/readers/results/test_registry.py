@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpubench.errors import UsageError
-from gpubench.formats.registry import CSV, Format, Style, Target
+from gpubench.formats.registry import CSV, Format, Presentation, Target
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, PAIR_COLUMNS, CollectiveRow, PairRow
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.gpubench_csv import read as read_gpubench_csv
@@ -41,7 +41,7 @@ PAIR = PairRow(
 
 def written(format_: Format, rows: tuple[Any, ...] = ROWS) -> str:
     stream = io.StringIO()
-    writer = format_.writer(Target(stream=stream), Style())
+    writer = format_.writer(Target(stream=stream), Presentation())
     pairs = isinstance(rows[0], PairRow)
     metadata = replace(METADATA, collective=None, subject="p2p") if pairs else METADATA
     writer.begin(metadata, PAIR_COLUMNS if pairs else COLLECTIVE_COLUMNS)

@@ -4,7 +4,7 @@ A plan is one dataclass from the command line to the ranks. Nothing here knows t
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from gpubench.errors import UsageError, invalid_choice
-from gpubench.model.terms.operation import DataType
 
 ARGUMENTS, INPUT, MEASURE, JUDGE = "Arguments", "Input", "Measure", "Judge"
 NCCL, SIMULATE, OUTPUT = "NCCL", "Simulate and record", "Output"
@@ -24,11 +23,12 @@ _SECONDS_A_DAY = 86400
 
 
 class Option(NamedTuple):
-    """The option, or argument, of the command line that a field is; without `names` it has the field's.
+    """An option or a positional argument that a field of a plan declares.
 
-    `read` makes the field's value of what was typed: a `typed` value, with `default` where nothing was. `group` is a
-    heading of the help, None for that of the dataclass; `settings` are for the library that reads command lines.
-    `completed_as` is the option whose values complete this one's.
+    The command line gives a value of type `typed`, by default `default`, and `read` makes the field's value of it.
+    `names` are separated by blanks. `group` is the heading in the help. `completed_as` is the option whose values
+    complete this one. `settings` are for the library that reads command lines. `options_of` fills in `field`, and
+    whatever the field or its plan says.
     """
 
     help: str
@@ -42,12 +42,21 @@ class Option(NamedTuple):
     completed_as: str = ""
     is_argument: bool = False
     settings: Mapping[str, Any] = MappingProxyType({})
+    field: str = ""
 
+    @property
+    def name(self) -> str:
+        """'--iters' of '--iters -n', '--check' of '--check/--no-check', 'BASE' of an argument."""
+        return str(self.metavar) if self.is_argument else self.names.split(" ")[0].split("/")[0]
 
-def option_of(declared: "Field[Any]") -> Option | None:
-    """Return the option that a dataclass field declares, None if it declares none."""
-    found: Option | None = declared.metadata.get(_OPTION)
-    return found
+    @property
+    def name_when_off(self) -> str:
+        """'--no-check' of '--check/--no-check'."""
+        return self.names.split(" ")[0].split("/")[-1]
+
+    def is_asked(self, values: Mapping[str, Any]) -> bool:
+        """True if the value differs from the option's default."""
+        return values.get(self.field) not in (self.default, None, [], ())
 
 
 class OptionGroup(Protocol):
@@ -56,7 +65,7 @@ class OptionGroup(Protocol):
     help_group: ClassVar[str]
 
     def parse(self, command: str) -> Any:
-        """The value of a field that is read from them. Raises UsageError: they do not fit together."""
+        """Return the value of the field. Raises UsageError if the options do not fit together."""
         ...
 
 
@@ -65,40 +74,68 @@ def read_from(group: type[OptionGroup], **default: Any) -> Any:
     return field(metadata={_GROUP: group}, **default)
 
 
-def group_of(declared: "Field[Any]") -> Any:
-    """Return the option group that a field is read from, or its own type if that is one, else None."""
-    own = declared.metadata.get(_GROUP, declared.type)
-    return own if hasattr(own, "help_group") else None
+def _group_of(declared: "Field[Any]") -> Any:
+    """Return the option group that a field is read from, or its type if that is one, else None."""
+    group = declared.metadata.get(_GROUP, declared.type)
+    return group if hasattr(group, "help_group") else None
+
+
+def _option_of(declared: "Field[Any]", kind: Any) -> Option | None:
+    option: Option | None = declared.metadata.get(_OPTION)
+    return option and option._replace(
+        field=declared.name,
+        names=option.names or f"--{declared.name.replace('_', '-')}",
+        group=option.group or getattr(kind, "help_group", None),
+        typed=option.typed or declared.type,
+    )
+
+
+def options_of(kind: Any) -> Iterator[Option]:
+    """Yield the options of a plan, including those of nested groups."""
+    for declared in fields(kind):
+        if option := _option_of(declared, kind):
+            yield option
+        elif group := _group_of(declared):
+            yield from options_of(group)
+
+
+def changed_options(plan: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of the options that differ from their defaults: ('--no-check', False).
+
+    A plan's `presentation` has options that never change what is measured. They are left out.
+    """
+    for declared in fields(plan):
+        value: Any = getattr(plan, declared.name)
+        option = _option_of(declared, plan)
+        if option and not option.is_argument and value != declared.default:
+            is_off = option.metavar is None and value == (option.read(False) if option.read else False)  # noqa: FBT003
+            yield (option.name_when_off if is_off else option.name), value
+        elif option is None and declared.name != "presentation" and hasattr(value, "help_group"):
+            yield from changed_options(value)
 
 
 Plan = TypeVar("Plan")
 
 
 def plan_from(kind: type[Plan], typed: Mapping[str, Any], command: str = "") -> Plan:
-    """Return the plan with the values typed, by name of field in whatever group it is; others have their defaults.
+    """Make a plan from the typed values, by the name of the field. Other fields have their defaults.
 
     A field called `typed` gets all of them. Raises UsageError for a text that is no value of its option.
     """
     values: dict[str, Any] = {}
     for declared in fields(kind):  # type: ignore[arg-type]
-        own, group = option_of(declared), group_of(declared)
-        if own is not None:
-            if declared.name in typed:
-                values[declared.name] = _value_of(declared, own, typed[declared.name])
-        elif group is not None:
+        option, group = declared.metadata.get(_OPTION), _group_of(declared)
+        if option is None and group is not None:
             found = plan_from(group, typed, command)
             values[declared.name] = found if group is declared.type else found.parse(command)
         elif declared.name == "typed":
             values["typed"] = typed
         elif declared.name in typed:
-            values[declared.name] = typed[declared.name]
+            value = typed[declared.name]
+            if option is not None and option.read is not None:
+                value = declared.default if value in (None, [], ()) else option.read(value)
+            values[declared.name] = value
     return kind(**values)
-
-
-def _value_of(declared: "Field[Any]", own: Option, typed: Any) -> Any:
-    if own.read is None:
-        return typed
-    return declared.default if typed in (None, [], ()) else own.read(typed)
 
 
 def option(
@@ -117,26 +154,24 @@ def option(
 ) -> Any:
     """Declare an option as a dataclass field.
 
-    `name` may hold several, with a blank between them: '--verbose -v'. --help shows only `common` ones, --help-all all.
-    `read` makes the value of a text, or, of an option that can be given `several` times, of a list of texts; `default`
-    is what would be typed for it, and `without` the value where nothing is.
+    `name` may hold several names with a blank between them: '--verbose -v'. --help shows only `common` options,
+    --help-all all. `read` makes the value of a text, or of a list of texts if the option can be given `several` times.
+    `default` is a text for it. Without a default and a text the value is `without`.
     """
     one: Any = bool | None if metavar is None else str | None if default is None else str
     typed = None if read is None else list[str] | None if several else one
-    own = Option(help_text, metavar, name, common, group, typed, default, read, completed_as, settings=settings)
+    declared = Option(help_text, metavar, name, common, group, typed, default, read, completed_as, settings=settings)
     value = default if read is None else without if default is None else read(default)
-    return field(default=value, metadata={_OPTION: own})
+    return field(default=value, metadata={_OPTION: declared})
 
 
 def argument(metavar: str, help_text: str, *, read: Callable[[Any], Any] | None = None) -> Any:
     """Declare a positional argument; None if it is left out."""
     typed = None if read is None else str | None
-    own = Option(help_text, metavar, typed=typed, read=read, is_argument=True)
-    return field(default=None, metadata={_OPTION: own})
+    return field(default=None, metadata={_OPTION: Option(help_text, metavar, typed=typed, read=read, is_argument=True)})
 
 
 def required_argument(metavar: str, help_text: str) -> Any:
-    """Declare a required positional argument."""
     return field(metadata={_OPTION: Option(help_text, metavar, default=..., is_argument=True)})
 
 
@@ -146,19 +181,18 @@ def flag(help_text: str, *, default: bool | None = False, **settings: Any) -> An
 
 
 def strict_option() -> Any:
-    """Declare `--strict`, which means the same in every command."""
     text = "Exit 1 for doubts too (WARN, INCONCLUSIVE, unknown paths), 3 if nothing was judged."
     return flag(text, common=True, group=JUDGE)
 
 
 def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:
-    """The field of `--timeout`, which means the same in every command; `steps` are the steps that it limits."""
+    """Declare `--timeout`, which limits these `steps`."""
     text = f"Give up a step that takes longer than S seconds: {steps}."
     return option("S", text, default=default, name="--timeout", min=least, max=_SECONDS_A_DAY, group=MEASURE)
 
 
 def sharing_ranks(how: str = "Needs NCCL 2.30 or newer") -> Any:
-    """The field of `--ranks-per-gpu`; `how` says what NCCL needs to run several ranks on a GPU."""
+    """Declare `--ranks-per-gpu`; `how` says what NCCL needs to run several ranks on a GPU."""
     text = (
         f"Ranks to launch on each GPU, to try a job on fewer GPUs. {how}. With an MPS server the ranks run at the same "
         "time, otherwise in turns."
@@ -177,7 +211,6 @@ def judging_profile() -> Any:
 
 
 def expected_gpus() -> Any:
-    """Declare `--expect-gpus`."""
     return option(
         "N",
         "Fail unless every node has exactly N GPUs (exit code 3 if no node has any).",
@@ -192,7 +225,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def one_of(option: str, choices: type[Choice]) -> Callable[[str], Choice]:
-    """A `read` for an option that takes one of a few words."""
+    """Return a `read` function for an option that takes one of a few words."""
     return lambda text: parse_choices(option, [text], choices)[0]
 
 
@@ -214,36 +247,6 @@ def unknown_choice(option: str, name: str, choices: Sequence[str]) -> UsageError
     return error
 
 
-def parse_collective(text: str) -> str:
-    """The collective of --collective as gpubench calls it, of its own name or nccl-tests'; UsageError for no name."""
-    from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
-
-    name = text.lower().removesuffix("_perf")
-    name = COLLECTIVE_NAMES.get(name, name)
-    if name not in COLLECTIVE_NAMES.values():
-        raise unknown_choice("--collective", text, tuple(COLLECTIVE_NAMES.values()))
-    return name
-
-
-_FRAMEWORKS_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
-
-
-def parse_dtypes(texts: Iterable[str]) -> tuple[DataType, ...]:
-    """The types of --dtype, by NCCL's names, nccl-tests' or frameworks': float is float32, bf16 bfloat16."""
-    names = [name.strip() for text in texts for name in text.split(",")]
-    return parse_choices("--dtype", [_own_name(name) for name in names], DataType)
-
-
-def _own_name(type_name: str) -> str:
-    lower = type_name.lower()
-    if lower in tuple(DataType):
-        return lower
-    from gpubench.readers.results.nccl_tests.table import ELEMENT_TYPES
-
-    name = _FRAMEWORKS_NAMES.get(lower) or ELEMENT_TYPES.get(lower, (type_name, 0))[0]
-    return name if name in tuple(DataType) else type_name
-
-
-def paths(texts: Iterable[str]) -> tuple[Path, ...]:
-    """A `read` for files or folders that can be given several times."""
+def parse_paths(texts: Iterable[str]) -> tuple[Path, ...]:
+    """Read files or folders that can be given several times."""
     return tuple(map(Path, texts))
