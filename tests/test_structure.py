@@ -18,7 +18,7 @@ from gpubench.readers.registry import READERS, RESULT_READERS
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
     "conditions": {
-        *("__init__", "checks", "circumstances", "condition", "folding", "policy", "ranking", "registry"),
+        *("__init__", "checks", "circumstances", "condition", "folding", "logged", "policy", "ranking", "registry"),
         "subjects",
     },
     "collectives": {"__init__", "curve", "expected", "pattern", "record", "registry"},

@@ -7,8 +7,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpubench.conditions import subjects
-from gpubench.conditions.circumstances import Facts
-from gpubench.conditions.condition import Unread, fill_ids, joined
+from gpubench.conditions.circumstances import Facts, Unread, joined
+from gpubench.conditions.condition import fill_ids
 from gpubench.conditions.profile import SURPLUS
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.conditions.subjects import Lack
@@ -222,7 +222,7 @@ def look(check: Check, facts: Facts) -> Looked:
     unread: list[Unread] = []
     for condition in _OF_CHECK[check.name]:
         found = tuple(condition.look(facts.circumstances))
-        findings += condition.findings_of(found)
+        findings += condition.to_findings(found)
         unread += (each for each in found if isinstance(each, Unread))
     return Looked(tuple(findings), tuple(unread))
 

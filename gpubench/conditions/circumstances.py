@@ -1,30 +1,76 @@
-"""The run in which conditions are looked for: machines, processes, settings, figures, paths, and NCCL's log of them."""
+"""The run in which conditions are looked for, and the sightings that detectors return."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import chain, pairwise
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpubench.conditions.policy import Medium, PathKind, Relation
 from gpubench.model.facts.process import ENVIRONMENT, GpuCondition, MpiSupport, RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PciDevice
 from gpubench.model.facts.traffic import IdleGpu
-from gpubench.model.paths.nccl_log import Note, RemarkKind
 from gpubench.model.paths.nodes import MachineKind
 from gpubench.model.paths.topology import Device, Refusal, Topology
-from gpubench.model.paths.transport import Pair, Transport
+from gpubench.model.paths.transport import Confidence, Pair, Transport
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.figures import QUICK, Measurements
-from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.report import CollectiveRow, Effect
 from gpubench.model.terms.ranks import DevicePlace, RankIdentity
 from gpubench.model.terms.units import format_size
-from gpubench.model.terms.verdict import NO_CURE, Cure
+from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
-_OFF = ("", "0")
+OFF = ("", "0")  # Values that switch a variable of NCCL off
+_MOST_NAMES = 4
+
+
+def joined(texts: Iterable[str], most: int = _MOST_NAMES) -> str:
+    """Join the first few distinct texts, and count the rest."""
+    distinct = list(dict.fromkeys(filter(None, texts)))
+    rest = len(distinct) - most
+    return ", ".join(distinct[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+class Sighting(Struct, frozen=True, kw_only=True):
+    """A condition as it was detected in one place.
+
+    An empty severity, cure, expected or likely means that of the condition. A `quiet` sighting explains paths and is
+    not a finding.
+    """
+
+    subject: str
+    seen: str
+    confidence: Confidence = Confidence.PROVEN
+    gpus: frozenset[int] | None = None  # Positions of GPUs with affected paths; None for all GPUs of the run
+    pairs: frozenset[Pair] | None = None  # Affected ordered pairs, for conditions of pairs
+    names: tuple[str, ...] = ()  # Subjects as findings name them
+    places: tuple[DevicePlace, ...] = ()  # Nodes and devices of the subjects
+    heading: str = ""  # One name for all subjects
+    effects: tuple[Effect, ...] = ()
+    severity: Verdict | None = None
+    expected: str = ""
+    likely: str = ""
+    cure: Cure = NO_CURE
+    expected_percent: float | None = None  # Share of the expected speed that is left
+    quiet: bool = False
+
+    def touches(self, pair: Pair) -> bool:
+        """True if it affects the path of this pair."""
+        if self.pairs is not None:
+            return pair in self.pairs
+        return self.gpus is None or not self.gpus.isdisjoint(pair)
+
+
+class Unread(Struct, frozen=True):
+    """A place where a condition could not be looked for, and the reason."""
+
+    subject: str
+    reason: str
+
+
+Found = Iterator[Sighting | Unread]
 
 
 class Together(Struct, frozen=True):
@@ -54,40 +100,38 @@ class IssueTime(Struct, frozen=True):
 
 
 class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
-    """The run, and its paths. Positions of GPUs are those of `wiring`; where ranks have them, the rank's.
-
-    `settings` are the user's, by variable: the distinct values that ranks have, without what gpubench set itself.
-    `staged` are the pairs that go through host memory, with what they take; None where nothing was sent, and only
-    conditions are looked for. `copied` says of such pairs what showed it, where CUDA made the copies and NCCL's policy
-    and settings mean nothing. `wrong` are pairs along which wrong data arrived, `together` those that were measured at
-    once. `profiles` are those that nodes match, by number; with `profile_asked_for` somebody named it, and then the
-    machine has to be the profile's in everything; `expected_gpus` is the number of GPUs that somebody said every node
-    has. `measurements` are what a check measured. `waited` is the share of its time that a rank was ready to run and
-    waited for a CPU, and `at_work` its GPU's condition right after operations, by rank. `idle_gpus` are GPUs by
-    position as they were while this job was idle, before its first operation and after its last; `beyond` says of GPUs
-    how often their NVLinks carried the bytes that this job can have moved at most, where that is more than once;
-    `issued` are the times of rows that are slow, `slow` these rows themselves; `mpi_support` is what
-    MPI did with GPU memory where that was tried.
-    """
+    """The run and its paths. A GPU's position is its index in `wiring`: the rank number if ranks have GPUs."""
 
     wiring: Wiring
     facts: Sequence[RankFacts] = ()
+    #: The user's variables: distinct values of all ranks, without those that gpubench set
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: Host-staged pairs and their transports; None if nothing was sent
     staged: Mapping[Pair, Sequence[Transport]] | None = None
+    #: Evidence for host-staged pairs if CUDA, not NCCL, made the copies; None if NCCL moves the data
     copied: Mapping[Pair, str] | None = None
+    #: Pairs along which wrong data arrived
     wrong: frozenset[Pair] = frozenset()
+    #: Pairs that were measured at the same time
     together: Sequence[Together] = ()
     kinds: Sequence[MachineKind] = ()
+    #: Matching profiles by node
     profiles: Mapping[int, Profile] = field(default_factory=dict)
+    #: True if --profile names the profile: then the machine has to match it in everything
     profile_asked_for: bool = False
     expected_gpus: int | None = None
     measurements: Measurements = QUICK
+    #: Share of its time that a rank was ready to run and waited for a CPU
     waited: Mapping[int, float] = field(default_factory=dict)
+    #: Condition of a rank's GPU right after operations
     at_work: Mapping[int, GpuCondition] = field(default_factory=dict)
+    #: GPUs by position while this job was idle, before its first operation and after its last
     idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
+    #: How many times the most that this job can move the NVLinks of a GPU carried, if more than once
     beyond: Mapping[int, float] = field(default_factory=dict)
     issued: Sequence[IssueTime] = ()
     slow: Sequence[CollectiveRow] = ()
+    #: What MPI did with GPU memory, if that was tried
     mpi_support: MpiSupport | None = None
 
     @property
@@ -96,7 +140,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         return self.wiring.nodes
 
     @property
-    def asked_of_nccl(self) -> bool:
+    def uses_nccl(self) -> bool:
         """True if NCCL moves the data, or would move it."""
         return self.copied is None
 
@@ -104,23 +148,23 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         """Return the distinct values of a variable among the ranks."""
         return tuple(self.settings.get(name, ()))
 
-    def switched_on(self, name: str) -> bool:
+    def is_on(self, name: str) -> bool:
         """True if any rank has the variable set to a value other than empty and 0."""
-        return any(value not in _OFF for value in self.values(name))
+        return any(value not in OFF for value in self.values(name))
 
     def host(self, node: int) -> str:
         """Return the node's name if the job has several nodes, else an empty text."""
         return self.nodes[node].snapshot.host if len(self.nodes) > 1 and node in self.nodes else ""
 
-    def on(self, node: int, *words: str) -> str:
+    def subject(self, node: int, *words: str) -> str:
         """Return a subject: the words, after the node's name if there are several nodes, or the node's name alone."""
-        named = " ".join(filter(None, (self.host(node), *words)))
-        return named or (self.nodes[node].snapshot.host if node in self.nodes else f"node {node}")
+        text = " ".join(filter(None, (self.host(node), *words)))
+        return text or (self.nodes[node].snapshot.host if node in self.nodes else f"node {node}")
 
-    def name(self, gpu: int) -> str:
+    def gpu_name(self, gpu: int) -> str:
         """Return a GPU's name, such as 'node1 GPU3'."""
         known, node = self.wiring.gpu(gpu), self.wiring.gpus[gpu].node
-        return self.on(node, f"GPU {gpu}" if known is None else known.device)
+        return self.subject(node, f"GPU {gpu}" if known is None else known.device)
 
     def pair_name(self, pair: Pair) -> str:
         """Return a pair's name: by ranks if each rank has one GPU, else by GPUs."""
@@ -128,11 +172,11 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         if isinstance(one, RankIdentity):
             return f"ranks {pair[0]} → {pair[1]}"
         known = self.wiring.gpu(pair[1])
-        together = one.node == other.node and known is not None
-        return f"{self.name(pair[0])} → {known.device if together and known else self.name(pair[1])}"
+        same_node = one.node == other.node and known is not None
+        return f"{self.gpu_name(pair[0])} → {known.device if same_node and known else self.gpu_name(pair[1])}"
 
-    def named(self, node: int, *devices: Device) -> str:
-        """Return the name of devices in findings, with bus ids. The host is added if there are several nodes."""
+    def names_with_ids(self, node: int, *devices: Device) -> str:
+        """Return the names of devices with bus ids, after the host's if there are several nodes; else the host's."""
         names = " → ".join(
             f"{device.device} ({device.bus_id})" if device.bus_id else device.device for device in devices
         )
@@ -143,14 +187,14 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         host = self.nodes[node].snapshot.host
         return tuple(DevicePlace(host, device.device, device.bus_id) for device in devices) or (DevicePlace(host),)
 
-    def places_of_gpus(self, gpus: Iterable[int]) -> tuple[DevicePlace, ...]:
+    def gpu_places(self, gpus: Iterable[int]) -> tuple[DevicePlace, ...]:
         """Return the places of GPUs by position."""
         return tuple(map(self.wiring.place, dict.fromkeys(gpus)))
 
-    def named_pair(self, pair: Pair) -> str:
-        """Return the name of two GPUs of a node in findings."""
+    def pair_with_ids(self, pair: Pair) -> str:
+        """Return the names of two GPUs of a node with bus ids."""
         known = [gpu for gpu in map(self.wiring.gpu, pair) if gpu is not None]
-        return self.named(self.wiring.gpus[pair[0]].node, *known)
+        return self.names_with_ids(self.wiring.gpus[pair[0]].node, *known)
 
     def exact_profile(self, node: int) -> Profile | None:
         """Return the node's profile, or None if that profile is generic."""
@@ -166,36 +210,37 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         }
 
     @cached_property
-    def _by_node(self) -> dict[int, list[int]]:
+    def _positions(self) -> dict[int, list[int]]:
+        """Positions of GPUs by node."""
         found: dict[int, list[int]] = {}
         for position, gpu in enumerate(self.wiring.gpus):
             found.setdefault(gpu.node, []).append(position)
         return found
 
-    def node_of(self, pair: Pair) -> Topology:
+    def pair_node(self, pair: Pair) -> Topology:
         """Return the node of a pair's source GPU."""
         return self.nodes[self.wiring.gpus[pair[0]].node]
 
-    def gpus_of(self, node: int) -> frozenset[int]:
+    def node_gpus(self, node: int) -> frozenset[int]:
         """Return the positions of a node's GPUs."""
-        return frozenset(self._by_node.get(node, ()))
+        return frozenset(self._positions.get(node, ()))
 
-    def gpus_of_rank(self, facts: RankFacts) -> frozenset[int]:
+    def rank_gpus(self, facts: RankFacts) -> frozenset[int]:
         """Return the rank's GPU if each rank has one, else all GPUs of its node."""
-        return frozenset((facts.rank,)) if self._has_own_gpu(facts) else self.gpus_of(facts.node)
+        return frozenset((facts.rank,)) if self._has_one_gpu(facts) else self.node_gpus(facts.node)
 
-    def _has_own_gpu(self, facts: RankFacts) -> bool:
+    def _has_one_gpu(self, facts: RankFacts) -> bool:
         known = self.wiring.gpus[facts.rank] if facts.rank < len(self.wiring.gpus) else None
         return isinstance(known, RankIdentity) and known.rank == facts.rank
 
-    def places_of_ranks(self, ranks: Iterable[RankFacts]) -> tuple[DevicePlace, ...]:
+    def rank_places(self, ranks: Iterable[RankFacts]) -> tuple[DevicePlace, ...]:
         """Return the GPUs of ranks that have one each, else the nodes of the ranks."""
-        found = (self.wiring.place(rank.rank) if self._has_own_gpu(rank) else self._node_of(rank) for rank in ranks)
-        return tuple(dict.fromkeys(found))
-
-    def _node_of(self, facts: RankFacts) -> DevicePlace:
-        node = self.nodes.get(facts.node)
-        return DevicePlace(facts.host if node is None else node.snapshot.host)
+        places: dict[DevicePlace, None] = {}
+        for rank in ranks:
+            node = self.nodes.get(rank.node)
+            of_node = DevicePlace(rank.host if node is None else node.snapshot.host)
+            places[self.wiring.place(rank.rank) if self._has_one_gpu(rank) else of_node] = None
+        return tuple(places)
 
     def gpus(self) -> Iterator[tuple[int, Topology, GpuFacts]]:
         """Iterate over the GPUs with known facts: position, node, facts."""
@@ -205,26 +250,26 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
                 yield position, self.nodes[place.node], known
 
     @cached_property
-    def inside(self) -> tuple[Pair, ...]:
+    def local_pairs(self) -> tuple[Pair, ...]:
         """Ordered pairs inside nodes to explain: the host-staged ones, or all pairs if nothing was sent."""
         if self.staged is not None:
             return tuple(pair for pair in self.staged if self.wiring.share_node(pair))
         return tuple(
-            (one, other) for members in self._by_node.values() for one in members for other in members if one != other
+            (one, other) for members in self._positions.values() for one in members for other in members if one != other
         )
 
     @cached_property
-    def across(self) -> tuple[Pair, ...]:
+    def remote_pairs(self) -> tuple[Pair, ...]:
         """Pairs between nodes to explain. If nothing was sent, one pair joins each two neighbouring nodes."""
         if self.staged is not None:
             return tuple(pair for pair in self.staged if not self.wiring.share_node(pair))
-        first = [members[0] for members in self._by_node.values()]
+        first = [members[0] for members in self._positions.values()]
         return tuple((one, other) for one, other in pairwise(first))
 
     @cached_property
     def refusals(self) -> Mapping[Pair, Refusal]:
         """Pairs inside nodes without peer access, and how the driver refuses it."""
-        found = ((pair, self.wiring.refusal(pair)) for pair in self.inside)
+        found = ((pair, self.wiring.refusal(pair)) for pair in self.local_pairs)
         return {pair: refusal for pair, refusal in found if refusal is not None}
 
     @cached_property
@@ -242,9 +287,75 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         profiles = {number: profile for number, profile in self.profiles.items() if number in kept}
         return replace(self, wiring=Wiring(gpus, kept), profiles=profiles)
 
-    def ranks_of(self, node: int) -> list[RankFacts]:
+    def node_ranks(self, node: int) -> list[RankFacts]:
         """Return the processes of a node."""
         return [fact for fact in self.facts if fact.node == node]
+
+    def node_sighting(
+        self, number: int, seen: str, confidence: Confidence = Confidence.PROVEN, *words: str, **more: Any
+    ) -> Sighting:
+        """Return a sighting on a node, which affects the paths of all its GPUs. `words` name the part of the node."""
+        places = self.places(number, *(nic for nic in self.nodes[number].nics if nic.name in words))
+        names = () if words else (self.names_with_ids(number),)
+        more = {"gpus": self.node_gpus(number), "names": names, "places": places, **more}
+        return Sighting(subject=self.subject(number, *words), seen=seen, confidence=confidence, **more)
+
+    def nodes_sighting(
+        self, numbers: Iterable[int], seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
+    ) -> Sighting:
+        """Return a sighting on several nodes."""
+        numbers = list(numbers)
+        hosts = tuple(self.nodes[number].snapshot.host for number in numbers)
+        gpus = frozenset(gpu for number in numbers for gpu in self.node_gpus(number))
+        places = tuple(map(DevicePlace, hosts))
+        more = {"subject": joined(hosts), "gpus": gpus, "names": hosts, "places": places, **more}
+        return Sighting(seen=seen, confidence=confidence, **more)
+
+    def gpu_sighting(
+        self, position: int, seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
+    ) -> Sighting:
+        """Return a sighting on one GPU."""
+        known, node = self.wiring.gpu(position), self.wiring.gpus[position].node
+        names = () if known is None else (self.names_with_ids(node, known),)
+        more = {"gpus": frozenset((position,)), "names": names, "places": self.gpu_places((position,)), **more}
+        return Sighting(subject=self.gpu_name(position), seen=seen, confidence=confidence, **more)
+
+    def device_sighting(
+        self, number: int, device: Device, seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
+    ) -> Sighting:
+        """Return a sighting on a device. A GPU affects its own paths, a NIC those of all GPUs of the node."""
+        gpus = self.node_gpus(number)
+        if isinstance(device, GpuFacts):
+            gpus = frozenset(gpu for gpu in gpus if self.wiring.gpu(gpu) is device)
+        more = {
+            "gpus": gpus,
+            "names": (self.names_with_ids(number, device),),
+            "places": self.places(number, device),
+            **more,
+        }
+        return Sighting(subject=self.subject(number, device.device), seen=seen, confidence=confidence, **more)
+
+    def pair_sighting(
+        self, pairs: Collection[Pair], seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
+    ) -> Sighting:
+        """Return a sighting on ordered pairs of GPUs."""
+        names = tuple(map(self.pair_name, sorted(pairs)))
+        more = {"names": names, "places": self.gpu_places(chain.from_iterable(sorted(pairs))), **more}
+        return Sighting(subject=joined(names), seen=seen, confidence=confidence, pairs=frozenset(pairs), **more)
+
+    def rank_sighting(
+        self, ranks: Sequence[RankFacts], seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
+    ) -> Sighting:
+        """Return a sighting on ranks of one node."""
+        gpus = frozenset(gpu for rank in ranks for gpu in self.rank_gpus(rank))
+        more = {"gpus": gpus, "places": self.rank_places(ranks), **more}
+        subject = self.subject(ranks[0].node, rank_names(ranks))
+        return Sighting(subject=subject, seen=seen, confidence=confidence, **more)
+
+
+def rank_names(ranks: Sequence[RankFacts]) -> str:
+    """Return 'rank 3' or 'ranks 0, 1'."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {joined(str(rank.rank) for rank in ranks)}"
 
 
 class Facts(Struct, frozen=True, dict=True):
@@ -290,7 +401,7 @@ def removal(names: Collection[str], places: Sequence[str]) -> Cure:
     files = [place for place in places if place != ENVIRONMENT]
     removed = f"Remove {' and '.join(names)} from {' and '.join(files)}"
     if ENVIRONMENT in places:
-        return Cure(unset(*names).commands, f"{removed} too." if files else "")
+        return Cure.of(unset(*names), comment=f"{removed} too." if files else "")
     return Cure.of(f"{verified_run(names)}grep -nE '{'|'.join(names)}' {' '.join(files)}", comment=f"{removed}.")
 
 
@@ -304,9 +415,9 @@ _KEEP_OFF_OTHERS = (
 )
 
 
-def unset(*names: str, comment: str = "") -> Cure:
+def unset(*names: str) -> str:
     """Return the command that removes variables; a verified copy runs first if they keep data off a path."""
-    return Cure.of(f"{verified_run(names)}unset {' '.join(names)}", comment=comment)
+    return f"{verified_run(names)}unset {' '.join(names)}"
 
 
 def verified_run(names: Collection[str]) -> str:
@@ -317,129 +428,12 @@ def verified_run(names: Collection[str]) -> str:
     return f"env {' '.join(f'-u {name}' for name in off)} gpubench allreduce && " if off else ""
 
 
-def user_settings(facts: Sequence[RankFacts], said: Sequence[Mapping[str, str]] = ()) -> dict[str, tuple[str, ...]]:
+def user_settings(facts: Sequence[RankFacts], logged: Sequence[Mapping[str, str]] = ()) -> dict[str, tuple[str, ...]]:
     """Return the distinct values of the user's variables, from the environment and NCCL's files of all ranks."""
     found: dict[str, dict[str, None]] = {}
     known = ({name: setting.value for name, setting in fact.nccl_settings.items()} for fact in facts)
     others = ({name: value for name, value in fact.environment.items() if name[:5] != "NCCL_"} for fact in facts)
-    for variables in (*known, *others, *said):
+    for variables in (*known, *others, *logged):
         for name, value in variables.items():
             found.setdefault(name, {})[value] = None
     return {name: tuple(values) for name, values in sorted(found.items())}
-
-
-OFF = ("", "0")
-SOCKET = "Socket"
-
-ASK_FOR_MORE = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM"
-
-
-class ProcessLog(Struct, frozen=True):
-    """The settings of one process, and the lines of its log that explain a path."""
-
-    settings: tuple[tuple[str, str], ...] = ()
-    notes: tuple[Note, ...] = ()
-
-    def setting(self, name: str) -> str | None:
-        """Return the value of a variable, or None if it is not set."""
-        return dict(self.settings).get(name)
-
-
-class Staged(Struct, frozen=True, kw_only=True):
-    """Two ranks that communicate through host memory, and everything the log shows about them.
-
-    `one_node` is whether NCCL takes both for ranks of one machine, `same_machine` whether the log shows that they are.
-    `network` carries the bytes, None where shared memory does. `path` is NCCL's type of path between the GPUs
-    ('PIX', 'SYS'), None where it is not said; `gpus` how many it found on the host, 0 if not said. `notes` are about
-    these two GPUs, `bus_ids` theirs. `nvlinks` is whether anything shows NVLinks on the machine, `models` are the
-    ranks' GPUs where the text names them, `listed_models` others that it names, `interfaces` those over which processes
-    meet. `one_per_host` is whether no host has two ranks, `rdma` whether any process of the job found an RDMA device,
-    `plugin` whether any has a plugin for a network. `peers_elsewhere` is whether both GPUs have peer access to others
-    of the machine.
-    """
-
-    one_node: bool
-    same_machine: bool
-    network: str | None
-    path: str | None = None
-    gpus: int = 0
-    notes: tuple[Note, ...] = ()
-    source: ProcessLog = ProcessLog()
-    destination: ProcessLog = ProcessLog()
-    bus_ids: tuple[str, ...] = ()
-    nvlinks: bool = False
-    models: tuple[str, ...] = ()
-    listed_models: tuple[str, ...] = ()
-    interfaces: tuple[str, ...] = ()
-    one_per_host: bool = False
-    rdma: bool = False
-    plugin: bool = False
-    peers_elsewhere: bool = False
-
-    @property
-    def inside(self) -> bool:
-        """Ordered pairs inside nodes to explain: the host-staged ones, or all pairs if nothing was sent."""
-        return self.one_node or self.same_machine
-
-    @property
-    def kinds(self) -> tuple[PathKind, ...]:
-        """Possible kinds of this path. A log does not show whether NVLinks join two machines."""
-        inside = [Relation.ONE_GPU if self.one_gpu else Relation.ONE_NODE]
-        relations = inside if self.inside else [Relation.ONE_DOMAIN, Relation.TWO_NODES]
-        medium = Medium.SHM if self.network is None else Medium.SOCKET if self.network == SOCKET else Medium.RDMA
-        return tuple(PathKind(relation, medium) for relation in relations)
-
-    @property
-    def one_gpu(self) -> bool:
-        """True if both run on one GPU."""
-        return self.inside and len(self.bus_ids) > 1 and len(set(self.bus_ids)) == 1
-
-    @property
-    def virtual(self) -> bool:
-        """True if the GPUs are on PCI bus 0, where hypervisors put devices and physical servers have no slots."""
-        return any(bus_id[5:7] == "00" for bus_id in self.bus_ids)
-
-    def settings(self, name: str) -> tuple[str, ...]:
-        """Return the distinct values of a variable in both processes."""
-        values = (process.setting(name) for process in (self.source, self.destination))
-        return tuple(dict.fromkeys(value for value in values if value is not None))
-
-    def found(self, *kinds: RemarkKind) -> tuple[Note, ...]:
-        """Return notes of these kinds, those about the two GPUs first."""
-        notes = (*self.notes, *self.source.notes, *self.destination.notes)
-        return tuple(dict.fromkeys(note for kind in kinds for note in notes if note.kind is kind))
-
-
-class LoggedReason(NamedTuple):
-    """Evidence and cure from a log, whether the log proves the condition, and whether it is by design."""
-
-    evidence: str
-    cure: Cure = NO_CURE
-    is_proven: bool = True
-    by_design: bool = False
-
-
-def _through_shm(staged: Staged) -> bool:
-    return staged.inside and staged.network is None
-
-
-def uses_sockets(staged: Staged) -> bool:
-    """True if the ranks are on different nodes and communicate over sockets."""
-    return not staged.inside and staged.network == SOCKET
-
-
-def uses_rdma(staged: Staged) -> bool:
-    """True if the ranks are on different nodes and communicate over RDMA."""
-    return not staged.inside and staged.network not in (None, SOCKET)
-
-
-def remark_detector(
-    kind: RemarkKind, cure: Cure, where: Callable[[Staged], bool] = _through_shm, said: str = "NCCL's log: {.gist}"
-) -> Callable[[Staged], LoggedReason | None]:
-    """Return a detector for a remark about two GPUs in NCCL's log."""
-
-    def find(staged: Staged) -> LoggedReason | None:
-        found = staged.found(kind) if where(staged) else ()
-        return LoggedReason(said.format(found[0]), cure) if found else None
-
-    return find

@@ -4,22 +4,15 @@ The forms of NCCL's own diagnostics are those of the text in NCCL 2.32.3; none o
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
-from gpubench.conditions.circumstances import unset
-from gpubench.conditions.condition import (
-    REMOTE,
-    Complained,
-    Condition,
-    Family,
-    Sighting,
-    joined,
-    nothing_in_facts,
-)
+from gpubench.conditions.circumstances import Sighting, joined, unset
+from gpubench.conditions.condition import Condition, Family
+from gpubench.conditions.logged import REMOTE, Complained
 from gpubench.conditions.nvlink import RESTART_FABRIC
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
 from gpubench.model.terms.units import compress_names
@@ -131,7 +124,7 @@ def _drop_peer_access(sighting: Sighting, facts: LogFacts) -> Sighting:
     )
 
 
-def log_row(
+def logged_condition(
     id_: str,
     title: str,
     pattern: str,
@@ -139,30 +132,20 @@ def log_row(
     command: str | tuple[str, ...],
     comment: str,
     *,
-    expected: str,
-    link: str = _TROUBLE,
     codes: tuple[int, ...] = (),
-    general: bool = False,
-    aliases: tuple[str, ...] = (),
+    severity: Verdict | None = None,
+    of_programs: bool = False,
+    refine: Callable[[Sighting, LogFacts], Sighting] | None = None,
+    preferred: str = "",
     **more: Any,
 ) -> Condition:
     """Return a condition that complaints matching `pattern`, or calls that returned one of `codes`, show."""
-    commands = (command,) if isinstance(command, str) else command
-    return Condition(
-        id=id_,
-        title=title,
-        expected=expected,
-        likely=likely,
-        cure=Cure(tuple(filter(None, commands)), comment),
-        link=link,
-        look=nothing_in_facts,
-        in_job=Complained(pattern, frozenset(codes), **more),
-        general=general,
-        aliases=aliases,
-    )
+    found = Complained(pattern, frozenset(codes), severity, of_programs, refine, preferred)
+    more = {"link": _TROUBLE, **more}
+    return Condition(id=id_, title=title, likely=likely, command=command, comment=comment, in_job=found, **more)
 
 
-_start = partial(log_row, expected="a job that starts")
+_start = partial(logged_condition, expected="a job that starts")
 
 NCCL_START = Family.of(
     "nccl_start",
@@ -217,7 +200,7 @@ NCCL_START = Family.of(
         "No transport found for a pair of ranks: every transport is refused or switched off",
         r"no transport found|has no transport for",
         "variables or a topology file that leave no path between two ranks",
-        unset("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NET_DISABLE_INTRA").commands,
+        unset("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NET_DISABLE_INTRA"),
         "`gpubench topo` shows peer access.",
         link=_ENV,
     ),
@@ -272,12 +255,9 @@ NCCL_START = Family.of(
         title="The initialization of a communicator did not finish: the job hangs or ended there",
         expected="Init COMPLETE on every rank",
         likely="a rank that never started, a blocked network, or a log that ends too early",
-        cure=Cure(
-            comment="`py-spy dump` with the process id of a waiting rank shows the line where it is. "
-            "NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET makes NCCL log the progress."
-        ),
+        comment="`py-spy dump` with the process id of a waiting rank shows the line where it is. "
+        "NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET makes NCCL log the progress.",
         link=_TROUBLE,
-        look=nothing_in_facts,
         in_job=_unfinished,
         general=True,
     ),
@@ -286,9 +266,9 @@ NCCL_START = Family.of(
         title="Ranks of one job found different numbers of RDMA devices: NCCL may hang or take fewer",
         expected="the same number of RDMA devices for every rank",
         likely="a port that is down on some nodes, or NCCL_IB_HCA that differs between ranks",
-        cure=Cure.of("ibstat", comment="Compare the nodes named here; set the same NCCL_IB_HCA on all ranks."),
+        command="ibstat",
+        comment="Compare the nodes named here; set the same NCCL_IB_HCA on all ranks.",
         link="https://github.com/NVIDIA/nccl/issues/2428",
-        look=nothing_in_facts,
         in_job=_nics_differ,
         general=True,
     ),
@@ -297,9 +277,9 @@ NCCL_START = Family.of(
         title="NET/IB : Unable to open device: an RDMA device exists and NCCL cannot use it",
         expected="RDMA devices that open",
         likely="a container without /dev/infiniband/uverbs of this device, or a device that its driver reset",
-        cure=Cure.of("ibv_devinfo", comment="Run it where the rank runs; give the container all of /dev/infiniband."),
+        command="ibv_devinfo",
+        comment="Run it where the rank runs; give the container all of /dev/infiniband.",
         link=_TROUBLE,
-        look=nothing_in_facts,
         in_job=_not_opened,
         general=True,
     ),
@@ -399,7 +379,7 @@ _AROUND_ENDING = re.compile(
 NCCL_TRANSFERS = Family.of(
     "nccl_transfers",
     "Jobs that NCCL ends",
-    log_row(
+    logged_condition(
         "nccl-ranks-disagree",
         "NET/IB: collective mismatch error: two ranks disagree on a call, its size, or NCCL_* settings",
         r"collective mismatch error",
@@ -410,7 +390,7 @@ NCCL_TRANSFERS = Family.of(
         expected="the same call, size and NCCL_* variables on both ranks",
         link="https://github.com/NVIDIA/nccl/issues/626",
     ),
-    log_row(
+    logged_condition(
         "rdma-registration-failed",
         "Call to ibv_reg_mr failed: memory cannot be registered for RDMA",
         r"ibv_(?:reg|create|alloc)\w* failed|regMr failed|unable to register memory|register(?:ing)? memory.*fail",
@@ -421,7 +401,7 @@ NCCL_TRANSFERS = Family.of(
         "over two nodes before any job.",
         expected="memory that the NIC can register",
     ),
-    log_row(
+    logged_condition(
         "network-plugin-failed",
         "A call of the network plugin failed (NET/OFI, aws-ofi-nccl): RC: -22 and others",
         r"NET/\w+ .*\bRC: -?[1-9]\d*|unresponsive receiver|NET/OFI Creating .* failed: "
@@ -432,7 +412,7 @@ NCCL_TRANSFERS = Family.of(
         expected="a plugin that works",
         link="https://github.com/aws/aws-ofi-nccl",
     ),
-    log_row(
+    logged_condition(
         "rdma-connect-failed",
         "Call to ibv_modify_qp failed: two NICs cannot be connected for RDMA",
         r"ibv_(?:modify_qp|query_gid|create_ah)\w* failed",
@@ -442,7 +422,7 @@ NCCL_TRANSFERS = Family.of(
         expected="queue pairs that connect",
         link="https://github.com/NVIDIA/nccl/issues/426",
     ),
-    log_row(
+    logged_condition(
         "nccl-tests-wrong-data",
         "nccl-tests counted wrong elements: Out of bounds values ... FAILED, or a row whose #wrong is not 0",
         r"^out of bounds values|^wrong data in a row of nccl-tests",
@@ -452,7 +432,7 @@ NCCL_TRANSFERS = Family.of(
         expected="received data equal to sent data",
         link="https://github.com/NVIDIA/nccl/issues/2335",
     ),
-    log_row(
+    logged_condition(
         "rdma-retry-exceeded",
         "Got completion with error 12: the other side did not answer over RDMA (IBV_WC_RETRY_EXC_ERR)",
         r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC"
@@ -465,9 +445,9 @@ NCCL_TRANSFERS = Family.of(
         "nodes; NCCL_IB_TIMEOUT=22 tolerates congestion.",
         expected="completions without an error",
         link="https://github.com/NVIDIA/nccl/issues/426",
-        refined=_add_mixed_fabrics,
+        refine=_add_mixed_fabrics,
     ),
-    log_row(
+    logged_condition(
         "nic-failed-over",
         "A NIC failed and NCCL goes on with another one: slower, and it need not come back",
         r"NET/IB: .*\b(?:marked as failed|failed devices?)\b|resiliency .*outstanding recovery",
@@ -476,9 +456,9 @@ NCCL_TRANSFERS = Family.of(
         "Look at the ports of this host and at dmesg; restart the job once they are up: it may stay slow.",
         expected="NICs that do not fail",
         link="https://github.com/NVIDIA/nccl/issues/2157",
-        refined=lambda seen, _: replace(seen, seen=_PLACE_OF_NIC.sub("", seen.seen)),
+        refine=lambda seen, _: replace(seen, seen=_PLACE_OF_NIC.sub("", seen.seen)),
     ),
-    log_row(
+    logged_condition(
         "gin-not-enabled",
         "GPU-initiated networking (GIN) was asked for, and NCCL cannot enable it",
         r"\bGIN (?:is disabled|not supported|\w+ signals are required)|GIN-capable|support GIN|(?:use|requested) GIN",
@@ -489,7 +469,7 @@ NCCL_TRANSFERS = Family.of(
         expected="GIN on all ranks, or a program that does without",
         link="https://github.com/NVIDIA/nccl/issues/2237",
     ),
-    log_row(
+    logged_condition(
         "collnet-not-used",
         "CollNet (SHARP) was asked for and cannot be set up: NCCL reduces in the GPUs instead of the switches",
         r"SHARP coll \w+ error|Cannot create SHArP job|sharp_create_job failed|\(sharp_am\)",
@@ -500,7 +480,7 @@ NCCL_TRANSFERS = Family.of(
         link="https://github.com/Mellanox/nccl-rdma-sharp-plugins",
         severity=Verdict.WARN,
     ),
-    log_row(
+    logged_condition(
         "communicators-aborted",
         "A process aborted its communicators: PyTorch does so at a program's end without destroy_process_group()",
         r"\[Service thread\] (?:Accept failed|could not receive type from localRank -?\d+, res=3, closed=0)"
@@ -513,7 +493,7 @@ NCCL_TRANSFERS = Family.of(
         severity=Verdict.WARN,
         general=True,
     ),
-    log_row(
+    logged_condition(
         "rdma-completion-error",
         "Got completion with an error: an RDMA operation failed",
         r"got completion .*(?:error|status)|^failed status \d+: wr_id|async fatal event|ibv_get_async_event failed"
@@ -525,7 +505,7 @@ NCCL_TRANSFERS = Family.of(
         "10 and 11, NCCL_NET_GDR_LEVEL=LOC shows whether GPUDirect RDMA is at fault.",
         expected="completions without an error",
     ),
-    log_row(
+    logged_condition(
         "collective-timed-out",
         "Watchdog caught collective operation timeout: a collective did not finish",
         r"watchdog caught|timed? ?out|raised from checkTimeout|::checkTimeout|failed collective",
@@ -534,10 +514,10 @@ NCCL_TRANSFERS = Family.of(
         "The dump shows the rank that is behind.",
         expected="collectives that finish",
         link="https://pytorch.org/docs/stable/torch_nccl_environment_variables.html",
-        refined=_timed_out,
+        refine=_timed_out,
         general=True,
     ),
-    log_row(
+    logged_condition(
         "remote-process-exited",
         "Connection closed by remote peer, ncclRemoteError: another rank exited",
         r"remote (?:peer|process)|closed by (?:remote )?peer|connection reset|broken pipe|ncclRemoteError"
@@ -550,7 +530,7 @@ NCCL_TRANSFERS = Family.of(
         codes=(REMOTE,),
         general=True,
     ),
-    log_row(
+    logged_condition(
         "nccl-call-failed",
         "An NCCL call failed: unhandled system error, internal error",
         r"unhandled|failed to execute operation (?!Close from rank \d+, retcode 3)\w+ .*retcode [1-9]"
@@ -564,7 +544,7 @@ NCCL_TRANSFERS = Family.of(
         codes=(1, 2, 3, 4, 5),
         general=True,
     ),
-    log_row(
+    logged_condition(
         "program-failed",
         "The program that uses NCCL ended with an error",
         r"^a process ended: |^Test |^Failed: |terminate called|Fatal Python|ChildFailedError|exitcode|death signal"
@@ -578,12 +558,12 @@ NCCL_TRANSFERS = Family.of(
         "dmesg -T | grep -i -E 'oom|xid'",
         "Run it on the node of the rank with the first error.",
         expected="ranks that run until the end",
-        telling=_HOW_IT_ENDED,
-        refined=lambda seen, _: replace(seen, seen=_AROUND_ENDING.sub("", seen.seen)),
+        preferred=_HOW_IT_ENDED,
+        refine=lambda seen, _: replace(seen, seen=_AROUND_ENDING.sub("", seen.seen)),
         of_programs=True,
         general=True,
     ),
-    log_row(
+    logged_condition(
         "program-exception",
         "The program that uses NCCL printed an exception",
         r"(?:Error|Exception)\w*: |^a Traceback of Python|UCX +ERROR|NIXL_ERR_|\[ERROR\]"
@@ -595,7 +575,7 @@ NCCL_TRANSFERS = Family.of(
         of_programs=True,
         general=True,
     ),
-    log_row(
+    logged_condition(
         "nccl-tests-apart",
         "Several separate runs of nccl-tests at once: the processes did not connect",
         r"^\d+ runs of nccl-tests at once",
@@ -607,7 +587,7 @@ NCCL_TRANSFERS = Family.of(
         link="https://github.com/NVIDIA/nccl-tests/issues/27",
         of_programs=True,
     ),
-    log_row(
+    logged_condition(
         "nccl-tests-unfinished",
         "nccl-tests did not print its last line: it hung or ended early, or the text is truncated",
         r"^no line of Avg bus bandwidth",
@@ -617,7 +597,7 @@ NCCL_TRANSFERS = Family.of(
         "If the run then finishes, peer access hangs: run gpubench check --quick.",
         expected="Avg bus bandwidth, and Out of bounds values : 0 OK",
         link="https://github.com/NVIDIA/nccl/issues/606",
-        refined=_drop_peer_access,
+        refine=_drop_peer_access,
         of_programs=True,
         general=True,
     ),
@@ -626,9 +606,8 @@ NCCL_TRANSFERS = Family.of(
         title="NCCL prints a warning that gpubench does not know",
         expected="no warnings",
         likely="the reason in the warning's text",
-        cure=Cure(comment="Search the issues of NVIDIA/nccl for this warning."),
+        comment="Search the issues of NVIDIA/nccl for this warning.",
         link="https://github.com/NVIDIA/nccl",
-        look=nothing_in_facts,
         in_job=_unknown_warnings,
         general=True,
     ),

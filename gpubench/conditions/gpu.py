@@ -3,19 +3,8 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import (
-    Condition,
-    Family,
-    Found,
-    Look,
-    Sighting,
-    gpu_detector,
-    gpu_sighting,
-    joined,
-    node_sighting,
-    single_node,
-)
+from gpubench.conditions.circumstances import Circumstances, Found, Sighting, joined
+from gpubench.conditions.condition import Condition, Family, Look, gpu_detector, single_node
 from gpubench.model.facts.health import MEMORY_ERRORS, ErrorCounts
 from gpubench.model.facts.process import LEAST_CLOCK_SHARE, GpuProcess
 from gpubench.model.facts.snapshot import GpuFacts, PciKind, is_workstation_card
@@ -39,7 +28,7 @@ _LOW_POWER_SHARE = 0.6  # Share of the default power limit below which copies sl
 def _lost(run: Circumstances) -> Found:
     for position, _, gpu in run.gpus():
         if gpu.lost:
-            yield gpu_sighting(run, position, gpu.lost)
+            yield run.gpu_sighting(position, gpu.lost)
     for number, node in run.nodes.items():
         snapshot = node.snapshot
         on_bus = [device.bus_id for device in snapshot.pci_devices if device.kind is PciKind.GPU]
@@ -47,7 +36,7 @@ def _lost(run: Circumstances) -> Found:
         if snapshot.gpus and len(on_bus) > listed:
             missing = joined(bus_id for bus_id in on_bus if bus_id not in {gpu.bus_id for gpu in snapshot.gpus})
             seen = f"{plural(len(on_bus), 'GPU')} on the PCI bus, {listed} in the driver: {missing} is not"
-            yield node_sighting(run, number, seen)
+            yield run.node_sighting(number, seen)
 
 
 def _throttled(*harmful: str) -> Look:
@@ -59,7 +48,7 @@ def _throttled(*harmful: str) -> Look:
             every = (*(gpu.throttle_reasons or ()), *(then.throttle_reasons if then else ()))
             reasons = [reason for reason in dict.fromkeys(every) if reason in harmful]
             if reasons:
-                yield gpu_sighting(run, position, f"clocks lowered: {joined(reasons).replace('_', ' ')}")
+                yield run.gpu_sighting(position, f"clocks lowered: {joined(reasons).replace('_', ' ')}")
 
     return look
 
@@ -72,7 +61,7 @@ def _capped(run: Circumstances) -> Found:
         unused = gpu.idle is False and gpu.processes == ()
         free = any(each.name == gpu.name and _POWER_CAP not in (each.throttle_reasons or ()) for each in node.gpus)
         if _POWER_CAP in reasons and unused and free and not {*reasons} & {*_BY_HARDWARE, *_BY_SOFTWARE}:
-            yield gpu_sighting(run, position, "a power cap lowers the clocks of an unused GPU")
+            yield run.gpu_sighting(position, "a power cap lowers the clocks of an unused GPU")
 
 
 @single_node
@@ -90,7 +79,7 @@ def _clocks_held_down(run: Circumstances) -> Found:
         else:
             continue
         sure = Confidence.PROVEN if set_to <= of / 2 else Confidence.LIKELY
-        yield gpu_sighting(run, position, seen, sure, expected=f"{of} MHz")
+        yield run.gpu_sighting(position, seen, sure, expected=f"{of} MHz")
 
 
 @single_node
@@ -109,7 +98,7 @@ def _power_limited(run: Circumstances) -> Found:
             seen = f"power limit {limits.power_w:g} W, default {limits.default_power_w:g}"
             expected = "the limit of its siblings" if is_odd else f"{limits.default_power_w:g} W"
             quiet = not is_odd and share > _LOW_POWER_SHARE
-            yield gpu_sighting(run, position, seen, sure, expected=expected, quiet=quiet)
+            yield run.gpu_sighting(position, seen, sure, expected=expected, quiet=quiet)
 
 
 def _row_failed(gpu: GpuFacts) -> str:
@@ -135,14 +124,14 @@ def _ecc_off(run: Circumstances) -> Found:
         usual = profile is not None and profile.gpu.ecc is True and not is_workstation_card(gpu)
         if gpu.ecc is False and (sibling or usual):
             reference = "like its siblings" if sibling else "as in the profile"
-            yield gpu_sighting(run, position, "ECC is off", expected=f"ECC on, {reference}")
+            yield run.gpu_sighting(position, "ECC is off", expected=f"ECC on, {reference}")
 
 
 @single_node
 def _memory_errors(run: Circumstances) -> Found:
     for position, node, gpu in run.gpus():
         if gpu.memory_errors:
-            yield gpu_sighting(run, position, _when(gpu.memory_errors, node.snapshot.errors_grown, gpu.device))
+            yield run.gpu_sighting(position, _when(gpu.memory_errors, node.snapshot.errors_grown, gpu.device))
 
 
 def _when(total: int, grown: ErrorCounts | None, device: str) -> str:
@@ -163,8 +152,8 @@ def _hot(run: Circumstances) -> Found:
             told = "its slowdown temperature" if gpu.slowdown_margin_c is not None else f"{_USUAL_SLOWDOWN_C} °C"
             where = f"{margin} °C below" if margin > 0 else f"{-margin} °C above" if margin < 0 else "at"
             expected = f"more than {_LEAST_MARGIN_C} °C below {told}"
-            yield gpu_sighting(
-                run, position, f"{gpu.temperature_c} °C, {where} {told}", Confidence.WEAK, expected=expected
+            yield run.gpu_sighting(
+                position, f"{gpu.temperature_c} °C, {where} {told}", Confidence.WEAK, expected=expected
             )
 
 
@@ -180,7 +169,8 @@ GPU = Family.of(
         check="gpu_present",
         expected="a GPU that answers",
         likely="the GPU fell off the bus (Xid 79): power, temperature, a PCIe fault, or a failed GPU",
-        cure=Cure.of("dmesg | grep Xid", comment="Reboot or power-cycle the node; if the GPU stays lost, replace it."),
+        command="dmesg | grep Xid",
+        comment="Reboot or power-cycle the node; if the GPU stays lost, replace it.",
         link="https://docs.nvidia.com/deploy/xid-errors/index.html",
         look=_lost,
         implies=("gpu-missing",),
@@ -192,10 +182,8 @@ GPU = Family.of(
         check="throttle",
         expected="no slowdown by heat or power",
         likely="insufficient cooling, or the power supply's brake signal",
-        cure=Cure.of(
-            "nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
-            comment="Then check the cooling, or the power supply if its brake signal is on.",
-        ),
+        command="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+        comment="Then check the cooling, or the power supply if its brake signal is on.",
         link="https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html",
         look=_throttled(*_BY_HARDWARE),
         aliases=("gpu-throttled",),
@@ -207,7 +195,8 @@ GPU = Family.of(
         check="throttle",
         expected="no slowdown by heat",
         likely="insufficient cooling: a fan, a cold plate, or a blocked duct",
-        cure=Cure.of("nvidia-smi -q -d PERFORMANCE,TEMPERATURE", comment="Then check the cooling."),
+        command="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+        comment="Then check the cooling.",
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
         look=_throttled(*_BY_SOFTWARE),
     ),
@@ -218,7 +207,7 @@ GPU = Family.of(
         check="throttle",
         expected="no power cap, like its siblings",
         likely="a low power limit, or a failed power supply",
-        cure=Cure.of("nvidia-smi -q -d PERFORMANCE,POWER -i GPU"),
+        command="nvidia-smi -q -d PERFORMANCE,POWER -i GPU",
         look=_capped,
     ),
     Condition(
@@ -227,7 +216,8 @@ GPU = Family.of(
         settles="nvidia-smi -q -d CLOCK -i GPU under load",
         check="clocks",
         likely="clocks set on purpose, for repeatable results or to save power",
-        cure=Cure.of("nvidia-smi -rac -i GPU", "nvidia-smi -rgc -i GPU", comment="Run both as root."),
+        command=("nvidia-smi -rac -i GPU", "nvidia-smi -rgc -i GPU"),
+        comment="Run both as root.",
         link="https://github.com/NVIDIA/nccl/issues/1551",
         look=_clocks_held_down,
     ),
@@ -237,9 +227,8 @@ GPU = Family.of(
         settles="nvidia-smi -q -d POWER,PERFORMANCE -i GPU under load",
         check="clocks",
         likely="a limit set on purpose, or power capping by the data centre",
-        cure=Cure.of(
-            "nvidia-smi -q -d POWER -i GPU", comment="Then, as root, set the default power limit with nvidia-smi -pl."
-        ),
+        command="nvidia-smi -q -d POWER -i GPU",
+        comment="Then, as root, set the default power limit with nvidia-smi -pl.",
         look=_power_limited,
     ),
     Condition(
@@ -249,7 +238,8 @@ GPU = Family.of(
         check="memory_rows",
         expected="no failed row remapping, and spare rows in every bank",
         likely="uncorrectable memory errors, and no spare row left",
-        cure=Cure.of("nvidia-smi -q -d ROW_REMAPPER -i GPU", comment="Replace the GPU (RMA)."),
+        command="nvidia-smi -q -d ROW_REMAPPER -i GPU",
+        comment="Replace the GPU (RMA).",
         link="https://github.com/aws/eks-node-monitoring-agent/issues/245",
         look=gpu_detector(_row_failed, Confidence.WEAK),
         aliases=("memory-rows-pending",),
@@ -261,7 +251,8 @@ GPU = Family.of(
         check="memory_rows",
         expected="no pending row remapping or page retirement",
         likely="an uncorrectable memory error since the last reset",
-        cure=Cure.of("nvidia-smi --gpu-reset -i GPU", comment="Run it while the GPU is idle, or reboot."),
+        command="nvidia-smi --gpu-reset -i GPU",
+        comment="Run it while the GPU is idle, or reboot.",
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=gpu_detector(_row_pending, Confidence.WEAK),
         aliases=("memory-rows-pending", "page-retirement-pending"),
@@ -271,7 +262,8 @@ GPU = Family.of(
         title="ECC is disabled on a GPU",
         check="ecc",
         likely="ECC was switched off on purpose",
-        cure=Cure.of("nvidia-smi -e 1 -i GPU", comment="Then reboot."),
+        command="nvidia-smi -e 1 -i GPU",
+        comment="Then reboot.",
         look=_ecc_off,
     ),
     Condition(
@@ -279,10 +271,8 @@ GPU = Family.of(
         title="Uncorrectable ECC memory errors",
         check="ecc",
         likely="a failing memory cell, or a single particle hit",
-        cure=Cure.of(
-            "nvidia-smi --gpu-reset -i GPU",
-            comment="Run it while the GPU is idle; nvidia-smi -q -d ECC,ROW_REMAPPER shows the errors.",
-        ),
+        command="nvidia-smi --gpu-reset -i GPU",
+        comment="Run it while the GPU is idle; nvidia-smi -q -d ECC,ROW_REMAPPER shows the errors.",
         link=_MEMORY,
         look=_memory_errors,
     ),
@@ -292,7 +282,7 @@ GPU = Family.of(
         settles="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU under load",
         check="temperature",
         likely="a fan, a cold plate or its paste, or a blocked duct",
-        cure=Cure.of("nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU"),
+        command="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU",
         look=_hot,
     ),
     link=_SMI,
@@ -312,9 +302,9 @@ def _foreign(link: str, rates_of: Callable[[LinkRates], tuple[float | None, floa
             words = [f"sends {sent:.3g}"] if sent is not None and exceeds_idle(sent) else []
             words += [f"receives {received:.3g}"] if received is not None and exceeds_idle(received) else []
             if words:
-                seen = f"{run.name(position)} {' and '.join(words)} GB/s over {link} {_IDLE}"
+                seen = f"{run.gpu_name(position)} {' and '.join(words)} GB/s over {link} {_IDLE}"
                 seen += f" (used by {_named(gpu.use.users)})" if gpu.use.users else ""
-                yield gpu_sighting(run, position, seen, cure=_cure(gpu.use.users))
+                yield run.gpu_sighting(position, seen, cure=_cure(gpu.use.users))
 
     return look
 
@@ -326,8 +316,8 @@ def _foreign_nvlink(run: Circumstances) -> Found:
     seen = {gpu for each in found if isinstance(each, Sighting) for gpu in each.gpus or ()}
     for position, times in run.beyond.items():
         if position not in seen:
-            moved = f"{run.name(position)}'s NVLink counters moved by {times:.2g} times the most this job can move"
-            yield gpu_sighting(run, position, moved)
+            moved = f"{run.gpu_name(position)}'s NVLink counters moved by {times:.2g} times the most this job can move"
+            yield run.gpu_sighting(position, moved)
 
 
 def _cure(users: Sequence[GpuProcess]) -> Cure:
@@ -355,22 +345,22 @@ def _find_used_gpus(run: Circumstances) -> Found:
                 process for process in gpu.processes or () if process.pid not in own and not process.is_mps_server
             ]
             if others and is_busy(gpu):
-                yield gpu_sighting(run, position, f"in use by {', '.join(other.label for other in others)}")
+                yield run.gpu_sighting(position, f"in use by {', '.join(other.label for other in others)}")
 
 
 def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:
     """Find other users of a GPU: proven if the process is busy, likely if the links carry traffic, else weak."""
-    use, name = gpu.use, run.name(position)
+    use, name = gpu.use, run.gpu_name(position)
     if use.is_busy:
         by = _named(use.users) or _UNSEEN
         seen = f"{name} is in use by {by}: {use.utilization_percent} % busy {_IDLE}"
-        yield gpu_sighting(run, position, seen, cure=_cure(use.users))
+        yield run.gpu_sighting(position, seen, cure=_cure(use.users))
     elif use.users:
         rates = gpu.rates
         moved = any(map(exceeds_idle, (rates.nvlink_sent, rates.nvlink_received, rates.pcie_sent, rates.pcie_received)))
         sure = Confidence.LIKELY if moved else Confidence.WEAK
         did = "its links carry traffic of another job" if moved else "idle when read"
-        yield gpu_sighting(run, position, f"{name} is open to {_named(use.users)}: {did}", sure, cure=_cure(use.users))
+        yield run.gpu_sighting(position, f"{name} is open to {_named(use.users)}: {did}", sure, cure=_cure(use.users))
 
 
 @single_node
@@ -387,7 +377,7 @@ def _memory_kept(run: Circumstances) -> Found:
             if run.staged is not None:
                 continue
         if gpu.memory_bytes and used > max(_MOST_USED_BYTES, _MOST_USED_SHARE * gpu.memory_bytes) and not users:
-            yield gpu_sighting(run, position, f"{used / 2**30:.1f} GiB in use, but no process is visible", sure)
+            yield run.gpu_sighting(position, f"{used / 2**30:.1f} GiB in use, but no process is visible", sure)
 
 
 def _host_bound(run: Circumstances) -> Found:
@@ -407,7 +397,7 @@ _used_by_somebody = partial(
     check="gpu_free",
     likely="a job that is still running, or a job in another container, whose processes are not visible here",
     settles="nvidia-smi pmon -s um",
-    cure=Cure.of("fuser -v /dev/nvidia*"),
+    command="fuser -v /dev/nvidia*",
 )
 
 
@@ -416,7 +406,8 @@ def _foreign_traffic(id_: str, link: str, look: Look) -> Condition:
         id=id_,
         title=f"Traffic of another job passes a GPU's {link} while this job is idle",
         settles="gpubench watch",
-        cure=Cure.of("gpubench watch", comment="It shows the process; end it, or measure when the machine is idle."),
+        command="gpubench watch",
+        comment="It shows the process; end it, or measure when the machine is idle.",
         look=look,
         implies=("gpu-in-use",),
     )
@@ -451,10 +442,8 @@ CONTENTION = Family.of(
         id="host-bound",
         title="The host is too slow to launch operations: issuing them takes as long as the operations",
         settles="perf top; nsys profile --trace=osrt,cuda",
-        cure=Cure.of(
-            "gpubench allreduce --graph 10",
-            comment="To speed up the host, give each rank a free core and run without tracing.",
-        ),
+        command="gpubench allreduce --graph 10",
+        comment="To speed up the host, give each rank a free core and run without tracing.",
         look=_host_bound,
         general=True,
     ),

@@ -3,26 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from gpubench.conditions.circumstances import (
-    VERIFIED_COPIES,
-    Circumstances,
-    LoggedReason,
-    Staged,
-    remark_detector,
-    unset,
-    uses_rdma,
-)
-from gpubench.conditions.condition import (
-    Condition,
-    Family,
-    Found,
-    Unread,
-    gpu_sighting,
-    joined,
-    node_sighting,
-    pair_sighting,
-    rdma_nics,
-)
+from gpubench.conditions.circumstances import VERIFIED_COPIES, Circumstances, Found, Unread, joined, unset
+from gpubench.conditions.condition import Condition, Family, rdma_nics
+from gpubench.conditions.logged import LoggedReason, Staged, remark_detector, uses_rdma
 from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.nccl_log import RemarkKind
@@ -41,11 +24,6 @@ def _nodes(run: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[
             yield number, node, {nic.name: node.gpudirect(nic) for nic in node.nics if nic.rdma}
 
 
-def _is_low(value: str) -> bool:
-    limit = parse_level(value)
-    return limit is not None and limit != DEFAULT_LEVEL and is_within(limit)
-
-
 def _switched_off(run: Circumstances) -> Found:
     """Variables that keep RDMA off GPU memory: DMA-BUF matters without the kernel module, C2C on Grace nodes."""
     facts = [node.snapshot.gpudirect for _, node, _ in _nodes(run)]
@@ -58,7 +36,7 @@ def _switched_off(run: Circumstances) -> Found:
     }
     off |= {name: ["0"] for name, matters in able.items() if matters and "0" in run.values(name)}
     for name, values in off.items():
-        yield blame(run, {name: values}, Confidence.PROVEN, frozenset(run.across) or None)
+        yield blame(run, {name: values}, Confidence.PROVEN, frozenset(run.remote_pairs) or None)
 
 
 def _not_registered(run: Circumstances) -> Found:
@@ -66,7 +44,7 @@ def _not_registered(run: Circumstances) -> Found:
         facts = node.snapshot.gpudirect
         if facts.peermem and facts.peermem_registered is False and not facts.dma_buf:
             seen = "nvidia-peermem is loaded but not registered with the RDMA core"
-            yield node_sighting(run, number, seen, Confidence.LIKELY)
+            yield run.node_sighting(number, seen, Confidence.LIKELY)
 
 
 def _no_module(run: Circumstances) -> Found:
@@ -79,9 +57,9 @@ def _no_module(run: Circumstances) -> Found:
         if refused:
             names = tuple(" ".join(filter(None, (run.host(number), name))) for name in refused)
             heading = " ".join(filter(None, (run.host(number), ", ".join(refused))))
-            yield node_sighting(run, number, joined(refused.values()), names=names, heading=heading)
+            yield run.node_sighting(number, joined(refused.values()), names=names, heading=heading)
         elif all(possible is None for possible, _ in answers.values()):
-            yield Unread(run.on(number), joined(reason for _, reason in answers.values()))
+            yield Unread(run.subject(number), joined(reason for _, reason in answers.values()))
 
 
 def _is_coherent(gpu: GpuFacts) -> bool:
@@ -91,7 +69,7 @@ def _is_coherent(gpu: GpuFacts) -> bool:
 def _too_far(run: Circumstances) -> Found:
     """Find GPUs whose nearest RDMA NIC is beyond NCCL's default level, in jobs on several nodes."""
     levels = run.values(_LEVEL)
-    ends = {gpu for pair in run.across for gpu in pair}
+    ends = {gpu for pair in run.remote_pairs for gpu in pair}
     for position, node, gpu in run.gpus():
         paths = [node.path(gpu, nic) for nic in node.nics if nic.rdma]
         types = [each for each in map(nccl_path_type, paths) if each is not None]
@@ -102,7 +80,7 @@ def _too_far(run: Circumstances) -> Found:
             nearest = min(paths, key=lambda path: ("PHB", "NODE", "SYS").index(path))
             if nearest != "SYS" and _is_coherent(gpu):
                 continue  # Over C2C, unless a variable forbids it: nccl-gdr-disabled reports that
-            yield gpu_sighting(run, position, f"its nearest RDMA NIC is {nearest} away", Confidence.LIKELY)
+            yield run.gpu_sighting(position, f"its nearest RDMA NIC is {nearest} away", Confidence.LIKELY)
 
 
 def _one_side(run: Circumstances) -> Found:
@@ -110,31 +88,32 @@ def _one_side(run: Circumstances) -> Found:
     for number, possible in able.items() if len(set(able.values())) > 1 else ():
         if not possible:
             seen = "GPUDirect RDMA is possible on other nodes, but not known to be possible here"
-            yield node_sighting(run, number, seen, Confidence.LIKELY)
+            yield run.node_sighting(number, seen, Confidence.LIKELY)
 
 
 def _any_refusal(run: Circumstances) -> Found:
     by_reason = dict[str, list[Pair]]()
-    for pair in run.across:
+    for pair in run.remote_pairs:
         capability = run.wiring.capability(pair)
         if capability.state is State.CONTRADICTING and all(map(run.wiring.rdma_nics, pair)):
             by_reason.setdefault(capability.seen, []).append(pair)
     for reason, pairs in by_reason.items():
-        yield pair_sighting(run, pairs, reason, Confidence.LIKELY)
+        yield run.pair_sighting(pairs, reason, Confidence.LIKELY)
 
 
 def _log_switched_off(staged: Staged) -> LoggedReason | None:
     if not uses_rdma(staged):
         return None
-    low = [(_LEVEL, value) for value in staged.settings(_LEVEL) if _is_low(value)]
+    levels = {value: parse_level(value) for value in staged.settings(_LEVEL)}
+    low = [(_LEVEL, value) for value, limit in levels.items() if limit and limit != DEFAULT_LEVEL and is_within(limit)]
     return in_log(low + [(name, "0") for name in (_READ, _DMABUF) if "0" in staged.settings(name)])
 
 
 def _log_far(staged: Staged) -> LoggedReason | None:
     near = {note.about[0] for note in staged.notes if note.kind is RemarkKind.GDR_NEAR}
     far = [note for note in staged.notes if note.kind is RemarkKind.GDR_FAR and note.about[0] not in near]
-    far += staged.found(RemarkKind.GDR_DISTANT)
-    if not uses_rdma(staged) or not far or staged.found(RemarkKind.GDR_DISABLED):
+    far += staged.find_notes(RemarkKind.GDR_DISTANT)
+    if not uses_rdma(staged) or not far or staged.find_notes(RemarkKind.GDR_DISABLED):
         return None
     return LoggedReason(
         f"NICs too far from the GPUs for NCCL to use GPUDirect RDMA {far[0].text[far[0].text.find('(') :]}",
@@ -171,7 +150,7 @@ _NAMING_NICS = (RemarkKind.RDMA_DEVICES, RemarkKind.GDR_ENABLED, RemarkKind.GDR_
 
 
 def _log_gb10_nic(staged: Staged) -> LoggedReason | None:
-    texts = (*staged.interfaces, *(note.text for note in staged.found(*_NAMING_NICS)))
+    texts = (*staged.interfaces, *(note.text for note in staged.find_notes(*_NAMING_NICS)))
     name = next((found[0] for text in texts if (found := _GB10_NIC.search(text))), None)
     if name is None or set(staged.bus_ids) - {_GB10_BUS_ID}:
         return None
@@ -186,26 +165,15 @@ def _log_gb10_nic(staged: Staged) -> LoggedReason | None:
 
 
 def _gb10(run: Circumstances) -> Found:
-    pairs = [
-        pair
-        for pair in run.across
-        if all((gpu := run.wiring.gpu(each)) is not None and _GB10 in (gpu.name or "") for each in pair)
-    ]
+    models = {position: gpu.name or "" for position, _, gpu in run.gpus()}
+    pairs = [pair for pair in run.remote_pairs if all(_GB10 in models.get(gpu, "") for gpu in pair)]
     if pairs:
-        yield pair_sighting(run, pairs, "GB10 has no GPUDirect RDMA")
+        yield run.pair_sighting(pairs, "GB10 has no GPUDirect RDMA")
 
 
 _LOAD = f"{VERIFIED_COPIES} && modprobe nvidia-peermem"
 _TRY_RDMA = "Before any job, verify the data with `gpubench allreduce` over two nodes."
-_OR_DMABUF = Cure.of(
-    _LOAD, comment=f"Or use the driver's open kernel modules; `gpubench topo` shows what is missing. {_TRY_RDMA}"
-)
-_log_refused = remark_detector(
-    RemarkKind.GDR_DISABLED,
-    _OR_DMABUF,
-    uses_rdma,
-    "NCCL's log: {.text}",
-)
+_OR_DMABUF = f"Or use the driver's open kernel modules; `gpubench topo` shows what is missing. {_TRY_RDMA}"
 
 _PEERMEM = "https://github.com/NVIDIA/nccl/issues/1537"
 _COMPARE = "ib_write_bw with and without --use_cuda; /GDRDMA in NCCL's log"
@@ -220,7 +188,7 @@ GPUDIRECT = Family.of(
         title="NCCL_NET_GDR_LEVEL=LOC (or 0), NCCL_NET_GDR_READ=0, NCCL_DMABUF_ENABLE=0 without nvidia-peermem, or "
         "NCCL_NET_GDR_C2C=0 on a Grace node: no /GDRDMA in NCCL's log",
         settles="gpubench allreduce over two nodes, with and without this variable",
-        cure=unset(_LEVEL, _READ, _DMABUF, _C2C),
+        command=unset(_LEVEL, _READ, _DMABUF, _C2C),
         link="https://github.com/awslabs/awsome-distributed-ai/issues/1106",
         look=_switched_off,
         in_log=_log_switched_off,
@@ -234,11 +202,9 @@ GPUDIRECT = Family.of(
         likely="the module was not loaded after the network driver, or the closed kernel module is in use",
         aliases=("gpudirect-rdma-unavailable",),
         settles=_MODULES,
-        cure=Cure.of(
-            _LOAD,
-            comment="Load it after the network driver, or use the driver's open kernel modules, which "
-            f"support dma-buf. {_TRY_RDMA}",
-        ),
+        command=_LOAD,
+        comment="Load it after the network driver, or use the driver's open kernel modules, which "
+        f"support dma-buf. {_TRY_RDMA}",
         link=_PEERMEM,
         look=_no_module,
         implies=(_ONE_SIDE, _REFUSED),
@@ -250,11 +216,9 @@ GPUDIRECT = Family.of(
         expected="nvidia-peermem registered with the RDMA core, or dma-buf",
         likely="the driver was built before the network driver, without the RDMA core's symbols",
         settles="lsmod | grep peermem; dmesg | grep -i peermem",
-        cure=Cure.of(
-            "lsmod | grep peermem",
-            comment="Install the driver again after MLNX_OFED or DOCA, then modprobe nvidia-peermem; or use "
-            f"the open kernel modules. {_TRY_RDMA}",
-        ),
+        command="lsmod | grep peermem",
+        comment="Install the driver again after MLNX_OFED or DOCA, then modprobe nvidia-peermem; or use "
+        f"the open kernel modules. {_TRY_RDMA}",
         link="https://github.com/NVIDIA/nccl/issues/1939",
         look=_not_registered,
         implies=("gpudirect-module-missing", _ONE_SIDE, _REFUSED),
@@ -263,7 +227,7 @@ GPUDIRECT = Family.of(
         id="gb10-no-gpudirect",
         title="GB10 (DGX Spark) has no GPUDirect RDMA: GPU Direct RDMA Disabled for HCA, NET/IB without /GDRDMA",
         settles="nvidia-smi -L",
-        cure=Cure(comment="Nothing to repair: GPU and processor share one memory."),
+        comment="Nothing to repair: GPU and processor share one memory.",
         link="https://forums.developer.nvidia.com/t/dgx-spark-gpudirect-rdma/348787",
         look=_gb10,
         in_log=_log_gb10,
@@ -274,11 +238,9 @@ GPUDIRECT = Family.of(
         id="gpudirect-too-far",
         title="GPU Direct RDMA Disabled for GPU / HCA (distance): the NIC is PHB, NODE or SYS away",
         settles="gpubench topo: the matrix of GPUs and NICs",
-        cure=Cure.of(
-            "NCCL_NET_GDR_LEVEL=SYS gpubench allreduce",
-            comment="There is nothing to repair; keep this setting if the run is faster than without it and "
-            "its data are right, or use a NIC below the GPU's switch.",
-        ),
+        command="NCCL_NET_GDR_LEVEL=SYS gpubench allreduce",
+        comment="There is nothing to repair; keep this setting if the run is faster than without it and "
+        "its data are right, or use a NIC below the GPU's switch.",
         link="https://github.com/NVIDIA/nccl/issues/897",
         look=_too_far,
         in_log=_log_far,
@@ -288,7 +250,8 @@ GPUDIRECT = Family.of(
         id=_ONE_SIDE,
         title="GPUDirect RDMA on one side only: one node lacks nvidia-peermem or dma-buf",
         settles="NCCL's log: `/GDRDMA` on only one end of a connection",
-        cure=Cure.of(_LOAD, comment=f"Load it on the reported node, so that it is like the others. {_TRY_RDMA}"),
+        command=_LOAD,
+        comment=f"Load it on the reported node, so that it is like the others. {_TRY_RDMA}",
         link="https://github.com/NVIDIA/nccl/issues/897",
         look=_one_side,
         implies=(_REFUSED,),
@@ -297,10 +260,13 @@ GPUDIRECT = Family.of(
         id=_REFUSED,
         title="RDMA without GPUDirect: NET/IB without /GDRDMA",
         settles=_COMPARE,
-        cure=_OR_DMABUF,
+        command=_LOAD,
+        comment=_OR_DMABUF,
         link="https://github.com/NVIDIA/nccl/issues/1510",
         look=_any_refusal,
-        in_log=_log_refused,
+        in_log=remark_detector(
+            RemarkKind.GDR_DISABLED, Cure.of(_LOAD, comment=_OR_DMABUF), uses_rdma, "NCCL's log: {.text}"
+        ),
         general=True,
     ),
 )

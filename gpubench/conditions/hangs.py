@@ -1,8 +1,10 @@
 """Conditions of ranks that keep others waiting: only dumps of Flight Recorder and answers of RAS show them."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from gpubench.conditions.condition import Condition, Family, Sighting, joined, nothing_in_facts
+from gpubench.conditions.circumstances import Sighting, joined
+from gpubench.conditions.condition import Condition, Family
 from gpubench.model.paths.hang import Hang, HangReason
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.terms.units import plural
@@ -24,32 +26,25 @@ def _hanging(*reasons: HangReason) -> Callable[[LogFacts], Iterator[Sighting]]:
                     names=hang.ranks,
                     seen=f"{hang.reason.value}{theirs}{operation}{place}{since}",
                     severity=None if hang.is_sure else Verdict.WARN,
-                    cure=_where_it_is(hang) if hang.reason is HangReason.ABSENT else NO_CURE,
+                    cure=_dump_stack(hang) if hang.reason is HangReason.ABSENT else NO_CURE,
                 )
 
     return find
 
 
-def _where_it_is(hang: Hang) -> Cure:
+def _dump_stack(hang: Hang) -> Cure:
     if hang.process is None or hang.now:
         return NO_CURE
     host, pid = hang.process
     return Cure.of(f"py-spy dump --pid {pid}", comment=f"Run it on {host}. It shows the line where that rank is.")
 
 
-def _hang(
-    id_: str, title: str, *reasons: HangReason, likely: str, cure: Cure, expected: str = "the same call on all ranks"
-) -> Condition:
-    return Condition(
-        id=id_,
-        title=title,
-        expected=expected,
-        likely=likely,
-        cure=cure,
-        link="https://pytorch.org/docs/stable/torch_nccl_environment_variables.html",
-        look=nothing_in_facts,
-        in_job=_hanging(*reasons),
-    )
+def _hang(id_: str, title: str, *reasons: HangReason, **more: Any) -> Condition:
+    more = {"expected": "the same call on all ranks", "link": _FLIGHT_RECORDER, **more}
+    return Condition(id=id_, title=title, in_job=_hanging(*reasons), **more)
+
+
+_FLIGHT_RECORDER = "https://pytorch.org/docs/stable/torch_nccl_environment_variables.html"
 
 
 HANGS = Family.of(
@@ -64,10 +59,8 @@ HANGS = Family.of(
         HangReason.DTYPE,
         HangReason.UNKNOWN,
         likely="a branch of the program that ranks take differently, or data of different sizes",
-        cure=Cure.of(
-            "export TORCH_DISTRIBUTED_DEBUG=DETAIL",
-            comment="PyTorch then compares the calls of all ranks before it makes them.",
-        ),
+        command="export TORCH_DISTRIBUTED_DEBUG=DETAIL",
+        comment="PyTorch then compares the calls of all ranks before it makes them.",
     ),
     _hang(
         "rank-is-gone",
@@ -78,10 +71,8 @@ HANGS = Family.of(
         HangReason.SILENT,
         HangReason.ERROR,
         likely="a process that was killed, ended or stopped; without a dump it may also have written it elsewhere",
-        cure=Cure.of(
-            "dmesg -T | grep -i -E 'oom|xid'",
-            comment="Run it on the node of this rank, and look at the end of its output.",
-        ),
+        command="dmesg -T | grep -i -E 'oom|xid'",
+        comment="Run it on the node of this rank, and look at the end of its output.",
     ),
     _hang(
         "rank-did-not-join",
@@ -89,7 +80,7 @@ HANGS = Family.of(
         HangReason.ABSENT,
         HangReason.STARTING,
         likely="the program of this rank is busy or stuck outside of collectives: data loading, a lock, a checkpoint",
-        cure=Cure(comment="`py-spy dump` with the process id of this rank shows the line where it is."),
+        comment="`py-spy dump` with the process id of this rank shows the line where it is.",
     ),
     _hang(
         "collective-stuck",
@@ -98,9 +89,8 @@ HANGS = Family.of(
         HangReason.IDLE,
         expected="a collective that ends",
         likely="the network or a GPU: the ranks agree on the call",
-        cure=Cure.of(
-            "gpubench check", comment="Run it on the nodes of the job; mpirun gpubench scan names a bad node or link."
-        ),
+        command="gpubench check",
+        comment="Run it on the nodes of the job; mpirun gpubench scan names a bad node or link.",
     ),
     _hang(
         "ras-names-no-rank",
@@ -108,16 +98,15 @@ HANGS = Family.of(
         HangReason.NOT_NAMED,
         expected="status RUNNING, errors OK",
         likely="an answer that was cut off, a process that answers too late, or a job that just starts or ends",
-        cure=Cure.of(
-            "ncclras -v", comment="Run it on a node of the job, twice, and give both whole answers to gpubench explain."
-        ),
+        command="ncclras -v",
+        comment="Run it on a node of the job, twice, and give both whole answers to gpubench explain.",
     ),
     _hang(
         "rank-waits-elsewhere",
         "A rank waits in a collective of another group",
         HangReason.ELSEWHERE,
         likely="the other group's hang is the cause; where each waits for the other, they call groups in another order",
-        cure=Cure(comment="Call collectives of different groups in the same order on all ranks."),
+        comment="Call collectives of different groups in the same order on all ranks.",
     ),
     _hang(
         "rank-is-slow",
@@ -125,8 +114,7 @@ HANGS = Family.of(
         HangReason.SLOW,
         expected="ranks that come together",
         likely="more work on this rank (data loading, a checkpoint, logging), or a slow GPU or host",
-        cure=Cure.of(
-            "gpubench check", comment="Run it on this rank's node; py-spy record shows what the program does."
-        ),
+        command="gpubench check",
+        comment="Run it on this rank's node; py-spy record shows what the program does.",
     ),
 )

@@ -1,7 +1,7 @@
 """Errors that the kernel, or NCCL's own checks, report in the text of a job."""
 
 from gpubench.conditions.condition import Family
-from gpubench.conditions.failures import log_row
+from gpubench.conditions.failures import logged_condition
 
 _XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
 _AER = "https://docs.kernel.org/PCI/pcieaer-howto.html"
@@ -21,7 +21,7 @@ _RECOVERY = r"154, .* to 0x\w+ \((?!None)"
 HARDWARE_ERRORS = Family.of(
     "hardware_errors",
     "Errors that the kernel or NCCL's own checks report in the text of a job",
-    log_row(
+    logged_condition(
         "nccl-diag-failed",
         "NCCL's own checks: peer access does not work or data arrive wrong, ECC errors, or inactive NVLinks",
         r"^NCCL DIAG \[INFO\] (?:p2p: (?:only \d|read mismatch|write mismatch|peer-memory import failed"
@@ -34,7 +34,7 @@ HARDWARE_ERRORS = Family.of(
         link="https://github.com/NVIDIA/nccl",
         aliases=("nccl-diag-p2p", "nccl-diag-hardware"),
     ),
-    log_row(
+    logged_condition(
         "nccl-diag-doubt",
         "NCCL's own checks: ranks far from the median bandwidth, or whose GPUs, drivers or NCCL_* variables differ",
         r"^NCCL DIAG \[INFO\] (?:net bw: (?:.*off median|.*failed|.*timed out|.*cannot|.*unable|.*missing|mode=)"
@@ -46,7 +46,7 @@ HARDWARE_ERRORS = Family.of(
         link="https://github.com/NVIDIA/nccl",
         aliases=("nccl-diag-network", "nccl-diag-ranks-differ"),
     ),
-    log_row(
+    logged_condition(
         "gpu-xid",
         "The kernel reports an error of a GPU, an NVLink or an NVSwitch: Xid, SXid, fallen off the bus",
         rf"NVRM: Xid [^:]*[^)]*\): (?:(?:{_OF_HARDWARE})\b|(?:{_OF_NVLINK}), (?!.*non-?fatal)|{_RECOVERY})"
@@ -57,7 +57,7 @@ HARDWARE_ERRORS = Family.of(
         expected="no Xid",
         link=_XID,
     ),
-    log_row(
+    logged_condition(
         "gpu-xid-doubt",
         "The kernel reports an Xid that a program may have caused, or that is not fatal",
         r"NVRM: Xid |SXid \(PCI",
@@ -69,7 +69,7 @@ HARDWARE_ERRORS = Family.of(
         link=_XID,
         general=True,
     ),
-    log_row(
+    logged_condition(
         "pcie-fatal-error",
         "The kernel reports a fatal PCIe error (AER), or a link taken out of service because of one (DPC)",
         r"severity=uncorrect\w+ \(fatal\)|uncorrect\w+ \(fatal\) error|DPC: containment event",
@@ -80,7 +80,7 @@ HARDWARE_ERRORS = Family.of(
         link=_AER,
         of_programs=True,
     ),
-    log_row(
+    logged_condition(
         "pcie-error-doubt",
         "The kernel reports corrected or nonfatal PCIe errors (AER)",
         r"PCIe Bus Error: severity=|AER: (?:multiple )?(?:un)?correct\w+ ",
@@ -92,7 +92,7 @@ HARDWARE_ERRORS = Family.of(
         general=True,
         of_programs=True,
     ),
-    log_row(
+    logged_condition(
         "network-link-down",
         "The kernel reports a network interface without link, or a cable error",
         r"mlx\d_core .*(?:link down|cable unplugged)|port module event\[error\]|link is down",
@@ -103,7 +103,7 @@ HARDWARE_ERRORS = Family.of(
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
         of_programs=True,
     ),
-    log_row(
+    logged_condition(
         "nvlink-uncorrectable",
         "CUDA error: uncorrectable NVLink error detected during the execution",
         r"uncorrectable NVLink error",
@@ -113,7 +113,7 @@ HARDWARE_ERRORS = Family.of(
         expected="links without errors",
         link=_XID,
     ),
-    log_row(
+    logged_condition(
         "ecc-uncorrectable",
         "CUDA error: uncorrectable ECC error encountered",
         r"uncorrectable ECC error",

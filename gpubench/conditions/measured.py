@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Sighting, joined
+from gpubench.conditions.circumstances import Circumstances, Found, Sighting, joined
+from gpubench.conditions.condition import Condition, Family
 from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE, find_oddities, is_large_copy
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.copies import comparison_key, describe_slowness, is_slow_copy, is_with_host
@@ -223,7 +223,7 @@ def _asymmetric(run: Circumstances) -> Found:
                 ends = node.gpus[source], node.gpus[destination]
                 one, other = (end.index for end in ends)
                 yield Sighting(
-                    subject=run.named(number, *ends),
+                    subject=run.names_with_ids(number, *ends),
                     places=run.places(number, *ends),
                     seen=f"{row.bandwidth_gb_s:.4g} GB/s, but {back.bandwidth_gb_s:.4g} in the other direction",
                     cure=Cure.of(
@@ -279,20 +279,14 @@ def _host_memory(run: Circumstances) -> Found:
                 )
 
 
-def _hosts(run: Circumstances) -> tuple[str, ...]:
-    return tuple(node.snapshot.host for node in run.nodes.values())
-
-
 def _collectives(run: Circumstances) -> Found:
-    hosts = _hosts(run)
+    hosts = joined(node.snapshot.host for node in run.nodes.values())
     for rows in group_by(filter(is_slow, run.measurements.collectives), lambda row: row.collective).values():
         slowness = Slowness.of(rows)
-        yield Sighting(
-            subject=joined(hosts),
-            heading=slowness.subject(joined(hosts)),
-            names=hosts,
-            places=tuple(map(DevicePlace, hosts)),
-            seen=f"{slowness.seen}; rank {slowness.worst.slowest_rank} was slowest",
+        yield run.nodes_sighting(
+            run.nodes,
+            f"{slowness.seen}; rank {slowness.worst.slowest_rank} was slowest",
+            heading=slowness.subject(hosts),
             severity=slowness.severity,
             expected=slowness.expected,
             expected_percent=slowness.percent,
@@ -307,7 +301,7 @@ def _wrong(run: Circumstances) -> Found:
     for row in run.measurements.collectives:
         if row.wrong:
             subject = f"{row.collective} of {format_size(row.size_bytes)} on {row.ranks} ranks"
-            places = tuple(map(DevicePlace, _hosts(run)))
+            places = tuple(place for number in run.nodes for place in run.places(number))
             yield Sighting(subject=subject, seen=plural(row.wrong, "wrong element"), places=places)
 
 
@@ -324,16 +318,15 @@ def _late(run: Circumstances) -> Found:
 
 def _find_rows_above_limit(run: Circumstances) -> Found:
     """Find rows well above their limit, one finding per collective and per kind of path."""
-    hosts = _hosts(run)
     above = [row for row in run.measurements.collectives if times_limit(row) is not None]
     for rows in group_by(above, lambda row: row.collective).values():
         worst = max(rows, key=lambda row: times_limit(row) or 0.0)
-        yield Sighting(
-            subject=f"{worst.collective} of {format_size(worst.size_bytes)} on {worst.ranks} ranks",
-            names=hosts,
-            places=tuple(map(DevicePlace, hosts)),
-            heading=f"{worst.collective} of {format_size(worst.size_bytes)} on {worst.ranks} ranks",
-            seen=f"busbw {_times(worst.reached_gb_s, worst)}",
+        row_name = f"{worst.collective} of {format_size(worst.size_bytes)} on {worst.ranks} ranks"
+        yield run.nodes_sighting(
+            run.nodes,
+            f"busbw {_times(worst.reached_gb_s, worst)}",
+            subject=row_name,
+            heading=row_name,
             expected=f"{_ceiling(worst)}, the limit of its ranks' links and NICs as reported by the driver",
             cure=Cure.of(
                 f"gpubench {worst.command} --evidence", comment="It shows the paths; `gpubench topo` shows the links."
@@ -345,7 +338,7 @@ def _find_rows_above_limit(run: Circumstances) -> Found:
     copies = [row for row in direct if times_limit(row) is not None]
     for path, pairs in group_by(copies, lambda row: row.path_class).items():
         most = max(pairs, key=lambda row: times_limit(row) or 0.0)
-        ends = [(row.source_node if len(hosts) > 1 else "", row.source, "→", row.destination) for row in pairs]
+        ends = [(row.source_node if len(run.nodes) > 1 else "", row.source, "→", row.destination) for row in pairs]
         names = tuple(dict.fromkeys(" ".join(filter(None, end)) for end in ends))
         link = f"the path {path}" if path is not None else "the GPU's PCIe link"
         yield Sighting(
@@ -389,7 +382,8 @@ HOST_MEMORY_SLOW = Condition(
     title="A node copies in its host memory more slowly than nodes with the same CPU",
     check="host_memory",
     likely="low CPU clocks, memory channels without modules, or other jobs that use CPUs and memory",
-    cure=Cure.of("sudo dmidecode -t memory", comment="Run it, `lscpu` and `top` on that node."),
+    command="sudo dmidecode -t memory",
+    comment="Run it, `lscpu` and `top` on that node.",
     link=_LINES,
     look=_host_memory,
 )
@@ -400,7 +394,8 @@ LATE_RANK = Condition(
     check="stragglers",
     expected=f"at most {LEAST_LOSS:.0%} more than the fastest rank, beyond the interval of the time",
     likely="its process is delayed: shared CPUs, low clocks, or a busy GPU",
-    cure=Cure.of("nvidia-smi", comment="Run it and `top` on that host; bind ranks with mpirun --bind-to numa."),
+    command="nvidia-smi",
+    comment="Run it and `top` on that host; bind ranks with mpirun --bind-to numa.",
     link=_LINES,
     look=_late,
 )
@@ -411,9 +406,8 @@ IMPOSSIBLE = Condition(
     check="measured",
     likely="a link that the driver or hypervisor reports narrower than it is, a link or NIC that was not found, "
     "or a wrong time",
-    cure=Cure.of(
-        "gpubench topo", comment="It shows these links; `nvidia-smi topo -m` and `nvidia-smi nvlink -s` should agree."
-    ),
+    command="gpubench topo",
+    comment="It shows these links; `nvidia-smi topo -m` and `nvidia-smi nvlink -s` should agree.",
     link=_LIMITS,
     look=_find_rows_above_limit,
 )
@@ -427,10 +421,8 @@ MEASURED = Family.of(
         check="p2p_bandwidth",
         expected="the same bandwidth as other pairs with this path",
         likely="links that are down or have errors, lost PCIe lanes, low clocks, or traffic of other jobs",
-        cure=Cure.of(
-            "nvidia-smi nvlink -e",
-            comment="`nvidia-smi -q -d PERFORMANCE` shows throttling; `gpubench p2p` measures every pair.",
-        ),
+        command="nvidia-smi nvlink -e",
+        comment="`nvidia-smi -q -d PERFORMANCE` shows throttling; `gpubench p2p` measures every pair.",
         look=_slow_copies,
     ),
     Condition(
@@ -439,7 +431,8 @@ MEASURED = Family.of(
         check="p2p_symmetry",
         expected="the same bandwidth in both directions",
         likely="a link that repeats packets in one direction, or different routes for the two directions",
-        cure=Cure.of("gpubench p2p", "nvidia-smi nvlink -e", comment="The second command shows link errors."),
+        command=("gpubench p2p", "nvidia-smi nvlink -e"),
+        comment="The second command shows link errors.",
         look=_asymmetric,
     ),
     Condition(
@@ -447,9 +440,8 @@ MEASURED = Family.of(
         title="Copies between host memory and a GPU are slow (H2D, D2H bandwidth)",
         check="host_bandwidth",
         likely="a PCIe link with fewer lanes or a lower generation, a slot of the other socket, or busy host memory",
-        cure=Cure.of(
-            "gpubench topo", comment="It shows the link; run nvidia-smi -q | grep -A 6 'GPU Link Info' during copies."
-        ),
+        command="gpubench topo",
+        comment="It shows the link; run nvidia-smi -q | grep -A 6 'GPU Link Info' during copies.",
         look=_host_copies,
     ),
     HOST_MEMORY_SLOW,
@@ -458,9 +450,8 @@ MEASURED = Family.of(
         title="A collective takes longer than on healthy machines (low busbw), for no known reason",
         check="collective_bandwidth",
         likely="one slow GPU or link slows all ranks, or NCCL uses another path than on healthy machines",
-        cure=Cure.of(
-            "gpubench p2p", comment="Then run NCCL_DEBUG=INFO gpubench allreduce, and gpubench explain on its log."
-        ),
+        command="gpubench p2p",
+        comment="Then run NCCL_DEBUG=INFO gpubench allreduce, and gpubench explain on its log.",
         look=_collectives,
         aliases=("collective-slow",),
     ),
@@ -470,10 +461,8 @@ MEASURED = Family.of(
         check="data_correct",
         expected="every element correct",
         likely="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
-        cure=Cure.of(
-            "gpubench p2p",
-            comment="Then run with NCCL_P2P_DISABLE=1: if the data are correct, peer copies are at fault.",
-        ),
+        command="gpubench p2p",
+        comment="Then run with NCCL_P2P_DISABLE=1: if the data are correct, peer copies are at fault.",
         link=_EVIDENCE,
         look=_wrong,
     ),
@@ -484,7 +473,8 @@ MEASURED = Family.of(
         title="A measurement failed: the result is neither healthy nor faulty",
         check="measured",
         likely="the driver, a library or a rank failed; this says nothing about the links",
-        cure=Cure.of("gpubench p2p", comment="Run the failed measurement alone (or gpubench allreduce)."),
+        command="gpubench p2p",
+        comment="Run the failed measurement alone (or gpubench allreduce).",
         look=_not_measured,
     ),
     link=_LINES,
@@ -549,7 +539,8 @@ SWEEP = Family.of(
         check="collective_bandwidth",
         expected="a 95 % interval far below the time, and a time that fits those of neighbouring sizes",
         likely="other programs on the same cores or links, or too few operations",
-        cure=Cure.of("gpubench allreduce --budget 2", comment="Run it on an idle machine."),
+        command="gpubench allreduce --budget 2",
+        comment="Run it on an idle machine.",
         look=_noisy,
     ),
     Condition(
@@ -558,7 +549,8 @@ SWEEP = Family.of(
         check="collective_bandwidth",
         expected="a time between those of smaller and larger sizes",
         likely="an algorithm or protocol that does not fit these sizes, a setting of NCCL, or other work at that time",
-        cure=Cure.of("gpubench allreduce --evidence", comment="It shows the algorithm and the paths."),
+        command="gpubench allreduce --evidence",
+        comment="It shows the algorithm and the paths.",
         look=_slow_range,
     ),
     link="reading.md",
@@ -569,4 +561,4 @@ def sweep_findings(rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity] 
     """Return the findings on all rows of a sweep together: noise, a slow range, a late rank."""
     run = Circumstances(wiring=Wiring([], {}), measurements=Measurements(collectives=tuple(rows), ranks=tuple(ranks)))
     noise, range_, *_ = SWEEP.conditions
-    return (*noise.findings_of(_noise_of(rows)), *range_.findings(run), *LATE_RANK.findings(run))
+    return (*noise.to_findings(_noise_of(rows)), *range_.findings(run), *LATE_RANK.findings(run))

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpubench.conditions.circumstances import Circumstances, remark_detector, removal, setting_places, unset
-from gpubench.conditions.condition import (
-    Condition,
-    Family,
+from gpubench.conditions.circumstances import (
+    Circumstances,
     Found,
     Sighting,
     Unread,
-    doubted,
     joined,
-    node_sighting,
-    unread,
+    removal,
+    setting_places,
+    unset,
 )
+from gpubench.conditions.condition import Condition, Family, unread
+from gpubench.conditions.logged import doubted, remark_detector
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
 from gpubench.model.paths.topology import active_links
@@ -31,20 +31,20 @@ _UNUSED = "mnnvl-unused"
 _EXPECTED = "P2P/MNNVL between nodes of one NVLink domain"
 
 
-def _clusters(run: Circumstances, least: int = 2) -> dict[str, dict[int, set[int | None]]]:
-    """Return NVLink clusters of at least `least` nodes: by uuid, the cliques of the GPUs of each node."""
+def _clusters(run: Circumstances) -> dict[str, dict[int, set[int | None]]]:
+    """Return NVLink clusters of several nodes: by uuid and node, the cliques of its GPUs."""
     found: dict[str, dict[int, set[int | None]]] = {}
     for number, node in run.nodes.items():
         for gpu in node.gpus:
             domain = None if gpu.fabric is None else gpu.fabric.domain
             if domain is not None:
                 found.setdefault(domain[0], {}).setdefault(number, set()).add(domain[1])
-    return {uuid: nodes for uuid, nodes in found.items() if len(nodes) >= least}
+    return {uuid: nodes for uuid, nodes in found.items() if len(nodes) > 1}
 
 
-def _domains(run: Circumstances, least: int = 2) -> dict[tuple[str, int | None], list[int]]:
+def _domains(run: Circumstances) -> dict[tuple[str, int | None], list[int]]:
     found: dict[tuple[str, int | None], list[int]] = {}
-    for uuid, nodes in _clusters(run, least).items():
+    for uuid, nodes in _clusters(run).items():
         for number, cliques in nodes.items():
             for clique in cliques:
                 found.setdefault((uuid, clique), []).append(number)
@@ -57,10 +57,10 @@ def _clustered_nodes(run: Circumstances) -> list[int]:
 
 def _imex_channel(run: Circumstances) -> Found:
     for number in _clustered_nodes(run):
-        for rank in run.ranks_of(number):
+        for rank in run.node_ranks(number):
             if rank.imex_channels == () or (rank.imex_channels is None and "imex_channels" in rank.unknown):
                 seen = f"rank {rank.rank} has no channel below /dev/nvidia-caps-imex-channels"
-                yield node_sighting(run, number, seen, Confidence.LIKELY)
+                yield run.node_sighting(number, seen, Confidence.LIKELY)
 
 
 def _imex_service(run: Circumstances) -> Found:
@@ -68,9 +68,9 @@ def _imex_service(run: Circumstances) -> Found:
         settings = run.nodes[number].snapshot.driver_settings
         service = settings.services.get(_IMEX)
         if service is not None and service.running is False:
-            yield node_sighting(run, number, "nvidia-imex does not run", Confidence.LIKELY)
+            yield run.node_sighting(number, "nvidia-imex does not run", Confidence.LIKELY)
         elif service is None or service.running is None:
-            yield from unread(run.on(number), settings.unknown, f"services.{_IMEX}.running")
+            yield from unread(run.subject(number), settings.unknown, f"services.{_IMEX}.running")
 
 
 def _cliques(run: Circumstances) -> Found:
@@ -78,18 +78,15 @@ def _cliques(run: Circumstances) -> Found:
     for uuid, nodes in _clusters(run).items():
         sizes = {clique: len(members) for (cluster, clique), members in _domains(run).items() if cluster == uuid}
         if len(sizes) > 1:
-            gpus = frozenset(gpu for number in nodes for gpu in run.gpus_of(number))
+            gpus = frozenset(gpu for number in nodes for gpu in run.node_gpus(number))
             least = min(sizes.values())
             small = [number for number, found in nodes.items() if any(sizes[clique] == least for clique in found)]
             parts = ", ".join(f"{plural(size, 'node')} in clique {clique}" for clique, size in sizes.items())
             even = len(set(sizes.values())) == 1 and least > 1
-            names = tuple(run.on(number) for number in (nodes if even else small))
-            yield Sighting(
-                subject=joined(names),
-                names=names,
-                places=tuple(map(DevicePlace, names)),
-                seen=f"cliques of cluster {uuid} differ: {parts}",
-                confidence=Confidence.LIKELY,
+            yield run.nodes_sighting(
+                nodes if even else small,
+                f"cliques of cluster {uuid} differ: {parts}",
+                Confidence.LIKELY,
                 gpus=gpus,
                 likely=_PARTITIONS if even else "",
                 severity=Verdict.WARN if even else None,
@@ -115,18 +112,10 @@ def _no_domain(run: Circumstances) -> Found:
     bare = [number for number in without if all(map(_is_of_rack, run.nodes[number].gpus))]
     for number in without if len(without) > 1 else ():
         if any(gpu.name is None for gpu in run.nodes[number].gpus):
-            yield Unread(run.on(number), "gpu.name was not read")
+            yield Unread(run.subject(number), "gpu.name was not read")
     if len(bare) > 1:
-        names = tuple(run.on(number) for number in bare)
-        yield Sighting(
-            subject=joined(names),
-            names=names,
-            places=tuple(map(DevicePlace, names)),
-            seen="the fabric info of its GPUs has no cluster (UUID 0)",
-            confidence=Confidence.LIKELY,
-            gpus=frozenset(gpu for number in bare for gpu in run.gpus_of(number)),
-            severity=Verdict.WARN,
-        )
+        seen = "the fabric info of its GPUs has no cluster (UUID 0)"
+        yield run.nodes_sighting(bare, seen, Confidence.LIKELY, severity=Verdict.WARN)
 
 
 def _unused(run: Circumstances) -> Found:
@@ -145,15 +134,8 @@ def _unused(run: Circumstances) -> Found:
                 continue
             nics = "" if network is None else f"; their NICs carry {network.node_gb_s:.4g} GB/s a node"
             way = f"over {row.transport}" if logged else "as over the network"
-            names = tuple(run.on(number) for number in nodes)
-            yield Sighting(
-                subject=joined(names),
-                names=names,
-                places=tuple(map(DevicePlace, names)),
-                seen=f"{row.collective} reaches {row.reached_gb_s:.4g} GB/s, {way}{nics}",
-                confidence=Confidence.PROVEN if logged else Confidence.LIKELY,
-                gpus=frozenset(rank for number in nodes for rank in run.gpus_of(number)),
-            )
+            seen = f"{row.collective} reaches {row.reached_gb_s:.4g} GB/s, {way}{nics}"
+            yield run.nodes_sighting(nodes, seen, Confidence.PROVEN if logged else Confidence.LIKELY)
 
 
 def _is_slowed_by_links(run: Circumstances, nodes: Sequence[int], row: CollectiveRow) -> bool:
@@ -168,9 +150,9 @@ def _switched_off(run: Circumstances) -> Found:
         places = setting_places((variable,), run.facts)
         for number in _clustered_nodes(run) if "0" in run.values(variable) else ():
             yield Sighting(
-                subject=run.on(number),
+                subject=run.subject(number),
                 seen=f"{variable}=0 in {' and '.join(places)}",
-                gpus=run.gpus_of(number),
+                gpus=run.node_gpus(number),
                 places=run.places(number),
                 cure=removal((variable,), places),
             )
@@ -208,13 +190,6 @@ def _unused_in_log(facts: LogFacts) -> Iterator[Sighting]:
             )
 
 
-_log_mnnvl = remark_detector(
-    RemarkKind.MNNVL_BROKEN,
-    Cure.of("nvidia-imex-ctl -N", comment="It shows the IMEX service of every node."),
-    lambda staged: not staged.inside,
-    "NCCL's log: {.text}",
-)
-
 _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
 
 MNNVL = Family.of(
@@ -224,13 +199,17 @@ MNNVL = Family.of(
         id="imex-service-stopped",
         title="MNNVL is not used between nodes: the nvidia-imex service is down or not working",
         settles="nvidia-imex-ctl -N",
-        cure=Cure.of(
-            "systemctl enable --now nvidia-imex", comment="Run it on every node, with all nodes in nodes_config.cfg."
-        ),
+        command="systemctl enable --now nvidia-imex",
+        comment="Run it on every node, with all nodes in nodes_config.cfg.",
         link=_AZURE,
         look=_imex_service,
         expected=_EXPECTED,
-        in_log=_log_mnnvl,
+        in_log=remark_detector(
+            RemarkKind.MNNVL_BROKEN,
+            Cure.of("nvidia-imex-ctl -N", comment="It shows the IMEX service of every node."),
+            lambda staged: not staged.is_local,
+            "NCCL's log: {.text}",
+        ),
         in_job=doubted(r"MNNVL .*is available but not working"),
         implies=("imex-channel-missing", _UNUSED),
     ),
@@ -238,9 +217,8 @@ MNNVL = Family.of(
         id="imex-channel-missing",
         title="No IMEX channel in the container: CUDA_ERROR_NOT_PERMITTED for fabric handles, MNNVL 0",
         settles="ls /dev/nvidia-caps-imex-channels; grep imex /proc/devices",
-        cure=Cure.of(
-            "nvidia-modprobe -c 0 -s", comment="Then give the container /dev/nvidia-caps-imex-channels/channel0."
-        ),
+        command="nvidia-modprobe -c 0 -s",
+        comment="Then give the container /dev/nvidia-caps-imex-channels/channel0.",
         link="https://github.com/NVIDIA/nvbandwidth/issues/39",
         look=_imex_channel,
         expected=_EXPECTED,
@@ -250,11 +228,8 @@ MNNVL = Family.of(
         id="mnnvl-clique-differs",
         title="Nodes of one NVLink cluster have different clique ids, so NCCL uses the network (MNNVL 0)",
         settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
-        cure=Cure.of(
-            "nvidia-smi -q | grep -E 'CliqueId|ClusterUUID'",
-            comment="Put the nodes into one partition (nvlsm, or the provider's tool), or run the job inside "
-            "one clique.",
-        ),
+        command="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID'",
+        comment="Put the nodes into one partition (nvlsm, or the provider's tool), or run the job inside one clique.",
         link=_AZURE,
         look=_cliques,
         expected=_EXPECTED,
@@ -264,7 +239,7 @@ MNNVL = Family.of(
         id="nccl-mnnvl-disabled",
         title="NCCL_MNNVL_ENABLE=0 or NCCL_CUMEM_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
         settles="a run with both unset: P2P/MNNVL in NCCL's log",
-        cure=unset("NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE"),
+        command=unset("NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE"),
         link="https://github.com/NVIDIA/nccl/issues/2186",
         look=_switched_off,
         expected=_EXPECTED,
@@ -275,10 +250,8 @@ MNNVL = Family.of(
         id="mnnvl-no-domain",
         title="GPUs of an NVL72 rack without a cluster UUID: the rack's NVLinks between nodes are not set up",
         settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
-        cure=Cure.of(
-            "nvidia-smi -q | grep ClusterUUID",
-            comment="Start NMX-C or the fabric manager of the rack's NVLink switches, then run it again.",
-        ),
+        command="nvidia-smi -q | grep ClusterUUID",
+        comment="Start NMX-C or the fabric manager of the rack's NVLink switches, then run it again.",
         link=_AZURE,
         look=_no_domain,
         check="fabric",
@@ -288,11 +261,8 @@ MNNVL = Family.of(
         id=_UNUSED,
         title="NCCL uses the network between nodes that NVLinks join (MNNVL 0)",
         settles="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT: `MNNVL 1` and P2P/MNNVL in NCCL's log",
-        cure=Cure.of(
-            "nvidia-imex-ctl -N",
-            comment="Then check /dev/nvidia-caps-imex-channels in the container, NCCL_MNNVL_ENABLE and "
-            "NCCL_CUMEM_ENABLE.",
-        ),
+        command="nvidia-imex-ctl -N",
+        comment="Then check /dev/nvidia-caps-imex-channels in the container, NCCL_MNNVL_ENABLE and NCCL_CUMEM_ENABLE.",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_unused,
         in_job=_unused_in_log,

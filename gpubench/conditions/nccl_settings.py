@@ -7,27 +7,19 @@ from functools import cache, partial
 from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import (
-    ASK_FOR_MORE,
     OFF,
     VERIFIED_COPIES,
     Circumstances,
-    LoggedReason,
-    Staged,
+    Found,
+    Sighting,
+    joined,
+    rank_names,
     removal,
     setting_places,
     unset,
 )
-from gpubench.conditions.condition import (
-    Condition,
-    Family,
-    Found,
-    Look,
-    Sighting,
-    joined,
-    pair_sighting,
-    rank_names,
-    rank_sighting,
-)
+from gpubench.conditions.condition import Condition, Family, Look
+from gpubench.conditions.logged import ASK_FOR_MORE, LoggedReason, Staged
 from gpubench.conditions.peer_access import has_nvlinks
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, NicKind
@@ -98,8 +90,8 @@ def blame(
     seen = f"{shown} in {' and '.join(places)}"
     cure = removal(list(blamed), places)
     if pairs:
-        return replace(pair_sighting(run, pairs, seen, confidence), cure=cure)
-    places_of_them = run.places_of_ranks(having)
+        return replace(run.pair_sighting(pairs, seen, confidence), cure=cure)
+    places_of_them = run.rank_places(having)
     return Sighting(subject=_who(run, having), seen=seen, confidence=confidence, cure=cure, places=places_of_them)
 
 
@@ -112,9 +104,9 @@ def _who(run: Circumstances, having: Sequence[RankFacts]) -> str:
     if not having or len(having) == len(run.facts):
         return "all nodes" if len(run.nodes) > 1 else "this job"
     nodes = sorted({each.node for each in having})
-    if sum(len(run.ranks_of(node)) for node in nodes) == len(having):
-        return joined(run.on(node) for node in nodes)
-    return run.on(nodes[0], rank_names(having)) if len(nodes) == 1 else rank_names(having)
+    if sum(len(run.node_ranks(node)) for node in nodes) == len(having):
+        return joined(run.subject(node) for node in nodes)
+    return run.subject(nodes[0], rank_names(having)) if len(nodes) == 1 else rank_names(having)
 
 
 def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
@@ -126,7 +118,7 @@ def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
         return None
     shown = [f"{name}={next(iter(found)) if len(found) == 1 else '(differs)'}" for name, found in values.items()]
     files = f"grep -E '{'|'.join(values)}' /etc/nccl.conf ~/.nccl.conf"
-    cure = Cure((*unset(*values).commands, files), "If it is still set, the second command finds it in NCCL's files.")
+    cure = Cure((unset(*values), files), "If it is still set, the second command finds it in NCCL's files.")
     verb = "are" if shown[1:] else "is"
     return LoggedReason(f"{', '.join(shown)} {verb} set in the environment", cure)
 
@@ -135,7 +127,7 @@ def _blamed(run: Circumstances, *first: str) -> Found:
     """Group pairs inside nodes by the variables that keep NCCL off peer access; `first` apply to a whole node."""
     by_variables: dict[tuple[str, ...], set[Pair]] = {}
     values_on = cache(partial(_values_on, run))
-    for pair in run.inside:
+    for pair in run.local_pairs:
         node = run.wiring.gpus[pair[0]].node
         whole = [name for name in first if _is_on(values_on(node, name))]
         if len(whole) == len(first):
@@ -173,8 +165,8 @@ def keep_off_peers(run: Circumstances, pair: Pair, values: Callable[[str], Itera
 
 
 def _shm(run: Circumstances) -> Found:
-    if run.asked_of_nccl and run.switched_on(SHM_DISABLE):
-        if run.inside:
+    if run.uses_nccl and run.is_on(SHM_DISABLE):
+        if run.local_pairs:
             yield from _blamed(run, SHM_DISABLE)
         else:
             yield blame(run, {SHM_DISABLE: run.values(SHM_DISABLE)}, Confidence.PROVEN, None)
@@ -188,14 +180,14 @@ _NO_LINK_LOST = Cure(
 def _hostid(run: Circumstances) -> Found:
     """Find values that differ between ranks of one host: NCCL then treats them as ranks of several hosts."""
     values = run.values(HOSTID)
-    if not run.asked_of_nccl or not any(values):
+    if not run.uses_nccl or not any(values):
         return
     by_rank = {fact.rank: _value(fact, HOSTID) for fact in run.facts}
     ids = set(by_rank.values())
     if len(ids) < 2 and (run.staged is None or any(ids)):
         return
     is_by_rank = len(ids) > 1 and all(isinstance(each, RankIdentity) for each in run.wiring.gpus)
-    pairs = {pair for pair in run.inside if not is_by_rank or by_rank.get(pair[0]) != by_rank.get(pair[1])}
+    pairs = {pair for pair in run.local_pairs if not is_by_rank or by_rank.get(pair[0]) != by_rank.get(pair[1])}
     shared = {pair for pair in pairs if run.wiring.share_gpu(pair)}
     if pairs - shared:
         yield blame(run, {HOSTID: values}, Confidence.PROVEN, frozenset(pairs - shared))
@@ -213,10 +205,10 @@ def split_by_design(run: Circumstances, ranks: Pair) -> str:
 
 def _policy(run: Circumstances) -> Found:
     """Find pairs with peer access that NCCL does not use by default."""
-    if not run.asked_of_nccl:
+    if not run.uses_nccl:
         return
     paths: dict[Pair, str] = {}
-    for pair in run.inside:
+    for pair in run.local_pairs:
         path = run.wiring.path(pair)
         raised = any(level_allows(value, path) for value in run.values(P2P_LEVEL))
         if not raised and run.wiring.is_avoided(pair):
@@ -224,18 +216,13 @@ def _policy(run: Circumstances) -> Found:
     if paths:
         found = joined(list(paths.values()))
         seen = f"{NCCL_POLICY}; {'this path is' if ',' not in found else 'these paths are'} {found}"
-        yield pair_sighting(run, paths, seen)
+        yield run.pair_sighting(paths, seen)
 
 
 def _network_taken(run: Circumstances) -> Found:
-    by_network = {pair for pair in run.inside if any(each.network for each in (run.staged or {}).get(pair, ()))}
+    by_network = {pair for pair in run.local_pairs if any(each.network for each in (run.staged or {}).get(pair, ()))}
     if by_network and not run.values("NCCL_NET_DISABLE_INTRA"):
-        yield pair_sighting(run, by_network, "NCCL uses a network inside the node", Confidence.WEAK)
-
-
-def _log_p2p(staged: Staged) -> LoggedReason | None:
-    """Find variables that keep NCCL off peer access. NCCL prints the path after applying them, so ignore that path."""
-    return in_log(_against_peer_access(staged)) if staged.inside and staged.network is None else None
+        yield run.pair_sighting(by_network, "NCCL uses a network inside the node", Confidence.WEAK)
 
 
 def _against_peer_access(staged: Staged) -> Iterator[tuple[str, str]]:
@@ -249,13 +236,13 @@ def _against_peer_access(staged: Staged) -> Iterator[tuple[str, str]]:
 
 def _log_shm(staged: Staged) -> LoggedReason | None:
     found = list(_other_than(staged, SHM_DISABLE, OFF))
-    by_network = staged.inside and staged.network is not None
-    return in_log([*found, *_against_peer_access(staged)]) if by_network and found else None
+    return in_log([*found, *_against_peer_access(staged)]) if staged.through_local_network and found else None
 
 
 def _log_hostid(staged: Staged) -> LoggedReason | None:
-    by_network = staged.inside and staged.network is not None
-    reason = in_log(_other_than(staged, HOSTID, ("",))) if by_network and not staged.one_node else None
+    if staged.one_node or not staged.through_local_network:
+        return None
+    reason = in_log(_other_than(staged, HOSTID, ("",)))
     if reason is None or not staged.one_gpu:
         return reason
     return reason._replace(cure=_NO_LINK_LOST, by_design=True)
@@ -272,7 +259,7 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
     nothing was refused, no variable forbids peer access, and there are no NVLinks.
     """
     path = staged.path
-    if not staged.inside or staged.network is not None or (path is not None and is_within(path)):
+    if not staged.through_shm or (path is not None and is_within(path)):
         return None
     if list(_other_than(staged, P2P_DISABLE, OFF)) or has_nvlinks(staged):
         return None
@@ -281,7 +268,7 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
         return None
     if path is None:
         return _what_lies_between(staged)
-    is_amd = any(note.about == (_AMD,) for note in staged.found(RemarkKind.PROCESSOR))
+    is_amd = any(note.about == (_AMD,) for note in staged.find_notes(RemarkKind.PROCESSOR))
     if is_amd and amd_takes_all(staged.gpus):
         return None
     seen = f"the GPUs are {path} apart; by default NCCL uses peer access only over PCIe switches, up to {DEFAULT_LEVEL}"
@@ -298,7 +285,7 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
             Cure.of(f"{VERIFIED_COPIES} && export NCCL_P2P_LEVEL=SYS"),
             is_proven=False,
         )
-    if staged.virtual:
+    if staged.is_virtual:
         return LoggedReason(
             f"{seen}; a virtual machine may not show the real path",
             Cure.of("gpubench p2p", comment="If the data are right, NCCL_P2P_LEVEL=SYS lets NCCL try peer access."),
@@ -346,7 +333,8 @@ def _variable(
         id=id_,
         title=title,
         settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
-        cure=unset(*names.split(), comment="If a file sets it, remove it there."),
+        command=unset(*names.split()),
+        comment="If a file sets it, remove it there.",
         look=look,
         in_log=log,
         implies=implies,
@@ -359,8 +347,8 @@ NCCL_SETTINGS = Family.of(
     _variable(
         "nccl-p2p-disabled",
         "NCCL_P2P_DISABLE=1 or a low NCCL_P2P_LEVEL: NCCL uses SHM instead of P2P, without a warning",
-        lambda run: _blamed(run) if run.asked_of_nccl else iter(()),
-        _log_p2p,
+        lambda run: _blamed(run) if run.uses_nccl else iter(()),
+        lambda staged: in_log(_against_peer_access(staged)) if staged.through_shm else None,
         f"{P2P_DISABLE} {P2P_LEVEL}",
     ),
     _variable(
@@ -383,11 +371,9 @@ NCCL_SETTINGS = Family.of(
         id="nccl-default-level",
         title="NCCL uses SHM although P2P works: GPUs are PHB, NODE or SYS apart (default NCCL_P2P_LEVEL is PXB)",
         settles="gpubench allreduce --evidence with and without NCCL_P2P_LEVEL=SYS",
-        cure=Cure.of(
-            f"{VERIFIED_COPIES} && NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G",
-            comment="There is nothing to repair; keep this setting if the run is faster than without it and "
-            "its data are right.",
-        ),
+        command=f"{VERIFIED_COPIES} && NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G",
+        comment="There is nothing to repair; keep this setting if the run is faster than without it and "
+        "its data are right.",
         link="https://github.com/NVIDIA/nccl/issues/1817",
         look=_policy,
         in_log=_log_policy,
@@ -397,10 +383,8 @@ NCCL_SETTINGS = Family.of(
         id=_NETWORK_TAKEN,
         title="NCCL uses NET inside one node although no setting asks for it",
         settles="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce: it fails, or uses another path",
-        cure=Cure.of(
-            "NCCL_NET_DISABLE_INTRA=1 gpubench allreduce",
-            comment="Keep the setting if this run is faster and its data are right.",
-        ),
+        command="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce",
+        comment="Keep the setting if this run is faster and its data are right.",
         look=_network_taken,
         general=True,
     ),
@@ -415,9 +399,9 @@ _CHANNELS_PER_LINK = 2
 
 MOST_CHANNELS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
 LEAST_CHANNELS = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NRINGS")
-_MOST_OF_POINT_TO_POINT = "NCCL_MAX_P2P_NCHANNELS"
-_OF_A_PEER = {"NCCL_NCHANNELS_PER_PEER": 2, "NCCL_NCHANNELS_PER_NET_PEER": 2}
-"""Channels for one peer of sends and receives, with the fewest that NCCL chooses."""
+_MAX_P2P_CHANNELS = "NCCL_MAX_P2P_NCHANNELS"
+_PEER_CHANNELS = ("NCCL_NCHANNELS_PER_PEER", "NCCL_NCHANNELS_PER_NET_PEER")
+_LEAST_PEER_CHANNELS = 2  # Fewest channels that NCCL chooses for one peer of sends and receives
 
 _OWN_BYTES = {"NCCL_BUFFSIZE": 4 * 2**20, "NCCL_LL128_BUFFSIZE": 4800 * 2**10, "NCCL_LL_BUFFSIZE": 512 * 2**10}
 """NCCL's default buffer sizes of the protocols Simple, LL128 and LL (computeBuffSizes in src/init.cc)."""
@@ -433,7 +417,7 @@ ALGORITHMS = frozenset(("tree", "ring", "collnetdirect", "collnetchain", "nvls",
 PROTOCOLS = frozenset(("ll", "ll128", "simple"))
 
 
-def _lines(run: Circumstances, weighed: Mapping[str, Weighed]) -> Found:
+def _blame_slow_values(run: Circumstances, weighed: Mapping[str, Weighed]) -> Found:
     blamed: dict[str, Iterable[str]] = {}
     sure: list[Confidence] = []
     for name, weigh in weighed.items():
@@ -442,7 +426,7 @@ def _lines(run: Circumstances, weighed: Mapping[str, Weighed]) -> Found:
         if slow:
             blamed[name] = list(slow)
             sure += slow.values()
-    if blamed and run.asked_of_nccl:
+    if blamed and run.uses_nccl:
         yield blame(run, blamed, _surest(sure), None)
 
 
@@ -467,42 +451,36 @@ def _few_channels(run: Circumstances) -> Found:
         taken = max(count, least, 1)
         return None if taken >= own else Confidence.PROVEN if taken <= own / 2 else Confidence.LIKELY
 
-    def few_blocks(count: int) -> Confidence | None:
-        return few(count) if count > 0 else None
-
-    def few_of_a_peer(name: str) -> Weighed:
-        return lambda count: Confidence.WEAK if 0 < count < _OF_A_PEER[name] else None
-
-    weighed = {name: few_blocks if name.endswith("CTAS") else few for name in MOST_CHANNELS}
-    point_to_point = {_MOST_OF_POINT_TO_POINT: lambda count: few(count) and Confidence.LIKELY}
-    yield from _lines(run, {**weighed, **point_to_point, **{name: few_of_a_peer(name) for name in _OF_A_PEER}})
+    weighed: dict[str, Weighed] = dict.fromkeys(MOST_CHANNELS, few)
+    weighed["NCCL_MAX_CTAS"] = lambda count: few(count) if count > 0 else None
+    weighed[_MAX_P2P_CHANNELS] = lambda count: few(count) and Confidence.LIKELY
+    for name in _PEER_CHANNELS:
+        weighed[name] = lambda count: Confidence.WEAK if 0 < count < _LEAST_PEER_CHANNELS else None
+    yield from _blame_slow_values(run, weighed)
 
 
 def _small_buffers(run: Circumstances) -> Found:
-    def small(own: int) -> Weighed:
-        def weigh(size: int) -> Confidence | None:
-            if size < 0 or size >= own:
-                return None
-            return Confidence.PROVEN if size <= own * _SURELY_SLOW_SHARE else Confidence.LIKELY
+    def weigh(size: int, own: int) -> Confidence | None:
+        if size < 0 or size >= own:
+            return None
+        return Confidence.PROVEN if size <= own * _SURELY_SLOW_SHARE else Confidence.LIKELY
 
-        return weigh
-
-    yield from _lines(run, {name: small(own) for name, own in _OWN_BYTES.items()})
+    return _blame_slow_values(run, {name: partial(weigh, own=own) for name, own in _OWN_BYTES.items()})
 
 
 def _few_threads(run: Circumstances) -> Found:
     over_nvlink = any(link.active for gpu in _gpus(run) for link in gpu.nvlinks or ())
 
-    def few(own: int) -> Weighed:
-        def weigh(count: int) -> Confidence | None:
-            if count <= 0 or count % _WARP or count >= own:
-                return None
-            return Confidence.PROVEN if count <= _SURELY_FEW_THREADS else Confidence.LIKELY
+    def weigh(count: int, own: int) -> Confidence | None:
+        if count <= 0 or count % _WARP or count >= own:
+            return None
+        return Confidence.PROVEN if count <= _SURELY_FEW_THREADS else Confidence.LIKELY
 
-        return weigh
-
-    own = _OWN_THREADS if over_nvlink else _OWN_THREADS_OVER_PCIE
-    yield from _lines(run, {"NCCL_NTHREADS": few(own), "NCCL_LL128_NTHREADS": few(_OWN_LL128_THREADS)})
+    own = {
+        "NCCL_NTHREADS": _OWN_THREADS if over_nvlink else _OWN_THREADS_OVER_PCIE,
+        "NCCL_LL128_NTHREADS": _OWN_LL128_THREADS,
+    }
+    return _blame_slow_values(run, {name: partial(weigh, own=threads) for name, threads in own.items()})
 
 
 def _forced(run: Circumstances) -> Found:
@@ -519,7 +497,7 @@ def _forced(run: Circumstances) -> Found:
         if forced:
             blamed[name] = list(forced)
             sure += forced.values()
-    if blamed and run.asked_of_nccl:
+    if blamed and run.uses_nccl:
         yield blame(run, blamed, _surest(sure), None)
 
 
@@ -537,7 +515,7 @@ def _weigh_protocols(allowed: Chosen) -> Confidence | None:
 
 
 def _memcpy(run: Circumstances) -> Found:
-    if not run.asked_of_nccl:
+    if not run.uses_nccl:
         return
     for name, confidence in (
         ("NCCL_P2P_USE_CUDA_MEMCPY", Confidence.PROVEN),
@@ -550,7 +528,7 @@ def _memcpy(run: Circumstances) -> Found:
 
 def _nvls_off(run: Circumstances) -> Found:
     multicast = any(gpu.cuda_features.get("multicast") for gpu in _gpus(run))
-    if multicast and run.asked_of_nccl and "0" in run.values("NCCL_NVLS_ENABLE"):
+    if multicast and run.uses_nccl and "0" in run.values("NCCL_NVLS_ENABLE"):
         yield blame(run, {"NCCL_NVLS_ENABLE": ("0",)}, Confidence.WEAK, None)
 
 
@@ -562,7 +540,7 @@ _LOADED = {"libnccl-tuner": "chooses NCCL's algorithms", "libnccl-profiler": "is
 
 
 def _plugin(run: Circumstances) -> Found:
-    if not run.asked_of_nccl:
+    if not run.uses_nccl:
         return
     weighed = {**_PLUGINS, _PROFILER: Confidence.LIKELY}
     efa = any(nic.kind is NicKind.EFA for node in run.nodes.values() for nic in node.nics)
@@ -578,13 +556,13 @@ def _plugin(run: Circumstances) -> Found:
 def _loaded_plugins(run: Circumstances) -> Iterator[Sighting]:
     for name, does in _LOADED.items():
         for node in sorted({fact.node for fact in run.facts}):
-            having = [each for each in run.ranks_of(node) if _library(each.libraries, name)]
+            having = [each for each in run.node_ranks(node) if _library(each.libraries, name)]
             if having:
                 file = _library(having[0].libraries, name)
                 cure = Cure.of(
                     f"export {'NCCL_TUNER_PLUGIN' if name == 'libnccl-tuner' else 'NCCL_PROFILER_PLUGIN'}=none"
                 )
-                yield rank_sighting(run, having, f"{file} is loaded; it {does}", Confidence.LIKELY, cure=cure)
+                yield run.rank_sighting(having, f"{file} is loaded; it {does}", Confidence.LIKELY, cure=cure)
 
 
 def _library(loaded: Mapping[str, str], name: str) -> str:
@@ -599,7 +577,8 @@ def _slow(id_: str, title: str, names: str, look: Look, link: str = "") -> Condi
         id=id_,
         title=title,
         settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
-        cure=unset(*names.split(), comment=_UNSET),
+        command=unset(*names.split()),
+        comment=_UNSET,
         link=link,
         look=look,
         aliases=("nccl-slow-settings",),
@@ -612,7 +591,7 @@ NCCL_TUNING = Family.of(
     _slow(
         "nccl-few-channels",
         "NCCL uses few channels or CTAs: NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS; low busbw over a direct path",
-        " ".join((*MOST_CHANNELS, _MOST_OF_POINT_TO_POINT, *_OF_A_PEER)),
+        " ".join((*MOST_CHANNELS, _MAX_P2P_CHANNELS, *_PEER_CHANNELS)),
         _few_channels,
     ),
     _slow(

@@ -4,30 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from gpubench.conditions.circumstances import (
-    SOCKET,
-    Circumstances,
-    LoggedReason,
-    Staged,
-    remark_detector,
-    unset,
-    uses_sockets,
-)
-from gpubench.conditions.condition import (
-    Condition,
-    Family,
-    Found,
-    Sighting,
-    Unread,
-    joined,
-    node_sighting,
-    nodes_with_rdma,
-    pair_sighting,
-    rank_names,
-    rank_sighting,
-    rdma_nics,
-    unread,
-)
+from gpubench.conditions.circumstances import Circumstances, Found, Sighting, Unread, joined, rank_names, unset
+from gpubench.conditions.condition import Condition, Family, nodes_with_rdma, rdma_nics, unread
+from gpubench.conditions.logged import SOCKET, LoggedReason, Staged, remark_detector, uses_sockets
 from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import NicKind
@@ -44,24 +23,24 @@ _DRIVER_PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_
 
 
 def _disabled(run: Circumstances) -> Found:
-    blamed = {"NCCL_IB_DISABLE": run.values("NCCL_IB_DISABLE")} if run.switched_on("NCCL_IB_DISABLE") else {}
+    blamed = {"NCCL_IB_DISABLE": run.values("NCCL_IB_DISABLE")} if run.is_on("NCCL_IB_DISABLE") else {}
     networks = tuple(value for value in run.values("NCCL_NET") if value.lower() == "socket")
     blamed |= {"NCCL_NET": networks} if networks else {}
     if blamed and any(rdma_nics(node) for node in run.nodes.values()):
-        yield blame(run, dict(blamed), Confidence.PROVEN, frozenset(run.across) or None)
+        yield blame(run, dict(blamed), Confidence.PROVEN, frozenset(run.remote_pairs) or None)
 
 
 def _filtered(run: Circumstances) -> Found:
-    for number, node, _ in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
         for value in run.values(_IB_HCA):
             names = [nic.name for nic in rdma_nics(node)]
             if value and not any(_matches(value, name) for name in names):
-                yield node_sighting(run, number, f"{_IB_HCA}={value} matches none of {joined(names)}")
+                yield run.node_sighting(number, f"{_IB_HCA}={value} matches none of {joined(names)}")
 
 
 def _part_of_port(run: Circumstances) -> Found:
     """Find devices that NCCL_IB_HCA leaves out although they share a physical port with a selected one."""
-    for number, node, _ in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
         nics = rdma_nics(node)
         for value in filter(None, run.values(_IB_HCA)):
             taken = [nic for nic in nics if _matches(value, nic.name)]
@@ -71,7 +50,7 @@ def _part_of_port(run: Circumstances) -> Found:
                 used = joined([nic.name for nic in taken])
                 seen = f"{_IB_HCA}={value} selects {used}, but not {joined(left)}, which uses the same port"
                 both = ",".join(nic.name for nic in nics if nic.port in ports)
-                yield node_sighting(run, number, seen, cure=Cure.of(f"export {_IB_HCA}={both}"))
+                yield run.node_sighting(number, seen, cure=Cure.of(f"export {_IB_HCA}={both}"))
 
 
 def _matches(value: str, nic: str) -> bool:
@@ -91,50 +70,54 @@ def _not_loadable(
 ) -> Found:
     if without:
         seen = f"{said} for rank {joined(str(each.rank) for each in without)}"
-        yield node_sighting(run, number, seen, Confidence.LIKELY)
+        yield run.node_sighting(number, seen, Confidence.LIKELY)
     elif not ranks:
-        yield Unread(run.on(number), "no process of this node was examined")
+        yield Unread(run.subject(number), "no process of this node was examined")
     else:
-        yield from islice((why for r in ranks for why in unread(run.on(number), r.unknown, "loadable")), 1)
+        yield from islice((why for r in ranks for why in unread(run.subject(number), r.unknown, "loadable")), 1)
 
 
 def _no_verbs(run: Circumstances) -> Found:
-    for number, _, ranks in nodes_with_rdma(run):
+    for number, _ in nodes_with_rdma(run):
+        ranks = run.node_ranks(number)
         without = [rank for rank in ranks if _VERBS in rank.loadable and rank.loadable[_VERBS] is None]
         yield from _not_loadable(run, number, ranks, without, f"the loader finds no {_VERBS}")
 
 
 def _no_provider(run: Circumstances) -> Found:
-    for number, node, ranks in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
+        ranks = run.node_ranks(number)
         wanted = {_DRIVER_PROVIDERS.get(nic.driver or "") for nic in rdma_nics(node)} - {None}
         for rank in ranks:
             have = rank.verbs_providers
             if have is None:
-                yield from unread(run.on(number, f"rank {rank.rank}"), rank.unknown, "verbs_providers")
+                yield from unread(run.subject(number, f"rank {rank.rank}"), rank.unknown, "verbs_providers")
             missing = sorted(each for each in wanted if each and have is not None and each not in have)
             if have and missing and rank.loadable.get(_VERBS, "unknown") is not None:
                 seen = f"rank {rank.rank}: libibverbs has drivers for {joined(have)}, but none for {joined(missing)}"
-                yield node_sighting(run, number, seen, Confidence.LIKELY)
+                yield run.node_sighting(number, seen, Confidence.LIKELY)
 
 
 def _no_device_files(run: Circumstances) -> Found:
-    for number, node, ranks in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
+        ranks = run.node_ranks(number)
         up = {nic.name for nic in rdma_nics(node) if nic.state == "active"}
         files = [port.device_file for port in node.snapshot.rdma_ports if port.device_file and port.nic in up]
         for rank in ranks if files else ():
             if not rank.device_files:
-                yield Unread(run.on(number, f"rank {rank.rank}"), "its device files are unknown")
+                yield Unread(run.subject(number, f"rank {rank.rank}"), "its device files are unknown")
                 continue
             usable = set(rank.device_files) - set(rank.denied_device_files)
             if usable.isdisjoint(files):
                 denied = not set(rank.denied_device_files).isdisjoint(files)
                 seen = f"rank {rank.rank} {'may not open' if denied else 'has no'} {joined(files)}"
-                yield node_sighting(run, number, seen)
+                yield run.node_sighting(number, seen)
 
 
 def _some_denied(run: Circumstances) -> Found:
     """Find ranks that may not open some of the files and so use fewer NICs. A missing file may be intended."""
-    for number, node, ranks in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
+        ranks = run.node_ranks(number)
         if not any(rank.denied_device_files for rank in ranks):
             continue
         up = {nic.name for nic in port_roles(node).gpu_ports if nic.state == "active"}
@@ -145,13 +128,14 @@ def _some_denied(run: Circumstances) -> Found:
             if denied and not files <= set(denied):
                 by_files.setdefault(denied, []).append(rank)
         for denied, having in by_files.items():
-            yield rank_sighting(
-                run, having, f"may not open {joined(denied)}", names=(run.on(number, rank_names(having)),)
+            yield run.rank_sighting(
+                having, f"may not open {joined(denied)}", names=(run.subject(number, rank_names(having)),)
             )
 
 
 def _efa(run: Circumstances) -> Found:
-    for number, node, ranks in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
+        ranks = run.node_ranks(number)
         if not any(nic.kind is NicKind.EFA for nic in node.nics):
             continue
         without = [
@@ -166,21 +150,21 @@ def _efa(run: Circumstances) -> Found:
 
 def _no_nic(run: Circumstances) -> Found:
     bare = {number for number, node in run.nodes.items() if not rdma_nics(node)}
-    pairs = frozenset(pair for pair in run.across if bare & {run.wiring.gpus[gpu].node for gpu in pair})
+    pairs = frozenset(pair for pair in run.remote_pairs if bare & {run.wiring.gpus[gpu].node for gpu in pair})
     if pairs:
-        hosts = joined([run.on(number) for number in sorted(bare)])
+        hosts = joined([run.subject(number) for number in sorted(bare)])
         places = tuple(place for number in sorted(bare) for place in run.places(number))
         yield Sighting(subject=hosts, seen=f"no RDMA NIC is active on {hosts}", pairs=pairs, places=places)
 
 
 def _despite(run: Circumstances) -> Found:
     by_nic = dict[str, list[Pair]]()
-    for pair in run.across:
+    for pair in run.remote_pairs:
         nics = [nic.name for gpu in pair for nic in run.wiring.rdma_nics(gpu)]
         if nics and any(each.network == SOCKET for each in (run.staged or {}).get(pair, ())):
             by_nic.setdefault(nics[0], []).append(pair)
     for name, pairs in by_nic.items():
-        yield pair_sighting(run, pairs, f"sockets between the nodes, although {name} is up", Confidence.WEAK)
+        yield run.pair_sighting(pairs, f"sockets between the nodes, although {name} is up", Confidence.WEAK)
 
 
 def _log_disabled(staged: Staged) -> LoggedReason | None:
@@ -192,7 +176,7 @@ def _log_disabled(staged: Staged) -> LoggedReason | None:
 
 
 def _log_filtered(staged: Staged) -> LoggedReason | None:
-    if not uses_sockets(staged) or not staged.found(RemarkKind.NO_RDMA_DEVICE):
+    if not uses_sockets(staged) or not staged.find_notes(RemarkKind.NO_RDMA_DEVICE):
         return None
     return in_log((_IB_HCA, value) for value in staged.settings(_IB_HCA) if value)
 
@@ -214,13 +198,13 @@ def _signs_of_rdma(staged: Staged) -> Iterator[str]:
             yield f"the interface {name} belongs to an RDMA network"
     if staged.plugin:
         yield "an RDMA network plugin is loaded"
-    devices = staged.found(*SIGNS_OF_RDMA)
+    devices = staged.find_notes(*SIGNS_OF_RDMA)
     if devices:
         yield f"the log lists RDMA devices: {devices[0].text}"
 
 
 def _log_no_nic(staged: Staged) -> LoggedReason | None:
-    if not uses_sockets(staged) or staged.rdma or staged.found(RemarkKind.NO_VERBS_LIBRARY):
+    if not uses_sockets(staged) or staged.rdma or staged.find_notes(RemarkKind.NO_VERBS_LIBRARY):
         return None
     processes = [each for each in (staged.source, staged.destination) if each.notes]
     if not processes or any(_signs_of_rdma(staged)):
@@ -272,7 +256,7 @@ NETWORK = Family.of(
         id="nccl-ib-disabled",
         title="NCCL_IB_DISABLE=1 or NCCL_NET=Socket: NCCL uses network Socket although there is InfiniBand or RoCE",
         settles="gpubench allreduce over two nodes, with and without these variables",
-        cure=unset("NCCL_IB_DISABLE", "NCCL_NET"),
+        command=unset("NCCL_IB_DISABLE", "NCCL_NET"),
         look=_disabled,
         in_log=_log_disabled,
         implies=("sockets-despite-rdma",),
@@ -281,7 +265,8 @@ NETWORK = Family.of(
         id="nccl-ib-hca",
         title="NCCL_IB_HCA matches no device: NET/IB : No device found, network Socket",
         settles="ibdev2netdev; ls /sys/class/infiniband",
-        cure=Cure.of("unset NCCL_IB_HCA", comment="Or set it to devices of this node (ls /sys/class/infiniband)."),
+        command="unset NCCL_IB_HCA",
+        comment="Or set it to devices of this node (ls /sys/class/infiniband).",
         link="https://github.com/NVIDIA/nccl-tests/issues/78",
         look=_filtered,
         in_log=_log_filtered,
@@ -291,7 +276,8 @@ NETWORK = Family.of(
         id="nccl-ib-hca-half-port",
         title="NCCL_IB_HCA selects one of two devices of a port: half of the port's rate (12 to 13 GB/s on DGX Spark)",
         settles="ibdev2netdev; gpubench allreduce with both devices and with one",
-        cure=Cure.of("ibdev2netdev", comment="Name both devices of the port in NCCL_IB_HCA."),
+        command="ibdev2netdev",
+        comment="Name both devices of the port in NCCL_IB_HCA.",
         link="https://github.com/NVIDIA/dgx-spark-playbooks/issues/102",
         look=_part_of_port,
     ),
@@ -299,10 +285,8 @@ NETWORK = Family.of(
         id="libibverbs-missing",
         title="Failed to open libibverbs.so: NCCL uses network Socket (rdma-core is not in the container)",
         settles="ldconfig -p | grep libibverbs inside the container",
-        cure=Cure.of(
-            "apt install libibverbs1 ibverbs-providers",
-            comment="Install it where the ranks run; on RPM systems: dnf install rdma-core.",
-        ),
+        command="apt install libibverbs1 ibverbs-providers",
+        comment="Install it where the ranks run; on RPM systems: dnf install rdma-core.",
         link="https://github.com/NVIDIA/nccl/issues/489",
         look=_no_verbs,
         in_log=_log_no_verbs,
@@ -312,7 +296,8 @@ NETWORK = Family.of(
         id="verbs-provider-missing",
         title="libibverbs: no userspace device-specific driver found for the NIC (ibverbs-providers)",
         settles="ibv_devices inside the container",
-        cure=Cure.of("apt install ibverbs-providers", comment="Install it where the ranks run."),
+        command="apt install ibverbs-providers",
+        comment="Install it where the ranks run.",
         link="https://github.com/NVIDIA/nccl/issues/465",
         look=_no_provider,
         implies=("sockets-despite-rdma",),
@@ -321,10 +306,8 @@ NETWORK = Family.of(
         id="infiniband-files-missing",
         title="No /dev/infiniband/uverbs in the container: NET/IB : No device found, network Socket",
         settles="ls -l /dev/infiniband inside the container",
-        cure=Cure(
-            comment="Start the container with `docker run --device=/dev/infiniband --ulimit memlock=-1`. In "
-            "Kubernetes use the RDMA device plugin."
-        ),
+        comment="Start the container with `docker run --device=/dev/infiniband --ulimit memlock=-1`. In "
+        "Kubernetes use the RDMA device plugin.",
         link=_AREAL,
         look=_no_device_files,
         implies=("sockets-despite-rdma",),
@@ -336,9 +319,8 @@ NETWORK = Family.of(
         check="ranks_alike",
         expected="device files that every rank may open",
         likely="the file's mode, or the device list of the container or control group",
-        cure=Cure.of(
-            "ls -l /dev/infiniband", comment="Give the container all of /dev/infiniband; with Slurm, check cgroup.conf."
-        ),
+        command="ls -l /dev/infiniband",
+        comment="Give the container all of /dev/infiniband; with Slurm, check cgroup.conf.",
         link=_AREAL,
         look=_some_denied,
     ),
@@ -346,10 +328,8 @@ NETWORK = Family.of(
         id="efa-plugin-missing",
         title="EFA without the aws-ofi-nccl plugin: NCCL uses network Socket on AWS",
         settles=f"{_NET_LINES}: `NET/OFI Selected Provider is efa`",
-        cure=Cure.of(
-            "FI_PROVIDER=efa gpubench allreduce",
-            comment="Install aws-ofi-nccl and add it to LD_LIBRARY_PATH; the run verifies the data.",
-        ),
+        command="FI_PROVIDER=efa gpubench allreduce",
+        comment="Install aws-ofi-nccl and add it to LD_LIBRARY_PATH; the run verifies the data.",
         link="https://github.com/aws/aws-ofi-nccl",
         look=_efa,
         implies=("sockets-despite-rdma",),
@@ -358,11 +338,9 @@ NETWORK = Family.of(
         id="no-rdma-nic",
         title="No RDMA NIC (InfiniBand, RoCE, EFA): NCCL uses network Socket between nodes",
         settles="ls /sys/class/infiniband; lspci | grep -i mellanox",
-        cure=Cure(
-            comment="Nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets may be faster with "
-            "NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4: compare gpubench allreduce with and "
-            "without them."
-        ),
+        comment="Nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets may be faster with "
+        "NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4: compare gpubench allreduce with and "
+        "without them.",
         look=_no_nic,
         in_log=_log_no_nic,
         by_design=True,
@@ -371,7 +349,8 @@ NETWORK = Family.of(
         id="sockets-despite-rdma",
         title="NCCL uses network Socket although there are RDMA devices",
         settles=_NET_LINES,
-        cure=Cure.of(_NET_LINES, comment="The log shows why: libibverbs or /dev/infiniband may be missing."),
+        command=_NET_LINES,
+        comment="The log shows why: libibverbs or /dev/infiniband may be missing.",
         link=_AREAL,
         look=_despite,
         in_log=_log_despite,

@@ -6,21 +6,9 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import (
-    Condition,
-    Family,
-    Found,
-    Sighting,
-    complained,
-    gpu_sighting,
-    joined,
-    node_detector,
-    node_sighting,
-    rdma_nics,
-    single_node,
-    unread,
-)
+from gpubench.conditions.circumstances import Circumstances, Found, Sighting, joined
+from gpubench.conditions.condition import Condition, Family, node_detector, rdma_nics, single_node, unread
+from gpubench.conditions.logged import Complained
 from gpubench.errors import LOAD_DRIVER
 from gpubench.model.facts.process import ENVIRONMENT, RankFacts
 from gpubench.model.facts.snapshot import WAITED_FOR_CPU, ProbeFailure, Snapshot
@@ -60,7 +48,7 @@ def _out_of_reach(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         driver = node.snapshot.driver
         if node.gpus and driver.absent is not None and driver.version is not None:
-            sighting = node_sighting(run, number, f"driver {driver.version} is loaded, but {driver.absent}")
+            sighting = run.node_sighting(number, f"driver {driver.version} is loaded, but {driver.absent}")
             yield replace(sighting, likely=_OUT_OF_REACH, cure=_REACHED_AGAIN)
 
 
@@ -80,8 +68,8 @@ def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool
                 likely, cure = _BROKEN.get(failure.stage, ("a bug in gpubench", NO_CURE))
                 if failure.error.endswith(WAITED_FOR_CPU):
                     likely, cure = "programs that use all CPUs of the node", Cure.of("uptime")
-                names = (f"{run.named(number)}, {failure.stage}",)
-                sighting = node_sighting(run, number, f"{lead}{failure.error}", names=names)
+                names = (f"{run.names_with_ids(number)}, {failure.stage}",)
+                sighting = run.node_sighting(number, f"{lead}{failure.error}", names=names)
                 known = failure.timed_out or bool(lead)
                 yield sighting if known else replace(sighting, likely=likely, cure=cure)
 
@@ -108,7 +96,8 @@ DRIVER = Family.of(
         check="driver",
         expected="an answer within the time-out",
         likely="a GPU fell off the bus, or the driver hangs in the kernel",
-        cure=Cure.of(_KERNEL_LOG, comment="Running nvidia-smi may hang the same way."),
+        command=_KERNEL_LOG,
+        comment="Running nvidia-smi may hang the same way.",
         link=_XID,
         look=lambda run: _failures(run, lambda failure, _: failure.timed_out),
     ),
@@ -118,17 +107,19 @@ DRIVER = Family.of(
         check="driver",
         expected="CUDA on every GPU that NVML lists",
         likely="the fabric manager is not running, or its version differs from the driver's",
-        cure=Cure.of("systemctl status nvidia-fabricmanager", comment=f"Then look at the kernel log: {_KERNEL_LOG}."),
+        command="systemctl status nvidia-fabricmanager",
+        comment=f"Then look at the kernel log: {_KERNEL_LOG}.",
         link="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
         look=lambda run: _failures(run, _refuses, "NVML works, but CUDA does not start: "),
-        in_job=complained(r"system not yet initialized|(?:error|failure) 802\b"),
+        in_job=Complained(r"system not yet initialized|(?:error|failure) 802\b"),
     ),
     Condition(
         id="probe-failed",
         title="NVML, CUDA or /sys cannot be read (the library crashed, or belongs to another driver version)",
         check="driver",
         expected="readable facts",
-        cure=Cure.of("nvidia-smi", comment=f"Then look at the kernel log: {_KERNEL_LOG}."),
+        command="nvidia-smi",
+        comment=f"Then look at the kernel log: {_KERNEL_LOG}.",
         link=_XID,
         look=_broken,
     ),
@@ -138,7 +129,8 @@ DRIVER = Family.of(
         check="driver",
         expected="the NVIDIA driver, loaded",
         likely="the driver is not installed, its module failed to load, or a container was started without GPUs",
-        cure=Cure.of(LOAD_DRIVER, comment="For a container: docker run --gpus all."),
+        command=LOAD_DRIVER,
+        comment="For a container: docker run --gpus all.",
         link="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
         look=node_detector(_missing),
     ),
@@ -148,7 +140,7 @@ DRIVER = Family.of(
         check="driver",
         expected="a row for each device of the header",
         likely="the text was cut when it was copied; of NICs nothing is known beyond the rows of the GPUs",
-        cure=Cure.of("nvidia-smi topo -m > topo.txt"),
+        command="nvidia-smi topo -m > topo.txt",
         link="https://docs.nvidia.com/deploy/nvidia-smi/index.html",
         look=node_detector(_completed),
     ),
@@ -175,11 +167,11 @@ def _numa(run: Circumstances) -> Found:
     for facts in run.facts:
         node = run.nodes.get(facts.node)
         own = cpus_in(facts.affinity or "")
-        gpus = run.gpus_of_rank(facts)
-        makes_copies = not run.asked_of_nccl
+        gpus = run.rank_gpus(facts)
+        makes_copies = not run.uses_nccl
         if node is None or own is None or not (len(gpus) == 1 or makes_copies):
             if node is not None:
-                yield from unread(run.on(facts.node, f"rank {facts.rank}"), facts.unknown, "affinity")
+                yield from unread(run.subject(facts.node, f"rank {facts.rank}"), facts.unknown, "affinity")
             continue
         for position in sorted(gpus):
             gpu = run.wiring.gpu(position)
@@ -187,7 +179,7 @@ def _numa(run: Circumstances) -> Found:
             if near and own.isdisjoint(near):
                 seen = f"bound to CPUs {facts.affinity}, but its GPU is on NUMA node {gpu and gpu.place.numa_node}"
                 # Launches are slightly slower from there; copies to and from host memory are clearly slower.
-                yield gpu_sighting(run, position, seen, Confidence.PROVEN if makes_copies else Confidence.LIKELY)
+                yield run.gpu_sighting(position, seen, Confidence.PROVEN if makes_copies else Confidence.LIKELY)
 
 
 def _near(node: Topology, numa_node: int | None) -> set[int] | None:
@@ -205,10 +197,10 @@ def _topology_file(run: Circumstances) -> Found:
         there = {gpu.bus_id for gpu in node.gpus} | {nic.bus_id for nic in node.nics}
         missing = sorted(each for each in {gpu.bus_id for gpu in node.gpus} if each and each not in file.links)
         if file.unusable:
-            yield node_sighting(run, facts.node, f"{file.path} ({file.by}): {file.unusable}", Confidence.LIKELY)
+            yield run.node_sighting(facts.node, f"{file.path} ({file.by}): {file.unusable}", Confidence.LIKELY)
         elif file.links and missing and there.isdisjoint(file.links):
             missed = f"{file.path} ({file.by}) has none of this machine's devices: {joined(missing)}"
-            yield node_sighting(run, facts.node, missed)
+            yield run.node_sighting(facts.node, missed)
 
 
 def _flat(run: Circumstances) -> Found:
@@ -216,12 +208,12 @@ def _flat(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         snapshot = node.snapshot
         nics = [nic for nic in node.nics if nic.rdma]
-        has_file = any(facts.topology_file is not None for facts in run.ranks_of(number))
+        has_file = any(facts.topology_file is not None for facts in run.node_ranks(number))
         if not snapshot.machine.virtual_machine or has_file:
             continue
         if {node.path(gpu, nic) for gpu in node.gpus for nic in nics} == {"PHB"}:
             seen = f"all {len(node.gpus)} GPUs and {len(nics)} RDMA NICs are on one host bridge"
-            yield node_sighting(run, number, seen, Confidence.LIKELY)
+            yield run.node_sighting(number, seen, Confidence.LIKELY)
 
 
 def _node_differs(run: Circumstances) -> Found:
@@ -230,14 +222,11 @@ def _node_differs(run: Circumstances) -> Found:
         if kind.differs_from is not None and kind.rivals:
             yield _undecided(run, kind.rivals, kind.alike, kind.differs)
         elif kind.differs_from is not None:
-            hosts = _hosts(run, kind.alike)
             others = f"the same as the {sizes[kind.differs_from]} nodes of kind {kind.differs_from}"
-            yield Sighting(
-                subject=f"kind {kind.name}: {compress_names(hosts)}",
-                heading=f"kind {kind.name}: {compress_names(hosts)}",
-                names=hosts,
-                places=tuple(map(DevicePlace, hosts)),
-                seen="; ".join(describe_differences(kind.differs)),
+            yield run.nodes_sighting(
+                kind.alike,
+                "; ".join(describe_differences(kind.differs)),
+                heading=f"kind {kind.name}: {_hosts(run, kind.alike)}",
                 expected=f"{others}, which have the same GPUs",
             )
         count = len(kind.alike)
@@ -248,29 +237,24 @@ def _node_differs(run: Circumstances) -> Found:
             if kind.differs_from is None and number in kind.rivals:
                 yield _undecided(run, kind.alike, (number,), differs)
             else:
-                yield node_sighting(run, number, "; ".join(describe_differences(differs)), expected=usual)
+                yield run.node_sighting(number, "; ".join(describe_differences(differs)), expected=usual)
 
 
 def _undecided(
     run: Circumstances, some: Sequence[int], others: Sequence[int], differs: Sequence[Difference]
 ) -> Sighting:
     """Return a sighting on two equally large groups of nodes; `differs` describes the second group."""
-    hosts = _hosts(run, (*some, *others))
-    where = f"on {compress_names(_hosts(run, others))}"
-    usual = f"on {compress_names(_hosts(run, some))}"
-    return Sighting(
-        subject=compress_names(hosts),
-        heading=compress_names(hosts),
-        names=hosts,
-        places=tuple(map(DevicePlace, hosts)),
-        seen=f"{where} {'; '.join(describe_differences(differs, others=usual))}",
+    differences = "; ".join(describe_differences(differs, others=f"on {_hosts(run, some)}"))
+    return run.nodes_sighting(
+        (*some, *others),
+        f"on {_hosts(run, others)} {differences}",
+        heading=_hosts(run, (*some, *others)),
         expected="equal nodes; the facts do not show which of them is right",
-        gpus=frozenset(gpu for number in (*some, *others) for gpu in run.gpus_of(number)),
     )
 
 
-def _hosts(run: Circumstances, numbers: Sequence[int]) -> tuple[str, ...]:
-    return tuple(run.nodes[number].snapshot.host for number in numbers)
+def _hosts(run: Circumstances, numbers: Sequence[int]) -> str:
+    return compress_names([run.nodes[number].snapshot.host for number in numbers])
 
 
 @single_node
@@ -279,10 +263,10 @@ def _network_down(run: Circumstances) -> Found:
     severity = Verdict.FAIL if job_has_a_network else Verdict.SKIP if len(run.nodes) == 1 else None
     for number, node in run.nodes.items():
         if node.nics and not rdma_nics(node) and all(nic.state == "down" for nic in node.nics):
-            names = tuple(run.named(number, nic) for nic in node.nics)
+            names = tuple(run.names_with_ids(number, nic) for nic in node.nics)
             places = run.places(number, *node.nics)
-            yield node_sighting(
-                run, number, "every network interface is down", names=names, severity=severity, places=places
+            yield run.node_sighting(
+                number, "every network interface is down", names=names, severity=severity, places=places
             )
 
 
@@ -335,7 +319,7 @@ def _library_differs(run: Circumstances) -> Found:
         having = {f"rank {rank.rank} on {rank.host}": rank for rank in run.facts if name in rank.libraries}
         for where, file, usual in _odd({where: rank.libraries[name] for where, rank in having.items()}):
             seen, expected = f"{name} is {file}", f"{usual}, as on the other ranks"
-            yield Sighting(subject=where, seen=seen, expected=expected, places=run.places_of_ranks([having[where]]))
+            yield Sighting(subject=where, seen=seen, expected=expected, places=run.rank_places([having[where]]))
 
 
 def _odd(found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -358,7 +342,8 @@ _differs = partial(
     Condition,
     check="versions",
     likely="an update of some nodes only, or a different image, module or LD_LIBRARY_PATH",
-    cure=Cure.of("nvidia-smi --version", "ldconfig -p | grep nccl", comment="Run it on both nodes and compare."),
+    command=("nvidia-smi --version", "ldconfig -p | grep nccl"),
+    comment="Run it on both nodes and compare.",
     link=_COMPARE,
 )
 
@@ -370,7 +355,7 @@ NODE = Family.of(
         id="wsl",
         title="WSL2 (Windows): no P2P between GPUs, no CUDA IPC; NCCL uses SHM",
         settles="uname -r",
-        cure=Cure(comment="Nothing to repair under WSL. For P2P, boot Linux on the machine itself."),
+        comment="Nothing to repair under WSL. For P2P, boot Linux on the machine itself.",
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
         look=node_detector(
             lambda node: "a Microsoft kernel, or /dev/dxg exists" if node.snapshot.kernel.wsl else "", unknown="wsl"
@@ -382,11 +367,8 @@ NODE = Family.of(
         id="vm-flat-topology",
         title="A virtual machine hides the PCIe topology: all GPUs and NICs are PHB, NUMA node -1",
         settles="nvidia-smi topo -m; NCCL_TOPO_DUMP_FILE=/tmp/topo.xml gpubench allreduce",
-        cure=Cure.of(
-            "ls /opt/microsoft/*.xml",
-            comment="Set NCCL_TOPO_FILE to the cloud provider's file (this is Azure's; on AWS, aws-ofi-nccl "
-            "includes it).",
-        ),
+        command="ls /opt/microsoft/*.xml",
+        comment="Set NCCL_TOPO_FILE to the cloud provider's file (this is Azure's; on AWS, aws-ofi-nccl includes it).",
         link="https://github.com/NVIDIA/nccl-tests/issues/86",
         look=_flat,
         implies=("gpudirect-too-far",),
@@ -395,7 +377,8 @@ NODE = Family.of(
         id="topology-file-wrong",
         title="NCCL_TOPO_FILE describes another machine, or cannot be read",
         settles="gpubench topo --from FILE against gpubench topo",
-        cure=Cure.of("unset NCCL_TOPO_FILE", comment="Or use the file for this machine type."),
+        command="unset NCCL_TOPO_FILE",
+        comment="Or use the file for this machine type.",
         link="https://github.com/NVIDIA/nccl/issues/749",
         look=_topology_file,
     ),
@@ -403,10 +386,8 @@ NODE = Family.of(
         id="numa-far",
         title="A rank is bound to CPUs far from its GPU (NUMA): slow host copies and launches",
         settles="gpubench p2p --pairs 0-1 under numactl --cpunodebind on each node: compare host memory to GPU",
-        cure=Cure(
-            comment="Start the job with `mpirun --bind-to numa --map-by numa`. With Slurm, use `srun "
-            "--cpu-bind` with the GPU's CPUs."
-        ),
+        comment="Start the job with `mpirun --bind-to numa --map-by numa`. With Slurm, use `srun "
+        "--cpu-bind` with the GPU's CPUs.",
         link="https://github.com/NVIDIA/nccl/issues/1674",
         look=_numa,
     ),
@@ -415,7 +396,8 @@ NODE = Family.of(
         title="A node differs from the others of its kind",
         check="nodes_alike",
         likely="a fault, or a different image, firmware or setting",
-        cure=Cure.of("gpubench topo", comment="Run it on this node alone."),
+        command="gpubench topo",
+        comment="Run it on this node alone.",
         link=_COMPARE,
         look=_node_differs,
     ),
@@ -425,7 +407,7 @@ NODE = Family.of(
         check="nic_state",
         expected="an interface that is up",
         likely="a cable, switch port or driver; normal for a machine that works alone",
-        cure=Cure.of("ip link"),
+        command="ip link",
         link=_COMPARE,
         look=_network_down,
     ),
@@ -435,7 +417,7 @@ NODE = Family.of(
         check="ranks_alike",
         expected="the same value on every rank",
         likely="the launcher does not pass the variable on, or a host's shell profile sets it",
-        cure=Cure(comment="Export the variable to all ranks, with `mpirun -x` or `srun --export=ALL`."),
+        comment="Export the variable to all ranks, with `mpirun -x` or `srun --export=ALL`.",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_settings_differ,
     ),

@@ -6,21 +6,9 @@ from functools import partial
 from itertools import chain, permutations
 from typing import Any
 
-from gpubench.conditions.circumstances import Circumstances, remark_detector
-from gpubench.conditions.condition import (
-    Condition,
-    Family,
-    Found,
-    doubted,
-    error_severity,
-    gpu_sighting,
-    joined,
-    node_detector,
-    node_sighting,
-    pair_sighting,
-    single_node,
-    unread,
-)
+from gpubench.conditions.circumstances import Circumstances, Found, joined
+from gpubench.conditions.condition import Condition, Family, error_severity, node_detector, single_node, unread
+from gpubench.conditions.logged import doubted, remark_detector
 from gpubench.conditions.profile import is_mesh_with_gaps
 from gpubench.model.facts.health import decode_health, describe_health, nvlink_errors
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
@@ -69,13 +57,13 @@ def _not_ready(run: Circumstances) -> Found:
     """Find GPUs whose fabric is not ready by NVML; without its state, use refused peer access as evidence."""
     troubled = {position: trouble for position, _, gpu in run.gpus() if (trouble := _fabric_trouble(gpu))}
     for position, trouble in troubled.items():
-        yield gpu_sighting(run, position, trouble)
+        yield run.gpu_sighting(position, trouble)
     refused = _wired_and_refused(run)
     pairs = frozenset(pair for pair in refused if troubled.keys().isdisjoint(pair) and not _is_in_fabric(run, pair))
     if pairs:
         reasons = joined(run.wiring.peer_access(pair).reason for pair in sorted(pairs))
         seen = f"NVLinks to NVSwitches are active, but the driver refuses peer access: {reasons}"
-        yield pair_sighting(run, pairs, seen, Confidence.LIKELY, quiet=True)
+        yield run.pair_sighting(pairs, seen, Confidence.LIKELY, quiet=True)
 
 
 def _is_in_fabric(run: Circumstances, pair: Pair) -> bool:
@@ -92,12 +80,11 @@ def _wired_and_refused(run: Circumstances) -> list[tuple[int, int]]:
         if refusal.wired
         and not refusal.mig
         and refusal.status not in ("", "OK", "DR")
-        and all(known is not None and _leads_to_switch(known) for known in map(run.wiring.gpu, pair))
+        and all(
+            gpu is not None and any(link.active and link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
+            for gpu in map(run.wiring.gpu, pair)
+        )
     ]
-
-
-def _leads_to_switch(gpu: GpuFacts) -> bool:
-    return any(link.active and link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
 
 
 _MANAGER_NOT_NEEDED = {
@@ -123,13 +110,13 @@ def _manager(run: Circumstances, *, stopped: bool) -> Found:
         driver = node.snapshot.driver.version
         more: dict[str, Any] = {} if waiting else _MANAGER_NOT_NEEDED
         if (service is None or service.running is None) and waiting:
-            yield from unread(run.on(number), settings.unknown, f"services.{_FABRIC_MANAGER}.running")
+            yield from unread(run.subject(number), settings.unknown, f"services.{_FABRIC_MANAGER}.running")
         elif service is None:
             continue
         elif stopped and service.running is False:
-            yield node_sighting(run, number, "nv-fabricmanager is not running", **more)
+            yield run.node_sighting(number, "nv-fabricmanager is not running", **more)
         elif not stopped and service.running and service.version and driver and service.version != driver:
-            yield node_sighting(run, number, f"fabric manager {service.version}, driver {driver}", **more)
+            yield run.node_sighting(number, f"fabric manager {service.version}, driver {driver}", **more)
 
 
 @single_node
@@ -138,7 +125,7 @@ def _unhealthy(run: Circumstances) -> Found:
     for position, _, gpu in run.gpus():
         mask = gpu.fabric.health_mask if gpu.fabric is not None and gpu.fabric.state != "not_supported" else None
         if mask is not None and any(decode_health(mask).values()):
-            yield gpu_sighting(run, position, f"fabric health: {describe_health(mask)}")
+            yield run.gpu_sighting(position, f"fabric health: {describe_health(mask)}")
     for number, node in run.nodes.items():
         profile, switches = run.exact_profile(number), set(node.snapshot.nvswitches)
         due = profile.nvlink.switches if profile is not None and profile.nvlink is not None else 0
@@ -146,13 +133,13 @@ def _unhealthy(run: Circumstances) -> Found:
         gone = sorted({link.peer_bus_id for link in links if link.peer_bus_id} - switches) if switches else []
         if gone:
             seen = f"NVLinks lead to {plural(len(gone), 'NVSwitch')} that the PCI bus does not show: {joined(gone)}"
-            yield node_sighting(run, number, seen.replace("NVSwitchs", "NVSwitches"))
+            yield run.node_sighting(number, seen.replace("NVSwitchs", "NVSwitches"))
         elif 0 < len(switches) < due and node.snapshot.machine.virtual_machine is False:
             seen, expected = (
                 f"{len(switches)} NVSwitches on the PCI bus",
                 f"{due}, as in profile {profile and profile.name}",
             )
-            yield node_sighting(run, number, seen, Confidence.LIKELY, expected=expected, severity=Verdict.WARN)
+            yield run.node_sighting(number, seen, Confidence.LIKELY, expected=expected, severity=Verdict.WARN)
 
 
 @single_node
@@ -163,21 +150,21 @@ def _contradicted(run: Circumstances) -> Found:
         unknown = [number for number, state in states.items() if state is None]
         if unknown and len(unknown) < len(states):
             numbers = f"link{'s' * (len(unknown) > 1)} {format_mask(sum(1 << number for number in unknown))}"
-            yield gpu_sighting(run, position, f"NVML does not tell the state of {numbers}, but of the other NVLinks")
+            yield run.gpu_sighting(position, f"NVML does not tell the state of {numbers}, but of the other NVLinks")
     denied: dict[str, list[tuple[int, int]]] = {}
-    for pair in run.inside:
-        if what := _denied(run, pair):
-            denied.setdefault(what, []).append(pair)
-    for what, pairs in denied.items():
-        seen = f"NVML reports {what}, but active NVLinks join them"
-        yield pair_sighting(run, pairs, seen, names=tuple(map(run.named_pair, pairs)))
-    for pair in run.inside:
+    for pair in run.local_pairs:
+        if denial := _denied(run, pair):
+            denied.setdefault(denial, []).append(pair)
+    for denial, pairs in denied.items():
+        seen = f"NVML reports {denial}, but active NVLinks join them"
+        yield run.pair_sighting(pairs, seen, names=tuple(map(run.pair_with_ids, pairs)))
+    for pair in run.local_pairs:
         if pair[0] < pair[1] and (seen := _differs_by_direction(run, pair)):
-            yield pair_sighting(run, [pair, (pair[1], pair[0])], seen)
+            yield run.pair_sighting([pair, (pair[1], pair[0])], seen)
 
 
 def _differs_by_direction(run: Circumstances, pair: Pair) -> str:
-    node, ends = run.node_of(pair), [run.wiring.gpu(gpu) for gpu in pair]
+    node, ends = run.pair_node(pair), [run.wiring.gpu(gpu) for gpu in pair]
     if ends[0] is None or ends[1] is None or not node.states_path(ends[0], ends[1]):
         return ""
     there, back = node.path(ends[0], ends[1]), node.path(ends[1], ends[0])
@@ -186,7 +173,7 @@ def _differs_by_direction(run: Circumstances, pair: Pair) -> str:
 
 def _denied(run: Circumstances, pair: tuple[int, int]) -> str:
     """Return what NVML reports as not supported between two GPUs with peer access over active NVLinks."""
-    node, ends = run.node_of(pair), [run.wiring.gpu(gpu) for gpu in pair]
+    node, ends = run.pair_node(pair), [run.wiring.gpu(gpu) for gpu in pair]
     if ends[0] is None or ends[1] is None or not node.nvlinks(ends[0], ends[1]):
         return ""
     facts = node.pair_facts(ends[0], ends[1])
@@ -213,8 +200,7 @@ def _down(run: Circumstances) -> Found:
         bridged = any(link.peer is NvlinkPeer.GPU for each in node.gpus for link in each.nvlinks or ())
         leads_here = any(link.peer_bus_id == gpu.bus_id for each in node.gpus for link in each.nvlinks or ())
         bare = active == 0 and bridged and not leads_here
-        yield gpu_sighting(
-            run,
+        yield run.gpu_sighting(
             position,
             _seen(gpu, active),
             Confidence.WEAK if bare else Confidence.PROVEN,
@@ -241,16 +227,15 @@ def _pairs_without(run: Circumstances, incomplete: Collection[int]) -> Found:
     for number, node in run.nodes.items():
         if number in incomplete:
             continue
-        gpus = {position: gpu for position in sorted(run.gpus_of(number)) if (gpu := run.wiring.gpu(position))}
+        gpus = {position: gpu for position in sorted(run.node_gpus(number)) if (gpu := run.wiring.gpu(position))}
         lost = {position: gpu for position, gpu in gpus.items() if lost_some_links(node, gpu)}
         pairs = [pair for pair in permutations(lost, 2) if node.nvlinks(*(lost[each] for each in pair)) == 0]
         if pairs:
-            yield pair_sighting(
-                run,
+            yield run.pair_sighting(
                 pairs,
                 "no NVLink between them, and both have fewer NVLinks than their siblings",
                 Confidence.LIKELY,
-                names=tuple(map(run.named_pair, pairs)),
+                names=tuple(map(run.pair_with_ids, pairs)),
                 expected="an NVLink between them, if healthy machines of this kind have one",
             )
 
@@ -258,27 +243,27 @@ def _pairs_without(run: Circumstances, incomplete: Collection[int]) -> Found:
 def _fewer_in_matrix(run: Circumstances) -> Found:
     """Find GPUs and pairs with fewer NVLinks in the matrix than their siblings, unless their links were counted."""
     for number, node in run.nodes.items():
-        gpus = {gpu.device: position for position in run.gpus_of(number) if (gpu := run.wiring.gpu(position))}
-        known = {gpu.device for gpu in node.gpus if gpu.device not in gpus or _is_short_of_links(node, gpu)}
+        gpus = {gpu.device: position for position in run.node_gpus(number) if (gpu := run.wiring.gpu(position))}
+        known = {
+            gpu.device
+            for gpu in node.gpus
+            if gpu.device not in gpus
+            or ((active := active_links(gpu)) is not None and active < node.usual_active_links[gpu.name])
+        }
         lost = {pair: usual for pair, usual in node.lost_links.items() if known.isdisjoint(pair)}
         models = Counter(gpu.name for gpu in node.gpus)
         short = Counter(chain.from_iterable(lost))
         odd = {gpu.device for gpu in node.gpus if 0 < short[gpu.device] == models[gpu.name] - 1}
         for device in sorted(odd):
             own = {_pair(pair, gpus): usual for pair, usual in lost.items() if device in pair}
-            yield gpu_sighting(
-                run, gpus[device], f"{_paths(run, own)} to its siblings", Confidence.LIKELY, **_severity_words(run, own)
+            yield run.gpu_sighting(
+                gpus[device], f"{_paths(run, own)} to its siblings", Confidence.LIKELY, **_severity_words(run, own)
             )
         single = {_pair(pair, gpus): usual for pair, usual in lost.items() if odd.isdisjoint(pair)}
         for pair, usual in single.items():
             both = (pair, (pair[1], pair[0]))
             seen = f"{_paths(run, [pair])} between them"
-            yield pair_sighting(run, both, seen, Confidence.LIKELY, **_severity_words(run, {pair: usual}))
-
-
-def _is_short_of_links(node: Topology, gpu: GpuFacts) -> bool:
-    active = active_links(gpu)
-    return active is not None and active < node.usual_active_links[gpu.name]
+            yield run.pair_sighting(both, seen, Confidence.LIKELY, **_severity_words(run, {pair: usual}))
 
 
 def _severity_words(run: Circumstances, lost: Mapping[Pair, int]) -> dict[str, Any]:
@@ -307,7 +292,7 @@ def _pair(devices: Iterable[str], positions: Mapping[str, int]) -> Pair:
 def _all_down(run: Circumstances) -> Found:
     for position, node, gpu in run.gpus():
         if lost_switch_links(node, gpu):
-            yield gpu_sighting(run, position, _seen(gpu, 0), expected=f"{len(gpu.nvlinks or ())} active NVLinks")
+            yield run.gpu_sighting(position, _seen(gpu, 0), expected=f"{len(gpu.nvlinks or ())} active NVLinks")
 
 
 def _seen(gpu: GpuFacts, active: int) -> str:
@@ -327,16 +312,8 @@ def _errors(run: Circumstances) -> Found:
         errors = found.get((run.wiring.gpus[position].node, gpu.device))
         if errors is not None:
             likely = f"a link that is about to fail{'' if errors.meanwhile else ', or a single disturbance'}"
-            yield gpu_sighting(run, position, errors.seen, likely=likely, **error_severity(errors))
+            yield run.gpu_sighting(position, errors.seen, likely=likely, **error_severity(errors))
 
-
-_log_nvlink_refused = remark_detector(
-    RemarkKind.NVLINK_REFUSED,
-    Cure.of(
-        "systemctl status nvidia-fabricmanager",
-        comment="NVLinks without peer access are a fault; `gpubench topo` shows the state.",
-    ),
-)
 
 RESTART_FABRIC = (
     "`systemctl restart nvidia-fabricmanager` ends all jobs that use the GPUs: run it while there are none."
@@ -349,7 +326,7 @@ def _in_other_domain(run: Circumstances) -> Found:
     """Find GPUs outside the NVLink domain of most GPUs of their node. Groups of equal size are intended partitions."""
     for number, node in run.nodes.items():
         groups: dict[tuple[str, int], list[int]] = {}
-        for position in sorted(run.gpus_of(number)):
+        for position in sorted(run.node_gpus(number)):
             known = run.wiring.gpu(position)
             fabric = None if known is None else known.fabric
             if fabric is None or fabric.state != "completed" or fabric.cluster_uuid is None or fabric.clique is None:
@@ -363,7 +340,7 @@ def _in_other_domain(run: Circumstances) -> Found:
         expected = f"clique {usual[1]} of cluster {usual[0]}, like {most} of {len(node.gpus)} GPUs"
         for (cluster, clique), group in groups.items():
             for position in group if (cluster, clique) != usual else ():
-                yield gpu_sighting(run, position, f"clique {clique} of cluster {cluster}", expected=expected)
+                yield run.gpu_sighting(position, f"clique {clique} of cluster {cluster}", expected=expected)
 
 
 _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
@@ -376,11 +353,9 @@ NVLINK = Family.of(
         id="nvlink-disabled",
         title="A driver setting switches NVLink off (NVreg_NvLinkDisable=1, NVreg_RmNvlinkBandwidth=OFF)",
         settles="grep -i nvlink /proc/driver/nvidia/params /etc/modprobe.d/*",
-        cure=Cure.of(
-            "grep -i nvlink /etc/modprobe.d/*",
-            comment="Remove the setting from the file and reboot. Before any job, verify the data with "
-            "`gpubench p2p`: the links may be off because they failed.",
-        ),
+        command="grep -i nvlink /etc/modprobe.d/*",
+        comment="Remove the setting from the file and reboot. Before any job, verify the data with "
+        "`gpubench p2p`: the links may be off because they failed.",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=node_detector(lambda node: node.snapshot.driver_settings.nvlink_disabled, unknown="parameters"),
         implies=("nvlinks-all-down", _DOWN, *_FOLLOWS),
@@ -391,9 +366,8 @@ NVLINK = Family.of(
         settles="systemctl status nvidia-fabricmanager",
         check="fabric",
         expected="a running fabric manager: without it the next reset or job fails",
-        cure=Cure.of(
-            "systemctl enable --now nvidia-fabricmanager", comment="Its version must be the driver's version."
-        ),
+        command="systemctl enable --now nvidia-fabricmanager",
+        comment="Its version must be the driver's version.",
         link=_DSTACK,
         look=single_node(partial(_manager, stopped=True)),
         implies=_FOLLOWS,
@@ -404,10 +378,8 @@ NVLINK = Family.of(
         settles="nv-fabricmanager --version; nvidia-smi",
         check="fabric",
         expected="the driver's version: with another one the next reset or job fails",
-        cure=Cure.of(
-            "nv-fabricmanager --version",
-            comment="Install the fabric manager of the driver's version, and restart it while no job uses the GPUs.",
-        ),
+        command="nv-fabricmanager --version",
+        comment="Install the fabric manager of the driver's version, and restart it while no job uses the GPUs.",
         link=_DSTACK,
         look=single_node(partial(_manager, stopped=False)),
         implies=_FOLLOWS,
@@ -419,10 +391,17 @@ NVLINK = Family.of(
         check="fabric",
         expected="state completed, status success",
         likely="the fabric manager is not running, or its version differs from the driver's",
-        cure=Cure.of("systemctl status nvidia-fabricmanager", comment=RESTART_FABRIC),
+        command="systemctl status nvidia-fabricmanager",
+        comment=RESTART_FABRIC,
         link=_AZURE,
         look=_not_ready,
-        in_log=_log_nvlink_refused,
+        in_log=remark_detector(
+            RemarkKind.NVLINK_REFUSED,
+            Cure.of(
+                "systemctl status nvidia-fabricmanager",
+                comment="NVLinks without peer access are a fault; `gpubench topo` shows the state.",
+            ),
+        ),
         in_job=doubted(r"P2P is disabled between NVLINK connected GPUs"),
         implies=_FOLLOWS[1:],
     ),
@@ -432,11 +411,9 @@ NVLINK = Family.of(
         settles="nvidia-smi -q | grep -A 12 Fabric",
         check="fabric",
         likely="a fabric manager partition that leaves this GPU out, or a GPU that joined the fabric later",
-        cure=Cure.of(
-            "fmpm -l",
-            comment="It lists the fabric's partitions; if none is intended, restart nvidia-fabricmanager "
-            "while the GPUs are idle.",
-        ),
+        command="fmpm -l",
+        comment="It lists the fabric's partitions; if none is intended, restart nvidia-fabricmanager "
+        "while the GPUs are idle.",
         link=_AZURE,
         look=_in_other_domain,
         implies=_FOLLOWS[1:],
@@ -448,11 +425,9 @@ NVLINK = Family.of(
         likely="a fault of the board (Xid 74), or a driver setting (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth)",
         aliases=(_DOWN,),
         settles="nvidia-smi nvlink -s; grep -i nvlink /proc/driver/nvidia/params; dmesg | grep 'Xid.*74'",
-        cure=Cure.of(
-            "systemctl status nvidia-fabricmanager",
-            comment=f"{RESTART_FABRIC} Then reset the GPU with `nvidia-smi --gpu-reset`. If the links stay down, have "
-            "the board serviced.",
-        ),
+        command="systemctl status nvidia-fabricmanager",
+        comment=f"{RESTART_FABRIC} Then reset the GPU with `nvidia-smi --gpu-reset`. If the links stay down, have "
+        "the board serviced.",
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=_all_down,
         implies=(_DOWN, *_FOLLOWS),
@@ -464,9 +439,8 @@ NVLINK = Family.of(
         likely="a bridge or board that is not seated, a failed link (Xid 74), or a driver setting "
         "(NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth)",
         settles="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep 'Xid.*74'",
-        cure=Cure.of(
-            "nvidia-smi --gpu-reset -i GPU", comment="If a link stays down, reseat or replace the board or bridge."
-        ),
+        command="nvidia-smi --gpu-reset -i GPU",
+        comment="If a link stays down, reseat or replace the board or bridge.",
         link="https://github.com/NVIDIA/nccl/issues/2329",
         look=_down,
     ),
@@ -476,10 +450,8 @@ NVLINK = Family.of(
         check="nvlink_active",
         expected="the same answer from every source",
         likely="a link that is about to fail, or a driver that lost track of it",
-        cure=Cure.of(
-            "nvidia-smi nvlink -s",
-            comment="Compare it with `nvidia-smi topo -p2p n`; `gpubench p2p` shows which one is right.",
-        ),
+        command="nvidia-smi nvlink -s",
+        comment="Compare it with `nvidia-smi topo -p2p n`; `gpubench p2p` shows which one is right.",
         link="https://github.com/NVIDIA/nccl/issues/2329",
         look=_contradicted,
     ),
@@ -490,9 +462,8 @@ NVLINK = Family.of(
         check="nvlink_active",
         expected="full bandwidth on every GPU",
         likely="a setting of the driver, to save power",
-        cure=Cure.of(
-            "grep -i nvlink /etc/modprobe.d/*", comment="Remove NVreg_RmNvlinkBandwidth from the file and reboot."
-        ),
+        command="grep -i nvlink /etc/modprobe.d/*",
+        comment="Remove NVreg_RmNvlinkBandwidth from the file and reboot.",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=node_detector(_limited, unknown="nvlink_bandwidth_mode"),
         implies=(_DOWN,),
@@ -505,10 +476,8 @@ NVLINK = Family.of(
         expected="a health mask without a fault",
         likely="failed links, switches or routes of the fabric",
         aliases=(_NOT_READY,),
-        cure=Cure.of(
-            "systemctl status nvidia-fabricmanager",
-            comment=f"{RESTART_FABRIC} Then replace the parts that its log names.",
-        ),
+        command="systemctl status nvidia-fabricmanager",
+        comment=f"{RESTART_FABRIC} Then replace the parts that its log names.",
         link="https://github.com/NVIDIA/nccl/issues/2186",
         look=_unhealthy,
         implies=(_DOWN,),
@@ -518,10 +487,8 @@ NVLINK = Family.of(
         title="NVLinks count replay, recovery or CRC errors",
         settles="nvidia-smi nvlink -e before and after gpubench p2p: growing counters confirm it",
         check="nvlink_errors",
-        cure=Cure.of(
-            "nvidia-smi nvlink -e",
-            comment="Run it again after `gpubench p2p`; reseat or replace a link whose counters grow.",
-        ),
+        command="nvidia-smi nvlink -e",
+        comment="Run it again after `gpubench p2p`; reseat or replace a link whose counters grow.",
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=_errors,
     ),

@@ -8,21 +8,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpubench.conditions.circumstances import VERIFIED_COPIES, Circumstances
-from gpubench.conditions.condition import (
-    Condition,
-    Family,
-    Found,
-    Sighting,
-    Unread,
-    device_sighting,
-    error_severity,
-    gpu_sighting,
-    joined,
-    node_sighting,
-    pair_sighting,
-    single_node,
-)
+from gpubench.conditions.circumstances import VERIFIED_COPIES, Circumstances, Found, Sighting, Unread, joined
+from gpubench.conditions.condition import Condition, Family, error_severity, single_node
 from gpubench.conditions.subjects import (
     OF_THE_BOARD,
     gpudirect_nics,
@@ -148,8 +135,8 @@ def _width(run: Circumstances) -> Found:
             if lane.is_narrow and not isinstance(lane.device, PciDevice):
                 severity = lane.severity("width", Verdict.FAIL, desktop=is_desktop(node))
                 seen = f"PCIe trained to {lane.link.width} of {lane.link.max_width} lanes"
-                yield device_sighting(
-                    run, number, lane.device, seen, **_limited(severity), expected_percent=lane.percent
+                yield run.device_sighting(
+                    number, lane.device, seen, **_limited(severity), expected_percent=lane.percent
                 )
 
 
@@ -168,7 +155,7 @@ def _generation(run: Circumstances) -> Found:
             severity = lane.severity("generation", Verdict.WARN, desktop=is_desktop(node))
             seen = f"PCIe trained to generation {lane.link.generation} of {lane.link.max_generation}"
             more = {**_limited(severity), "expected_percent": lane.percent}
-            yield device_sighting(run, number, device, seen, Confidence.LIKELY, **more)
+            yield run.device_sighting(number, device, seen, Confidence.LIKELY, **more)
 
 
 @single_node
@@ -182,25 +169,22 @@ def _uplink(run: Circumstances) -> Found:
         known = {each for each, link in uplinks.items() if link.width and link.max_width}
         unread = sorted((above | uplinks.keys()) - known)
         if unread:
-            yield Unread(run.on(number), f"the uplink of switch {joined(unread)} was not read")
+            yield Unread(run.subject(number), f"the uplink of switch {joined(unread)} was not read")
         for bus_id, lane, gpus in _lanes_above(run, number, uplinks):
             own_ends = "the uplink of switch" if bus_id in uplinks else "the link below port"
             narrow = lane.is_narrow
             if narrow or lane.is_slow:
                 value, fault = ("width", Verdict.FAIL) if narrow else ("generation", Verdict.WARN)
                 severity = lane.severity(value, fault, desktop=False)
-                now, most = (
-                    (link.generation or "?", link.width or "?")
-                    for link in (lane.link, PcieLink(generation=lane.link.max_generation, width=lane.link.max_width))
-                )
-                yield node_sighting(
-                    run,
+                now = f"{lane.link.generation or '?'} x{lane.link.width or '?'}"
+                most = f"{lane.link.max_generation or '?'} x{lane.link.max_width or '?'}"
+                yield run.node_sighting(
                     number,
-                    f"PCIe trained to generation {now[0]} x{now[1]} of {most[0]} x{most[1]}",
+                    f"PCIe trained to generation {now} of {most}",
                     Confidence.PROVEN if narrow else Confidence.LIKELY,
                     f"{own_ends} {bus_id}",
                     places=(DevicePlace(run.nodes[number].snapshot.host, f"{own_ends.split()[-1]} {bus_id}", bus_id),),
-                    gpus=gpus or run.gpus_of(number),
+                    gpus=gpus or run.node_gpus(number),
                     **_limited(severity),
                     expected_percent=lane.percent,
                 )
@@ -212,33 +196,26 @@ def _lanes_above(
     """Iterate over uplinks of switches, and ports with fewer lanes than the device below, with the GPUs below them."""
     devices = run.pci_devices[number]
     for bus_id, link in uplinks.items():
-        device = devices.get(bus_id)
-        above = None if device is None else devices.get(device.above or "")
-        alike = tuple(other for each, other in uplinks.items() if each != bus_id)
-        lane = _lane(
-            device or PciDevice(bus_id=bus_id, kind=PciKind.UPSTREAM_PORT), link, above, alike, fixed=not alike
-        )
-        yield bus_id, lane, _below(run, number, bus_id)
-    lower = [(each, port) for each in devices.values() if (port := devices.get(each.above or "")) is not None]
-    for each, port in lower:
-        gpus = _gpus_below(run, number, each.bus_id)
-        if (gpus or each.bus_id in uplinks) and _less(port.link.width, each.link.width):
-            kin = tuple(other.link for below, other in lower if below.kind is each.kind and other is not port)
-            yield (
-                port.bus_id,
-                _lane(port, port.link, each, kin, fixed=not kin),
-                gpus or _below(run, number, each.bus_id),
-            )
+        switch = devices.get(bus_id) or PciDevice(bus_id=bus_id, kind=PciKind.UPSTREAM_PORT)
+        alike = tuple(other for other_id, other in uplinks.items() if other_id != bus_id)
+        lane = _lane(switch, link, devices.get(switch.above or ""), alike, fixed=not alike)
+        yield bus_id, lane, _gpus_below(run, number, bus_id)
+    lower = [(device, port) for device in devices.values() if (port := devices.get(device.above or "")) is not None]
+    for device, port in lower:
+        gpus = _gpus_below(run, number, device.bus_id)
+        if (gpus or device.bus_id in uplinks) and _less(port.link.width, device.link.width):
+            alike = tuple(other.link for below, other in lower if below.kind is device.kind and other is not port)
+            yield port.bus_id, _lane(port, port.link, device, alike, fixed=not alike), gpus
 
 
 def _gpus_below(run: Circumstances, number: int, bus_id: str) -> frozenset[int]:
-    known = ((position, run.wiring.gpu(position)) for position in run.gpus_of(number))
-    return frozenset(position for position, gpu in known if gpu is not None and gpu.bus_id == bus_id)
-
-
-def _below(run: Circumstances, number: int, switch: str) -> frozenset[int]:
-    known = ((position, run.wiring.gpu(position)) for position in run.gpus_of(number))
-    return frozenset(position for position, gpu in known if gpu is not None and switch in gpu.place.switches)
+    """Return the positions of the GPU at this bus id, or of the GPUs below the switch at it."""
+    known = ((position, run.wiring.gpu(position)) for position in run.node_gpus(number))
+    return frozenset(
+        position
+        for position, gpu in known
+        if gpu is not None and (gpu.bus_id == bus_id or bus_id in gpu.place.switches)
+    )
 
 
 @single_node
@@ -249,19 +226,18 @@ def _errors(run: Circumstances) -> Found:
         for errors in pcie_errors(node.snapshot):
             gpu = gpus.get(errors.device)
             if gpu is not None:
-                yield device_sighting(run, number, gpu, errors.seen, **error_severity(errors))
+                yield run.device_sighting(number, gpu, errors.seen, **error_severity(errors))
             else:
                 judged = error_severity(errors)
                 words = filter(None, (kinds.get(errors.device), errors.device))
-                yield node_sighting(run, number, errors.seen, judged.pop("confidence"), *words, **judged)
+                yield run.node_sighting(number, errors.seen, judged.pop("confidence"), *words, **judged)
 
 
 def _shared_uplink(run: Circumstances) -> Found:
     for pair in run.staged or ():
         refusal = run.refusals.get(pair)
         if refusal is not None and refusal.is_by_design and run.wiring.path(pair) in _BELOW_ONE_SWITCH:
-            yield pair_sighting(
-                run,
+            yield run.pair_sighting(
                 [pair],
                 f"{run.wiring.path(pair)} pair through host memory: both directions share one uplink",
                 Confidence.LIKELY,
@@ -274,7 +250,7 @@ def _write_collapse(run: Circumstances) -> Found:
         pairs = _converging(run, each.pairs)
         if pairs and each.read_gb_s > _COLLAPSED * each.write_gb_s:
             seen = f"{each.pattern}: writes reach {each.write_gb_s:.3g} GB/s in total, reads {each.read_gb_s:.3g}"
-            yield pair_sighting(run, pairs, seen, Confidence.LIKELY)
+            yield run.pair_sighting(pairs, seen, Confidence.LIKELY)
 
 
 def _converging(run: Circumstances, pairs: Sequence[Pair]) -> list[Pair]:
@@ -305,10 +281,8 @@ _link = partial(
     check="pcie_link",
     expected="the width and generation that both ends of the link support",
     likely="a riser or slot with fewer lanes, a card that is not seated, a BIOS setting, or dirty contacts",
-    cure=Cure.of(
-        "lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta'",
-        comment="Reseat the card or riser; check the slot's lanes and generation in the BIOS and the board's manual.",
-    ),
+    command="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta'",
+    comment="Reseat the card or riser; check the slot's lanes and generation in the BIOS and the board's manual.",
 )
 
 
@@ -343,10 +317,8 @@ PCIE = Family.of(
         settles="dmesg | grep AER before and after gpubench p2p: growing counters confirm it",
         check="pcie_errors",
         likely="a riser or slot, dirty contacts, or a card that is not seated",
-        cure=Cure.of(
-            "dmesg | grep AER",
-            comment="Reseat the card, riser or cable; if errors continue, set a lower PCIe generation in the BIOS.",
-        ),
+        command="dmesg | grep AER",
+        comment="Reseat the card, riser or cable; if errors continue, set a lower PCIe generation in the BIOS.",
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
         look=_errors,
     ),
@@ -355,11 +327,9 @@ PCIE = Family.of(
         title="P2P writes collapse when several GPUs below one PCIe switch write to several root complexes; reads "
         "do not",
         settles="gpubench p2p: `all to all` is slow for writes and fast for reads; each pair alone is fast for both",
-        cure=Cure.of(
-            "NCCL_P2P_READ_ENABLE=1 gpubench alltoall",
-            comment="Keep the setting if this run is faster and its data are right; otherwise spread the "
-            "cards over root complexes.",
-        ),
+        command="NCCL_P2P_READ_ENABLE=1 gpubench alltoall",
+        comment="Keep the setting if this run is faster and its data are right; otherwise spread the "
+        "cards over root complexes.",
         link="https://github.com/local-inference-lab/rtx6kpro",
         look=_write_collapse,
     ),
@@ -367,9 +337,7 @@ PCIE = Family.of(
         id="staging-shares-uplink",
         title="Through host memory, pairs below one PCIe switch are slower than pairs below two",
         settles="gpubench p2p: PIX pairs slower than SYS pairs",
-        cure=Cure(
-            comment="Nothing to repair: both directions share the switch's uplink. Spread ranks over several switches."
-        ),
+        comment="Nothing to repair: both directions share the switch's uplink. Spread ranks over several switches.",
         link="https://github.com/NVIDIA/nccl/issues/1086",
         look=_shared_uplink,
         by_design=True,
@@ -391,7 +359,7 @@ def _bare_metal_nodes(run: Circumstances) -> Iterator[tuple[int, Topology]]:
 def _hidden(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         if node.snapshot.machine.virtual_machine and reaches_over_pcie(node):
-            yield Unread(run.on(number), "a virtual machine does not show its host's ACS and IOMMU settings")
+            yield Unread(run.subject(number), "a virtual machine does not show its host's ACS and IOMMU settings")
 
 
 def _above(devices: Mapping[str, PciDevice], bus_id: str | None) -> list[PciDevice]:
@@ -431,7 +399,7 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
         }
         ends = (devices.get(each.bus_id or "") for each in (one, other))
         groups = {str(end.iommu_group) for end in ends if end is not None and end.iommu_group is not None}
-        couple = run.on(number, f"{one.device} – {other.device}"), gpus
+        couple = run.subject(number, f"{one.device} – {other.device}"), gpus
         if not bridges:
             unseen.append(couple[0])
         if any(found.values()):
@@ -444,8 +412,8 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
         bridges_seen = dict(pair for each in redirected.values() for pair in each.items())
         seen = f"ACS redirects traffic ({joined(bridges_seen.values())}) at {joined(bridges_seen)}"
         switched = f"for bridge in {' '.join(bridges_seen)}; do setpci -s $bridge ECAP_ACS+0x6.w=0000; done"
-        commands = _ACS_CURE.commands[0], f"{VERIFIED_COPIES} && {switched} && {VERIFIED_COPIES}"
-        cure = Cure(commands, f"The second command switches ACS off until the next boot, as root. {_ACS_CURE.comment}")
+        commands = _SHOW_ACS, f"{VERIFIED_COPIES} && {switched} && {VERIFIED_COPIES}"
+        cure = Cure(commands, f"The second command switches ACS off until the next boot, as root. {_ACS_OFF}")
         yield _couple_sighting(redirected, seen, Confidence.PROVEN, cure)
     if split:
         groups_seen = joined(group for each in split.values() for group in each)
@@ -486,7 +454,7 @@ def _redirects(devices: Mapping[str, PciDevice], bridge: PciDevice, one: Device,
 def _acs(run: Circumstances) -> Found:
     yield from _hidden(run)
     for number, node in _bare_metal_nodes(run):
-        gpus = [(each, gpu) for each in sorted(run.gpus_of(number)) if (gpu := run.wiring.gpu(each)) is not None]
+        gpus = [(each, gpu) for each in sorted(run.node_gpus(number)) if (gpu := run.wiring.gpu(each)) is not None]
         couples = (
             (gpu, peer, (one, other))
             for place, (one, gpu) in enumerate(gpus)
@@ -502,7 +470,7 @@ def _acs_nic(run: Circumstances) -> Found:
     for number, node in _bare_metal_nodes(run):
         couples = (
             (gpu, nic, (position,))
-            for position in sorted(run.gpus_of(number))
+            for position in sorted(run.node_gpus(number))
             if (gpu := run.wiring.gpu(position)) is not None
             for nic in gpudirect_nics(node, gpu)
         )
@@ -520,22 +488,22 @@ def _translating(run: Circumstances) -> Found:
             continue
         device, iommu = run.pci_devices[number].get(gpu.bus_id or ""), node.snapshot.kernel.iommu
         if device is None:
-            yield Unread(run.name(position), "its PCI device was not read")
+            yield Unread(run.gpu_name(position), "its PCI device was not read")
         elif device.iommu_group is None:
             if iommu.units != ():
-                yield Unread(run.name(position), "its IOMMU group was not read")
+                yield Unread(run.gpu_name(position), "its IOMMU group was not read")
         elif (kind := iommu.group_types.get(str(device.iommu_group))) is None:
-            yield Unread(run.name(position), iommu.unknown.get("group_types", "the type of its group was not read"))
+            yield Unread(run.gpu_name(position), iommu.unknown.get("group_types", "the type of its group was not read"))
         elif kind in _TRANSLATES:
-            yield gpu_sighting(run, position, f"IOMMU group type {kind}: addresses are translated", Confidence.LIKELY)
+            yield run.gpu_sighting(position, f"IOMMU group type {kind}: addresses are translated", Confidence.LIKELY)
 
 
 _UNREAD = "its access control was not read"
 _TROUBLESHOOTING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
-_ACS_CURE = Cure.of(
-    "sudo lspci -vvv | grep -i acsctl",
-    comment="Switch ACS off in the BIOS, but not on a host of virtual machines: ACS keeps their devices apart. Before "
-    "any job, verify the data with `gpubench p2p`.",
+_SHOW_ACS = "sudo lspci -vvv | grep -i acsctl"
+_ACS_OFF = (
+    "Switch ACS off in the BIOS, but not on a host of virtual machines: ACS keeps their devices apart. Before "
+    "any job, verify the data with `gpubench p2p`."
 )
 _ACS_LIKELY = "ACS switched on by the BIOS, or by a kernel that isolates devices"
 
@@ -550,7 +518,8 @@ REDIRECTION = Family.of(
         expected="ACS redirection off at the switches between GPUs",
         likely=_ACS_LIKELY,
         aliases=("acs-redirects",),
-        cure=_ACS_CURE,
+        command=_SHOW_ACS,
+        comment=_ACS_OFF,
         link=f"{_TROUBLESHOOTING}#pci-access-control-services-acs",
         look=_acs,
     ),
@@ -562,7 +531,8 @@ REDIRECTION = Family.of(
         expected="ACS redirection off at the switches between GPUs and NICs",
         likely=_ACS_LIKELY,
         aliases=("acs-redirects",),
-        cure=_ACS_CURE.add_comment("In a virtual machine, switch on ATS for NIC and GPU."),
+        command=_SHOW_ACS,
+        comment=f"{_ACS_OFF} In a virtual machine, switch on ATS for NIC and GPU.",
         link="https://github.com/NVIDIA/nccl/issues/949",
         look=_acs_nic,
     ),
@@ -574,12 +544,9 @@ REDIRECTION = Family.of(
         likely="the kernel's default; peer copies may be slow or corrupted",
         aliases=("iommu-translates",),
         settles="cat /proc/cmdline; dmesg | grep -i 'IO_PAGE_FAULT\\|DMAR'",
-        cure=Cure.of(
-            "gpubench p2p",
-            "cat /proc/cmdline",
-            comment="If copies are slow or wrong, boot with iommu=pt or switch the IOMMU off in the BIOS. "
-            "Before any job, verify the data with `gpubench p2p` again.",
-        ),
+        command=("gpubench p2p", "cat /proc/cmdline"),
+        comment="If copies are slow or wrong, boot with iommu=pt or switch the IOMMU off in the BIOS. "
+        "Before any job, verify the data with `gpubench p2p` again.",
         link="https://github.com/NVIDIA/nccl/issues/606",
         look=_translating,
     ),

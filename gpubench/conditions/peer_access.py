@@ -3,28 +3,16 @@
 import re
 from collections.abc import Callable, Sequence
 
-from gpubench.conditions.circumstances import (
-    VERIFIED_COPIES,
-    Circumstances,
-    LoggedReason,
-    Staged,
-    remark_detector,
-)
+from gpubench.conditions.circumstances import VERIFIED_COPIES, Circumstances, Found, Sighting, joined
 from gpubench.conditions.condition import (
     Condition,
     Family,
-    Found,
     Look,
-    Sighting,
-    complained,
     fill_ids,
-    gpu_sighting,
-    joined,
     node_detector,
-    nothing_in_facts,
-    pair_sighting,
     single_node,
 )
+from gpubench.conditions.logged import Complained, LoggedReason, Staged, remark_detector
 from gpubench.conditions.nvlink import NVLINK, RESTART_FABRIC
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.topology import P2P_STATUS, Refusal, Topology, is_nvlink, is_switched
@@ -42,9 +30,9 @@ def _refusal_detector(seen: str, holds: Callable[[Refusal], bool], *, virtual: b
         pairs = [
             pair
             for pair, refusal in run.refusals.items()
-            if holds(refusal) and virtual in (None, bool(run.node_of(pair).snapshot.machine.virtual_machine))
+            if holds(refusal) and virtual in (None, bool(run.pair_node(pair).snapshot.machine.virtual_machine))
         ]
-        yield from [pair_sighting(run, pairs, seen)] if pairs else []
+        yield from [run.pair_sighting(pairs, seen)] if pairs else []
 
     return look
 
@@ -71,7 +59,7 @@ def _mig(run: Circumstances) -> Found:
             odd = sibling or (profile is not None and profile.gpu.mig is False)
             expected = f"MIG off, {'like its siblings' if sibling else 'as in the profile'}"
             severity = None if sibling and run.profile_asked_for else Verdict.SKIP
-            yield gpu_sighting(run, position, "MIG is on", quiet=not odd, expected=expected, severity=severity)
+            yield run.gpu_sighting(position, "MIG is on", quiet=not odd, expected=expected, severity=severity)
 
 
 def _confidential(node: Topology) -> str:
@@ -93,7 +81,7 @@ def _registry_key(run: Circumstances) -> Found:
 
 @single_node
 def _mixed(run: Circumstances) -> Found:
-    alike = [pair for pair in run.inside if not _models_differ(run, pair)]
+    alike = [pair for pair in run.local_pairs if not _models_differ(run, pair)]
     granted = {run.wiring.gpus[pair[0]].node for pair in alike if run.wiring.peer_access(pair).possible}
     pairs = [
         pair
@@ -102,7 +90,7 @@ def _mixed(run: Circumstances) -> Found:
     ]
     if pairs:
         seen = "no peer access between GPUs of different models; GPUs of the same model have it"
-        yield pair_sighting(run, pairs, seen, Confidence.LIKELY)
+        yield run.pair_sighting(pairs, seen, Confidence.LIKELY)
 
 
 def _models_differ(run: Circumstances, pair: Pair) -> bool:
@@ -120,7 +108,7 @@ def _bar1(run: Circumstances) -> Found:
         if position in ends and window and gpu.memory_bytes and window < gpu.memory_bytes:
             could = f"; it could be {most // _MIB:,} MiB" if most and most > window else ""
             seen = f"BAR 1 is {window // _MIB:,} MiB for {gpu.memory_bytes // _MIB:,} MiB of memory{could}"
-            yield gpu_sighting(run, position, seen, Confidence.LIKELY if could else Confidence.WEAK)
+            yield run.gpu_sighting(position, seen, Confidence.LIKELY if could else Confidence.WEAK)
 
 
 _WITHOUT_PEER_ACCESS = re.compile(r"RTX [2345]0\d\d\b|GTX 16\d\d\b|TITAN RTX")
@@ -135,28 +123,30 @@ _WITH_NVLINKS = re.compile(r"SXM|DGXS|\bNVL\b|\bH[12]00\b(?! PCIe)|\bH20\b|\bH80
 
 def has_nvlinks(staged: Staged) -> bool:
     """True if anything in the log shows that the GPUs have NVLinks."""
-    switched = any(note.about[0] == "" for note in staged.found(RemarkKind.MULTICAST))
-    refused = bool(staged.found(RemarkKind.NVLINK_REFUSED))
+    switched = any(note.about[0] == "" for note in staged.find_notes(RemarkKind.MULTICAST))
+    refused = bool(staged.find_notes(RemarkKind.NVLINK_REFUSED))
     by_model = any(map(_WITH_NVLINKS.search, (*staged.models, *staged.listed_models)))
     return staged.nvlinks or switched or refused or by_model or is_nvlink(staged.path)
 
 
 def _log_without_nvlinks(staged: Staged) -> LoggedReason | None:
     refused = [note for note in staged.notes if note.kind is RemarkKind.DRIVER_REFUSED]
-    if not staged.inside or staged.network is not None or has_nvlinks(staged):
+    if not staged.through_shm or has_nvlinks(staged):
         return None
     models = ", ".join(staged.models)
     if not refused:
-        granted = any(note.about[1] == _GRANTED for note in staged.found(RemarkKind.P2P_TYPE))
+        granted = any(note.about[1] == _GRANTED for note in staged.find_notes(RemarkKind.P2P_TYPE))
         never = bool(models) and all(map(_NEVER_WITH_PEER_ACCESS.search, staged.models))
         seen = f"{models}: no peer access over PCIe"
         return LoggedReason(seen, Cure(comment="Nothing to repair.")) if never and not granted else None
     known = bool(models) and all(map(_WITHOUT_PEER_ACCESS.search, staged.models))
     seen = f"the driver refuses peer access between these GPUs: {refused[0].gist}"
-    if known and not staged.virtual:
+    if known and not staged.is_virtual:
         return LoggedReason(f"{seen}; {models}: no peer access over PCIe", Cure(comment="Nothing to repair."))
     unknown = (
-        "in a virtual machine the hypervisor may be the reason" if staged.virtual else "for other GPUs this is a fault"
+        "in a virtual machine the hypervisor may be the reason"
+        if staged.is_virtual
+        else "for other GPUs this is a fault"
     )
     return LoggedReason(
         f"{seen}; GeForce GPUs have no peer access over PCIe; {unknown}",
@@ -176,12 +166,10 @@ PEER_ACCESS = Family.of(
         settles="nvidia-smi -q | grep -A 3 'MIG Mode'",
         check="mig",
         likely="the GPU was split into MIG instances, which reach other GPUs only through host memory",
-        cure=Cure.of(
-            "nvidia-smi mig -lgi -i GPU",
-            comment="It lists the instances; if they are intended, there is nothing to repair. Otherwise "
-            "`nvidia-smi -mig 0 -i GPU` removes them and restores peer access, which `gpubench p2p` "
-            "verifies.",
-        ),
+        command="nvidia-smi mig -lgi -i GPU",
+        comment="It lists the instances; if they are intended, there is nothing to repair. Otherwise "
+        "`nvidia-smi -mig 0 -i GPU` removes them and restores peer access, which `gpubench p2p` "
+        "verifies.",
         link="https://github.com/NVIDIA/nccl/issues/1716",
         look=_mig,
         implies=("cuda-nvml-disagree", _REFUSED),
@@ -191,12 +179,10 @@ PEER_ACCESS = Family.of(
         id="confidential-computing",
         title="Confidential computing (CC) is on: transfers use encrypted bounce buffers in host memory, P2P is off",
         settles="nvidia-smi conf-compute -f; nvidia-smi topo -p2p r",
-        cure=Cure.of(
-            "nvidia-smi conf-compute -f",
-            comment="If nothing confidential runs here, switch CC off; else use protected PCIe mode (PPCIE), "
-            "with all GPUs of the board in one confidential VM. Then verify the data with `gpubench "
-            "p2p`.",
-        ),
+        command="nvidia-smi conf-compute -f",
+        comment="If nothing confidential runs here, switch CC off; else use protected PCIe mode (PPCIE), "
+        "with all GPUs of the board in one confidential VM. Then verify the data with `gpubench "
+        "p2p`.",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=node_detector(_confidential, Confidence.LIKELY, "confidential_computing"),
         in_log=remark_detector(
@@ -208,10 +194,8 @@ PEER_ACCESS = Family.of(
         id="gpu-without-pcie-p2p",
         title="GNS: this GPU model has no P2P over PCIe (GeForce RTX 4090, 5090, most 30xx)",
         settles="nvidia-smi topo -p2p r",
-        cure=Cure(
-            comment="Nothing to repair: these GPUs use shared memory. With a patched open kernel module, run "
-            "`gpubench p2p` before and after to compare speed and to verify the data."
-        ),
+        comment="Nothing to repair: these GPUs use shared memory. With a patched open kernel module, run "
+        "`gpubench p2p` before and after to compare speed and to verify the data.",
         link="https://github.com/tinygrad/open-gpu-kernel-modules/issues/44",
         look=_refusal_detector(_GNS, lambda each: each.status == "GNS" and _is_pcie_refusal(each) and not each.odd),
         in_log=_log_without_nvlinks,
@@ -222,10 +206,8 @@ PEER_ACCESS = Family.of(
         id="nvlink-mesh",
         title="TNS between GPUs whose NVLinks lead to other GPUs (DGX-1, hybrid cube mesh): no direct path",
         settles="nvidia-smi topo -m",
-        cure=Cure(
-            comment="Nothing to repair: NCCL uses NVLinks through a third GPU. To see their effect, run "
-            "`gpubench alltoall` with and without NCCL_NVB_DISABLE=1."
-        ),
+        comment="Nothing to repair: NCCL uses NVLinks through a third GPU. To see their effect, run "
+        "`gpubench alltoall` with and without NCCL_NVB_DISABLE=1.",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_refusal_detector(
             "NVML reports TNS, and the NVLinks of both GPUs lead to other GPUs",
@@ -238,11 +220,9 @@ PEER_ACCESS = Family.of(
         id="p2p-registry-key",
         title="DR: a driver registry key disables P2P (ForceP2P, RMForceP2PType, NVreg_RegistryDwords)",
         settles="grep RegistryDwords /proc/driver/nvidia/params /etc/modprobe.d/*",
-        cure=Cure.of(
-            "grep RegistryDwords /etc/modprobe.d/*",
-            comment="Remove the key from the file and reboot. Before any job, verify the data with `gpubench "
-            "p2p`: the key may be there because peer copies were wrong.",
-        ),
+        command="grep RegistryDwords /etc/modprobe.d/*",
+        comment="Remove the key from the file and reboot. Before any job, verify the data with `gpubench "
+        "p2p`: the key may be there because peer copies were wrong.",
         link="https://github.com/noonghunna/club-3090/pull/926",
         look=_registry_key,
         implies=("fabric-not-ready", "cuda-nvml-disagree", "bar1-small", _REFUSED),
@@ -251,11 +231,9 @@ PEER_ACCESS = Family.of(
         id="p2p-virtual-machine",
         title="CNS in a virtual machine: the hypervisor does not declare P2P between the GPUs (no P2P clique)",
         settles="nvidia-smi topo -p2p r in the guest and on the host",
-        cure=Cure.of(
-            "nvidia-smi topo -p2p r",
-            comment="In QEMU, set x-nv-gpudirect-clique=0 on each vfio-pci GPU that shares a PCIe switch on "
-            "the host. Before any job, verify the data with `gpubench p2p`.",
-        ),
+        command="nvidia-smi topo -p2p r",
+        comment="In QEMU, set x-nv-gpudirect-clique=0 on each vfio-pci GPU that shares a PCIe switch on "
+        "the host. Before any job, verify the data with `gpubench p2p`.",
         link="https://github.com/cloud-hypervisor/cloud-hypervisor/pull/6235",
         look=_status("CNS", " in a virtual machine", virtual=True),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
@@ -264,11 +242,9 @@ PEER_ACCESS = Family.of(
         id="p2p-chipset",
         title="CNS: chipset not supported for P2P, no common PCIe switch",
         settles="nvidia-smi topo -p2p r; lspci -tv shows the bridges between them",
-        cure=Cure.of(
-            "lspci -tv",
-            comment="Move the GPUs below one PCIe switch, or into slots of one CPU that the driver supports. "
-            "Then verify the data with `gpubench p2p`.",
-        ),
+        command="lspci -tv",
+        comment="Move the GPUs below one PCIe switch, or into slots of one CPU that the driver supports. "
+        "Then verify the data with `gpubench p2p`.",
         link=_WAIVED,
         look=_status("CNS", virtual=False),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
@@ -277,10 +253,8 @@ PEER_ACCESS = Family.of(
         id="p2p-across-sockets",
         title="TNS: P2P topology not supported, GPUs on different sockets or I/O hubs",
         settles="nvidia-smi topo -m: SYS between them",
-        cure=Cure.of(
-            "nvidia-smi topo -m",
-            comment="Move the cards to slots of one socket, then verify the data with `gpubench p2p`.",
-        ),
+        command="nvidia-smi topo -m",
+        comment="Move the cards to slots of one socket, then verify the data with `gpubench p2p`.",
         link="https://github.com/NVIDIA/nvbandwidth/issues/45",
         look=_status("TNS"),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
@@ -289,7 +263,8 @@ PEER_ACCESS = Family.of(
         id="mixed-gpu-models",
         title="No P2P between GPUs of different models or generations",
         settles="nvidia-smi topo -p2p r",
-        cure=Cure.of("nvidia-smi -L", comment="Run each job on GPUs of one model, selected with CUDA_VISIBLE_DEVICES."),
+        command="nvidia-smi -L",
+        comment="Run each job on GPUs of one model, selected with CUDA_VISIBLE_DEVICES.",
         link="https://github.com/aikitoria/open-gpu-kernel-modules/issues/13",
         look=_mixed,
         implies=("bar1-small", _REFUSED),
@@ -298,11 +273,9 @@ PEER_ACCESS = Family.of(
         id="bar1-small",
         title="BAR1 is smaller than the GPU's memory: Resizable BAR or Above 4G Decoding is off",
         settles="nvidia-smi -q | grep -A 3 BAR1; in a virtual machine, run it on the host",
-        cure=Cure.of(
-            "nvidia-smi -q | grep -A 3 BAR1",
-            comment="Switch on Resizable BAR and Above 4G Decoding in the BIOS. Before any job, verify the "
-            "data with `gpubench p2p`.",
-        ),
+        command="nvidia-smi -q | grep -A 3 BAR1",
+        comment="Switch on Resizable BAR and Above 4G Decoding in the BIOS. Before any job, verify the "
+        "data with `gpubench p2p`.",
         link="https://github.com/tinygrad/open-gpu-kernel-modules/pull/22",
         look=_bar1,
         implies=(_REFUSED,),
@@ -316,19 +289,19 @@ _SHOWS_REASON = Cure.of("gpubench topo", comment="It shows the driver's reason."
 @single_node
 def _disagree(run: Circumstances) -> Found:
     by_reason = dict[str, list[Pair]]()
-    for pair in run.inside:
+    for pair in run.local_pairs:
         access = run.wiring.peer_access(pair)
         if access.contradicts:
             by_reason.setdefault(access.reason, []).append(pair)
     for reason, pairs in by_reason.items():
-        named = tuple(run.named_pair(pair) for pair in pairs)
-        yield pair_sighting(run, pairs, reason, Confidence.LIKELY, names=named)
+        named = tuple(run.pair_with_ids(pair) for pair in pairs)
+        yield run.pair_sighting(pairs, reason, Confidence.LIKELY, names=named)
 
 
 def _corrupts(run: Circumstances) -> Found:
     pairs = frozenset(pair for pair in run.wrong if run.wiring.peer_access(pair).possible)
     if pairs:
-        yield pair_sighting(run, pairs, "peer access is granted, but wrong data arrived")
+        yield run.pair_sighting(pairs, "peer access is granted, but wrong data arrived")
 
 
 def _despite_grant(run: Circumstances) -> Found:
@@ -336,7 +309,7 @@ def _despite_grant(run: Circumstances) -> Found:
         if run.wiring.peer_access(pair).possible:
             seen = f"the driver grants peer access, but {shown}"
             cure = _cure_by_wiring(run, pair)
-            yield pair_sighting(run, [pair], seen, Confidence.LIKELY, cure=cure)
+            yield run.pair_sighting([pair], seen, Confidence.LIKELY, cure=cure)
 
 
 def _cure_by_wiring(run: Circumstances, pair: Pair) -> Cure:
@@ -364,12 +337,11 @@ def _any_refusal(run: Circumstances) -> Found:
         why = next(
             (each for each, (all_of, of) in touched.items() if all(p in all_of or of & {*p} for p in pairs)), None
         )
-        gpus = len(run.gpus_of(node))
+        gpus = len(run.node_gpus(node))
         is_every_pair = len(pairs) == gpus * (gpus - 1)
         names = joined(run.pair_name(pair).removeprefix(f"{run.host(node)} ") for pair in pairs)
         by_driver = f"NVML reports {refusal.status} ({reason})" if refusal.status else reason
-        yield pair_sighting(
-            run,
+        yield run.pair_sighting(
             pairs,
             f"no peer access{f': {by_driver}' if by_driver else ''}; copies go through host memory",
             Confidence.LIKELY,
@@ -387,12 +359,12 @@ def _touched(sightings: Sequence[Sighting]) -> tuple[frozenset[Pair], frozenset[
 
 
 def _log_refused(staged: Staged) -> LoggedReason | None:
-    if not staged.inside or staged.network is not None:
+    if not staged.through_shm:
         return None
     kinds = (RemarkKind.DRIVER_REFUSED, RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
-    for note in staged.found(*kinds):
+    for note in staged.find_notes(*kinds):
         return LoggedReason(f"NCCL's log: {note.gist}", _SHOWS_REASON)
-    for note in staged.found(RemarkKind.P2P_TYPE):
+    for note in staged.find_notes(RemarkKind.P2P_TYPE):
         if note.about[1] == _CUDA_REFUSES:
             return LoggedReason(
                 f"CUDA refuses peer access between GPUs of the node: {note.text}",
@@ -418,9 +390,8 @@ DISPUTED_ACCESS = Family.of(
         likely="a container or virtual machine with a different topology than the driver's, a fabric that is not "
         "ready, MIG, or a driver bug",
         aliases=("peer-access-contradiction",),
-        cure=Cure.of(
-            "gpubench p2p", comment="It shows which answer is right. If the driver was updated, restart the container."
-        ),
+        command="gpubench p2p",
+        comment="It shows which answer is right. If the driver was updated, restart the container.",
         link="https://github.com/pytorch/pytorch/issues/84803",
         look=_disagree,
         implies=(_REFUSED,),
@@ -429,12 +400,10 @@ DISPUTED_ACCESS = Family.of(
         id="peer-access-corrupts",
         title="P2P is granted but data arrive wrong (NaN or zeros), or NCCL hangs (passthrough, IOMMU, ACS)",
         settles="NCCL_P2P_DISABLE=1 gpubench allreduce: right data without peer access, wrong data with it",
-        cure=Cure.of(
-            "export NCCL_P2P_DISABLE=1",
-            comment="Remove it after booting with iommu=pt or no IOMMU, switching ACS redirection off, or "
-            "correcting the hypervisor's P2P clique, once `gpubench p2p` finds the data right; for "
-            "llama.cpp, unset GGML_CUDA_P2P (0 switches it on).",
-        ),
+        command="export NCCL_P2P_DISABLE=1",
+        comment="Remove it after booting with iommu=pt or no IOMMU, switching ACS redirection off, or "
+        "correcting the hypervisor's P2P clique, once `gpubench p2p` finds the data right; for "
+        "llama.cpp, unset GGML_CUDA_P2P (0 switches it on).",
         link="https://github.com/NVIDIA/nccl/issues/2335",
         look=_corrupts,
     ),
@@ -445,28 +414,24 @@ DISPUTED_ACCESS = Family.of(
         likely="WSL, containers with separate IPC namespaces, or GPUs without peer access where "
         "CUDA_VISIBLE_DEVICES hides one from the other",
         settles="mpirun -n 2 gpubench p2p opens handles between two processes",
-        cure=Cure.of(
-            f"{VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE",
-            comment="Otherwise use a newer NCCL, start containers with --ipc=host, and make all GPUs visible "
-            "to every rank.",
-        ),
+        command=f"{VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE",
+        comment="Otherwise use a newer NCCL, start containers with --ipc=host, and make all GPUs visible "
+        "to every rank.",
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
-        look=nothing_in_facts,
         in_log=remark_detector(
             RemarkKind.LEGACY_IPC_REFUSED,
             Cure.of(
                 f"{VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE", comment="A newer NCCL does not need legacy CUDA IPC."
             ),
         ),
-        in_job=complained(r"open CUDA IPC handle|cudaIpcOpenMemHandle|peer access is not supported between"),
+        in_job=Complained(r"open CUDA IPC handle|cudaIpcOpenMemHandle|peer access is not supported between"),
     ),
     Condition(
         id="staged-despite-grant",
         title="cudaMemcpyPeer is as slow as without P2P although peer access is granted",
         settles="nvidia-smi topo -p2p n; gpubench p2p --pairs on these GPUs",
-        cure=Cure.of(
-            "dmesg | grep -i -E 'Xid|IO_PAGE_FAULT|DMAR'", comment="Then, as root, lspci -vvv | grep -i acsctl."
-        ),
+        command="dmesg | grep -i -E 'Xid|IO_PAGE_FAULT|DMAR'",
+        comment="Then, as root, lspci -vvv | grep -i acsctl.",
         link="https://github.com/NVIDIA/nccl/issues/814",
         look=_despite_grant,
         general=True,
@@ -477,10 +442,8 @@ DISPUTED_ACCESS = Family.of(
         settles="nvidia-smi topo -p2p r",
         check="peer_access",
         likely="the driver does not support peer access between these GPUs, or gives no reason",
-        cure=Cure.of(
-            "nvidia-smi topo -p2p r",
-            comment="It shows the driver's reason; `nvidia-smi -q` shows MIG and the fabric's state.",
-        ),
+        command="nvidia-smi topo -p2p r",
+        comment="It shows the driver's reason; `nvidia-smi -q` shows MIG and the fabric's state.",
         link=_WAIVED,
         look=_any_refusal,
         in_log=_log_refused,

@@ -6,20 +6,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpubench.conditions.circumstances import VERIFIED_COPIES, Circumstances, LoggedReason, Staged
-from gpubench.conditions.condition import (
-    Condition,
-    Family,
+from gpubench.conditions.circumstances import (
+    VERIFIED_COPIES,
+    Circumstances,
     Found,
     Sighting,
     Unread,
-    complained,
     joined,
-    rank_detector,
     rank_names,
-    rank_sighting,
-    unread,
 )
+from gpubench.conditions.condition import Condition, Family, rank_detector, unread
+from gpubench.conditions.logged import Complained, LoggedReason, Staged
 from gpubench.conditions.nccl_settings import blame, nccl_number
 from gpubench.conditions.node import cpus_in
 from gpubench.model.facts.process import MpiSupport, RankFacts
@@ -46,11 +43,11 @@ def _groups(ranks: list[RankFacts], key: Callable[[RankFacts], Any]) -> dict[Any
 
 def _nodes(run: Circumstances) -> Iterator[tuple[int, list[RankFacts]]]:
     for number in dict.fromkeys(fact.node for fact in run.facts):
-        yield number, run.ranks_of(number)
+        yield number, run.node_ranks(number)
 
 
 def _apart(run: Circumstances, groups: dict[Any, list[RankFacts]]) -> frozenset[Pair]:
-    sides = [frozenset(gpu for rank in ranks for gpu in run.gpus_of_rank(rank)) for ranks in groups.values()]
+    sides = [frozenset(gpu for rank in ranks for gpu in run.rank_gpus(rank)) for ranks in groups.values()]
     return frozenset(
         (one, other)
         for mine in sides
@@ -66,8 +63,7 @@ def _shm_not_shared(run: Circumstances) -> Found:
     for _, ranks in _nodes(run):
         groups = _groups(ranks, lambda each: each.shm_device)
         if len(groups) > 1:
-            yield rank_sighting(
-                run,
+            yield run.rank_sighting(
                 ranks,
                 f"{len(ranks)} ranks of one host have {len(groups)} separate /dev/shm",
                 gpus=None,
@@ -77,7 +73,7 @@ def _shm_not_shared(run: Circumstances) -> Found:
 
 
 def _log_shm_not_shared(staged: Staged) -> LoggedReason | None:
-    if not staged.inside or staged.network is None or staged.settings("NCCL_HOSTID"):
+    if not staged.through_local_network or staged.settings("NCCL_HOSTID"):
         return None
     several = "" if staged.one_node else "; NCCL treats them as ranks of several hosts"
     return LoggedReason(
@@ -94,7 +90,7 @@ def _shm_small(run: Circumstances) -> Found:
         small = [rank for rank in ranks if rank.shm_bytes is not None and rank.shm_bytes <= _SMALLEST_SHM_BYTES]
         if small:
             size = (small[0].shm_bytes or 0) // 2**20
-            yield rank_sighting(run, small, f"/dev/shm has only {size} MiB", Confidence.WEAK)
+            yield run.rank_sighting(small, f"/dev/shm has only {size} MiB", Confidence.WEAK)
 
 
 def _differ_with_ucx(run: Circumstances, what: str, key: Callable[[RankFacts], Any], confidence: Confidence) -> Found:
@@ -103,7 +99,7 @@ def _differ_with_ucx(run: Circumstances, what: str, key: Callable[[RankFacts], A
         groups = _groups(with_ucx, key)
         if len(groups) > 1:
             seen = f"UCX is loaded, and ranks of one host have {len(groups)} different {what}"
-            yield rank_sighting(run, with_ucx, seen, confidence)
+            yield run.rank_sighting(with_ucx, seen, confidence)
 
 
 def _namespaces(run: Circumstances) -> Found:
@@ -118,31 +114,28 @@ def _ptrace(run: Circumstances) -> Found:
         asking = [
             rank for rank in ranks if any(_EXPANDABLE in rank.environment.get(name, "").lower() for name in _ALLOCATORS)
         ]
-        refused = [each for each in asking if each.pidfd_getfd is False or _is_kept_from_ptrace(each)]
+        refused = [each for each in asking if each.pidfd_getfd is False or _may_not_ptrace(each)]
         if refused:
             scope = refused[0].ptrace_scope
             seen = "pidfd_getfd is refused" if refused[0].pidfd_getfd is False else f"ptrace_scope is {scope}"
-            yield rank_sighting(run, refused, f"expandable_segments is on, but {seen}", Confidence.LIKELY)
+            yield run.rank_sighting(refused, f"expandable_segments is on, but {seen}", Confidence.LIKELY)
         elif asking and all(each.pidfd_getfd is None for each in asking):
             yield Unread(rank_names(asking), asking[0].unknown.get("pidfd_getfd", "pidfd_getfd was not tried"))
 
 
-def _is_kept_from_ptrace(facts: RankFacts) -> bool:
+def _may_not_ptrace(facts: RankFacts) -> bool:
     allowed = facts.capabilities is None or "SYS_PTRACE" in facts.capabilities
     return (facts.ptrace_scope or 0) >= _PTRACE_OF_ADMINS and not allowed
 
 
-def _gpu_files(facts: RankFacts) -> tuple[str, ...] | None:
-    files = tuple(name for name in facts.device_files if name.startswith("/dev/nvidia"))
-    return files or None
-
-
 def _gpus_hidden(run: Circumstances) -> Found:
     for _, ranks in _nodes(run):
-        groups = _groups(ranks, _gpu_files)
+        groups = _groups(
+            ranks, lambda rank: tuple(file for file in rank.device_files if file.startswith("/dev/nvidia")) or None
+        )
         if len(groups) > 1:
             shown = joined([f"{rank_names(members)}: {joined(files)}" for files, members in groups.items()], 2)
-            yield rank_sighting(run, ranks, f"device files differ ({shown})", Confidence.LIKELY)
+            yield run.rank_sighting(ranks, f"device files differ ({shown})", Confidence.LIKELY)
 
 
 def _denied(run: Circumstances) -> Found:
@@ -152,13 +145,7 @@ def _denied(run: Circumstances) -> Found:
         )
         for files, members in groups.items():
             seen = f"may not open {joined(files)}, because of the file mode or the control group's device list"
-            yield rank_sighting(run, members, seen, Confidence.LIKELY)
-
-
-def _visible(run: Circumstances) -> Found:
-    """Find ranks with different CUDA_VISIBLE_DEVICES. It matters for MPI and UCX only: NCCL reaches hidden GPUs."""
-    what = "values of CUDA_VISIBLE_DEVICES"
-    return _differ_with_ucx(run, what, lambda each: each.visible_devices, Confidence.WEAK)
+            yield run.rank_sighting(members, seen, Confidence.LIKELY)
 
 
 def _memlock(run: Circumstances) -> Found:
@@ -175,7 +162,7 @@ def _memlock(run: Circumstances) -> Found:
         ]
         if low:
             seen = f"only {(low[0].memlock_bytes or 0) // 1024:,} KiB of memory may be locked (ulimit -l)"
-            yield rank_sighting(run, low, seen, Confidence.LIKELY)
+            yield run.rank_sighting(low, seen, Confidence.LIKELY)
 
 
 _DATA_SHARING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
@@ -190,14 +177,12 @@ CONTAINER = Family.of(
         check="ranks_alike",
         expected="one /dev/shm for all ranks of a host",
         likely="a separate container for each rank",
-        cure=Cure(
-            comment="Start the container with `docker run --ipc=host` (Kubernetes: `hostIPC: true`), or run "
-            "all ranks of a host in one container."
-        ),
+        comment="Start the container with `docker run --ipc=host` (Kubernetes: `hostIPC: true`), or run "
+        "all ranks of a host in one container.",
         link="https://github.com/NVIDIA/nccl/pull/248",
         look=_shm_not_shared,
         in_log=_log_shm_not_shared,
-        in_job=complained(r"attaching to shared memory segment|could not map /dev/shm"),
+        in_job=Complained(r"attaching to shared memory segment|could not map /dev/shm"),
         implies=("namespaces-differ", "gpus-not-visible", "nccl-net-in-node"),
     ),
     Condition(
@@ -206,21 +191,17 @@ CONTAINER = Family.of(
         settles="df -h /dev/shm; NCCL_DEBUG=WARN prints `Error while creating shared memory segment`",
         expected="space for NCCL's segments, up to 33 MB each",
         likely="Docker's default of 64 MB for /dev/shm, or segments of ended jobs that fill it",
-        cure=Cure.of(
-            "df -h /dev/shm",
-            comment="Start the container with `docker run --shm-size=1g --ulimit memlock=-1`, or with `--ipc=host`.",
-        ),
+        command="df -h /dev/shm",
+        comment="Start the container with `docker run --shm-size=1g --ulimit memlock=-1`, or with `--ipc=host`.",
         link=_DATA_SHARING,
         look=_shm_small,
-        in_job=complained(r"no space left|failed to extend|posix_fallocate|(?:creating|create) shared memory|shm_open"),
+        in_job=Complained(r"no space left|failed to extend|posix_fallocate|(?:creating|create) shared memory|shm_open"),
     ),
     Condition(
         id="gpus-not-visible",
         title="One GPU per container: ranks cannot open each other's GPU memory (cuMemImport, IPC error 101)",
         settles="ls /dev/nvidia* in every rank",
-        cure=Cure(
-            comment="Give every rank all GPUs of the host (`docker run --gpus all`), and select one by local rank."
-        ),
+        comment="Give every rank all GPUs of the host (`docker run --gpus all`), and select one by local rank.",
         link="https://github.com/NVIDIA/nccl/issues/1647",
         look=_gpus_hidden,
     ),
@@ -228,10 +209,7 @@ CONTAINER = Family.of(
         id="device-file-denied",
         title="A rank may not open /dev/nvidiaN: permission denied (cgroup devices, file mode)",
         settles="ls -l /dev/nvidia*; nvidia-smi inside the container",
-        cure=Cure(
-            comment="Start the container with `docker run --gpus all`. With Slurm, check ConstrainDevices in "
-            "cgroup.conf."
-        ),
+        comment="Start the container with `docker run --gpus all`. With Slurm, check ConstrainDevices in cgroup.conf.",
         link="https://github.com/NVIDIA/nccl/issues/324",
         look=_denied,
     ),
@@ -239,10 +217,8 @@ CONTAINER = Family.of(
         id="memlock-limited",
         title="Locked memory is limited (ulimit -l, RLIMIT_MEMLOCK): RDMA cannot register memory",
         settles="ulimit -l; ib_write_bw; NCCL_DEBUG=WARN prints that ibv_reg_mr failed",
-        cure=Cure.of(
-            "ulimit -l unlimited",
-            comment="Set LimitMEMLOCK=infinity for slurmd and sshd, or docker run --ulimit memlock=-1.",
-        ),
+        command="ulimit -l unlimited",
+        comment="Set LimitMEMLOCK=infinity for slurmd and sshd, or docker run --ulimit memlock=-1.",
         link="https://github.com/NVIDIA/nccl-tests/issues/78",
         look=_memlock,
     ),
@@ -250,9 +226,7 @@ CONTAINER = Family.of(
         id="namespaces-differ",
         title="Different PID or IPC namespaces: UCX refuses cuda_ipc and falls back to TCP",
         settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
-        cure=Cure(
-            comment="Start the container with `docker run --pid=host --ipc=host`, or use one container per host."
-        ),
+        comment="Start the container with `docker run --pid=host --ipc=host`, or use one container per host.",
         link="https://github.com/vllm-project/vllm/pull/55906",
         look=_namespaces,
     ),
@@ -260,7 +234,8 @@ CONTAINER = Family.of(
         id="ptrace-blocked",
         title="pidfd_getfd: Operation not permitted: PyTorch expandable_segments cannot share memory (IPC)",
         settles="cat /proc/sys/kernel/yama/ptrace_scope; grep -E 'Seccomp|CapEff' /proc/self/status",
-        cure=Cure.of("sysctl kernel.yama.ptrace_scope=0", comment="For a container: docker run --cap-add SYS_PTRACE."),
+        command="sysctl kernel.yama.ptrace_scope=0",
+        comment="For a container: docker run --cap-add SYS_PTRACE.",
         link="https://github.com/pytorch/pytorch/issues/130890",
         look=_ptrace,
     ),
@@ -268,12 +243,13 @@ CONTAINER = Family.of(
         id="visible-devices-differ",
         title="CUDA_VISIBLE_DEVICES differs between ranks: MPI and UCX cannot use CUDA IPC, GPU indices differ",
         settles="UCX_PROTO_INFO=y; gpubench topo numbers GPUs as the driver does",
-        cure=Cure.of(
-            "unset CUDA_VISIBLE_DEVICES",
-            comment="Set CUDA_DEVICE_ORDER=PCI_BUS_ID and select each rank's GPU by local rank.",
-        ),
+        command="unset CUDA_VISIBLE_DEVICES",
+        comment="Set CUDA_DEVICE_ORDER=PCI_BUS_ID and select each rank's GPU by local rank.",
         link="https://github.com/openucx/ucx/issues/5022",
-        look=_visible,
+        # It matters for MPI and UCX only: NCCL reaches hidden GPUs.
+        look=lambda run: _differ_with_ucx(
+            run, "values of CUDA_VISIBLE_DEVICES", lambda rank: rank.visible_devices, Confidence.WEAK
+        ),
     ),
 )
 
@@ -291,16 +267,16 @@ _CPUS_A_RANK = 2  # One for the launching thread, one for the threads of NCCL an
 def _shared(run: Circumstances) -> Found:
     """Find ranks on fewer CPUs than ranks: each rank keeps one CPU busy while it waits for the GPU."""
     for node in sorted({fact.node for fact in run.facts}):
-        for ranks, cpus in _crowded(run.ranks_of(node)):
+        for ranks, cpus in _crowded(run.node_ranks(node)):
             shown = format_mask(sum(1 << cpu for cpu in cpus))
             count = f"CPU {shown}" if len(cpus) == 1 else f"{len(cpus)} CPUs ({shown})"
             # mpirun binds ranks to different CPUs; equal bindings come from outside of it.
-            outside = len(ranks) == len(run.ranks_of(node))
-            yield rank_sighting(
-                run, ranks, f"{len(ranks)} ranks may run only on {count}", cure=_WIDER if outside else NO_CURE
+            outside = len(ranks) == len(run.node_ranks(node))
+            yield run.rank_sighting(
+                ranks, f"{len(ranks)} ranks may run only on {count}", cure=_WIDER if outside else NO_CURE
             )
-        for each in run.ranks_of(node):
-            yield from unread(run.on(node, f"rank {each.rank}"), each.unknown, "affinity")
+        for each in run.node_ranks(node):
+            yield from unread(run.subject(node, f"rank {each.rank}"), each.unknown, "affinity")
 
 
 def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[int]]]:
@@ -337,17 +313,17 @@ def _quota(run: Circumstances) -> Found:
                 f"{enough}`, in systemd `CPUQuota={enough}00%`."
             )
             seen = f"{by} grants {cpus:g} CPUs to {count} rank{'s' * (count > 1)}"
-            yield rank_sighting(run, ranks, seen, cure=cure)
+            yield run.rank_sighting(ranks, seen, cure=cure)
 
 
 def _oversubscribed(run: Circumstances) -> Found:
     for node in sorted({fact.node for fact in run.facts}):
-        waited = {each.rank: run.waited.get(each.rank, 0.0) for each in run.ranks_of(node)}
-        late = [each for each in run.ranks_of(node) if waited[each.rank] >= _WAITED_SHARE]
+        waited = {each.rank: run.waited.get(each.rank, 0.0) for each in run.node_ranks(node)}
+        late = [each for each in run.node_ranks(node) if waited[each.rank] >= _WAITED_SHARE]
         if late:
             most = max(waited.values())
             sure = Confidence.PROVEN if most >= _SURELY_WAITED_SHARE else Confidence.LIKELY
-            yield rank_sighting(run, late, f"waited for a CPU for {most:.0%} of their time", sure)
+            yield run.rank_sighting(late, f"waited for a CPU for {most:.0%} of their time", sure)
 
 
 _BINDING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ignore-cpu-affinity"
@@ -361,10 +337,8 @@ CORES = Family.of(
         id="cores-shared",
         title="Ranks share CPU cores: several are bound to the same cores (mpirun --bind-to core, taskset, cpuset)",
         settles=f"{_LATENCY}with mpirun --bind-to none",
-        cure=Cure(
-            comment="Start the job with `mpirun --bind-to none`, or with `--bind-to numa --map-by numa`. "
-            "With Slurm, use `srun --cpus-per-task=8 --cpu-bind=cores`."
-        ),
+        comment="Start the job with `mpirun --bind-to none`, or with `--bind-to numa --map-by numa`. "
+        "With Slurm, use `srun --cpus-per-task=8 --cpu-bind=cores`.",
         link=_BINDING,
         look=_shared,
         implies=("cpu-oversubscribed",),
@@ -373,10 +347,8 @@ CORES = Family.of(
         id="cpu-quota",
         title="A control group grants fewer CPUs than there are ranks (cpu.max, cfs quota, Kubernetes limits)",
         settles="grep throttled /sys/fs/cgroup/cpu.stat before and after a run",
-        cure=Cure.of(
-            "cat /sys/fs/cgroup/cpu.max",
-            comment="Grant at least two CPUs for each rank (docker run --cpus, or resources.limits.cpu of the pod).",
-        ),
+        command="cat /sys/fs/cgroup/cpu.max",
+        comment="Grant at least two CPUs for each rank (docker run --cpus, or resources.limits.cpu of the pod).",
         link=_CONTROL_GROUPS,
         look=_quota,
         implies=("cpu-oversubscribed",),
@@ -385,10 +357,8 @@ CORES = Family.of(
         id="cpu-oversubscribed",
         title="Ranks wait for a CPU: other programs use the same cores (oversubscription)",
         settles=f"{_LATENCY}while no other program runs",
-        cure=Cure.of(
-            "ps -eo pid,psr,pcpu,comm --sort=-pcpu | head",
-            comment="End the other programs, or move them to other cores.",
-        ),
+        command="ps -eo pid,psr,pcpu,comm --sort=-pcpu | head",
+        comment="End the other programs, or move them to other cores.",
         link=_BINDING,
         look=_oversubscribed,
     ),
@@ -418,7 +388,7 @@ PROCESS = Family.of(
         id="cuda-launch-blocking",
         title="CUDA_LAUNCH_BLOCKING=1: every launch waits until the GPU is done",
         settles="gpubench allreduce against env -u CUDA_LAUNCH_BLOCKING gpubench allreduce",
-        cure=Cure.of("unset CUDA_LAUNCH_BLOCKING"),
+        command="unset CUDA_LAUNCH_BLOCKING",
         link="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html",
         look=_blocking,
     ),
@@ -426,7 +396,8 @@ PROCESS = Family.of(
         id="cuda-max-connections",
         title="CUDA_DEVICE_MAX_CONNECTIONS=1: all streams of a process share one queue to the GPU",
         settles="gpubench overlap against env -u CUDA_DEVICE_MAX_CONNECTIONS gpubench overlap",
-        cure=Cure.of("unset CUDA_DEVICE_MAX_CONNECTIONS", comment="Keep it if the framework needs 1."),
+        command="unset CUDA_DEVICE_MAX_CONNECTIONS",
+        comment="Keep it if the framework needs 1.",
         link="https://github.com/NVIDIA/nccl/issues/2238",
         look=_connections,
     ),
@@ -446,10 +417,10 @@ def _switched_off(run: Circumstances) -> Found:
     for facts in run.facts:
         off = [name for name in _SWITCHES if facts.environment.get(name, "").lower() in _OFF_VALUES]
         if off:
-            yield rank_sighting(run, [facts], joined(f"{name}={facts.environment[name]}" for name in off))
+            yield run.rank_sighting([facts], joined(f"{name}={facts.environment[name]}" for name in off))
         elif facts.mpi is not None and facts.mpi.cuda_built and facts.mpi.cuda_aware is False:
             seen = f"{facts.mpi.version or 'MPI'} was built for CUDA, and has it off in this run"
-            yield rank_sighting(run, [facts], seen, Confidence.LIKELY)
+            yield run.rank_sighting([facts], seen, Confidence.LIKELY)
 
 
 def _not_aware(run: Circumstances) -> Found:
@@ -462,9 +433,9 @@ def _not_aware(run: Circumstances) -> Found:
             continue
         if facts.mpi.cuda_aware is False:
             seen = f"{facts.mpi.version or 'MPI'} says that it takes no GPU memory"
-            yield rank_sighting(run, [facts], seen, Confidence.WEAK)
+            yield run.rank_sighting([facts], seen, Confidence.WEAK)
         elif facts.mpi.cuda_aware is None:
-            yield from unread(run.on(facts.node, f"rank {facts.rank}"), facts.mpi.unknown, "cuda_aware")
+            yield from unread(run.subject(facts.node, f"rank {facts.rank}"), facts.mpi.unknown, "cuda_aware")
 
 
 def _tried(support: MpiSupport) -> Found:
@@ -496,25 +467,22 @@ def _ucx_tls(run: Circumstances) -> Found:
         names = [each.strip() for each in listed.split(",") if each.strip()]
         allowed = listed.startswith("^") or any(name == "all" or name.startswith("cuda") for name in names)
         if names and not allowed:
-            yield rank_sighting(
-                run, [facts], f"{_UCX_TLS}={listed} includes neither cuda_copy nor cuda_ipc", Confidence.LIKELY
+            yield run.rank_sighting(
+                [facts], f"{_UCX_TLS}={listed} includes neither cuda_copy nor cuda_ipc", Confidence.LIKELY
             )
         if facts.environment.get(_UCX_RDMA, "").lower() in _OFF_VALUES:
-            yield rank_sighting(run, [facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
+            yield run.rank_sighting([facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
 
 
 def _not_enabled(run: Circumstances) -> Found:
     """Find llama.cpp without peer access. Newer versions leave it off unless asked (weak: the version is unknown)."""
     for facts in run.facts:
         set_up = [name for name in facts.environment if name.startswith(_LLAMA) and name != _LLAMA_SWITCH]
-        if set_up and not facts.environment.get(_LLAMA_SWITCH) and _has_peer_access(run, facts.node):
+        pairs = permutations(sorted(run.node_gpus(facts.node)), 2)
+        has_peer_access = any(run.wiring.peer_access(pair).possible for pair in pairs)
+        if set_up and not facts.environment.get(_LLAMA_SWITCH) and has_peer_access:
             seen = f"{joined(set_up)} is set but {_LLAMA_SWITCH} is not, although peer access is possible"
-            yield rank_sighting(run, [facts], seen, Confidence.WEAK)
-
-
-def _has_peer_access(run: Circumstances, node: int) -> bool:
-    pairs = permutations(sorted(run.gpus_of(node)), 2)
-    return any(run.wiring.peer_access(pair).possible for pair in pairs)
+            yield run.rank_sighting([facts], seen, Confidence.WEAK)
 
 
 _OPEN_MPI = "https://www.open-mpi.org/faq/?category=runcuda"
@@ -524,10 +492,8 @@ NOT_CUDA_AWARE = Condition(
     title="MPI is not CUDA-aware: GPU buffers crash it, or are copied through the host",
     settles="gpubench allreduce --backend mpi; "
     "ompi_info --parsable --all | grep mpi_built_with_cuda_support; mpichversion",
-    cure=Cure.of(
-        "ompi_info --parsable --all | grep mpi_built_with_cuda_support",
-        comment="Use an MPI built with CUDA for programs that pass it GPU memory; NCCL does not need one.",
-    ),
+    command="ompi_info --parsable --all | grep mpi_built_with_cuda_support",
+    comment="Use an MPI built with CUDA for programs that pass it GPU memory; NCCL does not need one.",
     link=_OPEN_MPI,
     look=_not_aware,
 )
@@ -539,11 +505,9 @@ MPI = Family.of(
         id="mpi-cuda-off",
         title="MPI's GPU support is built in but switched off (opal_cuda_support, MPICH_GPU_SUPPORT_ENABLED=0)",
         settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support",
-        cure=Cure(
-            comment="OMPI_MCA_opal_cuda_support=true gpubench allreduce --backend mpi. Keep the setting if "
-            "the data are right. It is Open MPI's (conda); Cray: MPICH_GPU_SUPPORT_ENABLED=1, "
-            "MVAPICH: MV2_USE_CUDA=1."
-        ),
+        comment="OMPI_MCA_opal_cuda_support=true gpubench allreduce --backend mpi. Keep the setting if "
+        "the data are right. It is Open MPI's (conda); Cray: MPICH_GPU_SUPPORT_ENABLED=1, "
+        "MVAPICH: MV2_USE_CUDA=1.",
         link="https://github.com/conda-forge/openmpi-feedstock/issues/83",
         look=_switched_off,
         implies=("mpi-not-cuda-aware",),
@@ -552,10 +516,8 @@ MPI = Family.of(
         id="ucx-tls",
         title="UCX_TLS does not include cuda_copy and cuda_ipc: GPU memory is staged, or the program crashes",
         settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
-        cure=Cure.of(
-            f"{VERIFIED_COPIES} && unset UCX_TLS UCX_IB_GPU_DIRECT_RDMA",
-            comment="Or add cuda_copy,cuda_ipc to UCX_TLS.",
-        ),
+        command=f"{VERIFIED_COPIES} && unset UCX_TLS UCX_IB_GPU_DIRECT_RDMA",
+        comment="Or add cuda_copy,cuda_ipc to UCX_TLS.",
         link="https://github.com/openucx/ucx/issues/10929",
         look=_ucx_tls,
     ),
@@ -563,7 +525,8 @@ MPI = Family.of(
         id="ucx-without-cuda",
         title="UCX was built without CUDA (ucx_info -d shows no cuda)",
         settles="ucx_info -v; ucx_info -d | grep cuda",
-        cure=Cure.of("ucx_info -d | grep cuda", comment="Install UCX built --with-cuda, or the package ucx-cuda."),
+        command="ucx_info -d | grep cuda",
+        comment="Install UCX built --with-cuda, or the package ucx-cuda.",
         link="https://github.com/openucx/ucx/issues/3156",
         look=rank_detector(
             lambda facts: "the loaded UCX has no libuct_cuda.so" if facts.ucx_cuda is False else "", Confidence.LIKELY
@@ -576,12 +539,10 @@ MPI = Family.of(
         "without GGML_CUDA_P2P=1): cudaMemcpyPeer goes through host memory",
         settles="gpubench p2p: the bandwidth with peer access on against off shows the possible gain; "
         "nsys profile: `[CUDA memcpy Peer-to-Peer]` against Device-to-Host and Host-to-Device",
-        cure=Cure.of(
-            f"{VERIFIED_COPIES} && export GGML_CUDA_P2P=1",
-            comment="Set it only if the copies are verified: on some machines the driver grants peer access "
-            "that corrupts data. It is llama.cpp's; your own program calls "
-            "cudaDeviceEnablePeerAccess.",
-        ),
+        command=f"{VERIFIED_COPIES} && export GGML_CUDA_P2P=1",
+        comment="Set it only if the copies are verified: on some machines the driver grants peer access "
+        "that corrupts data. It is llama.cpp's; your own program calls "
+        "cudaDeviceEnablePeerAccess.",
         link="https://github.com/ggml-org/llama.cpp/issues/21910",
         look=_not_enabled,
     ),

@@ -6,18 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import (
-    Condition,
-    Family,
-    Found,
-    Unread,
-    gpu_sighting,
-    joined,
-    node_sighting,
-    rdma_nics,
-    single_node,
-)
+from gpubench.conditions.circumstances import Circumstances, Found, Unread, joined
+from gpubench.conditions.condition import Condition, Family, rdma_nics, single_node
 from gpubench.conditions.subjects import OF_THE_BOARD, is_desktop, is_mesh, is_soldered
 from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer, find_display_cards
 from gpubench.model.paths.topology import Topology, active_links, pcie_gb_s
@@ -37,19 +27,19 @@ def _missing(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         snapshot, profile, due = node.snapshot, run.profiles.get(number), _due(run, number)
         if due is not None and len(node.gpus) < due[0] and not snapshot.failures:
-            yield node_sighting(run, number, _unlike(len(node.gpus), due[0]), expected=due[1])
+            yield run.node_sighting(number, _unlike(len(node.gpus), due[0]), expected=due[1])
             continue
         if others and not node.gpus and not snapshot.failures:
             seen = f"no GPU{f': {snapshot.driver.absent}' if snapshot.driver.absent else ''}"
             expected, likely = f"GPUs, like {plural(others, 'other node')}", _NO_GPU
-            yield node_sighting(run, number, seen, severity=Verdict.ERROR, expected=expected, likely=likely)
+            yield run.node_sighting(number, seen, severity=Verdict.ERROR, expected=expected, likely=likely)
         if profile is None:
             continue
         count, board = len(snapshot.gpus) + snapshot.gpus_of_others, profile.match.board
         has_board = bool(snapshot.nvswitches) or is_mesh_with_gaps(node, profile)
         if snapshot.machine.virtual_machine is False and has_board and count < board:
             expected = f"{plural(board, 'GPU')}, as in profile {profile.name}"
-            yield node_sighting(run, number, f"{plural(count, 'GPU')}, the board has {board}", expected=expected)
+            yield run.node_sighting(number, f"{plural(count, 'GPU')}, the board has {board}", expected=expected)
 
 
 def is_mesh_with_gaps(node: Topology, profile: Profile | None) -> bool:
@@ -92,7 +82,7 @@ def _surplus(run: Circumstances) -> Found:
         due = _due(run, number)
         if due is not None and len(node.gpus) > due[0]:
             seen = _unlike(len(node.gpus), due[0])
-            yield node_sighting(run, number, seen, severity=Verdict.FAIL, expected=due[1], likely=_MORE_GPUS)
+            yield run.node_sighting(number, seen, severity=Verdict.FAIL, expected=due[1], likely=_MORE_GPUS)
 
 
 @single_node
@@ -105,11 +95,11 @@ def _model(run: Circumstances) -> Found:
         profile = run.exact_profile(run.wiring.gpus[position].node) if run.profile_asked_for else None
         if profile is not None and gpu.name and not profile.match.covers([gpu.name]):
             expected = " or ".join(profile.match.gpus)
-            yield gpu_sighting(run, position, gpu.name, severity=Verdict.FAIL, expected=expected)
+            yield run.gpu_sighting(position, gpu.name, severity=Verdict.FAIL, expected=expected)
         models = Counter(each.name for each in node.gpus if each.name).most_common(2)
         usual = models[0][0] if len(models) == 1 or (models and models[0][1] > models[1][1]) else ""
         if gpu.name and usual and gpu.name != usual:
-            yield gpu_sighting(run, position, gpu.name, expected=f"{usual}, like its siblings")
+            yield run.gpu_sighting(position, gpu.name, expected=f"{usual}, like its siblings")
 
 
 @single_node
@@ -122,7 +112,7 @@ def _differs(run: Circumstances) -> Found:
             most = max((_sizes(each).get(what, 0.0) for each in alike), default=0.0)
             if size < _AS_LARGE * most:
                 expected = f"{what} {most:g}, like its siblings"
-                yield gpu_sighting(run, position, f"{what} {size:g}", expected=expected)
+                yield run.gpu_sighting(position, f"{what} {size:g}", expected=expected)
 
 
 def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFacts) -> Found:
@@ -135,7 +125,7 @@ def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFact
     own = gpu.compute_capability
     if own and usual and own != usual:
         expected = f"compute capability {usual}, like others of its model"
-        yield gpu_sighting(run, position, f"compute capability {own}", severity=Verdict.WARN, expected=expected)
+        yield run.gpu_sighting(position, f"compute capability {own}", severity=Verdict.WARN, expected=expected)
     computing = [each for each in node.gpus if each not in find_display_cards(node.gpus)]
     first = computing[0]
     if (
@@ -147,7 +137,7 @@ def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFact
         and gpu.name != first.name
     ):
         expected = f"{first.name}, like {first.device}"
-        yield gpu_sighting(run, position, gpu.name, severity=Verdict.WARN, expected=expected)
+        yield run.gpu_sighting(position, gpu.name, severity=Verdict.WARN, expected=expected)
 
 
 def _less_than(gpu: GpuFacts, other: GpuFacts) -> bool:
@@ -174,7 +164,7 @@ def _unknown(run: Circumstances) -> Found:
             names = ", ".join(sorted({gpu.name or "?" for gpu in gpus}))
             idle = any(gpu.nvlinks for gpu in gpus) and not any(active_links(gpu) for gpu in gpus)
             seen = f"no profile for {len(gpus)} × {names}" + (" without any active NVLink" if idle else "")
-            yield node_sighting(run, number, seen, likely=f"profile {profile.name} is used instead")
+            yield run.node_sighting(number, seen, likely=f"profile {profile.name} is used instead")
 
 
 @single_node
@@ -189,17 +179,15 @@ def _below(run: Circumstances) -> Found:
         found = _shortfalls(gpu, most[number], profile, alike=alike) if profile is not None else ()
         for seen, expected in found:
             more: dict[str, Any] = _OF_ANOTHER_MODEL if seen.startswith((_MEMORY_GB, _PROCESSORS)) else {}
-            yield gpu_sighting(
-                run, position, seen, expected=f"{expected}, as in profile {profile and profile.name}", **more
+            yield run.gpu_sighting(
+                position, seen, expected=f"{expected}, as in profile {profile and profile.name}", **more
             )
         slot = None if profile is None else pcie_gb_s(profile.gpu.pcie_generation, profile.gpu.pcie_width)
         reaches = pcie_gb_s(gpu.pcie.max_generation, gpu.pcie.max_width)
         if profile is not None and slot is not None and reaches is not None and reaches < slot:
             expected = f"PCIe {profile.gpu.pcie_generation} x{profile.gpu.pcie_width}, as in profile {profile.name}"
             seen = f"PCIe at most {gpu.pcie.max_generation} x{gpu.pcie.max_width}"
-            yield gpu_sighting(
-                run, position, seen, expected=expected, **_slot_severity(run.nodes[number], gpu, reaches)
-            )
+            yield run.gpu_sighting(position, seen, expected=expected, **_slot_severity(run.nodes[number], gpu, reaches))
 
 
 def _shortfalls(gpu: GpuFacts, most: int, profile: Profile, *, alike: bool) -> Iterator[tuple[str, str]]:
@@ -234,7 +222,7 @@ def _all_gone(run: Circumstances) -> Found:
         if due and bare and node.gpus and not rdma_nics(node):
             expected = f"{plural(len(due), 'RDMA NIC')}, as in profile {profile and profile.name}"
             severity = Verdict.SKIP if len(run.nodes) == 1 else None  # a node alone needs no network
-            yield node_sighting(run, number, "no RDMA NIC", expected=expected, severity=severity)
+            yield run.node_sighting(number, "no RDMA NIC", expected=expected, severity=severity)
 
 
 @single_node
@@ -253,13 +241,15 @@ def _nics_below(run: Circumstances) -> Found:
         if all_there and len(fastest) == len(wanted) and all(rate >= min(wanted) for rate in fastest):
             continue
         if all_there and len(have) < len(nics):
-            yield Unread(run.on(number), f"unknown rate of {joined([nic.name for nic in nics if not nic.rate_gbit_s])}")
+            yield Unread(
+                run.subject(number), f"unknown rate of {joined([nic.name for nic in nics if not nic.rate_gbit_s])}"
+            )
             continue
         seen = plural(len(nics), "RDMA port" if has_rdma else "network interface")
         seen += f" of {_rates(have)}" if have else ""
         expected = f"{len(due)} of {_rates(wanted)}, as in profile {profile.name}"
         cure = NO_CURE if has_rdma else Cure.of("ip link")
-        yield node_sighting(run, number, seen, expected=expected, cure=cure)
+        yield run.node_sighting(number, seen, expected=expected, cure=cure)
 
 
 def _rates(rates: list[float]) -> str:
@@ -280,7 +270,8 @@ _MODEL = Condition(
     title="The number or model of GPUs differs from what the machine should have",
     check="gpu_model",
     likely="another machine than expected, a GPU replaced by another model, or a missing GPU",
-    cure=Cure.of("nvidia-smi -L", comment="`gpubench profiles match` shows the machine's profile."),
+    command="nvidia-smi -L",
+    comment="`gpubench profiles match` shows the machine's profile.",
     look=_model,
     implies=("below-profile", "nic-below-profile", "gpu-differs"),
 )
@@ -294,10 +285,8 @@ PROFILE = Family.of(
         title="Fewer GPUs than the machine should have: a GPU is missing from the PCI bus (lspci shows fewer GPUs)",
         check="gpu_present",
         likely="a GPU that no longer trains its PCIe link, or a GPU that was removed",
-        cure=Cure.of(
-            "lspci -d 10de: | grep -c 3D",
-            comment="Power-cycle the node, then look at the server's log (ipmitool sel list).",
-        ),
+        command="lspci -d 10de: | grep -c 3D",
+        comment="Power-cycle the node, then look at the server's log (ipmitool sel list).",
         look=_missing,
         implies=("below-profile", "peer-access-refused"),
     ),
@@ -307,7 +296,8 @@ PROFILE = Family.of(
         title="A GPU has less memory, fewer multiprocessors or slower NVLinks than other GPUs of its model on the node",
         check="gpu_model",
         likely="a GPU replaced by another variant, or a GPU with disabled parts",
-        cure=Cure.of("nvidia-smi -q -i GPU", comment="Have the GPU replaced."),
+        command="nvidia-smi -q -i GPU",
+        comment="Have the GPU replaced.",
         look=_differs,
     ),
     Condition(
@@ -315,10 +305,8 @@ PROFILE = Family.of(
         title="No profile for these GPUs: they are judged only against siblings and shares of the limits",
         check="gpu_model",
         expected="a profile of this machine; without one it is judged only against siblings and shares of the limits",
-        cure=Cure(
-            comment="Make a profile from results of healthy machines with `gpubench profiles learn`, and "
-            "name it with `--profile`."
-        ),
+        comment="Make a profile from results of healthy machines with `gpubench profiles learn`, and "
+        "name it with `--profile`.",
         look=_unknown,
     ),
     Condition(
@@ -327,7 +315,8 @@ PROFILE = Family.of(
         check="profile",
         likely="a setting that limits the links (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth, the slot's "
         "generation in the BIOS), or a machine that differs from the profile's",
-        cure=Cure.of("grep -i nvlink /proc/driver/nvidia/params", comment="`nvidia-smi nvlink -s` shows the links."),
+        command="grep -i nvlink /proc/driver/nvidia/params",
+        comment="`nvidia-smi nvlink -s` shows the links.",
         look=_below,
     ),
     Condition(
@@ -335,7 +324,8 @@ PROFILE = Family.of(
         title="No RDMA NIC, although the machine's profile has some (lspci and ibstat show none)",
         check="nic_state",
         likely="NIC drivers that are not loaded, NICs missing from the bus, or a machine without these NICs",
-        cure=Cure.of("lspci -d 15b3:", comment="If it lists NICs, modprobe mlx5_ib; otherwise look at dmesg."),
+        command="lspci -d 15b3:",
+        comment="If it lists NICs, modprobe mlx5_ib; otherwise look at dmesg.",
         link="https://github.com/Azure/azurehpc-health-checks",
         look=_all_gone,
         implies=("nics-differ",),
@@ -345,7 +335,8 @@ PROFILE = Family.of(
         title="Fewer or slower NICs than in the profile",
         check="nic_profile",
         likely="a missing NIC, a cable with a lower rate, or a machine that differs from the profile's",
-        cure=Cure.of("ibstat", comment="`lspci -d 15b3:` lists the NICs on the bus."),
+        command="ibstat",
+        comment="`lspci -d 15b3:` lists the NICs on the bus.",
         look=_nics_below,
     ),
     link=_PROFILES,

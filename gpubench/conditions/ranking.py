@@ -6,17 +6,9 @@ from math import inf, log
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpubench.conditions.circumstances import SOCKET, Circumstances, Staged
-from gpubench.conditions.condition import (
-    BESIDE,
-    Condition,
-    Sighting,
-    Unread,
-    fill_ids,
-    fill_placeholders,
-    join_seen,
-    joined,
-)
+from gpubench.conditions.circumstances import Circumstances, Sighting, Unread, joined
+from gpubench.conditions.condition import BESIDE, Condition, fill_ids, fill_placeholders
+from gpubench.conditions.logged import SOCKET, Staged
 from gpubench.conditions.policy import Medium, PathKind, Relation, Slowed
 from gpubench.model.paths.transport import Confidence, Pair, Transport, TransportKind
 from gpubench.model.paths.wiring import Wiring
@@ -35,7 +27,7 @@ UNKNOWN = Explanation(
 )
 """The explanation if no cause was found: no cause is reported without evidence."""
 
-_MOST_CURES = 3  # Of different sightings of one cause
+_MOST_CURES = _MOST_SEEN = 3  # Of different sightings of one cause
 MOST_TIMES = 2.0
 """A collective reaches at least half the share of its slowest path: 8 H100s with one host-staged pair reach 6 % where
 the pair reaches 10 %. A cause that leaves more than twice the measured share does not explain it."""
@@ -93,7 +85,9 @@ class Named(Struct, frozen=True):
     @property
     def seen(self) -> str:
         """Evidence for the cause."""
-        return join_seen([sighting.seen for sighting in self.sightings])
+        distinct = list(dict.fromkeys(sighting.seen for sighting in self.sightings if sighting.seen))
+        more = len(distinct) - _MOST_SEEN
+        return "; ".join(distinct[:_MOST_SEEN]) + (f"; and {more} more" if more > 0 else "")
 
     @property
     def subject(self) -> str:
@@ -118,7 +112,7 @@ class Named(Struct, frozen=True):
         sightings = (
             replace(sighting, severity=sighting.severity or self.gravity, quiet=False) for sighting in self.sightings
         )
-        return self.cause.findings_of(sightings)
+        return self.cause.to_findings(sightings)
 
     @property
     def settles(self) -> str:

@@ -5,22 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import (
-    Condition,
-    Family,
-    Found,
-    Sighting,
-    Unread,
-    complained,
-    device_sighting,
-    error_severity,
-    joined,
-    node_sighting,
-    nodes_with_rdma,
-    rdma_nics,
-    single_node,
-)
+from gpubench.conditions.circumstances import Circumstances, Found, Sighting, Unread, joined
+from gpubench.conditions.condition import Condition, Family, error_severity, nodes_with_rdma, rdma_nics, single_node
+from gpubench.conditions.logged import Complained
 from gpubench.model.facts.health import port_errors
 from gpubench.model.facts.snapshot import RDMA_MTUS, NicFacts, NicKind, roce_mtu_bytes
 from gpubench.model.paths.nccl_log import LogFacts
@@ -46,26 +33,26 @@ def _unless_it_came_back(sighting: Sighting, facts: LogFacts) -> Sighting:
 
 @single_node
 def _ports_down(run: Circumstances) -> Found:
-    for number, node, _ in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
         ports, failing = rdma_nics(node), port_roles(node).failing
         down = [nic for nic in ports if nic.state in NOT_ACTIVE]
         odd = [f"{nic.name} is {nic.state!r}" for nic in ports if nic.state not in (*NOT_ACTIVE, "active", None)]
         if odd and not down:
-            yield Unread(run.on(number), f"unknown port state: {joined(odd)}")
+            yield Unread(run.subject(number), f"unknown port state: {joined(odd)}")
         every = len(down) == len(ports)
         for nic in down:
             if nic in failing:
                 seen = f"port is {nic.state}" + (", like all ports of the node" if every and len(down) > 1 else "")
                 confidence = Confidence.PROVEN if every else Confidence.LIKELY
-                yield device_sighting(run, number, nic, seen, confidence, effects=() if every else (Effect.SLOW,))
+                yield run.device_sighting(number, nic, seen, confidence, effects=() if every else (Effect.SLOW,))
 
 
 @single_node
 def _ports_unused(run: Circumstances) -> Found:
-    for number, node, _ in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
         for nic in port_roles(node).others:
             if nic.state in NOT_ACTIVE:
-                yield device_sighting(run, number, nic, f"port is {nic.state}; it may be unused", Confidence.WEAK)
+                yield run.device_sighting(number, nic, f"port is {nic.state}; it may be unused", Confidence.WEAK)
 
 
 @single_node
@@ -76,7 +63,7 @@ def _find_rates_below_card(run: Circumstances) -> Found:
     are alike, the switches may be slower by design.
     """
     slow = len(run.nodes) > 1 and any(map(is_slow, run.measurements.collectives))
-    roles = {number: port_roles(node) for number, node, _ in nodes_with_rdma(run)}
+    roles = {number: port_roles(node) for number, node in nodes_with_rdma(run)}
     for number, own in roles.items():
         elsewhere = [nic for other, each in roles.items() if other != number for nic in each.working]
         near = [nic for known in own.below.values() for nic in known or ()]
@@ -90,34 +77,34 @@ def _find_rates_below_card(run: Circumstances) -> Found:
                 expected = f"up to {most:g} Gb/s, if the switch and this variant of the card support it"
                 expected += f"; {usual:g} on other nodes" if rate < usual else ""
                 quiet = not far and not slow and (rate >= usual or nic not in own.working)
-                yield device_sighting(run, number, nic, seen, Confidence.LIKELY, expected=expected, quiet=quiet)
+                yield run.device_sighting(number, nic, seen, Confidence.LIKELY, expected=expected, quiet=quiet)
 
 
 @single_node
 def _ports_slow(run: Circumstances) -> Found:
     """Compare ports with working ports of the same model. A port that is down reports no rate, or its lowest."""
-    for number, node, _ in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
         roles = port_roles(node)
         for nic in roles.failing:
             alike = [each for each in roles.working if (each.model, each.kind) == (nic.model, nic.kind)]
             usual = max((each.rate_gbit_s or 0.0 for each in alike), default=0.0)
             if nic.state == "active" and nic.rate_gbit_s and nic.rate_gbit_s < usual:
                 expected = f"{usual:g} Gb/s, like its siblings"
-                yield device_sighting(run, number, nic, f"{nic.rate_gbit_s:g} Gb/s", expected=expected)
+                yield run.device_sighting(number, nic, f"{nic.rate_gbit_s:g} Gb/s", expected=expected)
 
 
 @single_node
 def _port_errors(run: Circumstances) -> Found:
-    for number, node, _ in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
         nics = {nic.name: nic for nic in node.nics}
         for errors in port_errors(node.snapshot):
             if errors.device in nics:
-                yield device_sighting(run, number, nics[errors.device], errors.seen, **error_severity(errors))
+                yield run.device_sighting(number, nics[errors.device], errors.seen, **error_severity(errors))
 
 
 @single_node
 def _roce_mtu(run: Circumstances) -> Found:
-    for number, node, _ in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
         for nic in rdma_nics(node):
             size = roce_mtu_bytes(nic.mtu) if nic.kind is NicKind.ROCE and nic.mtu else None
             if size is not None and size < RDMA_MTUS[-1]:
@@ -127,12 +114,12 @@ def _roce_mtu(run: Circumstances) -> Found:
                     f"ip link set {interface} mtu 9000",
                     comment="Set it on switches too; RoCE MTU 4096 needs at least 4200.",
                 )
-                yield node_sighting(run, number, seen, Confidence.LIKELY, nic.name, cure=cure)
+                yield run.node_sighting(number, seen, Confidence.LIKELY, nic.name, cure=cure)
 
 
 def _roce_gid(run: Circumstances) -> Found:
     indices = {int(value) for value in run.values(_GID_INDEX) if value.isdecimal()}
-    for number, node, _ in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
         roce = {nic.name for nic in rdma_nics(node) if nic.kind is NicKind.ROCE}
         for port in node.snapshot.rdma_ports:
             if port.nic not in roce or port.gids is None:
@@ -141,7 +128,7 @@ def _roce_gid(run: Circumstances) -> Found:
             for index in sorted(indices):
                 if kinds.get(index) != _ROCE_V2:
                     seen = f"{_GID_INDEX}={index} is {kinds.get(index, 'not set')} on {port.nic}"
-                    yield node_sighting(run, number, seen, Confidence.PROVEN, port.nic)
+                    yield run.node_sighting(number, seen, Confidence.PROVEN, port.nic)
 
 
 def _gpus_with_fewer_nics(node: Topology, roles: PortRoles) -> dict[str, str]:
@@ -157,13 +144,15 @@ def _gpus_with_fewer_nics(node: Topology, roles: PortRoles) -> dict[str, str]:
 @single_node
 def _nics_absent(run: Circumstances) -> Found:
     """Find GPUs with fewer NICs below their PCIe switch than their siblings: only this shows a missing NIC."""
-    for number, node, _ in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
         roles = port_roles(node)
         for name, expected in _gpus_with_fewer_nics(node, roles).items():
             seen = f"{plural(len(roles.ports_below(name)), 'RDMA NIC')} below its PCIe switch"
-            yield node_sighting(run, number, seen, Confidence.LIKELY, name, expected=expected)
+            yield run.node_sighting(number, seen, Confidence.LIKELY, name, expected=expected)
         if None in roles.below.values() and len(node.gpus) * _MOST_ODD >= 1:
-            yield Unread(run.on(number), "paths between GPUs and NICs are unknown, so a missing NIC cannot be detected")
+            yield Unread(
+                run.subject(number), "paths between GPUs and NICs are unknown, so a missing NIC cannot be detected"
+            )
 
 
 def _nics_differ(run: Circumstances) -> Found:
@@ -175,7 +164,12 @@ def _nics_differ(run: Circumstances) -> Found:
 def _nodes_differ(run: Circumstances) -> Found:
     """Compare NICs between nodes. A finding needs a majority of equal nodes and no other condition."""
     roles = {number: port_roles(node) for number, node in run.nodes.items()}
-    counts = {number: len(_active(each)) for number, each in roles.items()}
+    counts = {
+        number: sum(
+            nic.state in ("active", None) and VIRTUAL not in (nic.model or "") for nic in port_roles(node).gpu_ports
+        )
+        for number, node in run.nodes.items()
+    }
     most = max(counts.values(), default=0)
     if min(counts.values(), default=0) == most:
         return
@@ -193,17 +187,13 @@ def _nodes_differ(run: Circumstances) -> Found:
     for number, count in counts.items():
         if count < most:
             seen = f"{count} RDMA NICs are up; other nodes have {most}"
-            yield node_sighting(run, number, seen, Confidence.LIKELY, quiet=number not in faulty)
-
-
-def _active(roles: PortRoles) -> list[NicFacts]:
-    return [nic for nic in roles.gpu_ports if nic.state in ("active", None) and VIRTUAL not in (nic.model or "")]
+            yield run.node_sighting(number, seen, Confidence.LIKELY, quiet=number not in faulty)
 
 
 @single_node
 def _fewer_than_profile(run: Circumstances) -> Found:
     """Find fewer NICs of the profile's kind and rate, on bare metal. Half as many, or one, may be a design."""
-    for number, node, _ in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
         profile, roles = run.exact_profile(number), port_roles(node)
         due = [] if profile is None else [nic for nic in profile.nic if nic.kind is not NicKind.ETHERNET]
         types = {(nic.kind, nic.rate_gbit_s) for nic in due}
@@ -216,17 +206,17 @@ def _fewer_than_profile(run: Circumstances) -> Found:
         if bare and is_alike and have < len(due) and is_odd and not _gpus_with_fewer_nics(node, roles):
             expected = f"{len(due)}, as in profile {profile and profile.name}"
             seen = f"{plural(have, 'RDMA NIC')} for {plural(len(node.gpus), 'GPU')}"
-            yield node_sighting(run, number, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=expected)
+            yield run.node_sighting(number, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=expected)
 
 
 @single_node
 def _ports_differ(run: Circumstances) -> Found:
     """Find GPU ports that differ from most others of the node in one trait."""
-    for number, node, _ in nodes_with_rdma(run):
+    for number, node in nodes_with_rdma(run):
         roles = port_roles(node)
         for nic, seen, usual in _odd_ports(node, [nic for nic in roles.gpu_ports if nic.state == "active"]):
-            yield device_sighting(
-                run, number, nic, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=f"{usual}, like its siblings"
+            yield run.device_sighting(
+                number, nic, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=f"{usual}, like its siblings"
             )
 
 
@@ -274,18 +264,16 @@ RDMA_PORTS = Family.of(
         likely="the cable, transceiver or switch port; in state INIT, a missing subnet manager",
         aliases=("nic-down",),
         settles="ibstat; the switch's log",
-        cure=Cure.of(
-            "mlxlink -d DEVICE",
-            comment="Check the cable, transceiver and switch port; in state INIT, start a subnet manager.",
-        ),
+        command="mlxlink -d DEVICE",
+        comment="Check the cable, transceiver and switch port; in state INIT, start a subnet manager.",
         link="https://github.com/areal-project/AReaL/issues/639",
         look=_ports_down,
         in_job=replace(
-            complained(
+            Complained(
                 r"async (?:error )?event ?: (?:port error|device fatal)|port state is down"
                 r"|\bib\w*\d\w*: link (?:is )?down|\b(?:mlx\d|bnxt_re|irdma)_?\w*:? port:? \d+:? link down"
             ),
-            refined=_unless_it_came_back,
+            refine=_unless_it_came_back,
         ),
         implies=("nics-differ",),
     ),
@@ -296,10 +284,8 @@ RDMA_PORTS = Family.of(
         expected="active, if it is used",
         likely="a port without a cable, which is normal for an unused port",
         settles="ibstat",
-        cure=Cure.of(
-            "ibstat",
-            comment="If the port is unused, NCCL_IB_HCA=^NAME keeps NCCL off it; else check cable and switch port.",
-        ),
+        command="ibstat",
+        comment="If the port is unused, NCCL_IB_HCA=^NAME keeps NCCL off it; else check cable and switch port.",
         link="https://github.com/Azure/azurehpc-health-checks",
         look=_ports_unused,
     ),
@@ -309,7 +295,8 @@ RDMA_PORTS = Family.of(
         check="nic_state",
         likely="a cable, transceiver or switch with a lower rate, or a slower variant of the card",
         settles="ibstat; mlxlink -d DEVICE",
-        cure=Cure.of("mlxlink -d DEVICE", comment="It shows the rates that card, cable and switch port support."),
+        command="mlxlink -d DEVICE",
+        comment="It shows the rates that card, cable and switch port support.",
         link="https://github.com/NVIDIA/nccl/issues/2397",
         look=_find_rates_below_card,
     ),
@@ -320,9 +307,8 @@ RDMA_PORTS = Family.of(
         likely="the cable, transceiver or switch port",
         aliases=("nic-rate",),
         settles="ibstat; mlxlink -d DEVICE",
-        cure=Cure.of(
-            "mlxlink -d DEVICE", comment="Check the cable, the transceiver and the switch port's configured speed."
-        ),
+        command="mlxlink -d DEVICE",
+        comment="Check the cable, the transceiver and the switch port's configured speed.",
         link="https://github.com/NVIDIA/nccl/issues/2397",
         look=_ports_slow,
     ),
@@ -332,7 +318,8 @@ RDMA_PORTS = Family.of(
         check="nic_state",
         likely="a NIC that fell off the bus, is not assigned to this host or container, or has no driver",
         settles="lspci -tv shows the slot; dmesg | grep -e mlx5 -e pciehp -e AER",
-        cure=Cure.of("lspci -d 15b3:", comment="If the NIC is missing, look at dmesg, then reseat or replace it."),
+        command="lspci -d 15b3:",
+        comment="If the NIC is missing, look at dmesg, then reseat or replace it.",
         link="https://github.com/NVIDIA/nccl/issues/349",
         look=_nics_absent,
         implies=("nics-differ",),
@@ -344,11 +331,9 @@ RDMA_PORTS = Family.of(
         check="nic_errors",
         likely="the cable, transceiver or switch port",
         aliases=("nic-errors",),
-        cure=Cure.of(
-            "perfquery -x",
-            comment="Run it again after some traffic; clean or replace cable and transceiver of a port whose "
-            "counters grow.",
-        ),
+        command="perfquery -x",
+        comment="Run it again after some traffic; clean or replace cable and transceiver of a port whose "
+        "counters grow.",
         link="https://github.com/NVIDIA/nccl-tests/issues/112",
         look=_port_errors,
     ),
@@ -356,9 +341,7 @@ RDMA_PORTS = Family.of(
         id="roce-mtu-small",
         title="RoCE MTU is 1024 because the interface's MTU is 1500",
         settles="ibv_devinfo | grep active_mtu",
-        cure=Cure(
-            comment="Set the MTU with `ip link set` to 9000, on the switches too. RoCE MTU 4096 needs at least 4200."
-        ),
+        comment="Set the MTU with `ip link set` to 9000, on the switches too. RoCE MTU 4096 needs at least 4200.",
         link="https://github.com/NVIDIA/nccl-tests/issues/112",
         look=_roce_mtu,
     ),
@@ -366,7 +349,8 @@ RDMA_PORTS = Family.of(
         id="roce-gid-index",
         title="NCCL_IB_GID_INDEX names a GID that is not a RoCE v2 address",
         settles="show_gids",
-        cure=Cure.of("unset NCCL_IB_GID_INDEX", comment="NCCL 2.21 and later finds the address."),
+        command="unset NCCL_IB_GID_INDEX",
+        comment="NCCL 2.21 and later finds the address.",
         link="https://github.com/NVIDIA/nccl/issues/426",
         look=_roce_gid,
     ),
@@ -377,11 +361,9 @@ RDMA_PORTS = Family.of(
         expected="the same NICs as on most nodes of the job",
         likely="NICs that are missing from the bus or have no driver loaded",
         settles="mpirun gpubench topo names the odd node",
-        cure=Cure.of(
-            "ibstat",
-            comment="Run it and `lspci -d 15b3:` on the node; remove the node from the job until its ports "
-            "are up and alike.",
-        ),
+        command="ibstat",
+        comment="Run it and `lspci -d 15b3:` on the node; remove the node from the job until its ports "
+        "are up and alike.",
         link="https://github.com/NVIDIA/nccl/issues/349",
         look=_nics_differ,
     ),

@@ -4,8 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from gpubench.conditions.circumstances import Facts
-from gpubench.conditions.condition import joined
+from gpubench.conditions.circumstances import Facts, joined
 from gpubench.model.facts.health import HIDDEN, name_every_gpu
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts, find_display_cards, is_virtual_gpu
 from gpubench.model.paths.nics import card_gbit_s, is_below_card, port_roles
@@ -82,7 +81,7 @@ def count_of_gpus(facts: Facts) -> str:
         if node.gpus
         and not (facts.asked and run.exact_profile(number))
         and not _shows_its_board(node)
-        and not name_every_gpu(node.snapshot, run.ranks_of(number))
+        and not name_every_gpu(node.snapshot, run.node_ranks(number))
     ]
     counts = joined(sorted({str(len(node.gpus)) for node in open_}))
     return f"GPU count not judged ({counts} found): --expect-gpus N" if open_ else ""

@@ -153,7 +153,7 @@ def _expected_path(explained: Explained, pair: Pair) -> _Prospect:
     if possible and not sure:
         return _Prospect(Conclusion.POSSIBLE, Verdict.PASS)
     cause = sure[0].explanation if sure else UNKNOWN
-    node, ends = explained.circumstances.node_of(pair), [explained.circumstances.wiring.gpu(each) for each in pair]
+    node, ends = explained.circumstances.pair_node(pair), [explained.circumstances.wiring.gpu(each) for each in pair]
     unread = possible and None not in ends and node.nvlinks(*filter(None, ends)) is None
     if cause.by_design and (node.snapshot.failures or unread):
         # Unknown NVLinks may connect them. Never conclude "by design" from a missing answer.
@@ -165,7 +165,7 @@ def _expected_path(explained: Explained, pair: Pair) -> _Prospect:
 
 def _seen(nodes: Sequence[Topology], number: int, explained: Explained) -> Iterator[tuple[_FallbackPairs, _Prospect]]:
     wiring = explained.circumstances.wiring
-    positions = zip(sorted(explained.circumstances.gpus_of(number)), nodes[number].gpus, strict=True)
+    positions = zip(sorted(explained.circumstances.node_gpus(number)), nodes[number].gpus, strict=True)
     for pair, ends in _pairs(dict(positions)):
         access = wiring.peer_access(pair)
         reason = f"not known: {access.reason}" if access.possible is None else access.reason
@@ -174,7 +174,7 @@ def _seen(nodes: Sequence[Topology], number: int, explained: Explained) -> Itera
 
 def _examined_nodes(kind: MachineKind, explained: Explained) -> list[int]:
     others = sorted({*kind.alike, *kind.odd} - {kind.representative})
-    return [kind.representative, *(number for number in others if explained.circumstances.gpus_of(number))]
+    return [kind.representative, *(number for number in others if explained.circumstances.node_gpus(number))]
 
 
 def _is_alike(prospect: _Prospect, usual: _Prospect | None) -> bool:

@@ -134,4 +134,4 @@ def pairs_without_peers(profile: Profile, variables: Mapping[str, str]) -> froze
         return frozenset()
     node = healthy_node(profile)
     run = Facts([Topology(node)], ranks=[rank_facts(0, variables, node, 0)]).circumstances
-    return frozenset(pair for pair in run.inside if any(nccl_settings.keep_off_peers(run, pair, run.values)))
+    return frozenset(pair for pair in run.local_pairs if any(nccl_settings.keep_off_peers(run, pair, run.values)))

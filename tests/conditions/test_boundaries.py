@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpubench.conditions.circumstances import Facts, ProcessLog, Staged
-from gpubench.conditions.condition import Sighting, Unread, join_seen
+from gpubench.conditions.circumstances import Facts, Sighting, Unread
+from gpubench.conditions.logged import ProcessLog, Staged
 from gpubench.conditions.policy import Medium, PathKind, Relation
 from gpubench.conditions.ranking import _covered, explain
 from gpubench.conditions.registry import CAUSES
@@ -151,11 +151,6 @@ def test_checks_that_say_something_of_machines_without_gpus() -> None:
     judged = {name for name, verdict in verdicts.items() if verdict is not Verdict.SKIP}
     assert judged == {"driver", "nic_state", "nic_errors"}
     assert {row.origin for row in report.sections[CheckRow.section].rows()} == {"simulated"}  # type: ignore[union-attr]
-
-
-def test_a_list_of_what_was_seen_ends_where_it_gets_long() -> None:
-    assert join_seen(["a", "b", "", "c", "a"]) == "a; b; c"
-    assert join_seen(["a", "b", "c", "d"]) == "a; b; c; and 1 more"
 
 
 def explained(job: Job, *pairs: Pair, by: PathKind = SHM) -> list[tuple[str, list[str]]]:

@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, WIRING, gpu_count_findings, presence_findings, run
-from gpubench.conditions.circumstances import Facts
-from gpubench.conditions.condition import joined
+from gpubench.conditions.circumstances import Facts, joined
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import (
     DriverFacts,
@@ -656,8 +655,8 @@ def test_subjects_are_cut_after_four() -> None:
 
 def test_a_subject_without_a_bus_id_is_its_name() -> None:
     node = Topology(HEALTHY)
-    assert Facts([node]).circumstances.named(0, GpuFacts(index=2)) == "GPU2"
-    assert Facts([node]).circumstances.named(0) == "node0"
+    assert Facts([node]).circumstances.names_with_ids(0, GpuFacts(index=2)) == "GPU2"
+    assert Facts([node]).circumstances.names_with_ids(0) == "node0"
 
 
 def rank(number: int, node: int = 0, **facts: Any) -> RankFacts:

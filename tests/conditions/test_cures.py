@@ -46,7 +46,10 @@ def text_of(node: ast.expr) -> str:
             return "1"
 
 
-CODE = [each for each in cures_in_code() if each[1] or each[2]]
+CODE = [
+    *((condition.id, condition.cure.commands, condition.cure.comment) for condition in CONDITIONS),
+    *(each for each in cures_in_code() if each[1] or each[2]),
+]
 
 
 @pytest.mark.parametrize(("place", "commands", "comment"), CODE)

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from gpubench.conditions.circumstances import LoggedReason, Staged
-from gpubench.conditions.condition import Condition, Sighting
+from gpubench.conditions.circumstances import Sighting
+from gpubench.conditions.condition import Condition
+from gpubench.conditions.logged import LoggedReason, Staged
 from gpubench.conditions.policy import EXPLAINS, Medium, PathKind, Relation, Slowed
 from gpubench.conditions.ranking import Diagnosis, Named, explain, path_kinds
 from gpubench.conditions.registry import CAUSES, CONDITIONS, FAMILIES

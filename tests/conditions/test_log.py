@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from gpubench.conditions.circumstances import ProcessLog, Staged
+from gpubench.conditions.logged import ProcessLog, Staged
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.nccl_log import Note, RemarkKind

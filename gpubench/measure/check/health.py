@@ -8,8 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpubench.conditions.checks import CHECKS, Check, Looked, look, merged
-from gpubench.conditions.circumstances import Facts
-from gpubench.conditions.condition import joined
+from gpubench.conditions.circumstances import Facts, joined
 from gpubench.conditions.folding import fold
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.check.unread import not_looked_at, unread_facts
@@ -370,11 +369,11 @@ def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, 
     """Yield each device of a node with its scope, its name in rows, and the names that findings use for it."""
     circumstances = facts.circumstances
     for gpu in node.gpus:
-        name = circumstances.named(number, gpu)
+        name = circumstances.names_with_ids(number, gpu)
         yield "gpu", name, (name,)
     for nic in node.nics:
-        name = circumstances.named(number, nic)
-        yield "nic", name, (name, circumstances.on(number, nic.name))
+        name = circumstances.names_with_ids(number, nic)
+        yield "nic", name, (name, circumstances.subject(number, nic.name))
     by_bus_id = {gpu.bus_id: gpu for gpu in node.gpus}
     measured = {
         (row.source_bus_id, row.destination_bus_id)
@@ -384,8 +383,8 @@ def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, 
     for source, destination in sorted(measured, key=str):
         if source in by_bus_id and destination in by_bus_id:
             one, other = by_bus_id[source], by_bus_id[destination]
-            name, bare = circumstances.named(number, one, other), f"{one.device} → {other.device}"
-            yield "link", name, (name, circumstances.on(number, bare), bare)
+            name, bare = circumstances.names_with_ids(number, one, other), f"{one.device} → {other.device}"
+            yield "link", name, (name, circumstances.subject(number, bare), bare)
 
 
 def _slow_links(facts: Facts, number: int, node: Topology) -> dict[str, tuple[Verdict, tuple[str, str]]]:
@@ -394,7 +393,7 @@ def _slow_links(facts: Facts, number: int, node: Topology) -> dict[str, tuple[Ve
     If several slow links share a GPU, a finding names the GPU. A link without a judged measurement does not pass
     either.
     """
-    named, host = facts.circumstances.named, node.snapshot.host
+    named, host = facts.circumstances.names_with_ids, node.snapshot.host
     by_bus_id = {gpu.bus_id: gpu for gpu in node.gpus}
     fare: dict[str, list[Verdict]] = {}
     ends: dict[str, tuple[str, str]] = {}

@@ -7,8 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from gpubench.conditions.checks import Check, Looked
-from gpubench.conditions.circumstances import Circumstances, Facts
-from gpubench.conditions.condition import joined
+from gpubench.conditions.circumstances import Circumstances, Facts, joined
 from gpubench.conditions.subjects import NOT_THERE
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts
 from gpubench.model.paths.topology import Topology
@@ -292,20 +291,24 @@ def _subjects(scope: str, run: Circumstances, number: int, node: Topology) -> It
     alive = [gpu for gpu in node.gpus if gpu.lost is None]
     match scope:
         case "gpu":
-            return [_Subject(run.named(number, gpu), gpu, gpu.unknown, run.places(number, gpu)) for gpu in alive]
+            return [
+                _Subject(run.names_with_ids(number, gpu), gpu, gpu.unknown, run.places(number, gpu)) for gpu in alive
+            ]
         case "pair":
             return _pairs(run, number, node, alive)
         case "nic":
             nics = [nic for nic in node.nics if nic.rdma]
-            return [_Subject(run.named(number, nic), nic, nic.unknown, run.places(number, nic)) for nic in nics]
+            return [
+                _Subject(run.names_with_ids(number, nic), nic, nic.unknown, run.places(number, nic)) for nic in nics
+            ]
         case "port":
             ports = {port.nic: port for port in node.snapshot.rdma_ports}
             nics = [nic for nic in node.nics if nic.rdma]
-            return [_Subject(run.named(number, nic), ports.get(nic.name), nic.unknown) for nic in nics]
+            return [_Subject(run.names_with_ids(number, nic), ports.get(nic.name), nic.unknown) for nic in nics]
         case "node":
-            return [_Subject(run.named(number), node.snapshot, {})]
+            return [_Subject(run.names_with_ids(number), node.snapshot, {})]
         case _:
-            ranks = run.ranks_of(number)
+            ranks = run.node_ranks(number)
             named = [_Subject(f"rank {rank.rank}", rank, rank.unknown) for rank in ranks]
             return named or [_Subject(node.snapshot.host, None, {})]
 
@@ -314,7 +317,7 @@ def _pairs(run: Circumstances, number: int, node: Topology, gpus: Sequence[GpuFa
     known = {(each.source, each.destination): each for each in node.snapshot.pairs}
     for one, other in permutations(gpus, 2):
         pair = known.get((one.device, other.device))
-        name, unknown = run.on(number, f"{one.device} → {other.device}"), {} if pair is None else pair.unknown
+        name, unknown = run.subject(number, f"{one.device} → {other.device}"), {} if pair is None else pair.unknown
         yield _Subject(name, pair, unknown, run.places(number, one, other))
 
 
@@ -359,14 +362,14 @@ def _unjudged_pairs(run: Circumstances, number: int, node: Topology) -> Iterator
     for (source, one), (destination, other) in permutations(enumerate(node.gpus), 2):
         seen = (source, destination) in rows or (node.snapshot.host, one.bus_id, other.bus_id) in staged
         if not seen and one.lost is None and other.lost is None:
-            yield run.named(number, one, other)
+            yield run.names_with_ids(number, one, other)
 
 
 def _unjudged_host_copies(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
     """Yield GPUs without judged copies in both directions between GPU and host memory."""
     ways = ({gpu.device for gpu, _ in host_rows(run.measurements, node, to_gpu=way)} for way in (True, False))
     both = set.intersection(*ways)
-    return (run.named(number, gpu) for gpu in node.gpus if gpu.lost is None and gpu.device not in both)
+    return (run.names_with_ids(number, gpu) for gpu in node.gpus if gpu.lost is None and gpu.device not in both)
 
 
 def _reasons(unknown: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str]:

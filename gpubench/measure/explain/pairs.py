@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpubench.conditions.circumstances import ASK_FOR_MORE, ProcessLog, Staged
+from gpubench.conditions.logged import ASK_FOR_MORE, ProcessLog, Staged
 from gpubench.conditions.nccl_settings import NCCL_SETTINGS
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
@@ -284,13 +284,13 @@ def _interfaces(remarks: Iterable[nccl_log.Remark]) -> tuple[str, ...]:
 
 def _no_explanation(staged: Staged) -> Explanation:
     export = f"export {ASK_FOR_MORE}"
-    if staged.inside and any(note.about == _POLICY for note in staged.found(nccl_log.RemarkKind.P2P_TYPE)):
+    if staged.is_local and any(note.about == _POLICY for note in staged.find_notes(nccl_log.RemarkKind.P2P_TYPE)):
         seen = "isAllCudaP2p 1: CUDA grants these GPUs peer access, and the log does not say why NCCL keeps off it"
         return Explanation(
             UNKNOWN, seen, Cure.of(export, comment="Run the job again with it. `gpubench topo` shows the paths.")
         )
     seen = "nothing in the log explains it"
-    shows = "paths and peer access" if staged.inside else "the NICs of a node"
+    shows = "paths and peer access" if staged.is_local else "the NICs of a node"
     return Explanation(
         UNKNOWN, seen, Cure.of(export, comment=f"Run the job again with it. `gpubench topo` shows {shows}.")
     )

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from gpubench.conditions.condition import Complained, joined
+from gpubench.conditions.circumstances import joined
+from gpubench.conditions.logged import Complained
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.measure.explain.hangs import hangs_in
 from gpubench.measure.explain.pairs import (

@@ -1,13 +1,12 @@
 """The judgement of a sweep's speed: by the first source that knows, and with the first cause that explains it."""
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from gpubench.collectives.registry import collective_named
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Sighting
+from gpubench.conditions.circumstances import Circumstances, Sighting
 from gpubench.conditions.ranking import Diagnosis, Named
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.jobs.collective.metadata import speed_judge_of
@@ -22,6 +21,9 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Cure, Finding, Verdict
 from gpubench.profiles import load
 from tests.fakes.measured_rows import row
+
+if TYPE_CHECKING:
+    from gpubench.conditions.condition import Condition
 
 ALLREDUCE = collective_named("allreduce")
 H200 = ExpectedTimes(collective=ALLREDUCE, profile=load("hgx-h200-4"), nccl="2.28.9")

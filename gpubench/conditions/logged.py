@@ -1,0 +1,211 @@
+"""What NCCL's log shows: of a host-staged path between two ranks, and of a job that it ended."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpubench.conditions.circumstances import Sighting, joined
+from gpubench.conditions.policy import Medium, PathKind, Relation
+from gpubench.model.paths.nccl_log import Complaint, FailedCall, LogFacts, Note, RemarkKind
+from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
+
+SOCKET = "Socket"
+
+ASK_FOR_MORE = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM"
+
+
+class ProcessLog(Struct, frozen=True):
+    """The settings of one process, and the lines of its log that explain a path."""
+
+    settings: tuple[tuple[str, str], ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    def setting(self, name: str) -> str | None:
+        """Return the value of a variable, or None if it is not set."""
+        return dict(self.settings).get(name)
+
+
+class Staged(Struct, frozen=True, kw_only=True):
+    """Two ranks that communicate through host memory, and everything the log shows about them."""
+
+    one_node: bool  # NCCL treats both as ranks of one machine
+    same_machine: bool  # The log shows that they are
+    network: str | None  # The network that carries the bytes, None for shared memory
+    path: str | None = None  # NCCL's path type between the GPUs ('PIX', 'SYS'), None if unknown
+    gpus: int = 0  # GPUs that NCCL found on the host, 0 if unknown
+    notes: tuple[Note, ...] = ()  # About these two GPUs
+    source: ProcessLog = ProcessLog()
+    destination: ProcessLog = ProcessLog()
+    bus_ids: tuple[str, ...] = ()
+    nvlinks: bool = False  # Anything shows NVLinks on the machine
+    models: tuple[str, ...] = ()  # Models of the two GPUs, if the text names them
+    listed_models: tuple[str, ...] = ()  # Other models that the text names
+    interfaces: tuple[str, ...] = ()  # Interfaces of the bootstrap network
+    one_per_host: bool = False  # No host has two ranks
+    rdma: bool = False  # Any process of the job found an RDMA device
+    plugin: bool = False  # Any process has a network plugin
+    peers_elsewhere: bool = False  # Both GPUs have peer access to other GPUs of the machine
+
+    @property
+    def is_local(self) -> bool:
+        """True if both ranks are on one machine."""
+        return self.one_node or self.same_machine
+
+    @property
+    def through_shm(self) -> bool:
+        """True if both ranks are on one machine and use shared memory."""
+        return self.is_local and self.network is None
+
+    @property
+    def through_local_network(self) -> bool:
+        """True if both ranks are on one machine and use a network."""
+        return self.is_local and self.network is not None
+
+    @property
+    def kinds(self) -> tuple[PathKind, ...]:
+        """Possible kinds of this path. A log does not show whether NVLinks join two machines."""
+        local = [Relation.ONE_GPU if self.one_gpu else Relation.ONE_NODE]
+        relations = local if self.is_local else [Relation.ONE_DOMAIN, Relation.TWO_NODES]
+        medium = Medium.SHM if self.network is None else Medium.SOCKET if self.network == SOCKET else Medium.RDMA
+        return tuple(PathKind(relation, medium) for relation in relations)
+
+    @property
+    def one_gpu(self) -> bool:
+        """True if both run on one GPU."""
+        return self.is_local and len(self.bus_ids) > 1 and len(set(self.bus_ids)) == 1
+
+    @property
+    def is_virtual(self) -> bool:
+        """True if the GPUs are on PCI bus 0, where hypervisors put devices and physical servers have no slots."""
+        return any(bus_id[5:7] == "00" for bus_id in self.bus_ids)
+
+    def settings(self, name: str) -> tuple[str, ...]:
+        """Return the distinct values of a variable in both processes."""
+        values = (process.setting(name) for process in (self.source, self.destination))
+        return tuple(dict.fromkeys(value for value in values if value is not None))
+
+    def find_notes(self, *kinds: RemarkKind) -> tuple[Note, ...]:
+        """Return notes of these kinds, those about the two GPUs first."""
+        notes = (*self.notes, *self.source.notes, *self.destination.notes)
+        return tuple(dict.fromkeys(note for kind in kinds for note in notes if note.kind is kind))
+
+
+class LoggedReason(NamedTuple):
+    """Evidence and cure from a log, whether the log proves the condition, and whether it is by design."""
+
+    evidence: str
+    cure: Cure = NO_CURE
+    is_proven: bool = True
+    by_design: bool = False
+
+
+def uses_sockets(staged: Staged) -> bool:
+    """True if the ranks are on different nodes and communicate over sockets."""
+    return not staged.is_local and staged.network == SOCKET
+
+
+def uses_rdma(staged: Staged) -> bool:
+    """True if the ranks are on different nodes and communicate over RDMA."""
+    return not staged.is_local and staged.network not in (None, SOCKET)
+
+
+def remark_detector(
+    kind: RemarkKind,
+    cure: Cure,
+    applies: Callable[[Staged], bool] = lambda staged: staged.through_shm,
+    evidence: str = "NCCL's log: {.gist}",
+) -> Callable[[Staged], LoggedReason | None]:
+    """Return a detector for a remark about two GPUs in NCCL's log."""
+
+    def find(staged: Staged) -> LoggedReason | None:
+        notes = staged.find_notes(kind) if applies(staged) else ()
+        return LoggedReason(evidence.format(notes[0]), cure) if notes else None
+
+    return find
+
+
+_LONGEST_SEEN = 200
+
+_HANDLED = re.compile(
+    r"gdrwrap|(?:^|/)gdr\w*\.(?:cc|h):|include/net\.h:|ibvwrap|nvmlwrap|net_ib"
+    r"|(?:^|/)plugin/|(?:^|/)ras/|socket\.cc:"
+)
+"""Sources of errors that NCCL may handle itself: plugins, GDRCopy, missing verbs, sockets at the job's end. Unhandled
+errors appear in other places of the log as well.
+"""
+
+_RAS = re.compile(r"(?:^|/)ras/")  # NCCL's RAS service, which notices exiting peers when a job ends
+REMOTE = 6  # The error code for a remote process that exited: the fault is not in this process
+_CODES = {
+    1: "a CUDA call failed",
+    2: "a system call failed",
+    3: "an internal check failed",
+    4: "an argument is invalid",
+    5: "the program calls NCCL wrongly",
+    REMOTE: "a remote process exited, or the network to it failed",
+}
+"""Meanings of ncclResult_t."""
+
+
+class Complained(Struct, frozen=True):
+    """Finds complaints that match a pattern and calls that returned one of some error codes, as one sighting.
+
+    Patterns ignore case. They are compiled when they are first used: every start imports all conditions, and few
+    starts read a log.
+    """
+
+    pattern: str
+    codes: frozenset[int] = frozenset()
+    severity: Verdict | None = None
+    of_programs: bool = False  # Skip complaints by NCCL
+    refine: Callable[[Sighting, LogFacts], Sighting] | None = None  # Adds what else the log shows
+    preferred: str = ""  # Show a complaint that matches this pattern, if any
+
+    def __call__(self, facts: LogFacts) -> Iterator[Sighting]:
+        """Yield one sighting if a job's log has matching complaints or calls."""
+        complaints = [complaint for complaint in facts.complaints if self._matches(complaint)]
+        calls = self._unhandled_calls(facts)
+        if not complaints and not calls:
+            return
+        writers = [*(complaint.processes for complaint in complaints), *(call.processes for call in calls)]
+        if complaints:
+            count = sum(complaint.count for complaint in complaints)
+            preferred = (
+                each for each in complaints if self.preferred and re.search(self.preferred, each.text, re.IGNORECASE)
+            )
+            seen = next(preferred, complaints[0]).text[:_LONGEST_SEEN]
+            seen += f" ({count} lines like this)" if count > 1 else ""
+        else:
+            call = calls[0]
+            meaning = call.warning[:_LONGEST_SEEN] or _CODES.get(call.code, "the call failed")
+            place = f"{call.place} -> {call.code}"
+            seen = f"{meaning} ({place})" if call.warning else f"{place}: {meaning}"
+        subject = joined(name for names in writers for name in names) or "a program that uses NCCL"
+        sighting = Sighting(subject=subject, seen=seen, severity=self.severity)
+        yield sighting if self.refine is None else self.refine(sighting, facts)
+
+    def _unhandled_calls(self, facts: LogFacts) -> list[FailedCall]:
+        """Return calls with these codes, unless NCCL handled them itself."""
+        calls = [call for call in facts.failed_calls if call.code in self.codes]
+        by_ras = any(_RAS.search(call.place) for call in calls)
+        if all(_HANDLED.search(call.place) for call in calls) and (by_ras or REMOTE not in self.codes):
+            return []
+        return calls
+
+    def without(self, facts: LogFacts) -> LogFacts:
+        """Return the log without the complaints that match."""
+        others = tuple(complaint for complaint in facts.complaints if not self._matches(complaint))
+        return replace(facts, complaints=others)
+
+    def _matches(self, complaint: Complaint) -> bool:
+        if self.of_programs and complaint.processes:
+            return False
+        return re.search(self.pattern, complaint.text, re.ASCII | re.IGNORECASE) is not None
+
+
+def doubted(pattern: str) -> Complained:
+    """Find warnings after which some NCCL releases continue and others end the job. The result is a WARN."""
+    return Complained(pattern, severity=Verdict.WARN)
