@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpubench.machine.drivers import Answers
+from gpubench.machine.drivers import GpuQueries
 from gpubench.machine.gpu_child import NvmlTraffic
 from gpubench.machine.gpus import MULTIPROCESSORS, read_clock_reasons, read_processes
-from gpubench.machine.nvml import open_library, read_link_bytes
+from gpubench.machine.nvml import NVLINK_COUNTERS, PCIE_COUNTERS, open_library, read_link_counters
 
 GRAPHICS, PCIE_SENT, PCIE_RECEIVED, NVLINK_RECEIVED, NVLINK_SENT = 1, 20, 21, 60, 61
 """NVML_GPM_METRIC_*."""
@@ -43,7 +43,7 @@ def main() -> None:
     if library is None:
         sys.exit("this host has no driver of NVIDIA's")
     handle = library.nvmlDeviceGetHandleByIndex(0)
-    answers = Answers(library, handle)
+    queries = GpuQueries(library, handle)
 
     def timed(label: str, question: Callable[[], Any]) -> None:
         print(f"{label:<44}{cost(question, arguments.times, arguments.pause)}", flush=True)
@@ -55,14 +55,14 @@ def main() -> None:
         timed("GPM sample", lambda: library.nvmlGpmSampleGet(handle, after))
         for metrics in METRICS:
             timed(f"GPM metrics {metrics}", lambda metrics=metrics: asked(library, before, after, metrics))  # type: ignore[misc]
-    timed("NVLink counters, sum of links", lambda: read_link_bytes(answers, nvlink_only=True))
-    timed("PCIe counters", lambda: read_link_bytes(answers, pcie_only=True))
-    timed("processes, names and all", lambda: read_processes(answers))
+    timed("NVLink counters, sum of links", lambda: read_link_counters(queries, NVLINK_COUNTERS))
+    timed("PCIe counters", lambda: read_link_counters(queries, PCIE_COUNTERS))
+    timed("processes, names and all", lambda: read_processes(queries))
     timed("processes that compute", lambda: library.nvmlDeviceGetComputeRunningProcesses(handle))
     timed("clock", lambda: library.nvmlDeviceGetClockInfo(handle, MULTIPROCESSORS))
-    timed("reasons for the clock", lambda: read_clock_reasons(answers))
+    timed("reasons for the clock", lambda: read_clock_reasons(queries))
     timed("utilization", lambda: library.nvmlDeviceGetUtilizationRates(handle))
-    timed("NVLink errors", lambda: answers.fields([(each, ALL_LINKS) for each in ERRORS]))
+    timed("NVLink errors", lambda: queries.fields([(each, ALL_LINKS) for each in ERRORS]))
     timed("PCIe replays", lambda: library.nvmlDeviceGetPcieReplayCounter(handle))
     timed("a whole reading of one GPU", NvmlTraffic(library, [0]).read)
 

@@ -347,7 +347,7 @@ class CudaCopies:
         return GpuMemory(device, position, address, size_bytes, self._runtime.free)
 
     def _allocate_host(self, kind: HostMemory, size_bytes: int) -> PageableMemory | PinnedMemory:
-        available = int(host_memory.free_bytes() * host_memory.SHARE)
+        available = int(host_memory.free_bytes() * host_memory.USABLE_SHARE)
         if size_bytes > available:
             raise CouldNotMeasureError(
                 f"{format_size(size_bytes)} of {kind.full_name} do not fit: {available / 2**30:.1f} GiB may be taken",

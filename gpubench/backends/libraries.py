@@ -21,7 +21,7 @@ from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.errors import GpubenchError, UsageError
 from gpubench.machine.children import module_command, package_environment
 from gpubench.machine.environment import cuda_built, find_libraries
-from gpubench.machine.host import exists, names_in, printable, text_of
+from gpubench.machine.host import exists, list_names, printable, read_text
 from gpubench.machine.probe import StageResult, run_stages
 from gpubench.machine.process import mapped_libraries
 from gpubench.machine.stage import MPI4PY, NCCL4PY, SEARCH, VERSION
@@ -109,7 +109,7 @@ def torch_user() -> process.LibraryUser | None:
     folder = _torch_folder()
     if folder is None:
         return None
-    text = text_of(folder / "version.py") or ""
+    text = read_text(folder / "version.py") or ""
     version = _VERSION.search(text)
     built = {match[1]: match[2] for match in _BUILT_FOR.finditer(text)}
     loads: dict[str, str] = {}
@@ -176,9 +176,9 @@ def _package_of(wanted: str, module: str | None = None) -> Package | None:
 
 def kernel_modules(root: Path) -> tuple[process.KernelModule, ...]:
     """Read the kernel modules through which other devices reach GPU memory."""
-    present = set(names_in(root / "sys/module"))
+    present = set(list_names(root / "sys/module"))
     return tuple(
-        process.KernelModule(name=name, loaded=name in present, version=text_of(root / "sys/module" / name / "version"))
+        process.KernelModule(name=name, loaded=name in present, version=read_text(root / f"sys/module/{name}/version"))
         for name in _MODULES
     )
 

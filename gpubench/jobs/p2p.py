@@ -336,7 +336,7 @@ def _open_rank_copies(rank: RankPlace) -> Iterator[CopySetup]:
         copies, log = _copies_of_rank(rank, device, request, stack)
         counters = NvmlCounters([machine.gpus[group.rank].bus_id])
         pids = {identity.pid for identity in identities if identity.node == rank.identity.node}
-        window = IdleWindow(counters, use.of([machine.gpus[group.rank].bus_id], pids))
+        window = IdleWindow(counters, use.other_users([machine.gpus[group.rank].bus_id], pids))
         bench = RankBench(request, group, copies, counters, log, progress, window)
         yield CopySetup(
             plan=plan,
@@ -473,7 +473,7 @@ def _own_gpus(plan: P2pPlan) -> Iterator[CopySetup]:
     copies = open_copies(driver, names)
     counters = NvmlCounters([gpu.bus_id for gpu in copies.gpus])
     try:
-        users = use.of([gpu.bus_id for gpu in copies.gpus], {os.getpid()})
+        users = use.other_users([gpu.bus_id for gpu in copies.gpus], {os.getpid()})
         managed = open_managed(copies) if plan.memory is MemoryKind.MANAGED else None
         window = IdleWindow(counters, users)
         yield _setup(plan, machines, copies, counters, copies.libraries(), window, managed)

@@ -7,23 +7,22 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-_PARENT = Path(__file__).resolve().parents[2]  # The folder that contains the package `gpubench`
+_IMPORT_FOLDER = Path(__file__).resolve().parents[2]  # It contains the package `gpubench`
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a module of this package. With -P, Python ignores a json.py in the current
-    folder.
-    """
+    """Return the command line that runs a module of this package."""
+    # With -P, Python ignores a json.py in the current folder.
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def package_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which a child finds this package, even in a checkout that is not installed."""
-    found_in = Path(sys.path[0]).resolve() if sys.path and sys.path[0] else Path.cwd()
-    if found_in != _PARENT:
+    first_folder = Path(sys.path[0]).resolve() if sys.path and sys.path[0] else Path.cwd()
+    if first_folder != _IMPORT_FOLDER:
         return dict(environment)
-    others = environment.get("PYTHONPATH", "")
-    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, (str(_PARENT), others)))}
+    folders = (str(_IMPORT_FOLDER), environment.get("PYTHONPATH", ""))
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
 _PR_SET_PDEATHSIG = 1

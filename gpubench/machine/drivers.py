@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import permutations
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -40,9 +41,7 @@ class CudaGpu(Struct, frozen=True, kw_only=True):
 
 
 class CudaFacts(Struct, frozen=True, kw_only=True):
-    """The GPUs that this user's processes see. `peers` is keyed by source and destination bus id. `absent` says why
-    empty.
-    """
+    """The GPUs that CUDA shows, with peer access by source and destination bus id. `absent` says why there are none."""
 
     gpus: tuple[CudaGpu, ...] = ()
     peers: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
@@ -67,12 +66,12 @@ def device_uuid(library: Any, index: int) -> str:
     """Return the UUID of a GPU ('GPU-…') or MIG instance ('MIG-…') by CUDA index. Raises CudaUnavailableError."""
     _check(library, "cuInit", 0)
     device = _integer(library, "cuDeviceGet", index)
-    whole = _uuid(library, "cuDeviceGetUuid", device)
-    try:
-        own = _uuid(library, "cuDeviceGetUuid_v2", device)
-    except (CudaUnavailableError, AttributeError):
-        own = whole
-    return f"GPU-{whole}" if own == whole else f"MIG-{own}"
+    board = _uuid(library, "cuDeviceGetUuid", device)
+    with suppress(CudaUnavailableError, AttributeError):
+        instance = _uuid(library, "cuDeviceGetUuid_v2", device)
+        if instance != board:
+            return f"MIG-{instance}"
+    return f"GPU-{board}"
 
 
 def _uuid(library: Any, function: str, device: int) -> UUID:
@@ -133,15 +132,13 @@ def _optional(library: Any, function: str, *arguments: object) -> int | None:
 def _check(library: Any, function: str, *arguments: object) -> None:
     call: Callable[..., int] = getattr(library, function)
     status = call(*arguments)
-    if status:
-        raise CudaUnavailableError(f"{function} answered {_error_name(library, status)}", absent=status == _NO_DEVICE)
-
-
-def _error_name(library: Any, status: int) -> str:
+    if not status:
+        return
     name = ctypes.c_char_p()
-    if library.cuGetErrorName(status, ctypes.byref(name)) or name.value is None:
-        return f"error {status}"
-    return f"{name.value.decode()} ({status})"
+    error = f"error {status}"
+    if library.cuGetErrorName(status, ctypes.byref(name)) == 0 and name.value is not None:
+        error = f"{name.value.decode()} ({status})"
+    raise CudaUnavailableError(f"{function} answered {error}", absent=status == _NO_DEVICE)
 
 
 INVALID_ARGUMENT = 2
@@ -161,7 +158,7 @@ class Reply(NamedTuple):
     code: int = 0
 
 
-class Answers:
+class GpuQueries:
     """Queries NVML about one GPU. `unknown` has a reason per missing fact. After the GPU is `lost`, queries stop."""
 
     def __init__(self, library: Any, handle: object) -> None:
@@ -171,8 +168,8 @@ class Answers:
         self._handle = handle
 
     @classmethod
-    def of_gpu(cls, library: Any, bus_id: str) -> "Answers | None":
-        """Query the GPU with a PCI bus id. None without a library, or if NVML has no such GPU."""
+    def find(cls, library: Any, bus_id: str) -> "GpuQueries | None":
+        """Find the GPU with a PCI bus id. None without a library, or if NVML has no such GPU."""
         if library is None:
             return None
         try:
@@ -184,48 +181,50 @@ class Answers:
         """Call an NVML function. Return its error as a reply, also if pynvml lacks the function."""
         if self.lost is not None:
             return Reply(None, self.lost, GPU_IS_LOST)
-        asked = getattr(self.library, function, None)
-        if asked is None:
+        method = getattr(self.library, function, None)
+        if method is None:
             return Reply(None, f"this nvidia-ml-py has no {function}")
         try:
-            return Reply(asked(self._handle, *arguments))
+            return Reply(method(self._handle, *arguments))
         except self.library.NVMLError as error:
             code = getattr(error, "value", 0)
             if code == GPU_IS_LOST:
                 self.lost = str(error)
             return Reply(None, str(error), code)
 
-    def ask(self, fact: str, function: str, *arguments: object) -> Any:
-        """Return the value of one call, or None."""
-        return self.ask_in_turn(fact, (function, *arguments))
+    def read(self, fact: str, function: str, *arguments: object) -> Any:
+        """Call an NVML function and return its value. If it fails, keep the reason for this fact and return None."""
+        return self.read_first(fact, (function, *arguments))
 
-    def ask_in_turn(self, fact: str, *questions: tuple[Any, ...]) -> Any:
-        """Return the first value that one of several calls gives (each a function name with arguments), or None."""
-        reason = ""
-        for function, *arguments in questions:
-            reply = self.call(function, *arguments)
+    def read_first(self, fact: str, *calls: tuple[Any, ...]) -> Any:
+        """Return the first value of several calls, each a function name with arguments. If all fail, keep the reason of
+        the first.
+        """
+        replies = (self.call(function, *arguments) for function, *arguments in calls)
+        reasons = []
+        for reply in replies:
             if reply.value is not None:
                 return reply.value
-            reason = reason or reply.reason
-        self.unknown.setdefault(fact, reason)
+            reasons.append(reply.reason)
+        self.unknown.setdefault(fact, next(filter(None, reasons), ""))
         return None
 
     def fields(self, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
         """Read several field values in one call, by field number and scope. Leave out those that NVML does not have."""
-        asked = list(wanted)
-        answered = self.call("nvmlDeviceGetFieldValues", asked).value or ()
+        keys = list(wanted)
+        values = self.call("nvmlDeviceGetFieldValues", keys).value or ()
         return {
-            key: int(getattr(each.value, _VALUE_BY_TYPE[each.valueType]))
-            for key, each in zip(asked, answered, strict=False)
-            if each.nvmlReturn == 0 and each.valueType < len(_VALUE_BY_TYPE)
+            key: int(getattr(field.value, _VALUE_BY_TYPE[field.valueType]))
+            for key, field in zip(keys, values, strict=False)
+            if field.nvmlReturn == 0 and field.valueType < len(_VALUE_BY_TYPE)
         }
 
 
-def word_of(words: Sequence[str], number: int | None) -> str | None:
-    """Return the word for a number of an NVML enumeration that counts from 0, or None."""
-    return words[number] if number is not None and 0 <= number < len(words) else None
+def enum_name(names: Sequence[str], number: int | None) -> str | None:
+    """Return the name for a number of an NVML enumeration that counts from 0, or None."""
+    return names[number] if number is not None and 0 <= number < len(names) else None
 
 
-def text(answer: str | bytes | None) -> str | None:
+def decode(text: str | bytes | None) -> str | None:
     """Return a text from NVML. Older pynvml returns bytes."""
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+    return text.decode(errors="replace") if isinstance(text, bytes) else text

@@ -11,92 +11,78 @@ import platform
 import pwd
 import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gpubench.machine.host import UnknownFields, below, exists, printable, text_of
+from gpubench.machine.host import UnknownFields, exists, mapped_paths, printable, read_text, rebase_path
 from gpubench.model.facts.process import MpiFacts
 
 _LIBRARIES = (
     *("libcuda.so.1", "libnvidia-ml.so.1", "libibverbs.so.1", "libmlx5.so.1", "libfabric.so.1", "libgdrapi.so.2"),
     *("libucp.so.0",),
 )
-_NET_PLUGIN = "libnccl-net.so"
-_PLUGIN_SETTING = "NCCL_NET_PLUGIN"
-_CACHE = "etc/ld.so.cache"
 _MOST_CACHE_BYTES = 16 * 2**20
 _FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
 _MOST_FOLDERS = 64
-_PROVIDERS = "etc/libibverbs.d"
 _SHARED_OBJECT = re.compile(r"[\w.+-]+\.so(?:\.[\w.]+)?", re.ASCII)
 
 
 def wanted_libraries(settings: Mapping[str, str]) -> tuple[str, ...]:
     """Return the libraries whose absence changes a path, including the network plugins in NCCL_NET_PLUGIN."""
-    named = settings.get(_PLUGIN_SETTING)
+    named = settings.get("NCCL_NET_PLUGIN")
     if not named:
-        return (*_LIBRARIES, _NET_PLUGIN)
-    plugins = [each.strip() for each in named.split(",")]
-    is_file = [plugin.startswith("/") or _SHARED_OBJECT.fullmatch(plugin) for plugin in plugins]
-    files = [each if file else f"libnccl-net-{each}.so" for each, file in zip(plugins, is_file, strict=True)]
-    return (*_LIBRARIES, *(printable(file) for file in files if file != "libnccl-net-none.so"))
+        return (*_LIBRARIES, "libnccl-net.so")
+    plugins = [name.strip() for name in named.split(",")]
+    files = [
+        plugin if plugin.startswith("/") or _SHARED_OBJECT.fullmatch(plugin) else f"libnccl-net-{plugin}.so"
+        for plugin in plugins
+        if plugin != "none"
+    ]
+    return (*_LIBRARIES, *map(printable, files))
 
 
 def find_libraries(
     names: Iterable[str], loaded: Mapping[str, str], search_path: str, root: Path
 ) -> dict[str, str | None]:
     """Return the file that the loader would use for each name. `search_path` is LD_LIBRARY_PATH."""
-    cache = _cache(root)
+    cache = b""
+    with suppress(OSError), (root / "etc/ld.so.cache").open("rb") as file:
+        cache = file.read(_MOST_CACHE_BYTES)
+    folders = [folder for folder in search_path.split(":")[:_MOST_FOLDERS] if folder.startswith("/")]
     machine = f"{platform.machine()}-linux-gnu"
-    folders = [*search_path.split(":")[:_MOST_FOLDERS], *_FOLDERS, f"/lib/{machine}", f"/usr/lib/{machine}"]
     found: dict[str, str | None] = {}
     for name in names:
-        places = [f"{folder}/{name}" for folder in folders if folder.startswith("/")]
-        in_order = (*places[: -len(_FOLDERS) - 2], *_cached(cache, name), *places)
-        candidates = (name,) if name.startswith("/") else in_order
-        present = (path for path in candidates if exists(below(root, Path(path))))
-        mapped = loaded.get(name.partition(".so")[0])
-        found[name] = printable(path) if (path := mapped or next(present, None)) else None
+        # Use only the strings of the cache: in every version of the format they are library paths.
+        end = b"/" + name.encode()
+        texts = cache.split(b"\0") if end + b"\0" in cache else ()
+        candidates = (
+            *(f"{folder}/{name}" for folder in folders),
+            *(text.decode(errors="replace") for text in texts if text.startswith(b"/") and text.endswith(end)),
+            *(f"{folder}/{name}" for folder in (*_FOLDERS, f"/lib/{machine}", f"/usr/lib/{machine}")),
+        )
+        paths = (name,) if name.startswith("/") else candidates
+        present = (path for path in paths if exists(rebase_path(root, Path(path))))
+        path = loaded.get(name.partition(".so")[0]) or next(present, None)
+        found[name] = printable(path) if path else None
     return found
 
 
-def can_look(root: Path) -> bool:
+def has_loader_folders(root: Path) -> bool:
     """True if a folder of the loader is visible. If none is, a library that is not found may still exist."""
-    return any(exists(below(root, Path(folder))) for folder in _FOLDERS)
+    return any(exists(rebase_path(root, Path(folder))) for folder in _FOLDERS)
 
 
 def verbs_providers(root: Path, unknown: UnknownFields) -> tuple[str, ...] | None:
     """Return the drivers that libibverbs is configured to load ('mlx5', 'efa'). None without such a folder."""
-    names = unknown.names("verbs_providers", root / _PROVIDERS)
+    names = unknown.names("verbs_providers", root / "etc/libibverbs.d")
     paths = [path for path in map(Path, names or ()) if path.suffix == ".driver"]
     return None if names is None else tuple(sorted(printable(path.stem) for path in paths))
 
 
-def _cache(root: Path) -> bytes:
-    """Read the loader's cache. Only its strings are used: in every version of the format they are library paths."""
-    try:
-        with (root / _CACHE).open("rb") as file:
-            return file.read(_MOST_CACHE_BYTES)
-    except OSError:
-        return b""
-
-
-def _cached(cache: bytes, name: str) -> list[str]:
-    end = b"/" + name.encode()
-    texts = cache.split(b"\0") if end + b"\0" in cache else ()
-    return [text.decode(errors="replace") for text in texts if text.startswith(b"/") and text.endswith(end)]
-
-
 def mapped_files(pattern: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
     """Return mapped files whose names start with a pattern, without duplicates, in address order."""
-    found: dict[str, None] = {}
-    for line in (text_of(maps) or "").splitlines():
-        columns = line.split(maxsplit=5)
-        path = columns[5].removesuffix(" (deleted)") if len(columns) == 6 else ""
-        if path.startswith("/") and re.match(pattern, path.rpartition("/")[2]):
-            found[path] = None
-    return list(found)
+    return [path for path in dict.fromkeys(mapped_paths(maps)) if re.match(pattern, path.rpartition("/")[2])]
 
 
 _LONGEST_VERSION = 8192
@@ -120,18 +106,18 @@ class _Component(ctypes.Structure):
 def read_mpi(path: str | None) -> MpiFacts:
     """Read the facts of the MPI library at `path`, which this process has mapped. Return unknown facts for None."""
     if path is None:
-        return _silent("no MPI library is loaded in this process")
+        return _unknown_mpi("no MPI library is loaded in this process")
     try:
         library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError as error:
-        return _silent(f"the MPI library cannot be asked: {printable(str(error))}")
+        return _unknown_mpi(f"the MPI library cannot be asked: {printable(str(error))}")
     return read_library(library)
 
 
 def read_library(library: Any) -> MpiFacts:
     """Read the facts of a loaded MPI library."""
-    if not _flag(library, "MPI_Initialized") or _flag(library, "MPI_Finalized"):
-        return _silent("MPI is not running in this process", version=_version(library))
+    if not _call_predicate(library, "MPI_Initialized") or _call_predicate(library, "MPI_Finalized"):
+        return _unknown_mpi("MPI is not running in this process", version=_version(library))
     unknown: dict[str, str] = {}
     aware = _cuda_aware(library)
     if aware is None:
@@ -160,23 +146,21 @@ def cuda_built(library: Any) -> bool | None:
         return None
 
 
-def _silent(reason: str, version: str | None = None) -> MpiFacts:
+def _unknown_mpi(reason: str, version: str | None = None) -> MpiFacts:
     return MpiFacts(version=version, unknown=dict.fromkeys(_FIELDS, reason))
 
 
-def _flag(library: Any, function: str) -> bool:
+def _call_predicate(library: Any, name: str) -> bool:
     """Call MPI_Initialized or MPI_Finalized, which are valid at any time."""
     value = ctypes.c_int(0)
-    asked = getattr(library, function, None)
-    return asked is not None and asked(ctypes.byref(value)) == 0 and bool(value.value)
+    function = getattr(library, name, None)
+    return function is not None and function(ctypes.byref(value)) == 0 and bool(value.value)
 
 
 def _version(library: Any) -> str | None:
-    asked = getattr(library, "MPI_Get_library_version", None)
-    if asked is None:
-        return None
+    function = getattr(library, "MPI_Get_library_version", None)
     text, length = ctypes.create_string_buffer(_LONGEST_VERSION), ctypes.c_int(0)
-    if asked(text, ctypes.byref(length)):
+    if function is None or function(text, ctypes.byref(length)):
         return None
     lines = text.value.decode(errors="replace").strip().splitlines()
     return printable(" ".join(lines[0].split(",")[0].split())) if lines else None
@@ -207,17 +191,23 @@ DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS = "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEB
 NODE_VARIABLE = "NCCL_HOSTID"  # NCCL uses its value as the host of a process instead of the host name
 _CONF_FILE = "NCCL_CONF_FILE"
 _SYSTEM_CONF = Path("/etc/nccl.conf")
-_OF_HOME = "~/.nccl.conf"
 
 
 def nccl_settings(environment: Mapping[str, str], files: Sequence[Path] | None = None) -> dict[str, str]:
     """Return NCCL's variables from `environment`, then from `files`, in NCCL's order. The first value counts."""
     found = {name: value for name, value in environment.items() if name.startswith("NCCL_")}
     for path in configuration_files(environment) if files is None else files:
-        for line in (text_of(path) or "").splitlines():
-            name, equals, value = line.partition("=")
-            if equals and not line.startswith("#"):
-                found.setdefault(name, value)
+        found = found | _parse_assignments(read_text(path)) | found
+    return found
+
+
+def _parse_assignments(text: str | None) -> dict[str, str]:
+    """Parse lines of the form NAME=VALUE. Of several values NCCL uses the first."""
+    found: dict[str, str] = {}
+    for line in (text or "").splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(name, value)
     return found
 
 
@@ -239,31 +229,34 @@ def read_nccl_files(
     """Return the NCCL_ variables of each configuration file in NCCL's order, and the reasons for unreadable files."""
     found, unknown = {}, {}
     for path in configuration_files(environment, user):
-        name = _OF_HOME if path.name == ".nccl.conf" and str(path) != environment.get("NCCL_CONF_FILE") else str(path)
-        place = below(root, path)
+        is_in_home = path.name == ".nccl.conf" and str(path) != environment.get(_CONF_FILE)
+        name = "~/.nccl.conf" if is_in_home else printable(str(path))
+        rebased = rebase_path(root, path)
         try:
-            place.stat()
+            rebased.stat()
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                unknown[f"nccl_files.{printable(name)}"] = str(error.strerror)
+                unknown[f"nccl_files.{name}"] = str(error.strerror)
             continue
         reader = UnknownFields()
-        if reader.text("file", place) is None and not reader.reasons["file"].endswith("is empty"):
-            unknown[f"nccl_files.{printable(name)}"] = reader.reasons["file"]
+        text = reader.text("file", rebased)
+        if text is None and not reader.reasons["file"].endswith("is empty"):
+            unknown[f"nccl_files.{name}"] = reader.reasons["file"]
             continue
-        settings = nccl_settings({}, [place])
-        found[printable(name)] = {
-            printable(key): printable(value) for key, value in settings.items() if key.startswith("NCCL_")
+        found[name] = {
+            printable(key): printable(value)
+            for key, value in _parse_assignments(text).items()
+            if key.startswith("NCCL_")
         }
     return found, unknown
 
 
 def effective(environment: Mapping[str, str], files: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Merge NCCL's variables as NCCL does."""
-    merged: dict[str, str] = {}
-    for settings in (environment, *files.values()):
-        merged = {name: value for name, value in settings.items() if name.startswith("NCCL_")} | merged
-    return merged
+    in_order = (environment, *files.values())
+    return {
+        name: value for settings in reversed(in_order) for name, value in settings.items() if name.startswith("NCCL_")
+    }
 
 
 @contextmanager

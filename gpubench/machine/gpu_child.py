@@ -5,15 +5,16 @@ takes 0.3 ms of a core, kernel use up to 1.8, errors 1.0, links 0.9 (`benchmarks
 """
 
 import json
+import math
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubench.machine.drivers import GPU_IS_LOST, Answers, text
+from gpubench.machine.drivers import GPU_IS_LOST, GpuQueries, decode
 from gpubench.machine.gpus import MULTIPROCESSORS, read_clock_reasons, read_processes, throttle_reasons
-from gpubench.machine.nvml import open_library, read_link_bytes
+from gpubench.machine.nvml import ALL_LINKS, NVLINK_COUNTERS, PCIE_COUNTERS, open_library, read_link_counters
 from gpubench.model.facts.snapshot import normalize_bus_id
 from gpubench.model.facts.traffic import FOREIGN_GB_S, GpuReading
 from gpubench.model.terms.plain import to_plain
@@ -42,7 +43,7 @@ _SELDOM = 20
 
 _C2C = "it reaches host memory by NVLink-C2C, which is not counted here"
 
-_TX, _RX = 0, 1  # nvmlPcieUtilCounter_t
+_THROUGHPUTS = {"pcie_sent": 0, "pcie_received": 1}  # nvmlPcieUtilCounter_t
 
 
 class NvmlTraffic:
@@ -80,20 +81,20 @@ class _WatchedGpu:
         self._errors: dict[str, int] = {}
         self._why_no_processes = ""
         self._why_no_window = ""
-        self._window: dict[str, int | None] | None = None
+        self._window: dict[str, int] = {}
         self._rates: dict[str, float] = {}
         self._gpm: _GpmSamples | None = None
         self.bus_id = f"GPU{index}"
         try:
             handle = library.nvmlDeviceGetHandleByIndex(index)
-            self.bus_id = normalize_bus_id(text(library.nvmlDeviceGetPciInfo(handle).busId) or "") or self.bus_id
+            self.bus_id = normalize_bus_id(decode(library.nvmlDeviceGetPciInfo(handle).busId) or "") or self.bus_id
         except library.NVMLError as error:
             self._lost, handle = str(error), None
-        self._answers = Answers(library, handle)
-        coherent = None if handle is None else self._answers.call("nvmlDeviceGetC2cModeInfoV").value
+        self._queries = GpuQueries(library, handle)
+        coherent = None if handle is None else self._queries.call("nvmlDeviceGetC2cModeInfoV").value
         self._why_no_pcie = _C2C if coherent is not None and coherent.isC2cEnabled else ""
         if handle is not None:
-            self._gpm = _GpmSamples.of(library, handle)
+            self._gpm = _GpmSamples.start(library, handle)
 
     def begin_window(self) -> bool:
         """Read the 32-bit PCIe counters for the first time. False if no second reading is needed."""
@@ -101,103 +102,90 @@ class _WatchedGpu:
         self._why_no_window = ""
         if self._gpm is not None or self._lost is not None:
             return False
-        counted = read_link_bytes(self._answers, pcie_only=True)
-        self._window = {"pcie_sent": counted.pcie_sent, "pcie_received": counted.pcie_received}
-        if None not in self._window.values():
+        self._window = read_link_counters(self._queries, PCIE_COUNTERS)
+        if len(self._window) == len(PCIE_COUNTERS):
             return True
-        self._window = None
-        for name, way in (("pcie_sent", _TX), ("pcie_received", _RX)):
-            kb_s = self._answers.call("nvmlDeviceGetPcieThroughput", way).value
+        for name, number in _THROUGHPUTS.items():
+            kb_s = self._queries.call("nvmlDeviceGetPcieThroughput", number).value
             if kb_s is not None:
                 self._rates[name] = kb_s * _KB / BYTES_PER_GB
         return False
 
     def end_window(self, seconds: float) -> None:
         """Read the PCIe counters again after `seconds`."""
-        counted, before = read_link_bytes(self._answers, pcie_only=True), self._window or {}
+        counts = read_link_counters(self._queries, PCIE_COUNTERS)
         if seconds > _MOST_WINDOW_SECONDS:
             self._why_no_window = f"its counters of 32 bits were read {seconds * 1000:.0f} ms apart, and may go around"
             return
-        for name, count in (("pcie_sent", counted.pcie_sent), ("pcie_received", counted.pcie_received)):
-            earlier = before.get(name)
-            if count is not None and earlier is not None:
-                self._rates[name] = (count - earlier) % _COUNTS_TO / BYTES_PER_GB / seconds
+        self._rates |= {
+            name: (count - self._window[name]) % _COUNTS_TO / BYTES_PER_GB / seconds for name, count in counts.items()
+        }
 
     def read(self, *, seldom: bool) -> GpuReading:
-        """Read everything of this GPU. Read error counters only if `seldom` is true, and otherwise repeat the last
-        ones.
-        """
-        answers = self._answers
+        """Read this GPU. Read its error counters only if `seldom` is true, and otherwise repeat the last ones."""
+        queries = self._queries
         if self._lost is not None:
             return GpuReading(index=self._index, bus_id=self.bus_id, lost=self._lost)
-        answers.unknown = {}
-        counters: dict[str, int | None] = {}
+        queries.unknown = {}
+        counts: dict[str, int] = {}
         if self._gpm is None:
-            counted = read_link_bytes(answers, nvlink_only=True)
-            counters = {"nvlink_sent_bytes": counted.nvlink_sent, "nvlink_received_bytes": counted.nvlink_received}
-            sampled: float | None = WINDOW_SECONDS
+            counts = read_link_counters(queries, NVLINK_COUNTERS)
         else:
-            self._rates, sampled = self._gpm.rates(), None
+            self._rates = self._gpm.rates()
         self._read_processes()
         if seldom:
             self._read_errors()
-        reasons = read_clock_reasons(answers)
-        rates = self._rates
+        reasons = read_clock_reasons(queries)
+        utilization = queries.read("utilization", "nvmlDeviceGetUtilizationRates")
         if self._why_no_pcie:
-            rates = self._rates = {name: rate for name, rate in rates.items() if not name.startswith("pcie")}
+            self._rates = {name: rate for name, rate in self._rates.items() if name not in PCIE_COUNTERS}
+        rates = self._rates
         reading = GpuReading(
             index=self._index,
             bus_id=self.bus_id,
-            **counters,
+            nvlink_sent_bytes=counts.get("nvlink_sent"),
+            nvlink_received_bytes=counts.get("nvlink_received"),
             nvlink_sent_gb_s=rates.get("nvlink_sent"),
             nvlink_received_gb_s=rates.get("nvlink_received"),
             pcie_sent_gb_s=rates.get("pcie_sent"),
             pcie_received_gb_s=rates.get("pcie_received"),
-            pcie_sampled_seconds=sampled,
-            utilization_percent=self._utilization(),
+            pcie_sampled_seconds=WINDOW_SECONDS if self._gpm is None else None,
+            utilization_percent=None if utilization is None else utilization.gpu,
             kernels_percent=rates.get("kernels"),
-            clock_mhz=answers.ask("clock", "nvmlDeviceGetClockInfo", MULTIPROCESSORS),
+            clock_mhz=queries.read("clock", "nvmlDeviceGetClockInfo", MULTIPROCESSORS),
             throttle_reasons=throttle_reasons(reasons),
             errors=dict(self._errors),
             processes=self._processes,
-            lost=answers.lost,
-            unknown={**answers.unknown, **dict(self._unknown(counters))},
+            lost=queries.lost,
+            unknown={**queries.unknown, **dict(self._unknown(counts))},
         )
-        self._lost = answers.lost
+        self._lost = queries.lost
         return reading
 
-    def _utilization(self) -> int | None:
-        rates = self._answers.ask("utilization", "nvmlDeviceGetUtilizationRates")
-        return None if rates is None else rates.gpu
-
     def _read_processes(self) -> None:
-        computing = self._answers.call("nvmlDeviceGetComputeRunningProcesses")
-        pids = None if computing.value is None else frozenset(each.pid for each in computing.value)
+        compute = self._queries.call("nvmlDeviceGetComputeRunningProcesses").value
+        pids = None if compute is None else frozenset(process.pid for process in compute)
         if pids is None or pids != self._pids:
-            self._processes = read_processes(self._answers)
-            self._why_no_processes = self._answers.unknown.pop("processes", "")
+            self._processes = read_processes(self._queries)
+            self._why_no_processes = self._queries.unknown.pop("processes", "")
         self._pids = pids
 
     def _read_errors(self) -> None:
-        replays = self._answers.call("nvmlDeviceGetPcieReplayCounter").value
+        replays = self._queries.call("nvmlDeviceGetPcieReplayCounter").value
         self._errors = {} if replays is None else {"PCIe replays": replays}
-        counts = self._answers.fields([(number, _ALL_LINKS) for number in _ERROR_FIELDS.values()])
-        for name, number in _ERROR_FIELDS.items():
-            count = counts.get((number, _ALL_LINKS))
-            if count is not None:
-                self._errors[name] = count
+        counts = self._queries.fields([(number, ALL_LINKS) for number in _ERROR_FIELDS.values()])
+        self._errors |= {
+            name: counts[number, ALL_LINKS] for name, number in _ERROR_FIELDS.items() if (number, ALL_LINKS) in counts
+        }
 
-    def _unknown(self, counters: dict[str, int | None]) -> Iterator[tuple[str, str]]:
+    def _unknown(self, counts: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         why = "NVML does not count it on this GPU" if self._gpm is None else self._gpm.why
-        for name in ("pcie_sent", "pcie_received", "nvlink_sent", "nvlink_received"):
-            reason = (self._why_no_pcie or self._why_no_window if name.startswith("pcie") else "") or why
-            if name not in self._rates and counters.get(f"{name}_bytes") is None and reason:
+        for name in (*PCIE_COUNTERS, *NVLINK_COUNTERS):
+            reason = (self._why_no_pcie or self._why_no_window if name in PCIE_COUNTERS else "") or why
+            if name not in self._rates and name not in counts and reason:
                 yield name, reason
         if self._processes is None and self._why_no_processes:
             yield "processes", self._why_no_processes
-
-
-_ALL_LINKS = 0xFFFFFFFF
 
 
 class _GpmSamples:
@@ -206,35 +194,33 @@ class _GpmSamples:
     def __init__(self, library: Any, handle: object) -> None:
         self._library, self._handle = library, handle
         self._samples = [library.nvmlGpmSampleAlloc(), library.nvmlGpmSampleAlloc()]
-        self._asked = library.c_nvmlGpmMetricsGet_t()
-        self._asked.version = library.NVML_GPM_METRICS_GET_VERSION
+        self._request = library.c_nvmlGpmMetricsGet_t()
+        self._request.version = library.NVML_GPM_METRICS_GET_VERSION
         self._taken = 0
         self.why = ""
 
     @classmethod
-    def of(cls, library: Any, handle: object) -> "_GpmSamples | None":
-        """Return the samples of a GPU. None if the GPU, its driver, pynvml or this user does not support them."""
+    def start(cls, library: Any, handle: object) -> "_GpmSamples | None":
+        """Take the first sample. None if the GPU, its driver, pynvml or this user does not support it."""
         try:
             if not library.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
                 return None
-            made = cls(library, handle)
-            library.nvmlGpmSampleGet(handle, made._samples[0])
+            samples = cls(library, handle)
+            library.nvmlGpmSampleGet(handle, samples._samples[0])
         except (library.NVMLError, AttributeError):
             return None
-        made._taken = 1
-        return made
+        samples._taken = 1
+        return samples
 
     def rates(self) -> dict[str, float]:
-        """Return GB/s since the previous sample. Add `kernels` in percent if PCIe sent data, to tell copies from
-        kernels.
-        """
+        """Return GB/s since the previous sample. If PCIe sent data, add `kernels` in percent."""
         self.why = ""
         now, before = self._taken % 2, (self._taken + 1) % 2
         try:
             self._library.nvmlGpmSampleGet(self._handle, self._samples[now])
-            self._asked.sample1, self._asked.sample2 = self._samples[before], self._samples[now]
-            found = {name: each * _MIB / BYTES_PER_GB for name, each in self._averages(_GPM_RATES).items()}
-            if found.get("pcie_sent", 0.0) >= FOREIGN_GB_S:
+            self._request.sample1, self._request.sample2 = self._samples[before], self._samples[now]
+            found = {name: mib_s * _MIB / BYTES_PER_GB for name, mib_s in self._averages(_GPM_RATES).items()}
+            if found.get("pcie_sent", 0.0) >= FOREIGN_GB_S:  # then copies have to be told from kernels
                 found |= self._averages(_GPM_KERNELS)
         except self._library.NVMLError as error:
             self.why = str(error)
@@ -247,13 +233,13 @@ class _GpmSamples:
         return found
 
     def _averages(self, metrics: Mapping[str, int]) -> dict[str, float]:
-        self._asked.numMetrics = len(metrics)
+        self._request.numMetrics = len(metrics)
         for position, number in enumerate(metrics.values()):
-            self._asked.metrics[position].metricId = number
-        self._library.nvmlGpmMetricsGet(self._asked)
-        answers = zip(metrics, self._asked.metrics, strict=False)
+            self._request.metrics[position].metricId = number
+        self._library.nvmlGpmMetricsGet(self._request)
+        values = zip(metrics, self._request.metrics, strict=False)
         # A value is NaN if the sample took no time.
-        return {name: each.value for name, each in answers if each.nvmlReturn == 0 and each.value == each.value}
+        return {name: item.value for name, item in values if item.nvmlReturn == 0 and not math.isnan(item.value)}
 
 
 NO_DRIVER = "NVML does not start: there is no driver, or it does not answer"
@@ -264,19 +250,19 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches this process, but the parent handles it
     library = open_library()
     if library is None:
-        _answer({"silent": NO_DRIVER})
+        _write_line({"silent": NO_DRIVER})
         return 0
-    indices = [int(each) for each in arguments[0].split(",")] if arguments else None
+    indices = [int(index) for index in arguments[0].split(",")] if arguments else None
     try:
         traffic = NvmlTraffic(library, indices)
         for _ in sys.stdin:
-            _answer({"gpus": [to_plain(each) for each in traffic.read()]})
+            _write_line({"gpus": to_plain(traffic.read())})
     except library.NVMLError as error:
-        _answer({"silent": f"NVML does not answer ({error})"})
+        _write_line({"silent": f"NVML does not answer ({error})"})
     return 0
 
 
-def _answer(document: object) -> None:
+def _write_line(document: object) -> None:
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 

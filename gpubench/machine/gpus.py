@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from gpubench.machine.drivers import INVALID_ARGUMENT, NOT_SUPPORTED, Answers, text, version_text, word_of
+from gpubench.machine.drivers import INVALID_ARGUMENT, NOT_SUPPORTED, GpuQueries, decode, enum_name, version_text
 from gpubench.model.facts import snapshot
 from gpubench.model.facts.process import THROTTLE_REASONS, GpuProcess
 from gpubench.model.terms.units import format_mask
@@ -31,39 +31,39 @@ _PEERS = {0: snapshot.NvlinkPeer.GPU, 1: snapshot.NvlinkPeer.CPU, 2: snapshot.Nv
 _HOPPER = (9, 0)
 
 
-def _read_nvlinks(answers: Answers, capability: tuple[int, int] | None) -> tuple[snapshot.NvLink, ...] | None:
+def _read_nvlinks(queries: GpuQueries, capability: tuple[int, int] | None) -> tuple[snapshot.NvLink, ...] | None:
     """Return the links of a GPU, or None if NVML does not report them. `unknown` has reasons, for example
     `nvlinks.version`.
     """
-    common = answers.fields([(_LINK_COUNT, 0), (_COMMON_SPEED, 0)])
+    common = queries.fields([(_LINK_COUNT, 0), (_COMMON_SPEED, 0)])
     count = common.get((_LINK_COUNT, 0))
     if count is None:
-        count = _count_by_asking(answers)
+        count = _count_by_asking(queries)
     if not count:
         return None if count is None else ()
     wanted = (_STATE, _SPEED, _VERSION, *_ERRORS.values())
-    fields = answers.fields((number, link) for link in range(count) for number in wanted)
-    reader = _LinkReader(answers, fields, common.get((_COMMON_SPEED, 0)), capability or (0, 0))
+    fields = queries.fields((number, link) for link in range(count) for number in wanted)
+    reader = _LinkReader(queries, fields, common.get((_COMMON_SPEED, 0)), capability or (0, 0))
     return tuple(reader.read(link) for link in range(count))
 
 
-def _count_by_asking(answers: Answers) -> int | None:
+def _count_by_asking(queries: GpuQueries) -> int | None:
     """Count links by querying each index. Past the last it is invalid, and without NVLink every index is not
     supported.
     """
-    most: int = answers.library.NVML_NVLINK_MAX_LINKS
+    most: int = queries.library.NVML_NVLINK_MAX_LINKS
     for link in range(most):
-        reply = answers.call("nvmlDeviceGetNvLinkState", link)
+        reply = queries.call("nvmlDeviceGetNvLinkState", link)
         if reply.code == INVALID_ARGUMENT or (reply.code == NOT_SUPPORTED and link == 0):
             return link
         if reply.value is None and link == 0:
-            answers.unknown["nvlinks"] = reply.reason
+            queries.unknown["nvlinks"] = reply.reason
             return None
     return most
 
 
 class _LinkReader(Struct):
-    answers: Answers
+    queries: GpuQueries
     fields: dict[tuple[int, int], int]
     common_speed_mb_s: int | None
     capability: tuple[int, int]
@@ -75,8 +75,8 @@ class _LinkReader(Struct):
         speed_mb_s = self.fields.get((_SPEED, link), self.common_speed_mb_s)
         version = self.fields.get((_VERSION, link))
         if version is None:
-            version = self.answers.ask("nvlinks.version", "nvmlDeviceGetNvLinkVersion", link)
-        peer = self.answers.ask("nvlinks.peer", "nvmlDeviceGetNvLinkRemoteDeviceType", link)
+            version = self.queries.read("nvlinks.version", "nvmlDeviceGetNvLinkVersion", link)
+        peer = self.queries.read("nvlinks.peer", "nvmlDeviceGetNvLinkRemoteDeviceType", link)
         return snapshot.NvLink(
             number=link,
             active=None if state is None else bool(state),
@@ -88,22 +88,22 @@ class _LinkReader(Struct):
         )
 
     def _state(self, link: int) -> int | None:
-        by_field = self.fields.get((_STATE, link))
+        state = self.fields.get((_STATE, link))
         # Like NCCL, query the field first from Hopper on, and the function first before.
-        if self.capability >= _HOPPER and by_field is not None:
-            return by_field
-        reply = self.answers.call("nvmlDeviceGetNvLinkState", link)
-        state: int | None = by_field if reply.value is None else reply.value
+        if self.capability >= _HOPPER and state is not None:
+            return state
+        reply = self.queries.call("nvmlDeviceGetNvLinkState", link)
+        state = state if reply.value is None else reply.value
         if state is None:
-            self.answers.unknown.setdefault("nvlinks.active", reply.reason)
+            self.queries.unknown.setdefault("nvlinks.active", reply.reason)
         return state
 
     def _peer_bus_id(self, link: int) -> str | None:
         """Return the device at the other end. A virtual machine hides it behind an address of ones."""
-        remote = self.answers.ask("nvlinks.peer_bus_id", "nvmlDeviceGetNvLinkRemotePciInfo", link)
-        address = snapshot.normalize_bus_id(text(remote.busId) or "") if remote is not None else ""
+        remote = self.queries.read("nvlinks.peer_bus_id", "nvmlDeviceGetNvLinkRemotePciInfo", link)
+        address = snapshot.normalize_bus_id(decode(remote.busId) or "") if remote is not None else ""
         if address.startswith("ffffffff:"):
-            self.answers.unknown.setdefault("nvlinks.peer_bus_id", "this virtual machine hides it")
+            self.queries.unknown.setdefault("nvlinks.peer_bus_id", "this virtual machine hides it")
         return address if address and not address.startswith("ffffffff:") else None
 
     def _errors(self, link: int) -> dict[str, int]:
@@ -112,11 +112,11 @@ class _LinkReader(Struct):
         for name, number in _ERRORS.items():
             count = self.fields.get((number, link))
             if count is None and name in self.counters:
-                reply = self.answers.call("nvmlDeviceGetNvLinkErrorCounter", link, self.counters[name])
+                reply = self.queries.call("nvmlDeviceGetNvLinkErrorCounter", link, self.counters[name])
                 count = reply.value
                 if count is None:
                     del self.counters[name]
-                    self.answers.unknown.setdefault(f"nvlinks.errors.{name}", reply.reason)
+                    self.queries.unknown.setdefault(f"nvlinks.errors.{name}", reply.reason)
             if count is not None:
                 counts[name] = count
         return counts
@@ -133,9 +133,13 @@ _UNKNOWN_TO_PYNVML = "this nvidia-ml-py does not know of it"
 def read_settings(library: Any, handles: Mapping[int, object]) -> snapshot.DriverSettings:
     """Read the driver settings from an initialized pynvml. `handles` are the answering GPUs by index."""
     unknown: dict[str, str] = {}
+    mode = _read_setting(library, "nvmlSystemGetNvlinkBwMode", "nvlink_bandwidth_mode", unknown)
+    mode_name = enum_name(_BANDWIDTH_MODES, mode)
+    if mode is not None and mode_name is None:
+        unknown["nvlink_bandwidth_mode"] = f"NVML answers {mode}, which nvml.h does not name"
     return snapshot.DriverSettings(
         confidential_computing=_confidential_computing(library, unknown),
-        nvlink_bandwidth_mode=_bandwidth_mode(library, unknown),
+        nvlink_bandwidth_mode=mode_name,
         nvlink_bandwidth_reduced=_bandwidth_reduced(library, handles, unknown),
         unknown=unknown,
     )
@@ -143,15 +147,23 @@ def read_settings(library: Any, handles: Mapping[int, object]) -> snapshot.Drive
 
 def _confidential_computing(library: Any, unknown: dict[str, str]) -> snapshot.ConfidentialComputing | None:
     """Read the settings of confidential computing. Older drivers only report its state, without the multi-GPU mode."""
+    state = None
     with contextlib.suppress(AttributeError, library.NVMLError):
-        form = library.c_nvmlSystemConfComputeSettings_v1_t()
-        if library.nvmlSystemGetConfComputeSettings(ctypes.byref(form)) == 0:
-            return _conf_compute(form, word_of(_MULTI_GPU, form.multiGpuMode))
-    state = _answer(library, "nvmlSystemGetConfComputeState", "confidential_computing", unknown)
-    return None if state is None else _conf_compute(state, None)
+        settings = library.c_nvmlSystemConfComputeSettings_v1_t()
+        state = settings if library.nvmlSystemGetConfComputeSettings(ctypes.byref(settings)) == 0 else None
+    if state is None:
+        state = _read_setting(library, "nvmlSystemGetConfComputeState", "confidential_computing", unknown)
+    if state is None:
+        return None
+    return snapshot.ConfidentialComputing(
+        enabled=state.ccFeature == 1,
+        developer_tools=state.devToolsMode == 1,
+        environment=enum_name(_ENVIRONMENTS, state.environment),
+        multi_gpu=enum_name(_MULTI_GPU, getattr(state, "multiGpuMode", None)),
+    )
 
 
-def _answer(library: Any, function: str, setting: str, unknown: dict[str, str]) -> Any:
+def _read_setting(library: Any, function: str, setting: str, unknown: dict[str, str]) -> Any:
     try:
         return getattr(library, function)()
     except AttributeError:
@@ -161,45 +173,28 @@ def _answer(library: Any, function: str, setting: str, unknown: dict[str, str]) 
     return None
 
 
-def _conf_compute(form: Any, multi_gpu: str | None) -> snapshot.ConfidentialComputing:
-    return snapshot.ConfidentialComputing(
-        enabled=form.ccFeature == 1,
-        developer_tools=form.devToolsMode == 1,
-        environment=word_of(_ENVIRONMENTS, form.environment),
-        multi_gpu=multi_gpu,
-    )
-
-
-def _bandwidth_mode(library: Any, unknown: dict[str, str]) -> str | None:
-    mode = _answer(library, "nvmlSystemGetNvlinkBwMode", "nvlink_bandwidth_mode", unknown)
-    name = word_of(_BANDWIDTH_MODES, mode)
-    if mode is not None and name is None:
-        unknown["nvlink_bandwidth_mode"] = f"NVML answers {mode}, which nvml.h does not name"
-    return name
-
-
 def _bandwidth_reduced(library: Any, handles: Mapping[int, object], unknown: dict[str, str]) -> tuple[str, ...] | None:
-    """Return GPUs whose own bandwidth mode is reduced. None if no GPU has modes of its own (before Blackwell)."""
-    form = getattr(library, "c_nvmlNvlinkGetBwMode_v1_t", None)
-    if form is None:
+    """Return GPUs with a reduced bandwidth mode. None if no GPU has a mode (before Blackwell)."""
+    structure = getattr(library, "c_nvmlNvlinkGetBwMode_v1_t", None)
+    if structure is None:
         unknown["nvlink_bandwidth_reduced"] = _UNKNOWN_TO_PYNVML
         return None
     is_best: dict[int, bool] = {}
     reason = "there is no GPU that answers"
     for index, handle in handles.items():
-        asked = form()
-        reply = Answers(library, handle).call("nvmlDeviceGetNvlinkBwMode", ctypes.byref(asked))
+        mode = structure()
+        reply = GpuQueries(library, handle).call("nvmlDeviceGetNvlinkBwMode", ctypes.byref(mode))
         if reply.value is None:
             reason = reply.reason
         else:
-            is_best[index] = bool(asked.bIsBest)
+            is_best[index] = bool(mode.bIsBest)
     if not is_best:
         unknown["nvlink_bandwidth_reduced"] = reason
         return None
     return tuple(f"GPU{index}" for index, best in is_best.items() if not best)
 
 
-MEMORY_VERSION = 0x02000028
+_MEMORY_VERSION = 0x02000028
 """nvmlMemory_v2 counts the driver's memory as reserved instead of used, as nvidia-smi does."""
 
 _IDLE = 0x1
@@ -213,7 +208,6 @@ _CHIP, MULTIPROCESSORS = 0, 1  # nvmlTemperatureSensors_t and nvmlClockType_t
 _SLOWDOWN = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
 _UNICAST_POINTER = 0  # NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER, called the clique before version 4 of the structure
 _FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
-_BITS_PER_WORD = 64
 
 _P2P_WORDS = ("OK", "CNS", "GNS", "TNS", "DR", "NS", "U")
 _P2P_QUESTIONS = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
@@ -241,11 +235,11 @@ def read_node(library: Any, cpus: int) -> NvmlFacts:
             handles[index] = library.nvmlDeviceGetHandleByIndex(index)
         except library.NVMLError as error:
             gone.append(snapshot.GpuFacts(index=index, lost=str(error)))
-    gpus = tuple(_read_gpu(Answers(library, handle), index, cpus) for index, handle in handles.items())
+    gpus = tuple(_read_gpu(GpuQueries(library, handle), index, cpus) for index, handle in handles.items())
     alive = {gpu.index: handles[gpu.index] for gpu in gpus if gpu.lost is None}
     return NvmlFacts(
         driver=snapshot.DriverFacts(
-            version=text(library.nvmlSystemGetDriverVersion()),
+            version=decode(library.nvmlSystemGetDriverVersion()),
             cuda=version_text(library.nvmlSystemGetCudaDriverVersion()),
         ),
         settings=read_settings(library, alive),
@@ -254,84 +248,91 @@ def read_node(library: Any, cpus: int) -> NvmlFacts:
     )
 
 
-def _read_gpu(answers: Answers, index: int, cpus: int) -> snapshot.GpuFacts:
-    pci = answers.ask("bus_id", "nvmlDeviceGetPciInfo")
-    capability = answers.ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")
-    memory = answers.ask_in_turn(
-        "memory_bytes", ("nvmlDeviceGetMemoryInfo", MEMORY_VERSION), ("nvmlDeviceGetMemoryInfo",)
-    )
-    reasons = read_clock_reasons(answers)
-    bar1 = answers.ask("bar1_bytes", "nvmlDeviceGetBAR1MemoryInfo")
+def _read_gpu(queries: GpuQueries, index: int, cpus: int) -> snapshot.GpuFacts:
+    pci = queries.read("bus_id", "nvmlDeviceGetPciInfo")
+    capability = queries.read("compute_capability", "nvmlDeviceGetCudaComputeCapability")
+    memory = read_memory(queries)
+    reasons = read_clock_reasons(queries)
+    bar1 = queries.read("bar1_bytes", "nvmlDeviceGetBAR1MemoryInfo")
+    state = queries.call("nvmlDeviceGetPerformanceState").value
+    # The driver counts CPUs in words of 64 bits
+    affinity = queries.read("cpu_affinity", "nvmlDeviceGetCpuAffinity", -(-cpus // 64))
     # Python evaluates arguments in this order, so `lost` and `unknown` are complete when they are read.
     return snapshot.GpuFacts(
         index=index,
-        bus_id=snapshot.normalize_bus_id(text(pci.busId) or "") if pci is not None else None,
-        name=text(answers.ask("name", "nvmlDeviceGetName")),
-        uuid=text(answers.ask("uuid", "nvmlDeviceGetUUID")),
+        bus_id=snapshot.normalize_bus_id(decode(pci.busId) or "") if pci is not None else None,
+        name=decode(queries.read("name", "nvmlDeviceGetName")),
+        uuid=decode(queries.read("uuid", "nvmlDeviceGetUUID")),
         compute_capability=f"{capability[0]}.{capability[1]}" if capability is not None else None,
         memory_bytes=memory.total if memory is not None else None,
         memory_used_bytes=memory.used if memory is not None else None,
-        mig=_current(answers.ask("mig", "nvmlDeviceGetMigMode")),
-        ecc=_current(answers.ask("ecc", "nvmlDeviceGetEccMode")),
-        persistence=_current([answers.ask("persistence", "nvmlDeviceGetPersistenceMode")]),
+        mig=_current(queries.read("mig", "nvmlDeviceGetMigMode")),
+        ecc=_current(queries.read("ecc", "nvmlDeviceGetEccMode")),
+        persistence=_current([queries.read("persistence", "nvmlDeviceGetPersistenceMode")]),
         idle=is_idle(reasons),
-        performance_state=_known_state(answers.call("nvmlDeviceGetPerformanceState").value),
+        performance_state=state if state is not None and state <= _LOWEST_STATE else None,
         throttle_reasons=throttle_reasons(reasons),
-        remapped_rows=_remapped_rows(answers),
-        retirement_pending=_current([answers.call("nvmlDeviceGetRetiredPagesPendingStatus").value]),
-        memory_errors=read_memory_errors(answers),
-        temperature_c=answers.ask("temperature_c", "nvmlDeviceGetTemperature", _CHIP),
-        slowdown_margin_c=_slowdown_margin(answers),
-        most_clock_mhz=answers.ask("most_clock_mhz", "nvmlDeviceGetMaxClockInfo", MULTIPROCESSORS),
-        limits=_limits(answers),
-        pcie=_pcie(answers),
-        pcie_replays=answers.ask("pcie_replays", "nvmlDeviceGetPcieReplayCounter"),
-        cpu_affinity=_cpu_affinity(answers, cpus),
-        nvlinks=_read_nvlinks(answers, capability),
-        fabric=_fabric(answers),
+        remapped_rows=_remapped_rows(queries),
+        retirement_pending=_current([queries.call("nvmlDeviceGetRetiredPagesPendingStatus").value]),
+        memory_errors=read_memory_errors(queries),
+        temperature_c=queries.read("temperature_c", "nvmlDeviceGetTemperature", _CHIP),
+        slowdown_margin_c=_slowdown_margin(queries),
+        most_clock_mhz=queries.read("most_clock_mhz", "nvmlDeviceGetMaxClockInfo", MULTIPROCESSORS),
+        limits=_limits(queries),
+        pcie=_pcie(queries),
+        pcie_replays=queries.read("pcie_replays", "nvmlDeviceGetPcieReplayCounter"),
+        cpu_affinity=format_mask(sum(int(word) << 64 * i for i, word in enumerate(affinity or ()))) or None,
+        nvlinks=_read_nvlinks(queries, capability),
+        fabric=_fabric(queries),
         bar1_bytes=bar1.bar1Total if bar1 is not None else None,
-        processes=read_processes(answers),
-        lost=answers.lost,
-        unknown=answers.unknown,
+        processes=read_processes(queries),
+        lost=queries.lost,
+        unknown=queries.unknown,
     )
 
 
-def _limits(answers: Answers) -> snapshot.GpuLimits:
+def _limits(queries: GpuQueries) -> snapshot.GpuLimits:
     """Read the limits, which NVML reports in milliwatts."""
-    power = answers.call("nvmlDeviceGetPowerManagementLimit").value
-    default_power = answers.call("nvmlDeviceGetPowerManagementDefaultLimit").value
+    power_mw = queries.call("nvmlDeviceGetPowerManagementLimit").value
+    default_power_mw = queries.call("nvmlDeviceGetPowerManagementDefaultLimit").value
     return snapshot.GpuLimits(
-        clock_mhz=answers.call("nvmlDeviceGetApplicationsClock", MULTIPROCESSORS).value,
-        default_clock_mhz=answers.call("nvmlDeviceGetDefaultApplicationsClock", MULTIPROCESSORS).value,
-        power_w=None if power is None else power / 1000,
-        default_power_w=None if default_power is None else default_power / 1000,
+        clock_mhz=queries.call("nvmlDeviceGetApplicationsClock", MULTIPROCESSORS).value,
+        default_clock_mhz=queries.call("nvmlDeviceGetDefaultApplicationsClock", MULTIPROCESSORS).value,
+        power_w=None if power_mw is None else power_mw / 1000,
+        default_power_w=None if default_power_mw is None else default_power_mw / 1000,
     )
 
 
-def _slowdown_margin(answers: Answers) -> int | None:
+def _slowdown_margin(queries: GpuQueries) -> int | None:
     """Return the margin to slowdown: T.Limit from Hopper on, else slowdown temperature minus temperature."""
-    margin: int | None = answers.call("nvmlDeviceGetMarginTemperature").value
+    margin: int | None = queries.call("nvmlDeviceGetMarginTemperature").value
     if margin is not None:
         return margin
-    slowdown = answers.call("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN).value
-    own = answers.call("nvmlDeviceGetTemperature", _CHIP).value if slowdown else None
-    return None if own is None else slowdown - own
+    slowdown = queries.call("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN).value
+    temperature = queries.call("nvmlDeviceGetTemperature", _CHIP).value if slowdown else None
+    return None if temperature is None else slowdown - temperature
 
 
 def _current(modes: list[int | None] | None) -> bool | None:
     return None if modes is None or modes[0] is None else bool(modes[0])
 
 
-def read_clock_reasons(answers: Answers) -> int | None:
+def read_memory(queries: GpuQueries) -> Any:
+    """Return NVML's memory information: `total` and `used` bytes."""
+    function = "nvmlDeviceGetMemoryInfo"
+    return queries.read_first("memory_bytes", (function, _MEMORY_VERSION), (function,))
+
+
+def read_clock_reasons(queries: GpuQueries) -> int | None:
     """Return NVML's bits for the reasons of the current clocks."""
-    return answers.ask_in_turn(  # type: ignore[no-any-return]
+    return queries.read_first(  # type: ignore[no-any-return]
         "throttle_reasons", ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",)
     )
 
 
-def read_memory_errors(answers: Answers) -> int | None:
+def read_memory_errors(queries: GpuQueries) -> int | None:
     """Return the uncorrectable memory errors since the driver was loaded."""
-    return answers.ask(  # type: ignore[no-any-return]
+    return queries.read(  # type: ignore[no-any-return]
         "memory_errors", "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE
     )
 
@@ -341,46 +342,41 @@ def is_idle(reasons: int | None) -> bool | None:
     return bool(reasons & _IDLE) if reasons is not None else None
 
 
-def _known_state(state: int | None) -> int | None:
-    return state if state is not None and state <= _LOWEST_STATE else None
-
-
 def throttle_reasons(reasons: int | None) -> tuple[str, ...] | None:
     """Return the names of the reasons that lower the clocks."""
     return None if reasons is None else tuple(reason for bit, reason in _THROTTLE_REASONS.items() if reasons & bit)
 
 
-def _remapped_rows(answers: Answers) -> snapshot.RemappedRows | None:
-    rows = answers.ask("remapped_rows", "nvmlDeviceGetRemappedRows")
+def _remapped_rows(queries: GpuQueries) -> snapshot.RemappedRows | None:
+    rows = queries.read("remapped_rows", "nvmlDeviceGetRemappedRows")
     if rows is None:
         return None
-    spares = answers.call("nvmlDeviceGetRowRemapperHistogram").value
+    correctable, uncorrectable, pending, failure = rows
+    spares = queries.call("nvmlDeviceGetRowRemapperHistogram").value
     return snapshot.RemappedRows(
-        correctable=rows[0],
-        uncorrectable=rows[1],
-        pending=bool(rows[2]),
-        failure=bool(rows[3]),
+        correctable=correctable,
+        uncorrectable=uncorrectable,
+        pending=bool(pending),
+        failure=bool(failure),
         banks_without_spares=None if spares is None else int(spares.none),
     )
 
 
-def _pcie(answers: Answers) -> snapshot.PcieLink:
+_PCIE = {
+    "generation": "nvmlDeviceGetCurrPcieLinkGeneration",
+    "width": "nvmlDeviceGetCurrPcieLinkWidth",
+    "max_generation": "nvmlDeviceGetMaxPcieLinkGeneration",
+    "max_width": "nvmlDeviceGetMaxPcieLinkWidth",
+}
+
+
+def _pcie(queries: GpuQueries) -> snapshot.PcieLink:
     """Read the PCIe link. NVML reports 0 for unknown values."""
-    return snapshot.PcieLink(
-        generation=answers.ask("pcie.generation", "nvmlDeviceGetCurrPcieLinkGeneration") or None,
-        width=answers.ask("pcie.width", "nvmlDeviceGetCurrPcieLinkWidth") or None,
-        max_generation=answers.ask("pcie.max_generation", "nvmlDeviceGetMaxPcieLinkGeneration") or None,
-        max_width=answers.ask("pcie.max_width", "nvmlDeviceGetMaxPcieLinkWidth") or None,
-    )
+    values = {name: queries.read(f"pcie.{name}", function) or None for name, function in _PCIE.items()}
+    return snapshot.PcieLink(**values)
 
 
-def _cpu_affinity(answers: Answers, cpus: int) -> str | None:
-    words = answers.ask("cpu_affinity", "nvmlDeviceGetCpuAffinity", -(-cpus // _BITS_PER_WORD))
-    mask = sum(int(word) << _BITS_PER_WORD * position for position, word in enumerate(words or ()))
-    return format_mask(mask) or None
-
-
-def _fabric(answers: Answers) -> snapshot.Fabric | None:
+def _fabric(queries: GpuQueries) -> snapshot.Fabric | None:
     """Read the registration with the NVLink fabric, in the driver's newest form. It has a status only if completed."""
     for structure, function in (
         ("c_nvmlGpuFabricInfo_v4_t", "nvmlDeviceGetGpuFabricInfo_v4"),
@@ -388,20 +384,20 @@ def _fabric(answers: Answers) -> snapshot.Fabric | None:
         ("c_nvmlGpuFabricInfo_v2_t", "nvmlDeviceGetGpuFabricInfoV"),
         ("c_nvmlGpuFabricInfo_t", "nvmlDeviceGetGpuFabricInfo"),
     ):
-        form = getattr(answers.library, structure, None)
+        form = getattr(queries.library, structure, None)
         info = None if form is None else form()
-        if info is not None and answers.ask("fabric", function, ctypes.byref(info)) is not None:
-            answers.unknown.pop("fabric", None)
+        if info is not None and queries.read("fabric", function, ctypes.byref(info)) is not None:
+            queries.unknown.pop("fabric", None)
             break
     else:
-        answers.unknown.setdefault("fabric", "this nvidia-ml-py does not know of it")
+        queries.unknown.setdefault("fabric", _UNKNOWN_TO_PYNVML)
         return None
-    state = word_of(_FABRIC_STATES, info.state)
+    state = enum_name(_FABRIC_STATES, info.state)
     if state != "completed":
         return snapshot.Fabric(state=state)
     return snapshot.Fabric(
         state=state,
-        status="success" if info.status == 0 else str(answers.library.NVMLError(info.status)),
+        status="success" if info.status == 0 else str(queries.library.NVMLError(info.status)),
         clique=_clique(info),
         cluster_uuid=str(uuid.UUID(bytes=bytes(info.clusterUuid))),
         health_mask=getattr(info, "healthMask", None),
@@ -412,26 +408,24 @@ def _clique(info: Any) -> int | None:
     """Return the clique whose GPUs address each other's memory. None if version 4 of the structure lists none."""
     if not hasattr(info, "cliques"):
         return int(info.cliqueId)
-    listed = info.cliques[: info.numCliques]
-    return next((int(each.id) for each in listed if each.type == _UNICAST_POINTER), None)
+    cliques = info.cliques[: info.numCliques]
+    return next((int(clique.id) for clique in cliques if clique.type == _UNICAST_POINTER), None)
 
 
-def read_processes(answers: Answers) -> tuple[GpuProcess, ...] | None:
+def read_processes(queries: GpuQueries) -> tuple[GpuProcess, ...] | None:
     """Return the processes with a context on the GPU, without duplicates from compute, graphics and MPS."""
-    computing = answers.ask("processes", "nvmlDeviceGetComputeRunningProcesses")
-    if computing is None:
+    kinds = ("Compute", "Graphics", "MPSCompute")
+    compute, graphics, mps = (queries.read("processes", f"nvmlDeviceGet{kind}RunningProcesses") for kind in kinds)
+    if compute is None:
         return None
-    drawing, under_mps = (
-        answers.ask("processes", f"nvmlDeviceGet{kind}RunningProcesses") or () for kind in ("Graphics", "MPSCompute")
-    )
-    found = {each.pid: each for each in (*under_mps, *drawing, *computing)}
-    clients = {each.pid for each in under_mps}
+    found = {process.pid: process for process in (*(mps or ()), *(graphics or ()), *compute)}
+    mps_pids = {process.pid for process in mps or ()}
     return tuple(
         GpuProcess(
             pid=pid,
-            name=_process_name(answers.library, pid),
+            name=_process_name(queries.library, pid),
             memory_bytes=found[pid].usedGpuMemory,
-            mps=pid in clients,
+            mps=pid in mps_pids,
         )
         for pid in sorted(found)
     )
@@ -439,7 +433,7 @@ def read_processes(answers: Answers) -> tuple[GpuProcess, ...] | None:
 
 def _process_name(library: Any, pid: int) -> str | None:
     try:
-        return text(library.nvmlSystemGetProcessName(pid)) or None
+        return decode(library.nvmlSystemGetProcessName(pid)) or None
     except library.NVMLError:
         return None
 
@@ -448,15 +442,15 @@ def _read_pairs(library: Any, handles: Mapping[int, object]) -> tuple[snapshot.P
     paths: dict[frozenset[int], str | None] = {}
     pairs = []
     for source, destination in permutations(handles, 2):
-        answers = Answers(library, handles[source])
+        queries = GpuQueries(library, handles[source])
         both = frozenset((source, destination))
         if both not in paths:
-            level = answers.ask("pcie_path", "nvmlDeviceGetTopologyCommonAncestor", handles[destination])
+            level = queries.read("pcie_path", "nvmlDeviceGetTopologyCommonAncestor", handles[destination])
             paths[both] = _PCIE_PATHS.get(level)
         words: dict[str, Any] = {
-            name: word_of(_P2P_WORDS, answers.ask(name, "nvmlDeviceGetP2PStatus", handles[destination], number))
+            name: enum_name(_P2P_WORDS, queries.read(name, "nvmlDeviceGetP2PStatus", handles[destination], number))
             for name, number in _P2P_QUESTIONS.items()
         }
         words |= {"source": f"GPU{source}", "destination": f"GPU{destination}", "pcie_path": paths[both]}
-        pairs.append(snapshot.PairFacts(**words, unknown=answers.unknown))
+        pairs.append(snapshot.PairFacts(**words, unknown=queries.unknown))
     return tuple(pairs)

@@ -5,11 +5,15 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from gpubench.errors import MPS_PERCENTAGE, SHARED_GPU_VARIABLE
+
+T = TypeVar("T")
 
 _LONGEST = 300
 _CHUNK_BYTES = 2**16
@@ -17,20 +21,29 @@ _NUMBER = re.compile(r"-?(?:0x[0-9a-f]{1,16}|\d{1,20})", re.ASCII | re.IGNORECAS
 """At most as many digits as the kernel's 64-bit numbers have."""
 
 
-def text_of(path: Path) -> str | None:
+def read_text(path: Path) -> str | None:
     """Return the stripped text of a file, or None if it is empty or cannot be read."""
     return UnknownFields().text("", path)
 
 
-def number_of(path: Path) -> int | None:
+def read_number(path: Path) -> int | None:
     """Return the number in a file, decimal or 0x..., or None."""
-    text = text_of(path) or ""
-    if not _NUMBER.fullmatch(text):
+    return parse_number(read_text(path))
+
+
+def parse_number(text: str | None) -> int | None:
+    if text is None or not _NUMBER.fullmatch(text):
         return None
     return int(text, 16 if "x" in text.lower() else 10)
 
 
-def below(root: Path, path: Path) -> Path:
+def parse_fields(text: str | None) -> dict[str, str]:
+    """Parse lines of the form 'Name: value', as in /proc/self/status."""
+    lines = (line.partition(":") for line in (text or "").splitlines())
+    return {name.strip(): value.strip() for name, colon, value in lines if colon}
+
+
+def rebase_path(root: Path, path: Path) -> Path:
     """Move an absolute path below another root. A relative path stays as it is."""
     return root / str(path).lstrip("/") if path.is_absolute() else path
 
@@ -55,10 +68,10 @@ def is_link(path: Path) -> bool:
 
 def printable(text: str) -> str:
     """Make text from an untrusted file safe to show: no control characters, limited length."""
-    return "".join(each if each.isprintable() else "\ufffd" for each in text[:_LONGEST])
+    return "".join(character if character.isprintable() else "\ufffd" for character in text[:_LONGEST])
 
 
-def names_in(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     """Return the sorted names in a folder, or [] if it cannot be read."""
     return UnknownFields().names("", folder) or []
 
@@ -67,12 +80,18 @@ def _content(path: Path) -> bytes:
     """Read a file in half the time of Path.read_bytes: a node has thousands of small ones."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        chunks = []
-        while chunk := os.read(file, _CHUNK_BYTES):
-            chunks.append(chunk)
-        return b"".join(chunks)
+        return b"".join(iter(lambda: os.read(file, _CHUNK_BYTES), b""))
     finally:
         os.close(file)
+
+
+def call_with_deadline(function: Callable[[], T], seconds: float) -> T | None:
+    """Call a function in a thread, which goes on after the deadline. None if a driver or file system hangs."""
+    answer: list[T] = []
+    thread = threading.Thread(target=lambda: answer.append(function()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answer[0] if answer else None
 
 
 class UnknownFields:
@@ -129,28 +148,59 @@ _CONTAINER = re.compile(
 def process_name(pid: int, root: Path = Path("/")) -> str | None:
     """Return the program name of a process: the last part of its command, or else the kernel's name for it."""
     folder = root / "proc" / str(pid)
-    command = (text_of(folder / "cmdline") or "").partition("\0")[0].rpartition("/")[2]
-    return command or (text_of(folder / "comm") or "").strip() or None
+    command = (read_text(folder / "cmdline") or "").partition("\0")[0].rpartition("/")[2]
+    return command or (read_text(folder / "comm") or "").strip() or None
+
+
+def process_stat(pid: int, root: Path = Path("/")) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on (the state), because the second may contain spaces."""
+    return (read_text(root / f"proc/{pid}/stat") or "").rpartition(")")[2].split()
 
 
 def process_state(pid: int) -> str:
     """Return the kernel's letter for the state of a process, for example `T` if stopped, or '?' if it is gone."""
-    fields = (text_of(Path(f"/proc/{pid}/stat")) or "").rpartition(")")[2].split()
-    return fields[0] if fields else "?"
+    return next(iter(process_stat(pid)), "?")
 
 
-def container_of(pid: int, root: Path = Path("/")) -> str | None:
-    """Return the container of a process from its control groups, for example 'docker 3f2a91bc04de', or None."""
-    return container_in(text_of(root / "proc" / str(pid) / "cgroup") or "")
+def mapped_paths(maps: Path) -> Iterator[str]:
+    """Yield the absolute paths in a /proc/PID/maps file in address order. A path repeats for each mapping."""
+    for line in (read_text(maps) or "").splitlines():
+        columns = line.split(maxsplit=5)
+        if len(columns) == 6 and columns[5].startswith("/"):
+            yield columns[5].removesuffix(" (deleted)")
 
 
-def container_in(groups: str) -> str | None:
-    """Return the container in a /proc/PID/cgroup text: its runtime and the first twelve digits of its id."""
-    found = _CONTAINER.search(groups)
+def find_container(pid: int, root: Path = Path("/")) -> str | None:
+    """Return the container of a process from its control groups: runtime and 12 digits of its id, or None."""
+    found = _CONTAINER.search(read_text(root / "proc" / str(pid) / "cgroup") or "")
     if found is None:
         return None
     runtime = found["runtime"].lower()
     return f"{'container' if runtime == 'kubepods' else runtime} {found['id'].lower()}"
+
+
+class RunDelay(NamedTuple):
+    """Nanoseconds that the main thread of a process ran, and that it waited for a CPU."""
+
+    ran_ns: int
+    waited_ns: int
+
+
+def run_delay(pid: int | str = "self", root: Path = Path("/")) -> RunDelay | None:
+    """Read both since the start of the thread (sched-stats.rst of the kernel). None if the kernel does not count."""
+    fields = (read_text(root / f"proc/{pid}/schedstat") or "").split()
+    if len(fields) < 2 or not all(field.isdecimal() for field in fields):
+        return None
+    return RunDelay(int(fields[0]), int(fields[1]))
+
+
+def waited_share(before: RunDelay | None, after: RunDelay | None) -> float | None:
+    """Return the share of runnable time spent waiting for a CPU. None below 20 ms of runnable time."""
+    if before is None or after is None:
+        return None
+    waited_ns = after.waited_ns - before.waited_ns
+    ready_ns = after.ran_ns - before.ran_ns + waited_ns
+    return waited_ns / ready_ns if ready_ns >= 20_000_000 else None
 
 
 def sees_all_pids(root: Path = Path("/")) -> bool:
@@ -167,47 +217,43 @@ def leave_core() -> None:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
-SHARE = 0.8  # Usable share of the free memory. The rest is for libraries, temporaries and the page cache
+def control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's control groups, from its own up to the root, versions 1 and 2.
+
+    Some may be missing: in a container, its own group is the root.
+    """
+    for entry in (read_text(root / "proc/self/cgroup") or "").splitlines():
+        controllers, _, path = entry.partition(":")[2].partition(":")
+        if entry.startswith("0::"):
+            mounts: tuple[str, ...] = ("",)
+        else:
+            mounts = (controller, controllers) if controller in controllers.split(",") else ()
+        for mount in mounts:
+            top = root / "sys/fs/cgroup" / mount
+            group = top / path.strip("/")
+            yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
+
+
+USABLE_SHARE = 0.8  # Of the free memory. The rest is for libraries, temporaries and the page cache
+_LIMITS_AND_USAGES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
 def free_bytes(root: Path = Path("/")) -> int:
     """Return the free memory in bytes: the kernel's MemAvailable, within the limits of control groups."""
-    available = re.search(r"^MemAvailable:\s+(\d+)", (root / "proc/meminfo").read_text(), re.MULTILINE)
-    return max(0, min([int(available[1]) * 1024 if available else 0, *_control_group_limits(root)]))
+    available_kib = parse_fields((root / "proc/meminfo").read_text()).get("MemAvailable", "0").split()[0]
+    free = [int(available_kib) * 1024]
+    for folder in control_groups(root, "memory"):
+        for limit_file, usage_file in _LIMITS_AND_USAGES:
+            limit, usage = read_number(folder / limit_file), read_number(folder / usage_file)
+            free += [] if limit is None or usage is None else [limit - usage]
+    return max(0, min(free))
 
 
-def _control_group_limits(root: Path) -> list[int]:
-    """Return the free bytes below the memory limit of each control group of this process, versions 1 and 2."""
-    limits: list[int] = []
-    for entry in (text_of(root / "proc/self/cgroup") or "").splitlines():
-        _, controllers, path = entry.split(":", 2)
-        if controllers == "":
-            limits += _walk(root / "sys/fs/cgroup", path, "memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            limits += _walk(root / "sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
-    return limits
-
-
-def _walk(mount: Path, path: str, limit_file: str, usage_file: str) -> list[int]:
-    """Read the limits from a group up to the root. Skip missing groups: in a container, its own group is the root."""
-    limits: list[int] = []
-    group = mount / path.strip("/")
-    for directory in (group, *group.parents):
-        if not directory.is_relative_to(mount):
-            break
-        limit, usage = number_of(directory / limit_file), number_of(directory / usage_file)
-        if limit is not None and usage is not None:
-            limits.append(limit - usage)
-    return limits
-
-
-PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 _DEFAULT_PIPES = "/tmp/nvidia-mps"
-_CONTROL = "control"
 
-_MAX_CTAS = "NCCL_MAX_CTAS"
-_CAPPED_FROM = 4
-_CTAS_OF_A_GPU = 64
+_CAPPED_FROM_RANKS = 4
+_CTAS_PER_GPU = 64
 """Total of all ranks on a GPU. NCCL then gets its usual number of CTAs from a rank's share of the SMs: on an H100
 with 132 SMs, 8 ranks ran with 8 CTAs each and 4 ranks with 16. 4 ranks without a cap hung in an all-reduce of
 128 MiB.
@@ -219,23 +265,20 @@ _TURNS_MS = {2: 4.5, 4: 27.0, 8: 126.0}
 
 def mps_serves(environment: Mapping[str, str]) -> bool:
     """True if a process with this environment reaches an MPS control daemon."""
-    control = Path(environment.get(PIPES) or _DEFAULT_PIPES, _CONTROL)
+    control = Path(environment.get(MPS_PIPES) or _DEFAULT_PIPES, "control")
     try:
         kind = control.stat().st_mode
         if stat.S_ISFIFO(kind):
             os.close(os.open(control, os.O_WRONLY | os.O_NONBLOCK))
             return True
-        return stat.S_ISSOCK(kind) and _is_heard(control)
+        if not stat.S_ISSOCK(kind):
+            return False
+        # A datagram socket cannot connect to a stream socket. The kernel says so (EPROTOTYPE) only after it found a
+        # listener (unix(7)), and sends nothing.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+            return probe.connect_ex(str(control)) in (0, errno.EPROTOTYPE)
     except OSError:
         return False
-
-
-def _is_heard(control: Path) -> bool:
-    """True if a process listens on the socket. It has another type, so the connection is refused after the kernel
-    found a listener (unix(7)), and nothing is sent.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        return probe.connect_ex(str(control)) in (0, errno.EPROTOTYPE)
 
 
 def sharing_settings(ranks_per_gpu: int, kernels_at_once: int = 1) -> dict[str, str]:
@@ -247,8 +290,8 @@ def sharing_settings(ranks_per_gpu: int, kernels_at_once: int = 1) -> dict[str, 
         return {}
     parts = ranks_per_gpu * kernels_at_once
     settings = {SHARED_GPU_VARIABLE: "1", MPS_PERCENTAGE: str(max(1, 100 // parts))}
-    if ranks_per_gpu >= _CAPPED_FROM:
-        settings[_MAX_CTAS] = str(max(1, _CTAS_OF_A_GPU // parts))
+    if ranks_per_gpu >= _CAPPED_FROM_RANKS:
+        settings["NCCL_MAX_CTAS"] = str(max(1, _CTAS_PER_GPU // parts))
     return settings
 
 
@@ -262,25 +305,22 @@ def sm_percent(environment: Mapping[str, str]) -> float:
 
 def cost_of_turns(ranks_per_gpu: int) -> str:
     """Describe the cost of ranks that take turns on a GPU."""
-    alike = min(_TURNS_MS, key=lambda ranks: abs(ranks - ranks_per_gpu))
+    nearest = min(_TURNS_MS, key=lambda ranks: abs(ranks - ranks_per_gpu))
     least = "at least " if ranks_per_gpu > max(_TURNS_MS) else ""
     return (
         f"no MPS server runs, so the {ranks_per_gpu} ranks of a GPU take turns: an operation of any size takes "
-        f"{least}about {_TURNS_MS[alike]:g} ms (as on an H100 with {alike} ranks). "
+        f"{least}about {_TURNS_MS[nearest]:g} ms (as on an H100 with {nearest} ranks). "
         "Try: nvidia-cuda-mps-control -d, which lets them run at the same time"
     )
 
 
 def gpus_of_host(root: Path = Path("/")) -> int:
     """Count the GPUs that the driver lists in /proc, which answers even if the driver hangs."""
-    try:
-        return len(list((root / "proc/driver/nvidia/gpus").iterdir()))
-    except OSError:
-        return 0
+    return len(list_names(root / "proc/driver/nvidia/gpus"))
 
 
-_MARKS = {"docker": ".dockerenv", "podman": "run/.containerenv", "singularity": ".singularity.d"}
-_GROUPS = {
+_MARK_FILES = {"docker": ".dockerenv", "podman": "run/.containerenv", "singularity": ".singularity.d"}
+_GROUP_WORDS = {
     "kubernetes": "kubepods",
     "docker": "docker",
     "podman": "libpod",
@@ -289,30 +329,19 @@ _GROUPS = {
     "slurm": "slurm",
 }
 
-RUNTIMES = frozenset((*_MARKS, *_GROUPS)) - {"slurm"}  # Traces of container runtimes
+RUNTIMES = frozenset((*_MARK_FILES, *_GROUP_WORDS)) - {"slurm"}  # Traces of container runtimes
 
 
 def container_hints(root: Path) -> tuple[str, ...]:
     """Return the traces of a container or a job's control group. No trace is a proof."""
-    found = [name for name, mark in _MARKS.items() if exists(root / mark)]
-    groups = text_of(root / "proc/self/cgroup") or ""
-    found += [name for name, word in _GROUPS.items() if word in groups and name not in found]
-    if _root_file_system(text_of(root / "proc/self/mountinfo") or "") in ("overlay", "fuse.fuse-overlayfs", "squashfs"):
+    found = [name for name, mark in _MARK_FILES.items() if exists(root / mark)]
+    groups = read_text(root / "proc/self/cgroup") or ""
+    found += [name for name, word in _GROUP_WORDS.items() if word in groups and name not in found]
+    # Each line is 'ID PARENT DEVICE ROOT PLACE OPTIONS ... - TYPE SOURCE OPTIONS'. The last mount on / counts.
+    on_root = re.findall(r"^(?:\S+ ){4}/ .*? - (\S+)", read_text(root / "proc/self/mountinfo") or "", re.MULTILINE)
+    if on_root and on_root[-1] in ("overlay", "fuse.fuse-overlayfs", "squashfs"):
         found.append("layered root")
     return tuple(found)
-
-
-def _root_file_system(mounts: str) -> str | None:
-    """Return the file system type of the last mount on / ('ID PARENT DEVICE ROOT PLACE OPTIONS ... - TYPE SOURCE
-    OPTIONS').
-    """
-    kind = None
-    for line in mounts.splitlines():
-        place, _, source = line.partition(" - ")
-        fields = place.split(maxsplit=5)
-        if len(fields) > 4 and fields[4] == "/" and source:
-            kind = source.split(maxsplit=1)[0]
-    return kind
 
 
 _FIRST_NAMESPACES = {
@@ -324,25 +353,23 @@ _FIRST_NAMESPACES = {
 }
 """The host's own namespaces (PROC_*_INIT_INO in the kernel's proc_ns.h)."""
 
-# Their files exist only in images. Those of others may remain on a disk that was made from an image
-_IMAGES = frozenset({"singularity"})
-
 
 def container_around(root: Path) -> str | None:
     """Return the runtime of this process's container, 'container' if unnamed, '' on the host, None if unknown.
 
     A control group proves it. A file proves it only if the process has its own namespaces.
     """
-    hints = [hint for hint in container_hints(root) if hint in RUNTIMES]
-    groups = text_of(root / "proc/self/cgroup") or ""
+    groups = read_text(root / "proc/self/cgroup") or ""
     namespaces = {}
     for kind in _FIRST_NAMESPACES:
         with suppress(OSError):
             namespaces[kind] = (root / "proc/self/ns" / kind).readlink().name
-    own = {kind for kind, name in namespaces.items() if name != _FIRST_NAMESPACES[kind]}
-    for name in hints:
-        if own or name in _IMAGES or _GROUPS.get(name, "\0") in groups:
-            return name
-    if own & {"pid", "user"}:
+    private = {kind for kind, name in namespaces.items() if name != _FIRST_NAMESPACES[kind]}
+    for hint in container_hints(root):
+        # Only images have Singularity's folder. The files of others may remain on a disk made from an image.
+        proven = private or hint == "singularity" or _GROUP_WORDS.get(hint, "\0") in groups
+        if hint in RUNTIMES and proven:
+            return hint
+    if private & {"pid", "user"}:
         return "container"
     return "" if namespaces else None

@@ -11,7 +11,16 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpubench.machine.host import UnknownFields, exists, is_link, names_in, number_of, printable, text_of
+from gpubench.machine.host import (
+    UnknownFields,
+    exists,
+    is_link,
+    list_names,
+    parse_number,
+    printable,
+    read_number,
+    read_text,
+)
 from gpubench.machine.pci import driver_of, pci_address, pci_folder, place_of, trained_link
 from gpubench.model.facts.snapshot import SOFTWARE_RDMA, Gid, NicFacts, NicKind, RdmaPort
 from gpubench.model.facts.traffic import LOOPBACK, NicReading
@@ -38,24 +47,19 @@ _MOST_GIDS = 16
 
 def read_rdma_ports(root: Path) -> tuple[RdmaPort, ...]:
     """Read every port of every RDMA device, with the name of its NIC."""
-    folder = root / "sys/class/infiniband"
-    files = _device_files(root / "sys/class/infiniband_verbs")
+    folder, verbs = root / "sys/class/infiniband", root / "sys/class/infiniband_verbs"
+    # /sys/class/infiniband_verbs/uverbs0/ibdev holds the name of the RDMA device
+    files = {read_text(verbs / name / "ibdev"): f"/dev/infiniband/{printable(name)}" for name in list_names(verbs)}
     return tuple(
-        _port(port, nic, files.get(name))
-        for name in names_in(folder)
+        _read_port(port, nic, files.get(name))
+        for name in list_names(folder)
         for nic, port in _port_folders(folder / name).items()
     )
 
 
-def _device_files(folder: Path) -> dict[str, str]:
-    """Map RDMA devices to device files: /sys/class/infiniband_verbs/uverbs0/ibdev holds the device's name."""
-    devices = {name: text_of(folder / name / "ibdev") for name in names_in(folder)}
-    return {device: f"/dev/infiniband/{printable(name)}" for name, device in devices.items() if device is not None}
-
-
 def _port_folders(device: Path) -> dict[str, Path]:
     """Return the port folders of a device by NIC name: mlx5_0, or mlx5_0:2 with several ports."""
-    numbers = sorted((name for name in names_in(device / "ports") if name.isdecimal()), key=int)
+    numbers = sorted((name for name in list_names(device / "ports") if name.isdecimal()), key=int)
     if len(numbers) < 2:
         return {device.name: device / "ports" / (numbers[0] if numbers else "1")}
     return {f"{device.name}:{number}": device / "ports" / number for number in numbers}
@@ -66,7 +70,7 @@ def _port_word(text: str | None) -> str | None:
     return None if text is None else text.rpartition(":")[2].strip().lower()
 
 
-def _port(folder: Path, nic: str, device_file: str | None) -> RdmaPort:
+def _read_port(folder: Path, nic: str, device_file: str | None) -> RdmaPort:
     unknown = UnknownFields()
     state = _port_word(unknown.text("physical_state", folder / "phys_state"))
     layer = unknown.text("link_layer", folder / "link_layer")
@@ -86,30 +90,34 @@ def _port(folder: Path, nic: str, device_file: str | None) -> RdmaPort:
 
 def _counters(field: str, folder: Path, wanted: frozenset[str], unknown: UnknownFields) -> dict[str, int] | None:
     """Return the wanted counters that the port has. None if it has no counters."""
-    names = names_in(folder)
+    names = list_names(folder)
     if not names:
         unknown.reasons[field] = f"{folder.name} is empty or cannot be read"
         return None
-    numbers = {name: number_of(folder / name) for name in names if name in wanted}
-    return {name: number for name, number in numbers.items() if number is not None}
+    return _read_numbers(folder, (name for name in names if name in wanted))
+
+
+def _read_numbers(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    numbers = ((name, read_number(folder / name)) for name in names)
+    return {name: number for name, number in numbers if number is not None}
 
 
 def _gids(folder: Path, unknown: UnknownFields) -> tuple[Gid, ...] | None:
     """Return the used entries at the start of the table. The kernel returns an error for the type of unused ones."""
-    kinds, addresses = folder / "gid_attrs/types", folder / "gids"
+    kinds = folder / "gid_attrs/types"
     if not exists(kinds):
         unknown.reasons["gids"] = "gid_attrs/types is not there"
         return None
     found = []
-    for index in map(str, range(_MOST_GIDS)):
-        kind = text_of(kinds / index)
-        address = _address(text_of(addresses / index)) if kind is not None else None
+    for index in range(_MOST_GIDS):
+        kind = read_text(kinds / str(index))
+        address = _address_kind(read_text(folder / f"gids/{index}")) if kind is not None else None
         if kind is not None and address is not None:
-            found.append(Gid(index=int(index), kind=printable(kind), address=address))
+            found.append(Gid(index=index, kind=printable(kind), address=address))
     return tuple(found)
 
 
-def _address(text: str | None) -> str | None:
+def _address_kind(text: str | None) -> str | None:
     """Return the kind of a GID's address. None if it is unset or invalid."""
     try:
         address = IPv6Address(text or "")
@@ -157,38 +165,39 @@ def read_nics(root: Path) -> tuple[NicFacts, ...]:
     """Read every port of every RDMA device with its interfaces, then the other interfaces."""
     interfaces = _interfaces(root / "sys/class/net")
     folder = root / "sys/class/infiniband"
-    rdma = [nic for name in names_in(folder) for nic in _rdma_ports(folder / name, interfaces)]
+    rdma = [nic for name in list_names(folder) for nic in _rdma_ports(folder / name, interfaces)]
     taken = {interface for nic in rdma for interface in nic.interfaces}
-    return (*rdma, *(_ethernet(each) for each in interfaces if each.name not in taken))
+    return (*rdma, *(_ethernet(interface) for interface in interfaces if interface.name not in taken))
 
 
 def nic_devices(root: Path) -> tuple[Path, ...]:
     """Return the sysfs paths of the NICs' devices."""
     rdma, net = root / "sys/class/infiniband", root / "sys/class/net"
-    return (*(rdma / name for name in names_in(rdma)), *(interface.folder / "device" for interface in _interfaces(net)))
+    return (*(rdma / name for name in list_names(rdma)), *(found.folder / "device" for found in _interfaces(net)))
 
 
 def _interfaces(folder: Path) -> list[_Interface]:
     found = []
-    for name in names_in(folder):
+    for name in list_names(folder):
         path = folder / name
-        has_device = is_link(path / "device") or exists(path / "device")
-        if has_device or (is_link(path) and not exists(path)):
+        if _has_device(path) or (is_link(path) and not exists(path)):
             address = pci_address(path / "device")
-            found.append(_Interface(name, path, address, number_of(path / "dev_port") or 0))
+            found.append(_Interface(name, path, address, read_number(path / "dev_port") or 0))
     return found
 
 
+def _has_device(interface: Path) -> bool:
+    return is_link(interface / "device") or exists(interface / "device")
+
+
 def _rdma_ports(device: Path, interfaces: Sequence[_Interface]) -> Iterator[NicFacts]:
-    hardware = _hardware(device / "device", hca_type=text_of(device / "hca_type"), name=device.name)
-    own = [
-        interface for interface in interfaces if interface.address is not None and interface.address == hardware.bus_id
-    ]
+    hardware = _hardware(device / "device", hca_type=read_text(device / "hca_type"), name=device.name)
+    on_device = [found for found in interfaces if found.address is not None and found.address == hardware.bus_id]
     ports = _port_folders(device)
     for name, port in ports.items():
         # InfiniBand numbers ports from 1, the network from 0.
-        of_port = own if len(ports) == 1 else [each for each in own if each.port == int(port.name) - 1]
-        yield _rdma_port(device, port, replace(hardware, name=name), of_port)
+        on_port = [found for found in on_device if len(ports) == 1 or found.port == int(port.name) - 1]
+        yield _rdma_port(device, port, replace(hardware, name=name), on_port)
 
 
 def _rdma_port(device: Path, port: Path, hardware: NicFacts, interfaces: Sequence[_Interface]) -> NicFacts:
@@ -204,6 +213,10 @@ def _rdma_port(device: Path, port: Path, hardware: NicFacts, interfaces: Sequenc
     is_infiniband = unknown.text("kind", port / "link_layer") == "InfiniBand"
     # EFA's link layer does not identify it. All other RDMA that is not InfiniBand runs over Ethernet.
     kind = NicKind.EFA if hardware.kind is NicKind.EFA else NicKind.INFINIBAND if is_infiniband else NicKind.ROCE
+    # Devices that share a physical port through different slots have the same adapter GUID and port name. NCCL
+    # compares the GUID to find ports of one adapter (src/transport/net_ib).
+    port_name = read_text(interfaces[0].folder / "phys_port_name") if interfaces and not is_infiniband else None
+    adapter = read_text(device / "sys_image_guid") if port_name else None
     return replace(
         hardware,
         kind=kind,
@@ -211,27 +224,17 @@ def _rdma_port(device: Path, port: Path, hardware: NicFacts, interfaces: Sequenc
         rate_gbit_s=float(rate[1]) if rate else None,
         interfaces=tuple(interface.name for interface in interfaces),
         firmware=unknown.text("firmware", device / "fw_ver"),
-        mtu=number_of(interfaces[0].folder / "mtu") if interfaces else None,
-        port=None if is_infiniband else _physical_port(device, interfaces),
+        mtu=read_number(interfaces[0].folder / "mtu") if interfaces else None,
+        port=f"{adapter} {port_name}" if adapter else None,
         unknown=unknown.reasons,
     )
-
-
-def _physical_port(device: Path, interfaces: Sequence[_Interface]) -> str | None:
-    """Return the adapter's GUID and port name. Devices that share a port through different slots have the same.
-
-    NCCL compares the GUID to find ports of one adapter (src/transport/net_ib). None if either is unknown.
-    """
-    port = text_of(interfaces[0].folder / "phys_port_name") if interfaces else None
-    adapter = text_of(device / "sys_image_guid") if port else None
-    return f"{adapter} {port}" if adapter else None
 
 
 def _ethernet(interface: _Interface) -> NicFacts:
     unknown = UnknownFields()
     operational = unknown.text("state", interface.folder / "operstate")
     speed_text = unknown.text("rate_gbit_s", interface.folder / "speed")
-    speed = number_of(interface.folder / "speed")
+    speed = parse_number(speed_text)
     if speed_text is not None and (speed is None or speed in _NO_SPEED):
         unknown.reasons["rate_gbit_s"], speed = f"speed is {speed_text}", None
     return replace(
@@ -241,7 +244,7 @@ def _ethernet(interface: _Interface) -> NicFacts:
         state="active" if operational == "up" else operational,
         rate_gbit_s=None if speed is None else speed / 1000,
         interfaces=(interface.name,),
-        mtu=number_of(interface.folder / "mtu"),
+        mtu=read_number(interface.folder / "mtu"),
         unknown=unknown.reasons,
     )
 
@@ -252,7 +255,7 @@ def _hardware(device: Path, *, hca_type: str | None, name: str) -> NicFacts:
     if folder is None:
         model = SOFTWARE_RDMA if name and (exists(device.parent) or name.startswith(_SOFTWARE_NAMES)) else None
         return NicFacts(name=name, kind=NicKind.ETHERNET, driver=None if name else driver_of(device), model=model)
-    vendor, number, driver = number_of(folder / "vendor"), number_of(folder / "device"), driver_of(device)
+    vendor, number, driver = read_number(folder / "vendor"), read_number(folder / "device"), driver_of(device)
     model = None if vendor is None or number is None else f"PCI {vendor:04x}:{number:04x}"
     if hca_type is not None:
         model = f"{_MODELS[hca_type]} ({hca_type})" if hca_type in _MODELS else hca_type
@@ -270,7 +273,6 @@ def _hardware(device: Path, *, hca_type: str | None, name: str) -> NicFacts:
 
 _WORD_BYTES = 4  # port_xmit_data and port_rcv_data count 4-byte words
 _FULL_32 = 2**32 - 1
-_FULL = "the counter has 32 bits, and is full"
 _ERRORS = ("port_rcv_errors", "port_xmit_discards", "link_downed", "symbol_error")
 _SELDOM = 10
 
@@ -281,93 +283,69 @@ class NicCounters:
     def __init__(self, root: Path = Path("/")) -> None:
         infiniband, net = root / "sys/class/infiniband", root / "sys/class/net"
         self._ports = {
-            nic: folder for name in names_in(infiniband) for nic, folder in _port_folders(infiniband / name).items()
+            nic: folder for name in list_names(infiniband) for nic, folder in _port_folders(infiniband / name).items()
         }
-        devices = {_device(infiniband / name / "device") for name in names_in(infiniband)}
-        interfaces = [
+        devices = {_resolve(infiniband / name / "device") for name in list_names(infiniband)}
+        self._interfaces = [
             net / name
-            for name in names_in(net)
-            if is_link(net / name / "device") or exists(net / name / "device")
-            if _device(net / name / "device") not in devices
+            for name in list_names(net)
+            if _has_device(net / name) and _resolve(net / name / "device") not in devices
         ]
-        loopback = [net / LOOPBACK] if exists(net / LOOPBACK) else []
-        self._interfaces = [_InterfaceFiles.of(folder) for folder in (*interfaces, *loopback)]
+        self._interfaces += [net / LOOPBACK] if exists(net / LOOPBACK) else []
         self._count = 0
         self._errors: dict[str, dict[str, int]] = {}
 
     def read(self) -> tuple[NicReading, ...]:
         """Read all ports at one moment. Read errors, each a query to the NIC's firmware, in one of ten readings."""
-        seldom = self._count % _SELDOM == 0
+        if self._count % _SELDOM == 0:
+            self._errors = {name: _read_numbers(folder / "counters", _ERRORS) for name, folder in self._ports.items()}
         self._count += 1
-        ports = [self._port(name, folder, seldom=seldom) for name, folder in self._ports.items()]
-        return (*ports, *(interface.read() for interface in self._interfaces))
+        ports = [self._read_port(name, folder) for name, folder in self._ports.items()]
+        return (*ports, *map(_read_interface, self._interfaces))
 
-    def _port(self, name: str, folder: Path, *, seldom: bool) -> NicReading:
-        unknown: dict[str, str] = {}
-        counters = folder / "counters"
-        state = _port_word(text_of(folder / "state"))
-        if seldom:
-            self._errors[name] = dict(_numbers(counters, _ERRORS))
+    def _read_port(self, name: str, folder: Path) -> NicReading:
+        unknown = UnknownFields()
+        state = _port_word(read_text(folder / "state"))
         return NicReading(
             name=name,
             rdma=True,
-            sent_bytes=_words("sent", counters / "port_xmit_data", unknown),
-            received_bytes=_words("received", counters / "port_rcv_data", unknown),
+            sent_bytes=_read_words("sent", folder / "counters/port_xmit_data", unknown),
+            received_bytes=_read_words("received", folder / "counters/port_rcv_data", unknown),
             counts_to=_WORD_BYTES * 2**64,
             active=None if state is None else state == "active",
-            errors=self._errors.get(name, {}),
-            unknown=unknown,
+            errors=self._errors[name],
+            unknown=unknown.reasons,
         )
 
 
-def _device(path: Path) -> Path | None:
+def _resolve(path: Path) -> Path | None:
     try:
         return path.resolve(strict=True)
     except (OSError, RuntimeError):
         return None
 
 
-def _words(name: str, path: Path, unknown: dict[str, str]) -> int | None:
-    reader = UnknownFields()
-    reader.text(name, path)
-    words = number_of(path)
+def _read_words(name: str, path: Path, unknown: UnknownFields) -> int | None:
+    """Return a counter of words in bytes."""
+    words = parse_number(unknown.text(name, path))
     if words is None:
-        unknown[name] = reader.reasons.get(name, f"{path.name} holds no number")
+        unknown.reasons.setdefault(name, f"{path.name} holds no number")
         return None
     if words == _FULL_32:
-        unknown[name] = _FULL
+        unknown.reasons[name] = "the counter has 32 bits, and is full"
         return None
     return words * _WORD_BYTES
 
 
-def _numbers(folder: Path, names: Iterable[str]) -> Iterable[tuple[str, int]]:
-    for name in names:
-        count = number_of(folder / name)
-        if count is not None:
-            yield name, count
-
-
-class _InterfaceFiles(Struct, frozen=True):
-    """The file names of an interface, built once because every interval reads them."""
-
-    name: str
-    sent: Path
-    received: Path
-    state: Path
-
-    @classmethod
-    def of(cls, folder: Path) -> "_InterfaceFiles":
-        counters = folder / "statistics"
-        return cls(folder.name, counters / "tx_bytes", counters / "rx_bytes", folder / "operstate")
-
-    def read(self) -> NicReading:
-        sent, received, state = number_of(self.sent), number_of(self.received), text_of(self.state)
-        unread = {"sent": (sent, self.sent), "received": (received, self.received)}
-        return NicReading(
-            name=self.name,
-            rdma=False,
-            sent_bytes=sent,
-            received_bytes=received,
-            active=None if state is None else state in ("up", "unknown"),
-            unknown={way: f"{file.name} cannot be read" for way, (count, file) in unread.items() if count is None},
-        )
+def _read_interface(folder: Path) -> NicReading:
+    files = {"sent": "tx_bytes", "received": "rx_bytes"}
+    counts = {way: read_number(folder / "statistics" / file) for way, file in files.items()}
+    state = read_text(folder / "operstate")
+    return NicReading(
+        name=folder.name,
+        rdma=False,
+        sent_bytes=counts["sent"],
+        received_bytes=counts["received"],
+        active=None if state is None else state in ("up", "unknown"),
+        unknown={way: f"{file} cannot be read" for way, file in files.items() if counts[way] is None},
+    )

@@ -3,7 +3,7 @@
 import ctypes
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.machine.drivers import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, Answers, text
+from gpubench.machine.drivers import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, GpuQueries, decode
 from gpubench.ports.copies import LinkBytes
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ _NO_DRIVER = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
 
 
 class Driver(Struct, frozen=True):
-    """The NVIDIA driver: all `gpus`, those `visible` to CUDA, and `cuda` as 13000 for 13.0. `absent` says why it is
-    missing.
+    """The NVIDIA driver. `cuda` is 13000 for 13.0, `visible` the number of GPUs that CUDA may use. If there is no
+    driver, `absent` has the reason.
     """
 
     version: str = ""
@@ -56,7 +56,7 @@ def read_driver(environment: Mapping[str, str]) -> Driver:
     try:
         gpus = pynvml.nvmlDeviceGetCount()
         return Driver(
-            version=text(pynvml.nvmlSystemGetDriverVersion()) or "",
+            version=decode(pynvml.nvmlSystemGetDriverVersion()) or "",
             cuda=pynvml.nvmlSystemGetCudaDriverVersion(),
             gpus=gpus,
             visible=visible_count(gpus, environment.get("CUDA_VISIBLE_DEVICES")),
@@ -122,26 +122,44 @@ def visible_count(gpus: int, setting: str | None) -> int:
     return min(gpus, sum(takewhile(bool, known)))
 
 
-_SENT = 138
-_RECEIVED = 139  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: KiB of payload without protocol overhead
-_PCIE_SENT = 197
-_PCIE_RECEIVED = 198  # NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES: 32 bits, including headers
-_ALL_LINKS = 0xFFFFFFFF
-_NO_SCOPE = 0
-_KIB = 1024
+class NvmlReader:
+    """Holds NVML open. Without a driver, `library` is None."""
+
+    def __init__(self) -> None:
+        self.library: Any | None = open_library()
+
+    def close(self) -> None:
+        """Shut NVML down."""
+        if self.library is not None:
+            self.library.nvmlShutdown()
+        self.library = None
 
 
-def read_link_bytes(answers: Answers, *, nvlink_only: bool = False, pcie_only: bool = False) -> LinkBytes:
-    """Read the counters of one GPU. Reading only one kind of link costs less."""
-    nvlink = [] if pcie_only else [(each, _ALL_LINKS) for each in (_SENT, _RECEIVED)]
-    pcie = [] if nvlink_only else [(each, _NO_SCOPE) for each in (_PCIE_SENT, _PCIE_RECEIVED)]
-    values = answers.fields(nvlink + pcie)
-    counts = [None if values.get(each) is None else values[each] * _KIB for each in nvlink] or [None, None]
-    counts += [values.get(each) for each in pcie] or [None, None]
-    return LinkBytes(*counts)
+ALL_LINKS = 0xFFFFFFFF  # The scope of a field that is summed over all NVLinks
+NVLINK_COUNTERS, PCIE_COUNTERS = ("nvlink_sent", "nvlink_received"), ("pcie_sent", "pcie_received")
+_COUNTERS = {
+    "nvlink_sent": (138, ALL_LINKS, 1024),
+    "nvlink_received": (139, ALL_LINKS, 1024),
+    "pcie_sent": (197, 0, 1),
+    "pcie_received": (198, 0, 1),
+}
+"""Field number, scope and bytes per count. NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX count payload.
+NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES have 32 bits, and include headers.
+"""
 
 
-class NvmlCounters:
+def read_link_counters(queries: GpuQueries, names: Iterable[str] = tuple(_COUNTERS)) -> dict[str, int]:
+    """Read the bytes that links of a GPU carried, by name of the counter. Each counter costs time."""
+    counters = {name: _COUNTERS[name] for name in names}
+    values = queries.fields((number, scope) for number, scope, _ in counters.values())
+    return {
+        name: values[number, scope] * unit
+        for name, (number, scope, unit) in counters.items()
+        if (number, scope) in values
+    }
+
+
+class NvmlCounters(NvmlReader):
     """Link counters of the GPUs with these PCI bus ids since the driver was loaded.
 
     On H200, NVLink counters moved by the copied bytes ± 4 KiB, PCIe counters by 1.08 to 1.09 of host-staged bytes and
@@ -149,18 +167,10 @@ class NvmlCounters:
     """
 
     def __init__(self, bus_ids: Sequence[str]) -> None:
-        self._library = open_library()
-        self._gpus = [Answers.of_gpu(self._library, each) for each in bus_ids]
+        super().__init__()
+        self._gpus = [GpuQueries.find(self.library, bus_id) for bus_id in bus_ids]
 
     def read(self, gpu: int) -> LinkBytes:
         """Read the counters of the GPU at a position, in half a millisecond."""
-        answers = self._gpus[gpu]
-        if answers is None:
-            return LinkBytes()
-        return read_link_bytes(answers)
-
-    def close(self) -> None:
-        """Shut NVML down."""
-        if self._library is not None:
-            self._library.nvmlShutdown()
-        self._library, self._gpus = None, [None] * len(self._gpus)
+        queries = self._gpus[gpu]
+        return LinkBytes() if queries is None or self.library is None else LinkBytes(**read_link_counters(queries))

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpubench.machine.host import UnknownFields, names_in, number_of, text_of
+from gpubench.machine.host import UnknownFields, list_names, read_number, read_text
 from gpubench.model.facts import snapshot
 from gpubench.model.paths.topology import PCIE_GENERATION_OF_GT_S
 
@@ -40,13 +40,12 @@ def find_nvidia_devices(root: Path) -> PciDevices:
     folder = root / "sys/bus/pci/devices"
     gpus: list[Path] = []
     nvswitches: list[Path] = []
-    for name in sorted(
-        names_in(folder), key=lambda each: snapshot.normalize_bus_id(each).rjust(len("ffffffff:ff:ff.f"), "0")
-    ):
-        number = number_of(folder.joinpath(name, "class"))
-        kind = None if number is None else number >> 8
-        if kind in (*_GPU_CLASSES, _NVSWITCH_CLASS) and number_of(folder / name / "vendor") == _NVIDIA:
-            (nvswitches if kind == _NVSWITCH_CLASS else gpus).append(folder / name)
+    width = len("ffffffff:ff:ff.f")
+    for name in sorted(list_names(folder), key=lambda name: snapshot.normalize_bus_id(name).rjust(width, "0")):
+        number = read_number(folder / name / "class") or 0
+        found = {_NVSWITCH_CLASS: nvswitches, **dict.fromkeys(_GPU_CLASSES, gpus)}.get(number >> 8)
+        if found is not None and read_number(folder / name / "vendor") == _NVIDIA:
+            found.append(folder / name)
     return PciDevices(tuple(gpus), tuple(nvswitches))
 
 
@@ -68,7 +67,7 @@ def place_of(device: Path) -> snapshot.PciPlace:
     if not ports:
         return snapshot.PciPlace()
     bridges = ports[:-1]
-    numa_node = number_of(ports[-1] / "numa_node")
+    numa_node = read_number(ports[-1] / "numa_node")
     host_bridge = ports[0].parent.name
     return snapshot.PciPlace(
         host_bridge=host_bridge if _HOST_BRIDGE.fullmatch(host_bridge) else None,
@@ -138,24 +137,24 @@ def _ports_on(path: str) -> tuple[Path, ...]:
 
 def _best(own: int | None, above: int | None, now: int | None) -> int | None:
     """Return the lower maximum, unless it is below the current value, as with a hypervisor's virtual port."""
-    smaller = min((each for each in (own, above) if each is not None), default=None)
+    smaller = min((most for most in (own, above) if most is not None), default=None)
     return own if now is not None and smaller is not None and smaller < now else smaller
 
 
 def _generation(path: Path) -> int | None:
-    match = _SPEED.match(text_of(path) or "")
+    match = _SPEED.match(read_text(path) or "")
     return PCIE_GENERATION_OF_GT_S.get(float(match[1])) if match else None
 
 
 def _width(path: Path) -> int | None:
-    width = number_of(path)
+    width = read_number(path)
     return None if width in _UNKNOWN_WIDTHS else width
 
 
 ACCESS_CONTROL, ADDRESS_TRANSLATION = "access_control", "address_translation"
 NEEDS_ROOT = "needs root: others read only the first 64 bytes of the configuration space"
 
-_OF_ALL_USERS = 64
+_READABLE_BY_ALL = 64  # Bytes of the configuration space
 _EXTENDED = 0x100
 _END = 0x1000
 _ALL_ONES = 0xFFFFFFFF
@@ -180,12 +179,16 @@ def _read_address_translation(device: Path, unknown: UnknownFields) -> bool | No
     return bool(registers & _ATS_ENABLED)
 
 
+def _names(bits: int) -> tuple[str, ...]:
+    return tuple(name for position, name in enumerate(snapshot.ACCESS_CONTROLS) if bits >> position & 1)
+
+
 def _capability(device: Path, identity: int, field: str, unknown: UnknownFields) -> int | None:
     """Return the word after a capability's header, or None with the reason. Each word that is read costs time."""
     try:
         file = os.open(device / "config", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            return _found(file, identity)
+            return _find_capability(file, identity)
         finally:
             os.close(file)
     except OSError as error:
@@ -199,35 +202,31 @@ class _UnreadableError(Exception):
     """A configuration space that cannot be read, with the reason."""
 
 
-def _found(file: int, identity: int) -> int | None:
-    first = _word(file, _EXTENDED)
+def _find_capability(file: int, identity: int) -> int | None:
+    first = _read_word(file, _EXTENDED)
     if first is None:
-        more = _word(file, _OF_ALL_USERS) is not None
-        raise _UnreadableError("this machine shows no extended configuration space" if more else NEEDS_ROOT)
+        has_more = _read_word(file, _READABLE_BY_ALL) is not None
+        raise _UnreadableError("this machine shows no extended configuration space" if has_more else NEEDS_ROOT)
     if first == _ALL_ONES:
         raise _UnreadableError("the device answers only ones, as one that is gone does")
     offset, seen = _EXTENDED, set[int]()
     while _EXTENDED <= offset < _END and offset not in seen:
         seen.add(offset)
-        header = _whole_word(file, offset)
+        header = _require_word(file, offset)
         if header & 0xFFFF == identity:
-            return _whole_word(file, offset + _WORD_BYTES)
+            return _require_word(file, offset + _WORD_BYTES)
         offset = header >> 20 & 0xFFC
     return None
 
 
-def _whole_word(file: int, offset: int) -> int:
-    value = _word(file, offset)
+def _require_word(file: int, offset: int) -> int:
+    value = _read_word(file, offset)
     if value is None:
         raise _UnreadableError("config: it ends in the middle of the list of capabilities")
     return value
 
 
-def _names(bits: int) -> tuple[str, ...]:
-    return tuple(name for position, name in enumerate(snapshot.ACCESS_CONTROLS) if bits >> position & 1)
-
-
-def _word(file: int, offset: int) -> int | None:
+def _read_word(file: int, offset: int) -> int | None:
     content = os.pread(file, _WORD_BYTES, offset)
     return int.from_bytes(content, "little") if len(content) == _WORD_BYTES else None
 
@@ -244,7 +243,7 @@ def read_errors(device: Path, unknown: UnknownFields) -> snapshot.PcieErrors | N
     for severity in _SEVERITIES:
         reader = UnknownFields()
         text = reader.text("errors", device / f"aer_dev_{severity}")
-        counts = _counts(text or "")
+        counts = _parse_counts(text or "")
         total = next((count for name, count in counts.items() if name.startswith(_TOTAL)), None)
         if total is None:
             unknown.reasons.setdefault("errors", reader.reasons.get("errors") or f"aer_dev_{severity} has no total")
@@ -253,12 +252,13 @@ def read_errors(device: Path, unknown: UnknownFields) -> snapshot.PcieErrors | N
                 return None
             continue
         totals[severity] = total
-        errors = {name: count for name, count in counts.items() if count and not name.startswith(_TOTAL)}
-        named |= {f"{severity}.{name}": count for name, count in errors.items()}
+        named |= {
+            f"{severity}.{name}": count for name, count in counts.items() if count and not name.startswith(_TOTAL)
+        }
     return snapshot.PcieErrors(**totals, named=named) if totals else None
 
 
-def _counts(text: str) -> dict[str, int]:
+def _parse_counts(text: str) -> dict[str, int]:
     found = {}
     for line in text.splitlines():
         name, _, count = line.strip().rpartition(" ")
@@ -283,10 +283,10 @@ def read_pci_devices(
     for kind, devices in ((snapshot.PciKind.GPU, gpus), (snapshot.PciKind.NIC, nics)):
         for device in devices:
             above: str | None = None
-            for folder, each in _chain(device, kind):
+            for folder, folder_kind in _chain(device, kind):
                 name = snapshot.normalize_bus_id(folder.name)
                 if name not in found:
-                    found[name] = _read(folder, each, above, minors)
+                    found[name] = _read_device(folder, folder_kind, above, minors)
                 above = name
     return tuple(found[name] for name in sorted(found))
 
@@ -300,20 +300,25 @@ def _chain(device: Path, kind: snapshot.PciKind) -> Iterable[tuple[Path, snapsho
     yield from ((folder, kind) for folder in ports[-1:])
 
 
-def _read(folder: Path, kind: snapshot.PciKind, above: str | None, minors: Mapping[str, int]) -> snapshot.PciDevice:
+def _read_device(
+    folder: Path, kind: snapshot.PciKind, above: str | None, minors: Mapping[str, int]
+) -> snapshot.PciDevice:
     unknown, name = UnknownFields(), snapshot.normalize_bus_id(folder.name)
     bar1, most, minor = None, None, None
     if kind is snapshot.PciKind.GPU:
         bar1, most, minor = _bar1(folder, unknown), _bar1_most(folder, unknown), minors.get(name)
         if minor is None:
             unknown.reasons["minor"] = "the driver's page of this GPU in /proc does not tell it"
+    vendor, model = read_number(folder / "vendor"), read_number(folder / "device")
+    if vendor is None or model is None:
+        unknown.reasons["identity"] = "vendor and device hold no numbers"
     is_bridge = kind not in (snapshot.PciKind.GPU, snapshot.PciKind.NIC)
     return snapshot.PciDevice(
         bus_id=name,
         kind=kind,
         above=above,
         link=link_of(folder),
-        identity=_identity(folder, unknown),
+        identity=None if vendor is None or model is None else f"{vendor:04x}:{model:04x}",
         access_control=read_access_control(folder, unknown) if is_bridge else None,
         address_translation=None if is_bridge else _read_address_translation(folder, unknown),
         errors=read_errors(folder, unknown),
@@ -323,14 +328,6 @@ def _read(folder: Path, kind: snapshot.PciKind, above: str | None, minors: Mappi
         minor=minor,
         unknown=unknown.reasons,
     )
-
-
-def _identity(folder: Path, unknown: UnknownFields) -> str | None:
-    vendor, model = number_of(folder / "vendor"), number_of(folder / "device")
-    if vendor is None or model is None:
-        unknown.reasons["identity"] = "vendor and device hold no numbers"
-        return None
-    return f"{vendor:04x}:{model:04x}"
 
 
 def _iommu_group(folder: Path, unknown: UnknownFields) -> int | None:
@@ -347,9 +344,7 @@ def _iommu_group(folder: Path, unknown: UnknownFields) -> int | None:
 
 
 def _bar1(folder: Path, unknown: UnknownFields) -> int | None:
-    """Return the size of BAR 1 from its line in `resource`: first address, last address and flags, or zeros if
-    unassigned.
-    """
+    """Return the size of BAR 1. Its line in `resource` has the first address, the last address and flags."""
     lines = (unknown.text("bar1_bytes", folder / "resource") or "").split("\n")
     match = _ADDRESSES.fullmatch(lines[_BAR1].strip()) if len(lines) > _BAR1 else None
     first, last = (int(match[1], 16), int(match[2], 16)) if match else (0, 0)
@@ -360,9 +355,7 @@ def _bar1(folder: Path, unknown: UnknownFields) -> int | None:
 
 
 def _bar1_most(folder: Path, unknown: UnknownFields) -> int | None:
-    """Return the largest size of BAR 1. Bit n of resource1_resize means 2^n MiB. Only resizable BARs have it (Linux
-    6.1).
-    """
+    """Return the largest size of BAR 1. Bit n of resource1_resize means 2^n MiB (Linux 6.1, resizable BARs only)."""
     text = unknown.text("bar1_most_bytes", folder / "resource1_resize")
     if text is None:
         return None

@@ -24,7 +24,7 @@ from gpubench.machine import stage
 from gpubench.machine.children import die_with_parent, module_command, package_environment
 from gpubench.machine.drivers import CudaFacts, CudaGpu
 from gpubench.machine.gpus import NvmlFacts
-from gpubench.machine.host import text_of
+from gpubench.machine.host import run_delay
 from gpubench.machine.nvml import visible_count
 from gpubench.machine.stage import CUDA, NVML, SYSFS
 from gpubench.machine.sysfs import SysfsFacts
@@ -46,7 +46,7 @@ from gpubench.model.terms.verdict import Origin
 _SECONDS_TO_END = 1.0  # Wait for a child that answered or was killed. A child inside a driver call may never end
 _SECONDS_TO_EXIT = 10.0  # Wait for the exit status of a child whose output ended, because it is the only explanation
 _CHUNK_BYTES = 2**16
-_LEAST_WAIT_S = 1.0  # A hung driver leaves its caller asleep. An overloaded host leaves it waiting for a CPU.
+_LEAST_WAIT_S = 1.0  # A hung driver leaves its caller asleep. An overloaded host leaves it waiting for a CPU
 
 
 class StageResult(Struct, frozen=True):
@@ -95,12 +95,6 @@ class Stages:
         return {name: child.result(timeout_s) for name, child in self._children.items()}
 
 
-def seconds_without_cpu(pid: int, root: Path = Path("/")) -> float:
-    """Return the seconds that a process was runnable without a CPU, 0 if the kernel does not count them."""
-    words = (text_of(root / f"proc/{pid}/schedstat") or "").split()
-    return int(words[1]) / 1e9 if len(words) == 3 else 0.0
-
-
 class _Child:
     """A child process and its output so far. A line of JSON is its answer, whether or not it exits."""
 
@@ -111,14 +105,14 @@ class _Child:
         self._document: dict[str, Any] | None = None
         self._ended = False
         self._start_error = ""
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
         try:
             self._process = subprocess.Popen(
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=self._complaints,
+                stderr=self._stderr,
                 preexec_fn=die_with_parent,
             )
             self.output = self._process.stdout
@@ -144,27 +138,28 @@ class _Child:
             return StageResult(error=f"it does not start: {self._start_error}")
         if not self._ended:
             late = f"no answer within {timeout_s:g} s"
-            waited_s = seconds_without_cpu(self._process.pid)
+            delay = run_delay(self._process.pid)
+            waited_s = 0.0 if delay is None else delay.waited_ns / 1e9
             if waited_s > max(_LEAST_WAIT_S, timeout_s / 2):
                 return StageResult(error=f"{late}: it waited {waited_s:.0f} s {WAITED_FOR_CPU}")
             return StageResult(error=late, timed_out=True)
-        return StageResult(error=self._cause_of_end(self._process))
+        return StageResult(error=self._why_ended(self._process))
 
-    def _cause_of_end(self, process: subprocess.Popen[bytes]) -> str:
+    def _why_ended(self, process: subprocess.Popen[bytes]) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_SECONDS_TO_EXIT)
         code = process.returncode
-        self._complaints.seek(0)
-        *_, complaint = "", *self._complaints.read().decode(errors="replace").strip().splitlines()
+        self._stderr.seek(0)
+        *_, last_line = "", *self._stderr.read().decode(errors="replace").strip().splitlines()
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-            return f"killed by {name}" + (f": {complaint}" if complaint else "")
-        if complaint and code != 0:
-            return complaint
+            return f"killed by {name}" + (f": {last_line}" if last_line else "")
+        if last_line and code != 0:
+            return last_line
         return "it ended without an answer" + (f" (exit code {code})" if code else "")
 
     def end(self) -> None:
-        self._complaints.close()
+        self._stderr.close()
         if self._process is None or self.output is None:
             return
         self.output.close()
@@ -181,7 +176,6 @@ NVML_ALONE = ("confidential_computing", "nvlink_bandwidth_mode", "nvlink_bandwid
 """Driver settings that are in no file."""
 
 UNLISTED = "on the PCI bus, but the driver does not list it"
-_NVIDIA_DRIVER = "nvidia"
 
 
 def merge(
@@ -193,11 +187,13 @@ def merge(
 ) -> Snapshot:
     """Merge the sources into the snapshot of a node. None is a source without an answer. `failures` has the reasons."""
     kernel = sysfs or SysfsFacts()
-    listed = _gpus(kernel, nvml)
+    listed = _merge_gpus(kernel, nvml)
     unseen = _why_unseen(len(listed), cuda)
     gpus = tuple(_add_cuda(gpu, cuda, unseen) for gpu in listed)
-    all_failures = (*failures, *_cuda_failure(gpus, nvml, cuda))
     driver = nvml.driver if nvml is not None else DriverFacts()
+    is_driver_up = nvml is not None and driver.absent is None
+    if gpus and is_driver_up and cuda is not None and cuda.absent is not None and unseen != HIDDEN:
+        failures = (*failures, ProbeFailure(stage="cuda", error=cuda.absent))
     shown = {gpu.bus_id for gpu in gpus}
     dma_buf = [gpu.dma_buf for gpu in (cuda.gpus if cuda is not None else ()) if gpu.dma_buf is not None]
     return Snapshot(
@@ -222,8 +218,8 @@ def merge(
         rdma_ports=kernel.rdma_ports,
         kernel=kernel.kernel,
         nvswitches=kernel.nvswitches,
-        pairs=tuple(_pairs(gpus, nvml, cuda, all_failures, unseen)),
-        failures=all_failures,
+        pairs=tuple(_merge_pairs(gpus, nvml, cuda, failures, unseen)),
+        failures=tuple(failures),
     )
 
 
@@ -239,10 +235,10 @@ def _driver_settings(
     return replace(kernel, **values, unknown={**kernel.unknown, **unknown})
 
 
-def _gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
+def _merge_gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
     if nvml is None or nvml.driver.absent is not None:
         return list(kernel.gpus)
-    on_bus = {gpu.bus_id: gpu for gpu in kernel.gpus}
+    gpus_on_bus = {gpu.bus_id: gpu for gpu in kernel.gpus}
     listed = {gpu.bus_id for gpu in nvml.gpus if gpu.bus_id is not None}
     unlisted = [gpu for gpu in kernel.gpus if gpu.bus_id not in listed]
     nameless = [gpu for gpu in nvml.gpus if gpu.bus_id is None]
@@ -251,28 +247,22 @@ def _gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
         # NVML numbers GPUs by bus id, including those that were lost before it could name them.
         names.update((gpu.index, other.bus_id) for gpu, other in zip(nameless, unlisted, strict=True))
         unlisted = []
-    gpus = [_add_place(replace(gpu, bus_id=gpu.bus_id or names.get(gpu.index)), on_bus) for gpu in nvml.gpus]
+    gpus = [_add_place(replace(gpu, bus_id=gpu.bus_id or names.get(gpu.index)), gpus_on_bus) for gpu in nvml.gpus]
     following = max((gpu.index for gpu in gpus), default=-1) + 1
-    lost = [gpu for gpu in unlisted if not _belongs_to_others(gpu, kernel, listed=len(nvml.gpus))]
+    # A GPU of another virtual machine has another driver. A container sees every GPU on the bus, but has device files
+    # only for its own. A lost GPU leaves its device file behind.
+    has_all_files = not 0 < kernel.device_files <= len(nvml.gpus)
+    lost_drivers = (None, "nvidia") if has_all_files else (None,)
+    lost = [gpu for gpu in unlisted if kernel.gpu_drivers.get(gpu.bus_id or "") in lost_drivers]
     return [*gpus, *(replace(gpu, index=following + i, lost=UNLISTED) for i, gpu in enumerate(lost))]
 
 
-def _belongs_to_others(gpu: GpuFacts, kernel: SysfsFacts, *, listed: int) -> bool:
-    """True if an unlisted GPU belongs to another virtual machine or container. False if it is lost.
-
-    A GPU of a virtual machine has another driver. A container sees every GPU on the bus but has device files only for
-    its own. A lost GPU leaves its device file behind.
-    """
-    driver = kernel.gpu_drivers.get(gpu.bus_id or "")
-    return driver is not None and (driver != _NVIDIA_DRIVER or 0 < kernel.device_files <= listed)
-
-
-def _add_place(gpu: GpuFacts, on_bus: dict[str | None, GpuFacts]) -> GpuFacts:
-    other = on_bus.get(gpu.bus_id)
+def _add_place(gpu: GpuFacts, gpus_on_bus: Mapping[str | None, GpuFacts]) -> GpuFacts:
+    other = gpus_on_bus.get(gpu.bus_id)
     if gpu.bus_id is None or other is None:
         return gpu
-    links = asdict(gpu.pcie), asdict(other.pcie)
-    pcie = PcieLink(**{name: value or links[1][name] for name, value in links[0].items()})
+    link, kernel_link = asdict(gpu.pcie), asdict(other.pcie)
+    pcie = PcieLink(**{name: value or kernel_link[name] for name, value in link.items()})
     return replace(gpu, name=gpu.name or other.name, uuid=gpu.uuid or other.uuid, place=other.place, pcie=pcie)
 
 
@@ -301,49 +291,38 @@ def _why_unseen(gpus: int, cuda: CudaFacts | None) -> str:
 def _find_in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:
     if cuda is None or gpu.bus_id is None:
         return None
-    return next((each for each in cuda.gpus if each.bus_id == gpu.bus_id), None)
+    return next((found for found in cuda.gpus if found.bus_id == gpu.bus_id), None)
 
 
-def _pairs(
+def _merge_pairs(
     gpus: Sequence[GpuFacts],
     nvml: NvmlFacts | None,
     cuda: CudaFacts | None,
     failures: Sequence[ProbeFailure],
     unseen: str,
 ) -> Iterator[PairFacts]:
-    by_names = {(pair.source, pair.destination): pair for pair in nvml.pairs} if nvml is not None else {}
+    nvml_pairs = {(pair.source, pair.destination): pair for pair in nvml.pairs} if nvml is not None else {}
     for source, destination in permutations(gpus, 2):
         names = source.device, destination.device
         access = None
         if cuda is not None and source.bus_id is not None and destination.bus_id is not None:
             access = cuda.peers.get(source.bus_id, {}).get(destination.bus_id)
-        if access is None and names not in by_names:
+        if access is None and names not in nvml_pairs:
             continue
-        pair = by_names.get(names, PairFacts(source=names[0], destination=names[1]))
-        if access is None:
-            shown = _find_in_cuda(source, cuda) is not None and _find_in_cuda(destination, cuda) is not None
-            reason = "" if shown else unseen
-            if cuda is not None and cuda.absent is None and (source.mig or destination.mig):
-                reason = reason or "under MIG CUDA shows one instance"
-            reason = reason or _why_not_in_cuda(cuda, failures)
-            yield replace(pair, unknown={**pair.unknown, "cuda": reason})
-        else:
+        pair = nvml_pairs.get(names, PairFacts(source=names[0], destination=names[1]))
+        if access is not None:
             yield replace(pair, cuda=access)
-
-
-def _why_not_in_cuda(cuda: CudaFacts | None, failures: Sequence[ProbeFailure]) -> str:
-    if cuda is None:
-        return next((failure.error for failure in failures if failure.stage == "cuda"), "CUDA was not asked")
-    return cuda.absent or "CUDA does not list it"
-
-
-def _cuda_failure(gpus: Sequence[GpuFacts], nvml: NvmlFacts | None, cuda: CudaFacts | None) -> tuple[ProbeFailure, ...]:
-    """Report a failure if the driver has GPUs and CUDA none, unless CUDA_VISIBLE_DEVICES hides them."""
-    if cuda is None or cuda.absent is None or _why_unseen(len(gpus), cuda) == HIDDEN:
-        return ()
-    if nvml is None or nvml.driver.absent is not None or not gpus:
-        return ()
-    return (ProbeFailure(stage="cuda", error=cuda.absent),)
+            continue
+        is_shown = _find_in_cuda(source, cuda) is not None and _find_in_cuda(destination, cuda) is not None
+        if unseen and not is_shown:
+            reason = unseen
+        elif cuda is None:
+            reason = next((failure.error for failure in failures if failure.stage == "cuda"), "CUDA was not asked")
+        elif cuda.absent is None and (source.mig or destination.mig):
+            reason = "under MIG CUDA shows one instance"
+        else:
+            reason = cuda.absent or "CUDA does not list it"
+        yield replace(pair, unknown={**pair.unknown, "cuda": reason})
 
 
 COUNTING = (SYSFS, NVML)  # The stages that read error counters of devices
@@ -360,7 +339,7 @@ def probe(
 
     `stages` are the children's command lines by name. `root` is where sysfs and procfs are found.
     """
-    return _put_together(run_stages(stages or stage_commands(root), _whole_gpu_environment(environment), timeout_s))
+    return _merge_results(run_stages(stages or stage_commands(root), _whole_gpu_environment(environment), timeout_s))
 
 
 def watch_errors(
@@ -371,9 +350,9 @@ def watch_errors(
     stages: Mapping[str, Sequence[str]] | None = None,
 ) -> Snapshot:
     """Read the error counters again through the kernel and NVML, and return the snapshot with the new errors."""
-    asked = {name: command for name, command in (stages or stage_commands(root)).items() if name in COUNTING}
-    results = run_stages(asked, _whole_gpu_environment(environment), timeout_s)
-    after = _put_together({CUDA: StageResult(error="not asked"), **results})
+    commands = {name: command for name, command in (stages or stage_commands(root)).items() if name in COUNTING}
+    results = run_stages(commands, _whole_gpu_environment(environment), timeout_s)
+    after = _merge_results({CUDA: StageResult(error="not asked"), **results})
     if any(failure.stage in COUNTING for failure in after.failures):
         return before
     return replace(before, errors_grown=growth(error_counts(before), error_counts(after)))
@@ -387,7 +366,7 @@ class Probe(Stages):
 
     def snapshot(self, timeout_s: float) -> Snapshot:
         """Return this node. Sources that do not answer within `timeout_s` are listed in `failures`."""
-        return _put_together(self.results(timeout_s))
+        return _merge_results(self.results(timeout_s))
 
 
 def _whole_gpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -395,20 +374,22 @@ def _whole_gpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in package_environment(environment).items() if name != MPS_PERCENTAGE}
 
 
-def _put_together(results: Mapping[str, StageResult]) -> Snapshot:
+def _merge_results(results: Mapping[str, StageResult]) -> Snapshot:
     failures: list[ProbeFailure] = []
-    sysfs = _understood(SysfsFacts, SYSFS, results, failures)
-    nvml = _understood(NvmlFacts, NVML, results, failures)
-    cuda = _understood(CudaFacts, CUDA, results, failures)
+    sysfs = _parse_result(SysfsFacts, SYSFS, results, failures)
+    nvml = _parse_result(NvmlFacts, NVML, results, failures)
+    cuda = _parse_result(CudaFacts, CUDA, results, failures)
     return merge(socket.gethostname().split(".")[0], sysfs, nvml, cuda, failures)
 
 
 def stage_commands(root: Path = Path("/")) -> dict[str, list[str]]:
     """Return the command lines of the three children."""
-    return {each: module_command(stage.__name__, each, str(root)) for each in (SYSFS, NVML, CUDA)}
+    return {name: module_command(stage.__name__, name, str(root)) for name in (SYSFS, NVML, CUDA)}
 
 
-def _understood(kind: type[T], name: str, results: Mapping[str, StageResult], failures: list[ProbeFailure]) -> T | None:
+def _parse_result(
+    kind: type[T], name: str, results: Mapping[str, StageResult], failures: list[ProbeFailure]
+) -> T | None:
     result = results[name]
     if result.document is None:
         failures.append(ProbeFailure(stage=name, error=result.error, timed_out=result.timed_out))

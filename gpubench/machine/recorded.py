@@ -21,7 +21,6 @@ from gpubench.readers.machines.snapshot import read as read_snapshot
 
 _NODES = "nodes"
 _RANKS = "ranks.jsonl"
-_LOGS = "nccl"
 _LIBRARIES = "libraries.jsonl"
 _EXPECTED = "a file that --record wrote"
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
@@ -81,29 +80,28 @@ def write_libraries(directory: Path, hosts: Sequence[LibrariesFacts]) -> None:
 def read_libraries(directory: Path) -> list[LibrariesFacts]:
     """Read the libraries of every host in a recording. Raises UsageError if it has none or they cannot be read."""
     lines = read_samples(directory, _LIBRARIES, "libraries")
+    hosts = []
     with add_advice(reason=_REASON, next_step=_ADVICE):
-        return [_libraries_of(line, where) for line, where in lines]
-
-
-def _libraries_of(line: str, where: str) -> LibrariesFacts:
-    facts = read_json_line(LibrariesFacts, line, where)
-    check_version(facts.schema_version, LIBRARIES_VERSION, where)
-    return facts
+        for line, where in lines:
+            hosts.append(read_json_line(LibrariesFacts, line, where))
+            check_version(hosts[-1].schema_version, LIBRARIES_VERSION, where)
+    return hosts
 
 
 def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
     """Add NCCL's log of every rank to a recording, for people and for `gpubench explain`. Raises OutputError."""
+    folder = directory / "nccl"
     for rank, text in enumerate(texts):
         if text:
-            with name_output(directory / _LOGS):
-                (directory / _LOGS).mkdir(exist_ok=True)
-            _write(directory / _LOGS / f"rank{rank}.log", text)
+            with name_output(folder):
+                folder.mkdir(exist_ok=True)
+            _write(folder / f"rank{rank}.log", text)
 
 
 @add_advice(reason=_REASON, next_step=_ADVICE)
 def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snapshot], list[RankFacts]]:
     """Read nodes and ranks of a recording by host name, or only those of `host`. Raises UsageError."""
-    paths = sorted(_node_files(directory), key=lambda path: _natural(path.stem))
+    paths = sorted(_node_files(directory), key=_natural_order)
     if not paths:
         raise UsageError(
             f"--replay {directory} holds no recording",
@@ -114,18 +112,22 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
             next_step=f"the same on the machine in question, with --record {directory}",
         )
     snapshots = list(_read_nodes(paths, directory))
-    ranks = list(_read_ranks(directory / _RANKS))
+    ranks = []
+    path = directory / _RANKS
+    for line, where in _lines(path, limits.MOST_RANKS_BYTES, limits.MOST_RECORDED_RANKS) if path.exists() else ():
+        ranks.append(read_json_line(RankFacts, line, where))
+        check_rank(ranks[-1], where)
     if host is None:
         return snapshots, ranks
-    mine = [snapshot for snapshot in snapshots if snapshot.host == host]
-    if not mine:
+    matching = [snapshot for snapshot in snapshots if snapshot.host == host]
+    if not matching:
         raise UsageError(
             f"--replay {directory} has no host {host}",
             expected=f"one of {', '.join(snapshot.host for snapshot in snapshots[:8])}",
             reason="under a launcher every host replays the node of its own name",
             next_step=f"gpubench topo --replay {directory} without mpirun shows them all",
         )
-    return mine, [rank for rank in ranks if rank.host == host]
+    return matching, [rank for rank in ranks if rank.host == host]
 
 
 def _node_files(directory: Path) -> list[Path]:
@@ -147,13 +149,6 @@ def _read_nodes(paths: Sequence[Path], directory: Path) -> Iterator[Snapshot]:
         if left < 0:
             raise _too_much(f"the nodes of {directory} have more than {_mib(limits.MOST_NODES_BYTES)}")
         yield read_snapshot(text, str(path))
-
-
-def _read_ranks(path: Path) -> Iterator[RankFacts]:
-    for line, where in _lines(path, limits.MOST_RANKS_BYTES, limits.MOST_RECORDED_RANKS) if path.exists() else ():
-        rank = read_json_line(RankFacts, line, where)
-        check_rank(rank, where)
-        yield rank
 
 
 @contextlib.contextmanager
@@ -220,14 +215,12 @@ def _mib(size_bytes: int) -> str:
 
 def _file_name(host: str, taken: set[str]) -> str:
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", host).lstrip(".") or "node"
-    name, number = stem, 1
-    while name in taken:
-        number += 1
-        name = f"{stem}~{number}"
+    names = (stem if number == 1 else f"{stem}~{number}" for number in count(1))
+    name = next(name for name in names if name not in taken)
     taken.add(name)
     return name
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """Sort key that puts node2 before node10."""
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _DIGITS.split(name)]
+def _natural_order(path: Path) -> list[tuple[bool, int, str]]:
+    """Return a sort key that puts node2 before node10."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _DIGITS.split(path.stem)]

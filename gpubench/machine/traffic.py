@@ -17,21 +17,38 @@ from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.machine.children import die_with_parent, module_command, package_environment
-from gpubench.machine.drivers import Answers, text
+from gpubench.machine.drivers import GpuQueries, decode
 from gpubench.machine.environment import read_nccl_files
 from gpubench.machine.gpus import (
-    MEMORY_VERSION,
     MULTIPROCESSORS,
     is_idle,
     read_clock_reasons,
+    read_memory,
     read_memory_errors,
     read_processes,
     throttle_reasons,
 )
-from gpubench.machine.host import container_of, names_in, printable, process_name, sees_all_pids, text_of
+from gpubench.machine.host import (
+    call_with_deadline,
+    find_container,
+    list_names,
+    parse_fields,
+    parse_number,
+    printable,
+    process_name,
+    process_stat,
+    read_text,
+    sees_all_pids,
+)
 from gpubench.machine.nics import NicCounters
-from gpubench.machine.nvml import open_library
-from gpubench.machine.process import in_time, mapped_libraries, namespaces_in, no_answer, read_shared_memory
+from gpubench.machine.nvml import NvmlReader
+from gpubench.machine.process import (
+    NO_ANSWER,
+    SECONDS_TO_ANSWER,
+    mapped_libraries,
+    namespaces_in,
+    read_shared_memory,
+)
 from gpubench.model.facts.health import GpuLoad
 from gpubench.model.facts.process import GpuCondition, GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import normalize_bus_id
@@ -41,171 +58,140 @@ from gpubench.model.terms.plain import from_plain
 _ALL = "throttling, clocks and other users"
 
 
-class NvmlCondition:
+class NvmlCondition(NvmlReader):
     """Reads the condition of the GPU with a PCI bus id between rows."""
 
     def __init__(self, bus_id: str) -> None:
+        super().__init__()
         self._bus_id = bus_id
-        self._library = open_library()
 
     def read(self) -> GpuCondition:
         """Read the condition. `unread` lists facts without an answer."""
-        library = self._library
+        library = self.library
         if library is None:
             return GpuCondition(unread={_ALL: "NVML does not start"})
         try:
-            answers = Answers(library, library.nvmlDeviceGetHandleByPciBusId(self._bus_id))
+            queries = GpuQueries(library, library.nvmlDeviceGetHandleByPciBusId(self._bus_id))
         except library.NVMLError as error:
             return GpuCondition(unread={_ALL: str(error)})
-        reasons = read_clock_reasons(answers)
-        clock_mhz = answers.ask("clock", "nvmlDeviceGetClockInfo", MULTIPROCESSORS)
+        reasons = read_clock_reasons(queries)
+        clock_mhz = queries.read("clock", "nvmlDeviceGetClockInfo", MULTIPROCESSORS)
         return GpuCondition(
             throttle_reasons=throttle_reasons(reasons) or (),
             clock_mhz=None if is_idle(reasons) else clock_mhz,
-            most_clock_mhz=answers.call("nvmlDeviceGetMaxClockInfo", MULTIPROCESSORS).value,
-            memory_errors=read_memory_errors(answers) or 0,
-            others=others(read_processes(answers) or (), os.getpid()),
-            unread=answers.unknown,
+            most_clock_mhz=queries.call("nvmlDeviceGetMaxClockInfo", MULTIPROCESSORS).value,
+            memory_errors=read_memory_errors(queries) or 0,
+            others=others(read_processes(queries) or (), os.getpid()),
+            unread=queries.unknown,
         )
 
-    def close(self) -> None:
-        """Shut NVML down."""
-        if self._library is not None:
-            self._library.nvmlShutdown()
-        self._library = None
 
-
-def others(processes: Sequence[GpuProcess], own: int) -> tuple[GpuProcess, ...]:
+def others(processes: Sequence[GpuProcess], own_pid: int) -> tuple[GpuProcess, ...]:
     """Return the processes other than this one.
 
     Inside a container NVML may report the host's pids. Then one of them is this process, but which one is unknown. A
     single one is this process.
     """
-    if any(process.pid == own for process in processes):
-        return tuple(process for process in processes if process.pid != own)
+    if any(process.pid == own_pid for process in processes):
+        return tuple(process for process in processes if process.pid != own_pid)
     return tuple(processes) if len(processes) > 1 else ()
 
-
-_MILLIWATTS = 1000
 
 _INSTANT_POWER = (186, 0)  # NVML_FI_DEV_POWER_INSTANT. On H200 nvmlDeviceGetPowerUsage is the mean of a second
 
 
-class NvmlLoad:
+class NvmlLoad(NvmlReader):
     """Reads the load of the GPU with a PCI bus id."""
 
     def __init__(self, bus_id: str) -> None:
-        self._library = open_library()
-        self._answers = Answers.of_gpu(self._library, bus_id)
+        super().__init__()
+        self._queries = GpuQueries.find(self.library, bus_id)
 
     def read(self) -> GpuLoad:
         """Read clock, power and throttle reasons."""
-        answers = self._answers
-        if answers is None:
+        queries = self._queries
+        if queries is None:
             return GpuLoad()
-        power = answers.fields([_INSTANT_POWER]).get(_INSTANT_POWER)
-        if power is None:
-            power = answers.ask("power", "nvmlDeviceGetPowerUsage")
+        power_mw = queries.fields([_INSTANT_POWER]).get(_INSTANT_POWER)
+        if power_mw is None:
+            power_mw = queries.read("power", "nvmlDeviceGetPowerUsage")
         return GpuLoad(
-            clock_mhz=answers.ask("clock", "nvmlDeviceGetClockInfo", MULTIPROCESSORS),
-            power_w=None if power is None else power / _MILLIWATTS,
-            throttle_reasons=throttle_reasons(read_clock_reasons(answers)) or (),
+            clock_mhz=queries.read("clock", "nvmlDeviceGetClockInfo", MULTIPROCESSORS),
+            power_w=None if power_mw is None else power_mw / 1000,
+            throttle_reasons=throttle_reasons(read_clock_reasons(queries)) or (),
         )
 
-    def close(self) -> None:
-        """Shut NVML down."""
-        if self._library is not None:
-            self._library.nvmlShutdown()
-        self._library = self._answers = None
 
-
-class NvmlUse:
+class NvmlUse(NvmlReader):
     """Remembers who had a context on this host's GPUs before this job. In a container pids may be the host's."""
 
     def __init__(self, root: Path = Path("/")) -> None:
+        super().__init__()
         self._root = root
-        self._library = open_library()
         self._before: dict[str, tuple[tuple[GpuProcess, ...], int | None]] = {}
-        for name, answers in self._every_gpu():
-            ways = ("nvmlDeviceGetMemoryInfo", MEMORY_VERSION), ("nvmlDeviceGetMemoryInfo",)
-            memory = answers.ask_in_turn("memory_used_bytes", *ways)
-            self._before[name] = read_processes(answers) or (), None if memory is None else int(memory.used)
+        for name, queries in self._find_gpus():
+            memory = read_memory(queries)
+            self._before[name] = read_processes(queries) or (), None if memory is None else int(memory.used)
 
-    def of(self, bus_ids: Sequence[str], own_pids: Collection[int]) -> "OthersOnGpus":
+    def other_users(self, bus_ids: Sequence[str], own_pids: Collection[int]) -> "OtherUsers":
         """Return the use of GPUs with these PCI bus ids by others than these processes."""
-        return OthersOnGpus(self, bus_ids, own_pids)
+        return OtherUsers(self, bus_ids, own_pids)
 
     def read(self, name: str, own_pids: Collection[int]) -> GpuUse:
         """Read the use of a GPU by others while this job is idle."""
-        answers = Answers.of_gpu(self._library, name)
-        if answers is None:
+        queries = GpuQueries.find(self.library, name)
+        if queries is None:
             return GpuUse()
-        rates = answers.call("nvmlDeviceGetUtilizationRates").value
-        before, held = self._before.get(normalize_bus_id(name), ((), None))
-        if held is not None:  # a CUDA-aware MPI may have opened contexts for ranks already
-            held -= sum(each.memory_bytes or 0 for each in before if each.pid in own_pids)
+        rates = queries.call("nvmlDeviceGetUtilizationRates").value
+        before, held_bytes = self._before.get(normalize_bus_id(name), ((), None))
+        if held_bytes is not None:  # a CUDA-aware MPI may have opened contexts for ranks already
+            held_bytes -= sum(process.memory_bytes or 0 for process in before if process.pid in own_pids)
+        processes = read_processes(queries) or ()
+        if sees_all_pids(self._root) or any(process.pid in own_pids for process in processes):
+            users = [self._add_name(process) for process in processes if process.pid not in own_pids]
+        else:
+            pids_before = {process.pid for process in before}
+            users = [process for process in processes if process.pid in pids_before]
         return GpuUse(
             utilization_percent=None if rates is None else rates.gpu,
-            users=self._others(read_processes(answers) or (), own_pids, {each.pid for each in before}),
-            held_bytes=held,
+            users=tuple(user for user in users if not user.is_mps_server),
+            held_bytes=held_bytes,
         )
 
-    def close(self) -> None:
-        """Shut NVML down."""
-        if self._library is not None:
-            self._library.nvmlShutdown()
-        self._library = None
-
-    def _others(
-        self, processes: Sequence[GpuProcess], own_pids: Collection[int], before: Collection[int]
-    ) -> tuple[GpuProcess, ...]:
-        if sees_all_pids(self._root) or any(process.pid in own_pids for process in processes):
-            named = (self._named(process) for process in processes if process.pid not in own_pids)
-            return tuple(each for each in named if not each.is_mps_server)
-        return tuple(process for process in processes if process.pid in before and not process.is_mps_server)
-
-    def _named(self, process: GpuProcess) -> GpuProcess:
+    def _add_name(self, process: GpuProcess) -> GpuProcess:
         name = process_name(process.pid, self._root) or process.name
-        return replace(process, name=name, container=container_of(process.pid, self._root))
+        return replace(process, name=name, container=find_container(process.pid, self._root))
 
-    def _every_gpu(self) -> Iterator[tuple[str, Answers]]:
-        library: Any = self._library
+    def _find_gpus(self) -> Iterator[tuple[str, GpuQueries]]:
+        library = self.library
         if library is None:
             return
-        try:
+        count = 0
+        with contextlib.suppress(library.NVMLError):
             count = library.nvmlDeviceGetCount()
-        except library.NVMLError:
-            return
         for index in range(count):
-            try:
-                answers = Answers(library, library.nvmlDeviceGetHandleByIndex(index))
-            except library.NVMLError:
-                continue
-            place = answers.call("nvmlDeviceGetPciInfo").value
-            if place is not None:
-                yield normalize_bus_id(text(place.busId) or ""), answers
+            with contextlib.suppress(library.NVMLError):
+                handle = library.nvmlDeviceGetHandleByIndex(index)
+                name = decode(library.nvmlDeviceGetPciInfo(handle).busId) or ""
+                yield normalize_bus_id(name), GpuQueries(library, handle)
 
 
-class OthersOnGpus:
+class OtherUsers:
     """`ports.GpuUsers` of some GPUs by position."""
 
     def __init__(self, use: NvmlUse, bus_ids: Sequence[str], own_pids: Collection[int]) -> None:
         self._use, self._bus_ids, self._own_pids = use, bus_ids, own_pids
 
     def read(self, gpu: int) -> GpuUse:
-        """Read the use of the GPU at a position."""
         return self._use.read(self._bus_ids[gpu], self._own_pids)
 
 
-_MODULE = "gpubench.machine.gpu_child"
 _CHUNK_BYTES = 2**16
 _SECONDS_TO_END = 1.0
 
 
 class GpuChild:
-    """Requests readings from a child process, and the next one only after it answered, so a wedged driver blocks
-    only it.
-    """
+    """Requests readings from a child process, one at a time. A driver that hangs blocks only the child."""
 
     def __init__(
         self,
@@ -215,13 +201,13 @@ class GpuChild:
         indices: Sequence[int] | None = None,
         command: Sequence[str] | None = None,
     ) -> None:
-        asked = [] if indices is None else [",".join(map(str, indices))]
+        arguments = [] if indices is None else [",".join(map(str, indices))]
         self._seconds, self._deadline_seconds = start_seconds, deadline_seconds
         self._written = b""
-        self._asked_at: float | None = None
-        self._ended = ""
+        self._request_time: float | None = None
+        self._why_ended = ""
         self._process = subprocess.Popen(
-            command or module_command(_MODULE, *asked),
+            command or module_command("gpubench.machine.gpu_child", *arguments),
             env=package_environment(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -231,19 +217,28 @@ class GpuChild:
 
     def read(self) -> tuple[tuple[GpuReading, ...], str | None]:
         """Return a reading of all GPUs, or the reason why there is none. Ignore answers that come too late."""
-        if self._ended:
-            return (), self._ended
-        if self._asked_at is not None and self._line(0.0) is None:
-            return (), self._why(f"the driver has not answered for {time.monotonic() - self._asked_at:.0f} s")
-        self._ask()
+        if self._why_ended:
+            return (), self._why_ended
+        if self._request_time is not None and self._read_line(0.0) is None:
+            waited_s = time.monotonic() - self._request_time
+            return (), self._why_silent(f"the driver has not answered for {waited_s:.0f} s")
+        self._request_time = time.monotonic()
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(b"\n")
+            self._process.stdin.flush()
         seconds, self._seconds = self._seconds, self._deadline_seconds
-        line = self._line(seconds)
+        line = self._read_line(seconds)
         if line is None:
-            return (), self._why(f"the driver did not answer within {seconds:g} s")
-        return self._understood(line)
+            return (), self._why_silent(f"the driver did not answer within {seconds:g} s")
+        try:
+            document: dict[str, Any] = json.loads(line)
+            return tuple(from_plain(GpuReading, gpu) for gpu in document.get("gpus", ())), document.get("silent")
+        except (ValueError, UsageError):
+            return (), "the process that asks the driver gave an answer that is none"
 
-    def _why(self, silent: str) -> str:
-        return self._ended or silent
+    def _why_silent(self, default: str) -> str:
+        return self._why_ended or default
 
     def close(self) -> None:
         """End the child, without waiting if it hangs in the driver."""
@@ -255,14 +250,7 @@ class GpuChild:
                 with contextlib.suppress(OSError):
                     stream.close()
 
-    def _ask(self) -> None:
-        self._asked_at = time.monotonic()
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.write(b"\n")
-                self._process.stdin.flush()
-
-    def _line(self, seconds: float) -> bytes | None:
+    def _read_line(self, seconds: float) -> bytes | None:
         assert self._process.stdout is not None
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
@@ -272,20 +260,12 @@ class GpuChild:
                     return None
                 chunk = os.read(self._process.stdout.fileno(), _CHUNK_BYTES)
                 if not chunk:
-                    self._ended = "the process that asks the driver has ended"
+                    self._why_ended = "the process that asks the driver has ended"
                     return None
                 self._written += chunk
         line, _, self._written = self._written.partition(b"\n")
-        self._asked_at = None
+        self._request_time = None
         return line
-
-    def _understood(self, line: bytes) -> tuple[tuple[GpuReading, ...], str | None]:
-        try:
-            document: dict[str, Any] = json.loads(line)
-            silent = document.get("silent")
-            return tuple(from_plain(GpuReading, each) for each in document.get("gpus", ())), silent
-        except (ValueError, UsageError):
-            return (), "the process that asks the driver gave an answer that is none"
 
 
 _NCCL, _PYTORCH_WITH_NCCL = "libnccl", "pt_nccl"
@@ -293,8 +273,6 @@ _NCCL, _PYTORCH_WITH_NCCL = "libnccl", "pt_nccl"
 
 _GPU_FILE = "/dev/nvidia"
 _SHARED = re.compile(r"/dev/shm/nccl-", re.ASCII)
-_UID = re.compile(r"^Uid:\s*(\d+)", re.ASCII | re.MULTILINE)
-_PARENT = re.compile(r"^PPid:\s*(\d+)", re.ASCII | re.MULTILINE)
 _SLURM_GROUP = re.compile(r"job_(\d{1,12})(?:/step_(\w{1,20}))?", re.ASCII)
 _LOOPBACK = re.compile(r"127\.|localhost[.:]|::1", re.ASCII)
 _PYTHON = re.compile(r"python[\d.]*$|^pt_main|^ray::", re.ASCII)
@@ -307,10 +285,9 @@ Settings = Callable[[Mapping[str, str]], dict[str, str]]
 
 class _KnownTask(Struct, frozen=True):
     task: TaskFacts
-    stat: Path
-    started: str
+    start_ticks: str
     launched: bool
-    look_again_at: float = 0.0
+    next_look_s: float = 0.0
     looks: int = 0
 
 
@@ -327,108 +304,96 @@ class Tasks:
         found: dict[int, _KnownTask] = {}
         for pid in sorted(set(pids)):
             known = self._known.get(pid)
-            if known is None or known.started != _started(known.stat):
+            if known is None or known.start_ticks != self._start_ticks(pid):
                 known = self._first_look(pid, self._root / "proc" / str(pid))
             found[pid] = known
         self._known = found
-        return tuple(each.task for each in found.values())
+        return self.tasks()
 
     def look_closely(self, pids: Collection[int], now: float) -> bool:
         """Read the NCCL state of these processes. True if anything was read again."""
-        anew = False
+        has_looked = False
         for pid in pids:
             known = self._known.get(pid)
-            if known is None or known.task.facts is None:
-                continue
-            if known.looks and now < known.look_again_at:
+            if known is None or known.task.facts is None or (known.looks and now < known.next_look_s):
                 continue
             folder = self._root / "proc" / str(pid)
-            maps = text_of(folder / "maps") or ""
             libraries = mapped_libraries(folder / "maps")
             communicators = (
-                bool(_SHARED.search(maps))
-                or _has_thread(folder, _PYTORCH_WITH_NCCL)
+                bool(_SHARED.search(read_text(folder / "maps") or ""))
+                or any(
+                    (read_text(folder / "task" / thread / "comm") or "").startswith(_PYTORCH_WITH_NCCL)
+                    for thread in list_names(folder / "task")
+                )
                 or (known.launched and _NCCL in libraries)
             )
-            task = replace(
-                known.task,
-                communicators=communicators,
-                facts=replace(known.task.facts, libraries=libraries),
-            )
-            wait = min(_SECONDS_TO_SECOND_LOOK * 2**known.looks, _MOST_SECONDS_BETWEEN_LOOKS)
-            self._known[pid] = replace(known, task=task, looks=known.looks + 1, look_again_at=now + wait)
-            anew = True
-        return anew
+            facts = replace(known.task.facts, libraries=libraries)
+            task = replace(known.task, communicators=communicators, facts=facts)
+            wait_s = min(_SECONDS_TO_SECOND_LOOK * 2**known.looks, _MOST_SECONDS_BETWEEN_LOOKS)
+            self._known[pid] = replace(known, task=task, looks=known.looks + 1, next_look_s=now + wait_s)
+            has_looked = True
+        return has_looked
 
     def tasks(self) -> tuple[TaskFacts, ...]:
         """Return the processes as last read."""
-        return tuple(each.task for each in self._known.values())
+        return tuple(known.task for known in self._known.values())
+
+    def _start_ticks(self, pid: int) -> str:
+        """Return when a process started, in kernel ticks, because pids are reused."""
+        fields = process_stat(pid, self._root)
+        return fields[19] if len(fields) > 19 else ""
 
     def _first_look(self, pid: int, folder: Path) -> _KnownTask:
-        stat = folder / "stat"
-        started = _started(stat)
-        status = text_of(folder / "status")
+        start_ticks = self._start_ticks(pid)
+        status = read_text(folder / "status")
         name = process_name(pid, self._root)
         # NVML may report pids of the host. A process with that pid here uses no GPU.
-        if status is None or not (self._sees_all or _GPU_FILE in (text_of(folder / "maps") or _GPU_FILE)):
+        if status is None or not (self._sees_all or _GPU_FILE in (read_text(folder / "maps") or _GPU_FILE)):
             unseen = TaskFacts(pid=pid, unread=f"process {pid} is not visible here")
-            return _KnownTask(unseen, stat, started, launched=False)
-        user = int(found[1]) if (found := _UID.search(status)) else None
-        parent = int(found[1]) if (found := _PARENT.search(status)) else 0
-        slurm = _SLURM_GROUP.search(text_of(folder / "cgroup") or "")
+            return _KnownTask(unseen, start_ticks, launched=False)
+        fields = parse_fields(status)
+        user = parse_number(next(iter(fields.get("Uid", "").split()), None))
+        parent = parse_number(fields.get("PPid")) or 0
+        slurm = _SLURM_GROUP.search(read_text(folder / "cgroup") or "")
         environment = _environment(folder)
-        container = container_of(pid, self._root)
+        container = find_container(pid, self._root)
         launched = [] if environment is None else list(_launched(environment, container))
-        if slurm is not None and slurm[2] and not launched and environment is None:
+        if slurm is not None and slurm[2] and environment is None:
             launched.append(f"Slurm {slurm[1]}.{slurm[2]}")
+        # multiprocessing and torchrun start ranks from one Python parent. A common shell means nothing.
+        parent_name = process_name(parent, self._root) if parent > 1 else None
+        siblings = [f"children of {parent}"] if parent_name is not None and _PYTHON.search(parent_name) else []
         task = TaskFacts(
             pid=pid,
             name=None if name is None else printable(name),
             user=user,
             container=container,
             slurm_job=slurm[1] if slurm else (environment or {}).get("SLURM_JOB_ID"),
-            together=(*launched, *self._siblings(parent)),
+            together=(*launched, *siblings),
             facts=None if environment is None else self._facts(pid, folder, environment, user),
             unread="" if environment is not None else f"process {pid} belongs to {_user_name(user)}",
         )
-        return _KnownTask(task, stat, started, launched=bool(launched))
-
-    def _siblings(self, parent: int) -> Iterator[str]:
-        """Yield processes of one Python parent, as multiprocessing and torchrun start them. A common shell means
-        nothing.
-        """
-        name = process_name(parent, self._root) if parent > 1 else None
-        if name is not None and _PYTHON.search(name):
-            yield f"children of {parent}"
+        return _KnownTask(task, start_ticks, launched=bool(launched))
 
     def _facts(self, pid: int, folder: Path, environment: Mapping[str, str], user: int | None) -> RankFacts:
         settings = self._settings(environment)
-        own_root = folder / "root"
-        answer = in_time(lambda: read_nccl_files(settings, own_root, user))
-        nccl_files, unknown = ({}, {"nccl_files": no_answer()}) if answer is None else answer
-        device, size, free = read_shared_memory(own_root / "dev/shm")
+        root = folder / "root"
+        answer = call_with_deadline(lambda: read_nccl_files(settings, root, user), SECONDS_TO_ANSWER)
+        nccl_files, unknown = ({}, {"nccl_files": NO_ANSWER}) if answer is None else answer
         return RankFacts(
             rank=0,
             host=self._host,
             node=0,
             local_rank=0,
             pid=pid,
-            boot_id=text_of(self._root / "proc/sys/kernel/random/boot_id"),
+            boot_id=read_text(self._root / "proc/sys/kernel/random/boot_id"),
             namespaces=namespaces_in(folder / "ns"),
-            shm_device=device,
-            shm_bytes=size,
-            shm_free_bytes=free,
+            **read_shared_memory(root / "dev/shm"),
             visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
             environment=settings,
             nccl_files=nccl_files,
             unknown=unknown,
         )
-
-
-def _started(stat: Path) -> str:
-    """Return when a process started, in kernel ticks, because pids are reused."""
-    fields = (text_of(stat) or "").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 else ""
 
 
 def _environment(folder: Path) -> dict[str, str] | None:
@@ -441,8 +406,8 @@ def _environment(folder: Path) -> dict[str, str] | None:
 
 
 def _launched(environment: Mapping[str, str], container: str | None) -> Iterator[str]:
-    """Yield variables that a launcher gave to all its processes, without addresses in a container's own loopback."""
-    sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+    """Yield what identifies the job for each launcher. An address in a container's loopback names the container."""
+    sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
     several = {name for name in sizes if environment.get(name, "").isdecimal() and int(environment[name]) > 1}
     if "WORLD_SIZE" in several and "MASTER_ADDR" in environment:
         run = environment.get("TORCHELASTIC_RUN_ID", "none")
@@ -455,11 +420,6 @@ def _launched(environment: Mapping[str, str], container: str | None) -> Iterator
             break
     if "SLURM_STEP_NUM_TASKS" in several and "SLURM_JOB_ID" in environment:
         yield f"Slurm {environment['SLURM_JOB_ID']}.{environment.get('SLURM_STEP_ID', '?')}"
-
-
-def _has_thread(folder: Path, beginning: str) -> bool:
-    tasks = folder / "task"
-    return any((text_of(tasks / name / "comm") or "").startswith(beginning) for name in names_in(tasks))
 
 
 def _user_name(user: int | None) -> str:

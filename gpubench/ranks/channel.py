@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from msgspec.structs import replace
 
-from gpubench.machine.host import text_of
+from gpubench.machine.host import read_text
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -46,8 +46,8 @@ class RankWatch:
         """True if the launcher has ended, or has run without ranks for `seconds_to_follow`."""
         if self._job.poll() is not None:
             return True
-        lists = (text_of(path) or "" for path in Path(f"/proc/{self._job.pid}/task").glob("*/children"))
-        stats = (text_of(Path(f"/proc/{child}/stat")) for children in lists for child in children.split())
+        lists = (read_text(path) or "" for path in Path(f"/proc/{self._job.pid}/task").glob("*/children"))
+        stats = (read_text(Path(f"/proc/{child}/stat")) for children in lists for child in children.split())
         if any(stat is not None and stat.rpartition(")")[2].split()[0] not in "ZX" for stat in stats):
             self._had_ranks, self._alone_since = True, None
         elif self._had_ranks and self._alone_since is None:

@@ -14,7 +14,7 @@ from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.jobs.collective import opening_gpu as watching
 from gpubench.jobs.collective.opening_gpu import PathWatch, naming_holders
-from gpubench.machine.process import RunDelay
+from gpubench.machine.host import RunDelay
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.ports.copies import LinkBytes
 from gpubench.simulated.machine import parse_machine, snapshots
@@ -124,9 +124,9 @@ def test_how_long_a_rank_waited_for_a_cpu_is_counted_from_its_first_operation(mo
     assert circumstances.waited == {0: 0.75}
 
 
-def test_what_came_into_a_process_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_that_nccl_loads_later_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "NcclLog", QuietLog)
-    monkeypatch.setattr(watching, "read_again", lambda facts: replace(facts, tracer=f"{facts.rank} (gdb)"))
+    monkeypatch.setattr(watching, "read_plugins", lambda facts: replace(facts, libraries={"libnccl-net": "ofi.so"}))
 
     def body(group: ThreadGroup) -> Circumstances | None:
         with PathWatch(group, identity(group.rank)) as watch:
@@ -135,7 +135,7 @@ def test_what_came_into_a_process_is_read_again(monkeypatch: pytest.MonkeyPatch)
 
     known = run_ranks(2, body)[0]
     assert known is not None
-    assert [each.tracer for each in known.facts] == ["0 (gdb)", "1 (gdb)"]
+    assert [facts.libraries for facts in known.facts] == [{"libnccl-net": "ofi.so"}] * 2
 
 
 class QuietLog(FakeLog):

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import FIRST_NCCL_FOR_SHARED_GPUS
-from gpubench.machine.host import PIPES, mps_serves, sharing_settings
+from gpubench.machine.host import MPS_PIPES, mps_serves, sharing_settings
 from gpubench.machine.nvml import read_driver
 from tests.cli.running import MPI_ENVIRONMENT, environment
 
@@ -41,8 +41,8 @@ _KEEPER = f"""
 cat > /dev/null
 servers=$(echo get_server_list | timeout 5 {_CONTROL})
 echo quit -t 5 | timeout 15 {_CONTROL}
-kill -9 $servers $(cat "${PIPES}"/{_CONTROL}.pid) 2> /dev/null
-rm -rf "${PIPES}"
+kill -9 $servers $(cat "${MPS_PIPES}"/{_CONTROL}.pid) 2> /dev/null
+rm -rf "${MPS_PIPES}"
 """
 """Starts a server, and ends it when its input is closed: by a fixture, or because the tests' process is gone."""
 
@@ -122,7 +122,7 @@ def gpu_of_rank() -> str:
 
 
 def _places(folder: Path) -> dict[str, str]:
-    return {PIPES: str(folder), _LOGS: str(folder)}
+    return {MPS_PIPES: str(folder), _LOGS: str(folder)}
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from gpubench.machine import probe as probe_module
 from gpubench.machine import probe as stages_module
 from gpubench.machine.drivers import CudaFacts, CudaGpu, CudaUnavailableError
 from gpubench.machine.gpus import NvmlFacts, read_node
+from gpubench.machine.host import RunDelay
 from gpubench.machine.probe import Probe, merge, probe, run_stages, stage_commands, watch_errors
 from gpubench.machine.stage import main, read_stage
 from gpubench.machine.sysfs import SysfsFacts
@@ -188,8 +189,7 @@ def test_a_source_that_hangs_costs_only_itself() -> None:
 def test_a_child_that_waited_for_a_cpu_is_late_and_its_driver_is_not_silent(
     waited_s: float, timed_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The field of /proc/PID/schedstat: nanoseconds of running, of waiting for a CPU, and turns."""
-    monkeypatch.setattr(probe_module, "seconds_without_cpu", lambda _pid: waited_s)
+    monkeypatch.setattr(probe_module, "run_delay", lambda _pid: RunDelay(ran_ns=0, waited_ns=int(waited_s * 1e9)))
     monkeypatch.setattr(probe_module, "_LEAST_WAIT_S", 0.02)
     commands = {"sysfs": answer(on_bus(6)), "nvml": HANG, "cuda": answer(cuda(6))}
     with Probe(ENVIRONMENT, commands) as probing:

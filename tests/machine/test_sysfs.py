@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.machine.host import number_of, text_of
+from gpubench.machine.host import read_number, read_text
 from gpubench.machine.pci import find_nvidia_devices, link_of, pci_address, pci_folder, place_of, switches_above
 from gpubench.machine.sysfs import read_sysfs
 from gpubench.model.facts.snapshot import DriverFacts, GpuDirectFacts, PcieLink, PciPlace
@@ -164,14 +164,14 @@ def test_numbers_are_read_in_both_spellings(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "number"
     path.write_text(f"{number:#010x}\n" if hexadecimal else f"{number}\n")
-    assert number_of(path) == number
+    assert read_number(path) == number
 
 
 @given(st.binary(max_size=40))
 def test_no_content_of_a_file_is_an_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "content"
     path.write_bytes(content)
-    text = text_of(path)
+    text = read_text(path)
     assert text is None or text.strip("\0 \t\r\n") == text
-    number_of(path)
+    read_number(path)
     link_of(path.parent)

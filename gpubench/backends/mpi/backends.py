@@ -149,7 +149,7 @@ class HostBackend(_MpiClock):
 
     def free_bytes(self) -> int:
         """Return this rank's share of the free memory of the host or its control group."""
-        return int(host_memory.free_bytes() * host_memory.SHARE) // self._ranks_on_node
+        return int(host_memory.free_bytes() * host_memory.USABLE_SHARE) // self._ranks_on_node
 
     def allocate(self, size_bytes: int) -> Memory:
         """Allocate a NumPy buffer. Its pages are allocated when they are first touched."""

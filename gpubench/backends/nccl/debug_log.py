@@ -25,7 +25,7 @@ from msgspec import Struct, field
 
 from gpubench.backends.mpi.group import host_name
 from gpubench.machine.environment import DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS
-from gpubench.machine.host import names_in
+from gpubench.machine.host import list_names
 
 INFO_LEVELS = ("INFO", "ABORT", "TRACE")  # Levels that show how ranks are connected, in NCCL's order
 _DEFAULT_SUBSYSTEMS = "INIT,BOOTSTRAP,ENV"
@@ -272,7 +272,7 @@ def log_path(file: str) -> str:
 
 def _is_open_twice(descriptor: int) -> bool:
     own, found = os.fstat(descriptor), 0
-    for name in names_in(Path("/proc/self/fd")):
+    for name in list_names(Path("/proc/self/fd")):
         with suppress(OSError):
             found += os.path.samestat(own, os.fstat(int(name)))
     return found > 1

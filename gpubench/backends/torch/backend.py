@@ -297,7 +297,7 @@ class TorchOnCpu(_Opening, BlockingClock):
 
     def free_bytes(self) -> int:
         """Return this rank's share of the host's free memory."""
-        return int(host_memory.free_bytes() * host_memory.SHARE) // self._ranks_on_node
+        return int(host_memory.free_bytes() * host_memory.USABLE_SHARE) // self._ranks_on_node
 
     def allocate(self, size_bytes: int) -> Memory:
         return NumpyMemory(size_bytes, self._progress)

@@ -19,9 +19,10 @@ from gpubench.jobs.machines import Machines
 from gpubench.jobs.rank import agree, check_nccl_of_ranks, open_gpu
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, own_process
 from gpubench.machine.environment import nccl_settings
+from gpubench.machine.host import RunDelay, run_delay, waited_share
 from gpubench.machine.nvml import Driver, NvmlCounters
 from gpubench.machine.probe import Probe
-from gpubench.machine.process import RunDelay, read_again, run_delay, waited_share
+from gpubench.machine.process import read_plugins
 from gpubench.machine.traffic import NvmlCondition, NvmlUse
 from gpubench.measure.collective.recording import RecordedLog
 from gpubench.measure.collective.sweep import ObservationSources, PathObserver
@@ -247,7 +248,7 @@ class PathWatch:
     def _window(self, counters: NvmlCounters) -> IdleWindow:
         own = self._known[self._group.rank].identity
         pids = {each.facts.pid for each in self._known if each.identity.node == own.node}
-        users = None if self._use is None else self._use.of([str(own.gpu_bus_id)], pids)
+        users = None if self._use is None else self._use.other_users([str(own.gpu_bus_id)], pids)
         return IdleWindow(counters, users)
 
     def machines(self) -> Machines | None:
@@ -286,7 +287,7 @@ class PathWatch:
         return no_path(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.evidence, cause.cure.text)
 
     def _look_around(self) -> Circumstances | None:
-        self._read_again()
+        self._read_plugins()
         if self._nodes is None:
             collected = self._group.collect(self._own_snapshot())
             if collected is None:
@@ -294,9 +295,9 @@ class PathWatch:
             self._nodes = self._topologies(collected)
         return self._circumstances(self._nodes)
 
-    def _read_again(self) -> None:
+    def _read_plugins(self) -> None:
         share = waited_share(self._delay_before, run_delay())
-        later = self._group.collect((read_again(self._facts), share))
+        later = self._group.collect((read_plugins(self._facts), share))
         if later is not None:
             ends = zip(self._known, later, strict=True)
             self._known = [known._replace(facts=facts) for known, (facts, _) in ends]

@@ -73,8 +73,7 @@ class RankFacts(Struct, frozen=True, kw_only=True):
     `container` are signs of what contains the process. `memory_nodes` are the ranges that it may take memory from,
     `memory_policy` what it was told to ('bind 0'). `loadable` says where the
     dynamic loader would find libraries, None for nowhere; `verbs_providers` which NICs libibverbs has drivers for.
-    `tracer` is the process that traces it ('4711 (gdb)'), `tools` the files of libraries of sanitizers and profilers in
-    it, by the tool's name. `cpu_quota` is the least that its control groups grant, None for without limit.
+    `cpu_quota` is the least that its control groups grant, None for without limit.
     `unknown` says why a field is None or empty.
     """
 
@@ -110,8 +109,6 @@ class RankFacts(Struct, frozen=True, kw_only=True):
     verbs_providers: tuple[str, ...] | None = None
     mpi: MpiFacts | None = None
     ucx_cuda: bool | None = None
-    tracer: str | None = None
-    tools: Mapping[str, str] = field(default_factory=dict)
     cpu_quota: CpuQuota | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
 

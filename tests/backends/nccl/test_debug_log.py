@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.backends.nccl.debug_log import LogAccess, NcclLog, plan_log, shows
-from gpubench.machine.host import names_in
+from gpubench.machine.host import list_names
 from tests.fakes.nccl_log import HEAD, FakeNcclLog
 
 OLD = 22105
@@ -100,7 +100,7 @@ def test_a_user_who_asked_for_nothing_sees_nothing(
 
 def test_nothing_stays_behind_where_the_run_breaks(made: list[Process], tmp_path: Path) -> None:
     own = process(made, tmp_path)
-    descriptors = len(names_in(Path("/proc/self/fd")))
+    descriptors = len(list_names(Path("/proc/self/fd")))
 
     def break_down() -> None:
         with own.listen():
@@ -111,7 +111,7 @@ def test_nothing_stays_behind_where_the_run_breaks(made: list[Process], tmp_path
         break_down()
     own.nccl.warn("after the end")
     own.nccl.end()
-    assert len(names_in(Path("/proc/self/fd"))) == descriptors
+    assert len(list_names(Path("/proc/self/fd"))) == descriptors
     assert (own.environment, own.nccl.resets) == ({}, 1)
 
 

@@ -58,7 +58,7 @@ def test_a_gpu_that_is_gone_and_a_missing_driver_are_not_read(monkeypatch: pytes
 
 def test_where_pids_are_those_of_another_namespace_a_single_process_is_this_one() -> None:
     one, two = GpuProcess(pid=1), GpuProcess(pid=2)
-    assert others((one,), own=7) == ()
-    assert others((one, two), own=7) == (one, two)
-    assert others((one, two), own=2) == (one,)
-    assert others((), own=2) == ()
+    assert others((one,), own_pid=7) == ()
+    assert others((one, two), own_pid=7) == (one, two)
+    assert others((one, two), own_pid=2) == (one,)
+    assert others((), own_pid=2) == ()

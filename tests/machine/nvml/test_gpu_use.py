@@ -39,7 +39,7 @@ class Machine:
 
     def opened(self, *processes: Any) -> GpuUse:
         self.processes = list(processes)
-        return self.use.of([BUS], {OWN}).read(0)
+        return self.use.other_users([BUS], {OWN}).read(0)
 
 
 def process_files(root: Path, pid: int, command: str, groups: str = "0::/user.slice") -> None:
@@ -86,4 +86,4 @@ def test_what_nvml_does_not_say_is_not_known(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_without_a_driver_there_is_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", ByBusId(start_error=9))
-    assert NvmlUse().of([BUS], ()).read(0) == GpuUse()
+    assert NvmlUse().other_users([BUS], ()).read(0) == GpuUse()

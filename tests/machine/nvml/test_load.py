@@ -15,7 +15,7 @@ def read(monkeypatch: pytest.MonkeyPatch, bus_id: str = "06", instant: int | Non
     functions = {f"nvmlDeviceGet{name}": (lambda *_, _reply=reply: _reply) for name, reply in replies.items()}
     library = ByBusId(FakeGpu(replies=functions))
     answers = {} if instant is None else {(186, 0): instant}
-    monkeypatch.setattr("gpubench.machine.drivers.Answers.fields", lambda _self, _wanted: answers)
+    monkeypatch.setattr("gpubench.machine.drivers.GpuQueries.fields", lambda _self, _wanted: answers)
     monkeypatch.setitem(sys.modules, "pynvml", library)
     load = NvmlLoad(bus_id)
     try:

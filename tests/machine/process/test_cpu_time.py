@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.machine.process import RunDelay, cpu_quota, run_delay, waited_share
+from gpubench.machine.host import RunDelay, run_delay, waited_share
+from gpubench.machine.process import cpu_quota
 from gpubench.model.facts.process import CpuQuota
 from tests.fakes.sysfs import Tree
 
@@ -56,11 +57,11 @@ def test_the_least_quota_of_the_groups_above(tmp_path: Path, files: dict[str, st
 
 def test_how_long_a_thread_waited(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
-    assert run_delay(tree.root) is None
+    assert run_delay(root=tree.root) is None
     tree.write("proc/self/schedstat", "1000 250 17")
-    assert run_delay(tree.root) == RunDelay(ran_ns=1000, waited_ns=250)
+    assert run_delay(root=tree.root) == RunDelay(ran_ns=1000, waited_ns=250)
     tree.write("proc/self/schedstat", "not counted")
-    assert run_delay(tree.root) is None
+    assert run_delay(root=tree.root) is None
     before, after = RunDelay(10**9, 10**6), RunDelay(2 * 10**9, 3001 * 10**6)
     assert waited_share(before, after) == 0.75
     assert waited_share(before, before) is None

@@ -1,8 +1,11 @@
 """Names and containers of processes, from files of /proc."""
 
+from pathlib import Path
+
 import pytest
 
-from gpubench.machine.host import container_in
+from gpubench.machine.host import find_container
+from tests.fakes.sysfs import Tree
 
 ID = "3f2a91bc04de" + 52 * "0"
 
@@ -19,5 +22,6 @@ ID = "3f2a91bc04de" + 52 * "0"
         ("", None),
     ],
 )
-def test_a_container_is_known_by_its_control_group(groups: str, container: str | None) -> None:
-    assert container_in(groups) == container
+def test_a_container_is_known_by_its_control_group(tmp_path: Path, groups: str, container: str | None) -> None:
+    Tree(tmp_path).write("proc/7/cgroup", groups)
+    assert find_container(7, tmp_path) == container

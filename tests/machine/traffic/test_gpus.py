@@ -45,7 +45,7 @@ for number, _ in enumerate(sys.stdin):
         assert gpus._process.stdin is not None
         gpus._process.stdin.write(b"\n")
         gpus._process.stdin.flush()
-        assert gpus._line(20.0) is not None
+        assert gpus._read_line(20.0) is not None
         gpus._seconds = 20.0
         assert gpus.read() == ((READING,), None)
 
