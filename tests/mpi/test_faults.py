@@ -235,6 +235,10 @@ EVERY_PHASE = [(phase, rank, how) for phase in PHASES for rank in (0, 1) for how
     ("phase", "rank", "how"), [each if each in IN_EVERY_RUN else slow(*each) for each in EVERY_PHASE]
 )
 def test_a_rank_killed_in_any_phase_is_named(phase: Phase, rank: int, how: str, output: Path) -> None:
+    """gpubench names the rank that Open MPI reports as the first lost one, in any phase.
+
+    Under a user's own mpirun it names no rank before all ranks have left MPI_Init, and never another rank than mpirun.
+    """
     run = start(how, output, *SMALL, fault=f"{rank}:SIGKILL@{phase}")
     said = run.end()
     if phase is Phase.MPI_FINALIZE and how == ALONE:
@@ -251,6 +255,7 @@ def test_a_rank_killed_in_any_phase_is_named(phase: Phase, rank: int, how: str, 
     else:
         assert f"rank {rank} " in said
         assert "signal 9" in said or "was killed" in said
+        assert f"error: rank {1 - rank} " not in said
     if phase in IN_EVERY_ROW:
         assert run.is_cut_short(1)
         if how == ALONE:

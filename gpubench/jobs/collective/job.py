@@ -1,6 +1,7 @@
 """Run a collective: launch ranks on this host, run as one of them, simulate, or replay a recording."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,6 +86,7 @@ count from their own start, name the rank that is missing, and so have to come f
 _SECONDS_TO_FINALIZE = 30.0
 _OWN_NAME = "gpubench: "
 _OWN_NOTE = f"{_OWN_NAME}note: "
+_ENDED_FIRST = re.compile(r"noticed that process rank (\d+) with PID")  # Open MPI 4 and 5, about the first lost rank
 
 
 def launch_ranks(plan: CollectivePlan, arguments: Sequence[str]) -> int:
@@ -252,6 +254,7 @@ class _LaunchedJob:
         self._error_at = 0.0
         self._ranks_spoke = False
         self._lost: list[LostRank] = []
+        self._ended_first: int | None = None
         self._kept_lines: list[str] = []
         self._launcher_code = 0
         self._is_late = False
@@ -280,9 +283,9 @@ class _LaunchedJob:
         """Return the exit code of a finished job. Raises GpubenchError if it ended without a report."""
         if self._presenter.report is None:
             self._presenter.cut_short()
-            killed = killed_before(self._lost, self._error_at)
+            killed = killed_before(self._lost, self._error_at, self._ended_first)
             raise self._died() if killed is not None or self._error is None else self._error
-        first = first_lost(self._lost)
+        first = first_lost(self._lost, self._ended_first)
         after = self._error or (first.error("") if first is not None else None)
         if after is not None:
             self._presenter.note(f"{after.lines()[0]}, after all had been measured")
@@ -349,6 +352,8 @@ class _LaunchedJob:
         """
         if not line.strip(" -"):
             return
+        if match := _ENDED_FIRST.search(line):
+            self._ended_first = int(match[1])
         if not self._ranks_spoke:
             self._kept_lines.append(line)
         elif line.startswith(_OWN_NOTE) or (self._error is None and self._presenter.report is None and not self._lost):
@@ -356,7 +361,7 @@ class _LaunchedJob:
             self._presenter.note(line.removeprefix(_OWN_NAME))
 
     def _died(self) -> GpubenchError:
-        first = first_lost(self._lost)
+        first = first_lost(self._lost, self._ended_first)
         if first is None and self._ranks_spoke:
             return ranks_ended_early(self._launcher_code, self._presenter.rows)
         if not self._ranks_spoke:

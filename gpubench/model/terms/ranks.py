@@ -295,17 +295,25 @@ class LostRank(Struct, frozen=True):
         return f"was killed by {names.get(number, f'signal {number}')}" if number else "was killed or crashed"
 
 
-def first_lost(every: Iterable[LostRank]) -> LostRank | None:
-    """Return the rank whose loss ended the job, or None. Ranks that were asked to end come last."""
-    return min(every, key=lambda lost: (lost.asked_to_end, lost.end_seconds), default=None)
+def first_lost(losses: Iterable[LostRank], ended_first: int | None = None) -> LostRank | None:
+    """Return the rank whose loss ended the job, or None. Ranks that were asked to end come last.
+
+    `ended_first` is the rank that mpirun, the parent of all ranks, names. It outweighs times, which are those of
+    watchdogs: a watchdog that is still starting notices the loss of its rank late.
+    """
+    return min(
+        losses,
+        key=lambda lost: (lost.state.rank != ended_first, lost.asked_to_end, lost.end_seconds),
+        default=None,
+    )
 
 
-def killed_before(every: Iterable[LostRank], at_seconds: float) -> LostRank | None:
+def killed_before(losses: Iterable[LostRank], at_seconds: float, ended_first: int | None = None) -> LostRank | None:
     """Return the rank that died before another rank reported an error at `at_seconds`, or None.
 
     Under MPS, the death of a rank breaks CUDA for the others on its GPU. After an error the launcher kills the others.
     """
-    first = first_lost(every)
+    first = first_lost(losses, ended_first)
     if first is None or first.exited or first.asked_to_end:
         return None
     return first if first.end_seconds < at_seconds else None

@@ -141,7 +141,8 @@ class Watchdog:
         if self._reporter.sees_all_losses:
             self._reporter.lost(lost)
             return
-        if not lost.asked_to_end and self._peers.is_first_lost(lost.end_seconds):
+        # Before the ranks have met, a watchdog may still be starting: only mpirun knows which rank was lost first.
+        if self._have_met and not lost.asked_to_end and self._peers.is_first_lost(lost.end_seconds):
             self._reporter.lost(lost)
         if self._watched.rank == 0:
             time.sleep(_SECONDS_TO_ANSWER)

@@ -157,6 +157,12 @@ def test_of_ranks_that_were_lost_the_first_counts_but_one_that_was_asked_to_end_
     assert first_lost([]) is None
 
 
+def test_the_rank_that_mpirun_names_was_lost_first_whenever_its_watchdog_noticed() -> None:
+    consequence, cause = LostRank(state(1), 7.0, 0), LostRank(state(0), 7.5, 0)
+    assert first_lost([consequence, cause], ended_first=0) is cause
+    assert first_lost([consequence, cause], ended_first=5) is consequence
+
+
 def test_an_error_of_another_rank_came_of_a_death_before_it() -> None:
     """Under MPS the others on its GPU say that CUDA broke; after an error the launcher kills the others."""
     killed = LostRank(state(0), 7.0, 9)

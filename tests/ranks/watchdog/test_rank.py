@@ -395,6 +395,15 @@ def test_ranks_that_were_asked_to_end_are_no_news(ranks: Ranks) -> None:
     assert one.heard.losses == []
 
 
+def test_a_rank_lost_before_the_ranks_have_met_is_left_to_the_users_mpirun(ranks: Ranks) -> None:
+    (one,) = ranks(1, NEVER)
+    one.heard.sees_all_losses = False
+    one.thread.start()
+    one.die()
+    one.thread.join(SECONDS)
+    assert one.heard.losses == []
+
+
 def test_a_stuck_rank_with_a_thread_that_helps_aborts_first(ranks: Ranks) -> None:
     (one,) = ranks(1)
     said = []
