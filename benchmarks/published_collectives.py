@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpubench.collectives.expected import from_network, from_profile
+from gpubench.collectives.expected import time_from_network, time_from_profile
 from gpubench.collectives.registry import collective_named
 from gpubench.model.paths.wiring import NodeNetwork, internode_limit
 from gpubench.model.results.report import CollectiveRow, Verified
@@ -109,7 +109,7 @@ def _published(line: dict[str, str]) -> Published:
     profile = load(line["profile"]).split_into_domains(nodes)
     joined = 1 if profile.domain is None else min(nodes, profile.domain.nodes)
     if nodes == 1:
-        own = from_profile(profile, collective, row, nccl=None)
+        own = time_from_profile(profile, collective, row, nccl=None)
         assert own is not None, line
         is_hopper = float(profile.gpu.compute_capability) >= 9 and profile.nvlink is not None
         has_nvls = is_hopper and bool(profile.nvlink and profile.nvlink.switches) and collective.name == "allreduce"
@@ -118,7 +118,7 @@ def _published(line: dict[str, str]) -> Published:
         return Published(line["use"], line["state"], line["source"], profile.name, row, own, most)
     rdma = not line["nics_gbit_s"].endswith("e")
     network = NodeNetwork(nodes // joined, ranks, joined * count * rate / 8, rate / 8, rdma)
-    expected = from_network(collective, row, network, profile, nics_known=not line["nics_gbit_s"].endswith("?"))
+    expected = time_from_network(collective, row, network, profile, nics_known=not line["nics_gbit_s"].endswith("?"))
     if expected is None:
         raise ValueError(f"{line['source']}: nothing is expected")
     # In one domain no NIC is a limit, and NVLS reduces in the switches: 2(n-1)/(n+1) times the NVLinks.

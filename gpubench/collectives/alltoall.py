@@ -2,48 +2,45 @@
 
 from msgspec.structs import replace
 
-from gpubench.collectives.record import Collective, per_rank_count
+from gpubench.collectives.record import Collective, count_per_rank
 from gpubench.model.terms.operation import DataType, Layout, Segment, all_but_own_factor
 
 
 def layout(elements: int, dtype: DataType, ranks: int) -> Layout:
-    """One block to and from every rank, itself included."""
-    block = per_rank_count(elements, dtype, ranks)
+    block = count_per_rank(elements, dtype, ranks)
     return Layout(count=block, send=block * ranks, receive=block * ranks)
 
 
 def expected(layout: Layout, rank: int, ranks: int, _root: int) -> tuple[Segment, ...]:
-    """Block s on rank r is block r of what rank s sent."""
+    """Expect that block s on rank r is block r of rank s."""
     block = layout.count
     return tuple(
         Segment(offset=source * block, count=block, start=rank * block, source=source) for source in range(ranks)
     )
 
 
-_STEP = 16
-"""Elements of which blocks are multiples: 16 bytes of the smallest type."""
+_STEP = 16  # Blocks are multiples of this many elements: 16 bytes of the smallest type
 
 
 def block_counts(largest: int, ranks: int, skew: float) -> tuple[int, ...]:
-    """Elements that every rank sends to each: from `largest` for rank 0 to its share 1 - skew for the last, evenly."""
-    shares = (skew * rank / max(1, ranks - 1) for rank in range(ranks))
-    return (largest, *(int(largest * (1 - share)) // _STEP * _STEP for share in list(shares)[1:]))
+    """Return the elements that each rank receives from every rank: evenly from `largest` to (1 - skew) times that."""
+    shares = (skew * rank / max(1, ranks - 1) for rank in range(1, ranks))
+    return (largest, *(int(largest * (1 - share)) // _STEP * _STEP for share in shares))
 
 
 def skewed(skew: float) -> Collective:
-    """alltoallv: rank 0 receives the size, the last rank 1 - skew of it, the others in between, as experts in a model.
+    """Return alltoallv: rank 0 receives the size, the last rank (1 - skew) times that, as busy and idle experts do.
 
-    The size is the buffer that rank 0 receives, so that busbw is that of its links, as alltoall's is.
+    The size is rank 0's receive buffer, so busbw is the bandwidth of its links, as in alltoall.
     """
 
     def layout_v(elements: int, dtype: DataType, ranks: int) -> Layout:
-        block = per_rank_count(elements, dtype, ranks)
+        block = count_per_rank(elements, dtype, ranks)
         return Layout(count=block, send=sum(block_counts(block, ranks, skew)), receive=block * ranks)
 
     def expected_v(layout: Layout, rank: int, ranks: int, _root: int) -> tuple[Segment, ...]:
         counts = block_counts(layout.count, ranks, skew)
-        start = sum(counts[:rank])
-        own = counts[rank]
+        start, own = sum(counts[:rank]), counts[rank]
         sources = range(ranks) if own else ()
         return tuple(Segment(offset=source * own, count=own, start=start, source=source) for source in sources)
 

@@ -17,12 +17,12 @@ from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 
 NIC_EFFICIENCY = 0.92
-"""Share of the NICs' rate that collectives reach across nodes: Together AI's bar, as NVIDIA's
-cluster-readiness-engine quotes it (ADR-021). Published rings reach 0.83 to 0.98. Kind: derived."""
+"""Share of the NICs' rate that collectives reach across nodes. It is Together AI's threshold, as NVIDIA's
+cluster-readiness-engine quotes it (ADR-021). Published rings reach 0.83 to 0.98. Derived."""
 
 ETHERNET_EFFICIENCY = 0.52
-"""Share of the NICs' rate over plain Ethernet: 50 to 54 of 100 GB/s with GPUDirect-TCPX on 2 × a3-high, 6 of 12.5 by
-sockets on 2 × p3dn (NVIDIA/nccl#398). Kind: derived."""
+"""Share of the NICs' rate over plain Ethernet: 50 to 54 of 100 GB/s with GPUDirect-TCPX on 2 × a3-high, 6 of 12.5 with
+sockets on 2 × p3dn (NVIDIA/nccl#398). Derived."""
 
 NVLS_BETWEEN_NODES = 0.95  # Share of its rate inside a node, NVLSTree: 260 of 274 GB/s on 2 × 8 H100. Derived
 _RING, _TREE, _NVLS_TREE = "RING", "TREE", "NVLSTREE"
@@ -35,32 +35,35 @@ BASE_US = {
 NVLINK_US = {_RING: {_LL: 0.6, _LL128: 1.9, _SIMPLE: 3.4}, _TREE: {_LL: 0.6, _LL128: 1.25, _SIMPLE: 4.0}}
 _PCIE_US = {_RING: {_LL: 1.0, _LL128: 2.5, _SIMPLE: 5.7}, _TREE: {_LL: 1.0, _LL128: 1.9, _SIMPLE: 4.0}}
 _NET_US = {_RING: {_LL: 2.7, _LL128: 4.0, _SIMPLE: 14.0}, _TREE: {_LL: 5.0, _LL128: 8.5, _SIMPLE: 14.0}}
-"""NCCL's latencies in µs: of an operation, of a hop inside a node, of a hop between nodes."""
+"""NCCL's latencies of an operation, of a hop inside a node, and of a hop between nodes (graph/tuning.cc)."""
 
-_POST_US = {_LL: 1.0, _LL128: 1.0, _SIMPLE: 3.0}  # Μs of a ring's step on several nodes, by NCCL, Intel's processors
+_POST_US = {_LL: 1.0, _LL128: 1.0, _SIMPLE: 3.0}  # NCCL's latency of a ring's step on several nodes, on Intel CPUs
 _NVLS_TREE_US, _NVLS_TREE_HOP_US = 25.0, 20.9
 
 _LL_GB_S = {1: 39.0, 2: 22.5}
-_LL_GB_S_OF_MORE = 19.0  # NCCL's most busbw with LL, by one node, two and more (AMD's processors, the slower)
+_LL_GB_S_OF_MORE = 19.0  # NCCL's largest busbw with LL on one, two and more nodes, on AMD CPUs, which are slower
 _SHARES = {_RING: {_LL: 0.5, _LL128: 0.92, _SIMPLE: 1.0}, _TREE: {_LL: 1 / 3.8, _LL128: 0.9375, _SIMPLE: 1.0}}
-"""NCCL's share of the bandwidth by protocol."""
+"""The share of the bandwidth that NCCL expects from each protocol."""
 
-_TREE_LL128_OF_MORE = 0.7  # Of a tree's bandwidth with LL128 beyond two nodes: 64 to 256 MiB on 4 × 8 B200. Derived
-_SLOWER_SMALL = 3.0  # Times NCCL's latency of LL, LL128 and trees: 46 to 70 µs for its 25 on two nodes. Derived
-_SLOWER_RING = 1.4 * 1.2  # Times NCCL's latency of a ring with Simple: its factor for medium sizes, and 1.2. Derived
-_NVLS_TREE_FILL_US = 250.0  # Beyond NCCL's latency to fill an NVLSTree's pipeline: H100, H20, two nodes. Derived
-_TREE_HOP_US = 5.0  # One hop of a tree between nodes with protocol LL, of collectives without an algorithm of their own
+_TREE_LL128_OF_MORE = 0.7  # Share of a tree's bandwidth with LL128 on three nodes and more, from 4 × 8 B200. Derived
+_SLOWER_SMALL = 3.0  # Times NCCL's latency for LL, LL128 and trees: 46 to 70 µs for 25 on two nodes. Derived
+_SLOWER_RING = 1.4 * 1.2  # Times NCCL's latency of a ring with Simple: its factor for medium sizes, times 1.2. Derived
+_NVLS_TREE_FILL_US = 250.0  # Time to fill an NVLSTree's pipeline, from two nodes of H100 and H20. Derived
+_TREE_HOP_US = 5.0  # A tree's hop between nodes with LL, for collectives without an algorithm of their own
 
 
 class AlgorithmTime(NamedTuple):
-    """Seconds of an operation, and the algorithm that takes them; None for sends and receives."""
+    """The seconds of an operation with an algorithm. Sends and receives have none."""
 
     seconds: float
     algorithm: str | None
 
 
 class Inside(Struct, frozen=True):
-    """What ranks of a node or NVLink domain reach: busbw of rings, times of NVLS; a faulty GPU leaves `share`."""
+    """The performance inside a node or NVLink domain: busbw of rings, and the times of NVLS.
+
+    A faulty GPU reduces both to `share`.
+    """
 
     ring_gb_s: float = math.inf
     nvls: Curve | None = None
@@ -69,7 +72,7 @@ class Inside(Struct, frozen=True):
 
     @classmethod
     def of(cls, profile: Profile, collective: Collective, ranks: int, share: float = 1.0) -> "Inside":
-        """A profile's times for so many ranks of a node. Raises UsageError where it expects none of the collective."""
+        """Return a profile's values for the ranks of a node. Raise UsageError if it has none for the collective."""
         if ranks == 1:
             return cls(nvlink=profile.nvlink is not None)
         large = 2**33
@@ -77,26 +80,24 @@ class Inside(Struct, frozen=True):
         ring = large * collective.busbw_factor(ranks) / points.at(large) / BYTES_PER_GB
         known = profile.find(f"{collective.name}.busbw_gb_s", gpus=ranks)
         known += profile.find(f"{collective.name}.time_us", gpus=ranks)
-        nvls = curve(profile, collective, ranks, ranks) if any(each.nvls for each in known) else None
+        nvls = curve(profile, collective, ranks, ranks) if any(point.nvls for point in known) else None
         return cls(ring, nvls, profile.nvlink is not None, share)
 
 
 def expected_between(
     collective: Collective, size_bytes: int, network: NodeNetwork, inside: Inside, algorithm: str | None = None
 ) -> AlgorithmTime:
-    """The time of an operation by the fastest of NCCL's algorithms, or the one that its log names."""
+    """Return the time with `algorithm`, which NCCL's log named, or else with the fastest algorithm."""
     exchanged = network.exchange_gb_s(collective)
     if exchanged is not None:
         seconds = size_bytes / (exchanged * efficiency(network) * BYTES_PER_GB)
         hops = 2 * math.ceil(math.log2(network.nodes)) * _TREE_HOP_US * _SLOWER_SMALL
         return AlgorithmTime(hops / MICROSECONDS_PER_SECOND + seconds, None)
     found = list(_times(collective, size_bytes, network, inside, named=algorithm is not None))
-    of_that = [each for each in found if each.algorithm == nccl_name(algorithm)]
-    return min(of_that or found)
+    return min([time for time in found if time.algorithm == nccl_name(algorithm)] or found)
 
 
 def efficiency(network: NodeNetwork) -> float:
-    """The share of the NICs' rate that collectives reach."""
     return NIC_EFFICIENCY if network.rdma else ETHERNET_EFFICIENCY
 
 
@@ -128,7 +129,7 @@ def _times(
 
 
 def _algbw_gb_s(collective: Collective, algorithm: str, network: NodeNetwork, inside: Inside, *, named: bool) -> float:
-    """The lesser of what NICs and the links inside a node allow; of a tree, every rank passes on S both ways."""
+    """Return the smaller of the bandwidths of NICs and of links inside a node. In a tree, every rank sends S twice."""
     across = network.node_gb_s * efficiency(network) / network.sent_per_byte(algorithm, collective, as_nccl=not named)
     ring = inside.ring_gb_s * inside.share
     if algorithm == _TREE:
@@ -152,24 +153,23 @@ def _latency_us(collective: Collective, algorithm: str, protocol: str, network: 
 
 
 _LEAST_SHARE, _LEAST_SHARE_OF_SENDS = 0.33, 0.15
-"""Of the limit, once the latency is taken off: healthy machines reach 50 % and more; of sends and receives 18 %, for
-NCCL divides its channels among the peers (sendrecv of 64 MiB: 262 GB/s on 2 H200s, 157 on 4, 81 on 8, of 450)."""
+"""Shares of the limit, without the latency. Healthy machines reach at least 50 %. Sends and receives reach 18 %, as
+NCCL divides its channels among the peers: 64 MiB reach 262 of 450 GB/s on 2 H200s, 157 on 4 and 81 on 8."""
 
 _MOST_LATENCY_US, _MOST_LATENCY_US_A_RANK = 10.0, 2.0
-"""Of the smallest all-reduce inside a node, 8 H200s with the slowest host 17 µs, 2 of them 9."""
+"""Latency inside a node. The smallest all-reduce takes 17 µs on 8 H200s with the slowest host, and 9 µs on 2."""
 
-_NETWORK_HOP_US = 15.0  # One hop: 5 µs over InfiniBand, three times that over a network slow to answer
+_NETWORK_HOP_US = 15.0  # 5 µs per hop over InfiniBand, three times that over a slow network
 _NVLS = "NVLS"
 
 
-def from_profile(
+def time_from_profile(
     profile: Profile, collective: Collective, row: CollectiveRow, *, nccl: str | None, like_model: bool = False
 ) -> speed.ExpectedTime | None:
-    """The time by the profile's points for this collective, number of GPUs and algorithm; None where it has none.
+    """Return the time by the profile's curve for this collective, number of GPUs and algorithm. None without a curve.
 
-    Between points straight lines hold, below the smallest its time, beyond the largest its bandwidth; another number of
-    GPUs scales by the bytes that pass a link. `nccl` is the measuring version; a simulated row is `like_model`. For
-    other types and reductions than float32 sums, what was measured is a model.
+    `nccl` is the version that measured the row. Simulated rows are `like_model`. The tolerance is that of a model for
+    all types and reductions except float32 sums.
     """
     if profile.match.generic is not None or row.nodes > 1 or row.ranks < 2:
         return None
@@ -179,7 +179,13 @@ def from_profile(
     except UsageError:
         return None
     time_us = points.at(row.size_bytes) * MICROSECONDS_PER_SECOND
-    measured = [each for each in _measured(profile, collective, row.ranks) if each.nvls == nvls or like_model]
+    measured = [
+        point
+        for quantity in (TIME, BUSBW)
+        for point in profile.find(f"{collective.name}.{quantity}", gpus=row.ranks)
+        if point.size_bytes is not None and point.kind is ExpectedKind.MEASURED
+        if point.nvls == nvls or like_model
+    ]
     model = speed.MODELLED if row.size_bytes >= speed.MODELLED_SMALL_BYTES else speed.MODELLED_SMALL
     if collective.point_to_point and collective.busbw_factor(row.ranks) == 1.0:
         model = speed.MODELLED_SENDS
@@ -194,7 +200,7 @@ def from_profile(
     return speed.ExpectedTime(time_us, source, tolerance)
 
 
-def from_network(
+def time_from_network(
     collective: Collective,
     row: CollectiveRow,
     network: NodeNetwork,
@@ -203,20 +209,19 @@ def from_network(
     like_model: bool = False,
     nics_known: bool = True,
 ) -> speed.ExpectedTime | None:
-    """The time between nodes, by their NICs and what the profile's GPUs reach inside a node; None inside a node.
+    """Return the time between nodes, from their NICs and the profile's performance inside a node.
 
-    By the algorithm of NCCL's log, else of NCCL's model, which then warns and does not fail unless `like_model`. If it
-    is not known which NICs join them, nothing is slow that a healthy ring explains: EFA reaches 335 GB/s on 2 × 8 H100,
-    and 483 are expected by NVLSTree. None too where RDMA goes through host memory, or the
-    profile does not know such a node.
+    Use the algorithm that NCCL's log names. Without one, assume that of NCCL's model, which warns but does not fail
+    unless `like_model`. If the NICs are unknown, accept the time of a healthy ring: EFA reaches 335 GB/s on 2 × 8 H100,
+    and NVLSTree would reach 483. None inside a node, if RDMA is host-staged, or if the profile has no such node.
     """
     if row.nodes < 2 or profile is None or profile.match.generic is not None:
         return None
     if row.host_staged and network.rdma and not profile.gpu.shared_memory:
         return None
     local, rest = divmod(row.ranks, network.nodes)
-    # The one table of more than two NVLink domains is 2 to 3 times slower than the model, and of two domains a healthy
-    # one has a size at half of its neighbours: only what is slower than that is a FAIL.
+    # The only published table of more than two NVLink domains is 2 to 3 times slower than the model. With two domains,
+    # one size of a healthy table has half the bandwidth of its neighbours. Fail only slower rows.
     size_bytes = row.size_bytes
     if profile.domain is not None and network.nodes > 1:
         size_bytes = 0 if network.nodes > 2 else min(size_bytes, speed.LARGE_BYTES)
@@ -243,8 +248,8 @@ def from_network(
     return speed.ExpectedTime(found.seconds * MICROSECONDS_PER_SECOND, source, tolerance)
 
 
-def from_links(collective: Collective, row: CollectiveRow, network: NodeNetwork) -> speed.ExpectedTime | None:
-    """The time of CPU buffers over the links between nodes; None on one node and for small, core-bound buffers."""
+def time_from_links(collective: Collective, row: CollectiveRow, network: NodeNetwork) -> speed.ExpectedTime | None:
+    """Return the time of CPU buffers over the links between nodes. None on one node, and for small buffers."""
     limit = internode_limit("RING", collective, network).gb_s
     if row.nodes < 2 or network.ranks != row.ranks or not limit or row.size_bytes < _OVER_LINKS_FROM_BYTES:
         return None
@@ -254,13 +259,13 @@ def from_links(collective: Collective, row: CollectiveRow, network: NodeNetwork)
     return speed.ExpectedTime(hops_us + seconds * MICROSECONDS_PER_SECOND, source, speed.OVER_LINKS)
 
 
-_OVER_LINKS_FROM_BYTES = 2**20  # Eight healthy hosts took 1.2 × the expected time for 8 MiB, 2.4 × for 1 MiB
-_HOP_OF_MPI_US = 50.0  # Of one message over TCP between hosts
+_OVER_LINKS_FROM_BYTES = 2**20  # Eight healthy hosts took 1.2 times the expected time for 8 MiB, 2.4 times for 1 MiB
+_HOP_OF_MPI_US = 50.0  # One message over TCP between hosts
 _NAMES = {"RING": "ring", "TREE": "tree", "NVLSTREE": "NVLSTree"}
 
 
-def from_limit(collective: Collective, row: CollectiveRow) -> speed.ExpectedTime | None:
-    """The longest time of healthy machines with such links; None for an unknown limit, or paths through host memory."""
+def time_from_limit(collective: Collective, row: CollectiveRow) -> speed.ExpectedTime | None:
+    """Return the longest time of healthy machines with this limit. None if it is unknown or a path is host-staged."""
     factor = collective.busbw_factor(row.ranks)
     if not row.limit_gb_s or not factor or row.host_staged:
         return None
@@ -272,26 +277,17 @@ def from_limit(collective: Collective, row: CollectiveRow) -> speed.ExpectedTime
     return speed.ExpectedTime(latency_us + seconds * MICROSECONDS_PER_SECOND, source, speed.LEAST_KNOWN)
 
 
-def _measured(profile: Profile, collective: Collective, ranks: int) -> list[Expected]:
-    return [
-        each
-        for quantity in (TIME, BUSBW)
-        for each in profile.find(f"{collective.name}.{quantity}", gpus=ranks)
-        if each.size_bytes is not None and each.kind is ExpectedKind.MEASURED
-    ]
-
-
 def _tolerance(
     points: Curve, measured: Sequence[Expected], size_bytes: int, nccl: str | None, model: speed.Tolerance
 ) -> speed.Tolerance:
-    """That of a measured size, by the NCCL that measured it; between two of them wider, up to that of a model.
+    """Return the tolerance of a measured size. Between two measured sizes it is wider, up to the tolerance of a model.
 
-    A protocol may change anywhere between them. But no size takes longer than a larger one: what the next measured size
-    may take, this one may.
+    NCCL's protocol may change anywhere between them. But no size takes longer than a larger one, so this size may take
+    as long as the next measured one.
     """
-    own = [each for each in measured if nccl is not None and _release(each.nccl) == _release(nccl)]
+    own = [point for point in measured if nccl is not None and _release(point.nccl) == _release(nccl)]
     known, taken = (speed.MEASURED, own) if len(own) > 1 else (speed.OF_ANOTHER_NCCL, measured)
-    sizes = [each.size_bytes or 0 for each in taken]
+    sizes = [point.size_bytes or 0 for point in taken]
     larger = min((size for size in sizes if size >= size_bytes), default=None)
     if len(sizes) < 2 or (model is speed.MODELLED_SENDS and known is speed.OF_ANOTHER_NCCL):
         return model
@@ -303,7 +299,7 @@ def _tolerance(
     return model if fail >= model.fail else speed.Tolerance(fail, microseconds=known.microseconds)
 
 
-_LATENCY_KNOWN_BYTES = 2**20  # A larger size, if it is the smallest one measured, says nothing of smaller ones
+_LATENCY_KNOWN_BYTES = 2**20  # If the smallest measured size is larger, it does not predict smaller ones
 
 
 def _release(version: str | None) -> str:

@@ -9,7 +9,7 @@ STORAGE = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}  # Unsigned intege
 
 
 class Stretch(Struct, frozen=True):
-    """Elements `[start, start + count)` of a rank's data, in buffers with the given seeds."""
+    """Elements `[start, start + count)` of a rank's data, in buffers with these seeds."""
 
     start: int
     count: int
@@ -23,17 +23,19 @@ class ArrayPattern(Struct, frozen=True):
     data: DataPattern
 
     def sent(self, rank: int, stretch: Stretch) -> Array:
-        """The bits of what `rank` sends."""
+        """Return the data that `rank` sends, as unsigned integers."""
         if self.data.op is None:
             return self._random_bits(stretch, rank)
-        turn = _remainder(self._first_contributor(stretch) + rank, self.data.ranks)
+        # Each element begins with another rank. Rank r's turn is that rank plus r, modulo the ranks.
+        first = _remainder(self._indices(stretch) + self._seeds(stretch), self.data.ranks)
+        turn = _remainder(first + rank, self.data.ranks)
         values = self._contribution(stretch, turn)
         if self.data.contributors < self.data.ranks:
             values = self.namespace.where(turn < self.data.contributors, values, self.data.neutral)
         return self._encode(values)
 
     def reduced(self, stretch: Stretch) -> Array:
-        """The bits of what the reduction over all ranks gives."""
+        """Return the reduction over all ranks, as unsigned integers."""
         total = self._contribution(stretch, 0)
         for turn in range(1, self.data.contributors):
             total = self._combine(total, self._contribution(stretch, turn))
@@ -43,7 +45,7 @@ class ArrayPattern(Struct, frozen=True):
         return self._encode(total)
 
     def wrong(self, got: Array, expected: Array) -> int:
-        """The number of elements that differ by more than the pattern's tolerance."""
+        """Count the elements that differ by more than the pattern's tolerance."""
         if self.data.tolerance_ulp == 0:
             return int(self.namespace.count_nonzero(got != expected))
         # Averages are of positive values, so their bits order as the values do.
@@ -51,7 +53,7 @@ class ArrayPattern(Struct, frozen=True):
         return int(self.namespace.count_nonzero(distance > self.data.tolerance_ulp))
 
     def _contribution(self, stretch: Stretch, turn: Array | int) -> Array:
-        """Small int32 values of the contributors number `turn` (0-based: one for all elements, or one for each)."""
+        """Return the small int32 values of contributor `turn`: one number for all elements, or one per element."""
         random, data = self._hash(stretch, turn), self.data
         if data.op is ReduceOp.PROD:
             return self._factor(random, self.namespace.asarray(turn))
@@ -65,7 +67,7 @@ class ArrayPattern(Struct, frozen=True):
         return _remainder(random, 200).astype("int32") + (data.lowest + above_neutral)
 
     def _factor(self, random: Array, turn: Array) -> Array:
-        """1..7 for the first contributor, then four of ±1 or ±2, then ±1: at most 112 in all, so exact even in int8."""
+        """Return factors: 1 to 7, then four times ±1 or ±2, then ±1. Products stay below 113, so int8 is exact."""
         namespace = self.namespace
         first = (_remainder(random, 7) + 1).astype("int32")
         doubled = ((random & 1) + 1).astype("int32")
@@ -105,12 +107,8 @@ class ArrayPattern(Struct, frozen=True):
     def _seeds(self, stretch: Stretch) -> Array:
         return self.namespace.asarray(stretch.seeds, dtype="uint32")[:, None]
 
-    def _first_contributor(self, stretch: Stretch) -> Array:
-        """A number below `ranks` for each element: rank r's turn at it is that number plus r, modulo `ranks`."""
-        return _remainder(self._indices(stretch) + self._seeds(stretch), self.data.ranks)
-
     def _hash(self, stretch: Stretch, key: Array | int) -> Array:
-        """32 random bits for every (buffer, element, key): Chris Wellons' lowbias32, a public-domain integer hash."""
+        """Return 32 random bits per (buffer, element, key), by Chris Wellons' public-domain hash lowbias32."""
         keys = ((key + 1) * 0x27D4EB2F) & WORD
         bits = (self._indices(stretch) * 0x9E3779B1) ^ self._seeds(stretch) ^ keys
         bits ^= bits >> 16
@@ -122,7 +120,7 @@ class ArrayPattern(Struct, frozen=True):
 
 
 def _remainder(values: Array, divisor: int) -> Array:
-    """`values % divisor`, unsigned: NumPy divides many values at once, but takes remainders singly, 5 times as long."""
+    """Compute unsigned `values % divisor` with a vectorised division, 5 times as fast as NumPy's remainder."""
     whole = values // divisor
     whole *= divisor
     return values - whole

@@ -1,6 +1,6 @@
 """The record of a collective: its calls, the data it has to move, and the request for a sweep of it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import field
 
@@ -27,11 +27,11 @@ class Call(Struct, frozen=True):
 
 
 class Collective(Struct, frozen=True, kw_only=True):
-    """One collective: its layout of counts, expected receive buffer, library call, and busbw factor.
+    """A collective: its layout of counts, expected receive buffer, library call, and busbw factor.
 
-    `in_place` is false where NCCL defines no in-place form; `point_to_point` is made of sends and receives;
-    `decomposes` is what `hierarchical` makes of smaller ones. `skewed` makes one whose ranks receive unequally much, by
-    the share that the least loaded rank lacks; `row_name` is what rows call it, where that is not its name.
+    `in_place` is False if NCCL defines no in-place form. A `point_to_point` collective consists of sends and receives.
+    One that `decomposes` has a hierarchical form. `skewed` returns a form whose ranks receive unequal amounts. Its
+    argument is the share that the least loaded rank lacks. `row_name` replaces the name in rows.
     """
 
     name: str
@@ -54,7 +54,7 @@ def whole(elements: int, _dtype: DataType, _ranks: int) -> Layout:
     return Layout(count=elements, send=elements, receive=elements)
 
 
-def per_rank_count(elements: int, dtype: DataType, ranks: int) -> int:
+def count_per_rank(elements: int, dtype: DataType, ranks: int) -> int:
     """Return the elements of one rank's block, rounded down to 16 bytes as in nccl-tests."""
     step = ALIGNMENT_BYTES // dtype.size_bytes
     return elements // ranks // step * step
@@ -62,13 +62,13 @@ def per_rank_count(elements: int, dtype: DataType, ranks: int) -> int:
 
 def gathered(elements: int, dtype: DataType, ranks: int) -> Layout:
     """Lay out one sent block and all received blocks. In place, a rank's block is where the result has it."""
-    block = per_rank_count(elements, dtype, ranks)
+    block = count_per_rank(elements, dtype, ranks)
     return Layout(count=block, send=block, receive=block * ranks, in_place_send=block)
 
 
 def scattered(elements: int, dtype: DataType, ranks: int) -> Layout:
     """Lay out all sent blocks and one received block. In place, the result replaces the rank's own block."""
-    block = per_rank_count(elements, dtype, ranks)
+    block = count_per_rank(elements, dtype, ranks)
     return Layout(count=block, send=block * ranks, receive=block, in_place_receive=block)
 
 
@@ -87,25 +87,21 @@ class Movement(Struct, frozen=True):
 
 def least_moved(collective: Collective, layout: Layout, rank: int, ranks: int, root: int) -> Movement:
     """Return a rank's least movement: the data of others that it needs, and its data that others need."""
-    others = [each for each in range(ranks) if each != rank]
+    others = [other for other in range(ranks) if other != rank]
     wanted = (
         (segment.start, segment.start + segment.count)
         for other in others
         for segment in collective.expected(layout, other, ranks, root)
         if segment.source in (None, rank)
     )
+    sent = end = 0
+    for first, last in sorted(set(wanted)):  # spans may overlap
+        sent += max(0, last - max(first, end))
+        end = max(end, last)
     arriving = (
         segment.count for segment in collective.expected(layout, rank, ranks, root) if others and segment.source != rank
     )
-    return Movement(sent=_covered(wanted), received=sum(arriving))
-
-
-def _covered(spans: Iterable[tuple[int, int]]) -> int:
-    covered = end = 0
-    for first, last in sorted(set(spans)):
-        covered += max(0, last - max(first, end))
-        end = max(end, last)
-    return covered
+    return Movement(sent=sent, received=sum(arriving))
 
 
 def exchanges(collective: Collective, layout: Layout, ranks: int, root: int) -> Iterator[tuple[int, int]]:
@@ -117,7 +113,7 @@ def exchanges(collective: Collective, layout: Layout, ranks: int, root: int) -> 
 
 
 class Hierarchy(Struct, frozen=True):
-    """One rank's part: the collectives among all ranks, in its node, and among the ranks with its place in theirs."""
+    """The collectives of one rank: among all ranks, in its node, and among ranks with its place on other nodes."""
 
     whole: CollectiveCalls
     node: CollectiveCalls
@@ -129,11 +125,11 @@ class Hierarchy(Struct, frozen=True):
     @staticmethod
     def fits(count: int, dtype: DataType, ranks_a_node: int) -> bool:
         """True if each rank of a node gets a block."""
-        return per_rank_count(count, dtype, ranks_a_node) > 0
+        return count_per_rank(count, dtype, ranks_a_node) > 0
 
     def all_reduce(self, call: Call) -> Launch:
         """Reduce in three steps. Elements beyond whole 16-byte blocks are reduced flat."""
-        block = per_rank_count(call.count, call.dtype, self.ranks_a_node)
+        block = count_per_rank(call.count, call.dtype, self.ranks_a_node)
         own = _from(call.receive, self.place * block, call.dtype)
         parts = [
             self.node.reduce_scatter(call.send, own, block, call.dtype, call.op),
@@ -152,9 +148,9 @@ def _from(region: Region, elements: int, dtype: DataType) -> Region:
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """The request for a sweep of any collective.
+    """The request for a sweep of any collective. `ops` applies to reductions.
 
-    0 `graph_replays` launch without a graph. `ops` is for collectives that reduce. 0 `cycles` run until interrupted.
+    With 0 `graph_replays` no graph is captured. With 0 `cycles` the sweep repeats until it is interrupted.
     """
 
     sizes: tuple[Bytes, ...]

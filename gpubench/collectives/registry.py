@@ -1,4 +1,4 @@
-"""The collectives gpubench measures, in the order of its help. A new one is one file and one line here."""
+"""The collectives that gpubench measures, in the order of its help. A new one is one file and one line here."""
 
 from functools import cache
 from importlib import import_module
@@ -18,18 +18,18 @@ SUMMARIES = {
     "scatter": "Measure scatter: a block of the root's buffer, on each rank.",
     "sendrecv": "Measure send and receive around a ring: to the next rank, from the previous (pipelines).",
 }
-"""The purpose of each, by its name. The file of that name has its record, under the same name in capitals."""
+"""Help texts by name. The module of the same name has the record, under the name in capitals."""
 
 
 @cache
 def collective_named(name: str) -> "Collective":
-    """The record of one, without importing the others."""
+    """Return a collective without importing the others."""
     collective: Collective = getattr(import_module(f"gpubench.collectives.{name}"), name.upper())
     return collective
 
 
 def __getattr__(name: str) -> "tuple[Collective, ...]":
-    """`COLLECTIVES`, all of them, on first use."""
+    """Import all collectives when `COLLECTIVES` is first used."""
     if name != "COLLECTIVES":
         raise AttributeError(name)
     return tuple(map(collective_named, SUMMARIES))

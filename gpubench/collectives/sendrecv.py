@@ -6,7 +6,6 @@ from gpubench.ports.backend import CollectiveCalls, Launch
 
 
 def issue(calls: CollectiveCalls, call: Call) -> Launch:
-    """`ncclSend` to the next and `ncclRecv` from the previous rank, in one group."""
     following, previous = (call.rank + 1) % call.ranks, (call.rank - 1) % call.ranks
     return calls.send_receive(call.send, following, call.receive, previous, call.count, call.dtype)
 

@@ -1,4 +1,4 @@
-"""A backend of collectives on one rank: memory, launches, the calls, steps beside computation, and the log."""
+"""What a measurement needs from a backend of collectives on one rank."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -13,40 +13,39 @@ Launch = Callable[[], object]  # An operation with all its arguments bound: call
 
 
 class BatchedLaunch(Protocol):
-    """A launch that knows, once it was timed, how long each batch of its operations took."""
+    """A launch that records how long each batch of its operations takes."""
 
-    def __call__(self) -> object:
-        """Issue all batches."""
+    def __call__(self) -> object: ...
 
     def batch_seconds(self) -> Sequence[float]:
-        """Seconds of every batch but the first, which has the beginning in it."""
+        """Return the seconds of every batch except the first, which includes the start."""
 
 
 class LaunchTimer(Protocol):
-    """Launches of many operations, and the time that they take."""
+    """Joins many operations into one launch, and times launches."""
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """One launch that issues all of `launches` in order, or replays a captured graph of them so many times."""
+        """Return one launch that issues all launches in order, or replays a captured graph of them."""
 
     def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-        """One launch that issues all of `launches` in order, with a look at a clock after each so many of them."""
+        """Return one launch that issues all launches in order, and reads a clock after every `operations` of them."""
 
     def once(self, launch: Launch) -> None:
-        """Issue an operation and wait for it, untimed and unreported: what comes next finds everything at work."""
+        """Warm up: issue an operation and wait for it, without timing or progress."""
 
     def seconds(self, launch: Launch) -> float:
-        """Wall time from issuing `launch` to the completion of all it started, in seconds."""
+        """Return the wall seconds from issuing the launch until all its operations are done."""
 
     def together(self, launch: Launch) -> float:
-        """The same from the moment at which every rank was ready to issue it; every rank calls it."""
+        """Return the seconds from when every rank is ready to issue the launch. Every rank has to call it."""
 
 
 @runtime_checkable
 class IssueClock(Protocol):
-    """A timer that knows how long the host took to issue what it timed last."""
+    """A timer that also measures how long the host takes to issue operations."""
 
     def issue_seconds(self, launch: Launch, operations: int) -> float | None:
-        """Seconds of the host to issue one operation; None where the device's queue may have been full."""
+        """Return the host seconds to issue one operation of the last timing. None if the device's queue was full."""
 
 
 Array = Any  # A NumPy or CuPy array
@@ -54,66 +53,61 @@ ArrayNamespace = Any  # The module of an array: `numpy` or `cupy`
 
 
 class Memory(Protocol):
-    """One plain allocation of a backend, and the test data in it."""
+    """One allocation of a backend, which can be filled with test data and checked."""
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes that were asked for."""
+    def size_bytes(self) -> int: ...
 
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
-        """`count` elements of a NumPy `dtype` from `offset_bytes` on, as a writable view."""
+        """Return a writable view of `count` elements, as an array of a NumPy dtype."""
 
     def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
-        """Write what `rank` sends into a block."""
+        """Write the data that `rank` sends into a block."""
 
-    def fill_byte(self, size_bytes: int, value: int) -> None:
-        """Set the first `size_bytes` bytes to a value."""
+    def fill_byte(self, size_bytes: int, value: int) -> None: ...
 
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
-        """Elements that differ from what their block must hold: what that rank sent, or, with None, the reduction."""
+        """Count the wrong elements of blocks. Each block has the data of a rank, or the reduction if that is None."""
 
 
 class BufferSource(Protocol):
-    """The memory that a rank can take for the buffers of a sweep."""
+    """Allocates the buffers of a sweep."""
 
     @property
     def buffers(self) -> int:
-        """Buffers of the largest size that a sweep holds at once, the backend's own working space included."""
+        """How many buffers of the largest size a sweep needs, including the backend's workspace."""
 
-    def free_bytes(self) -> int:
-        """Memory this rank can still take for buffers."""
+    def free_bytes(self) -> int: ...
 
     def allocate(self, size_bytes: int) -> Memory:
-        """A plain allocation of that size, kept until the backend is closed."""
+        """Allocate memory that is freed when the backend is closed."""
 
 
 @runtime_checkable
 class SharedMemory(Protocol):
-    """A source of memory that several backends may have in common: then they can work in the same buffers."""
+    """A backend that can use the buffers of other backends with the same `memory_source`."""
 
     @property
-    def memory_source(self) -> object:
-        """What the memory is taken from."""
+    def memory_source(self) -> object: ...
 
 
 class Region(Struct, frozen=True):
-    """A place in a memory that an operation reads or writes."""
+    """The part of an allocation from `offset_bytes` on."""
 
     memory: Memory
     offset_bytes: int
 
     @property
     def address(self) -> int:
-        """The address at which it begins, in memory that has one."""
         begin: int = self.memory.address  # type: ignore[attr-defined]
         return begin + self.offset_bytes
 
 
 class OverlapSteps(Protocol):
-    """Runs steps, each of which begins when the one before it is done."""
+    """Runs steps of computation and communication, each of which begins when the step before it is done."""
 
     def prepare(self, partner: Partner, gemm_side: int, dtype: DataType) -> None:
-        """Take the memory of a partner, and compute once what its results are held against."""
+        """Allocate the memory of a partner, and compute its expected result once."""
 
     def run(
         self,
@@ -124,118 +118,107 @@ class OverlapSteps(Protocol):
         steps: int,
         look: Callable[[int], object],
     ) -> list[StepMarks]:
-        """Run so many steps of one collective, each of `collectives` in turn, and so many operations of the partner.
+        """Run steps of one collective (of `collectives` in turn) and `operations` operations of the partner.
 
-        `look` is called while they run, with the number of steps that were completed since. Marks are in seconds since
-        the first of them.
+        Meanwhile call `look` with the number of steps that were completed since its last call. Return marks in seconds
+        since the first mark.
         """
 
     def partner_wrong(self, partner: Partner) -> int:
-        """Elements of the partner's results that are not what it computes alone."""
+        """Count the elements of the partner's result that differ from the result that it computes alone."""
 
 
 class LibraryLog(Protocol):
-    """The lines that the library that runs collectives logs in this process while it is asked to."""
+    """The log of a communication library in this process."""
 
     @property
     def no_log(self) -> str:
-        """The reason why no line can be read; empty while one may come."""
+        """The reason why the log cannot be read, or ''."""
 
     @property
     def no_tuning(self) -> str:
-        """The reason for which its lines name no algorithm; empty where they do."""
+        """The reason why the log names no algorithm, or ''."""
 
     def is_readable(self) -> bool:
-        """True where lines can be read, once the library has been called; `no_log` has the reason where not."""
+        """True if the log can be read. Call it after the library's first call. Otherwise `no_log` has the reason."""
 
     def lines(self) -> list[bytes]:
-        """The whole lines since the last call."""
+        """Return the complete lines since the last call."""
 
     def switch_off(self) -> None:
-        """End the reading: the library logs as the user set it."""
+        """Stop reading. From then on the library logs as the user set it."""
 
 
 class CollectiveCalls(Protocol):
-    """NCCL's collectives. Each method binds the arguments and returns the launch; counts are NCCL's."""
+    """NCCL's collectives. Each method binds the arguments and returns the launch. Counts are those of NCCL's calls."""
 
-    def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
-        """`ncclAllReduce`."""
+    def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch: ...
 
-    def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
-        """`ncclAllGather`."""
+    def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch: ...
 
-    def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
-        """`ncclReduceScatter`."""
+    def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch: ...
 
-    def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`ncclBroadcast`."""
+    def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch: ...
 
-    def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
-        """`ncclReduce`."""
+    def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch: ...
 
-    def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
-        """`ncclAlltoAll`, or grouped sends and receives."""
+    def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch: ...
 
     def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
-        """Of every rank's buffer block r for rank r, of `counts[r]` elements, the same on every rank."""
+        """Send block r, of `counts[r]` elements, to rank r. All ranks have the same counts."""
 
-    def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`ncclGather`, or grouped sends and receives."""
+    def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch: ...
 
-    def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`ncclScatter`, or grouped sends and receives."""
+    def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch: ...
 
     def send_receive(
         self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
-    ) -> Launch:
-        """`ncclSend` and `ncclRecv` in one group."""
+    ) -> Launch: ...
 
 
 class Backend(BufferSource, LaunchTimer, Protocol):
-    """Collectives on one rank, the memory that they work on, and a clock around them."""
+    """The collectives of one rank, their memory, and their clock."""
 
     @property
     def name(self) -> str:
-        """Its word on the command line and in rows."""
+        """The backend's name on the command line and in rows."""
 
     @property
-    def calls(self) -> CollectiveCalls:
-        """The library's collectives."""
+    def calls(self) -> CollectiveCalls: ...
 
     def libraries(self) -> Mapping[str, str]:
-        """Versions and files of the libraries that do the work, by name, for the metadata."""
+        """Return versions and files of the libraries, by name, for the metadata."""
 
     def close(self) -> None:
-        """Give back memory and communicators."""
+        """Free memory and communicators."""
 
 
 class MultiGroupBackend(Backend, Protocol):
-    """A backend that opens further communicators beside its own; memory, stream and clock stay."""
+    """A backend that opens more communicators, which use the same memory, stream and clock."""
 
     def open(self, group: Group) -> CollectiveCalls:
-        """The collectives of a new communicator of these ranks, all of which call this."""
+        """Return the collectives of a new communicator. Every rank of the group has to call it."""
 
     def drop(self, calls: CollectiveCalls) -> None:
-        """Give up a communicator that `open` made, whatever state it is in."""
+        """Drop a communicator from `open`, even if it is broken."""
 
     def in_order(self, launches: Sequence[Launch]) -> Launch:
-        """One operation made of several, each of which begins when the one before it is done."""
+        """Join operations into one. Each begins when the one before it is done."""
 
 
 @runtime_checkable
 class SeveralKernels(Protocol):
-    """A backend that has kernels of its own, of which it takes one by size."""
+    """A backend with several kernels, which otherwise chooses one per size."""
 
     def select_kernel(self, kernel: str) -> CollectiveCalls:
-        """The collectives of all ranks, by that kernel at every size."""
+        """Return the collectives of all ranks with one kernel at every size."""
 
 
 @runtime_checkable
 class AbortableBackend(Protocol):
-    """A backend whose communicators a thread can abort while operations wait in them."""
+    """A backend whose communicators another thread can abort during an operation."""
 
     def trouble(self) -> str:
-        """The library's asynchronous error, empty where it has none."""
+        """Return the library's asynchronous error, or ''."""
 
-    def abort(self) -> None:
-        """Abort the communicators, wherever they wait."""
+    def abort(self) -> None: ...

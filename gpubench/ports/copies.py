@@ -1,4 +1,4 @@
-"""Copies between GPUs of one process or of several ranks, managed memory, and the counters of links."""
+"""What a measurement needs to copy between GPUs, to use managed memory, and to count bytes on links."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from gpubench.ports.backend import Memory, Region
 
 
 class CopyStream(Struct, frozen=True):
-    """Copies from one region to another, one after another, on a stream of the GPU at position `by`."""
+    """Consecutive copies from one region to another, on a stream of the GPU at position `by`."""
 
     by: int
     engine: Engine
@@ -23,77 +23,72 @@ class Copies(Protocol):
     """Timed copies between the GPUs of one process. GPUs are named by their position."""
 
     @property
-    def gpus(self) -> Sequence[CopyGpu]:
-        """The GPUs that this process sees."""
+    def gpus(self) -> Sequence[CopyGpu]: ...
 
     def can_reach(self, source: int, destination: int) -> bool:
-        """True where CUDA says that one GPU may address another's memory."""
+        """True if CUDA allows peer access between these GPUs."""
 
     def enable(self, source: int, destination: int) -> None:
-        """Let one GPU address another's memory from now on. Raises CouldNotMeasureError where CUDA refuses."""
+        """Enable peer access. Raise CouldNotMeasureError if CUDA refuses."""
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
-        """A plain allocation on a GPU or of host memory, kept until `close`. Raises CouldNotMeasureError."""
+        """Allocate memory on a GPU or the host, kept until `close`. Raise CouldNotMeasureError."""
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
-        """Wall time from a common start until every stream copied `repeats` times. Raises CouldNotMeasureError."""
+        """Return the seconds from a common start until every stream made its copies. Raise CouldNotMeasureError."""
 
     def close(self) -> None:
-        """Give all memory back, and peer access."""
+        """Free all memory and disable peer access."""
 
 
 class RankCopies(Protocol):
-    """Timed copies between the GPU of this rank and those of others."""
+    """Timed copies between the GPU of this rank and the GPUs of others. All methods may raise CouldNotMeasureError."""
 
     def allocate(self, size_bytes: int) -> Memory:
-        """A plain allocation on this rank's GPU, kept until `close`. Raises CouldNotMeasureError."""
+        """Allocate memory on this rank's GPU, kept until `close`."""
 
     def export(self, memory: Memory) -> bytes:
-        """The handle by which another rank of this node can copy a memory. Raises CouldNotMeasureError."""
+        """Return a handle by which other ranks of this node can copy this memory."""
 
     def copy(self, own: Memory, other: bytes, direction: Direction, size_bytes: int, repeats: int) -> float:
-        """Seconds of so many copies by this GPU, to or from the other rank. Raises CouldNotMeasureError."""
+        """Return the seconds of copies by this GPU to or from another rank's memory."""
 
     def exchange(self, own: Memory, peer: int, size_bytes: int, repeats: int, *, sends: bool) -> float:
-        """Seconds in which `own` was sent so often, or received by the peer. Raises CouldNotMeasureError."""
+        """Return the seconds in which `own` was sent to the peer, or received from it."""
 
     def release(self) -> None:
-        """Close other ranks' memory; every rank has to before any of them calls `close`."""
+        """Close other ranks' memory. Every rank has to call it before any rank calls `close`."""
 
-    def close(self) -> None:
-        """Give all memory back."""
+    def close(self) -> None: ...
 
 
-HOST = HostMemory.PAGEABLE  # The host as a place of managed pages: they are ordinary memory there, whatever copies them
+HOST = HostMemory.PAGEABLE  # The host as a place of managed pages, which are ordinary host memory there
 
 
 class ManagedMemory(Protocol):
-    """One managed allocation, and the pages in it. GPUs are named by their position, the host is `HOST`."""
+    """Managed memory and the place of its pages: a GPU's position, or `HOST`. Methods raise CouldNotMeasureError."""
 
     def support(self) -> Sequence[ManagedSupport]:
-        """What CUDA says of every GPU, in their order."""
+        """Return CUDA's attributes of every GPU, in their order."""
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Managed memory, kept until close. Raises CouldNotMeasureError above `MANAGED_MEMORY_SHARE` of free memory."""
+        """Allocate managed memory, kept until `close`. At most `MANAGED_MEMORY_SHARE` of the free memory is available."""
 
     def on(self, memory: Memory, place: Place) -> Memory:
-        """The same memory, filled and checked by a place itself: a GPU's kernels, or the host."""
+        """Return a view of the memory that is filled and checked by a GPU's kernels, or by the host."""
 
     def prefetch(self, memory: Memory, place: Place, by: int) -> float:
-        """Seconds in which the driver moved all pages, on a stream of the GPU `by`. Raises CouldNotMeasureError."""
+        """Return the seconds in which the driver moved all pages, on a stream of the GPU `by`."""
 
     def advise(self, memory: Memory, place: Place, accessed_by: int, *, stays: bool) -> None:
-        """Advise that pages stay at a place, mapped for a GPU, or take that back. Raises CouldNotMeasureError."""
+        """Advise the driver to keep pages at a place and map them for a GPU, or remove this advice."""
 
     def seconds(self, stream: CopyStream) -> float:
-        """Seconds in which a kernel copied once, from managed memory or to it.
-
-        Raises CouldNotMeasureError where CUDA fails.
-        """
+        """Return the seconds of one copy by a kernel, from or to managed memory."""
 
 
 class LinkBytes(Struct, frozen=True):
-    """Bytes that a GPU's NVLinks together and its PCIe link (wraps at 2^32) carried; None where not counted."""
+    """Bytes on a GPU's NVLinks together, and on its PCIe link (wraps at 2^32). None if not counted."""
 
     nvlink_sent: int | None = None
     nvlink_received: int | None = None
@@ -104,5 +99,4 @@ class LinkBytes(Struct, frozen=True):
 class LinkCounters(Protocol):
     """Byte counters of the links of GPUs."""
 
-    def read(self, gpu: int) -> LinkBytes:
-        """The counters of the GPU at that position."""
+    def read(self, gpu: int) -> LinkBytes: ...

@@ -1,4 +1,4 @@
-"""The processes of a job, and who listens to their rows."""
+"""The ranks of a job as a group, and the receiver of their rows."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
@@ -12,31 +12,29 @@ RowT = TypeVar("RowT", contravariant=True)
 
 
 class Group(Protocol):
-    """The processes of a job, as MPI knows them; `hardware.mpi.one_process` has one of a single process."""
+    """The ranks of a job, or some of them. All of them have to call each method, in the same order."""
 
     rank: int
     size: int
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in rank order, on every rank."""
+        """Return every rank's value, in rank order, on every rank."""
 
     def collect(self, value: T) -> list[T] | None:
-        """Every rank's value, in rank order, on the first rank; None on the others."""
+        """Return every rank's value, in rank order, on rank 0. None on other ranks."""
 
-    def broadcast(self, value: T | None, root: int = 0) -> T:
-        """Root's value, on every rank."""
+    def broadcast(self, value: T | None, root: int = 0) -> T: ...
 
-    def barrier(self) -> None:
-        """Return once every rank has called it."""
+    def barrier(self) -> None: ...
 
     def largest(self, values: Sequence[float]) -> Sequence[float]:
-        """Each of the values as it is on the rank where it is largest; every rank has as many, and gets them."""
+        """Return the elementwise maximum over all ranks, on every rank."""
 
     def clock_offset(self) -> "ClockOffset":
-        """The difference of this rank's `perf_counter` to the first rank's; every rank has to call it."""
+        """Return this rank's `perf_counter` minus rank 0's."""
 
     def split(self, color: int, key: int) -> "Group":
-        """The group of the ranks with the same color, ordered by key."""
+        """Return the group of the ranks with the same color, ordered by key (`MPI_Comm_split`)."""
 
 
 @runtime_checkable
@@ -44,20 +42,17 @@ class NativeBarrier(Protocol):
     """A group whose barrier is a C call."""
 
     def barrier_call(self) -> tuple[int, ...] | None:
-        """The address of the function and its argument; None where the library does not tell its address."""
+        """Return the address of the function and its argument. None if the address is unknown."""
 
 
 class Listener(Protocol[RowT]):
-    """The receiver of rows while a measurement runs: it prints and stores them, here or in another process."""
+    """Prints and stores rows while a measurement runs, here or in another process."""
 
-    def begin(self, metadata: "Metadata") -> None:
-        """The run is set up; rows follow."""
+    def begin(self, metadata: "Metadata") -> None: ...
 
     def progress(self, done: int, total: int, label: str) -> None:
-        """`done` of `total` rows are measured and `label` is next."""
+        """Report that `done` of `total` rows are measured, and the label of the next row."""
 
-    def row(self, row: RowT) -> None:
-        """One more row is measured."""
+    def row(self, row: RowT) -> None: ...
 
-    def end(self, report: "Report") -> None:
-        """All rows were measured."""
+    def end(self, report: "Report") -> None: ...

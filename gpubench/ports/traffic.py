@@ -1,4 +1,4 @@
-"""Readings of what the links of a node carry, one after the other, and who uses its GPUs."""
+"""What a measurement needs to read traffic on the links of a node, and other users of its GPUs."""
 
 from collections.abc import Collection
 from typing import Protocol
@@ -7,28 +7,24 @@ from gpubench.model.facts.traffic import GpuUse, NodeReading, TaskFacts
 
 
 class TrafficReader(Protocol):
-    """Reads one node at one moment after the other."""
-
     def read(self) -> NodeReading | None:
-        """The node now; None where a recording has no more."""
+        """Read the node now. None at the end of a recording."""
 
     def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:
-        """All processes anew, with what NCCL has in these; None where nothing was looked at again."""
+        """Read all processes again, these with their NCCL communicators. None in a recording without them."""
 
-    def close(self) -> None:
-        """End what reads."""
+    def close(self) -> None: ...
 
 
 class GpuUsers(Protocol):
-    """The use that processes of nobody in this job make of GPUs."""
+    """Detects processes outside of this job that use its GPUs."""
 
     def read(self, gpu: int) -> GpuUse:
-        """The use of the GPU at that position, while this job is idle."""
+        """Return the use of the GPU at this position, while this job is idle."""
 
 
 class NoUsers:
-    """Knows of no use."""
+    """For machines on which other users cannot be detected."""
 
-    def read(self, gpu: int) -> GpuUse:  # noqa: ARG002 - it is asked for any
-        """Nothing."""
+    def read(self, gpu: int) -> GpuUse:  # noqa: ARG002 - the same for every GPU
         return GpuUse()

@@ -55,7 +55,7 @@ class RankWatch:
         return self._alone_since is not None and time.monotonic() - self._alone_since > self._seconds_to_follow
 
 
-def report_in(message: Message) -> "Report":
+def read_report(message: Message) -> "Report":
     """Return the report, with its sections, from the message that ends a run."""
     from gpubench.model.results.report import Report, Table
     from gpubench.model.results.result_file import TABLES

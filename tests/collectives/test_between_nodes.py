@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.published_collectives import Bounds, Published, read
-from gpubench.collectives.expected import Inside, expected_between, from_links
+from gpubench.collectives.expected import Inside, expected_between, time_from_links
 from gpubench.collectives.registry import COLLECTIVES, collective_named
 from gpubench.model.paths.wiring import NodeNetwork, internode_limit
 from gpubench.model.terms.verdict import Verdict, worst_verdict
@@ -137,7 +137,7 @@ def test_what_a_healthy_ring_explains_is_no_failure_where_the_algorithm_is_not_k
 @pytest.mark.parametrize(("size", "is_expected"), [(2**19, False), (2**20, True)])
 def test_small_cpu_buffers_tell_nothing_of_the_links_between_hosts(size: int, *, is_expected: bool) -> None:
     row = replace(FIGURES[0].row, backend="host", nodes=8, ranks=8, size_bytes=size)
-    assert (from_links(ALL_REDUCE, row, NodeNetwork(8, 8, 0.025, 0.025, rdma=False)) is not None) == is_expected
+    assert (time_from_links(ALL_REDUCE, row, NodeNetwork(8, 8, 0.025, 0.025, rdma=False)) is not None) == is_expected
 
 
 def test_a_faulty_gpu_makes_trees_of_nvls_slower_inside_its_node() -> None:

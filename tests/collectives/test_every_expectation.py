@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from gpubench.collectives.expected import from_network, from_profile
+from gpubench.collectives.expected import time_from_network, time_from_profile
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.model.paths.nodes import build_topologies
@@ -75,9 +75,9 @@ def expected_us(name: str, collective: Collective, local: int, nodes: int) -> li
         network = network_of(name, local, nodes)
         profile = load(name)
         if nodes == 1:
-            found = from_profile(profile, collective, measured, nccl=None)
+            found = time_from_profile(profile, collective, measured, nccl=None)
         else:
-            found = None if network is None else from_network(collective, measured, network, profile)
+            found = None if network is None else time_from_network(collective, measured, network, profile)
         if found is None:
             return None
         times.append(found.time_us)

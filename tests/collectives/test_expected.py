@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpubench.collectives.expected import from_limit, from_profile
+from gpubench.collectives.expected import time_from_limit, time_from_profile
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.model.profiles.profile import Expected, ExpectedKind, Profile
 from gpubench.model.results.report import CollectiveRow
@@ -41,7 +41,7 @@ ALLREDUCE = collective_named("allreduce")
 def test_a_profile_s_points_are_as_sure_as_they_are_near(
     profile: str, nccl: str | None, ranks: int, time_us: float, tolerance: Tolerance
 ) -> None:
-    found = from_profile(load(profile), ALLREDUCE, row(2**20, 1.0, 1.0, ranks=ranks), nccl=nccl)
+    found = time_from_profile(load(profile), ALLREDUCE, row(2**20, 1.0, 1.0, ranks=ranks), nccl=nccl)
     assert found is not None
     assert found.time_us == pytest.approx(time_us, rel=0.02)
     assert found.tolerance is tolerance
@@ -53,13 +53,13 @@ def test_a_profile_s_points_are_as_sure_as_they_are_near(
     [("hgx-h200-4", {"nodes": 2, "ranks": 8}), ("hgx-h200-4", {"ranks": 1}), ("generic-nvlink", {"ranks": 8})],
 )
 def test_a_profile_knows_nothing_of_other_machines(profile: str, changes: dict[str, Any]) -> None:
-    assert from_profile(load(profile), ALLREDUCE, row(2**20, 1.0, 1.0, **changes), nccl="2.28.9") is None
+    assert time_from_profile(load(profile), ALLREDUCE, row(2**20, 1.0, 1.0, **changes), nccl="2.28.9") is None
 
 
 def test_reductions_in_switches_are_expected_of_rows_that_say_so() -> None:
     size, profile = 2**33, load("hgx-h200-8")
     ring, nvls, unknown = (
-        from_profile(profile, ALLREDUCE, row(size, 1.0, 1.0, algorithm=name), nccl="2.27.7")
+        time_from_profile(profile, ALLREDUCE, row(size, 1.0, 1.0, algorithm=name), nccl="2.27.7")
         for name in ("ring", "NVLS", None)
     )
     assert ring is not None
@@ -84,7 +84,7 @@ def test_a_collective_is_judged_by_its_own_points_on_a_measured_machine() -> Non
     for profile in ("hgx-h200-2", "hgx-h200-4"):
         ranks = load(profile).match.visible
         for name in WITH_POINTS:
-            found = from_profile(
+            found = time_from_profile(
                 load(profile), collective_named(name), row(2**28, 1.0, 1.0, ranks=ranks), nccl="2.28.9"
             )
             assert found is not None
@@ -108,7 +108,7 @@ def test_a_collective_is_judged_by_its_own_points_on_a_measured_machine() -> Non
 )
 def test_no_healthy_machine_is_slower_than_the_least_known(name: str, ranks: int, size: int, time_us: float) -> None:
     measured = replace(row(size, time_us, 1.0, ranks=ranks), limit_gb_s=450.0)
-    found = from_limit(collective_named(name), measured)
+    found = time_from_limit(collective_named(name), measured)
     assert found is not None
     assert found.tolerance is LEAST_KNOWN
     assert found.verdict(measured) == "PASS"
@@ -118,11 +118,11 @@ def test_no_healthy_machine_is_slower_than_the_least_known(name: str, ranks: int
 def test_an_all_reduce_far_below_its_limit_is_slow_on_any_machine(busbw: float, verdict: str) -> None:
     time_us = 2**28 * 1.5 / busbw / 1e3
     measured = replace(row(2**28, time_us, busbw, ranks=4), limit_gb_s=450.0)
-    found = from_limit(ALLREDUCE, measured)
+    found = time_from_limit(ALLREDUCE, measured)
     assert found is not None
     assert found.verdict(measured) == verdict
-    assert from_limit(ALLREDUCE, replace(measured, limit_gb_s=None)) is None
-    assert from_limit(ALLREDUCE, replace(measured, ranks=1)) is None
+    assert time_from_limit(ALLREDUCE, replace(measured, limit_gb_s=None)) is None
+    assert time_from_limit(ALLREDUCE, replace(measured, ranks=1)) is None
 
 
 def _row(name: str, ranks: int, point: Expected) -> CollectiveRow:
@@ -134,7 +134,7 @@ def _row(name: str, ranks: int, point: Expected) -> CollectiveRow:
 def test_what_another_number_of_gpus_took_is_within_the_model(known: int, ranks: int, name: str) -> None:
     for point in _points(name, ranks):
         measured = _row(name, ranks, point)
-        found = from_profile(load(f"hgx-h200-{known}"), collective_named(name), measured, nccl="2.28.9")
+        found = time_from_profile(load(f"hgx-h200-{known}"), collective_named(name), measured, nccl="2.28.9")
         assert found is not None
         assert found.tolerance in (MODELLED, MODELLED_SMALL, MODELLED_SENDS)
         assert found.verdict(measured) == "PASS", (point.size_bytes, point.value, found.time_us)
@@ -149,15 +149,15 @@ def test_no_healthy_time_is_slow_beside_two_derived_points(ranks: int, name: str
     profile = replace(load(f"hgx-h200-{ranks}"), curve=(), expected=derived)
     for point in points:
         measured = _row(name, ranks, point)
-        found = from_profile(profile, collective_named(name), measured, nccl="2.28.9")
+        found = time_from_profile(profile, collective_named(name), measured, nccl="2.28.9")
         assert found is not None
         assert found.verdict(measured) == "PASS", (point.size_bytes, point.value, found.time_us)
 
 
 def test_host_memory_by_design_is_not_held_against_the_links() -> None:
     measured = replace(row(2**28, 1e5, 4.0, ranks=4), limit_gb_s=31.5)
-    assert from_limit(ALLREDUCE, replace(measured, host_staged=True)) is None
-    assert from_limit(ALLREDUCE, replace(measured, host_staged=False)) is not None
+    assert time_from_limit(ALLREDUCE, replace(measured, host_staged=True)) is None
+    assert time_from_limit(ALLREDUCE, replace(measured, host_staged=False)) is not None
 
 
 def _thinned(name: str, ranks: int, gap: int) -> Profile:
@@ -175,7 +175,7 @@ def test_no_healthy_time_between_measured_points_is_slow(gap: int, ranks: int, n
     profile = _thinned(name, ranks, gap)
     for point in _points(name, ranks):
         measured = _row(name, ranks, point)
-        found = from_profile(profile, collective_named(name), measured, nccl="2.28.9")
+        found = time_from_profile(profile, collective_named(name), measured, nccl="2.28.9")
         assert found is not None
         assert found.verdict(measured) == "PASS", (point.size_bytes, point.value, found)
 
@@ -183,7 +183,7 @@ def test_no_healthy_time_between_measured_points_is_slow(gap: int, ranks: int, n
 def test_between_measured_sizes_a_row_may_take_what_the_next_may() -> None:
     def tolerance(profile: str, size_bytes: int, ranks: int) -> Tolerance:
         measured = row(size_bytes, 1.0, 1.0, ranks=ranks)
-        found = from_profile(load(profile), collective_named("allgather"), measured, nccl="2.28.9")
+        found = time_from_profile(load(profile), collective_named("allgather"), measured, nccl="2.28.9")
         assert found is not None
         return found.tolerance
 
@@ -211,7 +211,7 @@ def test_between_measured_sizes_a_row_may_take_what_the_next_may() -> None:
 def test_a_speed_far_above_what_is_expected_is_not_judged(
     profile: str, ranks: int, size: int, faster: float, doubt: str
 ) -> None:
-    healthy = from_profile(load(profile), ALLREDUCE, row(size, 1.0, 1.0, ranks=ranks), nccl=None)
+    healthy = time_from_profile(load(profile), ALLREDUCE, row(size, 1.0, 1.0, ranks=ranks), nccl=None)
     assert healthy is not None
     shown = judged(row(size, healthy.time_us / faster, 1.0, ranks=ranks), healthy)
     assert (shown.note or "") == doubt
@@ -221,7 +221,7 @@ def test_a_speed_far_above_what_is_expected_is_not_judged(
 def test_a_small_measured_size_says_nothing_of_sizes_far_below_it() -> None:
     """The profile of eight B200s was measured from 8 GiB on; 1 MiB took 51 µs on a healthy machine."""
     published = row(2**20, 51.0, 36.0)
-    found = from_profile(load("hgx-b200-8"), ALLREDUCE, published, nccl="2.27.7")
+    found = time_from_profile(load("hgx-b200-8"), ALLREDUCE, published, nccl="2.27.7")
     assert found is not None
     assert found.tolerance is MODELLED_SMALL
     assert found.verdict(published) == "PASS"

@@ -32,7 +32,7 @@ from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, killed_before, limit_seconds
 from gpubench.model.terms.units import plural
 from gpubench.ranks import launch
-from gpubench.ranks.channel import ChannelReceiver, Message, report_in
+from gpubench.ranks.channel import ChannelReceiver, Message, read_report
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -323,7 +323,7 @@ class _LaunchedJob:
         elif kind == "row":
             self._presenter.row(self._row_kind(**message["row"]))
         elif kind == "end":
-            self._presenter.end(report_in(message))
+            self._presenter.end(read_report(message))
         elif kind == "lost":
             state = RankState.from_record(message["state"])
             self._lost.append(LostRank(state, message["at_seconds"], message["status"]))

@@ -99,24 +99,24 @@ class ExpectedTimes(Struct, frozen=True, kw_only=True):
     def _known(self, row: CollectiveRow) -> ExpectedTime | None:
         if row.backend not in _BY_NCCL and not _is_one_call_of_nccl(row):
             return self.past(row) or self._link_time(row)
-        from gpubench.collectives.expected import from_limit, from_network, from_profile
+        from gpubench.collectives.expected import time_from_limit, time_from_network, time_from_profile
 
         found, like_model = None, row.backend == _SIMULATED
         if self.profile is not None:
-            found = from_profile(self.profile, self.collective, row, nccl=self.nccl, like_model=like_model)
+            found = time_from_profile(self.profile, self.collective, row, nccl=self.nccl, like_model=like_model)
         found = found or self.past(row)
         if found is None and self.network is not None:
-            found = from_network(
+            found = time_from_network(
                 self.collective, row, self.network, self.profile, like_model=like_model, nics_known=not self.assumed
             )
-        return found or from_limit(self.collective, row)
+        return found or time_from_limit(self.collective, row)
 
     def _link_time(self, row: CollectiveRow) -> ExpectedTime | None:
         if self.network is None or row.backend != _HOST:
             return None
-        from gpubench.collectives.expected import from_links
+        from gpubench.collectives.expected import time_from_links
 
-        return from_links(self.collective, row, self.network)
+        return time_from_links(self.collective, row, self.network)
 
 
 def _is_one_call_of_nccl(row: CollectiveRow) -> bool:

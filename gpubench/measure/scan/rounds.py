@@ -186,7 +186,7 @@ class RingMeasurer(Protocol):
     """Measures rings of rails."""
 
     def rings(
-        self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool = False, told_later: bool = False
+        self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool = False, repeats_failures: bool = False
     ) -> list[RingOutcome]:
         """Measure all rings at once, within a deadline. Dead or hanging workers raise nothing."""
         ...
@@ -239,7 +239,7 @@ class InsideNodes:
         if not rings:
             return
         for ring, outcome in zip(
-            rings, self._measurer.rings(rings, all_reduce=all_reduce, told_later=True), strict=True
+            rings, self._measurer.rings(rings, all_reduce=all_reduce, repeats_failures=True), strict=True
         ):
             own = {cell for cell, failure in outcome.failures.items() if failure.is_own}
             self._out |= own

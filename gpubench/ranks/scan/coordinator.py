@@ -174,12 +174,12 @@ class Coordinator:
         return scan.RoundOutcome(planned.number, planned.phase, samples, time.monotonic() - start, gone)
 
     def rings(
-        self, rings: Sequence[Sequence[scan.NodeRail]], *, all_reduce: bool = False, told_later: bool = False
+        self, rings: Sequence[Sequence[scan.NodeRail]], *, all_reduce: bool = False, repeats_failures: bool = False
     ) -> list[scan.RingOutcome]:
-        """Measure disjoint rings of rails, all at once. With `told_later` (phase 0) the next round repeats failures."""
+        """Measure disjoint rings of rails, all at once. With `repeats_failures` (phase 0) the next round repeats failures."""
         number = next(self._ring_numbers)
         orders = {
-            rank: messages.RingOrder(number, self._deadline_s, own, all_reduce, told_later)
+            rank: messages.RingOrder(number, self._deadline_s, own, all_reduce, repeats_failures)
             for rank, own in seats(rings, self._rank_by_rail).items()
         }
         replies = self._ask(orders, RoundReply, self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE)

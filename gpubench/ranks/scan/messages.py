@@ -109,14 +109,14 @@ class Seat(NamedTuple):
 class RingOrder(NamedTuple):
     """Tell a supervisor to measure its rails in rings, by exchange or with `all_reduce`.
 
-    With `told_later` a worker that fails is reported once more in its next round.
+    With `repeats_failures` a worker that fails is reported once more in its next round.
     """
 
     number: int
     deadline_s: float
     seats: tuple[Seat, ...]
     all_reduce: bool = False
-    told_later: bool = False
+    repeats_failures: bool = False
 
 
 Figure = tuple[int, float, int]  # Rail, GB/s and outcome

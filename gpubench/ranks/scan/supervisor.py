@@ -304,7 +304,7 @@ class Supervisor:
             if seat.rail in self.workers
         }
         reply = self.round(order.number, tasks, order.deadline_s)
-        if order.told_later:
+        if order.repeats_failures:
             own = [
                 (rail, messages.Outcome(outcome)) for rail, _, outcome in reply.figures if outcome in messages.OWN_FAULT
             ]

@@ -33,9 +33,9 @@ class Rings:
         self.steps: list[tuple[list[tuple[NodeRail, ...]], bool]] = []
 
     def rings(
-        self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool = False, told_later: bool = False
+        self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool = False, repeats_failures: bool = False
     ) -> list[RingOutcome]:
-        assert told_later
+        assert repeats_failures
         cells = [cell for ring in rings for cell in ring]
         assert len(cells) == len(set(cells))
         self.steps.append(([tuple(ring) for ring in rings], all_reduce))

@@ -15,7 +15,7 @@ from gpubench.formats.table import fallback_lines
 from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow, WinnerRow
 from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, CollectiveRow, RankTimeRow, Table
 from gpubench.ranks import launch
-from gpubench.ranks.channel import ChannelReceiver, report_in
+from gpubench.ranks.channel import ChannelReceiver, read_report
 from tests.formats.sample import METADATA, REPORT, ROW
 
 CAUSE = CauseRow(
@@ -99,7 +99,7 @@ def test_everything_arrives_in_order() -> None:
     heard = [message for message in heard if message["kind"] != "hello"]
     assert heard[0]["metadata"] == METADATA.to_record()
     assert CollectiveRow(**heard[2]["row"]) == ROW
-    report = report_in(next(each for each in heard if each["kind"] == "end"))
+    report = read_report(next(each for each in heard if each["kind"] == "end"))
     assert replace(report, sections={}) == REPORT
     assert {*report.sections, CollectiveRow.section, FINDINGS_SECTION} == set(SECTIONS), "none is lost on the way"
     causes = report.sections[CauseRow.section]

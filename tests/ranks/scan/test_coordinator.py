@@ -240,11 +240,11 @@ def test_rings_inside_nodes_have_seats_by_rail_and_failures_by_cell() -> None:
 
     rings = [[NodeRail(node, rail) for rail in (0, 1)] for node in (0, 1)]
     with coordinated(answer, failing(Outcome.OWN_WORKER_DIED, "signal 9")) as found:
-        whole, broken = found.rings(rings, all_reduce=True, told_later=True)
+        whole, broken = found.rings(rings, all_reduce=True, repeats_failures=True)
     assert (whole.gb_s, whole.failures) == (5.0, {})
     assert broken.failures[NodeRail(1, 0)] == RingFailure(1, "its worker died (signal 9)", is_own=True)
     (order,) = seen
-    assert (order.all_reduce, order.told_later) == (True, True)
+    assert (order.all_reduce, order.repeats_failures) == (True, True)
     assert [(seat.rail, seat.before_rail, seat.after_rail, seat.place) for seat in order.seats] == [
         (0, 1, 1, 0),
         (1, 0, 0, 1),

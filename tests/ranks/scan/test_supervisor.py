@@ -181,13 +181,13 @@ def inside(
     deadline: float = DEADLINE,
     *,
     all_reduce: bool = False,
-    told_later: bool = False,
+    repeats_failures: bool = False,
 ) -> RoundReply:
     """A ring of both rails of one rank."""
     ports = {rail: worker.port for rail, worker in supervisor.workers.items()}
     cards = [RankCard(0, "here", ("127.0.0.1",), ports)]
     seats = tuple(Seat(rail, 0, 1 - rail, 0, 1 - rail, rail, 2) for rail in ports)
-    order = RingOrder(number, deadline, seats, all_reduce, told_later)
+    order = RingOrder(number, deadline, seats, all_reduce, repeats_failures)
     reply = supervisor._reply(order, cards, "here")
     assert isinstance(reply, RoundReply)
     return reply
@@ -219,7 +219,7 @@ def test_a_worker_that_stops_in_phase_0_costs_its_deadline_and_is_told_in_the_fi
         process = supervisor.workers[1]._process
         assert process is not None
         os.kill(process.pid, signal.SIGSTOP)
-        reply = inside(supervisor, 1000, SHORT, told_later=True)
+        reply = inside(supervisor, 1000, SHORT, repeats_failures=True)
         outcomes = {rail: outcome for rail, _, outcome in reply.figures}
         assert outcomes[1] == Outcome.OWN_WORKER_STOPPED
         assert outcomes[0] in (Outcome.DEADLINE, Outcome.BROKEN)
