@@ -24,10 +24,10 @@ from gpubench.ranks.scan.messages import (
     EndOrder,
     RoundOrder,
     RoundReply,
-    connection_of,
     greet,
     receive,
     send,
+    wrap_socket,
 )
 
 SECRET = b"benchmark of the control path..."
@@ -73,7 +73,7 @@ def supervise(port: int, count: int, rails: int) -> None:
     for rank in range(count):
         line = socket.create_connection(("127.0.0.1", port))
         greet(line, SECRET, str(rank).encode())
-        connection = connection_of(line, 60.0)
+        connection = wrap_socket(line, 60.0)
         send(connection, ClockReply(0.0))
         selector.register(connection, selectors.EVENT_READ, connection)
     figures = tuple((rail, 92.0 + rail, 0) for rail in range(rails))

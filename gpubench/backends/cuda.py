@@ -37,7 +37,7 @@ from gpubench.machine.host import mps_serves
 from gpubench.machine.nvml import Driver
 from gpubench.model.terms.operation import WORD, Block, DataPattern, DataType, ReduceOp
 from gpubench.model.terms.ranks import Progress
-from gpubench.ports.backend import Array, BatchedLaunch, Launch
+from gpubench.ports.backend import Array, BatchedLaunch, Launch, Memory
 from gpubench.ports.group import Group
 
 _THREADS = 256
@@ -129,8 +129,8 @@ class CudaMemory:
 
 _HEADROOM_BYTES = 2 * 2**30  # For other processes, and for the buffers that NCCL allocates at the first collective
 _REFUSED_BY_MPS = ("cudaErrorDevicesUnavailable", "CUDA_ERROR_DEVICE_UNAVAILABLE", "cudaErrorMps", "CUDA_ERROR_MPS")
-"""In the errors of a process that an MPS server does not take; the first two are also those of a GPU in exclusive
-compute mode that another process uses."""
+"""Errors of a process that an MPS server refuses. The first two also occur on a GPU in exclusive compute mode that
+another process uses."""
 
 
 class GpuIdentity(Struct, frozen=True):
@@ -157,13 +157,12 @@ class CudaDevice:
         self.stream.use()
         self._kernels = PatternKernels(cupy, self.stream)
         self._memories: list[CudaMemory] = []
-        self.sharing = 1
-        """The ranks that share its memory, this one included."""
+        self.sharing = 1  # Ranks that share the GPU's memory, including this one
         self.identity = identify(self._runtime, index)
 
     @property
     def driver_cuda(self) -> int:
-        """Return the newest CUDA version that the driver supports: 13000 for 13.0."""
+        """The newest CUDA version that the driver supports: 13000 for 13.0."""
         return self._driver.cuda
 
     def libraries(self) -> dict[str, str]:
@@ -209,6 +208,22 @@ class CudaDevice:
     def close(self) -> None:
         while self._memories:
             self._memories.pop().free()
+
+
+class GpuBuffers:
+    """The memory of a backend whose buffers are on the GPU of this rank."""
+
+    _device: CudaDevice
+
+    @property
+    def memory_source(self) -> object:
+        return self._device
+
+    def free_bytes(self) -> int:
+        return self._device.free_bytes()
+
+    def allocate(self, size_bytes: int) -> Memory:
+        return self._device.allocate(size_bytes)
 
 
 def check_installed(driver: Driver) -> None:
@@ -282,12 +297,12 @@ def library_versions(cupy: Any, driver: Driver) -> dict[str, str]:
 
 
 MOST_WAITING = 500
-"""Operations that may wait behind a closed gate. A stream takes about 1024; enqueueing one more waits for a place, and
-never ends where all of them wait for the gate."""
+"""Operations that may wait behind a closed gate. A stream has about 1024 places. If all of them wait for the gate,
+enqueueing one more blocks forever."""
 
 _LONGEST_SECONDS = 0.5
-"""A gate that is still closed then is opened: the driver splits some copies into more operations than can be foreseen,
-and may wait for the GPU when it loads a kernel. To issue `MOST_WAITING` takes a few milliseconds."""
+"""Open the gate after this time, because the driver splits some copies into many operations, and may wait for the GPU
+when it loads a kernel. It takes a few milliseconds to issue `MOST_WAITING` operations."""
 
 _FLAG_BYTES = 4
 _WORD = 0xFFFFFFFF
@@ -310,7 +325,6 @@ class HeldStream:
             self.open()
 
     def open(self) -> None:
-        """Open the gate."""
         if self._address:
             ctypes.c_uint32.from_address(self._address).value = self._turn
 
@@ -422,12 +436,12 @@ class GatedClock:
         device: CudaDevice,
         group: Group,
         progress: Progress,
-        in_one: Callable[[Sequence[Launch]], Launch] = in_order,
-        until_idle: Callable[[Callable[[], object]], None] | None = None,
+        join: Callable[[Sequence[Launch]], Launch] = in_order,
+        wait_until_idle: Callable[[Callable[[], object]], None] | None = None,
     ) -> None:
         self._cupy, self._stream, self._capture = device.cupy, device.stream, device.capture
         self._ranks, self._reports = group, progress
-        self._in_one, self._until_idle = in_one, until_idle or self._poll
+        self._join, self._wait_until_idle = join, wait_until_idle or self._poll
         self._gate = StreamGate(self._cupy.cuda.runtime)
         self._events = self._cupy.cuda.Event(), self._cupy.cuda.Event()
         self._pace = Pace(SECONDS_BETWEEN_MARKS)
@@ -443,8 +457,8 @@ class GatedClock:
         """
         self._stream.synchronize()
         if graph_replays:
-            return self._marks.replays(launches, graph_replays, partial(self._capture, self._in_one(launches)))
-        return GatedLaunch(launches, [len(launches)], self._in_one(launches))
+            return self._marks.replays(launches, graph_replays, partial(self._capture, self._join(launches)))
+        return GatedLaunch(launches, [len(launches)], self._join(launches))
 
     def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         """Return one launch of all, timed in batches."""
@@ -488,7 +502,7 @@ class GatedClock:
         """Time one portion. All ranks have the same portions and meet before each one."""
         begin, end = self._events
         groups, rest, marks = self._pace.groups(part), iter(part), deque[tuple[int, Any]]()
-        ready = [(count, self._in_one(list(islice(rest, count)))) for count in groups]
+        ready = [(count, self._join(list(islice(rest, count)))) for count in groups]
         with self._gate.hold(self._stream.ptr) as held:
             self._stream.record(begin)
             start = perf_counter()
@@ -509,8 +523,7 @@ class GatedClock:
 
     def issue_seconds(self, launch: Launch, operations: int) -> float | None:
         """Return the host seconds to issue one of the last timed operations."""
-        known = isinstance(launch, GatedLaunch) and operations > 0
-        return launch.issued / operations if known and isinstance(launch, GatedLaunch) else None
+        return launch.issued / operations if isinstance(launch, GatedLaunch) and operations else None
 
     def end_waiting(self) -> None:
         """Record that the awaited operations were aborted. Safe to call from another thread."""
@@ -532,7 +545,7 @@ class GatedClock:
 
     def _wait(self, look: Callable[[], object] | None = None) -> None:
         look = look or (lambda: None)
-        self._until_idle(look)
+        self._wait_until_idle(look)
         look()
         if self._ended:
             raise WorkEndedError

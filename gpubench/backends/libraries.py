@@ -53,10 +53,9 @@ _SECONDS_FOR_LDD = 20
 
 
 def linked_files(path: Path) -> dict[str, str | None]:
-    """Return the file for each library that a shared object links, as the dynamic loader finds it. None if it finds
-    none.
+    """Return the file of each library that a shared object links, also indirectly. None if the loader finds none.
 
-    Indirect dependencies are included. No code of the shared object runs. Empty for other files, or without ldd.
+    No code of the shared object runs. Empty for other files, or without ldd.
     """
     try:
         answer = subprocess.run(
@@ -68,8 +67,7 @@ def linked_files(path: Path) -> dict[str, str | None]:
     return {link[1] or link[3]: link[2] and os.path.realpath(link[2]) for link in found}
 
 
-def _library_of(name: str) -> str | None:
-    """Return which library a file name belongs to, or None."""
+def _library_named(name: str) -> str | None:
     return next((library for prefix, library in _PREFIXES.items() if name.startswith(prefix)), None)
 
 
@@ -80,7 +78,7 @@ def wheel_files() -> Iterator[process.LibraryFile]:
         if not _WHEELS.fullmatch(name):
             continue
         for file in distribution.files or ():
-            library = _library_of(file.name)
+            library = _library_named(file.name)
             path = Path(str(distribution.locate_file(file)))
             if library is not None and ".so" in file.name and exists(path):
                 yield process.LibraryFile(
@@ -106,9 +104,14 @@ def _loader_user(search_path: str, root: Path) -> process.LibraryUser:
 
 def torch_user() -> process.LibraryUser | None:
     """Read PyTorch's version and linked libraries from its files, without importing it. None if it is not installed."""
-    folder = _torch_folder()
-    if folder is None:
+    try:
+        spec = find_spec("torch")
+    except (ImportError, ValueError):
+        spec = None
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    if not places:
         return None
+    folder = Path(places[0])
     text = read_text(folder / "version.py") or ""
     version = _VERSION.search(text)
     built = {match[1]: match[2] for match in _BUILT_FOR.finditer(text)}
@@ -120,7 +123,7 @@ def torch_user() -> process.LibraryUser | None:
             continue
         linked = linked_files(path)
         for name, file in linked.items():
-            library = process.MPI_LIB if name.startswith("libmpi.so") else _library_of(name)
+            library = process.MPI_LIB if name.startswith("libmpi.so") else _library_named(name)
             if library is not None and file is not None:
                 loads.setdefault(library, printable(file))
         if part == "libtorch_cuda.so" and linked and not any(name.startswith("libnccl") for name in linked):
@@ -165,7 +168,7 @@ class Package(NamedTuple):
     path: str
 
 
-def _package_of(wanted: str, module: str | None = None) -> Package | None:
+def _find_package(wanted: str, module: str | None = None) -> Package | None:
     """Find the distribution of a module, also with a suffix such as -cuda13x."""
     for distribution in distributions():
         name = distribution.metadata["Name"] or ""
@@ -183,21 +186,12 @@ def kernel_modules(root: Path) -> tuple[process.KernelModule, ...]:
     )
 
 
-def _torch_folder() -> Path | None:
-    try:
-        found = find_spec("torch")
-    except (ImportError, ValueError):
-        return None
-    places = [] if found is None else list(found.submodule_search_locations or ())
-    return Path(places[0]) if places else None
-
-
 _MAPS = Path("/proc/self/maps")
 
 Answer = Mapping[str, Any]
 
 
-def found(root: Path, environment: Mapping[str, str]) -> Answer:
+def search(root: Path, environment: Mapping[str, str]) -> Answer:
     """Search for libraries and their users without loading any."""
     search_path = environment.get("LD_LIBRARY_PATH", "")
     return {
@@ -208,7 +202,7 @@ def found(root: Path, environment: Mapping[str, str]) -> Answer:
 
 
 def _cupy_user() -> process.LibraryUser | None:
-    package = _package_of("cupy")
+    package = _find_package("cupy")
     if package is None:
         return None
     purpose = "gpubench: memory of GPUs, kernels and graphs"
@@ -219,7 +213,7 @@ def _cupy_user() -> process.LibraryUser | None:
 
 def _nccl4py_user() -> Answer:
     """Load nccl4py and its NCCL, which the nccl backend uses. No GPU is touched."""
-    package = _package_of("nccl4py", "nccl")
+    package = _find_package("nccl4py", "nccl")
     if package is None:
         return {"user": None}
     loads, unread = {}, ""
@@ -240,7 +234,7 @@ def _nccl4py_user() -> Answer:
 
 def _mpi4py_user() -> Answer:
     """Load mpi4py and its MPI without initialising MPI."""
-    package = _package_of("mpi4py")
+    package = _find_package("mpi4py")
     if package is None:
         return {"user": None}
     user = process.LibraryUser(
@@ -292,7 +286,7 @@ _ASKED: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def version_of(library: str, path: str) -> Answer:
+def read_version(library: str, path: str) -> Answer:
     """Load a library and ask for its version."""
     ask = _ASKED.get(library)
     if ask is None:
@@ -302,8 +296,6 @@ def version_of(library: str, path: str) -> Answer:
     except (OSError, AttributeError) as error:
         return {"version": None, "unread": printable(str(error))}
 
-
-Run = Mapping[str, StageResult]
 
 _ORDER = ("nccl4py", "CuPy", "torch", "mpi4py", process.LOADER)
 
@@ -332,7 +324,7 @@ def _command(*arguments: str) -> list[str]:
 
 
 def _merged_libraries(
-    results: Run,
+    results: Mapping[str, StageResult],
 ) -> tuple[list[process.LibraryFile], list[process.LibraryUser], Sequence[process.KernelModule]]:
     documents = {name: result.document or {} for name, result in results.items()}
     found = documents[SEARCH]
@@ -375,13 +367,13 @@ def main(arguments: Sequence[str]) -> int:
     task, *rest = arguments
     root = Path("/")
     if task == SEARCH:
-        answer = found(root, os.environ)
+        answer = search(root, os.environ)
     elif task == NCCL4PY:
         answer = _nccl4py_user()
     elif task == MPI4PY:
         answer = _mpi4py_user()
     else:
-        answer = version_of(*rest)
+        answer = read_version(*rest)
     sys.stdout.write("\n" + json.dumps(to_plain(answer)) + "\n")
     sys.stdout.flush()
     return 0

@@ -93,7 +93,7 @@ class GemmWork:
         )
 
     def wrong(self) -> int:
-        """None is right: products of integers up to 15 add up exactly in float32, in any order and for any n here."""
+        # Sums of products of integers up to 15 are exact in float32, in any order and for all sizes here.
         return int(self._cupy.count_nonzero(self._result != self._alone))
 
 
@@ -111,12 +111,10 @@ class CopyWork:
         self.issue()
 
     def issue(self) -> None:
-        """One copy."""
         copy = self._cupy.cuda.runtime.memcpyAsync
         copy(self._destination.address, self._source.address, COPY_BYTES, ANY_DIRECTION, self._stream.ptr)
 
     def wrong(self) -> int:
-        """What differs between the two places."""
         return int(self._cupy.count_nonzero(self._words[0] != self._words[1]))
 
 
@@ -150,12 +148,10 @@ class ChainWork:
         self._graph.upload(stream)
 
     def issue(self) -> None:
-        """One chain."""
         self._graph.launch(self._stream)
         self._operations += 1
 
     def wrong(self) -> int:
-        """Elements that are not what so many kernels make of them."""
         factor, term = steps_of_generator(self._operations * CHAIN_KERNELS)
         number = self._cupy.uint32
         return int(self._cupy.count_nonzero(self._values != self._first * number(factor) + number(term)))
@@ -206,7 +202,6 @@ class GpuSteps:
         self._hold: Callable[[], object] = lambda: hold((1,), (1,), (nanoseconds,))
 
     def prepare(self, partner: Partner, gemm_side: int, dtype: DataType) -> None:
-        """Take the memory of a partner, and compute once what its results are held against."""
         with self._compute:
             self._works[partner] = _open_partner(partner, self._device, self._compute, gemm_side, dtype)
             self._hold()
@@ -221,12 +216,11 @@ class GpuSteps:
         steps: int,
         look: Callable[[int], object],
     ) -> list[StepMarks]:
-        """Enqueue all steps, and wait for them."""
-        in_turn, events = cycle(collectives or (None,)), list[_Events]()
+        next_collective, events = cycle(collectives or (None,)), list[_Events]()
         with self._compute:
             for _ in range(steps):
                 before = events[-1] if events else None
-                events.append(self._enqueue(order, self._works[partner], next(in_turn), operations, before))
+                events.append(self._enqueue(order, self._works[partner], next(next_collective), operations, before))
         waiting = deque(event.end for event in events)
 
         def report() -> None:
@@ -272,7 +266,7 @@ class GpuSteps:
     def _compute_between(
         self, work: PartnerWork, operations: int, then: Callable[[], object], begin: Any = None
     ) -> tuple[Any, Any]:
-        """Operations with an event before and one behind; `then` enqueues what comes once the first is there."""
+        """Enqueue operations between two events. Call `then` after the first operation."""
         start, end = begin or self._event(), self._event()
         self._compute.record(start)
         work.issue()

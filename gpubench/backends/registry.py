@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct, field
 
@@ -14,7 +14,6 @@ from gpubench.ports.backend import MultiGroupBackend
 if TYPE_CHECKING:
     from gpubench.backends.cuda import CudaDevice
     from gpubench.backends.mpi.group import MpiGroup
-    from gpubench.backends.nccl.backend import NcclBackend
     from gpubench.backends.nccl.library import NcclLibrary
     from gpubench.backends.torch.distributed import TorchDistributed
     from gpubench.ports.group import Group
@@ -35,10 +34,10 @@ class BackendSetup(Struct, frozen=True, kw_only=True):
 
 
 class GpuNeed(StrEnum):
-    """Whether a backend moves data in the memory of NVIDIA GPUs."""
+    """Whether a backend uses the memory of NVIDIA GPUs."""
 
     NEEDED = "always"
-    TAKEN = "where there are any"
+    USED = "where there are any"
     NONE = "never"
 
 
@@ -69,25 +68,18 @@ class BackendKind(Struct, frozen=True, kw_only=True):
 
     def takes_gpus(self, *, seen: bool) -> bool:
         """True if the backend uses GPUs, given whether the job sees any."""
-        return self.needs_gpus or (seen and self.gpus is GpuNeed.TAKEN)
+        return self.needs_gpus or (seen and self.gpus is GpuNeed.USED)
 
 
 def _open_nccl(setup: BackendSetup) -> MultiGroupBackend:
     if setup.device is None or setup.library is None:
         raise no_gpu("this rank opened none")
-    backend = _nccl(gated=setup.gated)(setup.group, setup.device, setup.library, setup.allocator, setup.progress)
+    from gpubench.backends.nccl.backend import GatedNccl, NcclBackend
+
+    kind = GatedNccl if setup.gated else NcclBackend
+    backend = kind(setup.group, setup.device, setup.library, setup.allocator, setup.progress)
     setup.progress.answer_watchdog(backend.trouble, backend.abort)
     return backend
-
-
-def _nccl(*, gated: bool) -> "type[NcclBackend]":
-    if gated:
-        from gpubench.backends.nccl.backend import GatedNccl
-
-        return GatedNccl
-    from gpubench.backends.nccl.backend import NcclBackend
-
-    return NcclBackend
 
 
 def _open_host(setup: BackendSetup) -> MultiGroupBackend:
@@ -168,7 +160,6 @@ _NCCL_OPTIONS = ("--nccl-library", *_TO_NCCL)
 _SHARING, _NO_GPU_TO_SHARE = "--ranks-per-gpu", "its ranks work on CPU buffers, of any number: --np"
 _NO_GRAPHS = "only operations that wait in a stream of an NVIDIA GPU are captured in a CUDA graph"
 _TORCH_CHOOSES = "torch opens communicators and takes memory its own way"
-_REFUSED_BY_TORCH = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
 
 def _torch(
@@ -177,18 +168,11 @@ def _torch(
     gpus: GpuNeed,
     default_sizes: str,
     lacks: Mapping[str, str],
-    *,
-    collectives: tuple[str, ...] = (),
-    check_types: Callable[[Sequence[DataType], Sequence[ReduceOp] | None], None] = lambda _types, _ops: None,
-    logs_to_nccl: bool = False,
-    no_log: str = "",
-    by_design: str = "",
+    **others: Any,
 ) -> BackendKind:
     name = f"{TORCH}{library}"
     return BackendKind(
         name=name,
-        collectives=collectives,
-        check_types=check_types,
         summary=summary,
         gpus=gpus,
         default_sizes=default_sizes,
@@ -196,10 +180,8 @@ def _torch(
         check_installed=_check_torch,
         load=partial(_load_torch, name),
         lacks=lacks,
-        refusals=_REFUSED_BY_TORCH,
-        logs_to_nccl=logs_to_nccl,
-        no_log=no_log,
-        by_design=by_design,
+        refusals=(RuntimeError, ValueError, TypeError, NotImplementedError),
+        **others,
     )
 
 
@@ -242,7 +224,7 @@ BACKENDS = (
     _torch(
         "gloo",
         "torch:gloo is PyTorch over Gloo, on GPUs through host memory",
-        GpuNeed.TAKEN,
+        GpuNeed.USED,
         "8:16M",
         {"--graph": _NO_GRAPHS, **dict.fromkeys(_NCCL_OPTIONS, "Gloo moves the data, not NCCL")},
         no_log="Gloo moves the data, not NCCL, and logs no paths",
@@ -262,7 +244,7 @@ BACKENDS = (
         },
     ),
 )
-"""In the order of measuring several backends. The others are compared with the first."""
+"""Several backends are measured in this order, and compared with the first of them."""
 
 
 def backend_named(name: str) -> BackendKind:

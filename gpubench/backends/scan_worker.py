@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
 
+import msgspec
 from msgspec import Struct
 
 from gpubench.backends.cuda import CudaDevice, open_device
@@ -25,7 +26,7 @@ from gpubench.machine.children import die_with_parent
 from gpubench.machine.nvml import Driver
 from gpubench.model.results.scan import BOTH_WAYS, EXCHANGED_BYTES, LocalQuantity
 from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, ReduceOp
-from gpubench.ranks.scan.messages import REFUSED, WorkerTask, greet, welcome
+from gpubench.ranks.scan.messages import REFUSED, WorkerTask, greet, receive_exactly, welcome
 
 if TYPE_CHECKING:
     import numpy
@@ -47,48 +48,37 @@ class Ring(Struct, frozen=True):
     before: socket.socket
     after: socket.socket
 
-    def pass_on(self, words: bytes) -> bytes:
+    def broadcast(self, words: bytes) -> bytes:
         """Broadcast the bytes of worker 0 around the ring. Raises OSError."""
         if self.place:
-            words = whole(self.before, len(words))
+            words = receive_exactly(self.before, len(words))
         self.after.sendall(words)
         if not self.place:
-            whole(self.before, len(words))
+            receive_exactly(self.before, len(words))
         return words
 
     def largest(self, seconds: float) -> float:
         """Reduce with max to worker 0. Other workers return their partial maximum."""
         if not self.place:
             self.after.sendall(_SECONDS.pack(seconds))
-            return float(_SECONDS.unpack(whole(self.before, _SECONDS.size))[0])
-        found = max(seconds, _SECONDS.unpack(whole(self.before, _SECONDS.size))[0])
+            return float(_SECONDS.unpack(receive_exactly(self.before, _SECONDS.size))[0])
+        found = max(seconds, _SECONDS.unpack(receive_exactly(self.before, _SECONDS.size))[0])
         self.after.sendall(_SECONDS.pack(found))
         return float(found)
 
     def meet(self) -> float:
         """Wait for all workers (a barrier). Return the seconds of one more turn around the ring."""
-        self.pass_on(b"\0")
+        self.broadcast(b"\0")
         start = time.perf_counter()
-        self.pass_on(b"\0")
+        self.broadcast(b"\0")
         return time.perf_counter() - start
 
     def repeats(self, seconds: float, around: float) -> int:
         """Return the repetitions for about 0.3 s, decided by worker 0; more if a turn `around` the ring is slow."""
         slowest = max(self.largest(seconds), _LEAST_SECONDS)
         wanted = max(_SECONDS_OF_COPYING, _TIMES_AROUND * around)
-        (count,) = _COUNT.unpack(self.pass_on(_COUNT.pack(max(1, min(_MOST_REPEATS, int(wanted / slowest))))))
+        (count,) = _COUNT.unpack(self.broadcast(_COUNT.pack(max(1, min(_MOST_REPEATS, int(wanted / slowest))))))
         return min(int(count), _MOST_REPEATS)
-
-
-def whole(connection: socket.socket, count: int) -> bytes:
-    """Receive exactly `count` bytes. Raises OSError if the other end is gone."""
-    parts = b""
-    while len(parts) < count:
-        data = connection.recv(count - len(parts))
-        if not data:
-            raise ConnectionError("the other end is gone")
-        parts += data
-    return parts
 
 
 _CHUNK_BYTES = 256 * 2**10
@@ -122,7 +112,7 @@ def all_reduce(ring: Ring) -> float:
         start = time.monotonic()
         with ThreadPoolExecutor(1) as sender:
             for _ in range(repeats):
-                reduced = _reduced(ring, own + ring.place, sender)
+                reduced = _ring_reduce(ring, own + ring.place, sender)
         ring.meet()
         return time.monotonic() - start, around, reduced
 
@@ -134,7 +124,7 @@ def all_reduce(ring: Ring) -> float:
     return 2 * (ring.size - 1) * _CHUNK_BYTES * repeats / taken / _BYTES_PER_GB
 
 
-def _reduced(ring: Ring, data: "NDArray[numpy.int64]", sender: Executor) -> "NDArray[numpy.int64]":
+def _ring_reduce(ring: Ring, data: "NDArray[numpy.int64]", sender: Executor) -> "NDArray[numpy.int64]":
     """Reduce in place over all workers. As in NCCL's rings, one part travels per step."""
     import numpy
 
@@ -142,7 +132,7 @@ def _reduced(ring: Ring, data: "NDArray[numpy.int64]", sender: Executor) -> "NDA
     for step in range(2 * (ring.size - 1)):
         out, into = parts[(ring.place - step) % ring.size], parts[(ring.place - step - 1) % ring.size]
         sent = sender.submit(ring.after.sendall, out.tobytes())
-        arrived = numpy.frombuffer(whole(ring.before, _CHUNK_BYTES), numpy.int64)
+        arrived = numpy.frombuffer(receive_exactly(ring.before, _CHUNK_BYTES), numpy.int64)
         sent.result()
         into[:] = into + arrived if step < ring.size - 1 else arrived
     return data
@@ -183,14 +173,14 @@ _HOST_BYTES = 64 * 2**20
 _HOST_SAMPLES = 5
 _SECONDS_BETWEEN_LOOKS = 50e-6
 
-_Put = Callable[[BoundedCommunicator, tuple[int, int], int], None]
-"""Enqueues an operation of a communicator on a stream, from the first address to the second."""
-
 
 class _Operation(Struct, frozen=True):
-    """A timed operation: how to enqueue it, its reduction, and the rank whose data arrive (None: all)."""
+    """A timed operation: its reduction, and the rank whose data arrive (None: all).
 
-    put: _Put
+    `put` enqueues it on a stream of a communicator, from the first address to the second.
+    """
+
+    put: Callable[[BoundedCommunicator, tuple[int, int], int], None]
     op: ReduceOp | None
     source: int | None
 
@@ -256,7 +246,7 @@ class NcclRail:
         self, device: CudaDevice, library: NcclLibrary, ring: Ring, operation: _Operation, deadline: float
     ) -> float:
         send, receive = self._buffers
-        unique_id = ring.pass_on(bytes(UNIQUE_ID_BYTES) if ring.place else new_unique_id(library))
+        unique_id = ring.broadcast(bytes(UNIQUE_ID_BYTES) if ring.place else new_unique_id(library))
         communicator = BoundedCommunicator(library, unique_id, ring.place, ring.size, deadline)
         try:
             data = DataPattern(DataType.INT64, operation.op, ring.size)
@@ -331,20 +321,16 @@ class RailBackend(Protocol):
     """Measures with GPUs or CPU buffers."""
 
     def open(self) -> None:
-        """Open the device. Raises CouldNotMeasureError, or ClientRefusedError if a later try may succeed."""
-        ...
+        """Open the device. Raise CouldNotMeasureError, or ClientRefusedError if a later try may succeed."""
 
     def local(self) -> list[tuple[str, float]]:
         """Measure phase 0. Return names of quantities and GB/s."""
-        ...
 
     def exchange(self, ring: Ring, deadline: float) -> float:
-        """Return GB/s, both directions together, within a ring. Raises OSError or RuntimeError."""
-        ...
+        """Return GB/s within a ring, both directions together. Raise OSError or RuntimeError."""
 
     def all_reduce(self, ring: Ring, deadline: float) -> float:
-        """Return the busbw (GB/s) of an all-reduce of the ring. Raises OSError or RuntimeError."""
-        ...
+        """Return the busbw (GB/s) of an all-reduce of the ring. Raise OSError or RuntimeError."""
 
 
 class HostRail:
@@ -361,12 +347,10 @@ class HostRail:
         seconds = min(copy_seconds(_MEMORY_BYTES, _MEMORY_SAMPLES))
         return [(LocalQuantity.MEMORY.value, _MEMORY_BYTES / seconds / _BYTES_PER_GB)]
 
-    def exchange(self, ring: Ring, deadline: float) -> float:  # noqa: ARG002 - the connections know it
-        """Stream bytes in both directions."""
+    def exchange(self, ring: Ring, deadline: float) -> float:  # noqa: ARG002 - the connections have it as time-out
         return exchange(ring)
 
-    def all_reduce(self, ring: Ring, deadline: float) -> float:  # noqa: ARG002 - the connections know it
-        """Reduce in a ring."""
+    def all_reduce(self, ring: Ring, deadline: float) -> float:  # noqa: ARG002 - the connections have it as time-out
         return all_reduce(ring)
 
 
@@ -377,7 +361,7 @@ def _nccl_rail(device: int) -> RailBackend:
 
 
 BACKENDS: Mapping[str, Callable[[int], RailBackend]] = {"nccl": _nccl_rail, "host": HostRail}
-"""Constructors of backends by name; the argument is the device of the rail."""
+"""Constructors of backends by name. The argument is the device of the rail."""
 
 
 def main() -> None:
@@ -390,15 +374,13 @@ def main() -> None:
     secret = bytes.fromhex(lines.readline().decode().strip())
     backend = BACKENDS[backend_name](device)
     for line in lines:
-        plain = json.loads(line)
-        addresses = tuple((str(host), int(port)) for host, port in plain.pop("addresses"))
-        answer = _done(backend, listener, secret, WorkerTask(**plain, addresses=addresses))
+        answer = _execute(backend, listener, secret, msgspec.json.decode(line, type=WorkerTask))
         control.sendall(json.dumps(answer).encode() + b"\n")
-    # The answers have told what broke; CuPy's destructors would print it once more for every object.
+    # The answers have named all errors. CuPy's destructors would print them again for every object.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _done(backend: RailBackend, listener: socket.socket, secret: bytes, task: WorkerTask) -> dict[str, object]:
+def _execute(backend: RailBackend, listener: socket.socket, secret: bytes, task: WorkerTask) -> dict[str, object]:
     try:
         deadline = time.monotonic() + task.deadline_s
         backend.open()
@@ -416,14 +398,14 @@ def _done(backend: RailBackend, listener: socket.socket, secret: bytes, task: Wo
         return {"number": task.number, "failure": "wrong", "remark": str(error)}
     except OSError as error:
         return {"number": task.number, "failure": "broken", "remark": str(error)}
-    except Exception as error:  # noqa: BLE001 - whatever a library raises is this worker's own fault, and told
+    except Exception as error:  # noqa: BLE001 - report whatever a library raises
         return {"number": task.number, "failure": "failed", "remark": f"{type(error).__name__}: {error}"}
 
 
 def _ring(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: float, connections: ExitStack) -> Ring:
     """Connect the workers of a task. In a pair, the listening worker is the first."""
     if task.ring:
-        # Who connects waits until it is greeted: all would, if none listened meanwhile.
+        # Connect in a thread. If all workers waited for a greeting, none would greet.
         with ThreadPoolExecutor(1) as other:
             connecting = other.submit(_connected, secret, task, deadline)
             before = connections.enter_context(_accepted(listener, secret, task, deadline))
@@ -433,8 +415,8 @@ def _ring(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: fl
         connect = _connected(secret, task, deadline) if task.addresses else None
         one = connections.enter_context(connect or _accepted(listener, secret, task, deadline))
         ring = Ring(int(bool(task.addresses)), PAIR, one, one)
-    for each in (ring.before, ring.after):
-        each.settimeout(max(0.01, deadline - time.monotonic()))
+    for connection in (ring.before, ring.after):
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
     return ring
 
 
@@ -447,7 +429,7 @@ def _accepted(listener: socket.socket, secret: bytes, task: WorkerTask, deadline
         try:
             connection.settimeout(max(0.01, min(_SECONDS_TO_CONNECT, deadline - time.monotonic())))
             if welcome(connection, secret) == expected:
-                _set_up(connection)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return connection
         except OSError:
             pass
@@ -467,16 +449,12 @@ def _connected(secret: bytes, task: WorkerTask, deadline: float) -> socket.socke
             try:
                 connection.settimeout(left)
                 greet(connection, secret, _HELLO.pack(task.number, task.rank, task.rail))
-                _set_up(connection)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             except OSError:
                 connection.close()
             else:
                 return connection
         time.sleep(_SECONDS_BETWEEN_TRIES)
-
-
-def _set_up(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 if __name__ == "__main__":

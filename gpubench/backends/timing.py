@@ -1,8 +1,8 @@
 """Timed loops in Python and in native code, their clocks, and marks that show the progress of a stream.
 
-A loop in Python read up to 16 KiB 0.4 to 1.2 µs more than nccl-tests (medians of five collectives on 4 H200s), so calls
-with all their arguments stand in a table, which machine code walks: what a compiler makes of this function, for the two
-processors that GPU servers have. On any other, or where the system forbids such code, Python makes the calls.
+With a loop in Python, sizes up to 16 KiB took 0.4 to 1.2 µs more than in nccl-tests (medians of five collectives on 4
+H200s). So machine code walks a table of calls with their arguments. It is this C function, compiled for the two
+processors that GPU servers have. On other processors, or if the system forbids such code, Python makes the calls.
 
     long run(const long *call, long count) {
         for (long i = 1; i <= count; ++i, call += 9) {
@@ -13,7 +13,7 @@ processors that GPU servers have. On any other, or where the system forbids such
         return 0;
     }
 
-An event costs 2.1 µs on an H200, so there is one after every 20 ms of work.
+An event costs 2.1 µs on an H200, so one is recorded every 20 ms.
 """
 
 import ctypes
@@ -21,7 +21,6 @@ import gc
 import mmap
 import os
 import platform
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,13 +56,10 @@ def copy_seconds(size_bytes: int, samples: int) -> list[float]:
     seconds = []
     with no_garbage_collection():
         for _ in range(samples):
-            started = time.perf_counter()
+            started = perf_counter()
             into[:] = source
-            seconds.append(time.perf_counter() - started)
+            seconds.append(perf_counter() - started)
     return seconds
-
-
-OneLaunch = Callable[[Sequence[Launch]], Launch]  # Joins launches into one
 
 
 def in_order(launches: Sequence[Launch]) -> Launch:
@@ -96,13 +92,15 @@ class HostClockedLaunch(Struct, eq=False, dict=True):
         return [end - start for start, end in pairwise(self._times)]
 
 
-def join_groups(launches: Sequence[Launch], groups: Sequence[int], one: OneLaunch) -> list[tuple[Launch, int]]:
-    """Join launches into groups with `one`. Buffers rotate, so groups of the same launches are joined once."""
+def join_groups(
+    launches: Sequence[Launch], groups: Sequence[int], join: Callable[[Sequence[Launch]], Launch]
+) -> list[tuple[Launch, int]]:
+    """Join the launches of each group into one. Buffers rotate, so thousands of groups share a few joined launches."""
     rest = iter(launches)
     parts = [tuple(islice(rest, count)) for count in groups]
     keys = [tuple(map(id, part)) for part in parts]
-    made = {key: one(part) for key, part in dict(zip(keys, parts, strict=True)).items()}
-    return [(made[key], len(key)) for key in keys]
+    joined = {key: join(part) for key, part in dict(zip(keys, parts, strict=True)).items()}
+    return [(joined[key], len(key)) for key in keys]
 
 
 class Pace:
@@ -174,7 +172,6 @@ class BlockingClock:
             return self._seconds_since(start)
 
     def _loop(self, launches: Sequence[Launch]) -> Launch:
-        """Return the operations of a timed loop as one launch."""
         return in_order(launches)
 
     def _seconds_since(self, start: float) -> float:
@@ -312,13 +309,12 @@ class StartingLine:
 SECONDS_BETWEEN_MARKS = 0.02
 
 MOST_QUEUED = 256
-"""Operations that surely find room in the queue of a stream, which has 1,022 places for launches: where it is full, the
-host waits for the GPU, and the time to issue them says nothing.
-"""
+"""Operations that always fit into the queue of a stream, which has 1,022 places for launches. If it is full, the host
+waits for the GPU, and the time to issue operations has no meaning."""
 
 
 class Marks:
-    """Events on one CuPy stream. `groups` places them, based on what `measured` was told."""
+    """Events on one CuPy stream, placed by `groups` from the durations that `measured` recorded."""
 
     def __init__(self, cupy: Any, stream: Any, progress: Progress) -> None:
         self._cupy = cupy
@@ -329,7 +325,6 @@ class Marks:
         self.every = self._pace.every
 
     def measured(self, seconds: float) -> None:
-        """Record the duration of the last loop."""
         self._progress.completed(self._pace.measured(seconds))
 
     def replays(self, launches: Sequence[Launch], replays: int, capture: Callable[[int], Launch]) -> Launch:
@@ -339,7 +334,7 @@ class Marks:
         return self.between([(graphs[count], count * len(launches)) for count in groups])
 
     def between(self, parts: Sequence[tuple[Launch, int]]) -> Launch:
-        """Return parts of a loop in order. If there are several, an event follows each part."""
+        """Return the parts of a loop as one launch. If there are several, an event follows each part."""
         if len(parts) == 1:
             return parts[0][0]
         events = [self._cupy.cuda.Event(disable_timing=True) for _ in parts]

@@ -21,7 +21,7 @@ from gpubench.measure.explain.report import report_on_hangs
 from gpubench.model.facts.environment import detect_launcher
 from gpubench.model.paths.hang import RasCommunicator
 from gpubench.model.terms.verdict import Origin
-from gpubench.ranks.ras import ADDRESS, AS_JSON, address_of, ask_ras
+from gpubench.ranks.ras import ADDRESS, AS_JSON, ask_ras, ras_address
 from gpubench.readers import limits
 from gpubench.readers.hangs import is_ras_answer, read_ras_answer
 from gpubench.simulated.ras import ras_answer
@@ -110,7 +110,7 @@ def _answer(record: Path | None, number: int) -> tuple[RasCommunicator, ...] | N
         raise _no_ras()
     if not data:
         return None
-    name = f"the answer of {address_of()}"
+    name = f"the answer of {ras_address()}"
     if not is_ras_answer(data):
         raise UsageError(
             f"{name} is not one of NCCL's RAS: {data[:60].decode(errors='replace')!r}",
@@ -136,7 +136,7 @@ class NobodyListensError(CouldNotMeasureError):
 
 def _no_ras() -> NobodyListensError:
     return NobodyListensError(
-        f"nobody listens on {address_of()}, the port of NCCL's RAS",
+        f"nobody listens on {ras_address()}, the port of NCCL's RAS",
         expected="a running job with NCCL 2.24 or newer, on this host and in this network namespace",
         reason=f"no job runs here, NCCL_RAS_ENABLE=0, or the job has another {ADDRESS}",
         next_step=f"{ADDRESS}=HOST:PORT gpubench {NAME} --hang asks elsewhere; in a container, run it there",
@@ -162,5 +162,5 @@ def _metadata(plan: WatchPlan, arguments: Sequence[str], course: RasCourse) -> "
             "communicators": len(course.communicators),
             "ranks": max((communicator.size or 0 for communicator in course.communicators), default=0),
         },
-        source=f"NCCL's RAS on {address_of()}" if simulation is None else simulation.source,
+        source=f"NCCL's RAS on {ras_address()}" if simulation is None else simulation.source,
     )

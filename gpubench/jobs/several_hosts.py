@@ -30,9 +30,9 @@ from gpubench.ranks.launch import (
     Silence,
     allocated_hosts,
     find_launcher,
-    hosts_of,
+    find_named_hosts,
     mpirun_command,
-    named_in,
+    read_hostfile,
     run_to_its_end,
     silent_hosts,
     srun_command,
@@ -99,7 +99,7 @@ def _start_of(plan: CheckPlan, words: Sequence[str]) -> _Start:
     ranks = plan.expected_gpus or read_driver(os.environ).visible
     if plan.slurm or plan.hosts is None:
         return _Start(allocated_hosts(os.environ), {}, srun_command(os.environ, ranks or 1, words), dict(os.environ))
-    room, mpirun = hosts_of(plan.hosts), find_launcher()
+    room, mpirun = read_hostfile(plan.hosts), find_launcher()
     ranks = ranks or min((slots for slots in room.values() if slots is not None), default=1)
     environment = mpirun.host_environment(os.environ)
     start = _Start(list(room), silent_hosts(list(room), environment), (), environment)
@@ -146,7 +146,7 @@ def _findings_of_job(plan: CheckPlan, hosts: Sequence[str], job: EndedJob) -> It
     if job.exit_code == WRONG_USAGE:
         raise UsageError(f"the ranks refuse what they are asked for: {ended}", reason=above)
     cause = "a host is down, its name is not known here, or ssh to it asks for a password"
-    named = named_in(hosts, [*job.stderr, *printed])
+    named = find_named_hosts(hosts, [*job.stderr, *printed])
     look = "scontrol show node {host}" if plan.slurm else "ssh {host} true"
     silent = {host: Silence(said, cause, look.format(host=host)) for host, said in named.items()}
     everywhere = {host: Silence(ended, above, look.format(host=host)) for host in hosts}

@@ -1,4 +1,4 @@
-"""The channel by which ranks and their watchdogs report to the gpubench that launched them: JSON over a Unix socket."""
+"""The channel on which ranks and watchdogs report to the gpubench that launched them: JSON over a Unix socket."""
 
 import json
 import math
@@ -30,7 +30,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_TO_HANG_UP = 10.0  # Time for watchdogs to report after their job has ended, on a busy machine
 _SECONDS_FOR_A_MESSAGE = 60  # A rank that stops within a message must not block the launcher forever
 _READ_BYTES = 1 << 16
-_LONGEST_FOLDER = 107 - len("/gpubench-12345678/ranks")  # A socket's name has 107 bytes at most: unix(7)
+_LONGEST_FOLDER = 107 - len("/gpubench-12345678/ranks")  # A socket's path has at most 107 bytes: unix(7)
 
 
 class RankWatch:
@@ -56,7 +56,7 @@ class RankWatch:
 
 
 def read_report(message: Message) -> "Report":
-    """Return the report, with its sections, from the message that ends a run."""
+    """Read the report and its sections from the message that ends a run."""
     from gpubench.model.results.report import Report, Table
     from gpubench.model.results.result_file import TABLES
     from gpubench.model.terms.plain import from_plain
@@ -161,7 +161,7 @@ def remove_if_abandoned(path: str) -> None:
 
 
 class ChannelSender:
-    """The end of a rank or watchdog. It sends each event to the launcher, first a hello if the rank is alive."""
+    """The end of a rank or watchdog. If the rank is alive, it first sends a hello."""
 
     def __init__(self, connection: str | Connection, *, alive: bool = True) -> None:
         self._connection = connect(connection) if isinstance(connection, str) else connection
@@ -177,7 +177,6 @@ class ChannelSender:
         self._send({"kind": "progress", "done": done, "total": total, "label": label})
 
     def row(self, row: "CollectiveRow") -> None:
-        """Send a row."""
         self._send({"kind": "row", "row": row.to_record()})
 
     def end(self, report: "Report") -> None:

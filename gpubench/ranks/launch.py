@@ -51,15 +51,14 @@ _OPEN_MPI_SETTINGS = {
     "HWLOC_COMPONENTS": "-gl,-opencl,-cuda,-nvml,-rsmi,-levelzero",
 }
 
+# For jobs that do not measure MPI.
 _AGREEMENT_SETTINGS = {
-    # Every Open MPI has ob1, which talks through shared memory; without a choice Open MPI first looks for
-    # fabrics (UCX, libfabric, PSM). Without ptrace, as in containers, copies from another process fail with errors.
+    # Every Open MPI has ob1 over shared memory. Otherwise Open MPI first looks for fabrics (UCX, libfabric, PSM).
     "OMPI_MCA_pml": "ob1",
+    # In containers without ptrace, copies from another process fail.
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
 }
-"""For jobs in which MPI is not measured and only lets ranks agree."""
-
-_CHOOSING = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")  # Variables with which a user chooses a transport
+_TRANSPORT_VARIABLES = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")
 
 
 class Flavour(StrEnum):
@@ -72,7 +71,6 @@ class Launcher(Struct, frozen=True):
     flavour: Flavour
 
     def command(self, ranks: int, arguments: Sequence[str]) -> list[str]:
-        """Return the command line that starts gpubench with `arguments` as this many ranks."""
         return [self.path, "-n", str(ranks), *module_command("gpubench", *arguments)]
 
     def environment(
@@ -86,7 +84,7 @@ class Launcher(Struct, frozen=True):
         """Return the environment for ranks on this host. The user's variables override gpubench's own and `also`."""
         inner = strip_launcher(outer)
         settings = _OPEN_MPI_SETTINGS if self.flavour is Flavour.OPEN_MPI else {}
-        if settings and not measures_mpi and not any(name in inner for name in _CHOOSING):
+        if settings and not measures_mpi and not any(name in inner for name in _TRANSPORT_VARIABLES):
             settings = settings | _AGREEMENT_SETTINGS
         own = {name: value for name, value in {**settings, **(also or {})}.items() if name not in inner}
         return package_environment(inner | own | {CHANNEL_VARIABLE: channel, OWN_SETTINGS_VARIABLE: ",".join(own)})
@@ -98,8 +96,8 @@ class Launcher(Struct, frozen=True):
 
 def find_launcher(search_path: str | None = None) -> Launcher:
     """Return the mpirun next to this Python, else the first on PATH. Raise CouldNotMeasureError if there is none."""
-    beside = Path(sysconfig.get_path("scripts")) / "mpirun"
-    path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun", path=search_path)
+    own = Path(sysconfig.get_path("scripts")) / "mpirun"
+    path = str(own) if os.access(own, os.X_OK) else shutil.which("mpirun", path=search_path)
     if path is None:
         raise missing_mpi_launcher()
     return Launcher(path, _flavour(path))
@@ -154,14 +152,14 @@ _LINE = re.compile(
     r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]{0,252})(?:(?::|\s+slots=)(?P<slots>[1-9][0-9]{0,4}))?(?:\s+max[-_]slots=[0-9]+)?",
     re.ASCII,
 )
-_PMI = ("pmix", "pmi2", "cray_shasta", "pmi")  # PMI plugins of srun, the best first. pmix_v4 counts as pmix
+_PMI = ("pmix", "pmi2", "cray_shasta", "pmi")  # PMI plugins of srun, best first. pmix_v4 counts as pmix
 
 _MOST_LINES_KEPT = 200
 _SECONDS_FOR_LAST_LINES = 2.0  # A process that the launcher left behind may keep its stderr open forever
 _EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or node1 slots=8"
 
 
-def hosts_of(path: Path) -> dict[str, int | None]:
+def read_hostfile(path: Path) -> dict[str, int | None]:
     """Parse a hostfile (`node1 slots=8`, `node1:8` or `node1` per line) into slots per host. Raise UsageError."""
     try:
         with opened(path, _EXPECTED) as file:
@@ -191,15 +189,15 @@ def _unfit(path: Path, what: str) -> UsageError:
     return UsageError(f"--hosts {path}: {what}", expected=_EXPECTED)
 
 
-def mpirun_command(mpirun: Launcher, hosts: Sequence[str], ranks_a_host: int, arguments: Sequence[str]) -> list[str]:
+def mpirun_command(mpirun: Launcher, hosts: Sequence[str], ranks_per_host: int, arguments: Sequence[str]) -> list[str]:
     """Return the mpirun command for several hosts. Ranks are not bound to cores, as NCCL and MPI have threads too."""
-    ranks = str(len(hosts) * ranks_a_host)
+    ranks = str(len(hosts) * ranks_per_host)
     if mpirun.flavour is Flavour.MPICH:
-        placed = ["-hosts", ",".join(hosts), "-ppn", str(ranks_a_host), "-bind-to", "none"]
+        placed = ["-hosts", ",".join(hosts), "-ppn", str(ranks_per_host), "-bind-to", "none"]
         placed += ["-genv", DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ]
     else:
-        slots = ",".join(f"{host}:{ranks_a_host}" for host in hosts)
-        placed = ["--host", slots, "--map-by", f"ppr:{ranks_a_host}:node:OVERSUBSCRIBE", "--bind-to", "none"]
+        slots = ",".join(f"{host}:{ranks_per_host}" for host in hosts)
+        placed = ["--host", slots, "--map-by", f"ppr:{ranks_per_host}:node:OVERSUBSCRIBE", "--bind-to", "none"]
         placed += ["-x", f"{DEFAULTS_VARIABLE}={NO_DEFAULTS_TO_READ}"]
     return [mpirun.path, "-n", ranks, *placed, *module_command("gpubench", *arguments)]
 
@@ -212,15 +210,15 @@ class EndedJob(NamedTuple):
     stderr: Sequence[str]
 
 
-def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], tell: Callable[[str], None]) -> EndedJob:
-    """Run a launcher to its end and pass each line of its stderr to `tell`. Stop the job if the wait is interrupted."""
+def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], show: Callable[[str], None]) -> EndedJob:
+    """Run a launcher to its end and pass each line of its stderr to `show`. Stop the job if the wait is interrupted."""
     own = package_environment({**environment, DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ})
     last = deque[str](maxlen=_MOST_LINES_KEPT)
 
-    def pass_on(stderr: IO[bytes]) -> None:
+    def forward(stderr: IO[bytes]) -> None:
         for line in stderr:
             last.append(line.decode(errors="replace").rstrip("\r\n"))
-            tell(last[-1])
+            show(last[-1])
 
     with tempfile.TemporaryFile() as stdout:
         process = subprocess.Popen(
@@ -232,7 +230,7 @@ def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], tell:
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
-        reading = threading.Thread(target=pass_on, args=(process.stderr,), daemon=True)
+        reading = threading.Thread(target=forward, args=(process.stderr,), daemon=True)
         reading.start()
         try:
             process.wait()
@@ -243,7 +241,7 @@ def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], tell:
         return EndedJob(process.returncode, stdout.read().decode(errors="replace"), tuple(last))
 
 
-def named_in(hosts: Sequence[str], lines: Sequence[str]) -> dict[str, str]:
+def find_named_hosts(hosts: Sequence[str], lines: Sequence[str]) -> dict[str, str]:
     """Return the hosts that a launcher's output names, each with the first such line. Short host names count too."""
     found: dict[str, str] = {}
     for line in lines:
@@ -271,7 +269,7 @@ def allocated_hosts(environment: Mapping[str, str]) -> list[str]:
     return answer.stdout.split() if answer.returncode == 0 else [listed]
 
 
-def srun_command(environment: Mapping[str, str], ranks_a_host: int, arguments: Sequence[str]) -> list[str]:
+def srun_command(environment: Mapping[str, str], ranks_per_host: int, arguments: Sequence[str]) -> list[str]:
     """Return the srun command for all nodes of the allocation. Raise UsageError outside an allocation."""
     nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES")
     if not environment.get("SLURM_JOB_ID") or nodes is None or not nodes.isdecimal():
@@ -283,13 +281,12 @@ def srun_command(environment: Mapping[str, str], ranks_a_host: int, arguments: S
     srun = shutil.which("srun", path=environment.get("PATH"))
     if srun is None:
         raise CouldNotMeasureError("no srun on PATH", expected="Slurm's srun", next_step="--hosts FILE starts mpirun")
-    placed = [f"--nodes={nodes}", f"--ntasks={int(nodes) * ranks_a_host}", f"--ntasks-per-node={ranks_a_host}"]
-    own = [f"--mpi={_pmi_of(srun)}", "--cpu-bind=none", "--kill-on-bad-exit=1"]
+    placed = [f"--nodes={nodes}", f"--ntasks={int(nodes) * ranks_per_host}", f"--ntasks-per-node={ranks_per_host}"]
+    own = [f"--mpi={_find_pmi(srun)}", "--cpu-bind=none", "--kill-on-bad-exit=1"]
     return [srun, *placed, *own, *module_command("gpubench", *arguments)]
 
 
-def _pmi_of(srun: str) -> str:
-    """Return the best PMI plugin of this srun."""
+def _find_pmi(srun: str) -> str:
     try:
         answer = subprocess.run(
             [srun, "--mpi=list"], capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False
@@ -308,20 +305,19 @@ def _pmi_of(srun: str) -> str:
     )
 
 
+# Variables that name the program that an mpirun uses instead of ssh.
 AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
-"""Variables that name the program that an mpirun uses instead of ssh."""
-
-_OF_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "HYDRA_LAUNCHER")
-"""Variables of allocations, in which mpirun starts ranks without ssh."""
+# Variables of allocations, in which mpirun starts ranks without ssh.
+_ALLOCATION_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "HYDRA_LAUNCHER")
 
 _SECONDS_TO_CONNECT = 10
 _SECONDS_FOR_SSH = 30.0  # Python on a busy network file system starts in up to 10 s
-_MOST_AT_ONCE = 64
+_MOST_CONCURRENT = 64
 _LAST_CHARACTERS = 200
 
 
 class Silence(NamedTuple):
-    """Why gpubench does not start on a host: symptom, likely cause, and a command to find out more."""
+    """Why gpubench does not start on a host: symptom, likely cause, and a diagnostic command."""
 
     seen: str
     cause: str
@@ -336,7 +332,7 @@ _NO_ROUTE = Silence("not reachable", "the host is off, or a firewall drops the c
 _LATE = Silence(f"no answer in {_SECONDS_FOR_SSH:.0f} s", "the host or its file system hangs", "ssh {host} uptime")
 _ABSENT = Silence("no gpubench there", "it is not installed at the same path as here", "ssh {host} {program}")
 
-_SAID = (
+_SSH_ERRORS = (
     (r"could not resolve|name or service not known|name resolution|unknown host", _UNKNOWN),
     (r"connection refused", _REFUSED),
     (r"host key verification failed|host identification has changed", _NEW_KEY),
@@ -344,7 +340,6 @@ _SAID = (
     (r"timed out|no route to host|network is unreachable|host is down", _NO_ROUTE),
     (r"no such file or directory|no module named|command not found", _ABSENT),
 )
-"""What ssh and shells print, and what it means."""
 
 
 def silent_hosts(hosts: Sequence[str], environment: Mapping[str, str]) -> dict[str, Silence]:
@@ -353,17 +348,17 @@ def silent_hosts(hosts: Sequence[str], environment: Mapping[str, str]) -> dict[s
     mpirun itself names only the first such host, and waits two minutes for one that is off. Empty in an allocation,
     because mpirun needs no ssh there.
     """
-    if any(name in environment for name in _OF_ALLOCATIONS):
+    if any(name in environment for name in _ALLOCATION_VARIABLES):
         return {}
     agent = next((environment[name] for name in AGENTS if environment.get(name)), "ssh")
     from concurrent.futures import ThreadPoolExecutor  # takes long to import
 
-    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        answers = pool.map(partial(_silence_of, shlex.split(agent), environment), hosts)
+    with ThreadPoolExecutor(_MOST_CONCURRENT) as pool:
+        answers = pool.map(partial(_check_host, shlex.split(agent), environment), hosts)
         return {host: silence for host, silence in zip(hosts, answers, strict=True) if silence is not None}
 
 
-def _silence_of(agent: Sequence[str], environment: Mapping[str, str], host: str) -> Silence | None:
+def _check_host(agent: Sequence[str], environment: Mapping[str, str], host: str) -> Silence | None:
     if _is_this_host(host):
         return None
     program = shlex.join(module_command("gpubench", "--version"))
@@ -395,9 +390,8 @@ def why_silent(host: str, exit_code: int, stdout: str, stderr: str) -> Silence |
         return None
     if versions:
         seen = f"gpubench {versions[0]} there, and {__version__} here"
-        other = Silence(seen, "installations differ", _ABSENT.command)
-        return _host_silence(other, host, program)
-    for pattern, silence in _SAID:
+        return _host_silence(Silence(seen, "installations differ", _ABSENT.command), host, program)
+    for pattern, silence in _SSH_ERRORS:
         if re.search(pattern, stderr, re.IGNORECASE):
             return _host_silence(silence, host, program)
     lines = stderr.split("\n") if stderr.strip() else stdout.split("\n")

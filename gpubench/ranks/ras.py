@@ -12,19 +12,16 @@ ADDRESS = "NCCL_RAS_ADDR"
 _DEFAULT_ADDRESS = "localhost:28028"
 
 AS_TEXT = b"VERBOSE STATUS\n"
-AS_JSON = b"SET FORMAT json\nVERBOSE STATUS\n"
-"""NCCL before 2.28.7 has no formats. It prints an error and answers with text."""
+AS_JSON = b"SET FORMAT json\nVERBOSE STATUS\n"  # NCCL before 2.28.7 prints an error and answers with text
 
-_CONNECTIONS = 8
-"""Every process of a host listens on the same port, and the kernel picks one, perhaps one that is stopped."""
+_CONNECTIONS = 8  # All processes of a host listen on one port. The kernel picks one, which may be stopped
 
 _SECONDS_TO_CONNECT = 0.5
 _PIECE = 1 << 16
 _READY = re.compile(rb"^(?:\s*OK\b)*\s*")
 
 
-def address_of(environment: Mapping[str, str] = os.environ) -> str:
-    """Return NCCL_RAS_ADDR, else NCCL's default port on this host."""
+def ras_address(environment: Mapping[str, str] = os.environ) -> str:
     return environment.get(ADDRESS, _DEFAULT_ADDRESS)
 
 
@@ -38,8 +35,8 @@ def ask_ras(
 ) -> bytes | None:
     """Return the answer of the first process that is ready, without its OK. None if nobody listens.
 
-    That process asks all others of its job and skips one that is silent for `leg_seconds`. Any program may listen on
-    that port, so the answer is cut after `seconds` and at `most_bytes`.
+    That process queries all others of its job and skips those that are silent for `leg_seconds`. Any program may listen
+    on this port, so the answer is cut after `seconds` and at `most_bytes`.
     """
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
@@ -58,7 +55,7 @@ def ask_ras(
 
 
 def _connected(environment: Mapping[str, str]) -> socket.socket | None:
-    host, _, port = address_of(environment).rpartition(":")
+    host, _, port = ras_address(environment).rpartition(":")
     try:
         return socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT)
     except (OSError, OverflowError, ValueError):  # impossible names and ports

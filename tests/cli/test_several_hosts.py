@@ -15,7 +15,16 @@ from gpubench.jobs import several_hosts
 from gpubench.jobs.plans import CheckPlan
 from gpubench.machine.nvml import read_driver
 from gpubench.model.terms.options import changed_options, plan_from
-from gpubench.ranks.launch import EndedJob, Flavour, Launcher, Silence, hosts_of, mpirun_command, named_in, srun_command
+from gpubench.ranks.launch import (
+    EndedJob,
+    Flavour,
+    Launcher,
+    Silence,
+    find_named_hosts,
+    mpirun_command,
+    read_hostfile,
+    srun_command,
+)
 from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, environment, gpubench, without_gpus
 
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}
@@ -39,18 +48,18 @@ exec {shlex.join(PROGRAM)} "${{@:2}}"
 def test_a_file_of_hosts_is_read_as_mpirun_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# of rack 4\nnode1 slots=8\n\nnode2:4   # by the door\n  node3.example.org\n")
-    assert hosts_of(path) == {"node1": 8, "node2": 4, "node3.example.org": None}
+    assert read_hostfile(path) == {"node1": 8, "node2": 4, "node3.example.org": None}
     option = "-oProxyCommand=touch owned"
     for text, said in ((option, "is no host"), (f"node1\n{option}", "is no host"), ("node1 -oX=1", "is no host")):
         path.write_text(text)
         with pytest.raises(UsageError, match=said):
-            hosts_of(path)
+            read_hostfile(path)
     for text, said in (("", "no host"), ("# none\n", "no host"), ("-x\n", "'-x' is no host"), ("a;b\n", "is no host")):
         path.write_text(text)
         with pytest.raises(UsageError, match=said):
-            hosts_of(path)
+            read_hostfile(path)
     with pytest.raises(UsageError, match="missing does not exist"):
-        hosts_of(tmp_path / "missing")
+        read_hostfile(tmp_path / "missing")
 
 
 def test_every_mpirun_gets_a_rank_a_gpu_and_no_binding() -> None:
@@ -199,8 +208,8 @@ def test_what_a_launcher_complains_of_names_the_host() -> None:
         ("srun: error: Task launch for StepId=1.0 failed on node n12: Communication connection failure", "n12"),
         ("[proxy:0:1@n2.cluster] HYDU_sock_connect: unable to connect", "n2.cluster"),
     ):
-        assert list(named_in(hosts, ["  Local host:    n1", line])) == [host]
-    assert named_in(hosts, ["version 10.0.0.12 of prterun-n1-7"]) == {}
+        assert list(find_named_hosts(hosts, ["  Local host:    n1", line])) == [host]
+    assert find_named_hosts(hosts, ["version 10.0.0.12 of prterun-n1-7"]) == {}
 
 
 def test_the_ranks_of_several_hosts_get_every_option_of_the_measurement() -> None:

@@ -13,7 +13,7 @@ from typing import IO, cast
 
 from msgspec import Struct
 
-from gpubench.backends.cuda import CudaDevice
+from gpubench.backends.cuda import CudaDevice, GpuBuffers
 from gpubench.backends.mpi import group as mpi
 from gpubench.backends.mpi.group import MOST_ELEMENTS, MpiCalls, MpiLaunch, MpiLoop
 from gpubench.backends.mpi.trial import SIZES_BYTES
@@ -88,6 +88,9 @@ class _MpiClock(BlockingClock):
     def in_order(self, launches: Sequence[Launch]) -> Launch:
         return mpi.mpi_in_order(launches)
 
+    def drop(self, calls: CollectiveCalls) -> None:
+        """Do nothing. MPI's communicators last as long as the job."""
+
     def seconds(self, launch: Launch) -> float:
         with mpi.raising_mpi_errors():
             seconds = super().seconds(launch)
@@ -139,9 +142,6 @@ class HostBackend(_MpiClock):
     def open(self, group: Group) -> MpiCalls:
         return MpiCalls(cast("mpi.MpiGroup", group).communicator, self._most_elements)
 
-    def drop(self, calls: CollectiveCalls) -> None:
-        """Do nothing. MPI's communicators last as long as the job."""
-
     def libraries(self) -> dict[str, str]:
         import numpy
 
@@ -159,7 +159,7 @@ class HostBackend(_MpiClock):
         """Do nothing, because NumPy frees its buffers."""
 
 
-class MpiOnCuda(_MpiClock):
+class MpiOnCuda(GpuBuffers, _MpiClock):
     """MPI collectives on GPU memory, timed by the host's clock. An MPI that is not CUDA-aware would crash."""
 
     name = "mpi"
@@ -170,24 +170,11 @@ class MpiOnCuda(_MpiClock):
         self._device = device
         self.calls = self._calls(group)
 
-    @property
-    def memory_source(self) -> object:
-        return self._device
-
     def open(self, group: Group) -> MpiCalls:
         return self._calls(cast("mpi.MpiGroup", group))
 
-    def drop(self, calls: CollectiveCalls) -> None:
-        """Do nothing. MPI's communicators last as long as the job."""
-
     def libraries(self) -> Mapping[str, str]:
         return self._device.libraries()
-
-    def free_bytes(self) -> int:
-        return self._device.free_bytes()
-
-    def allocate(self, size_bytes: int) -> Memory:
-        return self._device.allocate(size_bytes)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
         """Return one launch of all, after the stream is idle. MPI does not know of kernels that fill buffers."""
@@ -195,7 +182,6 @@ class MpiOnCuda(_MpiClock):
         return super().bind(launches, graph_replays)
 
     def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-        """Return one launch of all that reads the clock after each batch."""
         self._device.stream.synchronize()
         return super().batch_launches(launches, operations)
 
@@ -216,7 +202,7 @@ _RANKS = 2
 _SECONDS_TO_END = 60.0
 _SECONDS_TO_ANSWER = 20
 _SECONDS_BETWEEN_LOOKS = 0.05
-_CORES_A_JOB = 2
+_CORES_PER_JOB = 2
 _LONGEST_SAID = 200
 _MOST_BYTES = 1 << 20
 
@@ -299,10 +285,10 @@ def _all_ends(
     operations: Sequence[str], command: TrialCommand, timeout_s: float, completed: Callable[[], object]
 ) -> Iterator[tuple[str, _JobEnd]]:
     waiting, running = list(operations), list[_TrialJob]()
-    at_once = max(1, len(os.sched_getaffinity(0)) // _CORES_A_JOB)
+    most_running = max(1, len(os.sched_getaffinity(0)) // _CORES_PER_JOB)
     try:
         while waiting or running:
-            while waiting and len(running) < at_once:
+            while waiting and len(running) < most_running:
                 running.append(_TrialJob.started(waiting.pop(0), command))
             time.sleep(_SECONDS_BETWEEN_LOOKS)
             for job in [job for job in running if job.is_over(timeout_s)]:
@@ -329,7 +315,12 @@ def _trials(operation: str, end: _JobEnd) -> Iterator[OperationTrial]:
     """Return the outcome per size. The job's end is the outcome of the first size without a line."""
     counted = (line for line in end.lines if "size_bytes" in line)
     wrong = {line["size_bytes"]: line["wrong"] for line in counted if isinstance(line.get("wrong"), int)}
-    badly = _ended_badly(end) if wrong.keys() >= set(SIZES_BYTES) else ""
+    badly = ""
+    if wrong.keys() >= set(SIZES_BYTES):
+        if end.late:
+            badly = "right, and the job did not end"
+        elif end.code:
+            badly = f"right, and the job ended with exit code {end.code}"
     is_announced = False
     for size_bytes in SIZES_BYTES:
         if size_bytes in wrong:
@@ -347,12 +338,6 @@ def _trials(operation: str, end: _JobEnd) -> Iterator[OperationTrial]:
             seconds=None if outcome is TrialOutcome.UNKNOWN else end.seconds,
             said=said,
         )
-
-
-def _ended_badly(end: _JobEnd) -> str:
-    if end.late:
-        return "right, and the job did not end"
-    return f"right, and the job ended with exit code {end.code}" if end.code else ""
 
 
 def _outcome(end: _JobEnd) -> tuple[TrialOutcome, str]:

@@ -48,7 +48,7 @@ class AloneGroup:
         return value
 
     def barrier(self) -> None:
-        """Nothing to wait for."""
+        pass
 
     def largest(self, values: Sequence[float]) -> Sequence[float]:
         return values
@@ -390,7 +390,10 @@ class MpiCalls:
         """`MPI_Reduce_scatter_block`, or one `MPI_Reduce` per block and piece if the count exceeds MPI's limit."""
         divide = self._divide(receive, count, dtype, op)
         if count * self._ranks > self._most_elements:
-            return mpi_in_order([*self._reduce_blocks(send, receive, count, dtype, op), *divide])
+            op = ReduceOp.SUM if op is ReduceOp.AVG else op
+            blocks = [_behind(send, owner * count * dtype.size_bytes) for owner in range(self._ranks)]
+            launches = [self.reduce(block, receive, count, dtype, op, owner) for owner, block in enumerate(blocks)]
+            return mpi_in_order([*launches, *divide])
         how = count, self._types[dtype].handle, self._ops[op]
         if send.memory is not receive.memory:
             launch = self._bind("MPI_Reduce_scatter_block", send, receive, *how)
@@ -465,13 +468,6 @@ class MpiCalls:
                 for size, outgoing, into in self._pieces(count * dtype.size_bytes, 1, send, receive)
             ]
         )
-
-    def _reduce_blocks(
-        self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp
-    ) -> Iterator[Launch]:
-        for owner in range(self._ranks):
-            block = _behind(send, owner * count * dtype.size_bytes)
-            yield self.reduce(block, receive, count, dtype, ReduceOp.SUM if op is ReduceOp.AVG else op, owner)
 
     def _pieces(self, count: int, element_bytes: int, *regions: Region) -> Iterator[tuple[Any, ...]]:
         """Split messages longer than MPI's counts: elements of each piece, and its address in each region."""

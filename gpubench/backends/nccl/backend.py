@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, cycle, islice
+from itertools import accumulate, cycle
 from time import perf_counter
 from typing import Any, cast
 
@@ -193,18 +193,13 @@ class NcclBackend:
         if graph_replays:
             calls = partial(self._library.issue, call_table(launches))
             return self._marks.replays(launches, graph_replays, partial(self._device.capture, calls))
-        groups, rest = self._marks.groups(launches), iter(launches)
-        return self._marks.between([(call_table(list(islice(rest, count))), count) for count in groups])
+        return self._marks.between(timing.join_groups(launches, self._marks.groups(launches), call_table))
 
     def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         """Return one launch of all, with an event after each batch."""
         self._device.stream.synchronize()
-        rest = iter(launches)
-        batches = [tuple(islice(rest, count)) for count in self._marks.every(launches, operations)]
-        # Buffers rotate, so thousands of batches share a few tables.
-        keys = [tuple(map(id, batch)) for batch in batches]
-        tables = {key: call_table(batch) for key, batch in dict(zip(keys, batches, strict=True)).items()}
-        return self._marks.clocked([(tables[key], len(key)) for key in keys])
+        groups = self._marks.every(launches, operations)
+        return self._marks.clocked(timing.join_groups(launches, groups, call_table))
 
     def once(self, launch: Launch) -> None:
         self._library.issue(launch)
@@ -235,7 +230,6 @@ class NcclBackend:
         return seconds
 
     def issue(self, launch: Launch) -> None:
-        """Enqueue an operation."""
         self._library.issue(launch)
 
     def _wait(self, launch: Launch) -> None:
@@ -243,9 +237,9 @@ class NcclBackend:
 
     def wait_for(self, stream: Any, look: Callable[[], object] | None = None) -> None:
         """Wait until a stream is idle, and poll NCCL's asynchronous errors. Raise AbortedError after an abort."""
-        in_turn = cycle(self._communicators.values())
+        communicators = cycle(self._communicators.values())
         while not stream.done:
-            next(in_turn).check_async_error()
+            next(communicators).check_async_error()
             if look is not None:
                 look()
         if self._aborted:
@@ -287,10 +281,9 @@ class GatedNccl(NcclBackend):
         progress: Progress = UNWATCHED,
     ) -> None:
         super().__init__(group, device, library, allocator, progress)
-        until_idle = partial(self.wait_for, device.stream)
-        self._clock = GatedClock(device, group, progress, self._in_one, until_idle)
+        self._clock = GatedClock(device, group, progress, self._join, partial(self.wait_for, device.stream))
 
-    def _in_one(self, launches: Sequence[Launch]) -> Launch:
+    def _join(self, launches: Sequence[Launch]) -> Launch:
         return partial(self.issue, call_table(launches))
 
     def libraries(self) -> Mapping[str, str]:
@@ -302,7 +295,6 @@ class GatedNccl(NcclBackend):
         return self._clock.bind(launches, graph_replays)
 
     def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-        """Return one launch of all, timed in batches."""
         return self._clock.batch_launches(launches, operations)
 
     def seconds(self, launch: Launch) -> float:
@@ -313,7 +305,6 @@ class GatedNccl(NcclBackend):
         return self._clock.together(launch)
 
     def issue_seconds(self, launch: Launch, operations: int) -> float | None:
-        """Return the host seconds to issue one of the last timed operations."""
         return self._clock.issue_seconds(launch, operations)
 
     def close(self) -> None:

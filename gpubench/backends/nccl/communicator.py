@@ -16,11 +16,8 @@ from gpubench.ports.group import Group
 if TYPE_CHECKING:
     from gpubench.backends.nccl.backend import NcclBackend
 
-_SYMMETRIC = 1
-"""NCCL_WIN_COLL_SYMMETRIC in nccl.h."""
-
-_POLICIES = {CtaPolicy.DEFAULT: 0, CtaPolicy.EFFICIENCY: 1, CtaPolicy.ZERO: 2}
-"""NCCL_CTA_POLICY_* in nccl.h."""
+_SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC in nccl.h
+_POLICIES = {CtaPolicy.DEFAULT: 0, CtaPolicy.EFFICIENCY: 1, CtaPolicy.ZERO: 2}  # NCCL_CTA_POLICY_* in nccl.h
 
 _FIRST_WITH: Mapping[tuple[str, str], tuple[int, str]] = {
     (REGISTER, Registration.USER): (21900, "ncclCommRegister"),
@@ -30,7 +27,7 @@ _FIRST_WITH: Mapping[tuple[str, str], tuple[int, str]] = {
     (CTA_POLICY, CtaPolicy.ZERO): (22800, "NCCL_CTA_POLICY_ZERO"),
 }
 _FIRST_WITH_CAPS = 21700
-"""NCCL_VERSION_CODE of the first release that has a call (nccl.h.in of v2.17.1-1, v2.19.3-1, v2.27.3-1, v2.28.3-1)."""
+"""NCCL_VERSION_CODE of the first release with each call (nccl.h.in of v2.17.1-1, v2.19.3-1, v2.27.3-1, v2.28.3-1)."""
 
 UNIQUE_ID_BYTES = 128
 _SUCCESS, _IN_PROGRESS = 0, 7  # ncclSuccess and ncclInProgress in nccl.h
@@ -150,7 +147,7 @@ class BoundedCommunicator:
             asked(nccl.send, send, size_bytes, nccl.DataType.Int8, to, self._made, stream)
             asked(nccl.recv, receive, size_bytes, nccl.DataType.Int8, source, self._made, stream)
         finally:
-            # An open group would swallow the next calls of this process.
+            # In an open group NCCL would delay all later calls of this process.
             asked(nccl.group_end)
 
     def all_reduce(self, addresses: tuple[int, int], count: int, stream: int, deadline: float) -> None:

@@ -1,15 +1,15 @@
-"""NCCL's log: read while every operation is tried once, without changing the user's own log.
+"""Read NCCL's log while every operation is tried once, without changing the user's own log.
 
-It follows from what is set in the environment or in one of NCCL's configuration files:
+The user's NCCL variables and configuration files decide where it is read:
 
-- NCCL_DEBUG unset, VERSION or WARN: a private file. Version and warnings, where asked for, are given to the user.
-- INFO, ABORT or TRACE without a file: a private file with the user's subsystems, forwarded to stdout as it is written;
-  no log of NCCL before 2.24.3, which could not go back to stdout.
-- INFO, ABORT or TRACE with NCCL_DEBUG_FILE: the user's file is read, unless several ranks overwrite it.
-- INFO, ABORT or TRACE with an NCCL_DEBUG_SUBSYS that leaves INIT out: no log.
+- NCCL_DEBUG unset, VERSION or WARN: in a private file. The version and warnings that the user wants are printed.
+- INFO, ABORT or TRACE without a file: in a private file with the user's subsystems, which is forwarded to stdout.
+  NCCL before 2.24.3 could not return to stdout, so its log is not read.
+- INFO, ABORT or TRACE with NCCL_DEBUG_FILE: in the user's file, unless several ranks overwrite it.
+- INFO, ABORT or TRACE with an NCCL_DEBUG_SUBSYS without INIT: not at all.
 
-A private file is in this process's memory, by its name in /proc. NCCL 2.24.3 and later read the variables again on
-request, which ends the log and empties the user's file: lines from before are added at its end.
+A private file is in this process's memory, and has a name in /proc. NCCL 2.24.3 and later read the variables again on
+request. This ends the log and empties the user's file, so earlier lines are appended to it.
 """
 
 import os
@@ -238,15 +238,13 @@ class SilentLog:
         self.no_log = no_log
 
     def is_readable(self) -> bool:
-        """Never."""
         return False
 
     def lines(self) -> list[bytes]:
-        """None."""
         return []
 
     def switch_off(self) -> None:
-        """Nothing was begun."""
+        pass
 
 
 def lines_at_user_level(settings: Mapping[str, str], lines: Sequence[bytes]) -> list[bytes]:
@@ -290,14 +288,14 @@ class _Forwarder(threading.Thread):
 
     def run(self) -> None:
         while not self._over.wait(_SECONDS_BETWEEN_LOOKS):
-            self._pass_on()
+            self._forward()
 
     def finish(self) -> None:
         self._over.set()
         self.join()
-        self._pass_on()
+        self._forward()
 
-    def _pass_on(self) -> None:
+    def _forward(self) -> None:
         while chunk := os.pread(self._source, _CHUNK_BYTES, self._offset):
             self._offset += len(chunk)
             with suppress(OSError):

@@ -1,9 +1,7 @@
-"""The libnccl of this process by NVIDIA's bindings (`nccl.bindings.nccl` of nccl4py), its functions by address, and the
-variables that it knows; and the one that a process without torch loads.
+"""The libnccl of this process: NVIDIA's bindings (`nccl.bindings.nccl` of nccl4py), function addresses, and variables.
 
-On one H100 they cost as much as CuPy's own bindings, which its maintainers mean to give up: 5 to 9 ms to import
-(CuPy's 1), 5.2 to 7.8 µs to issue an operation of 1 KiB (5.6 to 7.5), with NCCL 2.21.5, 2.27.7 and 2.32.3, and with
-PyTorch's own 2.28.9 in its process.
+The bindings are as fast as CuPy's, which CuPy plans to drop. On one H100 they take 5 to 9 ms to import (CuPy's: 1), and
+5.2 to 7.8 µs to issue an operation of 1 KiB (5.6 to 7.5), with NCCL 2.21.5, 2.27.7, 2.32.3, and PyTorch's 2.28.9.
 """
 
 import ctypes
@@ -112,8 +110,7 @@ def _load(path: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
     return ctypes.CDLL(path, mode)
 
 
-_KNOWN_TO_ALL = (b"NCCL_DEBUG", b"NCCL_ALGO")
-"""A file without these names is compressed or not libnccl, so it proves nothing."""
+_KNOWN_TO_ALL = (b"NCCL_DEBUG", b"NCCL_ALGO")  # A file without these names is compressed, or not libnccl
 
 _PREFIX = "NCCL_"
 _NAME = re.compile(rb"\0(NCCL_[A-Z0-9_]{2,60})(?=\0)")
@@ -121,27 +118,25 @@ _PLUGINS = re.compile(r"NCCL_\w+_PLUGIN")
 
 
 def check_variables(names: Sequence[str], path: str, settings: Sequence[str]) -> tuple[str, ...]:
-    """The variables that nothing is known to read.
+    """Return the variables that the NCCL in the file `path` does not read. `settings` are all NCCL variables set.
 
-    `path` is the file of the NCCL that is used, `settings` are all of NCCL's variables that are set. Those of a name
-    that is not NCCL's may be another library's, and where a plugin is loaded an unknown one may be the plugin's.
-
-    Raises UsageError: NCCL does not know one, and no plugin does. To look for a name takes 0.3 s in a file of 300 MB.
+    Other variables may belong to another library, and an unknown NCCL variable to a plugin. Raise UsageError for an
+    unknown NCCL variable without a plugin. A search takes 0.3 s in a file of 300 MB.
     """
     try:
         with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            tells = all(_stands_in(content, name) for name in _KNOWN_TO_ALL)
-            unknown = [name for name in names if not (tells and _stands_in(content, name.encode()))]
-            refused = [name for name in unknown if name.startswith(_PREFIX) and tells]
+
+            def contains(name: bytes) -> bool:
+                return content.find(b"\0" + name + b"\0") >= 0
+
+            has_names = all(map(contains, _KNOWN_TO_ALL))
+            unknown = [name for name in names if not (has_names and contains(name.encode()))]
+            refused = [name for name in unknown if name.startswith(_PREFIX) and has_names]
             if refused and not any(map(_PLUGINS.fullmatch, settings)):
                 raise _unknown(refused[0], path, {found.decode() for found in _NAME.findall(content)})
     except (OSError, ValueError):
         return tuple(names)
     return tuple(unknown)
-
-
-def _stands_in(content: mmap.mmap, name: bytes) -> bool:
-    return content.find(b"\0" + name + b"\0") >= 0
 
 
 def _unknown(name: str, path: str, known: set[str]) -> errors.UsageError:
@@ -157,7 +152,7 @@ def _unknown(name: str, path: str, known: set[str]) -> errors.UsageError:
 
 
 def unverified(names: Sequence[str]) -> tuple[Finding, ...]:
-    """Return the finding on variables that perhaps nothing reads."""
+    """Return the finding on variables that NCCL may not read."""
     if not names:
         return ()
     return (
@@ -180,7 +175,7 @@ _SECONDS_TO_ANSWER = 30.0
 def start_asking(
     environment: dict[str, str], command: Sequence[str] = tuple(module_command(_MODULE))
 ) -> Callable[[], str]:
-    """Start a process that loads NCCL without torch, because next to torch every backend uses torch's NCCL.
+    """Start a process that loads NCCL without torch. In a process with torch, every backend uses torch's NCCL.
 
     The returned function waits for '2.28.9 from FILE', or '' if there is no answer.
     """

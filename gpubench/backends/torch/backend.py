@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gpubench.backends.cuda import CudaDevice, CudaMemory, GatedClock
+from gpubench.backends.cuda import CudaDevice, CudaMemory, GatedClock, GpuBuffers
 from gpubench.backends.mpi.backends import NumpyMemory
 from gpubench.backends.timing import BlockingClock, in_order
 from gpubench.backends.torch import distributed
@@ -55,15 +55,13 @@ class Tensors:
         return self._bytes(region.memory)[start : start + count * dtype.size_bytes].view(self.types[dtype])
 
     def _bytes(self, memory: Memory) -> Any:
-        if id(memory) not in self._whole:
-            self._whole[id(memory)] = memory, self._made_of(memory)
-        return self._whole[id(memory)][1]
-
-    def _made_of(self, memory: Memory) -> Any:
         if isinstance(memory, DeviceMemory):
             return memory.tensor
-        whole = memory.array(0, memory.size_bytes, "uint8")
-        return self._torch.as_tensor(whole, device="cuda" if isinstance(memory, CudaMemory) else "cpu")
+        if id(memory) not in self._whole:
+            whole = memory.array(0, memory.size_bytes, "uint8")
+            device = "cuda" if isinstance(memory, CudaMemory) else "cpu"
+            self._whole[id(memory)] = memory, self._torch.as_tensor(whole, device=device)
+        return self._whole[id(memory)][1]
 
 
 _OPS = {ReduceOp.SUM: "SUM", ReduceOp.PROD: "PRODUCT", ReduceOp.MAX: "MAX", ReduceOp.MIN: "MIN", ReduceOp.AVG: "AVG"}
@@ -333,11 +331,10 @@ class TorchOnDevice(_Opening, BlockingClock):
         self._groups.end()
 
 
-class _OnCuda(_Opening):
+class _OnCuda(_Opening, GpuBuffers):
     """The GPU that CuPy opened. torch uses the same stream."""
 
     buffers = 2
-    _device: CudaDevice
 
     def _share_stream(self, found: TorchDistributed) -> Any:
         """Make torch use the GPU and stream of `device`, and return the torch device."""
@@ -346,18 +343,8 @@ class _OnCuda(_Opening):
         cuda.set_stream(cuda.ExternalStream(self._device.stream.ptr, device=index))
         return found.torch.device("cuda", index)
 
-    @property
-    def memory_source(self) -> object:
-        return self._device
-
     def libraries(self) -> Mapping[str, str]:
         return self._groups.versions() | self._device.libraries()
-
-    def free_bytes(self) -> int:
-        return self._device.free_bytes()
-
-    def allocate(self, size_bytes: int) -> Memory:
-        return self._device.allocate(size_bytes)
 
 
 class EnqueuedOnCuda(_OnCuda, GatedClock):

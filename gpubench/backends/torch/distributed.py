@@ -49,26 +49,6 @@ def lost_connection(error: BaseException) -> CouldNotMeasureError | None:
     )
 
 
-def missing_torch() -> CouldNotMeasureError:
-    """Return the error for a missing torch."""
-    return CouldNotMeasureError(
-        "torch is not installed in this Python",
-        expected="PyTorch for --backend torch:...; it is the user's own that is measured, so none is brought along",
-        reason="gpubench runs in another environment than the training",
-        next_step=f"pip install gpubench in the environment that has torch; {_WITHOUT}",
-    )
-
-
-def unusable_torch(detail: str) -> CouldNotMeasureError:
-    """Return the error for a torch that cannot be imported."""
-    return CouldNotMeasureError(
-        f"torch cannot be imported: {detail}",
-        expected="an import without an error",
-        reason="a library of it is missing, or one of another version was loaded before",
-        next_step=f"python -c 'import torch, torch.distributed' shows it alone; {_WITHOUT}",
-    )
-
-
 def torch_without(version: str, what: str) -> CouldNotMeasureError:
     """Return the error for a feature that this torch build lacks."""
     return CouldNotMeasureError(
@@ -76,26 +56,6 @@ def torch_without(version: str, what: str) -> CouldNotMeasureError:
         expected=f"a build that has {what}",
         reason="wheels for CPUs, for CUDA, for ROCm and for Intel GPUs are different ones",
         next_step=f"https://pytorch.org/get-started lists the wheels; all of them have Gloo; {_WITHOUT}",
-    )
-
-
-def torch_of_wrong_cuda(version: str, driver_runs: str) -> CouldNotMeasureError:
-    """Return the error for a torch that needs a newer CUDA, such as '13.0', than the driver supports."""
-    return CouldNotMeasureError(
-        f"torch {version} is for a newer CUDA than the driver runs, {driver_runs}",
-        expected="a torch of the driver's major version or older",
-        next_step=f"pip install torch --index-url https://download.pytorch.org/whl/cu{driver_runs.replace('.', '')}, "
-        f"or a newer driver; {_WITHOUT}",
-    )
-
-
-def torch_sees_no_gpu(version: str) -> CouldNotMeasureError:
-    """Return the error for `torch.cuda.is_available()` being False although the driver lists GPUs."""
-    return CouldNotMeasureError(
-        f"torch {version} sees no GPU, and the driver lists some",
-        expected="torch.cuda.is_available()",
-        reason="a driver too old for it, or CUDA_VISIBLE_DEVICES in a form that torch does not read",
-        next_step="python -c 'import torch; torch.cuda.init()' shows why",
     )
 
 
@@ -162,7 +122,12 @@ def is_installed() -> bool:
 def check_installed() -> None:
     """Raise CouldNotMeasureError if torch is not installed."""
     if not is_installed():
-        raise missing_torch()
+        raise CouldNotMeasureError(
+            "torch is not installed in this Python",
+            expected="PyTorch for --backend torch:...; it is the user's own that is measured, so none is brought along",
+            reason="gpubench runs in another environment than the training",
+            next_step=f"pip install gpubench in the environment that has torch; {_WITHOUT}",
+        )
 
 
 def import_torch() -> Any:
@@ -174,7 +139,12 @@ def import_torch() -> Any:
             import torch
             import torch.distributed
     except (ImportError, OSError, RuntimeError) as error:
-        raise unusable_torch(first_line(error)) from error
+        raise CouldNotMeasureError(
+            f"torch cannot be imported: {first_line(error)}",
+            expected="an import without an error",
+            reason="a library of it is missing, or one of another version was loaded before",
+            next_step=f"python -c 'import torch, torch.distributed' shows it alone; {_WITHOUT}",
+        ) from error
     return torch
 
 
@@ -196,14 +166,14 @@ def import_fully_shard() -> Any:
     return fully_shard
 
 
-_CARRIED_BY = {"rccl": "nccl", "symm": "gloo"}
-"""torch's names of the process groups; symmetric memory uses Gloo only to exchange addresses."""
+# torch's names of process groups. Symmetric memory uses Gloo only to exchange addresses.
+_PROCESS_GROUPS = {"rccl": "nccl", "symm": "gloo"}
 
 
 def load_torch(backend: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> TorchDistributed:
     """Load torch with this backend, for CUDA up to `driver_cuda` (13000 for 13.0). Raise CouldNotMeasureError."""
     torch = import_torch()
-    found = TorchDistributed(torch, _CARRIED_BY.get(backend, backend))
+    found = TorchDistributed(torch, _PROCESS_GROUPS.get(backend, backend))
     if not torch.distributed.is_available():
         raise torch_without(found.version, "torch.distributed")
     if for_cuda:
@@ -221,12 +191,23 @@ def _check_cuda(found: TorchDistributed, driver_cuda: int) -> None:
     if not built_for:
         raise torch_without(found.version, "CUDA")
     if driver_cuda and int(built_for.partition(".")[0]) > driver_cuda // 1000:
-        raise torch_of_wrong_cuda(found.version, f"{driver_cuda // 1000}.{driver_cuda % 1000 // 10}")
+        major, minor = driver_cuda // 1000, driver_cuda % 1000 // 10
+        raise CouldNotMeasureError(
+            f"torch {found.version} is for a newer CUDA than the driver runs, {major}.{minor}",
+            expected="a torch of the driver's major version or older",
+            next_step=f"pip install torch --index-url https://download.pytorch.org/whl/cu{major}{minor}, "
+            f"or a newer driver; {_WITHOUT}",
+        )
     if not found.torch.cuda.is_available():
-        raise torch_sees_no_gpu(found.version)
+        raise CouldNotMeasureError(
+            f"torch {found.version} sees no GPU, and the driver lists some",
+            expected="torch.cuda.is_available()",
+            reason="a driver too old for it, or CUDA_VISIBLE_DEVICES in a form that torch does not read",
+            next_step="python -c 'import torch; torch.cuda.init()' shows why",
+        )
 
 
-LEAST_SECONDS = 60.0  # Mostly for all ranks of a host to import torch at once from a slow file system
+LEAST_SECONDS = 60.0  # On a slow file system, importing torch in all ranks takes most of this time
 _ARRIVED, _ALL_THERE = "arrived", "all there"
 _SECONDS_TO_CONNECT, _SECONDS_BETWEEN_TRIES = 5.0, 0.2
 
@@ -437,9 +418,6 @@ def abort(_group: object, exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-_HERE = "127.0.0.1"
-
-
 def open_group(found: TorchDistributed, group: Group, *, one_node: bool, device: Any = None) -> Any:
     """Open the process group of these ranks, bound to `device` for NCCL. Raise CouldNotMeasureError."""
     distributed = found.distributed
@@ -450,7 +428,7 @@ def open_group(found: TorchDistributed, group: Group, *, one_node: bool, device:
             return distributed.new_group(backend=found.backend, timeout=_HOURS)
         distributed.init_process_group(
             found.backend,
-            store=_store(distributed, group, one_node=one_node),
+            store=_share_store(distributed, group, one_node=one_node),
             rank=group.rank,
             world_size=group.size,
             timeout=_HOURS,
@@ -473,9 +451,9 @@ def close(found: TorchDistributed, process_group: Any) -> None:
         found.distributed.destroy_process_group(process_group)
 
 
-def _store(distributed: Any, group: Group, *, one_node: bool) -> Any:
-    """Open a store on a free port of rank 0's host, and share the port over MPI."""
-    host = _HERE if one_node else socket.gethostname()
+def _share_store(distributed: Any, group: Group, *, one_node: bool) -> Any:
+    """Open a store on a free port of rank 0's host, and broadcast the port over MPI."""
+    host = "127.0.0.1" if one_node else socket.gethostname()
     store = None
     if group.rank == 0:
         store = distributed.TCPStore(host, 0, group.size, is_master=True, timeout=_HOURS, wait_for_workers=False)

@@ -1,8 +1,7 @@
-"""PyTorch's symmetric memory: all-reduce by kernels that read and write the memory of the node's other GPUs.
+"""PyTorch's symmetric memory: all-reduce by kernels that read and write the memory of other GPUs in the node.
 
-One-shot: every rank reads the data of all others. Two-shot: every rank reduces its part of them, and writes the result
-to all. Both are `torch.ops.symm_mem` of PyTorch's own kernels for CUDA; those that reduce in the switches of NVLink
-(`multimem`) are not measured.
+One-shot: every rank reads the data of all others. Two-shot: every rank reduces its part and writes the result to all
+others. Both are CUDA kernels in `torch.ops.symm_mem`. Kernels that reduce in NVSwitches (`multimem`) are not measured.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Rank 0 of a scan: sends orders to all supervisors, and turns their replies into measurements."""
+"""Rank 0 of a scan: send orders to all supervisors, and merge their replies into measurements."""
 
 import contextlib
 import resource
@@ -41,7 +41,7 @@ class NodeRanks(Struct, frozen=True):
 def seats(
     rings: Sequence[Sequence[scan.NodeRail]], rank_by_rail: Mapping[scan.NodeRail, int]
 ) -> dict[int, tuple[Seat, ...]]:
-    """Return the seats of every rank in these rings. A rail has at most one."""
+    """Return the seats of every rank in these rings. A rail has at most one seat."""
     found: dict[int, tuple[Seat, ...]] = {}
     for ring in rings:
         for place, cell in enumerate(ring):
@@ -52,9 +52,9 @@ def seats(
     return found
 
 
-_FIRST_RING = 1000  # Rings have numbers beyond those of all rounds, so that no worker takes one for the other
+_FIRST_RING = 1000  # Rings are numbered beyond all rounds, so that no worker confuses them
 SECONDS_TO_GREET = 2.0
-SECONDS_OF_GRACE = 2.0  # Beyond what a supervisor itself waits for its workers
+SECONDS_OF_GRACE = 2.0  # Added to the time that a supervisor waits for its workers
 CLOCK_SECONDS = 1.0  # Wall clocks further apart make logs hard to read and certificates invalid
 _NO_FIGURE = "its supervisor gave no figure of this ring"
 _SILENT, _GONE = "its supervisor does not answer", "its supervisor is gone"
@@ -71,7 +71,7 @@ class _Supervised(Struct):
 
 
 class Coordinator:
-    """Measures rounds by the connected supervisors. If one supervisor of a node is gone, the node is gone."""
+    """Measure rounds through the connected supervisors. If a supervisor is gone, its whole node is gone."""
 
     def __init__(self, nodes: NodeRanks, secret: bytes, deadline_s: float) -> None:
         self.listener = socket.create_server(("", 0), backlog=4096)
@@ -81,13 +81,16 @@ class Coordinator:
         self._selector = selectors.DefaultSelector()
         self._supervised: dict[int, _Supervised] = {}
         self._gone: dict[int, str] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._ring_numbers = count(_FIRST_RING)
-        _allow_files(len(nodes.rails_by_rank) + 256)
+        # One connection per rank may exceed the usual limit of 1,024 open files.
+        needed, (soft, hard) = len(nodes.rails_by_rank) + 256, resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < needed:
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard) if hard > 0 else needed, hard))
 
     @property
     def port(self) -> int:
-        """The TCP port for supervisors."""
         return int(self.listener.getsockname()[1])
 
     @property
@@ -108,10 +111,7 @@ class Coordinator:
             self._welcome(connection, ranks)
         for rank in ranks - self._supervised.keys():
             self._gone.setdefault(self._node_by_rank[rank], "its supervisor did not come")
-        self._ask_clocks()
-
-    def _ask_clocks(self) -> None:
-        """Ask for all clocks at once, when every rank has connected. Late answers count too."""
+        # Ask for all clocks at once. Late answers count too.
         for supervised in list(self._supervised.values()):
             supervised.asked_clock = time.time()
             try:
@@ -144,15 +144,15 @@ class Coordinator:
             for rank, reply in replies.items()
             for rail, _, outcome in reply.figures
         }
-        self._told |= self._gone.keys()
+        self._reported |= self._gone.keys()
         return scan.BeforeRounds(dict(self._gone), failed)
 
     def clock_offsets(self) -> dict[int, float]:
         """Return the seconds by which wall clocks of nodes differ from this one, if more than CLOCK_SECONDS."""
         return {
-            self._node_by_rank[rank]: each.clock_offset
-            for rank, each in self._supervised.items()
-            if abs(each.clock_offset) > CLOCK_SECONDS
+            self._node_by_rank[rank]: supervised.clock_offset
+            for rank, supervised in self._supervised.items()
+            if abs(supervised.clock_offset) > CLOCK_SECONDS
         }
 
     def measure(self, planned: scan.PlannedRound) -> scan.RoundOutcome:
@@ -168,15 +168,15 @@ class Coordinator:
                 node = self._node_by_rank[rank]
                 figures.setdefault(node, {}).update({figure[0]: figure for figure in reply.figures})
                 remarks |= {scan.NodeRail(node, rail): reply.remark for rail, _, outcome in reply.figures if outcome}
-        gone = {node: seen for node, seen in self._gone.items() if node not in self._told}
-        self._told |= gone.keys()
+        gone = {node: seen for node, seen in self._gone.items() if node not in self._reported}
+        self._reported |= gone.keys()
         samples = tuple(self._samples(planned, figures, remarks))
         return scan.RoundOutcome(planned.number, planned.phase, samples, time.monotonic() - start, gone)
 
     def rings(
         self, rings: Sequence[Sequence[scan.NodeRail]], *, all_reduce: bool = False, repeats_failures: bool = False
     ) -> list[scan.RingOutcome]:
-        """Measure disjoint rings of rails, all at once. With `repeats_failures` (phase 0) the next round repeats failures."""
+        """Measure disjoint rings of rails at once. With `repeats_failures` the next round reports failures again."""
         number = next(self._ring_numbers)
         orders = {
             rank: messages.RingOrder(number, self._deadline_s, own, all_reduce, repeats_failures)
@@ -197,15 +197,15 @@ class Coordinator:
         outcomes = self.rings([[scan.NodeRail(node, rail) for node in nodes] for rail in rails])
         failures = [failure for outcome in outcomes for failure in outcome.failures.values()]
         if failures:
-            return next((each for each in failures if each.is_own), failures[0])
+            return next((failure for failure in failures if failure.is_own), failures[0])
         return sum(outcome.gb_s for outcome in outcomes)
 
     def close(self) -> None:
-        """End the scan on all supervisors. They learn whether every rank is left to end MPI together."""
-        for each in self._supervised.values():
+        """End the scan on all supervisors. If no node is gone, all ranks end MPI together."""
+        for supervised in self._supervised.values():
             with contextlib.suppress(OSError):
-                messages.send(each.connection, messages.EndOrder(not self._gone))
-            each.connection.close()
+                messages.send(supervised.connection, messages.EndOrder(not self._gone))
+            supervised.connection.close()
         self.listener.close()
         self._selector.close()
 
@@ -220,7 +220,7 @@ class Coordinator:
             return
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         messages.keep_alive(connection)
-        self._supervised[rank] = _Supervised(rank, messages.connection_of(connection, SECONDS_OF_GRACE))
+        self._supervised[rank] = _Supervised(rank, messages.wrap_socket(connection, SECONDS_OF_GRACE))
         self._selector.register(self._supervised[rank].connection, selectors.EVENT_READ, self._supervised[rank])
 
     def _orders(self, planned: scan.PlannedRound) -> dict[int, messages.RoundOrder]:
@@ -276,8 +276,8 @@ class Coordinator:
         """Drop the node of a lost supervisor, and end its other supervisors if they still answer."""
         node = self._node_by_rank[rank]
         self._gone.setdefault(node, seen)
-        for each in self._nodes.ranks_by_node[node]:
-            supervised = self._supervised.pop(each, None)
+        for lost in self._nodes.ranks_by_node[node]:
+            supervised = self._supervised.pop(lost, None)
             if supervised is not None:
                 with contextlib.suppress(KeyError, ValueError):
                     self._selector.unregister(supervised.connection)
@@ -333,9 +333,9 @@ class Coordinator:
         gone = next((node for node, _ in ends if node in self._gone), None)
         if gone is not None:
             return "the node is gone", gone
-        wrong = next((each for each in failed if each[1] is Outcome.WRONG_DATA), None)
-        if wrong is not None:
-            return _words(wrong[1], remarks.get(wrong[0], "")), None
+        for node, outcome in failed:
+            if outcome is Outcome.WRONG_DATA:
+                return _words(outcome, remarks.get(node, "")), None
         if not failed:
             return WORDS[Outcome.DEADLINE], None
         node, outcome = failed[0]
@@ -344,11 +344,3 @@ class Coordinator:
 
 def _words(outcome: Outcome, remark: str) -> str:
     return WORDS[outcome] + (f" ({remark})" if remark and outcome is not Outcome.DEADLINE else "")
-
-
-def _allow_files(count: int) -> None:
-    """Raise the limit of open files: one connection per rank may exceed the usual 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < count:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard) if hard > 0 else count, hard))

@@ -1,20 +1,19 @@
 """Messages between rank 0 and supervisors: JSON over multiprocessing.connection, after both ends proved the secret.
 
-The proof is not that of multiprocessing: in Python 3.11 that is HMAC-MD5, which hosts in FIPS mode refuse. It also has
+The proof differs from that of multiprocessing: in Python 3.11 that is HMAC-MD5, which hosts in FIPS mode refuse. It has
 one deadline for the whole greeting, so that a stranger cannot delay it byte by byte.
 """
 
 import hashlib
 import hmac
-import json
 import secrets
 import socket
 import struct
 import time
 from enum import IntEnum
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 from gpubench.model.results.scan import WRONG_DATA_ARRIVED
@@ -37,6 +36,7 @@ class Outcome(IntEnum):
     WRONG_DATA = 7
 
 
+# Descriptions of failed rounds.
 WORDS = {
     Outcome.DEADLINE: "not done within the deadline",
     Outcome.BROKEN: "the connection broke",
@@ -46,46 +46,42 @@ WORDS = {
     Outcome.OWN_WORKER_FAILED: "its worker failed",
     Outcome.WRONG_DATA: WRONG_DATA_ARRIVED,
 }
-"""The words for a failed round."""
 
-OWN_FAULT = frozenset(
-    {
-        Outcome.OWN_WORKER_DIED,
-        Outcome.OWN_WORKER_STOPPED,
-        Outcome.OWN_WORKER_BLOCKED,
-        Outcome.OWN_WORKER_FAILED,
-    }
-)
-"""Outcomes that the supervisor's own side caused."""
+# Outcomes that the supervisor's own side caused.
+OWN_FAULT = frozenset(outcome for outcome in Outcome if outcome.name.startswith("OWN_"))
 
 
-class ClockOrder(NamedTuple):
+class _Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    pass
+
+
+class ClockOrder(_Message, frozen=True):
     """Ask a supervisor for its wall clock."""
 
 
-class ClockReply(NamedTuple):
+class ClockReply(_Message, frozen=True):
     """The wall clock of a supervisor, in seconds."""
 
     seconds: float
 
 
-class LocalOrder(NamedTuple):
-    """Tell a supervisor to measure phase 0 of its rails."""
+class LocalOrder(_Message, frozen=True):
+    """Order a supervisor to measure phase 0 of its rails."""
 
 
-class LocalReply(NamedTuple):
-    """The figures of phase 0: GPU, quantity and GB/s, 0 if not measured; `remark` says why."""
+class LocalReply(_Message, frozen=True):
+    """The results of phase 0: GPU, quantity and GB/s. 0 GB/s were not measured, and `remark` says why."""
 
     figures: tuple[tuple[int, str, float], ...]
     remark: str = ""
 
 
-class FailedOrder(NamedTuple):
+class FailedOrder(_Message, frozen=True):
     """Ask a supervisor which workers died or hung in phase 0."""
 
 
-class RoundOrder(NamedTuple):
-    """Tell a supervisor to measure its rails with those of rank `partner`; one of the two listens."""
+class RoundOrder(_Message, frozen=True):
+    """Order a supervisor to measure its rails with those of rank `partner`. One of the two listens."""
 
     number: int
     partner: int
@@ -94,7 +90,7 @@ class RoundOrder(NamedTuple):
     retired: tuple[int, ...] = ()
 
 
-class Seat(NamedTuple):
+class Seat(Struct, frozen=True, array_like=True):
     """The place of a rail of this rank in a ring of `size`, between two rails of other ranks or its own."""
 
     rail: int
@@ -106,10 +102,10 @@ class Seat(NamedTuple):
     size: int
 
 
-class RingOrder(NamedTuple):
-    """Tell a supervisor to measure its rails in rings, by exchange or with `all_reduce`.
+class RingOrder(_Message, frozen=True):
+    """Order a supervisor to measure its rails in rings, by exchange or with `all_reduce`.
 
-    With `repeats_failures` a worker that fails is reported once more in its next round.
+    With `repeats_failures` the next round reports a failed worker again.
     """
 
     number: int
@@ -122,16 +118,16 @@ class RingOrder(NamedTuple):
 Figure = tuple[int, float, int]  # Rail, GB/s and outcome
 
 
-class RoundReply(NamedTuple):
-    """The results of a supervisor's rails; `remark` describes what failed."""
+class RoundReply(_Message, frozen=True):
+    """The results of a supervisor's rails. `remark` describes failures."""
 
     number: int
     figures: tuple[Figure, ...]
     remark: str = ""
 
 
-class EndOrder(NamedTuple):
-    """The scan is over. `is_whole`: no node is gone, so all ranks end MPI together."""
+class EndOrder(_Message, frozen=True):
+    """End the scan. If it `is_whole`, no node is gone, and all ranks end MPI together."""
 
     is_whole: bool
 
@@ -139,10 +135,10 @@ class EndOrder(NamedTuple):
 Message = (
     ClockOrder | ClockReply | LocalOrder | LocalReply | FailedOrder | RoundOrder | RingOrder | RoundReply | EndOrder
 )
-_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__args__}
+_DECODER = msgspec.json.Decoder(Message)
 
 
-def connection_of(line: socket.socket, seconds: float) -> Connection:
+def wrap_socket(line: socket.socket, seconds: float) -> Connection:
     """Wrap a connected socket, on which no read or write may block for longer than `seconds`."""
     line.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -151,30 +147,20 @@ def connection_of(line: socket.socket, seconds: float) -> Connection:
 
 
 def send(connection: Connection, message: Message) -> None:
-    """Send a message. Raises OSError."""
-    connection.send_bytes(json.dumps([type(message).__name__, *message]).encode())
+    """Send a message. Raise OSError."""
+    connection.send_bytes(msgspec.json.encode(message))
 
 
 def receive(connection: Connection) -> Message:
-    """Return the next message. Raises OSError: the other end is gone, too slow, or sent no message."""
+    """Return the next message. Raise OSError if the other end is gone, too slow, or sent something else."""
     try:
-        name, *values = json.loads(connection.recv_bytes(_MOST_BYTES))
-        message = _KINDS[name](*map(_frozen, values))
-        if isinstance(message, RingOrder):
-            return message._replace(seats=tuple(map(Seat._make, message.seats)))
-        return message
-    except (EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return _DECODER.decode(connection.recv_bytes(_MOST_BYTES))
+    except (EOFError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConnectionError(f"no message: {error}") from error
 
 
-def _frozen(value: Any) -> Any:
-    return (
-        tuple(tuple(part) if isinstance(part, list) else part for part in value) if isinstance(value, list) else value
-    )
-
-
 def clock_offset(clock: float, asked: float, answered: float) -> float:
-    """Return the least difference of a supervisor's clock from this one, in seconds."""
+    """Return the smallest possible difference of a supervisor's clock from this one, in seconds."""
     return clock - min(max(clock, asked), answered)
 
 
@@ -186,46 +172,41 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
 
 
-def exactly(connection: socket.socket, count: int, deadline: float | None = None) -> bytes | None:
-    """Receive `count` bytes, or None if the other end is gone. Raises TimeoutError at a monotonic deadline."""
-    parts = []
-    while count:
+def receive_exactly(connection: socket.socket, count: int, deadline: float | None = None) -> bytes:
+    """Receive `count` bytes. Raise ConnectionError if the other end is gone, TimeoutError at a monotonic deadline."""
+    received = bytearray()
+    while len(received) < count:
         if deadline is not None:
             connection.settimeout(max(1e-3, deadline - time.monotonic()))
-        data = connection.recv(min(count, 2**16))
+        data = connection.recv(count - len(received))
         if not data:
-            return None
-        parts.append(data)
-        count -= len(data)
-    return b"".join(parts)
+            raise ConnectionError("the other end is gone")
+        received += data
+    return bytes(received)
 
 
 def greet(connection: socket.socket, secret: bytes, words: bytes) -> None:
-    """Prove to each other that both ends know the secret. Raises ConnectionError (another secret) or OSError (gone)."""
+    """Prove to each other that both ends know the secret. Raise ConnectionError (another secret) or OSError (gone)."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(_LENGTH.pack(len(nonce + words)) + nonce + words)
-    answer = exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
-    if answer is None or not hmac.compare_digest(answer[_NONCE_BYTES:], _proof(secret, b"server", nonce)):
+    answer = receive_exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
+    if not hmac.compare_digest(answer[_NONCE_BYTES:], _proof(secret, b"server", nonce)):
         raise ConnectionError("the other end does not know the secret of this job")
     connection.sendall(_proof(secret, b"client" + words, answer[:_NONCE_BYTES]))
 
 
 def welcome(connection: socket.socket, secret: bytes) -> bytes:
-    """Return the words of a peer that proved the secret. Raises ConnectionError, OSError or TimeoutError."""
+    """Return the words of a peer that proved the secret. Raise ConnectionError, OSError or TimeoutError."""
     patience = connection.gettimeout()
     deadline = None if patience is None else time.monotonic() + patience
-    head = exactly(connection, _LENGTH.size, deadline)
-    length = 0 if head is None else _LENGTH.unpack(head)[0]
+    (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size, deadline))
     if not _NONCE_BYTES <= length <= _NONCE_BYTES + 256:
         raise ConnectionError("no greeting of this job")
-    hello = exactly(connection, length, deadline)
-    if hello is None:
-        raise ConnectionError("gone while it greeted")
+    hello = receive_exactly(connection, length, deadline)
     nonce = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(nonce + _proof(secret, b"server", hello[:_NONCE_BYTES]))
-    proof = exactly(connection, _PROOF_BYTES, deadline)
-    words = hello[_NONCE_BYTES:]
-    if proof is None or not hmac.compare_digest(proof, _proof(secret, b"client" + words, nonce)):
+    proof, words = receive_exactly(connection, _PROOF_BYTES, deadline), hello[_NONCE_BYTES:]
+    if not hmac.compare_digest(proof, _proof(secret, b"client" + words, nonce)):
         raise ConnectionError("the other end does not know the secret of this job")
     return words
 
@@ -238,7 +219,7 @@ REFUSED = "refused"  # The failure of a worker that an MPS server did not take; 
 
 
 class WorkerTask(Struct, frozen=True):
-    """A task for a worker: phase 0 if `number` is 0, else a pair, or a ring in which it has `place`."""
+    """A task for a worker: phase 0 if `number` is 0, else a pair, or a ring with its `place` in it."""
 
     number: int
     rail: int

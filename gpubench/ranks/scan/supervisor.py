@@ -10,7 +10,8 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct, to_builtins
+import msgspec
+from msgspec import Struct
 
 from gpubench.machine.children import module_command, package_environment
 from gpubench.machine.host import leave_core, mps_serves, process_state
@@ -18,7 +19,7 @@ from gpubench.model.facts.environment import strip_launcher
 from gpubench.model.results.scan import LocalFigure, LocalQuantity
 from gpubench.ranks.scan import messages
 
-SECONDS_TO_BE_KILLED = 2.0  # A killed process that is still there then hangs in the kernel: its GPU is lost for as long
+SECONDS_TO_BE_KILLED = 2.0  # A killed process that still exists then hangs in the kernel, and its GPU is lost
 _FAILURES = {
     messages.REFUSED: messages.Outcome.BROKEN,
     "deadline": messages.Outcome.DEADLINE,
@@ -60,7 +61,6 @@ class WorkerProcess:
 
     @property
     def control(self) -> socket.socket | None:
-        """The socket for its answers."""
         return self._control
 
     def begin(self, task: messages.WorkerTask) -> None:
@@ -70,7 +70,7 @@ class WorkerProcess:
         self._received, self._task = b"", task
         with contextlib.suppress(OSError):
             if self._control is not None:
-                self._control.sendall(json.dumps(to_builtins(task)).encode() + b"\n")
+                self._control.sendall(msgspec.json.encode(task) + b"\n")
 
     def answer(self, number: int) -> dict[str, object] | None:
         """Return its answer to a task, or None if it has not arrived. Raises EOFError if the worker has died."""
@@ -88,8 +88,8 @@ class WorkerProcess:
         answer: dict[str, object] = json.loads(line)
         return answer if answer.get("number") == number else None
 
-    def retries(self, answer: dict[str, object]) -> bool:
-        """Start a new worker with the same task if an MPS server refused this one. Return whether it did."""
+    def retry_refused(self, answer: dict[str, object]) -> bool:
+        """If an MPS server refused this worker, start a new one with the same task and return True."""
         if answer.get("failure") != messages.REFUSED or self._task is None:
             return False
         self._end()
@@ -123,10 +123,9 @@ class WorkerProcess:
         return self.loss if letter == "D" else messages.Outcome.DEADLINE
 
     def has_died(self) -> bool:
-        """True if it ended by itself."""
         return self._process is not None and self._process.poll() is not None
 
-    def how_it_ended(self) -> str:
+    def describe_end(self) -> str:
         """Return for example 'signal 9' or 'exit code 1'."""
         code = self._ended_with
         if code is None:
@@ -176,7 +175,7 @@ class WorkerProcess:
             start_new_session=True,
         )
         its.close()
-        with contextlib.suppress(OSError):  # of one that is dead already, which whoever waits for an answer finds
+        with contextlib.suppress(OSError):  # it is dead already, and has no answer
             own.sendall(self._secret.hex().encode() + b"\n")
         own.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self._control = own
@@ -187,15 +186,14 @@ def seconds_left(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
 
 
-SECONDS_AFTER_DEADLINE = 1.0  # A worker ends its round itself at the deadline; so much later it is asked no more
-SECONDS_TO_ABORT = 5.0  # What a worker has to abort a communicator before it is killed
-SECONDS_OF_SUPERVISOR = SECONDS_AFTER_DEADLINE + SECONDS_TO_ABORT + SECONDS_TO_BE_KILLED
-"""The most that a supervisor needs after the deadline of a round."""
+SECONDS_AFTER_DEADLINE = 1.0  # A worker that has not ended its round this long after the deadline is late
+SECONDS_TO_ABORT = 5.0  # Time for a late worker to abort its communicator before it is killed
+SECONDS_OF_SUPERVISOR = SECONDS_AFTER_DEADLINE + SECONDS_TO_ABORT + SECONDS_TO_BE_KILLED  # Maximum after a deadline
 
-SECONDS_OF_PHASE_0 = 20.0  # To start a worker, with its GPU, and to measure what it can by itself
-SECONDS_WITHOUT_ORDER = 60.0  # Beyond three rounds that end at the last moment, a supervisor then ends
+SECONDS_OF_PHASE_0 = 20.0  # To start a worker, open its GPU, and measure its copies
+SECONDS_WITHOUT_ORDER = 60.0  # Added to three rounds, after which a supervisor without orders ends
 _TRIES, _SECONDS_TO_CONNECT = 20, 3.0
-_SECONDS_TO_BE_GREETED = 60.0  # Rank 0 greets one after the other, and strangers may stand before
+_SECONDS_TO_BE_GREETED = 60.0  # Rank 0 greets supervisors one by one, and strangers may come first
 
 
 class RankCard(Struct, frozen=True):
@@ -207,15 +205,10 @@ class RankCard(Struct, frozen=True):
     ports: Mapping[int, int]
     control_port: int = 0
 
-    def places(self, rail: int, own_host: str) -> tuple[tuple[str, int], ...]:
-        """Return all addresses of a rail's worker, as seen from a host."""
+    def places(self, port: int, own_host: str) -> tuple[tuple[str, int], ...]:
+        """Return all addresses by which `own_host` may reach a port of this rank's host."""
         local = ("127.0.0.1",) if self.host == own_host else ()
-        return tuple((address, self.ports[rail]) for address in (*local, *self.addresses))
-
-    def control_places(self, own_host: str) -> tuple[tuple[str, int], ...]:
-        """Return all addresses of rank 0, as seen from a host."""
-        local = ("127.0.0.1",) if self.host == own_host else ()
-        return tuple((address, self.control_port) for address in (*local, *self.addresses))
+        return tuple((address, port) for address in (*local, *self.addresses))
 
 
 class Supervisor:
@@ -233,11 +226,11 @@ class Supervisor:
         own_host = cards[self._rank].host
         if len(self.workers) > 1:
             leave_core()
-        with contextlib.closing(_connected(cards[0].control_places(own_host))) as control:
+        with contextlib.closing(_connected(cards[0].places(cards[0].control_port, own_host))) as control:
             messages.greet(control, self._secret, str(self._rank).encode())
             messages.keep_alive(control)
             patience = SECONDS_WITHOUT_ORDER + 3 * (deadline_s + SECONDS_OF_SUPERVISOR)
-            with messages.connection_of(control, patience) as connection:
+            with messages.wrap_socket(control, patience) as connection:
                 while not isinstance(order := messages.receive(connection), messages.EndOrder):
                     messages.send(connection, self._reply(order, cards, own_host))
                 return order.is_whole
@@ -271,7 +264,7 @@ class Supervisor:
         for rail, worker in self.workers.items():
             if rail not in self._faults and worker.has_died():
                 worker.kill()
-                self._faults[rail] = 0.0, messages.Outcome.OWN_WORKER_DIED, f"{worker.how_it_ended()}, in phase 0"
+                self._faults[rail] = 0.0, messages.Outcome.OWN_WORKER_DIED, f"{worker.describe_end()}, in phase 0"
         remark = next((words for _, _, words in self._faults.values()), "")
         return messages.RoundReply(
             0, tuple((rail, gb_s, int(out)) for rail, (gb_s, out, _) in self._faults.items()), remark
@@ -283,7 +276,7 @@ class Supervisor:
         partner = cards[order.partner]
         for rail in self.workers:
             if rail in partner.ports and rail not in order.retired:
-                places = () if order.listens else partner.places(rail, own_host)
+                places = () if order.listens else partner.places(partner.ports[rail], own_host)
                 yield rail, messages.WorkerTask(order.number, rail, order.partner, self._rank, order.deadline_s, places)
 
     def _run_in_rings(self, order: messages.RingOrder, cards: Sequence[RankCard], own_host: str) -> messages.RoundReply:
@@ -294,7 +287,7 @@ class Supervisor:
                 seat.before,
                 self._rank,
                 order.deadline_s,
-                cards[seat.after].places(seat.after_rail, own_host),
+                cards[seat.after].places(cards[seat.after].ports[seat.after_rail], own_host),
                 seat.size,
                 seat.place,
                 seat.before_rail,
@@ -321,7 +314,7 @@ class Supervisor:
                 found[rail] = 0.0, worker.loss, "it still hangs, killed in an earlier round"
             elif worker.has_died():
                 worker.kill()
-                found[rail] = 0.0, messages.Outcome.OWN_WORKER_DIED, worker.how_it_ended()
+                found[rail] = 0.0, messages.Outcome.OWN_WORKER_DIED, worker.describe_end()
         waiting = [rail for rail in tasks if rail not in found]
         for rail in waiting:
             self.workers[rail].begin(tasks[rail])
@@ -334,7 +327,7 @@ class Supervisor:
             if rail in answers or rail in found:
                 continue
             self.workers[rail].kill()
-            # Whether it hangs by itself or because of its partner, whose abort it waits for, is not known here.
+            # It may hang by itself, or wait for its partner to abort.
             state = self.workers[rail].loss if self.workers[rail].is_lost else states[rail]
             found[rail] = 0.0, state, "killed after the deadline"
         found |= {rail: self.workers[rail].outcome(answer) for rail, answer in answers.items()}
@@ -353,16 +346,16 @@ class Supervisor:
             controls = ((self.workers[rail].control, rail) for rail in waiting)
             sockets = {control: rail for control, rail in controls if control is not None}
             ready, _, _ = select.select(list(sockets), [], [], seconds_left(deadline))
-            for each in ready:
-                rail = sockets[each]
+            for control in ready:
+                rail = sockets[control]
+                worker = self.workers[rail]
                 try:
-                    answer = self.workers[rail].answer(number)
+                    answer = worker.answer(number)
                 except (EOFError, OSError):
-                    worker = self.workers[rail]
                     worker.kill()
-                    found[rail] = 0.0, messages.Outcome.OWN_WORKER_DIED, worker.how_it_ended()
+                    found[rail] = 0.0, messages.Outcome.OWN_WORKER_DIED, worker.describe_end()
                 else:
-                    if answer is not None and not self.workers[rail].retries(answer):
+                    if answer is not None and not worker.retry_refused(answer):
                         answers[rail] = answer
         return answers
 

@@ -1,6 +1,5 @@
 """The watchdog process, which detects a hang: `python -m gpubench.ranks.watchdog.main SETUP`."""
 
-import contextlib
 import ctypes
 import hmac
 import json
@@ -13,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ from gpubench.ranks.watchdog.progress import END_SIGNAL, ProgressBlock, Progress
 
 SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_ANSWER = 0.3
-_SECONDS_OF_SLEEP = 1.0  # A wait that lasts this much too long was a suspension of this process
+_SECONDS_OF_SLEEP = 1.0  # If a wait takes this much longer, this process was suspended
 _SECONDS_FOR_ANSWERS = 2.0
 _SECONDS_FOR_LOWER_RANKS = 1.0
 _SECONDS_BETWEEN_QUESTIONS = 2.0
@@ -37,7 +37,7 @@ _SECONDS_FOR_TROUBLE = 2.0
 _SECONDS_TO_ABORT = 2.0
 _SECONDS_TO_END = 2.0
 _SECONDS_TO_REPORT = 0.5
-SECONDS_TO_REACH = 5.0  # A watchdog on a busy machine may take so long to answer
+SECONDS_TO_REACH = 5.0  # A watchdog on a busy machine may take this long to answer
 _LONGEST_TROUBLE = 1024
 _MOST_HOSTS = 8
 _MOST_RAS_LINES = 24
@@ -89,6 +89,7 @@ class Watchdog:
         self._reporter = reporter
         self._clock = clock
         self._order = os.eventfd(0)
+        self._wake = partial(os.eventfd_write, self._order, 1)
         self._reading = threading.Lock()
         self._have_met = False
         self._peers = Peers(watched.rank, lambda rank: [local_name(job, rank)], b"", self.state, self._wake, clock)
@@ -149,26 +150,22 @@ class Watchdog:
 
     def _must_end(self) -> bool:
         parent = _parent_of(self._watched.pid)
-        if self._is_ordered_to_end() or (parent and parent != self._parent):
+        if self._peers.ordered_to_end or (parent and parent != self._parent):
             return True
         state = self.state()
         if self._clock() < self._wait_until or state.seconds_left(self._watched.timeout_s) > 0:
             return False
         self._wait_until = self._clock() + _SECONDS_BETWEEN_QUESTIONS
         self._trouble = self._ask_rank("trouble", _SECONDS_FOR_TROUBLE)[:_LONGEST_TROUBLE]
-        lower = _batches(self._ranks_here_first(range(self._watched.rank)))
-        if any(self._peers.ask(batch, _SECONDS_FOR_LOWER_RANKS, enough=1) for batch in lower):
+        lower: Sequence[int] = range(self._watched.rank)
+        if self._have_met:  # ask this host first, so that not all of thousands of hanging ranks ask rank 0
+            lower = sorted(lower, key=lambda rank: self._watchdogs[rank].host != self._watched.host)
+        if any(self._peers.ask(batch, _SECONDS_FOR_LOWER_RANKS, enough=1) for batch in _batches(lower)):
             return False
         states = self._peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
-        if self._is_ordered_to_end():  # another watchdog has reported the hang meanwhile
+        if self._peers.ordered_to_end:  # another watchdog has reported the hang meanwhile
             return True
         return self._is_hung(sorted([*states, self.state()], key=lambda state: state.rank))
-
-    def _ranks_here_first(self, ranks: Sequence[int]) -> list[int]:
-        """Sort ranks of this host first, so that not all of thousands of hanging ranks ask rank 0."""
-        if not self._have_met:
-            return list(ranks)
-        return sorted(ranks, key=lambda rank: self._watchdogs[rank].host != self._watched.host)
 
     def _is_hung(self, states: Sequence[ranks.RankState]) -> bool:
         timeout_s = self._watched.timeout_s
@@ -210,7 +207,7 @@ class Watchdog:
         self._ask_rank("abort", _SECONDS_TO_ABORT)
         for number in (END_SIGNAL, signal.SIGKILL):
             if _is_parent(self._watched.pid):  # else the rank is gone, and another process may have its number
-                with contextlib.suppress(ProcessLookupError):  # the first signal ended it
+                with suppress(ProcessLookupError):  # the first signal ended it
                     os.kill(self._watched.pid, number)
                     os.kill(self._watched.pid, signal.SIGCONT)
             self._wait(_SECONDS_TO_END)
@@ -219,7 +216,7 @@ class Watchdog:
         if not self._rank_answers:
             return ""
         self._answers.clear()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._control.sendall(json.dumps({"kind": request}).encode() + b"\n")
         deadline = self._clock() + seconds
         while (left := deadline - self._clock()) > 0:
@@ -240,14 +237,8 @@ class Watchdog:
                 self._receive()
                 if until_answer:
                     return
-            if self._is_ordered_to_end() and not self._block.left():
+            if self._peers.ordered_to_end and not self._block.left():
                 return
-
-    def _is_ordered_to_end(self) -> bool:
-        return self._peers.ordered_to_end
-
-    def _wake(self) -> None:
-        os.eventfd_write(self._order, 1)
 
     def _receive(self) -> None:
         try:

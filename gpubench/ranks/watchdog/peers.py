@@ -29,8 +29,8 @@ _LOCAL_TO_A_HOST = ("127.", "169.254.", "0.")
 _MOST_ADDRESSES = 6
 _MOST_NAME_BYTES = 100
 _BACKLOG: dict[int, int] = {socket.AF_UNIX: 16, socket.AF_INET: 1024}
-"""Connections that wait to be accepted. On Unix sockets the next ones wait in turn; over TCP they try again a second
-later, so a flood should find room."""
+"""Connections that wait to be accepted. Beyond that, Unix sockets block, but TCP retries only after a second, so there
+is room for a flood."""
 
 
 class WatchdogAddress(Struct, frozen=True):
@@ -85,7 +85,7 @@ def _listening(family: int, address: Address) -> socket.socket:
     return listener
 
 
-def address_of(listener: socket.socket) -> Address:
+def listener_address(listener: socket.socket) -> Address:
     """Return the address of a listener as JSON can hold it."""
     name = listener.getsockname()
     return name.decode() if isinstance(name, bytes) else name
@@ -125,12 +125,12 @@ _CREDENTIALS = struct.Struct("3i")
 _KNOCK_BYTES = 8
 _TIMEVAL = struct.Struct("@ll")
 _SECONDS_PER_READ = 1.0  # A watchdog on a busy machine answers within 0.1 s
-_SECONDS_OF_GRACE = 0.05  # What a connection has to authenticate in if all places are taken
+_SECONDS_OF_GRACE = 0.05  # Time for a connection to authenticate when all places are taken
 _MOST_UNAUTHENTICATED = 512  # With 128, 11 of 20 questions were answered under a flood of silent connections; now 19
 _MOST_CALLS = 64  # Concurrently
 _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_TO_ORDER = 1.0
-_ARBITER = 0  # The rank whose watchdog decides which of several lost ranks was the first
+_ARBITER = 0  # The rank whose watchdog decides which of several lost ranks was lost first
 _SECONDS_FOR_A_DECISION = 0.25
 _SECONDS_BEHIND_A_CLAIM = 0.1  # A claim may arrive this much later than the launcher's next kill
 
@@ -238,9 +238,7 @@ class Peers:
         return self._claim(at_seconds) == self._rank
 
     def claim_first(self) -> None:
-        """Tell the arbiter that this rank has reported why the job ends. Later losses are consequences and stay
-        unreported.
-        """
+        """Claim that this rank has reported why the job ends. Later losses are consequences and stay unreported."""
         if self._rank == _ARBITER:
             self.first_lost = _ARBITER
         else:

@@ -21,7 +21,7 @@ from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.units import printable_line
 from gpubench.ports.group import Group
 from gpubench.ranks.channel import connect
-from gpubench.ranks.watchdog.peers import WatchdogAddress, address_of, job_name, listen_everywhere, listen_locally
+from gpubench.ranks.watchdog.peers import WatchdogAddress, job_name, listen_everywhere, listen_locally, listener_address
 from gpubench.ranks.watchdog.progress import END_SIGNAL, ProgressBlock, Watched, write_stderr_line
 
 _LIBRARY = "libnvToolsExt.so.1"  # NVTX 2, of CUDA up to 12; the package `nvtx` brings NVTX 3
@@ -90,7 +90,7 @@ class WatchdogKeeper:
         self._listeners = listeners
         self._channel = channel
         self._answers: Mapping[str, Callable[[], object]] = {}
-        self._told: dict[object, Mapping[str, object]] = {}
+        self._sent: dict[object, Mapping[str, object]] = {}
         self._starts = 0
         self._lock = threading.Lock()
         self._start()
@@ -101,18 +101,17 @@ class WatchdogKeeper:
     def pid(self) -> int:
         return self._process.pid
 
-    def tell(self, message: Mapping[str, object]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Send a message to the watchdog. A restarted watchdog gets the last message of each kind again."""
         with self._lock:
-            self._told[message["kind"]] = message
-            self._send(self._control, message)
+            self._sent[message["kind"]] = message
+            self._write(self._control, message)
 
     def answer(self, answers: Mapping[str, Callable[[], object]]) -> None:
         """Answer the watchdog's requests in a thread, with one function per kind of request."""
-        is_first = not self._answers
-        self._answers = answers
+        is_first, self._answers = not self._answers, answers
         if is_first:
-            self.tell({"kind": "helps"})
+            self.send({"kind": "helps"})
             self._listen(self._control)
 
     def close(self) -> None:
@@ -158,7 +157,7 @@ class WatchdogKeeper:
 
     def _keep(self) -> None:
         while not self._block.left():
-            was_stopped = self._killed_where_stopped()
+            was_stopped = self._kill_if_stopped()
             status = self._process.wait()
             time.sleep(0 if self._block.left() else _SECONDS_TO_END_TOO)
             how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
@@ -174,7 +173,7 @@ class WatchdogKeeper:
                 if not is_watched:
                     return
 
-    def _killed_where_stopped(self) -> bool:
+    def _kill_if_stopped(self) -> bool:
         """Wait until the watchdog has ended. If a signal stopped it, kill it and return True."""
         kinds = os.WEXITED | os.WNOWAIT  # leave the exit status to `_process`
         try:
@@ -198,8 +197,8 @@ class WatchdogKeeper:
         except OSError:
             return False
         before.close()
-        for message in self._told.values():
-            self._send(self._control, message)
+        for message in self._sent.values():
+            self._write(self._control, message)
         if self._answers:
             self._listen(self._control)
         return True
@@ -211,9 +210,9 @@ class WatchdogKeeper:
         with suppress(OSError), control.makefile("rb") as questions:
             for line in questions:
                 kind = json.loads(line)["kind"]
-                self._send(control, {"kind": kind, "text": str(self._answers[kind]() or "")})
+                self._write(control, {"kind": kind, "text": str(self._answers[kind]() or "")})
 
-    def _send(self, control: socket.socket, message: Mapping[str, object]) -> None:
+    def _write(self, control: socket.socket, message: Mapping[str, object]) -> None:
         # The run goes on without a watchdog, which somebody may have killed.
         with suppress(OSError):
             control.sendall(json.dumps(message).encode() + b"\n")
@@ -237,11 +236,11 @@ class RankProgress:
         own = [job_name(os.environ), os.urandom(_SECRET_BYTES).hex()] if group.rank == 0 else None
         job, secret = group.broadcast(own)
         address = (self._own.place, self._own.host, list(self._own.addresses))
-        self._watchdog.tell({"kind": "met", "job": job, "secret": secret, "cards": group.gather(address)})
+        self._watchdog.send({"kind": "met", "job": job, "secret": secret, "cards": group.gather(address)})
 
     def name_ranks(self, places: Sequence[object]) -> None:
-        """Tell the watchdog the names of all ranks, once they have GPUs."""
-        self._watchdog.tell({"kind": "places", "places": [str(place) for place in places]})
+        """Send the names of all ranks to the watchdog, once they have GPUs."""
+        self._watchdog.send({"kind": "places", "places": [str(place) for place in places]})
 
     def answer_watchdog(self, trouble: Callable[[], str], abort: Callable[[], object]) -> None:
         """Answer the watchdog of a hanging rank in a thread, with the library's error and an abort. A later call
@@ -257,7 +256,7 @@ class RankProgress:
     def leave(self) -> None:
         """Record that this rank reports its own error, so that no watchdog reports it."""
         self._block.leave()
-        self._watchdog.tell({"kind": "breaks"})
+        self._watchdog.send({"kind": "breaks"})
 
     def close(self) -> None:
         """End the watchdog. Call it after the last step that may hang."""
@@ -270,14 +269,14 @@ def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | Non
     block = ProgressBlock()
     block.enter(Phase.LAUNCH)
     listeners = listen_everywhere()
-    address = WatchdogAddress(f"rank {rank} on {host}", host, [address_of(listener) for listener in listeners])
-    die_at_once_on(END_SIGNAL)
+    address = WatchdogAddress(f"rank {rank} on {host}", host, [listener_address(listener) for listener in listeners])
+    exit_on_signal(END_SIGNAL)
     watched = Watched(rank, ranks, address.place, host, os.getpid(), timeout_s)
     return RankProgress(block, address, WatchdogKeeper(watched, block, listeners, channel))
 
 
-def die_at_once_on(number: signal.Signals) -> None:
-    """Make a signal end this process at once, even inside a library call, with the signal's number as exit code."""
+def exit_on_signal(number: signal.Signals) -> None:
+    """Let a signal end this process immediately, even in a library call, with the signal's number as exit code."""
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal.restype = ctypes.c_void_p

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.backends import libraries
-from gpubench.backends.libraries import linked_files, version_of
+from gpubench.backends.libraries import linked_files, read_version
 from gpubench.model.facts.process import LOADER, MPI_LIB, NCCL_LIB, NVSHMEM_LIB, UCX_LIB, LibraryFile
 from tests.fakes.shared_objects import shared_object, torch, wheel
 
@@ -109,10 +109,10 @@ def test_kernel_modules_with_their_versions(tmp_path: Path) -> None:
 def test_what_does_not_load_says_why(tmp_path: Path) -> None:
     path = tmp_path / "libnccl.so.2"
     path.write_text("no library")
-    answer = version_of(NCCL_LIB, str(path))
+    answer = read_version(NCCL_LIB, str(path))
     assert answer["version"] is None
     assert str(path) in answer["unread"] or "libnccl" in answer["unread"]
-    assert version_of("MSCCL++", str(path))["unread"] == "it has no function that tells"
+    assert read_version("MSCCL++", str(path))["unread"] == "it has no function that tells"
 
 
 def test_this_environment_is_read_by_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,10 +33,10 @@ from gpubench.ranks.scan.messages import (
     RoundOrder,
     RoundReply,
     clock_offset,
-    connection_of,
     greet,
     receive,
     send,
+    wrap_socket,
 )
 
 SECRET = b"the secret of a job of the tests"
@@ -79,7 +79,7 @@ def supervise(port: int, rank: int, answer: Answer, secret: bytes, clock: float,
     line = socket.create_connection(("127.0.0.1", port))
     with suppress(OSError), line:
         greet(line, secret, str(rank).encode())
-        with connection_of(line, 60.0) as connection:
+        with wrap_socket(line, 60.0) as connection:
             while not isinstance(order := receive(connection), EndOrder):
                 reply: Message | None
                 if isinstance(order, ClockOrder):

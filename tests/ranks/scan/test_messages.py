@@ -47,7 +47,7 @@ def test_whatever_else_arrives_is_a_broken_connection(data: bytes) -> None:
 def test_a_message_that_is_too_long_or_stops_in_the_middle_ends_the_connection() -> None:
     for data in (b"\x7f\xff\xff\xff", b"\0\0\0\x09half"):
         one, other = socket.socketpair()
-        with one, messages.connection_of(other, 0.2) as connection:
+        with one, messages.wrap_socket(other, 0.2) as connection:
             one.sendall(data)
             start = time.monotonic()
             with pytest.raises(OSError):  # noqa: PT011 - of the kernel or of multiprocessing

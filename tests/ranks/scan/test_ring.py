@@ -8,7 +8,7 @@ from tests.ranks.scan.rings import everywhere
 
 @pytest.mark.parametrize("size", [2, 3, 7])
 def test_all_hear_the_first_one(size: int) -> None:
-    assert everywhere(size, lambda ring: ring.pass_on(b"first" if ring.place == 0 else bytes(5))) == [b"first"] * size
+    assert everywhere(size, lambda ring: ring.broadcast(b"first" if ring.place == 0 else bytes(5))) == [b"first"] * size
 
 
 @pytest.mark.parametrize("size", [2, 5])

@@ -148,8 +148,8 @@ def test_under_mps_a_worker_that_failed_or_was_refused_is_replaced() -> None:
         done, _ = a_round(one, other, 2)
         assert (done.figures[0][2], worker_of(one) == first) == (Outcome.DONE, False)
         before = worker_of(one)
-        assert not one.workers[0].retries({"number": 2, "failure": "broken"})
-        assert one.workers[0].retries({"number": 2, "failure": "refused"})
+        assert not one.workers[0].retry_refused({"number": 2, "failure": "broken"})
+        assert one.workers[0].retry_refused({"number": 2, "failure": "refused"})
         assert worker_of(one) != before
 
 

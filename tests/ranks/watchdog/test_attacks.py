@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from gpubench.ranks.watchdog import peers as connections
-from gpubench.ranks.watchdog.peers import Address, Peers, address_of, listen_everywhere
+from gpubench.ranks.watchdog.peers import Address, Peers, listen_everywhere, listener_address
 from tests.cli.running import ROOT, environment
 from tests.fakes.progress import FakeProgress
 from tests.ranks.watchdog import strangers
@@ -113,7 +113,7 @@ class Job:
 
     def __init__(self, stack: ExitStack, secret: bytes = SECRET) -> None:
         self.listeners = [stack.enter_context(listener) for listener in [*listen_everywhere(), loopback()]]
-        self.addresses: list[Address] = [address_of(listener) for listener in self.listeners]
+        self.addresses: list[Address] = [listener_address(listener) for listener in self.listeners]
         self.second = Peers(1, lambda _rank: [], secret, FakeProgress(1).state, lambda: None)
         self.second.serve(self.listeners)
 

@@ -15,11 +15,11 @@ from gpubench.ranks.watchdog.main import _batches
 from gpubench.ranks.watchdog.peers import (
     Peers,
     WatchdogAddress,
-    address_of,
     is_inner_bridge,
     job_name,
     listen_everywhere,
     listen_locally,
+    listener_address,
     local_name,
     offered_addresses,
 )
@@ -33,7 +33,7 @@ def three() -> Iterator[list[Peers]]:
     """The watchdogs of three ranks."""
     with ExitStack() as stack:
         listeners = [[stack.enter_context(line) for line in listen_everywhere()] for _ in range(3)]
-        addresses = [[address_of(line) for line in lines] for lines in listeners]
+        addresses = [[listener_address(line) for line in lines] for lines in listeners]
         every = [
             Peers(rank, addresses.__getitem__, SECRET, FakeProgress(rank).state, lambda: None) for rank in range(3)
         ]
@@ -82,7 +82,7 @@ def test_a_rank_that_is_asked_late_has_its_full_time_too(three: list[Peers], mon
         silent.bind("")
         silent.listen()
         address_of_two = three[0]._addresses(2)
-        three[0]._addresses = lambda rank: [address_of(silent)] if rank == 1 else address_of_two
+        three[0]._addresses = lambda rank: [listener_address(silent)] if rank == 1 else address_of_two
         assert [state.rank for state in three[0].ask([1, 2], 0.5)] == [2]
 
 
@@ -113,7 +113,7 @@ def test_addresses_of_this_host() -> None:
 
 def test_sockets_hear_this_host_and_the_offered_addresses_alone() -> None:
     every = listen_everywhere()
-    here, *others = [address_of(line) for line in every]
+    here, *others = [listener_address(line) for line in every]
     assert str(here).startswith("\0")
     assert [address[0] for address in others] == offered_addresses()
     for line in every:

@@ -21,7 +21,7 @@ from gpubench.model.terms import ranks as hang
 from gpubench.model.terms.ranks import LostRank, Phase, RankState
 from gpubench.ranks.watchdog import main as watchdog_process
 from gpubench.ranks.watchdog.main import Watchdog
-from gpubench.ranks.watchdog.peers import Address, Peers, address_of, listen_everywhere, listen_locally
+from gpubench.ranks.watchdog.peers import Address, Peers, listen_everywhere, listen_locally, listener_address
 from gpubench.ranks.watchdog.progress import END_SIGNAL, ProgressBlock, Watched
 from tests.cli.running import ROOT, environment
 
@@ -111,7 +111,7 @@ class Rank:
         assert local is not None
         self.listeners = [local, listener, *others]
         self.sockets = [self.control, other]
-        self.card: Card = (f"rank {rank} on n0", "n0", [address_of(listener)])
+        self.card: Card = (f"rank {rank} on n0", "n0", [listener_address(listener)])
         watched = Watched(rank, ranks, self.card[0], "n0", self.process.pid, timeout_s)
         self.watchdog = Watchdog(watched, self.block, other, [local], job, [listener], self.heard, clock)
         self.thread = threading.Thread(target=self.watchdog.run)
