@@ -154,9 +154,10 @@ def send(connection: Connection, message: Message) -> None:
 def receive(connection: Connection) -> Message:
     """Return the next message. Raise OSError if the other end is gone, too slow, or sent something else."""
     try:
-        return _DECODER.decode(connection.recv_bytes(_MOST_BYTES))
+        message: Message = _DECODER.decode(connection.recv_bytes(_MOST_BYTES))
     except (EOFError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConnectionError(f"no message: {error}") from error
+    return message
 
 
 def clock_offset(clock: float, asked: float, answered: float) -> float:

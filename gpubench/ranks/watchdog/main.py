@@ -150,7 +150,7 @@ class Watchdog:
 
     def _must_end(self) -> bool:
         parent = _parent_of(self._watched.pid)
-        if self._peers.ordered_to_end or (parent and parent != self._parent):
+        if self._is_ordered_to_end() or (parent and parent != self._parent):
             return True
         state = self.state()
         if self._clock() < self._wait_until or state.seconds_left(self._watched.timeout_s) > 0:
@@ -163,7 +163,7 @@ class Watchdog:
         if any(self._peers.ask(batch, _SECONDS_FOR_LOWER_RANKS, enough=1) for batch in _batches(lower)):
             return False
         states = self._peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
-        if self._peers.ordered_to_end:  # another watchdog has reported the hang meanwhile
+        if self._is_ordered_to_end():  # another watchdog has reported the hang meanwhile
             return True
         return self._is_hung(sorted([*states, self.state()], key=lambda state: state.rank))
 
@@ -237,8 +237,11 @@ class Watchdog:
                 self._receive()
                 if until_answer:
                     return
-            if self._peers.ordered_to_end and not self._block.left():
+            if self._is_ordered_to_end() and not self._block.left():
                 return
+
+    def _is_ordered_to_end(self) -> bool:  # not read directly, because mypy would assume that it stays False
+        return self._peers.ordered_to_end
 
     def _receive(self) -> None:
         try:
