@@ -72,7 +72,7 @@ class ManagedMemory(Protocol):
         """Return CUDA's attributes of every GPU, in their order."""
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Allocate managed memory, kept until `close`. At most `MANAGED_MEMORY_SHARE` of the free memory is available."""
+        """Allocate managed memory, kept until `close`. At most `MANAGED_MEMORY_SHARE` of free memory is available."""
 
     def on(self, memory: Memory, place: Place) -> Memory:
         """Return a view of the memory that is filled and checked by a GPU's kernels, or by the host."""

@@ -5,7 +5,6 @@ NCCL is MPI on CPU buffers, which writes what a rank's real NCCL wrote into the 
 - GPUBENCH_TEST_LOGS: the folder in tests/logs whose lines NCCL writes; with `refused` two ranks find no path
 - GPUBENCH_TEST_GPUS: the number of GPUs, GPUBENCH_TEST_NCCL_CODE: NCCL's version, GPUBENCH_TEST_MPS: ranks use MPS
 - GPUBENCH_TEST_STUCK: the rank that never returns from its first operation
-- GPUBENCH_TEST_START_SECONDS: the time limit of an initialization
 - GPUBENCH_TEST_BROKEN_NET: with this value of NCCL_NET NCCL finds no path
 - GPUBENCH_TEST_MPI_CRASHES: the operations in which MPI crashes on GPU memory
 - GPUBENCH_TEST_STUCK_STEPS, GPUBENCH_TEST_SPOILED_STEPS: the rank that hangs in, and that loses, overlapped operations
@@ -301,8 +300,6 @@ def install() -> None:
     }
     for path, fake in fakes.items():
         stand_in(path, fake)
-    if "GPUBENCH_TEST_START_SECONDS" in os.environ:
-        stand_in("gpubench.model.terms.ranks.SECONDS_TO_START", float(os.environ["GPUBENCH_TEST_START_SECONDS"]))
 
 
 if __name__ == "__main__":
