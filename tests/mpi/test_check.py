@@ -71,7 +71,9 @@ def test_of_two_hosts_the_one_that_differs_is_named(
 @pytest.mark.slow
 def test_two_hosts_that_are_alike_are_well(hosts: Hosts) -> None:
     code, document, text = checked(hosts, "--strict", nodes="hgx-h100-8")
-    assert (code, document["verdict"], document["findings"]) == (0, "PASS", []), text
+    # No profile expects a time of an all-reduce on CPUs, and --strict accepts no speed that is not judged.
+    assert (code, document["verdict"], document["findings"]) == (3, "SKIP", []), text
+    assert "speed of all-reduce not judged" in text
     assert unwell(document) == {}
     assert {(row["ranks"], row["nodes"], row["wrong"]) for row in document["rows"]} == {(4, 2, 0)}
     assert {row["source_node"] for row in document["pairs"]} == set(hosts.names)
