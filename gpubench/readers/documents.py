@@ -1,4 +1,4 @@
-"""Text and JSON that a person names, opened, decoded and checked, with errors that name the file and the place."""
+"""Opens, decodes and checks files that a user names. Errors contain the file and the place."""
 
 import codecs
 import io
@@ -33,19 +33,19 @@ _MS = 1000
 
 
 class SilentPipeError(UsageError):
-    """The writer of a pipe says nothing for too long."""
+    """The writer of a pipe sends nothing for too long."""
 
 
 @contextmanager
 def opened(path: Path, expected: str, *, pipes: bool = True) -> Iterator[io.BufferedReader]:
-    """A file, or a pipe where those may be, open for reading; `expected` says what is wanted, for errors.
+    """Open a file, or a pipe if `pipes`, for reading. `expected` is for errors.
 
-    Raises OSError, and UsageError for a device, a socket, and a pipe that nobody writes. While it is read: OSError, and
-    SilentPipeError where the writer of a pipe says nothing.
+    Raises OSError, and UsageError for a device, a socket, or a pipe without a writer. Reading raises OSError, and
+    SilentPipeError if the writer of a pipe sends nothing.
     """
     name = str(path)
     _check_kind(path.stat().st_mode, name, expected, pipes=pipes)
-    # Without O_NONBLOCK opening a pipe waits for its writer; files do not know it.
+    # Without O_NONBLOCK, opening a pipe waits for its writer. Files ignore it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -76,7 +76,7 @@ class _Pipe(io.RawIOBase):
         self._given_up: SilentPipeError | None = None
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
-        # A shell's has no name, so that nobody can open it for writing any more: without a writer it is at its end.
+        # A shell's pipe has no name, so no other process can open it for writing. Without a writer it is at its end.
         self._had_writer = str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:")
 
     def readable(self) -> bool:
@@ -101,11 +101,11 @@ class _Pipe(io.RawIOBase):
                 error = self._silent(most)
                 if not self._has_sent:
                     raise error
-                # The end, so that nothing is lost of what a buffer holds; every later reading is the error.
+                # End here, so that buffered bytes are not lost. Every later read raises the error.
                 self._given_up = error
                 return 0
             for _, event in self._poll.poll(left * _MS):
-                # Of a named pipe the kernel says so once a writer was there and went.
+                # The kernel reports this for a named pipe once its writer has closed it.
                 self._had_writer = self._had_writer or bool(event & select.POLLHUP)
 
     def _silent(self, seconds: float) -> SilentPipeError:
@@ -122,7 +122,7 @@ _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_B
 
 
 class Wanted(Struct, frozen=True):
-    """The kinds of files that are wanted, in words for errors: how to make one, and the most bytes that are read."""
+    """The kinds of files to read, in words for errors, and their most bytes."""
 
     kinds: str
     how_to_make_one: str
@@ -130,11 +130,11 @@ class Wanted(Struct, frozen=True):
     example: str
 
     def unfit(self, seen: str, *, reason: str, next_step: str = "") -> UsageError:
-        """The error of a file that is something else."""
+        """Return the error for a file of another kind."""
         return UsageError(seen, expected=self.kinds, reason=reason, next_step=next_step or self.how_to_make_one)
 
     def unknown(self, text: str, name: str) -> UsageError:
-        """The error of a text that begins no kind of file that is wanted."""
+        """Return the error for a text that no reader recognizes."""
         first = next(number for number, line in enumerate(text.split("\n"), 1) if line.strip())
         beginning = text.strip().split("\n")[0][:60]
         seen = f"{name}, line {first}: {beginning!r} begins no kind of file that gpubench reads"
@@ -149,11 +149,11 @@ _OTHER_COMMANDS = (
     (re.compile(r"^\s*GPU0\s+X\s", re.MULTILINE), "it is a matrix of nvidia-smi topo", "topo --from"),
     (re.compile(r"\balgbw\b.*\bbusbw\b|\bmemcpy (?:CE|SM) [CG]PU\(row\)|# OSU "), "it is a table of results", "report"),
 )
-"""What is read by another command than the one that got it."""
+"""Signs of texts that another command reads."""
 
 
 def unreadable(name: str, error: Exception, expected: str, next_step: str = "") -> UsageError:
-    """The error of a file that is not there, or that its rights or its disk keep from being read."""
+    """Return the error for a file that is missing or cannot be read."""
     if isinstance(error, FileNotFoundError):
         seen, reason = f"{name} does not exist", "the path is mistyped, or relative to another directory"
     else:
@@ -163,9 +163,9 @@ def unreadable(name: str, error: Exception, expected: str, next_step: str = "") 
 
 
 def read_text(path: Path, wanted: Wanted) -> str:
-    """The text of a file, which has at least one line.
+    """Return the text of a file, which has at least one line.
 
-    Raises UsageError where there is no such file, it is no text, it is empty, or larger than what is wanted can be.
+    Raises UsageError if the file is missing, empty, too large, or no text.
     """
     name = str(path)
     text = _decoded(_bytes_of(path, name, wanted), name, wanted)
@@ -184,9 +184,9 @@ def _bytes_of(path: Path, name: str, wanted: Wanted) -> bytes:
             size_bytes = path.stat().st_size
             if size_bytes > wanted.most_bytes:
                 raise _too_large(name, f"{size_bytes / 2**20:.0f} MiB", wanted)
-            # A pipe, as `--from <(nvidia-smi topo -m)` gives one, has no size to ask for.
+            # A pipe, as in `--from <(nvidia-smi topo -m)`, has no size.
             content = file.read(wanted.most_bytes + 1)
-            # Behind the last bytes of a pipe whose writer fell silent this is the error.
+            # After the last bytes of a silent pipe, this raises the error.
             content += file.read(1)
     except (OSError, ValueError) as error:
         raise unreadable(name, error, wanted.kinds, wanted.how_to_make_one) from None
@@ -209,7 +209,7 @@ def _decoded(content: bytes, name: str, wanted: Wanted) -> str:
             reason="Windows PowerShell's > writes UTF-16",
             next_step=f"iconv -f UTF-16 -t UTF-8 {name} > {wanted.example}",
         )
-    content = content.rstrip(b"\0")  # what a power cut leaves of bytes that were promised and not written
+    content = content.rstrip(b"\0")  # A power cut leaves NULs where bytes were allocated and not written
     wrong, what = content.find(b"\0"), "a NUL byte"
     try:
         text = content.decode("utf-8-sig")
@@ -224,15 +224,15 @@ def _decoded(content: bytes, name: str, wanted: Wanted) -> str:
     raise wanted.unfit(f"{name}, line {line}: {what}", reason="it is a binary or a compressed file, or a damaged one")
 
 
-_QUOTED = re.compile(r"(?:\s*>)+ ?|\s*\|(?=[^|]*\|)")  # Markdown before a line: of a quotation, or of a row of a table
+_QUOTED = re.compile(r"(?:\s*>)+ ?|\s*\|(?=[^|]*\|)")  # Markdown at the start of a quoted line or of a table row
 
 
-_IN_CELLS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))|\*\*")  # Separators of thousands, and bold
+_IN_CELLS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))|\*\*")  # Thousands separators, and bold
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2212"), "-")
 
 
 def lines_of(text: str, name: str) -> list[str]:
-    """The lines of a text, whichever way they end; UsageError for more than a result has."""
+    """Split a text at any kind of line end. Raises UsageError for too many lines."""
     count = text.count("\n") + text.count("\r")
     if count > limits.MOST_RESULT_LINES:
         raise UsageError(
@@ -245,18 +245,18 @@ def lines_of(text: str, name: str) -> list[str]:
 
 
 def unquoted(line: str) -> str:
-    """Return a line as it was before somebody quoted it, made a row of a table of it, or printed it to a PDF."""
+    """Remove Markdown quotes and table bars, and dashes of a PDF, from a line."""
     plain = line if line.isascii() else line.translate(_DASHES)
     return _IN_CELLS.sub("", _QUOTED.sub("", plain, count=1).replace("|", " ")) if _QUOTED.match(plain) else plain
 
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x07|[\x00-\x08\x0b-\x1f]")
 _TAG = re.compile(r"(\[[^\]\[\s]{1,80},\d{1,7}\]<std(?:out|err)>:)")
-"""Open MPI's --tag-output puts one before every piece of output, and a piece may be the middle of a line."""
+"""Open MPI's --tag-output puts it before every piece of output, even in the middle of a line."""
 
 
 def pieces(line: str) -> Iterator[tuple[str, str]]:
-    """The text of a line by launcher's tag, "" without one: pieces of one process that follow each other are one."""
+    """Yield the launcher's tags of a line with their text, '' without a tag. Join consecutive pieces of one process."""
     head, *tagged = _TAG.split(_CONTROL.sub("", line))
     if head.strip() or not tagged:
         yield "", head
@@ -271,12 +271,12 @@ def pieces(line: str) -> Iterator[tuple[str, str]]:
 
 
 def prefix_shape(prefix: str) -> str:
-    """What a launcher or a clock puts before a line, with all numbers alike."""
+    """Return the prefix of a line with all numbers replaced by 0."""
     return re.sub(r"\d+", "0", " ".join(prefix.split()))
 
 
 def strip_prefix(text: str, shape: str) -> list[str] | None:
-    """The words of a line behind a prefix of a shape; None where it has another."""
+    """Return the words after a prefix of this shape. None for another prefix."""
     words = text.split()
     count = len(shape.split())
     return words[count:] if prefix_shape(" ".join(words[:count])) == shape else None
@@ -286,7 +286,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def leaves(plain: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Every name and value in plain data that is no list or dictionary, with the place that leads to it."""
+    """Yield every key and every scalar in plain data, with its place."""
     if isinstance(plain, dict):
         for key, held in plain.items():
             yield f"a name in {where}", key
@@ -299,19 +299,19 @@ def leaves(plain: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def may_hold_half_characters(text: str) -> bool:
-    """False of a JSON text that spells none, and that `check_text` has not to go through value by value."""
+    """Return False if a JSON text cannot contain lone surrogates, which saves the slow `check_text`."""
     return "\\ud" in text or "\\uD" in text or not (text.isascii() or _SURROGATE.search(text) is None)
 
 
 def check_text(plain: Any, where: str) -> None:
-    """Raise UsageError for half characters anywhere in a document: JSON can spell them, and no output can hold them."""
+    """Raise UsageError for lone surrogates. JSON can contain them, but no output can."""
     for place, text in leaves(plain, where):
         if isinstance(text, str) and _SURROGATE.search(text):
             raise UsageError(f"{place} has half a character in it: {text[:40]!a}", expected="text that UTF-8 can hold")
 
 
 def check_printable(plain: Any, where: str) -> None:
-    """Raise UsageError for a text that a terminal cannot show; `where` leads to it."""
+    """Raise UsageError for a text that a terminal cannot show. `where` is its place."""
     for place, text in leaves(plain, where):
         if isinstance(text, str) and not text.isprintable():
             raise UsageError(f"{place} is {text[:40]!a}", expected="printable characters")
@@ -321,14 +321,14 @@ T = TypeVar("T")
 
 
 def json_line(value: object) -> str:
-    """A dataclass as one line; `read_json_line` reads it."""
+    """Write a record as one line of JSON."""
     return json.dumps(to_plain(value), allow_nan=False) + "\n"
 
 
 def read_json_line(kind: type[T], line: str, where: str) -> T:
-    """The dataclass in a line; `where` names file and line.
+    """Read a record from a line of JSON. `where` names file and line.
 
-    Raises UsageError where it is no JSON, holds what is no number or no character, or is of another kind.
+    Raises UsageError if it is no JSON, or holds NaN, lone surrogates, or another kind of record.
     """
     try:
         plain = load_json(line)
@@ -343,7 +343,7 @@ def read_json_line(kind: type[T], line: str, where: str) -> T:
 
 
 def check_version(version: int, known: int, where: str) -> None:
-    """Raise UsageError for the first line of a recording in a form that is not known here."""
+    """Raise UsageError for a recording of another schema version."""
     if version != known:
         raise UsageError(
             f"{where}: schema_version {version}",
@@ -354,12 +354,11 @@ def check_version(version: int, known: int, where: str) -> None:
 
 
 def load_json(text: str) -> Any:
-    """The value of a JSON text, without the NaN and infinity that Python would accept.
+    """Parse JSON without NaN and infinity, which Python would accept.
 
-    Raises ValueError where it is no JSON, holds such a number or one of too many digits, is nested too deeply, or would
-    take too much memory.
+    Raises ValueError if it is no JSON, contains these or too many digits, is too deep, or needs too much memory.
     """
-    # At least what its values take in CPython: a dictionary of one name, an empty list, a number in a list.
+    # The least memory of its values in CPython: a dictionary with one key, an empty list, a number in a list.
     size_bytes = text.count("{") * 232 + text.count("[") * 64 + text.count(",") * 36
     if size_bytes > limits.MOST_JSON_BYTES:
         most = limits.MOST_JSON_BYTES // 2**20
@@ -380,14 +379,14 @@ def _too_deep() -> ValueError:
 
 
 def whole(text: str) -> int:
-    """A whole number; ValueError for one of too many digits, and for what is none."""
+    """Parse a whole number. Raises ValueError, also for too many digits."""
     if len(text) > limits.MOST_DIGITS + text.startswith("-"):
         raise ValueError(f"a number of {len(text)} digits, and {limits.MOST_DIGITS} are the most that is read")
     return int(text)
 
 
 def finite(text: str) -> float:
-    """A number; ValueError for NaN, infinity, and what is no number."""
+    """Parse a number. Raises ValueError, also for NaN and infinity."""
     value = float(text)
     return value if math.isfinite(value) else _no_number(text)
 

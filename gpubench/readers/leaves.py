@@ -1,9 +1,9 @@
-"""Reads which leaf switch each node is on: Slurm's topology.conf, ibnetdiscover's text, or two columns, node and
+"""Reads the leaf switch of each node: from Slurm's topology.conf, ibnetdiscover's text, or two columns, node and
 leaf.
 
 In ibnetdiscover's text, ports belong to hosts by rdma-ndd's default description, "HOST DEVICE" (`%h %d`). In a fabric
 of rails a node has one switch per rail. A leaf is then a group of nodes that share most switches, even if a cable is
-out.
+missing.
 """
 
 import re

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from gpubench.formats.registry import TABLE
 from gpubench.formats.text.collective import collective_lines
-from gpubench.model.facts.process import MpiSupport, OperationTrial, TrialOutcome
-from gpubench.model.results.backends import BackendRow, MpiTrialRow, against_first, trial_rows
-from gpubench.model.results.report import Record, Report, Table
+from gpubench.model.facts.process import OperationTrial, TrialOutcome
+from gpubench.model.results.backends import BackendRow, MpiTrialRow, against_first
+from gpubench.model.results.report import Record, Report, Table, made_of
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.measured_rows import row
 from tests.formats.sample import METADATA
@@ -100,7 +100,7 @@ def test_every_trial_of_mpi_is_shown_with_its_end() -> None:
         OperationTrial(operation="sendrecv", size_bytes=1024, outcome=TrialOutcome.RIGHT, seconds=6.1),
         OperationTrial(operation="sendrecv", size_bytes=2**20, outcome=TrialOutcome.WRONG, seconds=6.1, said="3 wrong"),
     ]
-    rows = trial_rows(MpiSupport(library="MPI", asked="allreduce", trials=trials))
+    rows = [made_of(MpiTrialRow, trial) for trial in trials]
     assert shown_below(MpiTrialRow, rows)[1:5] == [
         "MPI on GPU memory, each operation in a job of its own",
         "operation  1K       1M          after s  its words",

@@ -532,7 +532,7 @@ def worse_result(
 def nothing_compared(base: RunsByRow, new: RunsByRow) -> verdict.Finding:
     """Return the finding that both sides have no common row, with the columns without a common value."""
     differ = []
-    for name in RowKey._fields:
+    for name in RowKey.columns():
         before, after = ({getattr(key, name) for key in side} for side in (base, new))
         if before and after and not before & after:
             differ.append(f"{name} {_listed(name, after)}, not {_listed(name, before)}")

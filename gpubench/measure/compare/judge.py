@@ -286,7 +286,7 @@ _SUMMED: Mapping[str, Callable[[JudgedRow], Any]] = {
 
 
 def _comparison_row(judged: JudgedRow) -> compare.ComparisonRow:
-    columns = judged.key._asdict() | {name: value(judged) for name, value in _SUMMED.items()}
+    columns = judged.key.to_record() | {name: value(judged) for name, value in _SUMMED.items()}
     for names, side in ((_OF_BASE, judged.base), (_OF_NEW, judged.new)):
         columns |= zip(names, _columns(side), strict=True)
     columns["source_device"], columns["destination_device"] = (judged.new or judged.base)[0].devices or _NO_DEVICES

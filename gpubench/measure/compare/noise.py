@@ -16,6 +16,7 @@ from statistics import median
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.model.paths.transport import is_staged, parse_transport
 from gpubench.model.results.compare import RowKey, collective_key, pair_keys, siblings
@@ -67,7 +68,7 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
         for file, own_rows in zip(files, rows, strict=True):
             for key, row in own_rows:
                 if key in settings:
-                    key = key._replace(setting=_setting(row))
+                    key = replace(key, setting=_setting(row))
                 measured.setdefault(key, []).append(_collective_figures(row))
             for latency in file.latencies:
                 measured.setdefault(made_of(RowKey, latency), []).append(_latency_figures(latency))

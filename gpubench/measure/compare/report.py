@@ -149,11 +149,11 @@ def _collectives(files: Sequence[ResultFile]) -> Iterator[tuple[str, MachineCurv
     rows = [row for file in files for row in file.rows if not row.wrong and row.group is None]
 
     def case(key: RowKey) -> RowKey:
-        return key._replace(ranks=None, nodes=None, size_bytes=None)
+        return replace(key, ranks=None, nodes=None, size_bytes=None)
 
     cases = group_by(rows, lambda row: case(collective_key(row)))
     for key, own in cases.items():
-        if key.placement == _IN_PLACE and key._replace(placement="out_of_place") in cases:
+        if key.placement == _IN_PLACE and replace(key, placement="out_of_place") in cases:
             continue
         largest = max(own, key=lambda row: row.ranks)
         same = [row for row in own if (row.ranks, row.nodes) == (largest.ranks, largest.nodes)]

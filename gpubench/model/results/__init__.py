@@ -1,1 +1,1 @@
-"""Reports, their rows, and what is derived from rows."""
+"""The rows of every report, and pure functions that derive verdicts, findings and sentences from rows."""

@@ -1,4 +1,4 @@
-"""Ways to run a collective, compared size by size: backends, algorithms, the fastest; and the rows of `libraries`."""
+"""Rows that compare ways to run a collective (backends, algorithms, settings), and the rows of `libraries`."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Struct
 
-from gpubench.model.facts.process import MpiSupport, TrialOutcome
+from gpubench.model.facts.process import TrialOutcome
 from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
 from gpubench.model.terms import settings
 from gpubench.model.terms.operation import KERNELS, NCCL, TORCH_NCCL, DataType, Placement, ReduceOp
@@ -19,7 +19,7 @@ from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Origin, Ver
 
 
 class CaseKey(Record, frozen=True, kw_only=True):
-    """The columns that say which size of a sweep a row is of, in which ways of running it stand beside each other."""
+    """The columns that identify a size of a sweep, whatever backend or setting ran it."""
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
     origin: Annotated[str, Origin]  #: where the numbers come from
@@ -32,7 +32,7 @@ class CaseKey(Record, frozen=True, kw_only=True):
 
 
 class BackendRow(CaseKey, frozen=True, kw_only=True):
-    """One size with one backend, against the first backend of the table at the same size."""
+    """One size with one backend, compared with the first backend of the table."""
 
     section = "backends"
 
@@ -52,7 +52,7 @@ class BackendRow(CaseKey, frozen=True, kw_only=True):
 
 
 class MpiTrialRow(Record, frozen=True, kw_only=True):
-    """One operation of MPI on GPU memory, in a job of its own."""
+    """One MPI operation on GPU memory, tried in a separate job."""
 
     section = "mpi_support"
 
@@ -63,13 +63,8 @@ class MpiTrialRow(Record, frozen=True, kw_only=True):
     said: str  #: its last words
 
 
-def trial_rows(support: MpiSupport) -> list[MpiTrialRow]:
-    """The rows of all trials."""
-    return [made_of(MpiTrialRow, trial) for trial in support.trials]
-
-
 def against_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:
-    """Every right row of another backend held against the first row's backend at the same size."""
+    """Compare every row of another backend with the first row's backend at the same size. Skip rows with wrong data."""
     found: list[BackendRow] = []
     for here in group_by(rows, lambda row: (row.dtype, row.op, row.placement, row.size_bytes)).values():
         own = [
@@ -99,15 +94,16 @@ def _against(row: CollectiveRow, own: Sequence[CollectiveRow]) -> BackendRow:
     )
 
 
-FRAMEWORK_SLOWER = "framework-slower"  # The finding on a framework that is slower than the library that it calls
-LARGE_BYTES = 16 * 2**20  # Python then issues an operation faster than an H200 does it
+FRAMEWORK_SLOWER = "framework-slower"  # The finding that a framework is slower than the library below it
+LARGE_BYTES = 16 * 2**20  # From this size on, Python issues an operation faster than an H200 runs it
 _SMALL_BYTES = 64 * 2**10
-_WITHIN_PERCENT = 2.0  # Within which one backend is as fast as another
-_SLOWER_PERCENT = 95.0  # Of the slower of the library's own two times; on two H200s these differed by up to 4 % at 16M
+_WITHIN_PERCENT = 2.0  # Backends that differ by less are called equally fast
+# Compared with the slower of the library's two times, which differed by up to 4 % at 16M on two H200s
+_SLOWER_PERCENT = 95.0
 
 
 def staged_beside(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
-    """The findings on backends that go through host memory, by their own log, where the first goes another way."""
+    """Return a finding for each backend whose log shows host memory while the first backend takes another path."""
     found = []
     for backend, here in group_by(rows, lambda row: row.backend).items():
         staged = [row for row in here if row.host_staged and row.transport != row.first_transport]
@@ -129,8 +125,19 @@ def staged_beside(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
 
 
 def framework_slower(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
-    """The finding on torch.distributed slower than its NCCL at large sizes in one call; not of lone operations."""
-    slow = [row for row in rows if _is_slower(row)]
+    """Return a finding if torch.distributed is slower than its NCCL at large sizes.
+
+    Rows of several calls, and operations timed one by one, do not count.
+    """
+    slow = [
+        row
+        for row in rows
+        if (row.backend, row.first) == (TORCH_NCCL, NCCL)
+        and row.note is None
+        and row.mode != Mode.LATENCY
+        and row.size_bytes >= LARGE_BYTES
+        and _slower_first_us(row) < row.time_us * _SLOWER_PERCENT / 100
+    ]
     if not slow:
         return ()
     worst = min(slow, key=lambda row: row.speed_percent)
@@ -149,23 +156,18 @@ def framework_slower(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
     return (finding,)
 
 
-def _is_slower(row: BackendRow) -> bool:
-    counts = (row.backend, row.first) == (TORCH_NCCL, NCCL) and row.note is None and row.mode != Mode.LATENCY
-    return counts and row.size_bytes >= LARGE_BYTES and _slower_first_us(row) < row.time_us * _SLOWER_PERCENT / 100
-
-
 def _slower_first_us(row: BackendRow) -> float:
-    """The slower of the first's two times, of which the row has the mean, and by how much the second was slower."""
+    """Return the slower of the first backend's two times, from their mean and their relative difference."""
     drift = (row.first_drift_percent or 0.0) / 100
     return row.first_time_us * max(1.0, 1 + drift) / (1 + drift / 2)
 
 
 def speed_words(rows: Sequence[BackendRow], *, composed: bool = True) -> str:
-    """'torch:nccl is as fast as nccl, within 2 %, from 1M to 1G in place, and has 94 to 103 % of its speed from 1K to
-    64K; its host takes 24 µs to issue an operation, nccl 5'.
+    """Describe the speed of one backend relative to the first one.
 
-    `rows` are of one backend. What is made of several calls is told apart, or, without `composed`, only where there is
-    nothing else.
+    'torch:nccl is as fast as nccl, within 2 %, from 1M to 1G in place, and has 94 to 103 % of its speed from 1K to 64K;
+    its host takes 24 µs to issue an operation, nccl 5'. Operations made of several calls are described separately.
+    Without `composed` they are left out, unless there is nothing else.
     """
     single = [row for row in rows if row.note is None]
     several = [row for row in rows if row.note is not None] if composed or not single else []
@@ -178,7 +180,9 @@ def speed_words(rows: Sequence[BackendRow], *, composed: bool = True) -> str:
 def _series_words(subject: str, rows: Sequence[BackendRow]) -> str:
     by_size = [here for _, here in sorted(group_by(rows, lambda row: row.size_bytes).items())]
     first, where = rows[0].first, _placements(rows)
-    alike = list(takewhile(lambda here: all(map(_is_as_fast, here)), reversed(by_size)))
+    alike = list(
+        takewhile(lambda here: all(abs(row.speed_percent - 100) <= _WITHIN_PERCENT for row in here), reversed(by_size))
+    )
     if alike:
         rest = by_size[: len(by_size) - len(alike)]
         said = f"{subject} is as fast as {first}, within {_WITHIN_PERCENT:g} %, {_span(_flat(alike))} {where}"
@@ -188,10 +192,6 @@ def _series_words(subject: str, rows: Sequence[BackendRow]) -> str:
     small = [row for row in rows if row.size_bytes < smallest_large]
     said = f"{subject} has {_percent(large)} of the speed of {first} {_span(large)} {where}"
     return f"{said}, and {_percent(small)} {_span(small)}" if small else said
-
-
-def _is_as_fast(row: BackendRow) -> bool:
-    return abs(row.speed_percent - 100) <= _WITHIN_PERCENT
 
 
 def _flat(sizes: Sequence[Sequence[BackendRow]]) -> list[BackendRow]:
@@ -243,7 +243,7 @@ def _microseconds(value: float) -> str:
 
 
 def path_words(rows: Sequence[BackendRow]) -> str:
-    """'over the same path (P2P/CUMEM)', or that paths differ; empty where either was not heard."""
+    """Return 'over the same path (P2P/CUMEM)', or how the paths differ. '' if one of them was not logged."""
     pairs = {(row.transport, row.first_transport) for row in rows}
     if any(None in pair for pair in pairs):
         return ""
@@ -255,11 +255,11 @@ def path_words(rows: Sequence[BackendRow]) -> str:
 
 _NEAREST_PAIRS = 16
 _FEWEST_PAIRS = 6
-_REACH = math.log2(16)  # Powers of two; times of sizes further away vary in another way
+_REACH = math.log2(16)  # In powers of two. Times of sizes further away have another noise
 
 
 class WinnerRow(CaseKey, frozen=True, kw_only=True):
-    """The fastest way at one size of a sweep over settings, and what the library's own choice loses."""
+    """The fastest setting at one size of a sweep, and how much slower the library's own choice is."""
 
     section = "winners"
 
@@ -297,9 +297,10 @@ class RefusedRow(Record, frozen=True, kw_only=True):
 
 
 class _Place(Struct, frozen=True):
-    """All ways at one size, by name, the own choice's two rows apart; `own_way` is the one that it took.
+    """All rows of one size: the ways by name, and the library's own choice, measured first and again last.
 
-    `seconds` are the rows of those that were measured twice, the own choice left out.
+    `own_way` is the name of the way that the own choice took. `seconds` has the second rows of ways measured twice,
+    except the own choice.
     """
 
     ways: Mapping[str, CollectiveRow]
@@ -310,13 +311,13 @@ class _Place(Struct, frozen=True):
 
     @property
     def own_time_us(self) -> float:
-        """The median of the own choice's times: two, or three where the setting that it took is one of the ways."""
+        """The median of the own choice's times: two, or three if the setting that it took is one of the ways."""
         chosen = None if self.own_way is None else self.ways[self.own_way]
         return median(_time_of_way_us(row) for row in (self.own, self.repeated, chosen) if row is not None)
 
     @property
     def drift(self) -> float | None:
-        """By how much the own choice was slower the second time, as a part of the first."""
+        """How much slower the own choice was the second time, relative to the first."""
         return None if self.repeated is None else _drift(self.own, self.repeated)
 
     @property
@@ -325,7 +326,7 @@ class _Place(Struct, frozen=True):
         return own | {name: _drift(self.ways[name], row) for name, row in self.seconds.items()}
 
     def time_us(self, name: str) -> float:
-        """The time of a way: the mean of two where there are two; of the own choice all its measurements count."""
+        """Return the time of a way: the mean if it was measured twice, the median of all for the own choice."""
         row = self.ways[name]
         if row is self.own or name == self.own_way:
             return self.own_time_us
@@ -334,7 +335,7 @@ class _Place(Struct, frozen=True):
 
 
 class _Drift(NamedTuple):
-    """By how much a way was slower the second time at a size, as a part of the first."""
+    """How much slower a way was the second time at a size, relative to the first."""
 
     size_bytes: int
     way: str
@@ -345,7 +346,9 @@ class _Drift(NamedTuple):
 
 
 def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
-    """The fastest right row of each size of a sweep over settings; the first without one is the library's choice."""
+    """Return the fastest way of each size, without wrong data. The first row without a setting is the library's
+    choice.
+    """
     several = len({row.backend for row in rows}) > 1
     found: list[WinnerRow] = []
     for alike in group_by(rows, lambda row: (row.dtype, row.op)).values():
@@ -362,12 +365,12 @@ def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
 
 
 def took_another(row: CollectiveRow) -> bool:
-    """True where NCCL's log names another algorithm or protocol than the row was to have."""
+    """Return whether NCCL's log names another algorithm or protocol than the requested one."""
     return settings.NcclSetting.parse(row.setting).differs(row.algorithm, row.protocol)
 
 
 def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
-    """By size, own choices and others that ran right; what the own choice took is no way of its own if known."""
+    """Group rows by size. If the own choice took the same as a setting, that setting is the way, not the own choice."""
     found = []
     for here in group_by(rows, lambda row: row.size_bytes).values():
         own = next((row for row in here if row.setting is None), here[0])
@@ -395,7 +398,7 @@ def _drift(row: CollectiveRow, second: CollectiveRow) -> float:
 
 
 def _took_the_same(row: CollectiveRow, own: CollectiveRow) -> bool:
-    """True of a setting of nothing but the algorithm and the protocol that NCCL took by itself."""
+    """Return whether a setting only requests the algorithm and protocol that NCCL took by itself."""
     if dict(settings.NcclSetting.parse(row.setting).values).keys() - settings.PER_COMMUNICATOR:
         return False
     taken = settings.format_choice(own.algorithm, own.protocol)
@@ -413,7 +416,7 @@ def _name(row: CollectiveRow, *, several: bool) -> str:
 
 
 def _series(places: Sequence[_Place], drifts: Sequence[_Drift]) -> Iterator[WinnerRow]:
-    """Size by size, with what is displaced: the fastest of the smallest size holds until it is beaten beyond noise."""
+    """Yield the winner of each size. The winner of a smaller size stays until another way beats it beyond noise."""
     incumbent = ""
     for place in places:
         name = min(place.ways, key=place.time_us)
@@ -450,14 +453,13 @@ def _lost(time_us: float, best_us: float) -> float:
 
 
 def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[_Drift]) -> float | None:
-    """By how much the own choice may seem slower by chance than the fastest of so many ways; None if that is unknown.
+    """Return how much slower than the fastest way the own choice may seem by chance. None if unknown.
 
-    How much a time differs when it is measured again is known from what was measured twice at every size, the own
-    choice and settings that had jobs of their own: of two independent values with deviation s the difference has √2 s,
-    and a mean of two against one value √1.5 s; the nearest sizes count, of both placements, and further ones where
-    those are too few. Sizes of one job may all be fast together, so jobs count as whole values too. Bonferroni's share
-    is over all ways, of which the fastest is picked. Nor can it be less than what the intervals of the rows leave open,
-    or than the difference between the own choice's two times at this size: of few sizes nothing else is known.
+    The difference of two times with deviation s has deviation √2 s, and that of a mean of two and one value √1.5 s.
+    Deviations come from ways that were measured twice, at the nearest sizes in both placements, or further ones if
+    those are too few. A whole job may be fast, so the second jobs of settings also count as single values. Bonferroni's
+    correction covers all ways, because the fastest is picked. The result is at least the confidence interval of the
+    rows and the difference of the own choice's two times at this size.
     """
     away = sorted(drifts, key=lambda each: each.away(place.own.size_bytes))
     near = [
@@ -476,26 +478,26 @@ def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[_Drift]) -> f
 
 
 def _noise_of_jobs(drifts: Sequence[_Drift]) -> Noise:
-    """How much the second job of a way differs from its first: as a whole, since all sizes of a job share that.
+    """Return the noise between the first and second jobs of ways: the root mean square of one value per way.
 
-    It is the root mean square of as many values as there are ways.
+    All sizes of a job share one deviation, so each job counts once.
     """
     shared = [median(each.part for each in here) for here in group_by(drifts, lambda each: each.way).values()]
     return Noise(math.sqrt(fmean(part**2 for part in shared)), len(shared))
 
 
 def _time_of_way_us(row: CollectiveRow) -> float:
-    """The time that is compared: the mean; of operations timed alone the median, which late ones do not move."""
+    """Return the mean, or the median of operations that were timed one by one, because late ones do not change it."""
     return row.time_us if row.p50_us is None else row.p50_us
 
 
 def crossings(rows: Sequence[WinnerRow]) -> list[tuple[int, str]]:
-    """The sizes from which on another way is the fastest, of rows of one type, reduction and placement."""
+    """Return the sizes at which another way becomes the fastest, for rows of one type, reduction and placement."""
     return [(row.size_bytes, row.fastest) for row in rows if row is rows[0] or row.displaces is not None]
 
 
 class LibraryKind(StrEnum):
-    """A file that is loaded, a package of Python that loads such, or a part of the kernel."""
+    """A library file, a Python package that loads libraries, or a kernel module."""
 
     LIBRARY = "library"
     PACKAGE = "package"
@@ -503,7 +505,7 @@ class LibraryKind(StrEnum):
 
 
 class LibraryRow(Record, frozen=True, kw_only=True):
-    """One library, package or kernel module of an environment, also if it was looked for and not found."""
+    """A library, package or kernel module of an environment, found or not."""
 
     section = "libraries"
 
@@ -521,7 +523,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
 
 
 WITHOUT_EFFECT = "request-without-effect"
-"""The finding on a request that NCCL took no notice of."""
+"""The finding on a request that NCCL ignored."""
 
 _BY_COPY_ENGINE = ("COPY_ENGINE", "HIERARCHICAL_CE")
 _IN_WINDOWS = ("SYMMETRIC", *_BY_COPY_ENGINE)
@@ -538,7 +540,7 @@ _NO_WINDOW = (
 
 
 def find_ignored_requests(rows: Sequence[CollectiveRow]) -> tuple[Finding, ...]:
-    """A finding for each request of a sweep that had no effect; none where NCCL's log was not heard."""
+    """Return a finding for each request that had no effect. None can be found without NCCL's log."""
     own = [row for row in rows if row.setting is None]
     usual = [row for row in rows if row.setting in (None, settings.AGAIN)]
     if not any(row.algorithm or row.transport for row in own):
@@ -593,7 +595,9 @@ def _ineffective_requests(
 
 
 def _is_faster(way: Sequence[CollectiveRow], usual: Sequence[CollectiveRow]) -> bool:
-    """True where the largest size gains: sends between windows skip a copy, and NCCL's log names no kernel for them."""
+    """Return whether the largest size got faster. Sends between windows skip a copy, and NCCL logs no kernel for
+    them.
+    """
     largest = max((row.size_bytes for row in way), default=0)
     times = group_by([row for row in usual if row.size_bytes == largest], lambda row: row.placement)
     at_most = {placement: _GAIN * min(row.time_us for row in rows) for placement, rows in times.items()}
@@ -629,6 +633,6 @@ def _why_not_efficient(collective: str, own: Sequence[CollectiveRow], asked: Map
 
 
 def _taken(rows: Sequence[CollectiveRow]) -> str:
-    """'ring/ll and ring/simple', the names of its log in the order of sizes."""
+    """Return the logged names in the order of sizes: 'ring/ll and ring/simple'."""
     names = dict.fromkeys(settings.format_choice(row.algorithm, row.protocol) or "none that it names" for row in rows)
     return " and ".join(names)

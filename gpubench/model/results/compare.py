@@ -1,10 +1,10 @@
-"""Rows beside each other: the rows of `compare`, keys of comparable rows, sibling groups, and curves over size."""
+"""The rows of `compare`, the keys that match rows of two runs, sibling groups of one run, and curves over size."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
-from operator import attrgetter, itemgetter
-from typing import Annotated, NamedTuple
+from operator import attrgetter
+from typing import Annotated, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from gpubench.model.terms.verdict import Verdict
 
 
 class Status(StrEnum):
-    """The sides that have a row: both, the old one alone, the new one alone."""
+    """The sides that have a row: both, only the old one, only the new one."""
 
     COMPARED = "compared"
     MISSING = "missing"
@@ -24,7 +24,7 @@ class Status(StrEnum):
 
 
 class Change(StrEnum):
-    """The direction in which time changed by more than noise."""
+    """How the time changed, beyond noise."""
 
     SLOWER = "slower"
     FASTER = "faster"
@@ -32,54 +32,12 @@ class Change(StrEnum):
 
 
 def bandwidth_lost(slower_percent: float) -> float:
-    """The percent of bandwidth that is lost where the time is `slower_percent` longer; negative: gained."""
+    """Convert a longer time to lost bandwidth, both in percent. Negative: gained."""
     return 100 * slower_percent / (100 + slower_percent)
 
 
-class RowKey(NamedTuple):
-    """The columns that say what a row is of: two rows with the same key measured the same thing.
-
-    A tuple, for a comparison of a cluster looks up each of its many rows several times.
-    """
-
-    collective: str | None = None
-    backend: str | None = None
-    group: str | None = None
-    ranks: int | None = None
-    nodes: int | None = None
-    source: str | None = None
-    destination: str | None = None
-    source_node: str | None = None
-    destination_node: str | None = None
-    scope: str | None = None
-    direction: str | None = None
-    engine: str | None = None
-    peer: str | None = None
-    size_bytes: int | None = None
-    dtype: str | None = None
-    op: str | None = None
-    root: int | None = None
-    placement: str | None = None
-    mode: str | None = None
-    graph: int | None = None
-    setting: str | None = None
-
-    @property
-    def ends(self) -> tuple[str | None, str | None]:
-        """The names of a pair's devices."""
-        return self.source, self.destination
-
-    @property
-    def name(self) -> str:
-        """In words, without defaults such as float32 or sum: 'allreduce 1M in place', 'GPU0 → GPU1 256M write ce'."""
-        return _name(self)
-
-
-class ComparisonRow(report.Record, frozen=True, kw_only=True):
-    """The same thing in old and new results."""
-
-    section = "comparison"
-    on_page = report.OnPage(most=1000, folds=True)
+class RowKey(report.Record, frozen=True):
+    """The columns that identify a row. Two rows with the same key measured the same thing."""
 
     collective: str | None = None  #: as in rows of collectives; null where it is a pair
     backend: str | None = None  #: what moved the data; a model of NCCL counts as nccl
@@ -103,6 +61,42 @@ class ComparisonRow(report.Record, frozen=True, kw_only=True):
     graph: int | None = None  #: replays of a captured CUDA graph
     #: what else tells rows of one file apart: algorithm and protocol of a sweep, kind of host memory
     setting: str | None = None
+
+    @property
+    def ends(self) -> tuple[str | None, str | None]:
+        """The names of a pair's devices."""
+        return self.source, self.destination
+
+    @property
+    def name(self) -> str:
+        """The key in words, without defaults: 'allreduce 1M in place', 'GPU0 → GPU1 256M write ce'."""
+        size = None if self.size_bytes is None else format_size(self.size_bytes)
+        if self.collective is None:
+            peer = "peer off" if self.peer == "off" else None
+            parts: tuple[str | None, ...] = (
+                " → ".join(map(str, self.ends)),
+                size,
+                self.direction,
+                self.engine,
+                peer,
+                self.setting,
+            )
+        else:
+            usual = ("float32", "sum", "throughput")
+            dtype, op, mode = (None if each in usual else each for each in (self.dtype, self.op, self.mode))
+            root = f"root {self.root}" if self.root else None
+            place = "in place" if self.placement == "in_place" else None
+            graph = "graph" if self.graph else None
+            parts = (self.collective, size, dtype, op, root, place, mode, graph, self.setting, self.group)
+        return " ".join(filter(None, parts))
+
+
+class ComparisonRow(RowKey, frozen=True, kw_only=True):
+    """A row of both results, or of one of them."""
+
+    section = "comparison"
+    on_page = report.OnPage(most=1000, folds=True)
+
     status: Annotated[str, Status]  #: which side has it: both, the old one alone, the new one alone
     change: Annotated[str | None, Change] = None  #: of time, beyond noise; null where there is no time on both sides
     verdict: Annotated[str, Verdict]  #: of this row
@@ -131,39 +125,12 @@ class ComparisonRow(report.Record, frozen=True, kw_only=True):
 
     @property
     def ends(self) -> tuple[str | None, str | None]:
-        """The names of a pair's devices, which people know better than bus ids."""
+        """The device names of a pair, which people recognize better than bus ids."""
         return self.source_device or self.source, self.destination_device or self.destination
-
-    @property
-    def name(self) -> str:
-        """As that of its key, with `ends`."""
-        return _name(self)
-
-
-def _name(row: "RowKey | ComparisonRow") -> str:
-    size = None if row.size_bytes is None else format_size(row.size_bytes)
-    if row.collective is None:
-        peer = "peer off" if row.peer == "off" else None
-        parts: tuple[str | None, ...] = (
-            " → ".join(map(str, row.ends)),
-            size,
-            row.direction,
-            row.engine,
-            peer,
-            row.setting,
-        )
-    else:
-        usual = ("float32", "sum", "throughput")
-        dtype, op, mode = (None if each in usual else each for each in (row.dtype, row.op, row.mode))
-        root = f"root {row.root}" if row.root else None
-        place = "in place" if row.placement == "in_place" else None
-        graph = "graph" if row.graph else None
-        parts = (row.collective, size, dtype, op, root, place, mode, graph, row.setting, row.group)
-    return " ".join(filter(None, parts))
 
 
 class CircumstanceRow(report.Record, frozen=True, kw_only=True):
-    """A circumstance that numbers depend on."""
+    """A property of the runs that results depend on."""
 
     section = "circumstances"
 
@@ -203,7 +170,7 @@ class MachineRow(report.Record, frozen=True, kw_only=True):
 
 
 class FindingStatus(StrEnum):
-    """A finding of the new results in relation to the old ones, the worst first."""
+    """How a finding changed from the old results to the new ones, the worst first."""
 
     NEW = "new"
     GRAVER = "graver"
@@ -213,7 +180,7 @@ class FindingStatus(StrEnum):
 
 
 class FindingChangeRow(report.Record, frozen=True, kw_only=True):
-    """A finding of a check or of topo on one subject, as both sides tell it."""
+    """A finding of `check` or `topo` on one subject, in the old and the new results."""
 
     section = "finding_changes"
 
@@ -238,7 +205,7 @@ class Use(StrEnum):
 
 
 class HistoryRow(report.Record, frozen=True, kw_only=True):
-    """A file of a folder of dated results."""
+    """A file in a folder of dated results."""
 
     section = "history"
 
@@ -253,17 +220,17 @@ class HistoryRow(report.Record, frozen=True, kw_only=True):
 
 
 def collective_key(row: report.CollectiveRow) -> RowKey:
-    """The key of a row of a collective. A model of NCCL is compared with NCCL, where that is asked for at all."""
+    """Return the key of a collective row. A simulation of NCCL is compared with NCCL."""
     return report.made_of(RowKey, row, backend="nccl" if row.backend == "simulated" else row.backend)
 
 
 def pair_key(row: report.PairRow) -> RowKey:
-    """The key of a pair on its own machine: by bus ids."""
+    """Return the key of a pair by bus ids, for comparison on the same machine."""
     return next(pair_keys([row]))
 
 
 def pair_keys(rows: Iterable[report.PairRow], nodes: Mapping[str, int] | None = None) -> Iterator[RowKey]:
-    """The keys of pairs. `nodes` are the places of a side's hosts where the other side has others: these count then."""
+    """Yield the keys of pairs: bus ids, or node numbers (`nodes`, by host) if the other side has other hosts."""
     hosts = None if nodes is None else {name: f"node {place}" for name, place in nodes.items()}
     kinds = {note: HostMemory.parse_note(note) for note in {note for (note,) in report.cells_of(rows, "note")}}
     settings = {note: memory.full_name if memory else None for note, memory in kinds.items()}
@@ -273,34 +240,35 @@ def pair_keys(rows: Iterable[report.PairRow], nodes: Mapping[str, int] | None = 
         else:
             source_node, to_node = hosts[source_node], hosts[to_node]
         ends = source, to, source_node, to_node
-        yield RowKey._make((*_NO_COLLECTIVE, *ends, *kind, size, *_NOTHING_REDUCED, settings[note]))
+        cells: tuple[Any, ...] = (*_NO_COLLECTIVE, *ends, *kind, size, *_NOTHING_REDUCED, settings[note])
+        yield RowKey(*cells)
 
 
 _OF_PAIR = (
     *("source", "destination", "source_bus_id", "destination_bus_id", "source_node", "destination_node"),
     *("scope", "direction", "engine", "peer", "size_bytes", "note"),
 )
-_NO_COLLECTIVE = (None,) * RowKey._fields.index("source")
-_NOTHING_REDUCED = (None,) * (RowKey._fields.index("setting") - RowKey._fields.index("dtype"))
+_NO_COLLECTIVE = (None,) * RowKey.columns().index("source")
+_NOTHING_REDUCED = (None,) * (RowKey.columns().index("setting") - RowKey.columns().index("dtype"))
 
 
 def siblings(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
-    """Keys that differ in size and placement alone, or of pairs in the pair alone: those with noise in common."""
+    """Group keys that share noise: collectives that differ in size and placement only, or copies of different pairs."""
     yield from group_by(keys, lambda key: (_BUT_PAIR if key.collective is None else _BUT_SIZE)(key)).values()
 
 
 _BUT_SIZE, _BUT_PAIR = (
-    itemgetter(*(place for place, name in enumerate(RowKey._fields) if name not in others))
+    attrgetter(*(name for name in RowKey.columns() if name not in others))
     for others in (("size_bytes", "placement"), ("source", "destination", "source_node", "destination_node"))
 )
 
 
 LEAST_OTHERS = 2
-"""Of fewer none is the usual one; of two groups the faster is what both should reach."""
+"""With fewer other groups no one is typical. Of two groups, both should reach the faster one."""
 
 
 class SiblingFigure(Struct, frozen=True):
-    """What other groups of a run reached, with how many there are, and the source in words."""
+    """The time and bandwidth of comparable groups in the same run, their number, and the source in words."""
 
     time_us: float
     busbw_gb_s: float
@@ -309,41 +277,34 @@ class SiblingFigure(Struct, frozen=True):
 
 
 def figures_of_siblings(rows: Sequence[report.CollectiveRow]) -> list[SiblingFigure | None]:
-    """For each of the rows that all groups of a run have of one case, what the others reach; None where none is alike.
+    """Return what the other groups reach in each row, for rows of all groups in the same case. None without
+    siblings.
 
-    Groups are alike where the rows have the same ranks, nodes and limit. Of several others the middle one counts, of
-    an even number the faster of the two in the middle, so that one slow group among three does not become the measure;
-    of two groups the faster one. A row with wrong data is no measure.
+    Groups are siblings if their ranks, nodes and limit are the same. The median of several others counts, or the faster
+    of the two middle ones, so that one slow group of three is never the reference. Of two groups the faster one counts.
+    Rows with wrong data do not count.
     """
-    return [_figure(number, row, rows) for number, row in enumerate(rows)]
-
-
-def _figure(number: int, row: report.CollectiveRow, rows: Sequence[report.CollectiveRow]) -> SiblingFigure | None:
-    others = [each for place, each in enumerate(rows) if place != number and _are_alike(each, row) and not each.wrong]
-    if not others:
-        return None
-    if len(others) < LEAST_OTHERS:
-        own = [row] if not row.wrong else []
-        return _of(min((*own, *others), key=_time), 1, "the faster of two groups of this run")
-    middle = sorted(others, key=_time)[(len(others) - 1) // 2]
-    return _of(middle, len(others), f"{plural(len(others), 'other group')} of this run")
-
-
-def _of(row: report.CollectiveRow, others: int, source: str) -> SiblingFigure:
-    return SiblingFigure(row.time_us, row.reached_gb_s, others, source)
-
-
-def _time(row: report.CollectiveRow) -> float:
-    return row.time_us
-
-
-def _are_alike(one: report.CollectiveRow, other: report.CollectiveRow) -> bool:
-    keys = [collective_key(row)._replace(group=None) for row in (one, other)]
-    return keys[0] == keys[1] and one.limit_gb_s == other.limit_gb_s
+    keys = [(replace(collective_key(row), group=None), row.limit_gb_s) for row in rows]
+    siblings_by_key = group_by(range(len(rows)), lambda number: keys[number])
+    figures: list[SiblingFigure | None] = []
+    for number, row in enumerate(rows):
+        right = [rows[other] for other in siblings_by_key[keys[number]] if other != number and not rows[other].wrong]
+        others = len(right)
+        if not others:
+            figures.append(None)
+            continue
+        if others < LEAST_OTHERS:
+            fastest = min((*([] if row.wrong else [row]), *right), key=lambda row: row.time_us)
+            reference, source = fastest, "the faster of two groups of this run"
+        else:
+            reference = sorted(right, key=lambda row: row.time_us)[(others - 1) // 2]
+            source = f"{plural(others, 'other group')} of this run"
+        figures.append(SiblingFigure(reference.time_us, reference.reached_gb_s, others, source))
+    return figures
 
 
 Points = tuple[tuple[int, float], ...]
-"""Size in bytes and value, by ascending size."""
+"""Sizes in bytes and values, by ascending size."""
 
 _MOST_LINES = 4
 _FEWEST_SIZES = 3
@@ -352,14 +313,12 @@ OPEN_ENDED = "neither limit nor expectation is known: the axis ends at the highe
 
 
 class CurveLine(Struct, frozen=True):
-    """A named curve."""
-
     name: str
     points: Points
 
 
 class Chart(Struct, frozen=True):
-    """Curves with one unit, and what they are held against: what links carry at most, what healthy machines reach."""
+    """Curves with one unit, with the limit of the links and the expected values for comparison."""
 
     title: str
     unit: str
@@ -370,41 +329,46 @@ class Chart(Struct, frozen=True):
 
     @property
     def highest(self) -> float:
-        """The highest value of all, what curves are held against included: 25 of 340 GB/s is seen as 25 of 340."""
+        """The highest value of all curves, limits and expectations, so that 25 of 340 GB/s looks like 25 of 340."""
         drawn = (*(line.points for line in self.lines), self.limit, self.expected)
         return max((value for points in drawn for _, value in points), default=0.0)
 
     @property
     def is_open_ended(self) -> bool:
-        """True where nothing is known to hold the curves against: the highest of them may still be low."""
+        """Whether there is nothing to compare the curves with, so that even the highest may be low."""
         return not (self.limit or self.expected or self.logarithmic or self.is_comparison)
 
     @property
     def is_comparison(self) -> bool:
-        """True if its curves are held against each other."""
+        """Whether the curves are the two sides of a comparison."""
         return [line.name for line in self.lines] == ["before", "after"]
 
 
 def charts(rows: Sequence[report.Row]) -> list[Chart]:
-    """A chart of bandwidth and one of time for every way of measuring that visited three sizes or more."""
+    """Return a bandwidth chart and a time chart per kind of measurement with at least three sizes."""
     collectives = [row for row in rows if isinstance(row, report.CollectiveRow)]
     pairs = [row for row in rows if isinstance(row, report.PairRow) and HOST not in (row.source, row.destination)]
     found: list[Chart] = []
-    for members in group_by(collectives, _series).values():
-        found += _collective(members)
+    for members in group_by(collectives, lambda row: (row.dtype, row.op, row.group, row.backend, row.setting)).values():
+        found += _collective_charts(members)
     for copies in group_by(pairs, lambda row: (row.engine, row.direction, row.peer)).values():
-        found += _pairs(copies)
+        found += _pair_charts(copies)
     return [chart for chart in found if any(len(line.points) >= _FEWEST_SIZES for line in chart.lines)]
 
 
 def compared_charts(rows: Sequence[ComparisonRow]) -> list[Chart]:
-    """A chart for everything that was compared in three sizes or more: both sides in one; of many pairs the slowest."""
+    """Return a chart with both sides per comparison with at least three sizes. Of many pairs, show the slowest."""
     both = [row for row in rows if row.status == Status.COMPARED and row.size_bytes is not None]
     found = []
     for name, members in group_by(both, _series_name).items():
+        lowest: dict[str, dict[int, float]] = {"base_gb_s": {}, "new_gb_s": {}}
+        for row in members:
+            for field, by_size in lowest.items():
+                if (value := getattr(row, field)) is not None:
+                    by_size[row.size_bytes or 0] = min(value, by_size.get(row.size_bytes or 0, value))
         lines = tuple(
-            CurveLine(side, _lowest((row.size_bytes or 0, getattr(row, field)) for row in members))
-            for side, field in (("before", "base_gb_s"), ("after", "new_gb_s"))
+            CurveLine(side, _points(by_size.items()))
+            for side, by_size in zip(("before", "after"), lowest.values(), strict=True)
         )
         pairs = len({(row.source, row.destination) for row in members})
         words = f"slowest of {pairs} pairs, {name}" if pairs > 1 else name
@@ -421,19 +385,7 @@ def _series_name(row: ComparisonRow) -> str:
     return " ".join(filter(None, ("copies:", row.engine, row.direction, peer, row.setting, ends)))
 
 
-def _lowest(values: Iterable[tuple[int, float | None]]) -> Points:
-    found: dict[int, float] = {}
-    for size, value in values:
-        if value is not None:
-            found[size] = min(value, found.get(size, value))
-    return tuple(sorted(found.items()))
-
-
-def _series(row: report.CollectiveRow) -> tuple[str, ...]:
-    return row.dtype, row.op or "", row.group or "", row.backend, row.setting or ""
-
-
-def _collective(rows: Sequence[report.CollectiveRow]) -> list[Chart]:
+def _collective_charts(rows: Sequence[report.CollectiveRow]) -> list[Chart]:
     what = " ".join(filter(None, (rows[0].collective, rows[0].dtype, rows[0].op, rows[0].group, rows[0].setting)))
     lines = {
         name.replace("_", " "): [row for row in rows if row.placement == name]
@@ -454,7 +406,7 @@ def _collective(rows: Sequence[report.CollectiveRow]) -> list[Chart]:
     ]
 
 
-def _pairs(rows: Sequence[report.PairRow]) -> list[Chart]:
+def _pair_charts(rows: Sequence[report.PairRow]) -> list[Chart]:
     access = f"peer access {rows[0].peer}" if rows[0].peer else ""
     what = "copies: " + ", ".join(filter(None, (rows[0].engine, rows[0].direction, access)))
     limit = _points((row.size_bytes or 0, row.limit_gb_s) for row in rows)
@@ -470,7 +422,7 @@ def _pairs(rows: Sequence[report.PairRow]) -> list[Chart]:
 def _pair_lines(
     rows: Sequence[report.PairRow], value: Callable[[report.PairRow], float | None]
 ) -> tuple[CurveLine, ...]:
-    """A line a pair; of many pairs the highest and the lowest value of all."""
+    """Return one line per pair, or of many pairs the highest and the lowest values."""
     by_pair = group_by(rows, lambda row: (row.source, row.destination)).values()
     if len(by_pair) <= _MOST_LINES:
         return tuple(

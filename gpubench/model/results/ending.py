@@ -1,4 +1,4 @@
-"""How a run ends: its exit code, which follows from verdict, command and --strict, and its last line."""
+"""The end of a run: its exit code, from verdict, command and --strict, and the wording of its last line."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,51 +18,45 @@ if TYPE_CHECKING:
     from gpubench.model.results.figures import SpeedFigures
 
 
-EXCERPT = "excerpt"  # A log that is a part of one was judged, and nothing is said of the rest
-NOTHING_TO_CONNECT = "nothing-to-connect"  # The finding that a log is of ranks that are alone
+EXCERPT = "excerpt"  # The finding that only a part of a log was judged
+NOTHING_TO_CONNECT = "nothing-to-connect"  # The finding that a log has only communicators of one rank
 _DOUBTS = (Verdict.WARN, Verdict.INCONCLUSIVE)
 _STRICT, _BRIEF = "strict", "brief"
 
 
 def is_strict(options: Mapping[str, Any]) -> bool:
-    """True if the options of a run say --strict."""
     return options.get(_STRICT) is True
 
 
 def is_brief(options: Mapping[str, Any]) -> bool:
-    """True if a check was one of ten lines, that of `gpubench` alone."""
+    """Return whether a check ran as `gpubench` without a command, which prints ten lines."""
     return options.get(_BRIEF) is True
 
 
 def exit_code_of(metadata: Metadata, report: Report) -> int:
-    """Return the exit code: 1 for FAIL, 3 for ERROR, in every command; 3 too if a gate judged nothing.
+    """Return 1 for FAIL and 3 for ERROR, in every command. A gate that judged nothing also returns 3.
 
     With --strict a doubt is 1, and nothing judged is 3.
     """
     strict, verdict = is_strict(metadata.options), report.verdict
     nothing_judged = verdict is Verdict.SKIP or (verdict is Verdict.INCONCLUSIVE and metadata.subject == "scan")
     if nothing_judged:
-        return errors.COULD_NOT_MEASURE if strict or _is_gate(metadata, report) else errors.DONE
+        from gpubench.model.results.topo import GpuRow  # late, because ranks compute exit codes and do not need facts
+
+        # Comparisons of different machines and short checks without GPUs are tables, not gates.
+        is_table = MachineRow.section in report.sections or (is_brief(metadata.options) and not report.rows(GpuRow))
+        is_gate = metadata.of_command.is_gate and not is_table
+        return errors.COULD_NOT_MEASURE if strict or is_gate else errors.DONE
     if verdict in _DOUBTS and strict:
         return errors.JUDGED_AND_FAILED
     return exit_code(verdict)
 
 
-def _is_gate(metadata: Metadata, report: Report) -> bool:
-    """A comparison of different machines is a table, and so are ten lines about a machine without GPUs."""
-    is_table = MachineRow.section in report.sections or (is_brief(metadata.options) and not _has_gpus(report))
-    return metadata.of_command.is_gate and not is_table
-
-
-def _has_gpus(report: Report) -> bool:
-    from gpubench.model.results.topo import GpuRow  # ranks compute exit codes too, and have no facts to describe
-
-    return bool(report.rows(GpuRow))
-
-
 def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_style: bool) -> Report:
-    """The report as it is told: a gate passes nothing whose speed nobody judged, no part of a log, and no machine whose
-    paths were not seen: SKIP. So is a speed far above what is expected, in every command.
+    """Return the report to present, with SKIP instead of PASS if a gate must not pass.
+
+    A gate does not pass if no speed was judged, if only a part of a log was read, or if paths were not seen. In every
+    command, a speed far above the expected one does not pass.
     """
     doubts = [finding for finding in report.findings if finding.severity not in (Verdict.PASS, Verdict.SKIP)]
     is_noise = report.verdict is Verdict.INCONCLUSIVE and all(doubt.id == TOO_NOISY for doubt in doubts)
@@ -77,20 +71,22 @@ def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_s
     return replace(report, verdict=Verdict.SKIP) if figures.doubt or unjudged or (is_asked and is_part) else report
 
 
-MOST_CHARACTERS = 160  # What a terminal, a chat and a monitoring system show of a line without cutting it
+MOST_CHARACTERS = 160  # Terminals, chats and monitoring systems show this many without cutting
 ALWAYS, NEXT, SOON, LATER, LAST = range(5)
-"""Importance: always said; said wherever there is room beside the shortest wordings and the command; the rest."""
+"""Importance of a part. ALWAYS parts are kept. NEXT parts are added if their shortest wording fits beside the
+command. The others are added in this order while they fit.
+"""
 
 
 class LinePart(Struct, frozen=True):
-    """A part of the line: its wordings, the fullest first, and how important it is."""
+    """A part of the last line: its wordings, the longest first, and its importance."""
 
     wordings: tuple[str, ...]
     importance: int = ALWAYS
 
 
 def part(*wordings: str, importance: int = ALWAYS) -> LinePart:
-    """A part with these wordings; those that are empty count for nothing."""
+    """Make a part from wordings. Ignore empty ones."""
     clean = (" ".join(wording.replace("; ", ", ").split()).rstrip(".,:; ") for wording in wordings)
     return LinePart(tuple(filter(None, clean)), importance)
 
@@ -98,11 +94,11 @@ def part(*wordings: str, importance: int = ALWAYS) -> LinePart:
 def last_line(
     verdict: Verdict, origin: str, parts: Sequence[LinePart], ends: Sequence[str] = (), most: int | None = None
 ) -> str:
-    """The line of these parts, in their order.
+    """Build the last line from its parts, in order.
 
-    A part has its fullest wording that fits, the most important part first. What does not fit is left out: no part and
-    no command is cut, except a first part that is too long by itself, which ends after a word. `ends` say what to do:
-    the line has the first one that fits.
+    Each part gets its longest wording that fits, the most important part first. Parts that do not fit are left out. No
+    part or command is cut, except a first part that is too long alone, which is cut after a word. The first of `ends`
+    that fits is appended.
     """
     head = f"{verdict} (simulated)" if origin == Origin.SIMULATED else str(verdict)
     parts = [each for each in parts if each.wordings]

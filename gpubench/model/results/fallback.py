@@ -1,4 +1,4 @@
-"""The verdict on fallback to host memory: which paths, how much slower, and why; and the rows of `explain`."""
+"""Rows and findings on fallback to host memory: which paths, how much slower, and why. Also the rows of `explain`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -24,7 +24,7 @@ from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict
 
 
 class Explanation(Struct, frozen=True):
-    """The cause's id, evidence and cure; `by_design`: nothing to repair; `in_doubt`: perhaps nothing."""
+    """The cause of staged paths. `by_design`: nothing to repair. `in_doubt`: perhaps nothing to repair."""
 
     id: str
     evidence: str
@@ -34,18 +34,18 @@ class Explanation(Struct, frozen=True):
 
 
 def cure_of(row: Any) -> Cure:
-    """What a row with `advice`, `commands` and `comment` says to do; those of earlier versions have `advice` alone."""
+    """Return the cure in a row with `advice`, `commands` and `comment`. Rows of earlier versions only have `advice`."""
     is_told = row.commands or row.comment
     return Cure(row.commands, row.comment or "") if is_told else Cure(comment=row.advice or "")
 
 
 def cure_columns(cure: Cure | None) -> dict[str, Any]:
-    """The columns of a row that say what to do."""
+    """Return the columns `advice`, `commands` and `comment` of a cure."""
     return {} if cure is None else {"advice": cure.text, "commands": cure.commands, "comment": cure.comment or None}
 
 
 PATH_UNKNOWN = "path-unknown"
-PATH_DISPUTED = "path-disputed"  # Ids of findings that `findings` makes beside HOST_STAGED
+PATH_DISPUTED = "path-disputed"  # Both are ids of findings
 _MOST_PAIRS = 4
 _MOST_NAMED = 1000
 MOST_ROWS = 10_000
@@ -55,7 +55,7 @@ _GRAVEST_FIRST = (Conclusion.WRONG, Conclusion.STAGED, Conclusion.DISPUTED, Conc
 
 
 class End(Struct, frozen=True):
-    """One end of a path: its name ('rank 0', 'GPU0'), the short one for pairs ('0'), its node and its GPU."""
+    """One end of a path: its name ('rank 0', 'GPU0'), its short name in pairs ('0'), its node and its GPU."""
 
     name: str
     short: str
@@ -65,14 +65,13 @@ class End(Struct, frozen=True):
 
     @property
     def place(self) -> DevicePlace:
-        """The GPU of this end."""
         return DevicePlace(self.node, self.device, self.bus_id)
 
 
 class KnownPath(Struct, frozen=True, kw_only=True):
-    """A path with all that is known of it. `bandwidth_gb_s` is what it delivered, the limit is per direction.
+    """A path with its evidence. `bandwidth_gb_s` was measured. The limit is per direction.
 
-    `cause` is the id of the likeliest cause if it goes through host memory; '' if none is known.
+    `cause` is the id of the likeliest cause if the path is host-staged, '' if none is known.
     """
 
     source: End
@@ -86,17 +85,16 @@ class KnownPath(Struct, frozen=True, kw_only=True):
 
     @property
     def judgement(self) -> Judgement:
-        """The conclusion from the evidence, with its confidence and verdict."""
         return judge(self.evidence)
 
     @property
     def pair(self) -> str:
-        """Both ends in short: '0 → 1'."""
+        """Both short names: '0 → 1'."""
         return f"{self.source.short} → {self.destination.short}"
 
 
 def evidence_rows(paths: Sequence[KnownPath], origin: str) -> list[report.EvidenceRow]:
-    """The section `evidence`: a line a path; of more than ten thousand, those that are not direct."""
+    """Return one row per path. Of more than ten thousand paths, leave out the direct ones."""
     shown = paths
     if len(paths) > MOST_ROWS:
         shown = [path for path in paths if path.judgement.conclusion is not Conclusion.DIRECT]
@@ -133,23 +131,27 @@ def fallback_rows(
     not_observed: str = "",
     without_paths: Sequence[str] = (),
 ) -> list[report.FallbackRow]:
-    """The section `fallback`, gravest first: a line for paths that fare and travel alike, as sure as the least.
+    """Return one row per group of similar paths, the gravest first, with the confidence of its least certain path.
 
-    `cause_of` finds the first cause of staged paths; `not_observed` why transports are unknown; `without_paths` are
-    ends that must have paths.
+    `cause_of` finds the first cause of staged paths. `not_observed` says why transports are unknown. `without_paths`
+    are ends that should have paths.
     """
-    rows = [_row(members, origin, cause_of, not_observed) for members in group_by(paths, _fare_and_travel).values()]
+    groups = group_by(
+        paths,
+        lambda path: (
+            path.judgement.conclusion,
+            path.judgement.verdict,
+            join_names(path.transports),
+            path.limit_gb_s,
+            path.cause,
+        ),
+    )
+    rows = [_row(members, origin, cause_of, not_observed) for members in groups.values()]
     if without_paths:
         rows.append(unknown_row(origin, "nothing named their connections", [f"{end} → ?" for end in without_paths]))
     if not_observed and not paths:
         rows.append(unknown_row(origin, not_observed))
     return sorted(rows, key=lambda row: (_GRAVEST_FIRST.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
-
-
-def _fare_and_travel(path: KnownPath) -> tuple[Conclusion, Verdict, str | None, float | None, str]:
-    """Conclusion, verdict, transport, limit and cause: the same for all paths of one line."""
-    judgement = path.judgement
-    return judgement.conclusion, judgement.verdict, join_names(path.transports), path.limit_gb_s, path.cause
 
 
 def _row(
@@ -183,7 +185,7 @@ def _how(path: KnownPath, not_observed: str) -> str:
 
 
 def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> report.FallbackRow:
-    """That nothing is known of some paths, or of any."""
+    """Return a row for paths without evidence, or for a report without paths."""
     named = tuple(pairs[:_MOST_NAMED])
     return report.made_of(
         report.FallbackRow, judge(PathEvidence()), origin=origin, count=len(pairs), pairs=named, how=why
@@ -191,7 +193,7 @@ def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> report.Fall
 
 
 def findings(rows: Sequence[report.FallbackRow], paths: Sequence[KnownPath] = ()) -> tuple[Finding, ...]:
-    """The findings on fallback; wrong data have a finding of their own."""
+    """Return the findings of fallback rows. Wrong data have a finding elsewhere."""
     by_pair = {path.pair: path for path in paths}
     members = ([by_pair[pair] for pair in row.pairs if pair in by_pair] for row in rows)
     places = (
@@ -201,15 +203,15 @@ def findings(rows: Sequence[report.FallbackRow], paths: Sequence[KnownPath] = ()
 
 
 def _joined(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings, of which those that say the same of other paths are one: lines differ by limits, too."""
+    """Merge findings that differ in their paths only, because rows also differ by limits."""
     alike = group_by(found, lambda each: replace(each, subject="", subjects=(), places=()))
-    return tuple(each[0] if len(each) == 1 else _merge_equal(each) for each in alike.values())
-
-
-def _merge_equal(same: Sequence[Finding]) -> Finding:
-    pairs = tuple(chain.from_iterable(each.subjects for each in same))
-    places = tuple(dict.fromkeys(chain.from_iterable(each.places for each in same)))
-    return replace(same[0], subject=_lead(pairs) + shorten(pairs), subjects=pairs, places=places)
+    merged = []
+    for same in alike.values():
+        pairs = tuple(chain.from_iterable(finding.subjects for finding in same))
+        places = tuple(dict.fromkeys(chain.from_iterable(finding.places for finding in same)))
+        subject = same[0].subject if len(same) == 1 else _lead(pairs) + shorten(pairs)
+        merged.append(replace(same[0], subject=subject, subjects=pairs, places=places))
+    return tuple(merged)
 
 
 def _findings_of(row: report.FallbackRow) -> tuple[Finding, ...]:
@@ -252,7 +254,7 @@ def _finding(name: str, row: report.FallbackRow, expected: str, cause: str) -> F
 
 
 def slowdown(row: report.FallbackRow) -> str:
-    """': 28.9 of 450 GB/s, 15.6 times slower than the limit', as far as it is known; else ''."""
+    """Return as much as is known of ': 28.9 of 450 GB/s, 15.6 times slower than the limit', or ''."""
     if row.bandwidth_gb_s is None:
         return ""
     if row.limit_gb_s is None or row.times_slower is None:
@@ -262,7 +264,7 @@ def slowdown(row: report.FallbackRow) -> str:
 
 
 def shown(row: report.FallbackRow, most: int = _MOST_PAIRS) -> str:
-    """The first pairs of a line in words: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
+    """Return the first pairs of a row: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
     return _lead(row.pairs) + shorten(row.pairs, most, row.count)
 
 
@@ -276,14 +278,14 @@ _VERDICTS = ("PASS", "WARN", "FAIL", "SKIP", "ERROR")
 
 
 def either(candidates: Sequence[str]) -> str:
-    """The communicators that lines may be of which fit several: '0xa or 0xb'; empty where there are none."""
+    """Return the communicators that ambiguous lines may belong to: '0xa or 0xb'. '' if there are none."""
     more = len(candidates) - _MOST_CANDIDATES
     shown = candidates[: _MOST_CANDIDATES if more > 0 else None]
     return " or ".join((*shown, f"one of {more} more")) if more > 0 else " or ".join(shown)
 
 
 class PathRow(report.Record, frozen=True, kw_only=True):
-    """Channels from one rank of a communicator to another that travel alike."""
+    """Channels between two ranks of a communicator with the same transport."""
 
     section = "paths"
     on_page = report.HIDDEN
@@ -324,7 +326,7 @@ class HangRow(report.Record, frozen=True, kw_only=True):
 
 
 class OperationRow(report.Record, frozen=True, kw_only=True):
-    """What the collectives of one size took in a job, by NCCL's Inspector."""
+    """The times of a job's collectives of one size, from NCCL's Inspector."""
 
     section = "operations"
 
@@ -339,7 +341,7 @@ class OperationRow(report.Record, frozen=True, kw_only=True):
 
 
 class TransportRow(report.Record, frozen=True, kw_only=True):
-    """Pairs of a communicator that are connected alike."""
+    """Pairs of a communicator with the same connection."""
 
     section = "transports"
 
@@ -355,7 +357,7 @@ class TransportRow(report.Record, frozen=True, kw_only=True):
 
 
 class CommunicatorRow(report.Record, frozen=True, kw_only=True):
-    """A communicator as all logs together show it."""
+    """A communicator, merged from the logs of all ranks."""
 
     section = "communicators"
 

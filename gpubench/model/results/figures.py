@@ -1,4 +1,4 @@
-"""The figures of a run: what its last sentence tells, and measurements for checks to judge."""
+"""The speeds of a run for its last line, and the measurements that checks judge."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -27,13 +27,13 @@ COLLECTIVE_NAMES = {
     "sendrecv": "send and receive",
 }
 _OWN_NAMES = {shown: name for name, shown in COLLECTIVE_NAMES.items()}
-_PAIR = " → "  # The subject of a finding on pairs
-_ROUNDING_PERCENT = 1.0  # Findings round their share
+_PAIR = " → "  # Joins the two ends in the subject of a finding on pairs
+_ROUNDING_PERCENT = 1.0  # Findings round their percentage
 _BAD = (Verdict.FAIL, Verdict.WARN)
 
 
 class SpeedFigure(Struct, frozen=True):
-    """What was measured, GB/s of it, and what was expected; below 64 MiB `time_us` and `expected_us` tell more."""
+    """A measured and an expected bandwidth. Below 64 MiB `time_us` and `expected_us` matter more."""
 
     what: str
     gb_s: float
@@ -45,7 +45,7 @@ class SpeedFigure(Struct, frozen=True):
     time_us: float | None = None
     expected_us: float | None = None
     shares_gpus: bool = False
-    """Whether its ranks share GPUs, so that nothing can be expected of it."""
+    """Whether its ranks share GPUs, so that no speed can be expected."""
     doubt: str = ""
     """Why it is not judged, if it is far faster than expected."""
     ends: tuple[DevicePlace, ...] = ()
@@ -53,17 +53,18 @@ class SpeedFigure(Struct, frozen=True):
 
     @property
     def is_small(self) -> bool:
-        """True if its time tells more than its bandwidth."""
+        """Whether its time matters more than its bandwidth."""
         return self.size_bytes < LARGE_BYTES
 
     @property
     def expected_percent(self) -> float | None:
-        """Reached of what is expected."""
         return percent(self.gb_s, self.expected_gb_s)
 
 
 class SpeedFigures(Struct):
-    """Of each collective its best row, of copies the slowest pair at the largest size; and what is far too slow."""
+    """The best row of each collective, the slowest pair of copies at the largest size, and all rows that are too
+    slow.
+    """
 
     slowest: SpeedFigure | None = None
     checked: bool = False
@@ -78,7 +79,6 @@ class SpeedFigures(Struct):
     _backend: str | None = None
 
     def add(self, row: Row) -> None:
-        """A row more."""
         self.rows += 1
         if isinstance(row, CollectiveRow):
             self._add_collective(row)
@@ -87,7 +87,7 @@ class SpeedFigures(Struct):
 
     @property
     def is_unjudged(self) -> bool:
-        """True if something was measured and the speed of a largest size was not judged, but for shared GPUs."""
+        """Whether the speed of copies or of a collective's largest size was not judged, except on shared GPUs."""
         every = list(self.all())
         collectives = [each for each in self._largest.values() if not each.shares_gpus]
         copies = every[:1] if self._pairs or not collectives else []
@@ -95,12 +95,12 @@ class SpeedFigures(Struct):
 
     @property
     def doubt(self) -> str:
-        """Why the speed that the report is about is not judged, if it is far faster than expected."""
+        """Why the speed of the report is not judged, if it is far faster than expected."""
         figures = (*self.all(), *self._largest.values())
         return next((figure.doubt for figure in figures if figure.doubt and not figure.is_judged), "")
 
     def all(self) -> Iterator[SpeedFigure]:
-        """Copies between GPUs, with host memory if no GPU reaches another directly; then collectives, as they came."""
+        """Yield copies between GPUs (or to host memory, if no GPU has peer access), then collectives in their order."""
         best = max(self._pairs, default=None)
         if best is not None:
             yield self._pairs[best]
@@ -113,7 +113,7 @@ class SpeedFigures(Struct):
         self.wrong += row.wrong or 0
         self._backend = self._backend or row.backend
         if row.backend != self._backend or row.ranks == 1:
-            return  # of several in one table the first is the one that is judged; one rank has no speed
+            return  # Only the first of several backends is judged, and one rank has no speed
         figure = SpeedFigure(
             what=COLLECTIVE_NAMES.get(row.collective, row.collective),
             gb_s=row.reached_gb_s,
@@ -182,7 +182,7 @@ class SpeedFigures(Struct):
         self.unchecked = self.unchecked or not are_verified
 
     def slowest_of(self, finding: Finding) -> SpeedFigure | None:
-        """Return the slow figure that a finding is about: of its own devices, and no slower than the finding says."""
+        """Return the slow figure that a finding is about: on its devices, and no slower than the finding reports."""
         return min((each for each in self._slow.values() if _belongs(each, finding)), key=_rank, default=None)
 
     def _note_slow(self, figure: SpeedFigure, verdict: str | None) -> None:
@@ -198,7 +198,7 @@ class SpeedFigures(Struct):
 
 
 def _rank(figure: SpeedFigure) -> tuple[bool, bool, float]:
-    """A collective says more than copies, a large size more than a small one, and then what is slowest."""
+    """Sort collectives before copies, large sizes before small ones, then the slowest first."""
     return figure.what == PEER_COPIES, figure.is_small, figure.expected_percent or 0.0
 
 
@@ -219,13 +219,13 @@ def _belongs(figure: SpeedFigure, finding: Finding) -> bool:
 
 
 def is_pinned(row: PairRow) -> bool:
-    """True of a large copy that was measured between a GPU and pinned host memory."""
+    """Return whether a row is a large copy between a GPU and pinned host memory."""
     large = (row.size_bytes or 0) >= JUDGED_FROM_BYTES
     return row.bandwidth_gb_s is not None and large and HostMemory.parse_note(row.note) is HostMemory.PINNED
 
 
 class Need(StrEnum):
-    """The input of a check: facts alone, or something that has to be measured."""
+    """The input of a check: facts, or a kind of measurement."""
 
     FACTS = "facts"
     PEER_COPIES = "peer copies"
@@ -236,7 +236,7 @@ class Need(StrEnum):
 
 
 class FailedOnNode(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Something that could not be measured on one node of several, and why."""
+    """A measurement that failed on one of several nodes, and why."""
 
     node: str
     need: Need
@@ -244,11 +244,10 @@ class FailedOnNode(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """The measurements of a run. `findings` are what measuring itself found out: wrong data, copies that failed,
-    host-staged paths with their causes.
+    """The measurements of a run. `findings` come from measuring: wrong data, failed copies, host-staged paths.
 
-    `left_out` says why something was not to be measured (--quick, a single GPU), `failed` why it could not be;
-    `failed_on` the same where other nodes were measured.
+    `left_out` says why a measurement was skipped (--quick, a single GPU), `failed` why it failed everywhere, and
+    `failed_on` why it failed on one node.
     """
 
     pairs: tuple[PairRow, ...] = ()
@@ -262,7 +261,7 @@ class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     failed_on: tuple[FailedOnNode, ...] = ()
 
     def pairs_from(self, host: str) -> Sequence[PairRow]:
-        """The copies out of a node, within it or to another: each of many nodes asks several times."""
+        """Return the copies whose source is on a node. Cached, because every check of every node asks for them."""
         return self._pairs_by_node.get(host, ())
 
     @cached_property
@@ -271,20 +270,20 @@ class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @cached_property
     def staged(self) -> frozenset[tuple[str, str | None, str | None]]:
-        """Pairs that go through host memory: node, and the bus ids of both ends."""
+        """Host-staged pairs: the node, and the bus ids of both ends."""
         return frozenset(
             (row.source_node, row.source_bus_id, row.destination_bus_id) for row in self.evidence if row.host_staged
         )
 
 
 QUICK = Measurements(left_out=dict.fromkeys([need for need in Need if need is not Need.FACTS], "--quick"))
-"""Nothing was measured, on purpose."""
+"""The measurements of a check with --quick: none."""
 
 BY_CPU = "cpu"  # The engine of copies within host memory
 
 
 def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:
-    """Large copies between two GPUs of a node, by positions, without GPUs that somebody else uses."""
+    """Return large copies between two GPUs of a node, by GPU positions, without GPUs in use by others."""
     positions = {gpu.bus_id: position for position, gpu in enumerate(node.gpus) if gpu.bus_id and not is_busy(gpu)}
     staged = measured.staged
     host = node.snapshot.host
@@ -303,12 +302,14 @@ def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:
 
 
 def is_by_design(row: PairRow) -> bool:
-    """True of a copy without peer access that is judged: healthy machines have no other way between these GPUs."""
+    """Return whether a copy without peer access is judged, because healthy machines have no other path for this
+    pair.
+    """
     return row.peer == "off" and row.verdict is not None
 
 
 def host_rows(measured: Measurements, node: Topology, *, to_gpu: bool) -> list[tuple[GpuFacts, PairRow]]:
-    """Large copies between pinned host memory and GPUs of a node that nobody else uses."""
+    """Return large copies between pinned host memory and GPUs of a node, without GPUs in use by others."""
     gpus = {gpu.bus_id: gpu for gpu in node.gpus if gpu.bus_id and not is_busy(gpu)}
     found = []
     for row in measured.pairs_from(node.snapshot.host):
@@ -322,7 +323,7 @@ def host_rows(measured: Measurements, node: Topology, *, to_gpu: bool) -> list[t
 
 
 def host_copy_row(host: str, size_bytes: int, seconds: float) -> PairRow:
-    """A copy of so many bytes from host memory to host memory of a node, which took so long."""
+    """Make the row of a copy within the host memory of a node."""
     return PairRow(
         source=HOST,
         destination=HOST,
@@ -342,16 +343,16 @@ def host_copy_row(host: str, size_bytes: int, seconds: float) -> PairRow:
 
 
 def memory_row(measured: Measurements, host: str) -> PairRow | None:
-    """The copy in the host memory of a node; None where nobody made one."""
+    """Return the copy within the host memory of a node. None if there is none."""
     return next((row for row in measured.pairs_from(host) if row.engine == BY_CPU), None)
 
 
 def is_busy(gpu: GpuFacts) -> bool:
-    """True where somebody else uses a GPU: what is measured on it is no fault of it."""
+    """Return whether other processes use a GPU, so that its measurements do not count."""
     return bool(gpu.processes) and gpu.idle is not True
 
 
 def _slower(known: SpeedFigure, figure: SpeedFigure) -> SpeedFigure:
-    """The slower of two, judged where both are."""
+    """Return the slower of two figures, judged only if both are."""
     slower = figure if figure.gb_s < known.gb_s else known
     return slower if known.is_judged == figure.is_judged else replace(slower, is_judged=False)

@@ -1,4 +1,4 @@
-"""Earlier results of a machine: dated files in a folder, expected values from them, and trends from run to run."""
+"""Earlier results of a machine: dated files in a folder, expected values from them, and trends over time."""
 
 import json
 import math
@@ -30,28 +30,25 @@ _MOST_HOST_CHARACTERS = 100
 _MOST_VALUE_CHARACTERS = 40
 
 _NO_KIND = ("strict", "evidence", "seed", "timeout_s", "gpus", "past")
-"""Options that change no number: how it is judged and told, by which past, a simulation's noise, how long a driver may
-think. `gpus`
-are devices and no option; which models they are counts by itself."""
+"""Options that do not make results incomparable. `gpus` names devices, and their models are compared separately."""
 
 CUT_SHORT = "cut short, or still running"  # Why a result without an end is left out
 _TOLD_BY_ROWS = (
     *SHOWN_BY_ROWS,
     *("mode", "graph", "settings", "groups", "ranks", "backend", "check"),
 )
-"""Options that say which rows there are, and so change none of them; nor does it whether data are verified, which
-happens after the clock has stopped."""
+"""Options that select rows or verify data, which happens outside the timed loop. They do not change times."""
 
-_MOVE_NO_DATA = ("numpy", "CuPy")  # Libraries that hold buffers, and are not asked while the clock runs
+_MOVE_NO_DATA = ("numpy", "CuPy")  # Libraries that hold buffers and do nothing in the timed loop
 _NO_SETTING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NCCL_DEBUG_FILE")
-"""Variables that change no number: which GPUs they leave counts by itself."""
+"""Variables that do not change times. The GPUs that they select are compared separately."""
 
 _LOG = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS")
-"""They change a number only where NCCL logs every operation; gpubench has its start logged itself."""
+"""These change times only if NCCL logs every operation. gpubench itself sets them for the start."""
 
 
 class DatedName(Struct, frozen=True, order=True):
-    """The name of a result: its begin in UTC, `number` in that second, command and host, in order of time."""
+    """The file name of a result, which sorts by time: start in UTC, number within that second, command, host."""
 
     stamp: str
     number: int
@@ -64,29 +61,29 @@ class DatedName(Struct, frozen=True, order=True):
 
     @classmethod
     def of(cls, metadata: Metadata, number: int = 1) -> "DatedName":
-        """The name of a run: its first host, and behind a + how many others took part."""
+        """Return the name for a run."""
         began = datetime.fromisoformat(metadata.started_at).astimezone(UTC)
         return cls(began.strftime("%Y-%m-%dT%H%M%SZ"), number, metadata.subject, cls.host_of(metadata.hosts))
 
     @staticmethod
     def host_of(hosts: Sequence[str]) -> str:
-        """The hosts of a run as names of files spell them."""
+        """Return the first host, in characters for file names, and the number of other hosts after a '+'."""
         different = list(dict.fromkeys(hosts))
         first = _NOT_IN_NAMES.sub("_", different[0])[:_MOST_HOST_CHARACTERS]
         return first + (f"+{len(different) - 1}" if len(different) > 1 else "")
 
     @classmethod
     def parse(cls, text: str) -> "DatedName | None":
-        """The parts of a file's name; None where it is no name of a dated result."""
+        """Parse a file name. None if it is not a dated result."""
         found = _NAME.fullmatch(text)
         return found and cls(found["stamp"], int(found["number"] or 1), found["command"], found["host"])
 
 
 class ResultHead(Struct, frozen=True, kw_only=True):
-    """The metadata of a result, which stand before its rows: they decide which other results it may be compared with.
+    """The metadata of a result, which decide whether it may be compared with another one.
 
-    `models` are its GPUs' in order of name, one a GPU, none where it does not tell; `options` has values as JSON.
-    `places` are the UUIDs or bus ids of its GPUs, of a rank without one its host; `libraries` have no file names.
+    `models` has one entry per GPU, sorted, and is empty if unknown. `options` has JSON values. `places` are UUIDs or
+    bus ids of GPUs, or hosts for ranks without a GPU. `libraries` have no file names.
     """
 
     name: str
@@ -106,13 +103,13 @@ class ResultHead(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], name: str, verdict: str, *, complete: bool) -> "ResultHead":
-        """The head of a result from plain metadata. Raises KeyError, TypeError, AttributeError or ValueError."""
+        """Read plain metadata. Raises KeyError, TypeError, AttributeError or ValueError."""
         options = dict(metadata["options"])
         models = [str(rank["gpu"]) for rank in metadata["ranks"] if rank["gpu"]]
         described = [str(text).partition(" ") for text in options.get("gpus", {}).values()]
         places = [rank["gpu_uuid"] or rank["gpu_bus_id"] or rank["host"] for rank in metadata["ranks"]]
         if "sizes" in options:
-            # What was asked for is the kind; how much memory was free decides what is dropped of it.
+            # Compare the requested sizes, because free memory decides which ones are dropped.
             dropped = [each["size_bytes"] for each in metadata["dropped_sizes"]]
             options["sizes"] = sorted({*(options["sizes"] or ()), *dropped})
         options |= {"backend": metadata["backend"], "ranks": len(metadata["ranks"])}
@@ -135,26 +132,33 @@ class ResultHead(Struct, frozen=True, kw_only=True):
 
     @property
     def machine(self) -> tuple[object, ...]:
-        """The machine: the same for two results of it. A replayed or simulated one is a machine of its own."""
+        """The identity of the machine. A replayed or simulated machine is never the real one."""
         return self.origin, self.hosts
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The command, machine, GPUs and options: the same for results that may be compared."""
+        """Command, machine, GPUs and options, which comparable results share."""
         return self.command, self.machine, self.models, tuple(sorted(self.options.items()))
 
     def differences_from(self, other: "ResultHead") -> Iterator[str]:
-        """In what this is another kind than a result of the same command: 'another machine: node8, not node7'."""
+        """Yield how the kind differs from that of another result of the same command: 'another machine: node8, not
+        node7'.
+        """
         yield from self._machine_differences(other)
-        changed = [name for name in {**self.options, **other.options} if _option(self, name) != _option(other, name)]
+        changed = []
+        for name in {**self.options, **other.options}:
+            own, others = (head.options.get(name, "not there") for head in (self, other))
+            if own != others:
+                texts = [value.replace('"', "").strip("[]") for value in (own, others)]
+                is_short = max(map(len, texts)) <= _MOST_VALUE_CHARACTERS
+                changed.append(f"{name} {texts[0]}, not {texts[1]}" if is_short else name)
         if changed:
-            yield "other options: " + "; ".join(_changed(name, self, other) for name in changed)
+            yield f"other options: {'; '.join(changed)}"
 
     def obstacles_to(self, other: "ResultHead") -> Iterator[str]:
-        """Why the rows of this are no measure of another's of the same command: 'another driver: 570.1, not 580.2'.
+        """Yield why rows of this result cannot be the reference of another one: 'another driver: 570.1, not 580.2'.
 
-        Which rows there are may differ. So may the topology where the GPUs are the same: a lost link is what the past
-        is to show.
+        The set of rows may differ. The topology may differ on the same GPUs, because a lost link should be noticed.
         """
         yield from self._machine_differences(other)
         if self.places != other.places:
@@ -166,38 +170,35 @@ class ResultHead(Struct, frozen=True, kw_only=True):
                 yield f"another {name}: {_against(name, self.libraries, other.libraries)}"
         for what, own, others in (
             ("settings", self.settings, other.settings),
-            ("options", _options_beside_rows(self.options), _options_beside_rows(other.options)),
+            ("options", self.options, other.options),
         ):
-            changed = [name for name in {**own, **others} if own.get(name) != others.get(name)]
+            names = [name for name in {**own, **others} if what == "settings" or name not in _TOLD_BY_ROWS]
+            changed = [name for name in names if own.get(name) != others.get(name)]
             if changed:
                 yield f"other {what}: " + "; ".join(f"{name} {_against(name, own, others)}" for name in changed)
 
     def is_wired_otherwise(self, other: "ResultHead") -> bool:
-        """True where both tell of a topology, and it is not the same."""
+        """Return whether both topologies are known and differ."""
         return None not in (self.topology, other.topology) and self.topology != other.topology
 
     def _machine_differences(self, other: "ResultHead") -> Iterator[str]:
         if self.origin != other.origin:
             yield f"another origin: {self.origin}, not {other.origin}"
         if self.hosts != other.hosts:
-            yield f"another machine: {_hosts(self)}, not {_hosts(other)}"
+            hosts = [shorten(head.hosts, 1) or "none" for head in (self, other)]
+            yield f"another machine: {hosts[0]}, not {hosts[1]}"
         if self.models != other.models:
             yield f"other GPUs: {_models(self)}, not {_models(other)}"
 
 
 def _bearing_on_speed(environment: Mapping[str, str]) -> dict[str, str]:
-    """The recorded settings without those that change no number."""
     level, subsystems = (str(environment.get(name, "")) for name in _LOG)
     silent = _NO_SETTING if logs_every_operation(level, subsystems) else (*_NO_SETTING, *_LOG)
     return {str(name): str(value) for name, value in environment.items() if name not in silent}
 
 
-def _options_beside_rows(options: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in options.items() if name not in _TOLD_BY_ROWS}
-
-
 def _place_beside(head: ResultHead, other: ResultHead) -> str:
-    """The first place that only one of two has; how many there are, where their numbers differ."""
+    """Return the first place that only `head` has, or the number of places if the numbers differ."""
     if len(head.places) != len(other.places):
         return str(len(head.places))
     return shortened(next(place for place in head.places if head.places.count(place) > other.places.count(place)))
@@ -209,51 +210,36 @@ def _against(name: str, own: Mapping[str, str], other: Mapping[str, str]) -> str
 
 
 def shortened(text: str) -> str:
-    """The beginning of a value that another's file has."""
     return text if len(text) <= _MOST_VALUE_CHARACTERS else text[: _MOST_VALUE_CHARACTERS - 1] + "…"
 
 
-def _hosts(head: ResultHead) -> str:
-    return shorten(head.hosts, 1) or "none"
-
-
 def _models(head: ResultHead) -> str:
-    """The GPU models of a node, however many of each: one with a GPU less is still of the kind."""
+    """Describe the models with their counts."""
     return " and ".join(f"{count} × {model}" for model, count in Counter(head.models).items()) or "none known"
 
 
-def _option(head: ResultHead, name: str) -> str:
-    return head.options.get(name, "not there")
-
-
-def _changed(name: str, one: ResultHead, other: ResultHead) -> str:
-    values = [_option(head, name).replace('"', "").strip("[]") for head in (one, other)]
-    return f"{name} {values[0]}, not {values[1]}" if max(map(len, values)) <= _MOST_VALUE_CHARACTERS else name
-
-
 LEAST_RESULTS = 5
-"""Fewer results expect nothing of a row. With five the level is the second fastest, so that no single odd run makes it,
-and four steps from run to run say how steady the row is; `gpubench compare` too lets a row count alone from five on."""
+"""Fewer results give no expectation. With five, the level is the second fastest run, so that one odd run does not
+set it, and four differences from run to run show the noise. `gpubench compare` also needs five.
+"""
 
-_NEAR_SIZES = 64  # Rows up to so many times larger or smaller lend a row their noise
-_QUARTILE = NormalDist().inv_cdf(0.75)  # The middle of the fastest half is the fastest quarter
-_MOST_LOG = 20.0  # Five results of a busy host know so little of their noise that no time at all stands out
+_NEAR_SIZES = 64  # Rows up to this factor apart in size share their noise
+_QUARTILE = NormalDist().inv_cdf(0.75)  # The median of the fastest half is the first quartile
+_MOST_LOG = 20.0  # Bound for exp(): five noisy results may give an infinite threshold
 _BAD_RUN = (Verdict.FAIL, Verdict.ERROR)
 _WELL = (None, Verdict.PASS, Verdict.SKIP)
 
 
 class PastResult(Struct, frozen=True):
-    """An earlier result: its metadata and verdict, its rows and pairs."""
-
     head: ResultHead
     rows: Sequence[CollectiveRow] = ()
     pairs: Collection[PairRow] = ()
 
 
 class PastFigure(Struct, frozen=True):
-    """The level of a row in the past: the median of the fastest half of its results, and the noise between runs.
+    """The past level of a row: the median of its fastest half, and the noise between runs.
 
-    `gb_s` is the busbw of a collective and the bandwidth of a pair; `noise` is that of the logarithm of the time.
+    `gb_s` is the busbw of a collective or the bandwidth of a pair. `noise` is that of the logarithm of the time.
     """
 
     time_us: float | None
@@ -264,19 +250,19 @@ class PastFigure(Struct, frozen=True):
 
     @property
     def deviation(self) -> float:
-        """The standard deviation from run to run, as a share of the time."""
+        """The standard deviation between runs, relative to the time."""
         return math.expm1(self.noise.deviation)
 
     def slow_beyond(self, rows: int) -> float:
-        """How many times the level a time has to exceed for chance not to explain it, in a run of so many rows.
+        """Return the factor over the level that noise does not explain, in a run with this many rows.
 
-        The usual time is that much above the level which the middle of the fastest half lies below it.
+        The level is the first quartile, so the factor starts from the median above it.
         """
         return math.exp(min(_MOST_LOG, _QUARTILE * self.noise.deviation + self.noise.bound(rows)))
 
 
 class LeftOut(Struct, frozen=True):
-    """Results that were left out for one reason ('of another driver'), and the newest one's ('570.1, not 580.2')."""
+    """Results left out for the same reason ('of another driver'), with the newest one's values ('570.1, not 580.2')."""
 
     reason: str
     example: str
@@ -287,9 +273,9 @@ class LeftOut(Struct, frozen=True):
 
 
 class PastFigures(Struct, frozen=True):
-    """What the rows of a run may be held against. `problem` is why a folder tells nothing.
+    """Past levels by row. `problem` says why a folder has none.
 
-    `used` is the number of results, of which `wired_otherwise` have another topology than the run.
+    `used` counts the results, and `wired_otherwise` those with another topology than the run.
     """
 
     folder: str
@@ -303,7 +289,7 @@ class PastFigures(Struct, frozen=True):
     def of(
         cls, results: Iterable[PastResult], own: ResultHead, folder: str, left_out: Iterable[LeftOut] = ()
     ) -> "PastFigures":
-        """The figures of those results that compare with the run `own`; `left_out` are unread ones."""
+        """Compute levels from the results that are comparable with the run `own`. `left_out` are unread results."""
         newest_first = sorted(results, key=lambda each: each.head.started_at, reverse=True)
         unfit = [reason for each in newest_first if (reason := why_unfit(each.head, own)) is not None]
         fit = [each for each in newest_first if why_unfit(each.head, own) is None]
@@ -316,16 +302,16 @@ class PastFigures(Struct, frozen=True):
         )
 
     def time_of(self, row: CollectiveRow) -> PastFigure | None:
-        """The level of a row of a collective; None where too few results have it."""
+        """Return the level of a collective row. None if too few results have it."""
         return self.figures.get(collective_key(row))
 
     def copy_of(self, row: PairRow) -> PastFigure | None:
-        """The level of a pair, known by bus id; None where too few results have it."""
+        """Return the level of a pair, by bus ids. None if too few results have it."""
         return self.figures.get(pair_key(row))
 
     @property
     def note(self) -> str:
-        """What was used and what was left out, in a sentence; empty where there is no earlier result."""
+        """What was used and left out, in a sentence. '' without earlier results."""
         if self.problem:
             return f"this machine's past is not known: {self.problem}"
         if not self.used and not self.left_out:
@@ -339,7 +325,7 @@ class PastFigures(Struct, frozen=True):
 
 
 def why_unfit(head: ResultHead, own: ResultHead) -> tuple[str, str] | None:
-    """Why a result says nothing of what the run `own` should reach, and the values that differ; None where it does."""
+    """Return why a result is not comparable with the run `own`, and the values that differ. None if it is."""
     if not head.complete:
         return CUT_SHORT, ""
     if head.started_at > own.started_at:
@@ -354,7 +340,7 @@ def why_unfit(head: ResultHead, own: ResultHead) -> tuple[str, str] | None:
 
 
 def tallied(reasons: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
-    """Results that were left out, the newest first, by reason."""
+    """Count the reasons. The newest results come first."""
     known = list(reasons)
     counts = Counter(reason for reason, _ in known)
     examples = dict(reversed(known))
@@ -367,7 +353,7 @@ class _Measured(Struct, frozen=True):
 
     @property
     def cost(self) -> float:
-        """The time, up to a factor that is the same for all rows of a key."""
+        """The time, up to a factor that all rows of a key share."""
         return 1 / self.gb_s if self.gb_s else self.time_us or 0.0
 
 
@@ -382,7 +368,7 @@ def _figures(oldest_first: Sequence[PastResult], folder: str) -> dict[RowKey, Pa
 
 
 def _figure(runs: Sequence[_Measured], noise: Noise, folder: str) -> PastFigure:
-    """The median of the fastest half: a machine that gets slower from week to week is held against its better days."""
+    """Use the median of the fastest half, so that a slow decline is compared with better days."""
     fastest = sorted(runs, key=lambda each: each.cost)[: (len(runs) + 1) // 2]
     level = fastest[len(fastest) // 2]
     source = f"this machine's past, {plural(len(runs), 'result')} of {folder}"
@@ -406,9 +392,9 @@ def _measured_rows(result: PastResult) -> dict[RowKey, _Measured]:
 
 
 def _run_noise(runs: Sequence[_Measured]) -> Noise:
-    """The noise from one run to the next, which a slow decline does not widen: by robust steps of the logarithm.
+    """Return the noise between consecutive runs, from the robust deviation of their logarithms.
 
-    `measure.compare.noise` takes the distances of all runs of a side: these have no order in time.
+    A slow decline does not widen it. `measure.compare.noise` uses all pairs of runs, because it has no order in time.
     """
     steps = [math.log(later.cost / earlier.cost) for earlier, later in pairwise(runs)]
     found = robust_deviation(steps)
@@ -416,28 +402,26 @@ def _run_noise(runs: Sequence[_Measured]) -> Noise:
 
 
 def _widen_by_neighbours(noise: Mapping[RowKey, Noise]) -> dict[RowKey, Noise]:
-    """The noise of every row, no less than that of most rows beside it, and known as well as all of these tell it.
+    """Raise the noise of every row to at least the median of its neighbours, and add half of their degrees of
+    freedom.
 
-    A few steps may be alike by chance. Rows of one run have a part of their noise in common, so that only half of what
-    the others tell is new.
+    A few differences may be small by chance. Rows of one run share part of their noise, so half of it is new.
     """
     found: dict[RowKey, Noise] = {}
     for family in siblings(noise):
         for key in family:
-            near = [noise[each] for each in family if _is_near(each, key)]
+            size = key.size_bytes or 1
+            near = [
+                noise[other] for other in family if size / _NEAR_SIZES <= (other.size_bytes or 1) <= size * _NEAR_SIZES
+            ]
             deviation = max(noise[key].deviation, median(each.deviation for each in near))
             freedom = MEDIAN_EFFICIENCY * sum(each.freedom for each in near) / 2
             found[key] = Noise(deviation, max(noise[key].freedom, freedom))
     return found
 
 
-def _is_near(one: RowKey, other: RowKey) -> bool:
-    sizes = sorted((one.size_bytes or 1, other.size_bytes or 1))
-    return sizes[1] <= _NEAR_SIZES * sizes[0]
-
-
 class TrendPoint(Struct, frozen=True):
-    """A figure of one run, in GB/s, with the verdict of that run; `started_at` is UTC, as ISO 8601."""
+    """A value of one run in GB/s, with the verdict and the start of that run in ISO 8601 (UTC)."""
 
     started_at: str
     gb_s: float
@@ -445,16 +429,16 @@ class TrendPoint(Struct, frozen=True):
 
 
 class Trend(Struct, frozen=True):
-    """A figure over time, the oldest run first."""
+    """A value over time, the oldest run first."""
 
     name: str
     points: tuple[TrendPoint, ...]
 
 
 def headline_figures(rows: Iterable[Row]) -> dict[str, float]:
-    """Of one run, by name in GB/s: peak busbw of each collective, the slowest pair of GPUs, the slowest way to host.
+    """Return the peak busbw of each collective, the slowest GPU pair and the slowest host copy of a run, in GB/s.
 
-    Pairs count with the largest size, peer access on, one way, as copy engines or NCCL make them; host memory pinned.
+    Pairs count at the largest size with peer access, in one direction, by copy engine or NCCL. Host memory is pinned.
     """
     known = list(rows)
     return {
@@ -495,7 +479,7 @@ def _way(row: PairRow) -> str | None:
 
 
 def trends(runs: Iterable[tuple[str, Verdict, Mapping[str, float]]]) -> Iterator[Trend]:
-    """A trend for each figure, of runs in any order: when each began, its verdict, its figures."""
+    """Yield a trend per value. A run has a start, a verdict and values by name."""
     points: dict[str, list[TrendPoint]] = {}
     for started_at, verdict, figures in sorted(runs, key=lambda run: run[0]):
         for name, gb_s in figures.items():

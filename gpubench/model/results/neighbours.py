@@ -1,4 +1,4 @@
-"""What the rows of one sweep show about each other: a lone slow row, a slow range of sizes, a late rank."""
+"""Relations between the rows of one sweep: a lone slow row, a slow range of sizes, a late rank."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,12 +12,12 @@ from gpubench.model.terms.statistics import Mode, robust_deviation
 from gpubench.model.terms.units import group_by
 from gpubench.model.terms.verdict import Verdict
 
-SHARE = "ranks share"  # Part of the note of a row whose ranks take turns on few CPUs
+SHARE = "ranks share"  # Part of a row's note if its ranks take turns on few CPUs
 LONE = "measured once, its neighbours are as expected"  # The note of a lone slow row
 
-CurveKey = tuple[object, ...]  # What rows of a curve share, all but the size and the placement
+CurveKey = tuple[object, ...]  # The columns that rows of a curve share: all but size and placement
 
-_NEAR_FACTOR = 4  # Sizes up to this factor apart are neighbours: that between rows of nccl-tests' usual tables
+_NEAR_FACTOR = 4  # Sizes up to this factor apart are neighbours, as in nccl-tests' usual tables
 _LEAST_NEIGHBOURS = 2
 
 
@@ -34,7 +34,6 @@ class RowPlace(Struct, frozen=True):
 
     @classmethod
     def of(cls, row: CollectiveRow) -> "RowPlace":
-        """Return the place of a row."""
         return cls(_curve_of(row), row.placement, row.size_bytes)
 
 
@@ -65,19 +64,20 @@ def _neighbours(place: RowPlace, curve: Sequence[RowPlace]) -> Iterator[RowPlace
 
 
 LEAST_LOSS = 0.05
-"""A loss that is named in a range of sizes or on a rank. In 36 healthy tables of one node, from 2 to 8 GPUs, no
-bandwidth falls by more than 3 % as the size grows; ranks of 2 to 8 H200s differ by at most 2 %."""
+"""The least loss that is reported for a range of sizes or a rank. In 36 healthy tables of 2 to 8 GPUs in one node,
+no bandwidth falls by more than 3 % as the size grows. Ranks of 2 to 8 H200s differ by at most 2 %.
+"""
 
-_SURE_DEVIATIONS = 4.0  # Of the rows' own spread around their share of what is expected
-_HICCUP_US = 2.5  # What a host adds to the operations of some rows: 50 µs between ranks, in 20 iterations
-_LEAST_SHARES = 8  # Of fewer rows nobody knows how much they vary
-_LEAST_SIZES = 2  # One size alone may be an accident
+_SURE_DEVIATIONS = 4.0  # Of the rows' spread around their median percentage of the expected speed
+_HICCUP_US = 2.5  # Delay that a host adds to some rows: 50 µs between ranks, in 20 iterations
+_LEAST_SHARES = 8  # With fewer rows the noise is unknown
+_LEAST_SIZES = 2  # One slow size alone may be chance
 _SIMULATED = "simulated"
-_OF_ONE_NODE = (NCCL, TORCH_NCCL, _SIMULATED)  # Whose time and busbw grow with the size, inside a node
+_OF_ONE_NODE = (NCCL, TORCH_NCCL, _SIMULATED)  # Within a node, the time and busbw of these grow with the size
 
 
 class SlowRange(Struct, frozen=True):
-    """Neighbouring sizes that are slower than the others of their sweep; `usual_us` is what `worst` should take."""
+    """Adjacent sizes that are slower than the rest of their sweep. `usual_us` is the time that `worst` should take."""
 
     rows: tuple[CollectiveRow, ...]
     worst: CollectiveRow
@@ -87,9 +87,9 @@ class SlowRange(Struct, frozen=True):
 def slow_range(rows: Sequence[CollectiveRow]) -> SlowRange | None:
     """Return the slowest range of at least two sizes.
 
-    Inside a node a larger size takes no less time and has no less busbw than a smaller one. Between nodes algorithms
-    change that, and on CPUs caches do. A simulated row follows its model, so its share of what is expected is like that
-    of its neighbours too.
+    Within a node a larger size takes at least the time and reaches at least the busbw of a smaller one. This does not
+    hold between nodes, where algorithms change, nor on CPUs, which have caches. A simulated row is also compared with
+    its model.
     """
     known = [row for row in rows if row.nodes == 1 and row.backend in _OF_ONE_NODE and row.mode != Mode.LATENCY]
     found = []
@@ -116,7 +116,7 @@ def _runs(places: Collection[int]) -> list[list[int]]:
 
 
 def _usual_times(curve: Sequence[CollectiveRow], expected_us: Sequence[float | None]) -> list[float | None]:
-    """Return what every late row should take by the others, None for a row in time; sizes ascend."""
+    """Return the usual time of every late row, None for a row in time. Sizes ascend."""
     shares = [None if due is None else due / row.time_us for row, due in zip(curve, expected_us, strict=True)]
     level, least = _level([share for share in shares if share is not None])
     in_time = [share is not None and share >= least for share in shares]
@@ -125,7 +125,7 @@ def _usual_times(curve: Sequence[CollectiveRow], expected_us: Sequence[float | N
         before, after = curve[:place], curve[place + 1 :]
         bound = row.time_us / (1 + LEAST_LOSS + (row.ci95_percent or 0.0) / 100)
         due = [us for each in before if (us := each.time_us * row.size_bytes / each.size_bytes) < bound]
-        # What is slow from the smallest size on is the start of a job, in which hosts stall.
+        # Hosts stall at the start of a job, so ignore slowness from the smallest size on.
         least_after = min((each.time_us for each in after), default=math.inf)
         if any(each.time_us <= least_after + _HICCUP_US for each in before) and least_after + _HICCUP_US < bound:
             due.append(least_after)
@@ -138,7 +138,7 @@ def _usual_times(curve: Sequence[CollectiveRow], expected_us: Sequence[float | N
 
 
 def _level(shares: Sequence[float]) -> tuple[float, float]:
-    """Return the usual share of what is expected, and the least that noise explains; infinite and 0 of few rows."""
+    """Return the usual share of the expected speed, and the least that noise explains. Infinity and 0 for few rows."""
     if len(shares) < _LEAST_SHARES or (noise := robust_deviation(shares)) is None:
         return math.inf, 0.0
     level = median(shares)
@@ -146,7 +146,7 @@ def _level(shares: Sequence[float]) -> tuple[float, float]:
 
 
 LATE_FROM_BYTES = 16 * 2**20
-_MOST_ROOTED_LOSS = 0.2  # The root of few operations, and CPUs, are that much ahead or behind
+_MOST_ROOTED_LOSS = 0.2  # The root of few operations, and CPUs, are this far ahead or behind
 
 
 class LateRank(Struct, frozen=True):
@@ -157,12 +157,12 @@ class LateRank(Struct, frozen=True):
 
     @property
     def times(self) -> float:
-        """How many times the time of the fastest rank it takes."""
+        """Its time relative to the fastest rank."""
         return (self.worst.time_us_slowest_rank or 0.0) / (self.worst.time_us_fastest_rank or math.inf)
 
 
 def late_rank(rows: Sequence[CollectiveRow]) -> LateRank | None:
-    """Return the rank that is late in most rows from 16 MiB on, by more than the rows' noise."""
+    """Return the rank that is later than the noise in most rows of at least 16 MiB."""
     large = [
         row
         for row in rows
@@ -178,13 +178,13 @@ def late_rank(rows: Sequence[CollectiveRow]) -> LateRank | None:
 
 
 def shows_more(rows: Sequence[CollectiveRow]) -> bool:
-    """True if the rows of a sweep together show noise, a slow range or a late rank."""
+    """Return whether the rows of a sweep show noise, a slow range or a late rank."""
     is_noisy = any(row.verdict == Verdict.INCONCLUSIVE for row in rows)
     return is_noisy or slow_range(rows) is not None or late_rank(rows) is not None
 
 
 def _is_one_late(row: CollectiveRow) -> bool:
-    """True if the slowest rank is further behind the mean than the fastest one is ahead of it."""
+    """Return whether the slowest rank is further from the mean than the fastest."""
     fastest, slowest = row.time_us_fastest_rank or 0.0, row.time_us_slowest_rank or 0.0
     least = LEAST_LOSS if row.root is None and row.backend in _OF_ONE_NODE else _MOST_ROOTED_LOSS
     is_behind = row.ranks == 2 or slowest - row.time_us > row.time_us - fastest

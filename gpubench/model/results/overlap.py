@@ -1,6 +1,6 @@
-"""The rows, curves and sentence of `gpubench overlap`: a collective beside computation, and the best cap on CTAs."""
+"""The rows, curves and last line of `gpubench overlap`: a collective during computation, and the best cap on CTAs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 from gpubench.model.results.compare import Chart, CurveLine
@@ -76,7 +76,7 @@ class OverlapRow(Record, frozen=True, kw_only=True):
 
 
 class ShortestStepRow(Record, frozen=True, kw_only=True):
-    """The cap with the shortest step of a size and a partner, and what NCCL's own number of CTAs costs beside it."""
+    """The cap with the shortest step for a size and a partner, compared with NCCL's default number of CTAs."""
 
     section = "shortest_steps"
 
@@ -95,17 +95,24 @@ class ShortestStepRow(Record, frozen=True, kw_only=True):
     origin: Annotated[str, Origin]  #: where the numbers come from
 
 
-_MOST_LINES = 4  # Curves that a page can tell apart
+_MOST_LINES = 4  # A page with more curves is hard to read
 _FEWEST_SIZES = 2
 
 
 def overlap_charts(rows: Sequence[OverlapRow]) -> Iterator[Chart]:
-    """Of every partner: the step under each cap over that with NCCL's own CTAs, and both slow-downs with these."""
+    """Yield charts per partner: the relative step time under each cap, and both slowdowns with NCCL's default CTAs."""
     for partner, members in group_by(rows, lambda row: row.partner).items():
         if len({row.size_bytes for row in members}) < _FEWEST_SIZES:
             continue
         own = {row.size_bytes: row for row in members if row.ctas is None}
-        lines = list(_slowdown_curves([row for row in members if row.ctas is not None], own))
+        capped = [row for row in members if row.ctas is not None and row.size_bytes in own]
+        lines = [
+            CurveLine(
+                describe_cap(ctas),
+                tuple(sorted((row.size_bytes, row.step_us / own[row.size_bytes].step_us) for row in alike)),
+            )
+            for ctas, alike in group_by(capped, lambda row: row.ctas).items()
+        ]
         for start in range(0, len(lines), _MOST_LINES):
             some = tuple(lines[start : start + _MOST_LINES])
             yield Chart(f"Step beside {partner}, over that with NCCL's own CTAs", "×", some, logarithmic=True)
@@ -117,12 +124,6 @@ def overlap_charts(rows: Sequence[OverlapRow]) -> Iterator[Chart]:
             yield Chart(f"Slow-down beside {partner}, NCCL's own CTAs", "×", slowdowns, logarithmic=True)
 
 
-def _slowdown_curves(rows: Sequence[OverlapRow], own: Mapping[int, OverlapRow]) -> Iterator[CurveLine]:
-    both = [row for row in rows if row.size_bytes in own]
-    for ctas, members in group_by(both, lambda row: row.ctas).items():
-        yield _line(describe_cap(ctas), members, lambda row: row.step_us / own[row.size_bytes].step_us)
-
-
 def _line(name: str, rows: Sequence[OverlapRow], value: Callable[[OverlapRow], float | None]) -> CurveLine:
     known = {row.size_bytes: found for row in rows if (found := value(row)) is not None}
     return CurveLine(name, tuple(sorted(known.items())))
@@ -132,7 +133,9 @@ _BESIDE = {Partner.GEMM: "GEMMs", Partner.COPY: "copies", Partner.CHAIN: "small 
 
 
 def overlap_parts(report: Report) -> Iterator[LinePart]:
-    """'allreduce of 256M takes 2.4 times as long beside GEMMs', '8 CTAs make …'; nothing where one cap was measured."""
+    """Yield 'allreduce of 256M takes 2.4 times as long beside GEMMs', '8 CTAs make …'. Nothing if one cap was
+    measured.
+    """
     rows = report.rows(ShortestStepRow)
     known = [row for row in rows if row.own_communication_slowdown is not None]
     if not known:

@@ -13,7 +13,7 @@ from gpubench.model.results.report import (
 
 
 class LayoutRow(Record, frozen=True, kw_only=True):
-    """A layout of the model over the GPUs: the predicted step the fastest first."""
+    """A layout of the model over the GPUs, sorted by predicted step time."""
 
     section = "layouts"
 
@@ -38,7 +38,7 @@ class LayoutRow(Record, frozen=True, kw_only=True):
 
 
 class ExposedRow(Record, frozen=True, kw_only=True):
-    """What one kind of communication costs the chosen layout."""
+    """The cost of one kind of communication in the chosen layout."""
 
     section = "exposed"
     on_page = OnPage("Communication of the best layout")

@@ -1,14 +1,12 @@
-"""The report of a command: metadata, named sections, findings, a verdict, and the rows that commands share.
+"""The report of a command (metadata, sections, findings, verdict), and the rows that several commands share.
 
-Rows are plain data. Units are in the names; what is unknown is None, never 0. Collectives hand over the rows of their
-one section as they are measured; other commands have all their sections at the end.
-
-Schema history: 1 (gpubench 0.1) collective rows, the sections of `topo`.
+Names contain units, and unknown values are None, never 0. Collectives pass on the rows of one section as they are
+measured. Other commands pass all sections at the end. Schema 1 is the only one so far.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import cache, partial
+from functools import cache
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
@@ -35,11 +33,11 @@ TRAFFIC_SECTION = "traffic"
 OVERLAP_SECTION = OVERLAP
 BACKENDS = ROW_BACKENDS
 
-SIGNED = "signed"  # Beside the type of a column: it may be negative. All other numbers are 0 or more.
+SIGNED = "signed"  # Annotates a column that may be negative. All other numbers are 0 or more.
 
 
 class Verified(StrEnum):
-    """The output that was verified: the last timed one of every buffer, that of one more operation, or none."""
+    """The verified output: the last timed one of every buffer, that of one more operation, or none."""
 
     LAST = "last"
     REPEAT = "repeat"
@@ -47,18 +45,14 @@ class Verified(StrEnum):
 
 
 class Row(Protocol):
-    """A line of a table."""
-
-    def to_record(self) -> dict[str, Any]:
-        """Its values by column name, as plain data."""
-        ...
+    def to_record(self) -> dict[str, Any]: ...
 
 
 class OnPage(NamedTuple):
-    """A section on pages (Markdown, HTML): its title, its columns, and how many rows at most.
+    """How Markdown and HTML show a section: title, columns, and the most rows.
 
-    Without a title it has the section's name; without columns all, unless the command's module in `formats.text` has
-    columns for its terminal table. Where it `folds`, the worst rows come first, and rows that pass are folded away.
+    Defaults: the section's name, and the columns of the terminal table in `formats.text`, or all columns. If it
+    `folds`, the worst rows come first, and rows that pass are folded.
     """
 
     title: str = ""
@@ -69,33 +63,28 @@ class OnPage(NamedTuple):
 
 
 HIDDEN = OnPage(is_hidden=True)
-"""A section that is too long for a page, or stands on it in another shape. JSON and CSV have it."""
+"""A section that pages leave out or show in another form. JSON and CSV have it."""
 
 
 class Record(Struct, frozen=True):
-    """Plain values that are a row of a `section`: its fields are the columns.
-
-    `host_fields` are the columns that hold the node, of rows that each are of one.
-    """
+    """A row of `section`, with its fields as columns. `host_fields` are the columns that hold the node."""
 
     section: ClassVar[str] = ""
     on_page: ClassVar[OnPage] = OnPage()
     host_fields: ClassVar[Sequence[str]] = ()
 
     def to_record(self) -> dict[str, Any]:
-        """Its values by column name."""
         kind: Any = type(self)
         return dict(zip(self.columns(), _reader(kind)(self), strict=True))
 
     def __repr__(self) -> str:
-        """Its known values: most columns of a wide row are empty."""
+        """Show known values only, because most columns of a wide row are empty."""
         known = ((name, value) for name, value in self.to_record().items() if value not in (None, "", ()))
         shown = (f"{name}={value:.6g}" if type(value) is float else f"{name}={value!r}" for name, value in known)
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        """The names of its fields, in order."""
         return cls.__struct_fields__
 
 
@@ -105,7 +94,7 @@ def _reader(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def made_of(kind: type[Made], *sources: object, **values: Any) -> Made:
-    """A dataclass or named tuple of these values, and in its other fields of what the first source has so named."""
+    """Make a record from `values`, and take its other fields from the first source that has them."""
     made: Any = kind
     for source, (names, values_of) in zip(
         sources, _common_fields(made, tuple(map(type, sources)), (*values,)), strict=True
@@ -118,7 +107,7 @@ def made_of(kind: type[Made], *sources: object, **values: Any) -> Made:
 def _common_fields(
     kind: type, sources: tuple[type, ...], left_out: tuple[str, ...]
 ) -> tuple[tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]], ...]:
-    """The fields that each source has before the others, but for those that are given, and what reads them."""
+    """Return the fields to take from each source, with a function that reads them."""
     names = dict.fromkeys(getattr(kind, "_fields", ()) or kind.__struct_fields__)  # type: ignore[attr-defined]
     wanted = [name for name in names if name not in left_out]
     found = []
@@ -131,17 +120,16 @@ def _common_fields(
 
 
 def values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """What reads attributes as a tuple, in the time that a loop takes for two: tables have many rows."""
+    """Return a function that reads attributes as a tuple, twice as fast as a loop, because tables have many rows."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda each: tuple(getattr(each, name) for name in names)
 
 
 class RowsByColumn(Collection[R], Generic[R]):
-    """Rows of one type, held by column and made when they are read: a cluster has very many, and most are only summed.
+    """Rows stored by column and made when read, because a cluster has very many rows and most are only summed.
 
-    `pieces` are consecutive rows, each their number and their columns by name. A column that is not there holds the
-    default of its field.
+    `pieces` are consecutive rows: their number, and their columns by name. A missing column holds its default.
     """
 
     def __init__(self, kind: type[R], pieces: Sequence[tuple[int, Mapping[str, Sequence[Any]]]]) -> None:
@@ -156,7 +144,7 @@ class RowsByColumn(Collection[R], Generic[R]):
 
     @property
     def columns(self) -> Mapping[str, Sequence[Any]]:
-        """Return the columns of rows in one piece, by name."""
+        """The columns of rows in one piece, by name."""
         ((_, columns),) = self._pieces
         return columns
 
@@ -172,7 +160,7 @@ class RowsByColumn(Collection[R], Generic[R]):
                 yield self._kind(**dict(zip(columns, cells, strict=True)))
 
     def cells(self, *names: str) -> Iterator[tuple[Any, ...]]:
-        """The values of these columns, a tuple a row."""
+        """Yield the values of some columns, one tuple per row."""
         names_, defaults = self._kind.__struct_fields__, self._kind.__struct_defaults__
         missing = dict(zip(names_[len(names_) - len(defaults) :], defaults, strict=True))
         return chain.from_iterable(
@@ -187,15 +175,12 @@ class RowsByColumn(Collection[R], Generic[R]):
 
 
 def cells_of(rows: Iterable[R], *names: str) -> Iterator[tuple[Any, ...]]:
-    """The values of these columns of rows, a tuple a row; of rows held by column none is made for it."""
+    """Return the values of some columns, one tuple per row, without making rows that are stored by column."""
     return rows.cells(*names) if isinstance(rows, RowsByColumn) else map(values_of(names), rows)
 
 
 class RowsOfNode(Struct, frozen=True):
-    """The rows of a node, made for an equal one: theirs, but for the fields `host_fields`, which hold `host`.
-
-    Parts of a table that share `rows` differ in nothing else.
-    """
+    """The rows of a node, shared with equal nodes: only the `host_fields` differ, which hold `host`."""
 
     rows: Sequence["Record"]
     host_fields: Sequence[str]
@@ -207,12 +192,8 @@ class RowsOfNode(Struct, frozen=True):
         return (replace(row, **names) for row in rows)
 
 
-def _same(rows: Iterable[Row]) -> Iterable[Row]:
-    return rows
-
-
 class Table(Struct, frozen=True):
-    """A section of rows, made when read; `parts` are the same rows by node, None where rows are of no node."""
+    """A section of rows, made when read. `parts` has the same rows by node, None if rows do not belong to nodes."""
 
     columns: Sequence[str]
     rows: Callable[[], Iterable[Row]]
@@ -220,19 +201,21 @@ class Table(Struct, frozen=True):
 
     @classmethod
     def of_nodes(cls, columns: Sequence[str], parts: Callable[[], Iterable[RowsOfNode]]) -> "Table":
-        """A section of the rows of nodes."""
         return cls(columns, lambda: chain.from_iterable(parts()), parts)
 
     @classmethod
     def group_by_section(
         cls, tables: Mapping[type[Record], Iterable[Row] | Callable[[], Iterable[Row]]]
     ) -> "dict[str, Section]":
-        """Sections by name, of rows by their type, or of what makes them."""
-        made = {kind: rows if callable(rows) else partial(_same, rows) for kind, rows in tables.items()}
-        return {kind.section: cls(kind.columns(), rows) for kind, rows in made.items()}
+        """Make sections from rows, or from functions that return rows, by row type."""
+
+        def reader(rows: Iterable[Row] | Callable[[], Iterable[Row]]) -> Callable[[], Iterable[Row]]:
+            return rows if callable(rows) else lambda: rows
+
+        return {kind.section: cls(kind.columns(), reader(rows)) for kind, rows in tables.items()}
 
     def of(self, nodes: Container[str]) -> Iterator[Row]:
-        """The rows of these nodes, where rows are by node."""
+        """Yield the rows of some nodes, if rows are stored by node."""
         return chain.from_iterable(part for part in (self.parts or tuple)() if part.host in nodes)
 
 
@@ -246,7 +229,7 @@ Section = Table | Matrix
 
 
 class CollectiveRow(Record, frozen=True, kw_only=True):
-    """One size × dtype × op × placement of one collective. Sizes, times and bandwidths as nccl-tests defines them."""
+    """One size × dtype × op × placement of one collective. nccl-tests defines sizes, times and bandwidths."""
 
     section = "rows"
     on_page = HIDDEN
@@ -309,22 +292,22 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        """The words behind `gpubench` that measure such a row."""
+        """The arguments of `gpubench` that measure such a row."""
         return self.collective if self.skew is None else f"alltoall --skew {self.skew:g}"
 
     @property
     def reached_gb_s(self) -> float:
-        """The busbw as a number to compare rows by: 0 of one rank, which has none."""
+        """The busbw, or 0 for one rank, which has none."""
         return self.busbw_gb_s or 0.0
 
 
 COLLECTIVE_COLUMNS = CollectiveRow.columns()
 
-SIBLINGS = "pairs wired alike, in this run"  # A pair's expectation where only the pairs beside it tell
+SIBLINGS = "pairs wired alike, in this run"  # Source of an expectation that only comes from similar pairs
 
 
 class PairRow(Record, frozen=True, kw_only=True):
-    """An ordered pair of devices: its wiring, its limit and, if it was measured, its speed."""
+    """An ordered pair of devices: its wiring, its limit and, if measured, its speed."""
 
     section = "pairs"
     on_page = HIDDEN
@@ -366,10 +349,10 @@ class PairRow(Record, frozen=True, kw_only=True):
 
     @property
     def healthy_gb_s(self) -> float | None:
-        """The bandwidth that a healthy pair has, GB/s; None if unknown.
+        """The bandwidth of a healthy pair in GB/s. None if unknown.
 
-        What is expected; but of pairs that all reach less than half of their limit nothing says that any is healthy,
-        unless a profile or an earlier run does.
+        It is the expected one. If all siblings reach less than half of their limit, none may be healthy, so it is the
+        limit, unless a profile or an earlier run gave the expectation.
         """
         if self.expected_gb_s is not None and self.expected_source != SIBLINGS:
             return self.expected_gb_s
@@ -382,7 +365,7 @@ PAIR_COLUMNS = PairRow.columns()
 
 
 class Metadata(Struct, frozen=True, kw_only=True):
-    """The circumstances of a run: who reads a number needs them to believe it, or to measure it again."""
+    """The circumstances of a run, which a reader needs to trust or repeat it."""
 
     gpubench_version: str  #: that wrote it
     run_id: str  #: a UUID of the run
@@ -410,26 +393,23 @@ class Metadata(Struct, frozen=True, kw_only=True):
 
     @property
     def of_command(self) -> Command:
-        """The command that made it."""
         return find_command(self.subject, self.collective)
 
     @property
     def rows_section(self) -> str:
-        """The section of rows that come one by one; '' where none do."""
+        """The section whose rows are written one by one, or ''."""
         return self.of_command.streamed_section
 
     def to_record(self) -> dict[str, Any]:
-        """The metadata as plain data."""
         record: dict[str, Any] = to_builtins(self)
         return record | {name: list(record[name]) for name in ("command", "hosts", "ranks", "dropped_sizes")}
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The outcome of a run. `complete` is false while it runs and when it was cut short.
+    """The result of a run. `complete` is false while it runs and if it was cut short.
 
-    `sections` are what is not handed over row by row, in the order in which formats show them; `main` is the one that
-    formats show which show only one; `sentence` the last line, empty until the report is presented; `duration_s` the
-    seconds from the command's begin to its end, None where it was cut short by force or nobody took the time.
+    `sections` has what is not written row by row, in the order of display. `main` is the section for formats that show
+    only one. `sentence` is the last line, '' until presented. `duration_s` is None if unknown.
     """
 
     verdict: Verdict
@@ -448,9 +428,8 @@ class Report(Struct, frozen=True, kw_only=True):
         )
 
     def rows(self, kind: type[R], nodes: Container[str] | None = None, *, section: str = "") -> list[R]:
-        """The rows of a type, in its own section or another; none where the report has no such table.
-
-        `nodes` are those whose rows are wanted, where the section has them by node.
+        """Return the rows of a type, from its section or another one. `nodes` selects rows if they are stored by
+        node.
         """
         table = self.sections.get(section or kind.section)
         if not isinstance(table, Table):
@@ -459,13 +438,12 @@ class Report(Struct, frozen=True, kw_only=True):
         return [row for row in found if isinstance(row, kind)]
 
     def by_column(self, kind: type[R]) -> RowsByColumn[R]:
-        """The rows of a type, held by column."""
         table = self.sections.get(kind.section)
         found = table.rows() if isinstance(table, Table) else ()
         return found if isinstance(found, RowsByColumn) else RowsByColumn.of(kind, self.rows(kind))
 
     def to_record(self) -> dict[str, Any]:
-        """The outcome as plain data, without the sections."""
+        """Convert to plain data, without the sections."""
         return {
             "verdict": self.verdict.value,
             "complete": self.complete,
@@ -476,7 +454,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Report":
-        """The inverse of `to_record`."""
+        """Convert the result of `to_record` back."""
         return cls(
             verdict=Verdict(record["verdict"]),
             complete=record["complete"],
@@ -490,7 +468,7 @@ _CHECKS_ON_PAGE = OnPage(columns=("check", "verdict", "findings", "looks_for", "
 
 
 class CheckRow(Record, frozen=True, kw_only=True):
-    """One check of `check`: its verdict, how many findings it has, and why it was left out where it was."""
+    """One check of `check`: its verdict, its number of findings, and why it was left out."""
 
     section = "checks"
     on_page = _CHECKS_ON_PAGE
@@ -508,7 +486,7 @@ _VERDICTS_ON_PAGE = OnPage(columns=("scope", "node", "subject", "verdict", "find
 
 
 class VerdictRow(Record, frozen=True, kw_only=True):
-    """The verdict of `check` on a node, GPU, NIC or link, and the ids of the findings that name it."""
+    """The verdict of `check` on a node, GPU, NIC or link, and the ids of its findings."""
 
     section = "verdicts"
     on_page = _VERDICTS_ON_PAGE
@@ -531,9 +509,9 @@ _EVIDENCE_ON_PAGE = OnPage(
 
 
 class EvidenceRow(Record, frozen=True, kw_only=True):
-    """All evidence on one path: each kind is for, silent on, or against the claim that it is direct.
+    """All evidence on one path. Each kind supports the claim that it is direct, contradicts it, or is absent.
 
-    docs/evidence.md has the decision table. Of more than ten thousand paths, those that are not direct.
+    docs/evidence.md has the decision table. Of more than ten thousand paths, direct ones are left out.
     """
 
     section = "evidence"
@@ -575,7 +553,7 @@ _FALLBACK_ON_PAGE = OnPage(
 
 
 class FallbackRow(Record, frozen=True, kw_only=True):
-    """The verdict on paths that fare alike; the gravest come first."""
+    """The verdict on a group of similar paths, the gravest first."""
 
     section = "fallback"
     on_page = _FALLBACK_ON_PAGE
@@ -599,7 +577,7 @@ class FallbackRow(Record, frozen=True, kw_only=True):
 
 
 class Effect(StrEnum):
-    """The effect of a cause on a path. The first four are what bytes through host memory look like from outside."""
+    """The effect of a cause on a path. Host staging appears in the first four forms."""
 
     STAGED = "host memory inside a node"
     NETWORK_INSIDE = "a network inside a node"
@@ -611,7 +589,7 @@ class Effect(StrEnum):
 
 
 class CauseRow(Record, frozen=True, kw_only=True):
-    """A cause that holds, those to look at first first. docs/conditions.md has the whole catalogue."""
+    """A cause that was found, the most important first. docs/conditions.md lists all."""
 
     section = "causes"
 
@@ -633,7 +611,7 @@ class CauseRow(Record, frozen=True, kw_only=True):
 
 
 class UnreadRow(Record, frozen=True, kw_only=True):
-    """A cause that could not be looked for, with the reason."""
+    """A cause that could not be checked, and why."""
 
     section = "causes_unread"
 
@@ -644,7 +622,7 @@ class UnreadRow(Record, frozen=True, kw_only=True):
 
 
 class PatternRow(Record, frozen=True, kw_only=True):
-    """The bandwidth of several pairs at once, beside the sum of the same pairs one at a time."""
+    """The bandwidth of several pairs at once, compared with the sum of the same pairs one at a time."""
 
     section = "patterns"
 
@@ -667,7 +645,7 @@ class PatternRow(Record, frozen=True, kw_only=True):
 
 
 class RankTimeRow(Record, frozen=True, kw_only=True):
-    """The times of one rank in a row of a collective."""
+    """The times of one rank in a collective row."""
 
     section = "rank_times"
 

@@ -1,12 +1,4 @@
-r"""The contents of a file of results: rows, circumstances, types of sections, nodes written once, and CSV text.
-
-A text that could do harm gets an apostrophe before it, as spreadsheets mark text, and escapes in the place of its
-backslashes and of what cannot be printed: `=1+1` is `'=1+1`, and ESC `'\x1b`. Of a text that begins with an apostrophe
-nobody could tell whether it was marked, so it is marked too.
-
-A thousand equal nodes have a quarter of a million pairs. In a document they are those of the first node, and, by the
-member `alike`, the names of the nodes that have the same; nodes whose figures alone differ have these beside it.
-"""
+"""The contents of a result file: rows, circumstances, section types, rows of equal nodes, and CSV text."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,11 +27,11 @@ from gpubench.model.terms.verdict import Finding
 
 
 class LatencyRow(Struct, frozen=True, kw_only=True):
-    """The time of one size of a collective, as a program prints it that may say neither ranks nor bandwidth.
+    """The time of one size of a collective from a program that may report neither ranks nor bandwidth.
 
-    `size_bytes` is nccl-tests' size; where it depends on ranks, and nothing says how many, that of one rank's block.
-    `busbw_gb_s` is computed from size and time, null without ranks. `wrong` is 1 of a verification that failed, the
-    least that it can be.
+    `size_bytes` is nccl-tests' size, or one rank's block if the size depends on an unknown number of ranks.
+    `busbw_gb_s` is computed, None without ranks. `wrong` is 1 if verification failed, because the number of wrong
+    elements is unknown.
     """
 
     collective: str
@@ -62,14 +54,14 @@ class LatencyRow(Struct, frozen=True, kw_only=True):
     note: str | None
 
 
-MODELS = "gpu_models"  # The option in the metadata of a check that tells the models of its GPUs
-CPU_TIME = "time of the CPU alone (-C)"  # The note on a row of nccl-tests' whose bandwidths are by another time
+MODELS = "gpu_models"  # The option in the metadata of a check that names the models of its GPUs
+CPU_TIME = "time of the CPU alone (-C)"  # The note on a row of nccl-tests whose bandwidths are based on another time
 SHOWN_BY_ROWS = ("sizes", "dtypes", "ops", "placements", "pairs", "gpus", "seed", "root", MODELS)
-"""Options that every row or device shows by itself."""
+"""Options that every row or device contains."""
 
 
 class UserFacts(Struct, frozen=True, kw_only=True):
-    """What a person says of rows that do not say it themselves: the collective, by gpubench's name, ranks and nodes."""
+    """What a user adds to files that lack it: the collective in gpubench's name, ranks and nodes."""
 
     collective: str | None = None
     ranks: int | None = None
@@ -80,10 +72,10 @@ NO_USER_FACTS = UserFacts()
 
 
 class FileCircumstances(Struct, frozen=True, kw_only=True):
-    """The circumstances that numbers depend on. What a file does not tell is empty, or None for `environment`.
+    """The circumstances of the rows in a file. Unknown values are empty, `environment` None.
 
-    `gpus` are the models, one a GPU; `models` are those of a check, which may have lost some of them.
-    `wrong_elements` is what the run as a whole says of its data, None where it says nothing.
+    `gpus` has one model per GPU. `models` are those of a check, which may have lost some GPUs. `wrong_elements` is the
+    total of the run, None if not reported.
     """
 
     tool: str
@@ -106,9 +98,9 @@ def left_out_remark(left_out: Sequence[str]) -> str:
 
 
 class RunPlace(NamedTuple):
-    """A run in a text: its first line, whose table its rows are in, and the machine that it names: hosts and GPUs.
+    """A run in a text: its first line, the table of its rows, and its machine (hosts and GPUs).
 
-    `launches` is the number of GPUs on which one thread launches every operation.
+    `launches` is the number of GPUs for which one thread launches every operation.
     """
 
     line: int
@@ -118,13 +110,11 @@ class RunPlace(NamedTuple):
 
 
 class ResultFile(Struct, frozen=True, kw_only=True):
-    """Rows of one file; `latencies` are of collectives, too, and lack something that `rows` have.
+    """The contents of a result file. `latencies` are collective rows that lack columns of `rows`.
 
-    `kind` says who wrote it; `remarks` are what a reader noticed, in sentences. `left_out` says which rows or values
-    could not be read, each with its line, and `runs` where each run of a text begins. `verdict` is that of the run,
-    None where the file does not tell. `evidence` is None of files that hold none. `findings` are those of commands that
-    judge a machine, None of others, and `stored` those of every command that was stored with its findings; of a check,
-    `checks` are the verdicts by check, and `devices` its GPUs and NICs.
+    `kind` names the program. `remarks` are sentences of the reader. `left_out` lists unreadable rows with their lines,
+    and `runs` where each run of a text begins. `evidence` is None if the file has none. `findings` is None unless the
+    command judges a machine, and `stored` has all findings. `checks` and `devices` are the verdicts of a check.
     """
 
     name: str
@@ -146,26 +136,29 @@ class ResultFile(Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """How many rows it has."""
         return len(self.rows) + len(self.latencies) + len(self.pairs)
 
     @property
     def origins(self) -> set[str]:
-        """Where its rows are from: measured, simulated or recorded."""
+        """The origins of its rows: measured, simulated or recorded."""
         parts: tuple[Iterable[Any], ...] = self.rows, self.latencies, self.pairs
         return {origin for rows in parts for (origin,) in cells_of(rows, "origin")}
 
 
 _MARK = "'"
 _HARMFUL = re.compile(r"\s*(?:[=+\-@']|::)|.*##[A-Za-z]*\[", re.DOTALL)
-"""The beginnings of formulas, of marked texts and of GitHub's commands, and Azure's commands anywhere."""
+"""Beginnings of formulas, marked texts and GitHub commands, and Azure commands anywhere in a text."""
 
 _ESCAPE = re.compile(r"\\(?:\\|t|n|r|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 _SPELLED = {"\\\\": "\\", "\\t": "\t", "\\n": "\n", "\\r": "\r"}
 
 
 def marked_text(text: str) -> str:
-    """A text as a cell that does nothing; `unmarked_text` is the inverse."""
+    r"""Make a text harmless in a spreadsheet. `unmarked_text` is the inverse.
+
+    A dangerous text gets an apostrophe, as spreadsheets mark text, and escapes: `=1+1` becomes `'=1+1`, ESC `'\x1b`. A
+    text that begins with an apostrophe gets one too, so that the inverse is unique.
+    """
     if text.isprintable() and not _HARMFUL.match(text):
         return text
     shown = "".join(map(escaped, text.replace("\\", "\\\\")))
@@ -173,20 +166,18 @@ def marked_text(text: str) -> str:
 
 
 def unmarked_text(cell: str) -> str:
-    """The text that a cell was made of."""
-    return _ESCAPE.sub(_character, cell[1:]) if cell.startswith(_MARK) else cell
-
-
-def _character(escape: re.Match[str]) -> str:
-    return _SPELLED.get(escape[0]) or chr(int(escape[0][2:], 16))
+    """Return the original text of a cell."""
+    if not cell.startswith(_MARK):
+        return cell
+    return _ESCAPE.sub(lambda found: _SPELLED.get(found[0]) or chr(int(found[0][2:], 16)), cell[1:])
 
 
 WIDE_COLUMNS = ("run_id", "run_started_at", "run_hosts", "run_gpus", "run_driver", "run_nccl")
-"""Run and time (UTC); hosts and models of GPUs, with semicolons between; versions of driver and NCCL."""
+"""Run id, start (UTC), hosts and GPU models separated by semicolons, versions of driver and NCCL."""
 
 
 def wide_cells(metadata: Metadata) -> Sequence[str]:
-    """The cells of these columns; empty where it is not known."""
+    """Return the cells of WIDE_COLUMNS, '' if unknown."""
     libraries = metadata.libraries
     hosts = dict.fromkeys(metadata.hosts)
     driver, nccl = (libraries.get(name, "").split(" ")[0] for name in ("driver", "NCCL"))
@@ -194,7 +185,7 @@ def wide_cells(metadata: Metadata) -> Sequence[str]:
 
 
 def _gpus(metadata: Metadata) -> list[str]:
-    """The models of the GPUs: of ranks, of copies, or of the nodes that were checked."""
+    """Return the GPU models of ranks, copies or checked nodes."""
     named = [rank.gpu for rank in metadata.ranks if rank.gpu]
     described = metadata.options.get("gpus")
     if not named and isinstance(described, dict):
@@ -202,14 +193,18 @@ def _gpus(metadata: Metadata) -> list[str]:
     return list(dict.fromkeys(named or map(str, metadata.options.get(MODELS) or ())))
 
 
-ALIKE = "alike"  # The member of a document that says which nodes have the rows of which
-LEAST_ROWS = 4096  # Sections with fewer rows are written out: seventeen nodes have as many pairs
+ALIKE = "alike"  # The key of a document that says which nodes share rows
+# Shorter sections are written in full: seventeen nodes of eight GPUs and eight NICs have as many pairs
+LEAST_ROWS = 4096
 _MOST_KNOWN = 8
-_MOST_DIFFERING = 3  # The part of the columns, one in so many, in which nodes may differ that are written as alike
+_MOST_DIFFERING = 3  # Nodes are written as alike if at most one in so many columns differs
 
 
 class AlikeRows(Struct, frozen=True):
-    """A section as it is written: the rows that are written out, and by node, in their order, whose rows it has."""
+    """A section whose equal nodes are written once: the written rows, and for each node whose rows it has.
+
+    A thousand equal nodes have a quarter of a million pairs.
+    """
 
     written: Sequence[Iterable[Record]]
     nodes: Sequence[Mapping[str, Any]]
@@ -221,7 +216,7 @@ class _WrittenNode(Struct):
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
     def values(self, of: "_WrittenNode", hosts: Collection[str]) -> dict[str, list[Any]] | None:
-        """The columns in which `of` differs, with its values; None where it has other rows, or too many differ."""
+        """Return the columns in which `of` differs, with its values. None for other rows, or too many differences."""
         if of.rows is self.rows:
             return {}
         if len(of.rows) != len(self.rows):
@@ -237,7 +232,7 @@ class _WrittenNode(Struct):
 
 
 def alike_rows(name: str, section: Table) -> AlikeRows | None:
-    """A section with what is alike written once; None where it is short, or has rows that are of no single node."""
+    """Write equal nodes once. None for a short section, or for rows that belong to several nodes."""
     hosts = HOST_FIELDS.get(name)
     parts = None if hosts is None else _split_by_node(section, hosts)
     if hosts is None or parts is None or sum(len(part.rows) for part in parts) < LEAST_ROWS:
@@ -275,13 +270,13 @@ def _split_by_node(section: Table, hosts: Sequence[str]) -> list[RowsOfNode] | N
 
 
 class UnfoldedRows:
-    """The rows of a section, as records, that `alike` says in short; made one by one, for there may be very many.
+    """The rows of a section whose equal nodes were written once, made one by one.
 
-    `pieces` are by node the rows that it is like, and the columns in which it differs; `hosts` the columns of its name.
+    `pieces` has, per node, the rows that it shares and the columns in which it differs. `hosts` are the node columns.
     """
 
     def __init__(self, written: Sequence[Mapping[str, Any]], nodes: Sequence[Any], hosts: Sequence[str]) -> None:
-        """ValueError where `nodes` is not what `alike_rows` makes, or does not fit the rows that are written out."""
+        """Raise ValueError if `nodes` is not the result of `alike_rows`, or does not fit the written rows."""
         self.hosts = hosts
         by_host: dict[Any, list[Mapping[str, Any]]] = {}
         for row in written:
@@ -307,7 +302,7 @@ class UnfoldedRows:
             yield from self.records(*piece)
 
     def parts(self, make: Callable[[Mapping[str, Any]], Record]) -> Iterator[RowsOfNode]:
-        """The rows by node, made of records; nodes whose rows are equal share them."""
+        """Yield the rows by node. Equal nodes share them."""
         shared: dict[int, list[Record]] = {}
         for name, rows, values in self.pieces:
             if values:
@@ -320,7 +315,6 @@ class UnfoldedRows:
     def records(
         self, name: str, rows: Sequence[Mapping[str, Any]], values: Mapping[str, Sequence[Any]]
     ) -> Iterator[dict[str, Any]]:
-        """The rows of a piece."""
         own = dict.fromkeys(self.hosts, name)
         for number, row in enumerate(rows):
             yield {**row, **own, **{key: column[number] for key, column in values.items()}}
@@ -341,7 +335,7 @@ TABLES: Mapping[str, type[Struct]] = {
 HOST_FIELDS: Mapping[str, Sequence[str]] = {
     kind.section: kind.host_fields for kind in TABLES.values() if issubclass(kind, Record) and kind.host_fields
 }
-"""By section whose rows are of nodes: the columns that hold the node."""
+"""The columns that hold the node, by section."""
 
 MATRICES = dict.fromkeys(("matrix", "peer_access", "limits", "matrices", "ratios"), OnPage()) | {"matrices": HIDDEN}
-"""The sections that are matrices, and how they stand on pages."""
+"""The sections that are matrices, and how pages show them."""

@@ -15,14 +15,15 @@ from gpubench.model.results.report import (
     OnPage,
     Record,
     Report,
+    made_of,
 )
 from gpubench.model.terms.plain import Rate, Seconds
 from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import plural, shorten
 from gpubench.model.terms.verdict import Finding, Verdict, failing_hosts
 
-EXCHANGED_BYTES = 256 * 2**20  # Each way and reduced: on H200 and 400 Gbit/s larger ones are no faster
-BOTH_WAYS = 2  # A figure of a pair is of what passes in both directions at once, together
+EXCHANGED_BYTES = 256 * 2**20  # Each way and reduced. Larger exchanges are no faster on H200s with 400 Gbit/s
+BOTH_WAYS = 2  # The bandwidth of a pair counts both directions together
 
 
 class ScanPhase(StrEnum):
@@ -53,12 +54,15 @@ class NodePair(NamedTuple):
     second: int
 
 
-RANK_OF_HOST = ":rank"  # Between a host and the rank that stands for a node, where ranks are taken for nodes
+RANK_OF_HOST = ":rank"  # Separates host and rank if ranks stand for nodes
 
 
 def login_name(node: str) -> str:
     """Return the host of a node, quoted as an argument of `ssh`."""
     return shlex.quote(node.partition(RANK_OF_HOST)[0])
+
+
+MOST_NODES, MOST_RAILS = 65_536, 64
 
 
 class ScanFabric(Struct, frozen=True):
@@ -69,7 +73,7 @@ class ScanFabric(Struct, frozen=True):
     """
 
     hosts: tuple[str, ...]
-    rails: int
+    rails: Annotated[int, Meta(ge=1, le=MOST_RAILS)]
     leaves: tuple[str | None, ...]
     nics: tuple[str | None, ...] = ()
     rates: tuple[float | None, ...] = ()
@@ -137,7 +141,7 @@ class BeforeRounds(Struct, frozen=True):
         return BeforeRounds({**self.gone, **known.gone}, {**self.failed, **known.failed})
 
 
-WRONG_DATA_ARRIVED = "wrong data arrived"  # Begins the failure of a pair with wrong verified data
+WRONG_DATA_ARRIVED = "wrong data arrived"  # The failure of a pair with wrong verified data begins so
 
 
 class LocalQuantity(StrEnum):
@@ -185,34 +189,27 @@ class RingOutcome(Struct, frozen=True):
     failures: Mapping[NodeRail, RingFailure] = field(default_factory=dict)
 
 
-MOST_NODES, MOST_RAILS = 65_536, 64
-
 _EXPECTED = f"rounds as gpubench scan kept them, of {MOST_NODES} nodes and {MOST_RAILS} rails at most, each node once"
 
 
-class StoredFabric(Struct, frozen=True):
-    """The nodes, seed and backend of a scan, as stored."""
+class StoredFabric(ScanFabric, frozen=True, kw_only=True):
+    """The fabric of a scan with its seed and backend, as stored."""
 
-    hosts: tuple[str, ...]
-    rails: Annotated[int, Meta(ge=1, le=MOST_RAILS)]
-    leaves: tuple[str | None, ...]
-    nics: tuple[str | None, ...]
     seed: int
     backend: str
     origin: str
-    rates: tuple[float | None, ...] = ()
 
     @classmethod
     def of(cls, fabric: ScanFabric, seed: int, backend: str, origin: str) -> "StoredFabric":
         """Convert for storing."""
-        return cls(fabric.hosts, fabric.rails, fabric.leaves, fabric.nics, seed, backend, origin, fabric.rates)
+        return made_of(cls, fabric, seed=seed, backend=backend, origin=origin)
 
     def fabric(self) -> ScanFabric:
         """Return the fabric. Raises UsageError if it is impossible."""
         fits = len(self.leaves) == len(self.hosts) == len(set(self.hosts)) <= MOST_NODES
         if not self.hosts or not fits:
             raise UsageError(f"{len(self.hosts)} nodes with {len(self.leaves)} leaves", expected=_EXPECTED)
-        return ScanFabric(self.hosts, self.rails, self.leaves, self.nics, self.rates[: self.rails])
+        return made_of(ScanFabric, self, rates=self.rates[: self.rails])
 
 
 class StoredLocal(Struct, frozen=True):
@@ -253,7 +250,7 @@ class StoredLocal(Struct, frozen=True):
 
 
 class StoredRound(Struct, frozen=True):
-    """A round, as stored: nodes, rail and GB/s of each measurement, and failures by place in these lists."""
+    """A round, as stored: node, node and rail of each measurement, GB/s, and failures by position in these lists."""
 
     number: Annotated[int, Meta(ge=1)]
     phase: ScanPhase
@@ -369,7 +366,7 @@ class Tool(StrEnum):
 
 
 class ScanPartRow(Record, frozen=True, kw_only=True):
-    """A bad part; a suspect if the scan confirmed nothing."""
+    """A faulty part. A suspect if the scan did not confirm it."""
 
     section = "parts"
 
@@ -388,7 +385,7 @@ class ScanPartRow(Record, frozen=True, kw_only=True):
 
 
 class ScanCellRow(Record, frozen=True, kw_only=True):
-    """One rail of one node: its newest score and, if it is bad, the part that explains it."""
+    """One rail of one node: its latest score and, if it is bad, the part that explains it."""
 
     section = "cells"
     on_page = HIDDEN
@@ -424,7 +421,7 @@ class ScanRoundRow(Record, frozen=True, kw_only=True):
 
 
 class ScanCollectiveRow(Record, frozen=True, kw_only=True):
-    """A collective of many nodes beside what their parts predict."""
+    """A collective of many nodes, compared with the prediction from its parts."""
 
     section = "scan_collectives"
     on_page = OnPage("Rings of many nodes")
@@ -440,7 +437,7 @@ class ScanCollectiveRow(Record, frozen=True, kw_only=True):
 
 
 class ExclusionRow(Record, frozen=True, kw_only=True):
-    """A line of an exclude list, ready to be pasted."""
+    """A line of an exclude list, ready to paste."""
 
     section = "exclusions"
     on_page = OnPage("Lists that leave the bad nodes out")

@@ -1,4 +1,4 @@
-"""The last line of a report, and everything that it judged, one by one."""
+"""The last line of a report, and the list of everything that it judged."""
 
 import re
 from collections import Counter
@@ -47,8 +47,9 @@ _WITH_BUS_ID = re.compile(r"(?<=\w) \([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
 _ENDED_AT_ONCE = "the run was cut short before its first row"
 _PRESENT, _NIC_STATE, _BELOW_CARD = "gpu_present", "nic_state", "below the card's highest rate"
-_COARSE_PERCENT = 10.0  # A comparison whose best row is no surer says so: jobs differ by their place
-_SLOWER = ("slower", "slower-together")  # Rows slower alone, and a range of sizes together
+# A comparison with more noise in every row says so, because jobs on other nodes differ by that much
+_COARSE_PERCENT = 10.0
+_SLOWER = ("slower", "slower-together")  # Single rows that are slower, and a range of sizes that is slower together
 _GOOD = (Verdict.PASS, Verdict.SKIP)
 _VENDOR = "NVIDIA "
 
@@ -61,9 +62,9 @@ def sentence(
     most: int | None = None,
     passes: Callable[[str], bool] = bool,
 ) -> str:
-    """The sentence of a report, of at most `most` characters.
+    """Return the last line of a report, at most `most` characters long.
 
-    `passes` says whether a command may stand in the line.
+    `passes` decides whether a command may be in the line.
     """
     if not report.complete:
         return ending.last_line(
@@ -103,7 +104,9 @@ def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Itera
 
 
 def worst(findings: Sequence[Finding]) -> Finding | None:
-    """The gravest finding: wrong data first, then root causes by what they cost, then other facts and figures."""
+    """Return the gravest finding: wrong data first, then root causes by their cost, then other facts and
+    measurements.
+    """
 
     def place(finding: Finding) -> tuple[object, ...]:
         is_root, is_figure = bool(finding.consequences) or finding.expected_percent == 0, finding.id in FIGURES
@@ -133,14 +136,18 @@ def _finding_parts(
         places = (len(set(metadata.hosts)) > 1 and not named, False)
         figure = (
             ending.NEXT if _IN_ENVIRONMENT in root.seen else ending.SOON
-        )  # Where a device is at fault, all of it comes first
+        )  # If a device is at fault, its description comes first
         yield ending.part(*(_reached(metadata, slow, with_place=place) for place in places), importance=figure)
 
 
 def _reached_by(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterator[str]:
-    """'node0 GPU2 → GPU5: p2p reaches 188 of 376 GB/s (50 %)'; of a finding without devices the nodes."""
+    """Yield wordings with the devices, or with the nodes if the finding has no devices.
+
+    'node0 GPU2 → GPU5: p2p reaches 188 of 376 GB/s (50 %)'.
+    """
     staged_pairs = root.id == HOST_STAGED and " → " in root.subject
-    is_setting = "NCCL_" in root.cause  # which says more than the pairs: it takes peer access from all of them
+    # A setting disables peer access for all pairs, so it matters more than the pairs
+    is_setting = "NCCL_" in root.cause
     if is_setting or not (staged_pairs or any(device in root.subject for device in root.devices)):
         yield _reached(metadata, slow, root)
         return
@@ -155,7 +162,7 @@ def _because(root: Finding) -> ending.LinePart:
         return ending.part(f"likely {root.cause}" if root.cause else "", importance=ending.SOON)
     if root.cause.startswith(("no setting", "not known", "unknown")):
         return ending.part("cause not found", importance=ending.SOON)
-    # A log names a cause by its id before its evidence.
+    # In a log, a cause begins with its id.
     cause = _ID.sub("", root.cause)
     return ending.part(f"because {cause}", f"because {cause.partition('; ')[0]}", importance=ending.SOON)
 
@@ -166,23 +173,23 @@ _CUT_AT = (120, 100, 80, 60)
 
 
 def _beginning(text: str, most: int) -> str:
-    """The text, or its first words with an ellipsis behind them."""
+    """Cut a text after a word and add an ellipsis."""
     return text if len(text) <= most else f"{text[:most].rpartition(' ')[0].rstrip(',:;')} …"
 
 
 def _seen_of(metadata: Metadata, root: Finding) -> Iterator[ending.LinePart]:
-    """Where and what was seen; what is seen beside it is said where there is room."""
+    """Yield the place and what was seen, then further details if they fit."""
     where = _add_place(metadata, root.subject)
     short = _add_place(metadata, shorten(root.subjects, 1)) if len(root.subjects) > 1 else where
     first, _, beside = root.seen.partition("; ")
     least = first.partition(": ")[0]
-    # What was seen may name a part of a machine, which says more than the ranks of the job.
+    # A part of a machine says more than the ranks of the job.
     names_devices = any(device in root.subject for device in root.devices)
     if metadata.collective is not None and least != first and not names_devices:
         named = f"{metadata.hosts[0]} {first}" if len(set(metadata.hosts)) == 1 else first
         yield ending.part(named, named.partition(" (")[0])
         return
-    if metadata.subject == "explain":  # words of other programs, in which a colon ends nothing
+    if metadata.subject == "explain":  # Texts of other programs, whose colons do not separate details
         whole = _LINES.sub("", first)
         named = "" if short == _NOBODY else f"{short}: "
         cut = [_beginning(whole, most) for most in _CUT_AT]
@@ -198,7 +205,7 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[ending.LinePart]:
 
 
 def _shared_gpus(subjects: Sequence[str]) -> str:
-    """'node0 GPU1' of all pairs of this GPU; '' if the subjects share no GPU."""
+    """Return the GPU that all pairs share: 'node0 GPU1'. '' if there is none."""
     words = [_WITH_BUS_ID.sub("", subject).split() for subject in subjects]
     shared = [word for word in words[0] if all(word in each for each in words)] if len(words) > 1 else []
     gpus = " and ".join(word for word in shared if word.startswith("GPU"))
@@ -208,9 +215,10 @@ def _shared_gpus(subjects: Sequence[str]) -> str:
 
 
 def _slower_words(rows: RowsByColumn[ComparisonRow]) -> str:
-    """'all-reduce is slower in 34 of 60 rows, by up to 33 % (4G: 479 → 319 GB/s, noise 4 %)'; '' where none is alone.
+    """Describe the rows that are slower alone. '' if there are none.
 
-    Percent of bandwidth: 33 % slower is two thirds of it.
+    'all-reduce is slower in 34 of 60 rows, by up to 33 % (4G: 479 → 319 GB/s, noise 4 %)'. The percentage is lost
+    bandwidth.
     """
     cells = enumerate(rows.cells("status", "change", "verdict"))
     compared = [cell for cell in cells if cell[1][0] == Status.COMPARED]
@@ -232,14 +240,8 @@ def _slower_words(rows: RowsByColumn[ComparisonRow]) -> str:
     return f"{what} {verb} slower in {of_rows}, by up to {lost:.0f} % ({seen})"
 
 
-def _machine_words(row: MachineRow) -> str:
-    place = "" if row.size_bytes is None else f" at {format_size(row.size_bytes)}"
-    name = COLLECTIVE_NAMES.get(row.what, row.what)
-    return f"{name} reaches {row.ratio:.2f} × per GPU{place} ({row.base_gb_s:.3g} → {row.new_gb_s:.3g} GB/s)"
-
-
 def _staged_words(report: Report) -> Iterator[str]:
-    """'all 4 GPU-to-GPU paths went through host memory (SHM/direct)', of all communicators of a log."""
+    """Yield 'all 4 GPU-to-GPU paths went through host memory (SHM/direct)', for all communicators of a log."""
     rows = report.rows(TransportRow)
     staged = [row for row in rows if row.host_staged]
     count, total = (sum(row.pairs for row in each) for each in (staged, rows))
@@ -333,7 +335,10 @@ def _job(report: Report) -> str:
         return f"{nccl}, {len(libraries)} libraries, packages and kernel modules found"
     machines = report.rows(MachineRow)
     if machines:
-        return _machine_words(machines[0])
+        row = machines[0]
+        place = "" if row.size_bytes is None else f" at {format_size(row.size_bytes)}"
+        name = COLLECTIVE_NAMES.get(row.what, row.what)
+        return f"{name} reaches {row.ratio:.2f} × per GPU{place} ({row.base_gb_s:.3g} → {row.new_gb_s:.3g} GB/s)"
     cells = report.by_column(ComparisonRow).cells("status", "noise_percent")
     noise = [percent for status, percent in cells if status == Status.COMPARED]
     if not noise:
@@ -420,7 +425,8 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
 
 
 RUN = "run"
-_CONDENSED_ELSEWHERE = (EvidenceRow.section, PathRow.section)  # Maybe millions; `fallback`, `transports` condense them
+# These may have millions of rows, which `fallback` and `transports` summarize
+_CONDENSED_ELSEWHERE = (EvidenceRow.section, PathRow.section)
 _SIZES_AND_NAMES = (
     *("collective", "dtype", "op", "placement", "setting", "group"),
     *("scope", "transport", "conclusion", "direction"),
@@ -429,7 +435,7 @@ _NOT_JUDGED = "not judged"
 
 
 class JudgedCase(Struct, frozen=True):
-    """One judged thing: its section, its name (unique in the section), and what was seen."""
+    """A row, finding or run with its verdict. `name` is unique in the `group`, which is a section."""
 
     group: str
     name: str
@@ -438,30 +444,32 @@ class JudgedCase(Struct, frozen=True):
 
 
 def cases(metadata: Metadata, rows: Iterable[Row], report: Report) -> Iterator[JudgedCase]:
-    """Every row, every condensed section, every finding, what failed first; last the run itself.
+    """Yield rows, summarizing sections and findings, failures first, and the run itself last.
 
-    Each has the verdict that it has everywhere, but one fault fails once: if a finding fails, the rows that show it
-    are skipped and say so. If the run does not fail, no case does. The run itself fails, or could not be measured, if
-    it was cut short or no other case says so.
+    A fault fails once: if a finding fails, the rows that show it are skipped and say so. If the run does not fail, no
+    case does. The run fails, or could not be measured, if it was cut short or if no other case shows it.
     """
     found = [*_row_findings(metadata.rows_section, (row.to_record() for row in rows)), *_report_cases(report)]
     if report.verdict is not Verdict.FAIL:
         found = [replace(case, verdict=Verdict.WARN) if case.verdict is Verdict.FAIL else case for case in found]
     known = {case.verdict for case in found if case.group == FINDINGS_SECTION} & {Verdict.FAIL, Verdict.ERROR}
-    found = [_counted_once(case) if case.verdict in known else case for case in found]
+    found = [
+        replace(case, verdict=Verdict.SKIP, lines=[f"{case.verdict}, counted with its finding", *case.lines])
+        if case.verdict in known and case.group != FINDINGS_SECTION
+        else case
+        for case in found
+    ]
     found.sort(key=lambda case: (min(gravity(case.verdict), gravity(Verdict.PASS)), case.group != FINDINGS_SECTION))
-    yield from _name_cases(found)
+    counts: Counter[tuple[str, str]] = Counter()
+    for case in found:
+        counts[case.group, case.name] += 1
+        number = counts[case.group, case.name]
+        yield case if number == 1 else replace(case, name=f"{case.name} ({number})")
     yield _run(metadata, report, found)
 
 
-def _counted_once(case: JudgedCase) -> JudgedCase:
-    if case.group == FINDINGS_SECTION:
-        return case
-    return replace(case, verdict=Verdict.SKIP, lines=[f"{case.verdict}, counted with its finding", *case.lines])
-
-
 def worst_first(found: Iterable[JudgedCase]) -> list[JudgedCase]:
-    """The cases that went wrong, the gravest first, in their order otherwise."""
+    """Return the cases that did not pass, the gravest first."""
     wrong = (each for each in found if gravity(each.verdict) < gravity(Verdict.PASS))
     return sorted(wrong, key=lambda each: gravity(each.verdict))
 
@@ -480,10 +488,10 @@ def _row_findings(group: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Jud
     some_judged = any(record.get("verdict") for record in records)
     for record in records:
         if "verdict" not in record:
-            continue  # what a watch saw in one interval: its jobs are judged
+            continue  # Rows of single intervals of a watch, whose jobs are judged
         is_unjudged_pair = "path_class" in record and record["verdict"] is None
         if is_unjudged_pair and (some_judged or record.get("bandwidth_gb_s") is None):
-            continue  # `topo` judges none
+            continue  # `topo` does not judge pairs
         verdict = Verdict.SKIP if record["verdict"] is None else Verdict(record["verdict"])
         seen = _seen(record) or ("" if record["verdict"] else _NOT_JUDGED)
         cure = Cure(tuple(record.get("commands") or ()), record.get("comment") or "")
@@ -533,14 +541,6 @@ def _seen(record: Mapping[str, Any]) -> str:
         words.append(f"{record['wrong']} wrong elements")
     remarks = (str(record[name]) for name in ("how", "seen", "cause_seen", "note", "meaning") if record.get(name))
     return "; ".join(filter(None, (*words, *remarks)))
-
-
-def _name_cases(found: Iterable[JudgedCase]) -> Iterator[JudgedCase]:
-    seen: Counter[tuple[str, str]] = Counter()
-    for case in found:
-        seen[case.group, case.name] += 1
-        number = seen[case.group, case.name]
-        yield case if number == 1 else replace(case, name=f"{case.name} ({number})")
 
 
 def _run(metadata: Metadata, report: Report, found: Sequence[JudgedCase]) -> JudgedCase:

@@ -1,4 +1,4 @@
-"""The verdict on the speed of a row: its time against what is expected, and figures above what links carry."""
+"""The verdict on the speed of a row: its time compared with the expected time, and values above the links' limit."""
 
 import math
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, format_time, plural
 from gpubench.model.terms.verdict import DOUBTED_FACTOR, Verdict, describe_doubt, worst_verdict
 
-_NEAR_SHARE = 0.1  # Of the slowest time that is not slow: nearer rows are measured again
-_ALONE_US = 25.0  # Beyond among others, alone by the host's clock: 13 µs on H200, from 5 to 20 on others
+_NEAR_SHARE = 0.1  # Rows this close to the slowest acceptable time are measured again
+_ALONE_US = 25.0  # Extra time of operations timed one by one by the host's clock: 13 µs on H200, 5 to 20 µs elsewhere
 
 _JUDGED_FROM_BYTES = 2**10
 
@@ -23,27 +23,28 @@ _WHOLE_PERCENT = 100.0
 
 
 def is_lost_in_noise(interval_percent: float | None) -> bool:
-    """True if half of the 95 % interval of a time is as long as the time: a row of any kind is then INCONCLUSIVE."""
+    """Return whether half of the 95 % interval is as long as the time. Such a row is INCONCLUSIVE."""
     return (interval_percent or 0.0) >= _WHOLE_PERCENT
 
 
-ONE_RANK = "one rank: nothing is communicated"  # Why such rows are SKIP: a copy in its own memory
-LARGE_BYTES = 64 * 2**20  # From this size on a row is told by its bandwidth, below by its time
+ONE_RANK = "one rank: nothing is communicated"  # Why such rows are SKIP: they copy within the rank's memory
+LARGE_BYTES = 64 * 2**20  # From this size on reports show bandwidth, below it time
 
 _FEW_US = 8.0
-"""More than with iterations until the mean is known, few of them may take: the 20 of nccl-tests' loop begin up to 50 µs
-apart on different ranks, which is 2.5 µs an operation, and vary by half from run to run below 1 MiB."""
+"""Extra time for a fixed number of iterations. The 20 of nccl-tests' loop start up to 50 µs apart on different
+ranks, which adds 2.5 µs per operation, and vary by half from run to run below 1 MiB.
+"""
 
-_SMALL_BYTES = 2**20  # Below, an operation takes about as long as the smallest: 10 to 18 µs on 4 H200s
+_SMALL_BYTES = 2**20  # Smaller operations take about as long as the smallest: 10 to 18 µs on 4 H200s
 
 
 class Tolerance(Struct, frozen=True):
-    """How much slower than expected healthy machines may be: `fail` and `warn` as parts of the time, and µs beside.
+    """How much slower than expected a healthy machine may be: shares of the time for FAIL and WARN, plus
+    microseconds.
 
-    `warn` is None where nothing between as expected and slow is worth a word, and `warned_from` the size in bytes from
-    which it counts: from 16 MiB on H200s differ by 3 % from machine to machine, smaller operations by a half.
-    `is_least` is that of a time that is no expectation, but the longest of any healthy machine. A row that is
-    `doubted_from` times as fast as expected is a doubt about the expectation.
+    Warnings count from `warned_from` bytes on, and `warn` None means no warnings. From 16 MiB on, H200s differ by 3 %
+    between machines, below that by half. `is_least`: the time is no expectation, but the slowest of any healthy
+    machine. A row that is `doubted_from` times faster than expected casts doubt on the expectation.
     """
 
     fail: float
@@ -54,35 +55,39 @@ class Tolerance(Struct, frozen=True):
     doubted_from: float = DOUBTED_FACTOR
 
     def of_slower(self, times: float) -> "Tolerance":
-        """The same warnings; to fail, a time must be longer than one that is so many times longer may be unwarned."""
+        """Keep the warnings, but fail only rows slower than a warning after a slowdown by this factor."""
         return self if self.warn is None else replace(self, fail=max(self.fail, times * (1 + self.warn) - 1))
 
     def of_faster(self, times: float) -> "Tolerance":
-        """The same bounds as parts of a time that is so many times shorter."""
+        """Keep the same absolute bounds for an expected time that is shorter by this factor."""
         warn = None if self.warn is None else times * (1 + self.warn) - 1
         return replace(self, fail=times * (1 + self.fail) - 1, warn=warn)
 
 
 MEASURED = Tolerance(0.25, warn=0.11)
-"""Of a figure measured on such machines with this NCCL: below 80 % of the busbw fails, below 90 % warns. The 7 µs are
-what hosts differ by: broadcast of 1 KiB took 5.2 µs on one host with 4 H200s and 9.2 on another."""
+"""For values measured on the same machine type with this NCCL: below 80 % of the busbw fails, below 90 % warns.
+Hosts differ by 7 µs: broadcast of 1 KiB took 5.2 µs on one host with 4 H200s and 9.2 on another.
+"""
 
-OF_ANOTHER_NCCL = Tolerance(0.5, microseconds=10.0)  # Its algorithms may differ: below two thirds fails
+# Another NCCL version may use other algorithms: below two thirds fails
+OF_ANOTHER_NCCL = Tolerance(0.5, microseconds=10.0)
 
 MODELLED = Tolerance(2 / 3, warn=0.4, microseconds=15.0, warned_from=32 * 2**20)
-"""Of one that follows from a model, as that of another number of ranks: below 60 % fails, and below 71 % warns from 32
-MiB on. Published healthy machines took up to 1.4 times as long (tests/published/collectives.csv). A link at half its
-speed, which fails as a copy, fails as an all-reduce too."""
+"""For values from a model, for example for another number of ranks: below 60 % fails, and below 71 % warns from 32
+MiB on. Published healthy machines took up to 1.4 times as long (tests/published/collectives.csv). A link at half
+its speed fails as a copy and as an all-reduce.
+"""
 
 MODELLED_SMALL_BYTES = 16 * 2**20
 MODELLED_SMALL = Tolerance(3.0, microseconds=15.0)
-"""The same below 16 MiB, where host and release decide: 8 A100s with an old NCCL took 1.4 to 2.6 times as long as the
-model says, their all-to-all up to 4.6 times."""
+"""The same below 16 MiB, where host and NCCL version matter: 8 A100s with an old NCCL took 1.4 to 2.6 times as long
+as the model, and up to 4.6 times for all-to-all.
+"""
 
 MODELLED_SENDS = Tolerance(5.0, warn=0.4, microseconds=15.0, warned_from=256 * 2**20)
-"""Of sends to one peer that follow from a model: of 16 to 128 MiB NCCL uses few of its channels for a peer, how few
-depends on its release and on the number of ranks. On 8 H200s 64 MiB took 4.2 times as long as the largest sizes let
-expect."""
+"""For sends to one peer by a model. NCCL uses few channels per peer from 16 to 128 MiB, depending on its version
+and the number of ranks. On 8 H200s, 64 MiB took 4.2 times as long as the largest sizes suggest.
+"""
 
 _BETWEEN_NODES = {
     2**29: Tolerance(0.7, warn=0.35, microseconds=15.0),
@@ -92,11 +97,11 @@ _BETWEEN_NODES = {
 
 
 def between_nodes(size_bytes: int) -> Tolerance:
-    """That of the model of nodes that NICs join, by size.
+    """Return the tolerance for the model of several nodes, by size.
 
-    Published healthy machines took 0.8 to 1.5 times as long as it says from 512 MiB on, up to 2.2 times from 64 MiB
-    on and up to 2.8 below; two nodes of which one was slow 1.9 (tests/published/collectives.csv). So FAIL is what none
-    of the healthy ones was, and WARN what few were.
+    Published healthy machines took 0.8 to 1.5 times as long from 512 MiB on, up to 2.2 times from 64 MiB on, and up to
+    2.8 below. Two nodes with a slow one took 1.9 (tests/published/collectives.csv). So FAIL is beyond all of the
+    healthy ones, and WARN beyond most.
     """
     return next(tolerance for least, tolerance in _BETWEEN_NODES.items() if size_bytes >= least)
 
@@ -105,27 +110,32 @@ _WHOLE_LINK = 2.0
 """Sockets are expected to reach 52 % of a link, so a full link is 1.9 times as fast as expected."""
 
 OVER_ETHERNET = Tolerance(3.0, warn=0.8, microseconds=50.0, warned_from=2**26, doubted_from=_WHOLE_LINK)
-"""That of nodes that plain Ethernet joins: what sockets reach depends on cores, MTU and cloud as much as on the NIC.
-Two healthy ones are known, and both are as expected: so FAIL is far off."""
+"""For nodes connected by plain Ethernet. The speed of sockets depends on cores, MTU and cloud as much as on the
+NIC. Only two healthy measurements are known, both as expected, so FAIL is far off.
+"""
 
 OVER_LINKS = Tolerance(3.0, warn=0.8, microseconds=1000.0, warned_from=4 * 2**20, doubted_from=_WHOLE_LINK)
-"""That of CPU buffers that MPI sends between nodes: its algorithms send up to twice what a ring does, and TCP needs
-cores. Eight hosts with links of 200 Mb/s took 1.3 times as long as expected for 8 MiB, and 2.6 times for 1 MiB."""
+"""For CPU buffers that MPI sends between nodes. Its algorithms send up to twice as much as a ring, and TCP needs
+cores. Eight hosts with links of 200 Mb/s took 1.3 times as long as expected for 8 MiB, and 2.6 times for 1 MiB.
+"""
 
-OF_THE_PAST = Tolerance(0.25)  # Of what this machine reached before, and more where it varies
-AMONG_SIBLINGS = Tolerance(1.0, microseconds=15.0)  # At the same time: below half of theirs fails
-LEAST_KNOWN = Tolerance(0.1, microseconds=15.0, is_least=True)  # The least of any healthy machine on record
+OF_THE_PAST = Tolerance(0.25)  # For earlier results of this machine. Noise widens it
+# For groups measured at the same time: below half of the others fails
+AMONG_SIBLINGS = Tolerance(1.0, microseconds=15.0)
+LEAST_KNOWN = Tolerance(0.1, microseconds=15.0, is_least=True)  # For the slowest healthy machine on record
 
 
 class ExpectedTime(Struct, frozen=True):
-    """The time that an operation takes on healthy machines, where that is from, and how far off they may be."""
+    """The time of an operation on healthy machines, its source, and the tolerance."""
 
     time_us: float
     source: str
     tolerance: Tolerance
 
     def doubt(self, row: CollectiveRow) -> str:
-        """In words that the expectation does not fit: a row is far faster, or large, far slower and passes; else ''."""
+        """Return why the expectation does not fit, or ''. The row is far faster, or is large and passes although
+        far slower.
+        """
         slowest_us = row.time_us * (1 + (row.ci95_percent or 0.0) / 100) + self.tolerance.microseconds
         is_late = row.size_bytes >= LARGE_BYTES and row.time_us > DOUBTED_FACTOR * self.time_us
         is_fast = self.time_us > self.tolerance.doubted_from * slowest_us
@@ -134,25 +144,27 @@ class ExpectedTime(Struct, frozen=True):
         return describe_doubt(self.time_us / row.time_us, self.source)
 
     def doubted(self, assumed: str) -> "ExpectedTime":
-        """The same where something of it is assumed, and says so: what is slow is a warning, and no failure."""
+        """Return a copy for an assumption, which its source names. Slow rows then warn and do not fail."""
         own = self.tolerance
         least = own.warned_from if own.warn is not None else 0
         warned = replace(own, fail=math.inf, warn=own.fail if own.warn is None else own.warn, warned_from=least)
         return replace(self, source=f"{self.source}; {assumed}", tolerance=warned)
 
     def launched_in_turn(self, gpus: int, launch_us: float) -> "ExpectedTime":
-        """The same with room for a thread that launches on several GPUs, one after another."""
+        """Return a copy with room for a thread that launches on several GPUs in turn."""
         own = self.tolerance
         return replace(self, tolerance=replace(own, microseconds=own.microseconds + gpus * launch_us))
 
     def most_us(self, row: CollectiveRow) -> float:
-        """The longest time of a row that is not slow."""
+        """Return the longest time that is not slow."""
         more = _ALONE_US if row.mode == Mode.LATENCY else 0.0
         more += _FEW_US if row.ci95_percent is None else 0.0
         return self.time_us * (1 + self.tolerance.fail) + self.tolerance.microseconds + more
 
     def verdict(self, row: CollectiveRow) -> Verdict:
-        """PASS, WARN, FAIL, or INCONCLUSIVE: slow with an interval that reaches what is not, or lost in noise."""
+        """Return PASS, WARN, FAIL, or INCONCLUSIVE if the confidence interval of a slow row reaches acceptable
+        times.
+        """
         if is_lost_in_noise(row.ci95_percent):
             return Verdict.INCONCLUSIVE
         least_us = row.time_us * (1 - (row.ci95_percent or 0.0) / 100)
@@ -165,24 +177,25 @@ class ExpectedTime(Struct, frozen=True):
         return Verdict.WARN if late else Verdict.PASS
 
     def wants_another(self, row: CollectiveRow) -> bool:
-        """True if a row should be measured again before it is judged: it is slow, or nearly."""
+        """Return whether a row should be measured again before it is judged, because it is slow or nearly slow."""
         return self.verdict(row) is not Verdict.PASS or row.time_us > (1 - _NEAR_SHARE) * self.most_us(row)
 
 
 LAUNCH_US, LAUNCH_OF_SENDS_US = 6.0, 11.0
-"""The longest published launch on one of several GPUs of one thread (nccl-tests -g N), whose ranks start one after
-another: 3.3 to 5.9 µs per GPU (4 V100s and H100s, 8 A100s and RTX 5090s), of sends 5.3 to 10.9."""
+"""The longest published launch per GPU if one thread launches on all GPUs in turn (nccl-tests -g N): 3.3 to 5.9 µs
+on 4 V100s and H100s, 8 A100s and RTX 5090s, and 5.3 to 10.9 µs for sends.
+"""
 
-_ALLTOALLV = "alltoallv"  # nobody has published what it takes at which skew
+_ALLTOALLV = "alltoallv"  # No published times for any skew
 
 
 def is_judged(row: CollectiveRow) -> bool:
-    """True if something is expected of a row from 1 KiB on, and no setting is compared."""
+    """Return whether a row has an expected speed: from 1 KiB on, unless settings are compared."""
     return row.size_bytes >= _JUDGED_FROM_BYTES and row.setting in (None, AGAIN) and row.collective != _ALLTOALLV
 
 
 def compared(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
-    """The row with what is expected of it, not judged; of a least that is no percentage."""
+    """Add the expected time to a row, without a verdict. A slowest known time gives no percentage."""
     factor = row.reached_gb_s / row.algbw_gb_s if row.algbw_gb_s else 0.0
     return replace(
         row,
@@ -194,9 +207,9 @@ def compared(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
 
 
 def judged(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
-    """The row with what is expected of it, and the verdict on its speed beside that on its data.
+    """Add the expected time to a row, and combine the verdict on its speed with the one on its data.
 
-    A row that no expectation fits stays as it is, with a note: nobody knows what to expect of it.
+    If the expectation does not fit the row, add only a note.
     """
     doubted = expected.doubt(row)
     if doubted:
@@ -207,50 +220,50 @@ def judged(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
 
 
 def is_slow(row: CollectiveRow) -> bool:
-    """True if the verdict on a row is one on its speed: its data are right, or were not checked."""
+    """Return whether the verdict on a row is about its speed, not about its data."""
     return row.expected_us is not None and not row.wrong and row.verdict in (Verdict.FAIL, Verdict.WARN)
 
 
 class Slowness(Struct, frozen=True):
-    """Rows of one collective that are slow, and the one that shows it best: `worst`."""
+    """The slow rows of one collective, and the one that shows it best: `worst`."""
 
     rows: tuple[CollectiveRow, ...]
     worst: CollectiveRow
 
     @classmethod
     def of(cls, rows: Sequence[CollectiveRow]) -> "Slowness":
-        """The slowest beside what is expected stands for all, a large one where there is any."""
+        """Pick the slowest row relative to its expectation, among large sizes if there are any."""
         large = [row for row in rows if row.size_bytes >= LARGE_BYTES]
         return cls(tuple(rows), min(large or rows, key=_percent))
 
     @property
     def severity(self) -> Verdict:
-        """The gravest of all rows."""
+        """The gravest verdict of all rows."""
         return worst_verdict(Verdict(row.verdict or Verdict.SKIP) for row in self.rows)
 
     @property
     def percent(self) -> float:
-        """The share of the expected speed that the worst row reaches."""
+        """The percentage of the expected speed that the worst row reaches."""
         return _percent(self.worst)
 
     @property
     def seen(self) -> str:
-        """Bandwidth of a large size, time of a small one, and how much of what is expected that is."""
+        """The bandwidth of a large size or the time of a small one, with its percentage of the expected speed."""
         size = format_size(self.worst.size_bytes)
         return f"{self._figures[0]} ({self.percent:.0f} % of what is expected) at {size}"
 
     @property
     def expected(self) -> str:
-        """The same of a healthy machine, with its source."""
+        """The expected bandwidth or time, with its source."""
         return f"{self._figures[1]}, {self.worst.expected_source}"
 
     @property
     def is_of_small(self) -> bool:
-        """True if small sizes, which consist of launches, are slower beside what is expected than large ones."""
+        """Whether the row furthest from its expectation is small, so that launches dominate its time."""
         return min(self.rows, key=_percent).size_bytes < _SMALL_BYTES
 
     def subject(self, where: str) -> str:
-        """What is slow: the sizes, the ranks, and where they are."""
+        """Return the sizes, the ranks and the place."""
         sizes = sorted({row.size_bytes for row in self.rows})
         span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
         return f"{self.worst.collective} of {span}, {plural(self.worst.ranks, 'rank')} on {where}"
@@ -271,10 +284,11 @@ def _percent(row: CollectiveRow) -> float:
 
 
 MOST_PERCENT = 110.0
-"""Of the limit. NVLink carries 25 GB/s of data a link at a signalling rate of 26.56, which is 106 %; clocks of hosts
-and GPUs differ by less than 1 %. No figure of a healthy machine in tests/results or tests/published is above 100 %."""
+"""Of the limit. NVLink carries 25 GB/s of data per link at a signalling rate of 26.56, which is 106 %. Clocks of
+hosts and GPUs differ by less than 1 %. No healthy machine in tests/results or tests/published is above 100 %.
+"""
 
-ABOVE_LIMIT = "above-limit"  # The finding on such figures
+ABOVE_LIMIT = "above-limit"  # The finding on values above that limit
 TOO_NOISY = "figures-too-noisy"  # The finding on rows that noise hides
 SLOW_RANGE = "slow-range"  # The finding on neighbouring sizes that are slower than the others
 
@@ -284,11 +298,11 @@ LimitedRow = TypeVar("LimitedRow", CollectiveRow, PairRow)
 
 
 def times_limit(row: CollectiveRow | PairRow) -> float | None:
-    """How many times its limit a figure is, where that is well above it; None where it is not, or has no limit.
+    """Return how many times its limit a value reaches, if well above it. None otherwise, or without a limit.
 
-    Of a collective the low end of the 95 % interval counts. Switches that reduce (SHARP) double what a node's NICs
-    allow: an all-reduce between nodes whose algorithm is not known has no limit here. Managed memory moves to the GPU
-    that reads it, and is read there.
+    The lower end of a collective's 95 % interval counts. Switches that reduce (SHARP) double what the NICs of a node
+    allow, so an all-reduce between nodes by an unknown algorithm has no limit. Managed memory has none either, because
+    it migrates to the GPU that reads it.
     """
     if isinstance(row, PairRow):
         return copies_times_limit(row.bandwidth_gb_s, row.limit_gb_s, row.engine)
@@ -298,7 +312,7 @@ def times_limit(row: CollectiveRow | PairRow) -> float | None:
 
 
 def copies_times_limit(gb_s: float | None, limit_gb_s: float | None, engine: str | None = None) -> float | None:
-    """As `times_limit`, of the columns of a pair."""
+    """Do the same as `times_limit` from the columns of a pair."""
     if gb_s is None or not limit_gb_s or 100 * gb_s <= MOST_PERCENT * limit_gb_s or engine in _MANAGED:
         return None
     return gb_s / limit_gb_s
@@ -308,7 +322,7 @@ _MANAGED = frozenset(each.value for each in ManagedWay if each.is_managed)
 
 
 def refused_above_limit(row: LimitedRow) -> LimitedRow:
-    """The row as an ERROR where its figure is well above its limit: it says nothing of the links; wrong data stay."""
+    """Make a row well above its limit an ERROR, unless its data are wrong."""
     if times_limit(row) is None:
         return row
     verdicts = [Verdict.ERROR, *([] if row.verdict is None else [Verdict(row.verdict)])]

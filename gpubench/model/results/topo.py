@@ -1,4 +1,4 @@
-"""The sections of `gpubench topo`: devices, pairs, matrices and the PCI tree as rows."""
+"""The rows of `gpubench topo`: devices, pairs, matrices and the PCI tree."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -16,7 +16,6 @@ from gpubench.model.facts.snapshot import (
     PcieLink,
     PciKind,
     PciPlace,
-    RemappedRows,
     Snapshot,
 )
 from gpubench.model.paths.nodes import MachineKind, describe_differences
@@ -50,7 +49,7 @@ _GPUS_ON_PAGE = report.OnPage(
 
 
 class GpuRow(report.Record, frozen=True, kw_only=True):
-    """One GPU. `gpu` is its name in matrices; `unknown` says why a field is empty, by field name."""
+    """One GPU. `gpu` is its name in matrices, and `unknown` says why a field is empty."""
 
     section = "gpus"
     on_page = _GPUS_ON_PAGE
@@ -104,7 +103,7 @@ class GpuRow(report.Record, frozen=True, kw_only=True):
 
 
 class NvlinkRow(report.Record, frozen=True, kw_only=True):
-    """One NVLink. GB/s per direction: `gb_s` usable, `raw_gb_s` with protocol, as `nvidia-smi nvlink -s` prints it."""
+    """One NVLink. GB/s per direction: `gb_s` is usable, `raw_gb_s` includes protocol, as in `nvidia-smi nvlink -s`."""
 
     section = "nvlinks"
     on_page = report.HIDDEN
@@ -129,7 +128,7 @@ _NICS_ON_PAGE = report.OnPage(
 
 
 class NicRow(report.Record, frozen=True, kw_only=True):
-    """One port of a NIC. `gpudirect_rdma` is whether it may reach GPU memory, and by what or why not."""
+    """One port of a NIC. `gpudirect_rdma` says whether it can reach GPU memory, with the reason."""
 
     section = "nics"
     on_page = _NICS_ON_PAGE
@@ -167,7 +166,7 @@ _NODES_ON_PAGE = report.OnPage(
 
 
 class NodeRow(report.Record, frozen=True, kw_only=True):
-    """One node: of which kind, and how it differs from it."""
+    """One node: its kind, and its differences from that kind."""
 
     section = "nodes"
     on_page = _NODES_ON_PAGE
@@ -200,7 +199,7 @@ class NodeRow(report.Record, frozen=True, kw_only=True):
 
 
 class KindRow(report.Record, frozen=True, kw_only=True):
-    """A group of equal nodes, named after the first; `odd` lists nodes that differ from it in little."""
+    """A group of equal nodes, named after the first. `odd` lists nodes with small differences."""
 
     section = "kinds"
     on_page = report.HIDDEN
@@ -218,7 +217,7 @@ class KindRow(report.Record, frozen=True, kw_only=True):
 
 
 class TreeRow(report.Record, frozen=True, kw_only=True):
-    """One element of a node's PCI tree, in the order of drawing; `gb_s` is the bandwidth of the link above it."""
+    """One element of a node's PCI tree, in display order. `gb_s` is the bandwidth of the link above it."""
 
     section = "tree"
     on_page = report.HIDDEN
@@ -256,10 +255,11 @@ class RankRow(report.Record, frozen=True, kw_only=True):
 
 
 def gpu_rows(node: Topology) -> Iterator[GpuRow]:
-    """The GPUs of a node."""
     for gpu in node.gpus:
         active = [link for link in gpu.nvlinks or () if link.active]
         counted = [count for link in gpu.nvlinks or () for count in link.errors.values()]
+        setting = node.snapshot.driver_settings.nvlink_disabled
+        hides_nvlinks = gpu.nvlinks == () and setting
         yield report.made_of(
             GpuRow,
             gpu,
@@ -276,9 +276,12 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
             nvlink_peers=sorted({_far_end(node, link) for link in active}),
             nvlink_errors=sum(counted) if counted else None,
             **_fabric(gpu.fabric),
-            **_remapped(gpu.remapped_rows),
+            **{
+                f"remapped_rows_{name}": getattr(gpu.remapped_rows, name, None)
+                for name in ("correctable", "uncorrectable", "pending", "failure")
+            },
             users=None if gpu.processes is None else [_user(process) for process in gpu.processes],
-            unknown={**gpu.unknown, **_hidden_nvlinks(node, gpu)},
+            unknown={**gpu.unknown, **({"nvlinks": f"the driver hides them: {setting}"} if hides_nvlinks else {})},
             driver=node.snapshot.driver.version,
             cuda=node.snapshot.driver.cuda,
             origin=node.snapshot.origin,
@@ -286,7 +289,7 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
 
 
 def gpu_rows_of(nodes: Sequence[Topology]) -> list[GpuRow]:
-    """The GPUs of some nodes; those of a node that is like an earlier one are made of that one's."""
+    """Return the GPUs of nodes. Equal nodes reuse the rows of the first one."""
     found: list[GpuRow] = []
     like, rows = None, list[GpuRow]()
     for node in nodes:
@@ -300,7 +303,7 @@ def gpu_rows_of(nodes: Sequence[Topology]) -> list[GpuRow]:
 def rows_by_node(
     nodes: Sequence[Topology], make: Callable[[Topology], Iterable[report.Record]]
 ) -> Iterator[report.RowsOfNode]:
-    """Rows with nothing in them that tells a node from those that are like it but `node`, its host."""
+    """Yield the rows of nodes. Equal nodes share rows that differ in `node` only."""
     like, rows = None, list[report.Record]()
     for node in nodes:
         if node.like is not like:
@@ -309,7 +312,6 @@ def rows_by_node(
 
 
 def link_rows(node: Topology) -> Iterator[NvlinkRow]:
-    """Every NVLink of a node."""
     for gpu in node.gpus:
         for link in gpu.nvlinks or ():
             yield report.made_of(
@@ -325,7 +327,6 @@ def link_rows(node: Topology) -> Iterator[NvlinkRow]:
 
 
 def nic_rows(node: Topology) -> Iterator[NicRow]:
-    """The NICs of a node."""
     for nic in node.nics:
         nearest = node.nearest_gpus(nic)
         possible, reason = node.gpudirect(nic)
@@ -348,7 +349,7 @@ def nic_rows(node: Topology) -> Iterator[NicRow]:
 
 
 def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterator[NodeRow]:
-    """Every node, in the order of the job."""
+    """Yield the nodes in the order of the job."""
     kind_of = {position: kind for kind in kinds for position in (*kind.alike, *kind.odd)}
     for position, node in enumerate(nodes):
         snapshot, machine, kind = node.snapshot, node.snapshot.machine, kind_of[position]
@@ -375,7 +376,7 @@ def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
 
 
 def device_sections(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> dict[str, report.Section]:
-    """The sections of nodes and of their devices, for a report that is about more than those."""
+    """Return the sections of nodes, GPUs and NICs for other reports."""
     return report.Table.group_by_section(
         {
             NodeRow: lambda: node_rows(nodes, kinds),
@@ -386,7 +387,6 @@ def device_sections(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> 
 
 
 def rank_rows(ranks: Sequence[RankFacts]) -> Iterator[RankRow]:
-    """Every process of the job."""
     return (report.made_of(RankRow, rank, node=rank.host) for rank in ranks)
 
 
@@ -405,21 +405,11 @@ def _fabric(fabric: Fabric | None) -> dict[str, Any]:
     }
 
 
-def _remapped(rows: RemappedRows | None) -> dict[str, Any]:
-    names = ("correctable", "uncorrectable", "pending", "failure")
-    return {f"remapped_rows_{name}": None if rows is None else getattr(rows, name) for name in names}
-
-
 def _far_end(node: Topology, link: NvLink) -> str:
     known = next((gpu.device for gpu in node.gpus if gpu.bus_id and gpu.bus_id == link.peer_bus_id), None)
     if known:
         return known
     return {"gpu": "a GPU", "switch": "NVSwitch", "cpu": "CPU"}.get(link.peer or "", "unknown")
-
-
-def _hidden_nvlinks(node: Topology, gpu: GpuFacts) -> dict[str, str]:
-    setting = node.snapshot.driver_settings.nvlink_disabled
-    return {"nvlinks": f"the driver hides them: {setting}"} if gpu.nvlinks == () and setting else {}
 
 
 def _user(process: GpuProcess) -> str:
@@ -432,7 +422,7 @@ _FAR = "NCCL uses it up to PXB unless NCCL_NET_GDR_LEVEL says otherwise"
 
 
 def pair_rows(node: Topology) -> Iterator[report.PairRow]:
-    """Every ordered pair of different devices of a node."""
+    """Yield every ordered pair of different devices of a node."""
     host, origin = node.snapshot.host, node.snapshot.origin
     for source in node.devices:
         for destination in node.devices:
@@ -454,7 +444,7 @@ def pair_rows(node: Topology) -> Iterator[report.PairRow]:
 
 
 def pair_rows_of(nodes: Sequence[Topology]) -> Iterator[report.RowsOfNode]:
-    """The pairs of every node. Of a thousand nodes most are alike: theirs are an earlier one's, by another host."""
+    """Yield the pairs of every node. Nodes with equal facts share rows, because most of a thousand nodes are alike."""
     known: list[tuple[Snapshot, list[report.PairRow]]] = []
     like, rows = None, list[report.PairRow]()
     for node in nodes:
@@ -476,7 +466,7 @@ def _drop_identity(snapshot: Snapshot) -> Snapshot:
 
 
 def peer_access(node: Topology) -> dict[str, dict[str, Any]]:
-    """Peer access between GPUs: what CUDA and NVML say, and both in words."""
+    """Return the peer access between GPUs as CUDA and NVML report it, with the reason."""
     cells: dict[str, dict[str, Any]] = {}
     for source in node.gpus:
         cells[source.device] = {}
@@ -492,7 +482,9 @@ def peer_access(node: Topology) -> dict[str, dict[str, Any]]:
 
 
 def limits(node: Topology) -> dict[str, dict[str, float | None]]:
-    """GB/s per direction from every GPU to every other device, all its NVLinks, its PCIe, its nearest NICs."""
+    """Return GB/s per direction from every GPU to every other device, and over all its NVLinks, its PCIe and its
+    NICs.
+    """
     network, _ = network_limits(node)
     return {
         gpu.device: {
@@ -506,7 +498,7 @@ def limits(node: Topology) -> dict[str, dict[str, float | None]]:
 
 
 def kind_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterator[KindRow]:
-    """The kinds, the largest first."""
+    """Yield the kinds, the largest first."""
     for kind in kinds:
         node = nodes[kind.representative]
         yield KindRow(
@@ -539,7 +531,7 @@ def _direct(node: Topology, source: Device, destination: Device) -> str:
     return f"{answer}: {reason}" + (f"; {_FAR}" if far else "")
 
 
-Placed = Device | PciDevice  # What has a place in the tree: GPUs, NICs, and devices of unknown kind
+Placed = Device | PciDevice  # A device in the PCI tree: GPU, NIC, or PCI device of unknown kind
 
 
 def _place(device: Placed) -> PciPlace:
@@ -547,7 +539,9 @@ def _place(device: Placed) -> PciPlace:
 
 
 def tree_rows(node: Topology) -> Iterator[TreeRow]:
-    """The PCI tree of GPUs, NICs, devices of unknown kind and the switches above; empty where no place is known."""
+    """Yield the PCI tree of GPUs, NICs and unknown devices with the switches above them. Nothing if no place is
+    known.
+    """
     host = node.snapshot.host
     machine = node.snapshot.machine
     unknown = [each for each in node.snapshot.pci_devices if each.kind is PciKind.UNKNOWN]
@@ -556,7 +550,8 @@ def tree_rows(node: Topology) -> Iterator[TreeRow]:
     for numa in numa_nodes:
         cpus = next((each.cpus for each in machine.numa_nodes if each.number == numa), "")
         what = f"CPUs {cpus}" if cpus else ""
-        yield TreeRow(node=host, depth=0, element=_numa_name(numa), what=what, link=None, gb_s=None)
+        element = f"NUMA node {'unknown' if numa is None else numa}"
+        yield TreeRow(node=host, depth=0, element=element, what=what, link=None, gb_s=None)
         here = [device for device in placed if _place(device).numa_node == numa]
         for bridge in dict.fromkeys(_place(device).host_bridge for device in here):
             yield TreeRow(node=host, depth=1, element=str(bridge), what="host bridge", link=None, gb_s=None)
@@ -588,10 +583,6 @@ def _below(node: Topology, devices: Sequence[Placed], level: int) -> Iterator[Tr
         link, gb_s = describe_pcie(uplink), pcie_ceiling_gb_s(uplink)
         yield TreeRow(node=host, depth=level + 2, element=bus_id, what="PCIe switch", link=link, gb_s=round_gb_s(gb_s))
         yield from _below(node, members, level + 1)
-
-
-def _numa_name(number: int | None) -> str:
-    return "NUMA node unknown" if number is None else f"NUMA node {number}"
 
 
 def _what(device: Device) -> str:

@@ -1,4 +1,4 @@
-"""The rows, the live frame and the sentence of `gpubench watch`: what every link carried and every job did."""
+"""The rows, the live view and the last line of `gpubench watch`: the traffic of links and the verdicts on jobs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -16,14 +16,12 @@ from gpubench.model.terms.verdict import Origin, Verdict
 
 
 class DeviceKind(StrEnum):
-    """The kind of device whose links are watched."""
-
     GPU = "gpu"
     NIC = "nic"
 
 
 class Way(StrEnum):
-    """The way that a job's bytes take by its counters; neither `unknown` nor `not told` passes."""
+    """The path of a job's traffic, by its counters. UNKNOWN and NOT_TOLD do not pass."""
 
     STAGED = "staged"
     SOCKETS = "sockets"
@@ -39,7 +37,7 @@ class Way(StrEnum):
 
 
 class TrafficRow(Record, frozen=True, kw_only=True):
-    """The traffic of one GPU's links or one NIC port in one interval; null: unknown, and `note` says why."""
+    """The traffic of one GPU or one NIC port in one interval. null: unknown, with the reason in `note`."""
 
     section = "traffic"
 
@@ -68,7 +66,7 @@ class TrafficRow(Record, frozen=True, kw_only=True):
 
 
 class JobRow(Record, frozen=True, kw_only=True):
-    """The conclusion on one job's traffic on one node, over the intervals with traffic."""
+    """The verdict on one job's traffic on one node, over the intervals with traffic."""
 
     section = "jobs"
 
@@ -97,7 +95,7 @@ _RATES = ("nvlink_gb_s", "pcie_sent_gb_s", "pcie_received_gb_s")
 
 
 class WatchFrame(Struct, frozen=True, kw_only=True):
-    """An interval, which ended `seconds` after the watch began; `silences` say by host why GPUs are not known."""
+    """The interval that ended `seconds` after the start. `silences` has hosts with unknown GPUs, and the reasons."""
 
     seconds: float
     rows: Sequence[TrafficRow]
@@ -107,24 +105,27 @@ class WatchFrame(Struct, frozen=True, kw_only=True):
 
     @property
     def kinds(self) -> "list[AlikeNodes]":
-        """The nodes by what they do, the largest kind first."""
+        """The nodes grouped by the traffic of their jobs, the largest group first."""
         jobs = group_by(self.jobs, lambda row: row.node)
         hosts = list(dict.fromkeys((*(row.node for row in self.rows), *jobs, *(host for host, _ in self.silences))))
         silent = dict(self.silences)
-        by_doing = group_by(hosts, lambda host: (silent.get(host), *map(_activity, jobs.get(host, ()))))
-        kinds = [AlikeNodes(tuple(members), tuple(together(jobs.get(members[0], ())))) for members in by_doing.values()]
+        groups = group_by(
+            hosts,
+            lambda host: (silent.get(host), *((row.way, len(row.gpus), row.cause) for row in jobs.get(host, ()))),
+        )
+        kinds = [AlikeNodes(tuple(members), tuple(together(jobs.get(members[0], ())))) for members in groups.values()]
         return sorted(kinds, key=lambda kind: -len(kind.hosts))
 
 
 class AlikeNodes(Struct, frozen=True):
-    """Nodes whose jobs go the same way, with the jobs of the first of them."""
+    """Nodes whose jobs have the same kind of traffic, with the jobs of the first node."""
 
     hosts: tuple[str, ...]
     jobs: tuple[JobRow, ...]
 
 
 def together(jobs: Sequence[JobRow]) -> Iterator[JobRow]:
-    """The jobs of a node, where more than a few do the same in one line: servers with a process a GPU."""
+    """Merge many similar jobs of a node into one row, for example servers with one process per GPU."""
     for alike in group_by(jobs, lambda row: (row.way, row.verdict, row.cause)).values():
         if len(alike) <= _MOST_ALIKE:
             yield from alike
@@ -134,15 +135,11 @@ def together(jobs: Sequence[JobRow]) -> Iterator[JobRow]:
         yield replace(alike[0], job=f"{len(alike)} jobs, {alike[0].job} and others", gpus=gpus, **rates)
 
 
-def _activity(row: JobRow) -> tuple[str, int, str | None]:
-    return row.way, len(row.gpus), row.cause
-
-
 _MOST_JOBS = 3
 
 
 def watch_part(report: Report) -> LinePart:
-    """'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s'; else why nothing was judged."""
+    """Return 'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s', or why nothing was judged."""
     if HangRow.section in report.sections:
         seen = "RAS does not show whether operations go on: " if report.verdict is not Verdict.PASS else ""
         return part(f"{seen}no rank keeps others waiting")

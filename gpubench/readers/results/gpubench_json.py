@@ -80,7 +80,9 @@ def _is_lines(text: str) -> bool:
 
 
 def is_stored(text: str) -> bool:
-    """Return whether a text is gpubench's JSON, whole or damaged, and no JSON of nccl-tests, nvbandwidth or NCCL."""
+    """Return whether a text may be gpubench's JSON, whole or damaged, and not that of nccl-tests, nvbandwidth or
+    NCCL.
+    """
     is_of_others = is_of_nccl_tests(text) or nvbandwidth.is_json(text) or nccl_inspector.recognises(text)
     return text.lstrip().startswith("{") and not is_of_others
 
@@ -209,7 +211,7 @@ def _circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) 
     try:
         models = [str(rank["gpu"]) for rank in metadata["ranks"] if rank["gpu"]]
         options = metadata["options"]
-        named = options.get("gpus")  # of p2p and check; the numbers that a watch was asked for name no model
+        named = options.get("gpus")  # Of p2p and check. The option of watch has numbers instead of models
         models = models or [str(text).partition(" ")[2] for text in (named.values() if isinstance(named, dict) else ())]
         models = models or [str(row["name"]) for row in gpus if row["name"]]
         profile = metadata["profile"]
@@ -274,7 +276,7 @@ def _row(kind: Any, record: Any, where: str) -> Any:
 
 
 def problems(row: Any) -> Iterator[tuple[str, str]]:
-    """Yield each column with an impossible value, and what it may hold."""
+    """Yield each column with an impossible value, and the expected values."""
     kind: Any = type(row)
     for column in _checked_columns(kind):
         if problem := _problem(kind, column, getattr(row, column)):
@@ -329,7 +331,7 @@ def _cell(kind: type[Record], column: str, declared: Any, cell: Any, where: str)
 
 
 class StoredRun(Struct, frozen=True):
-    """A stored run. `rows` with `columns` were written one by one. Both are empty if all came with the report."""
+    """A stored run. `rows` were written one by one with `columns`. Both are empty if all rows came with the report."""
 
     metadata: Metadata
     columns: Sequence[str]
@@ -338,7 +340,6 @@ class StoredRun(Struct, frozen=True):
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Return the names of all sections."""
         streamed = (self.metadata.rows_section,) if self.columns else ()
         return (*streamed, *self.report.sections, FINDINGS_SECTION)
 
@@ -367,7 +368,7 @@ def read_stored(path: Path) -> StoredRun:
 
 
 def stored_of(text: str, name: str) -> StoredRun:
-    """Read a whole run from a text. Errors name `name`, and are those of `read_stored`."""
+    """Read a whole run from a text. Errors contain `name`, and are those of `read_stored`."""
     if not text.lstrip().startswith("{"):
         raise _no_result(name, text)
     with add_advice(

@@ -53,7 +53,7 @@ def test_slowdowns_between_siblings_are_found(slowdown: Slowdown, seeds: int) ->
 
 
 def key(collective: str | None = "allreduce", size: int = 2**28, **columns: object) -> RowKey:
-    return RowKey(collective=collective, size_bytes=size)._replace(**columns)  # type: ignore[arg-type]
+    return replace(RowKey(collective=collective, size_bytes=size), **columns)
 
 
 @pytest.mark.parametrize(
