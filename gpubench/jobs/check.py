@@ -20,10 +20,9 @@ from gpubench.jobs import runner, sources
 from gpubench.jobs.library import run_child
 from gpubench.jobs.machines import Machines, check_any_gpu
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.outputs import NullListener, ReportCollector
 from gpubench.jobs.plans import CheckPlan, Depth
 from gpubench.jobs.rank import AgreedError, agree
-from gpubench.jobs.runner import Place, Steps
+from gpubench.jobs.runner import NullListener, Place, ReportCollector, Steps
 from gpubench.machine import recorded
 from gpubench.machine.children import module_command
 from gpubench.machine.probe import probe, watch_errors
@@ -464,7 +463,7 @@ class RankMeasurer(Struct, frozen=True):
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """Measure a collective on all ranks. Raises GpubenchError on all of them if that fails."""
-        from gpubench.jobs.collective.plan import CollectivePlan, Timing
+        from gpubench.jobs.collective.plan import CollectivePlan
         from gpubench.jobs.collective.rank_job import CollectiveRankJob
 
         collector = ReportCollector() if self.group.rank == 0 else NullListener()
@@ -473,7 +472,7 @@ class RankMeasurer(Struct, frozen=True):
             command=collective.name,
             sizes=tuple(sizes),
             out_of_place=True,
-            timing=Timing(budget=timed.budget_seconds),
+            budget=timed.budget_seconds,
             profile=self.plan.profile,
         )
         try:

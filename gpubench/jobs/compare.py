@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from gpubench.backends.timing import no_garbage_collection
 from gpubench.errors import UsageError
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import ComparePlan
+from gpubench.jobs.runner import presenting
 from gpubench.measure.compare.findings import describe_file, have_other_gpus
 from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import SECTIONS as SECTIONS

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from gpubench.backends.timing import no_garbage_collection
 from gpubench.jobs.failed_runs import drop_prose
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import ExplainPlan
+from gpubench.jobs.runner import presenting
 from gpubench.measure.explain.report import SECTIONS as SECTIONS
 from gpubench.measure.explain.report import explain
 from gpubench.model.paths.nccl_log import LogFacts

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import ReportPlan
+from gpubench.jobs.runner import presenting
 from gpubench.measure.explain.report import failures_of
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.results.report import Report

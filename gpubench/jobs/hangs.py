@@ -11,8 +11,8 @@ from gpubench.errors import CouldNotMeasureError, UsageError, unwritable_output
 from gpubench.formats.delivery import say
 from gpubench.formats.registry import TABLE
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import WatchPlan
+from gpubench.jobs.runner import presenting
 from gpubench.jobs.sources import Simulated
 from gpubench.jobs.watch import NAME, Interrupts
 from gpubench.measure.explain.hangs import RasCourse

@@ -1,7 +1,7 @@
-"""The options of the commands, one dataclass each from the command line to the ranks.
+"""The options of the commands, one dataclass per command from the command line to the ranks.
 
-Those of collectives are in `gpubench.jobs.collective.plan`, those of `plan` and `overlap` with their code. Every plan
-gets its `presentation` after all other checks.
+Collectives have theirs in `gpubench.jobs.collective.plan`, `plan` and `overlap` in `gpubench.training`. A plan gets its
+`presentation` after all other checks.
 """
 
 import os
@@ -55,13 +55,34 @@ def parse_collective(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LibrariesPlan:
+class CommandPlan:
+    """The options that all commands with a verdict share."""
+
+    strict: bool = strict_option()
+    presentation: Presentation = field(default_factory=Presentation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachinePlan(CommandPlan):
+    """The options of commands on machines that are here, simulated or recorded."""
+
+    help_group: ClassVar = MEASURE
+
+    timeout_s: float = step_timeout("reading the driver of a node", default=20.0)
+    simulation: Simulation | None = read_from(SimulationOptions, default=None)
+    recording: Recording = field(default_factory=Recording)
+
+    @property
+    def source(self) -> Source:
+        return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibrariesPlan(CommandPlan):
     """The options of `libraries`."""
 
     recording: Recording = field(default_factory=Recording)
-    strict: bool = strict_option()
     timeout_s: float = step_timeout("the answer of one library", default=30.0)
-    presentation: Presentation = field(default_factory=Presentation)
 
     @property
     def source(self) -> Here | Replayed:
@@ -70,19 +91,15 @@ class LibrariesPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainPlan:
+class ExplainPlan(CommandPlan):
     """The options of `explain`."""
 
     logs: list[str] = required_argument("LOG", "Files, folders of files, or - for standard input.")
-    strict: bool = strict_option()
-    presentation: Presentation = field(default_factory=Presentation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopoPlan:
+class TopoPlan(MachinePlan):
     """The options of `topo`."""
-
-    help_group: ClassVar = MEASURE
 
     from_file: Path | None = option(
         "FILE",
@@ -92,19 +109,14 @@ class TopoPlan:
         common=True,
         group=INPUT,
     )
-    simulation: Simulation | None = read_from(SimulationOptions, default=None)
-    recording: Recording = field(default_factory=Recording)
-    strict: bool = strict_option()
     causes: bool = flag(
         "Show, in place of the devices, what would make data go through host memory or a slow path, how to fix it, and "
         "what could not be read.",
         common=True,
         group=OUTPUT,
     )
-    timeout_s: float = step_timeout("reading the driver of a node", default=20.0)
     profile: str | None = judging_profile()
     expected_gpus: int | None = expected_gpus()
-    presentation: Presentation = field(default_factory=Presentation)
 
     @property
     def source(self) -> Source:
@@ -152,7 +164,7 @@ def machine_named(text: str, *, joined_by_nics: bool) -> "SimulatedMachine":
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportPlan:
+class ReportPlan(CommandPlan):
     """The options of `report`."""
 
     help_group: ClassVar = INPUT
@@ -177,8 +189,6 @@ class ReportPlan:
         read=parse_collective,
         common=True,
     )
-    strict: bool = strict_option()
-    presentation: Presentation = field(default_factory=Presentation)
 
     @property
     def machine(self) -> "SimulatedMachine | None":
@@ -187,11 +197,8 @@ class ReportPlan:
         return None if name is None else machine_named(name, joined_by_nics=self.nics is not None)
 
 
-_USUAL_FOLDER = "results"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparePlan:
+class ComparePlan(CommandPlan):
     """The options of `compare`: files, or the `last` results of a folder."""
 
     help_group: ClassVar = INPUT
@@ -234,16 +241,14 @@ class ComparePlan:
         common=True,
         group=JUDGE,
     )
-    strict: bool = strict_option()
     other_machine: bool = flag("Compare results of different machines: per GPU, per node, ratios.", common=True)
     collective: str | None = option(
         "NAME", "Collective of files that do not name it: nccl-tests before 2.17.", read=parse_collective
     )
-    presentation: Presentation = field(default_factory=Presentation)
 
     @property
     def folder(self) -> Path:
-        return Path(self.first or _USUAL_FOLDER)
+        return Path(self.first or "results")
 
     @property
     def base(self) -> tuple[Path, ...]:
@@ -307,10 +312,6 @@ def _parse_interval(text: str) -> TypedSeconds:
     return interval
 
 
-def _parse_seconds(text: str) -> TypedSeconds:
-    return TypedSeconds.of("--for", text)
-
-
 def _parse_job(text: str) -> str:
     if not _JOB.fullmatch(text):
         raise UsageError(
@@ -334,14 +335,12 @@ def _parse_gpus(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchPlan:
+class WatchPlan(MachinePlan):
     """The options of `watch`.
 
     `seconds` is None until interrupted. With `until_traffic` it counts from the first bytes. `gpus` are the driver's
     indices, None for all.
     """
-
-    help_group: ClassVar = MEASURE
 
     interval: float | None = option(
         "TIME",
@@ -354,14 +353,13 @@ class WatchPlan:
         "Stop after this time, e.g. 30s, 5m. Default: until interrupted (10s with --simulate, the whole recording with "
         "--replay).",
         name="--for",
-        read=_parse_seconds,
+        read=lambda text: TypedSeconds.of("--for", text),
         common=True,
     )
     until_traffic: bool = flag("Wait for the first traffic; --for counts from then on.", common=True)
     hang: bool = flag(
         "Ask NCCL's RAS every 10 s which rank keeps the others of its job waiting. No counters are read.", common=True
     )
-    strict: bool = strict_option()
     pid: list[int] | None = option("PID", "Watch only the jobs of this process. Repeatable.", common=True)
     job: str | None = option(
         "ID",
@@ -372,14 +370,6 @@ class WatchPlan:
     gpus: tuple[int, ...] | None = option(
         "LIST", "Watch only these GPUs, numbered as in nvidia-smi: 0,2-3.", read=_parse_gpus, common=True
     )
-    timeout_s: float = step_timeout("reading the driver of a node", default=20.0)
-    simulation: Simulation | None = read_from(SimulationOptions, default=None)
-    recording: Recording = field(default_factory=Recording)
-    presentation: Presentation = field(default_factory=Presentation)
-
-    @property
-    def source(self) -> Source:
-        return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay)
 
     @property
     def interval_s(self) -> float:
@@ -427,7 +417,7 @@ class LeafFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanPlan:
+class ScanPlan(CommandPlan):
     """The options of `scan`.
 
     `rounds` is the folder for a new scan, `resume` the folder of a scan to continue.
@@ -467,10 +457,12 @@ class ScanPlan:
     every_rank: bool = flag("Treat every rank as a node: to try a scan on one host.", name="--ranks-as-nodes")
     ranks_per_gpu: int = sharing_ranks("Each rank counts as a node. Works with any NCCL")
     round_timeout_s: float = step_timeout("one round", default=10.0, least=0.5)
-    strict: bool = strict_option()
     simulation: Simulation | None = read_from(SimulationOptions, default=None)
     seed: int = 0
-    presentation: Presentation = field(default_factory=Presentation)
+
+    @property
+    def source(self) -> Source:
+        return source_of(self.round_timeout_s, simulation=self.simulation, replay=self.replay)
 
     @property
     def ranks_as_nodes(self) -> bool:
@@ -501,10 +493,8 @@ def _parse_hosts(text: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckPlan:
+class CheckPlan(MachinePlan):
     """The options of `check`, and of bare `gpubench`, which is `brief`."""
-
-    help_group: ClassVar = MEASURE
 
     quick: bool = flag("Read facts only, measure nothing.", common=True)
     full: bool = flag("Measure all collectives and all ways of copying.", common=True)
@@ -523,12 +513,8 @@ class CheckPlan:
         "Start one rank per GPU by srun on all nodes of this allocation.", name="--slurm/--no-slurm", common=True
     )
     ranks_per_gpu: int = sharing_ranks()
-    strict: bool = strict_option()
     timeout_s: float = step_timeout("reading a driver (20 s at most), or one measurement", default=120.0)
-    simulation: Simulation | None = read_from(SimulationOptions, default=None)
-    recording: Recording = field(default_factory=Recording)
     brief: bool = False
-    presentation: Presentation = field(default_factory=Presentation)
 
     @property
     def depth(self) -> Depth:
@@ -576,10 +562,8 @@ def _parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class P2pPlan:
+class P2pPlan(MachinePlan):
     """The options of `p2p`. `pairs` are GPU indices, or ranks under a launcher; None for all."""
-
-    help_group: ClassVar = MEASURE
 
     sizes: tuple[int, ...] | None = option(
         "SIZES",
@@ -620,17 +604,9 @@ class P2pPlan:
         common=True,
         group=OUTPUT,
     )
-    strict: bool = strict_option()
     timeout_s: float = step_timeout("reading a driver, or one copy between ranks", default=20.0)
     profile: str | None = judging_profile()
     expected_gpus: int | None = expected_gpus()
-    simulation: Simulation | None = read_from(SimulationOptions, default=None)
-    recording: Recording = field(default_factory=Recording)
-    presentation: Presentation = field(default_factory=Presentation)
-
-    @property
-    def source(self) -> Source:
-        return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay)
 
     @property
     def evidence(self) -> "EvidenceUse":

@@ -19,8 +19,8 @@ from gpubench.formats.registry import Presentation
 from gpubench.jobs.collective.metadata import speed_judge_of
 from gpubench.jobs.failed_runs import add_findings, failures_in, failures_without_rows, show_failures
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.outputs import NullListener, presenting
 from gpubench.jobs.plans import Nics, ReportPlan
+from gpubench.jobs.runner import NullListener, presenting
 from gpubench.measure.collective import judged_rows
 from gpubench.measure.collective.report import SpeedJudge
 from gpubench.measure.p2p.request import (

@@ -16,8 +16,8 @@ from gpubench.errors import CouldNotMeasureError, UsageError, name_output
 from gpubench.formats.delivery import say
 from gpubench.formats.presenter import ProgressDisplay, progress_on
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import ScanPlan
+from gpubench.jobs.runner import presenting
 from gpubench.machine.host import mps_serves, sm_percent
 from gpubench.measure.check.health import judge
 from gpubench.measure.scan.judging import not_measured_inside, slow_figures, slowest_of, wrong_data_inside

@@ -1,18 +1,21 @@
 """Run a command: in this process on a real, simulated or recorded machine, or as one rank of a job.
 
-A command has two functions: `open` prepares what is measured, `measure` returns the report. Options are in `plans`, the
+A command has two functions: `open` prepares the measurement, `measure` returns the report. Options are in `plans`, the
 start and end of a rank in `rank`.
 """
 
+import errno
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from gpubench.errors import DONE
+from gpubench.errors import DONE, unwritable_output
 from gpubench.formats.delivery import delivering
-from gpubench.jobs.outputs import NullListener, check_writable
+from gpubench.formats.registry import BASELINE, DATED, Output, Presentation
 from gpubench.jobs.sources import Here, refuse_under_launcher
 from gpubench.model.facts.environment import LaunchedRank, detect_launcher
 from gpubench.model.terms.ranks import Phase
@@ -20,11 +23,99 @@ from gpubench.model.terms.ranks import Phase
 if TYPE_CHECKING:
     from gpubench.backends.mpi.group import MpiGroup
     from gpubench.formats.presenter import Presenter
-    from gpubench.model.results.report import Report
+    from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Report, Row
     from gpubench.model.terms.ranks import RankIdentity
     from gpubench.ranks.watchdog.rank import RankProgress
 
 Opened = TypeVar("Opened")
+
+
+@contextmanager
+def presenting(shown: Presentation, *, is_rank: bool = False, progress: bool = False) -> Iterator["Presenter"]:
+    """Check the outputs and yield a presenter on stdout. The stdout of a rank never counts as a terminal."""
+    from gpubench.formats.presenter import Presenter
+
+    check_writable(shown.outputs)
+    presenter = Presenter(shown, progress=progress and shown.show_progress, is_rank=is_rank)
+    with delivering(presenter):
+        yield presenter
+
+
+def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> None:
+    """Raise UsageError if an output cannot be written. No file is changed."""
+    for output in outputs:
+        try:
+            if output.format is BASELINE:
+                output.path.parent.mkdir(parents=True, exist_ok=True)
+            if output.format is not DATED:
+                _try_file(output.path)
+                continue
+            # A trial, because modes are not enough for root or on a read-only disk.
+            output.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=output.path):
+                pass
+        except OSError as error:
+            raise unwritable_output(output.path, error) from error
+    if recording is not None:
+        from gpubench.machine.recorded import check_recordable
+
+        check_recordable(recording)
+
+
+def check_file_writable(path: Path) -> None:
+    """Raise UsageError if a file cannot be written. It is not changed."""
+    try:
+        _try_file(path)
+    except OSError as error:
+        raise unwritable_output(path, error) from error
+
+
+def _try_file(path: Path) -> None:
+    if path.is_fifo():  # Opening and closing it would end the data for its reader
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return
+    existed = path.exists()
+    with path.open("a"):
+        pass
+    if not existed:
+        path.unlink()
+
+
+class NullListener:
+    """A listener that drops everything, on all ranks except the first."""
+
+    def begin(self, metadata: "Metadata", columns: Sequence[str] | None = None) -> None: ...
+
+    def progress(self, done: int, total: int, label: str) -> None: ...
+
+    def row(self, row: "Row") -> None: ...
+
+    def end(self, report: "Report") -> None: ...
+
+
+class ReportCollector(NullListener):
+    """A listener that keeps metadata, rows and report of a measurement inside another command."""
+
+    def __init__(self) -> None:
+        self.metadata: Metadata | None = None
+        self.pairs: list[PairRow] = []
+        self.collectives: list[CollectiveRow] = []
+        self.report: Report | None = None
+
+    def begin(self, metadata: "Metadata", columns: Sequence[str] | None = None) -> None:  # noqa: ARG002
+        self.metadata = metadata
+
+    def row(self, row: "Row") -> None:
+        from gpubench.model.results.report import CollectiveRow, PairRow
+
+        if isinstance(row, PairRow):
+            self.pairs.append(row)
+        elif isinstance(row, CollectiveRow):
+            self.collectives.append(row)
+
+    def end(self, report: "Report") -> None:
+        self.report = report
 
 
 class Place:
@@ -44,7 +135,7 @@ class Place:
 
     @cached_property
     def presenter(self) -> "Presenter":
-        """The presenter, made on first use: importing it takes as long as starting to read a machine."""
+        """The presenter. Its import takes as long as starting to read a machine, so it happens on first use."""
         from gpubench.formats.presenter import Presenter
 
         shown = self.plan.presentation

@@ -16,11 +16,11 @@ from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError, sha
 from gpubench.formats.delivery import say, tell
 from gpubench.jobs.collective.plan import SHARING_OPTION
 from gpubench.jobs.metadata import recorded_settings
-from gpubench.jobs.outputs import check_file_writable, check_writable
 from gpubench.jobs.plans import ScanPlan
 from gpubench.jobs.rank import usable_driver
 from gpubench.jobs.rounds import (
     HOST,
+    NAME,
     KeptScan,
     RenumberedRounds,
     ResumedRounds,
@@ -39,7 +39,8 @@ from gpubench.jobs.rounds import (
     telling,
     whole_node_environment,
 )
-from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, Simulated, Simulation
+from gpubench.jobs.runner import check_file_writable, check_writable
+from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, Simulated, Simulation, refuse_under_launcher
 from gpubench.machine.environment import NODE_VARIABLE
 from gpubench.machine.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
 from gpubench.machine.nvml import visible_count
@@ -328,11 +329,10 @@ def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
         check_writable(plan.presentation.outputs)
         if plan.hostfile is not None:
             check_file_writable(plan.hostfile)
+    refuse_under_launcher(NAME, plan.source, launch)
     if plan.simulation is not None:
-        _refuse_under_launcher("--simulate", launch)
         return _run_simulated(plan, plan.simulation, arguments)
     if plan.replay is not None:
-        _refuse_under_launcher("--replay", launch)
         return _run_replayed(plan, read_rounds(plan.replay), arguments)
     if launch is None and plan.ranks_per_gpu > 1:
         _become_launcher(plan.ranks_per_gpu, arguments)
@@ -367,15 +367,6 @@ def _launch(environment: Mapping[str, str]) -> str:
     if environment.get("SLURM_JOB_ID"):
         return "srun --mpi=pmix --ntasks-per-node=1 gpubench scan"
     return "mpirun --hostfile hosts --map-by ppr:1:node gpubench scan with a host a line in the file hosts"
-
-
-def _refuse_under_launcher(option: str, launch: LaunchedRank | None) -> None:
-    if launch is not None and launch.size > 1:
-        raise UsageError(
-            f"scan {option} under {launch.launcher}",
-            expected="one process: nothing is measured here",
-            next_step=launch.advice_without_launcher,
-        )
 
 
 def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[str]) -> int:

@@ -17,8 +17,8 @@ from gpubench.errors import WRONG_USAGE, UsageError
 from gpubench.formats.delivery import say
 from gpubench.jobs.check import NAME
 from gpubench.jobs.metadata import metadata_of, recorded_settings
-from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import CheckPlan
+from gpubench.jobs.runner import presenting
 from gpubench.machine.nvml import read_driver
 from gpubench.model.facts.environment import detect_launcher
 from gpubench.model.results.report import Report, Table, VerdictRow

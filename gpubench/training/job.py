@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.outputs import presenting
+from gpubench.jobs.runner import presenting
 from gpubench.model.terms.units import format_memory
 from gpubench.training import program, report, workload
 from gpubench.training.cluster import CurveFinder, FoundResults, PlannedMachine, machine_of, measured_now, read_all

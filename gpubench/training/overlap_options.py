@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from gpubench.collectives.registry import SUMMARIES
 from gpubench.errors import UsageError
-from gpubench.formats.registry import Presentation
-from gpubench.jobs.collective.plan import CollectivePlan, Timing, evidence_option, nccl_library_option, parse_dtypes
+from gpubench.jobs.collective.plan import CollectivePlan, evidence_option, nccl_library_option, parse_dtypes
+from gpubench.jobs.plans import CommandPlan
 from gpubench.jobs.sources import Simulation, SimulationOptions
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.options import (
@@ -20,7 +20,6 @@ from gpubench.model.terms.options import (
     read_from,
     sharing_ranks,
     step_timeout,
-    strict_option,
     unknown_choice,
 )
 from gpubench.model.terms.overlap import (
@@ -53,7 +52,7 @@ def _parse_dtype(text: str) -> tuple[DataType, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapPlan:
+class OverlapPlan(CommandPlan):
     """The collective, the caps on its CTAs, and the computation. `gemm_side` is n of an n × n × n GEMM."""
 
     help_group: ClassVar = MEASURE
@@ -112,12 +111,10 @@ class OverlapPlan:
     ranks_per_gpu: int = sharing_ranks()
     timeout_s: float = step_timeout("one step of collective and computation", default=60.0, least=1)
     shows_evidence: bool | None = evidence_option()
-    strict: bool = strict_option()
     profile: str | None = judging_profile()
     simulation: Simulation | None = read_from(SimulationOptions, default=None)
     typed: Mapping[str, Any] = field(default_factory=dict)
     results_folder: str | None = None
-    presentation: Presentation = field(default_factory=Presentation)
 
     @property
     def collective_plan(self) -> CollectivePlan:
@@ -127,7 +124,7 @@ class OverlapPlan:
             **{name: getattr(self, name) for name in alike},
             command=self.collective,
             out_of_place=True,
-            timing=Timing(iters=str(DEFAULT_ITERATIONS[Mode.THROUGHPUT])),
+            iters=str(DEFAULT_ITERATIONS[Mode.THROUGHPUT]),
             backends=() if self.simulation is not None else ("nccl",),
             kernels_at_once=2,
             needs_gpus=OVERLAP,

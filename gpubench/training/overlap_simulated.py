@@ -3,8 +3,7 @@
 from functools import partial
 
 from gpubench.jobs.collective.simulated import ModelledCollective, open_model
-from gpubench.jobs.outputs import ReportCollector
-from gpubench.jobs.runner import Place, Steps
+from gpubench.jobs.runner import Place, ReportCollector, Steps
 from gpubench.jobs.sources import say_what_is_ignored
 from gpubench.measure.collective.cases import JobFacts, cases
 from gpubench.measure.collective.recording import SIMULATED_BACKEND

@@ -16,7 +16,7 @@ from gpubench.formats.registry import Color, Presentation, parse_outputs
 from gpubench.jobs.collective import job as alone
 from gpubench.jobs.collective.nccl_tests import settle_nccl_tests
 from gpubench.jobs.collective.plan import CollectivePlan
-from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.runner import check_writable
 from gpubench.machine.nvml import Driver
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp

@@ -41,7 +41,7 @@ def test_a_job_of_a_turn_has_the_settings_of_its_communicators() -> None:
     assert len(plan.settings) == 4
     of_turn = in_a_rank(replace(plan, turn="NCCL_MAX_NCHANNELS=8", checks_sets=True))
     assert [setting.name for setting in of_turn.settings] == ["ring", "tree"]
-    assert of_turn.set_variables == ("NCCL_MAX_NCHANNELS",)
+    assert of_turn.variants.set_variables == ("NCCL_MAX_NCHANNELS",)
     assert of_turn.processes == ()
     assert in_a_rank(replace(plan, turn=OWN_CHOICE)).settings == ()
 

@@ -13,7 +13,7 @@ from gpubench.backends.nccl.backend import NcclBackend
 from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.jobs.outputs import NullListener
+from gpubench.jobs.runner import NullListener
 from gpubench.machine.nvml import read_driver
 from gpubench.model.facts.environment import detect_launcher
 from gpubench.model.terms.operation import Allocator, DataType, Placement, ReduceOp

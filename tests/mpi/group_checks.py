@@ -10,7 +10,7 @@ from gpubench.backends.mpi.trial import SIZES_BYTES, wrong_elements
 from gpubench.backends.timing import CallTable, StartingLine
 from gpubench.collectives.record import SweepRequest
 from gpubench.collectives.registry import COLLECTIVES, SUMMARIES
-from gpubench.jobs.outputs import NullListener
+from gpubench.jobs.runner import NullListener
 from gpubench.machine.nvml import Driver
 from gpubench.model.facts.environment import LaunchedRank
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp

@@ -67,7 +67,7 @@ def _check_split(plan: CollectivePlan, text: str) -> None:
             "a recorded simulation is one of all ranks",
         ),
         f"--iters {AUTO}": (
-            plan.timing.iters == AUTO,
+            plan.iters == AUTO,
             "as many iterations in every group",
             "groups would end at different times, and the last one would not share the links",
         ),
@@ -109,7 +109,7 @@ def _check_compared(plan: CollectivePlan) -> None:
     }
     for name in (name for name, is_given in unfit.items() if is_given):
         raise UsageError(
-            f"{SET_OPTION} {plan.set_variables[0]} with {name}",
+            f"{SET_OPTION} {plan.variants.set_variables[0]} with {name}",
             expected="one of them: NCCL reads this variable once a process, so every value is a job of its own",
             next_step=f"leave {name} out",
         )

@@ -21,7 +21,7 @@ from gpubench.errors import (
 )
 from gpubench.formats.delivery import announced, delivering
 from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan
-from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.runner import check_writable
 from gpubench.jobs.sources import Here, Replayed, refuse_under_launcher
 from gpubench.machine.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
 from gpubench.machine.nvml import Driver, read_driver

@@ -114,7 +114,7 @@ def _checked(plan: CollectivePlan, library: NcclLibrary) -> tuple[str, ...]:
         check_requests(plan.settings, library.version_code)
     if not plan.checks_sets:
         return ()
-    return check_variables(plan.set_variables, library.path, tuple(nccl_settings(os.environ)))
+    return check_variables(plan.variants.set_variables, library.path, tuple(nccl_settings(os.environ)))
 
 
 def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:

@@ -12,14 +12,12 @@ from msgspec.structs import replace
 from gpubench.backends.registry import BACKENDS as BACKEND_KINDS
 from gpubench.backends.registry import BackendKind, backend_named, default_backend
 from gpubench.errors import UsageError, exclusive, no_gpu
-from gpubench.formats.registry import Presentation
 from gpubench.jobs.collective.nccl_tests import NcclTestsOptions
-from gpubench.jobs.sources import Recording, Simulation, SimulationOptions, Source, source_of
+from gpubench.jobs.plans import MachinePlan
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import HIERARCHICAL_OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.operation import HOST, Allocator, DataType, Placement, ReduceOp
 from gpubench.model.terms.options import (
-    MEASURE,
     NCCL,
     expected_gpus,
     flag,
@@ -27,10 +25,8 @@ from gpubench.model.terms.options import (
     one_of,
     option,
     parse_choices,
-    read_from,
     sharing_ranks,
     step_timeout,
-    strict_option,
     unknown_choice,
 )
 from gpubench.model.terms.ranks import LEAST_SECONDS_TO_START, SPLITS, TIMES_TO_START
@@ -82,60 +78,6 @@ def _own_name(type_name: str) -> str:
 
     name = _FRAMEWORKS_NAMES.get(lower) or ELEMENT_TYPES.get(lower, (type_name, 0))[0]
     return name if name in tuple(DataType) else type_name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """The options that say how long to time each row."""
-
-    help_group: ClassVar = MEASURE
-
-    mode: Mode = option(
-        "|".join(Mode),
-        "Time operations back to back, as nccl-tests does, or each one alone, with percentiles.",
-        default=Mode.THROUGHPUT.value,
-        read=one_of("--mode", Mode),
-        completed_as="mode",
-    )
-    iters: str | None = option(
-        "N|auto",
-        f"Timed operations per row. auto (default): until the mean is known to ±{INTERVAL:.0%}. Default with --graph, "
-        f"--split and --simulate: {DEFAULT_ITERATIONS[Mode.THROUGHPUT]}; with --mode latency: "
-        f"{DEFAULT_ITERATIONS[Mode.LATENCY]}.",
-        name="--iters -n",
-        common=True,
-    )
-    budget: float | None = option(
-        "S", f"Seconds per row at most, with --iters {AUTO} (default: {Sampling().budget_seconds:g}).", min=0
-    )
-
-    def sampling(self, *, graph_replays: int, needs_number: bool = False) -> Sampling:
-        """Return the sampling of a row. A CUDA graph, groups and simulations need a fixed number of operations.
-
-        Raises UsageError for a wrong number, or a budget together with a number.
-        """
-        if self.iters == AUTO and graph_replays:
-            raise UsageError(
-                f"--iters {AUTO} with --graph",
-                expected="--iters N: a CUDA graph has a fixed number of operations",
-                next_step=f"--iters {DEFAULT_ITERATIONS[Mode.THROUGHPUT]} --graph {graph_replays}",
-            )
-        needs_number = needs_number or graph_replays > 0 or self.mode is Mode.LATENCY
-        if self.iters == AUTO or (self.iters is None and not needs_number):
-            return Sampling(self.mode, None, Sampling().budget_seconds if self.budget is None else self.budget)
-        if self.budget is not None:
-            raise UsageError(
-                f"--budget {self.budget:g} without --iters {AUTO}",
-                expected=f"--budget with --iters {AUTO}, whose number of operations it limits",
-                next_step=f"--iters {AUTO} --budget {self.budget:g}",
-            )
-        if self.iters is None:
-            return Sampling(self.mode, DEFAULT_ITERATIONS[self.mode])
-        if not self.iters.isdecimal() or int(self.iters) < 1:
-            raise UsageError(
-                f"--iters {self.iters}", expected=f"a number of 1 or more, or {AUTO}", next_step="--iters 20"
-            )
-        return Sampling(self.mode, int(self.iters))
 
 
 def _parse_max_ctas(texts: Sequence[str]) -> tuple[str, ...]:
@@ -253,8 +195,8 @@ def evidence_option() -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectivePlan:
-    """What to measure, with which library, and how to show it. `command` is the name of the collective.
+class CollectivePlan(MachinePlan):
+    """The options of a collective. `command` is its name.
 
     A launched rank makes its plan of the same `typed` values. Three more come with them: `turn`, the process-wide
     setting of this job; `checks_sets`, whether it looks for unread variables; and `results_folder`.
@@ -262,8 +204,6 @@ class CollectivePlan:
     A command that runs a collective next to computation sets `kernels_at_once`, the kernels of a rank that must run on
     its GPU at the same time, and `needs_gpus`, its name for messages.
     """
-
-    help_group: ClassVar = MEASURE
 
     command: str
     sizes: tuple[int, ...] | None = option(
@@ -303,7 +243,24 @@ class CollectivePlan:
     variants: Variants = field(default_factory=Variants)
     in_place: bool = flag("Measure only in place: the result overwrites the input (default: both).")
     out_of_place: bool = flag("Measure only out of place.")
-    timing: Timing = field(default_factory=Timing)
+    mode: Mode = option(
+        "|".join(Mode),
+        "Time operations back to back, as nccl-tests does, or each one alone, with percentiles.",
+        default=Mode.THROUGHPUT.value,
+        read=one_of("--mode", Mode),
+        completed_as="mode",
+    )
+    iters: str | None = option(
+        "N|auto",
+        f"Timed operations per row. auto (default): until the mean is known to ±{INTERVAL:.0%}. Default with --graph, "
+        f"--split and --simulate: {DEFAULT_ITERATIONS[Mode.THROUGHPUT]}; with --mode latency: "
+        f"{DEFAULT_ITERATIONS[Mode.LATENCY]}.",
+        name="--iters -n",
+        common=True,
+    )
+    budget: float | None = option(
+        "S", f"Seconds per row at most, with --iters {AUTO} (default: {Sampling().budget_seconds:g}).", min=0
+    )
     warmup: int = option("N", "Warm-up operations before each row.", name="--warmup -w", default=5, min=0)
     cycles: int = option(
         "N",
@@ -354,7 +311,6 @@ class CollectivePlan:
     )
     shows_evidence: bool | None = evidence_option()
     expected_gpus: int | None = expected_gpus()
-    strict: bool = strict_option()
     profile: str | None = judging_profile()
     split: str | None = option(
         "|".join(SPLITS),
@@ -362,10 +318,7 @@ class CollectivePlan:
         f"in groups of N ranks. Not with --evidence, --strict or --iters {AUTO}.",
     )
     nccl_tests: NcclTestsOptions = field(default_factory=NcclTestsOptions)
-    simulation: Simulation | None = read_from(SimulationOptions, default=None)
     seed: int = 0
-    recording: Recording = field(default_factory=Recording)
-    presentation: Presentation = field(default_factory=Presentation)
     kernels_at_once: int = 1
     needs_gpus: str = ""
     typed: Mapping[str, Any] = field(default_factory=dict)
@@ -406,15 +359,40 @@ class CollectivePlan:
             ops=self.ops,
             placements=self._placements,
             root=self.root,
-            sampling=self.timing.sampling(
-                graph_replays=self.graph_replays, needs_number=self.split is not None or self.simulation is not None
-            ),
+            sampling=self._sampling,
             warmup=self.warmup,
             graph_replays=self.graph_replays,
             check=self.check,
             skew=self.skew,
             cycles=self.cycles,
         )
+
+    @property
+    def _sampling(self) -> Sampling:
+        """The sampling of a row. A CUDA graph, groups and simulations need a fixed number of operations."""
+        if self.iters == AUTO and self.graph_replays:
+            raise UsageError(
+                f"--iters {AUTO} with --graph",
+                expected="--iters N: a CUDA graph has a fixed number of operations",
+                next_step=f"--iters {DEFAULT_ITERATIONS[Mode.THROUGHPUT]} --graph {self.graph_replays}",
+            )
+        in_groups_or_simulated = self.split is not None or self.simulation is not None
+        needs_number = in_groups_or_simulated or self.graph_replays > 0 or self.mode is Mode.LATENCY
+        if self.iters == AUTO or (self.iters is None and not needs_number):
+            return Sampling(self.mode, None, Sampling().budget_seconds if self.budget is None else self.budget)
+        if self.budget is not None:
+            raise UsageError(
+                f"--budget {self.budget:g} without --iters {AUTO}",
+                expected=f"--budget with --iters {AUTO}, whose number of operations it limits",
+                next_step=f"--iters {AUTO} --budget {self.budget:g}",
+            )
+        if self.iters is None:
+            return Sampling(self.mode, DEFAULT_ITERATIONS[self.mode])
+        if not self.iters.isdecimal() or int(self.iters) < 1:
+            raise UsageError(
+                f"--iters {self.iters}", expected=f"a number of 1 or more, or {AUTO}", next_step="--iters 20"
+            )
+        return Sampling(self.mode, int(self.iters))
 
     @property
     def _placements(self) -> tuple[Placement, ...]:
@@ -438,10 +416,6 @@ class CollectivePlan:
     def others(self) -> tuple[str, ...]:
         """The backends next to the first."""
         return self.backends[1:]
-
-    @property
-    def set_variables(self) -> tuple[str, ...]:
-        return self.variants.set_variables
 
     @property
     def settings(self) -> tuple[NcclSetting, ...]:
@@ -520,10 +494,6 @@ class CollectivePlan:
     def buffer_allocator(self) -> Allocator:
         """The allocator. Only memory of NCCL's can be registered as a window, and as user memory without limits."""
         return Allocator.NCCL if self.variants.register else self.allocator
-
-    @property
-    def source(self) -> Source:
-        return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay)
 
     @property
     def history(self) -> Path | None:

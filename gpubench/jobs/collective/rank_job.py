@@ -36,8 +36,8 @@ from gpubench.jobs.collective.opened import (
 from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan
 from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
 from gpubench.jobs.metadata import recorded_settings
-from gpubench.jobs.outputs import NullListener, check_writable
 from gpubench.jobs.rank import agree, own_identity
+from gpubench.jobs.runner import NullListener, check_writable
 from gpubench.machine.nvml import Driver, read_driver
 from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.report import NO_RECORDER, Recorder

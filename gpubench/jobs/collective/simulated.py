@@ -22,8 +22,7 @@ from gpubench.jobs.collective.metadata import (
 from gpubench.jobs.collective.opened import add_gpu_count_finding, add_machine_findings
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.machines import Machines, check_drivers
-from gpubench.jobs.outputs import ReportCollector
-from gpubench.jobs.runner import Place, Steps
+from gpubench.jobs.runner import Place, ReportCollector, Steps
 from gpubench.jobs.sources import Simulated, Simulation, say_what_is_ignored
 from gpubench.machine import recorded
 from gpubench.measure.collective import recording

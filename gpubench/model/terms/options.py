@@ -5,7 +5,7 @@ A plan is one dataclass from the command line to the ranks. Nothing here knows t
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import Field, field, fields
+from dataclasses import Field, field, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -90,9 +90,15 @@ def _option_of(declared: "Field[Any]", kind: Any) -> Option | None:
     )
 
 
+def _ordered_fields(kind: Any) -> list["Field[Any]"]:
+    """Return the fields of a plan, its own first and then those that it shares with other plans."""
+    shared = {declared.name for base in kind.__mro__[1:] if is_dataclass(base) for declared in fields(base)}
+    return sorted(fields(kind), key=lambda declared: declared.name in shared)
+
+
 def options_of(kind: Any) -> Iterator[Option]:
     """Yield the options of a plan, including those of nested groups."""
-    for declared in fields(kind):
+    for declared in _ordered_fields(kind):
         if option := _option_of(declared, kind):
             yield option
         elif group := _group_of(declared):

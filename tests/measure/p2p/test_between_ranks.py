@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.jobs.outputs import NullListener
+from gpubench.jobs.runner import NullListener
 from gpubench.measure import paths as p2p_counters
 from gpubench.measure.p2p.copies import RankBench
 from gpubench.measure.p2p.request import CopyMachine, Method, P2pRequest
