@@ -165,6 +165,7 @@ NCCL_START = Family.of(
         "more ranks than GPUs, or no device set by local rank",
         "nvidia-smi -L",
         "Give each rank its own GPU: torch.cuda.set_device(local_rank), or CUDA_VISIBLE_DEVICES by rank.",
+        link="https://github.com/NVIDIA/nccl/issues/1241",
     ),
     _start(
         "cuda-device-missing",
@@ -173,6 +174,7 @@ NCCL_START = Family.of(
         "more ranks or GPUs per rank than the node has, or one visible GPU and local_rank as the device",
         "nvidia-smi -L",
         "Start at most as many ranks, times GPUs per rank (-g), as there are GPUs.",
+        link="https://github.com/NVIDIA/nccl-tests/issues/323",
     ),
     _start(
         "nccl-no-socket-interface",
@@ -181,7 +183,7 @@ NCCL_START = Family.of(
         "NCCL_SOCKET_IFNAME matches no interface of this node, or its only one is lo or docker's",
         "ip -br addr",
         "Set NCCL_SOCKET_IFNAME to an interface of this node.",
-        link=_ENV,
+        link="https://github.com/NVIDIA/nccl/issues/1837",
     ),
     _start(
         "nccl-connect-failed",
@@ -193,7 +195,7 @@ NCCL_START = Family.of(
         "",
         "Test the address in the line with `nc -vz` on that node. Set NCCL_SOCKET_IFNAME to an "
         "interface that all nodes reach.",
-        link=_ENV,
+        link="https://github.com/espnet/espnet/issues/1940",
     ),
     _start(
         "nccl-no-transport",
@@ -249,6 +251,7 @@ NCCL_START = Family.of(
         "ranks that call different collectives or sizes, or the same rank started twice",
         "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL",
         "It logs every rank's calls; TORCH_DISTRIBUTED_DEBUG=DETAIL makes PyTorch compare them.",
+        link="https://github.com/NVIDIA/nccl/issues/268",
     ),
     Condition(
         id="nccl-init-unfinished",
@@ -279,7 +282,7 @@ NCCL_START = Family.of(
         likely="a container without /dev/infiniband/uverbs of this device, or a device that its driver reset",
         command="ibv_devinfo",
         comment="Run it where the rank runs; give the container all of /dev/infiniband.",
-        link=_TROUBLE,
+        link="https://github.com/NVIDIA/nccl/issues/451",
         in_job=_not_opened,
         general=True,
     ),
@@ -396,10 +399,10 @@ NCCL_TRANSFERS = Family.of(
         r"ibv_(?:reg|create|alloc)\w* failed|regMr failed|unable to register memory|register(?:ing)? memory.*fail",
         "the limit of locked memory (ulimit -l) in the container, or for GPU memory a missing nvidia-peermem",
         "",
-        "Start the container with `docker run --ulimit memlock=-1`; in Kubernetes add IPC_LOCK. "
-        "For `Bad address`, load nvidia-peermem, and verify the data with `gpubench allreduce` "
-        "over two nodes before any job.",
+        "Start the container with `docker run --ulimit memlock=-1`; in Kubernetes add IPC_LOCK. For `Bad address`, "
+        "load nvidia-peermem, and verify the data with `gpubench allreduce` over two nodes before any job.",
         expected="memory that the NIC can register",
+        link="https://github.com/NVIDIA/nccl-tests/issues/206",
     ),
     logged_condition(
         "network-plugin-failed",
@@ -437,9 +440,8 @@ NCCL_TRANSFERS = Family.of(
         "Got completion with error 12: the other side did not answer over RDMA (IBV_WC_RETRY_EXC_ERR)",
         r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC"
         r"|transport retry count\w* exceeded|^failed status 12: wr_id",
-        "a wrong GID index on RoCE, a port or cable that is down, a fabric that drops packets (no PFC or "
-        "ECN), or "
-        "a rank that ended",
+        "a wrong GID index on RoCE, a port or cable that is down, a fabric that drops packets (no PFC or ECN), or a "
+        "rank that ended",
         "show_gids",
         "Set NCCL_IB_GID_INDEX to the RoCE v2 address and test with ib_write_bw between the two "
         "nodes; NCCL_IB_TIMEOUT=22 tolerates congestion.",
@@ -477,7 +479,7 @@ NCCL_TRANSFERS = Family.of(
         "systemctl status sharp_am",
         "Run it on the subnet manager's host; NCCL_COLLNET_ENABLE=0 asks for nothing.",
         expected="SHARP, which NCCL_COLLNET_ENABLE=1 asks for",
-        link="https://github.com/Mellanox/nccl-rdma-sharp-plugins",
+        link="https://github.com/NVIDIA/nccl/issues/1050",
         severity=Verdict.WARN,
     ),
     logged_condition(
@@ -489,7 +491,7 @@ NCCL_TRANSFERS = Family.of(
         "",
         "Call torch.distributed.destroy_process_group() at the program's end.",
         expected="communicators that are destroyed",
-        link="https://pytorch.org/docs/stable/distributed.html",
+        link="https://github.com/NVIDIA/nccl/issues/1610",
         severity=Verdict.WARN,
         general=True,
     ),
@@ -504,6 +506,7 @@ NCCL_TRANSFERS = Family.of(
         "It looks for ACS; look also at the first error of all ranks' logs and at dmesg. For 4, "
         "10 and 11, NCCL_NET_GDR_LEVEL=LOC shows whether GPUDirect RDMA is at fault.",
         expected="completions without an error",
+        link="https://github.com/NVIDIA/nccl/issues/214",
     ),
     logged_condition(
         "collective-timed-out",

@@ -157,7 +157,6 @@ def _hot(run: Circumstances) -> Found:
             )
 
 
-_MEMORY = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
 _SMI = "https://docs.nvidia.com/deploy/nvidia-smi/index.html"
 
 GPU = Family.of(
@@ -208,6 +207,7 @@ GPU = Family.of(
         expected="no power cap, like its siblings",
         likely="a low power limit, or a failed power supply",
         command="nvidia-smi -q -d PERFORMANCE,POWER -i GPU",
+        link="https://github.com/l4rz/reverse-engineering-dell-idrac-to-get-rid-of-gpu-throttling/issues/3",
         look=_capped,
     ),
     Condition(
@@ -229,6 +229,7 @@ GPU = Family.of(
         likely="a limit set on purpose, or power capping by the data centre",
         command="nvidia-smi -q -d POWER -i GPU",
         comment="Then, as root, set the default power limit with nvidia-smi -pl.",
+        link="https://github.com/facebookexperimental/triton/pull/2023",
         look=_power_limited,
     ),
     Condition(
@@ -264,6 +265,7 @@ GPU = Family.of(
         likely="ECC was switched off on purpose",
         command="nvidia-smi -e 1 -i GPU",
         comment="Then reboot.",
+        link="https://github.com/converged-computing/performance-study/issues/61",
         look=_ecc_off,
     ),
     Condition(
@@ -273,7 +275,7 @@ GPU = Family.of(
         likely="a failing memory cell, or a single particle hit",
         command="nvidia-smi --gpu-reset -i GPU",
         comment="Run it while the GPU is idle; nvidia-smi -q -d ECC,ROW_REMAPPER shows the errors.",
-        link=_MEMORY,
+        link="https://github.com/NVIDIA/k8s-device-plugin/issues/243",
         look=_memory_errors,
     ),
     Condition(
@@ -283,6 +285,7 @@ GPU = Family.of(
         check="temperature",
         likely="a fan, a cold plate or its paste, or a blocked duct",
         command="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU",
+        link="https://github.com/noonghunna/club-3090/issues/178",
         look=_hot,
     ),
     link=_SMI,
@@ -444,6 +447,7 @@ CONTENTION = Family.of(
         settles="perf top; nsys profile --trace=osrt,cuda",
         command="gpubench allreduce --graph 10",
         comment="To speed up the host, give each rank a free core and run without tracing.",
+        link="https://github.com/vllm-project/vllm/pull/26",
         look=_host_bound,
         general=True,
     ),

@@ -3,9 +3,6 @@
 from gpubench.conditions.condition import Family
 from gpubench.conditions.failures import logged_condition
 
-_XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
-_AER = "https://docs.kernel.org/PCI/pcieaer-howto.html"
-
 _OF_HARDWARE = "46|48|54|62|64|74|79|94|95|109|110|119|120|136|140|143|151|156|158|167|169|171|172"
 """Numbers of Xid that NVIDIA's catalogue answers with a reset of the GPU, a restart of the machine or a look at its
 connectors; 94, which ends the application alone for an error of memory; and those from 167 on that are fatal by name.
@@ -55,7 +52,7 @@ HARDWARE_ERRORS = Family.of(
         "dmesg | grep -i xid",
         "NVIDIA's Xid catalogue says for each number whether to reset or replace the GPU.",
         expected="no Xid",
-        link=_XID,
+        link="https://github.com/NVIDIA/open-gpu-kernel-modules/issues/507",
     ),
     logged_condition(
         "gpu-xid-doubt",
@@ -66,7 +63,7 @@ HARDWARE_ERRORS = Family.of(
         "Check whether the process in the line belongs to this job. If it does, run the program "
         "under `compute-sanitizer`.",
         expected="no Xid",
-        link=_XID,
+        link="https://github.com/NVIDIA/NVSentinel/issues/271",
         general=True,
     ),
     logged_condition(
@@ -77,7 +74,7 @@ HARDWARE_ERRORS = Family.of(
         "lspci -tv",
         "It shows the devices below the port; if errors return (dmesg -T | grep -E 'AER|DPC'), reseat or replace them.",
         expected="no fatal PCIe errors",
-        link=_AER,
+        link="https://github.com/rwth-i6/returnn/issues/1500",
         of_programs=True,
     ),
     logged_condition(
@@ -88,7 +85,7 @@ HARDWARE_ERRORS = Family.of(
         "lspci -tv",
         "It shows the devices below the port; `gpubench topo` shows replays and widths of the GPUs' links.",
         expected="no PCIe errors",
-        link=_AER,
+        link="https://github.com/rwth-i6/returnn/issues/1486",
         general=True,
         of_programs=True,
     ),
@@ -100,7 +97,7 @@ HARDWARE_ERRORS = Family.of(
         "gpubench check --quick",
         "It shows the ports' errors and rates; run it, and ibstat or ethtool, on that node.",
         expected="links that stay up",
-        link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+        link="https://github.com/NVIDIA/NVSentinel/issues/1236",
         of_programs=True,
     ),
     logged_condition(
@@ -111,7 +108,7 @@ HARDWARE_ERRORS = Family.of(
         "nvidia-smi nvlink -e",
         "Run it on that node: growing errors show the faulty link; dmesg shows Xid and SXid.",
         expected="links without errors",
-        link=_XID,
+        link="https://github.com/pytorch/pytorch/issues/58155",
     ),
     logged_condition(
         "ecc-uncorrectable",
@@ -121,6 +118,6 @@ HARDWARE_ERRORS = Family.of(
         "nvidia-smi -q -d ECC,ROW_REMAPPER",
         "Run it on that node; reset the GPU, and replace it if the errors return.",
         expected="memory without uncorrectable errors",
-        link="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html",
+        link="https://github.com/vllm-project/vllm/issues/5222",
     ),
 )

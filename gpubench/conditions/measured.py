@@ -384,7 +384,7 @@ HOST_MEMORY_SLOW = Condition(
     likely="low CPU clocks, memory channels without modules, or other jobs that use CPUs and memory",
     command="sudo dmidecode -t memory",
     comment="Run it, `lscpu` and `top` on that node.",
-    link=_LINES,
+    link="https://github.com/noonghunna/club-3090/pull/919",
     look=_host_memory,
 )
 
@@ -396,7 +396,7 @@ LATE_RANK = Condition(
     likely="its process is delayed: shared CPUs, low clocks, or a busy GPU",
     command="nvidia-smi",
     comment="Run it and `top` on that host; bind ranks with mpirun --bind-to numa.",
-    link=_LINES,
+    link="https://github.com/NVIDIA/nccl/issues/893",
     look=_late,
 )
 
@@ -442,6 +442,7 @@ MEASURED = Family.of(
         likely="a PCIe link with fewer lanes or a lower generation, a slot of the other socket, or busy host memory",
         command="gpubench topo",
         comment="It shows the link; run nvidia-smi -q | grep -A 6 'GPU Link Info' during copies.",
+        link="https://github.com/NVIDIA/nvbandwidth/issues/53",
         look=_host_copies,
     ),
     HOST_MEMORY_SLOW,
@@ -551,6 +552,7 @@ SWEEP = Family.of(
         likely="an algorithm or protocol that does not fit these sizes, a setting of NCCL, or other work at that time",
         command="gpubench allreduce --evidence",
         comment="It shows the algorithm and the paths.",
+        link="https://github.com/aws/aws-ofi-nccl/issues/65",
         look=_slow_range,
     ),
     link="reading.md",

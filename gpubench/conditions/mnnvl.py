@@ -263,7 +263,7 @@ MNNVL = Family.of(
         settles="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT: `MNNVL 1` and P2P/MNNVL in NCCL's log",
         command="nvidia-imex-ctl -N",
         comment="Then check /dev/nvidia-caps-imex-channels in the container, NCCL_MNNVL_ENABLE and NCCL_CUMEM_ENABLE.",
-        link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+        link="https://github.com/coreweave/nccl-tests/issues/43",
         look=_unused,
         in_job=_unused_in_log,
         check="collective_bandwidth",

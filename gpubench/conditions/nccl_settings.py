@@ -385,6 +385,7 @@ NCCL_SETTINGS = Family.of(
         settles="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce: it fails, or uses another path",
         command="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce",
         comment="Keep the setting if this run is faster and its data are right.",
+        link="https://github.com/NVIDIA/nccl/issues/406",
         look=_network_taken,
         general=True,
     ),

@@ -257,6 +257,7 @@ NETWORK = Family.of(
         title="NCCL_IB_DISABLE=1 or NCCL_NET=Socket: NCCL uses network Socket although there is InfiniBand or RoCE",
         settles="gpubench allreduce over two nodes, with and without these variables",
         command=unset("NCCL_IB_DISABLE", "NCCL_NET"),
+        link="https://github.com/NVIDIA/nccl-tests/issues/188",
         look=_disabled,
         in_log=_log_disabled,
         implies=("sockets-despite-rdma",),
@@ -339,8 +340,7 @@ NETWORK = Family.of(
         title="No RDMA NIC (InfiniBand, RoCE, EFA): NCCL uses network Socket between nodes",
         settles="ls /sys/class/infiniband; lspci | grep -i mellanox",
         comment="Nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets may be faster with "
-        "NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4: compare gpubench allreduce with and "
-        "without them.",
+        "NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4: compare gpubench allreduce with and without them.",
         look=_no_nic,
         in_log=_log_no_nic,
         by_design=True,

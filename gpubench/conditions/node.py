@@ -120,7 +120,7 @@ DRIVER = Family.of(
         expected="readable facts",
         command="nvidia-smi",
         comment=f"Then look at the kernel log: {_KERNEL_LOG}.",
-        link=_XID,
+        link="https://github.com/mozilla/translations/issues/1167",
         look=_broken,
     ),
     Condition(
@@ -424,11 +424,13 @@ NODE = Family.of(
     _differs(
         id="driver-differs",
         title="Nodes have different versions of the NVIDIA driver",
+        link="https://github.com/hiyouga/LlamaFactory/issues/6111",
         look=_driver_differs,
     ),
     _differs(
         id="library-differs",
         title="Ranks load different files of a library (NCCL, MPI, UCX)",
+        link="https://github.com/NVIDIA/nccl/issues/1634",
         look=_library_differs,
     ),
 )

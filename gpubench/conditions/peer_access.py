@@ -167,9 +167,8 @@ PEER_ACCESS = Family.of(
         check="mig",
         likely="the GPU was split into MIG instances, which reach other GPUs only through host memory",
         command="nvidia-smi mig -lgi -i GPU",
-        comment="It lists the instances; if they are intended, there is nothing to repair. Otherwise "
-        "`nvidia-smi -mig 0 -i GPU` removes them and restores peer access, which `gpubench p2p` "
-        "verifies.",
+        comment="It lists the instances; if they are intended, there is nothing to repair. Otherwise `nvidia-smi -mig "
+        "0 -i GPU` removes them and restores peer access, which `gpubench p2p` verifies.",
         link="https://github.com/NVIDIA/nccl/issues/1716",
         look=_mig,
         implies=("cuda-nvml-disagree", _REFUSED),
@@ -180,10 +179,9 @@ PEER_ACCESS = Family.of(
         title="Confidential computing (CC) is on: transfers use encrypted bounce buffers in host memory, P2P is off",
         settles="nvidia-smi conf-compute -f; nvidia-smi topo -p2p r",
         command="nvidia-smi conf-compute -f",
-        comment="If nothing confidential runs here, switch CC off; else use protected PCIe mode (PPCIE), "
-        "with all GPUs of the board in one confidential VM. Then verify the data with `gpubench "
-        "p2p`.",
-        link="https://github.com/NVIDIA/open-gpu-kernel-modules",
+        comment="If nothing confidential runs here, switch CC off; else use protected PCIe mode (PPCIE), with all GPUs "
+        "of the board in one confidential VM. Then verify the data with `gpubench p2p`.",
+        link="https://github.com/NVIDIA/nvtrust/issues/22",
         look=node_detector(_confidential, Confidence.LIKELY, "confidential_computing"),
         in_log=remark_detector(
             RemarkKind.CONFIDENTIAL, Cure(comment="Confidential computing encrypts transfers through host memory.")

@@ -505,9 +505,8 @@ MPI = Family.of(
         id="mpi-cuda-off",
         title="MPI's GPU support is built in but switched off (opal_cuda_support, MPICH_GPU_SUPPORT_ENABLED=0)",
         settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support",
-        comment="OMPI_MCA_opal_cuda_support=true gpubench allreduce --backend mpi. Keep the setting if "
-        "the data are right. It is Open MPI's (conda); Cray: MPICH_GPU_SUPPORT_ENABLED=1, "
-        "MVAPICH: MV2_USE_CUDA=1.",
+        comment="OMPI_MCA_opal_cuda_support=true gpubench allreduce --backend mpi. Keep the setting if the data are "
+        "right. It is Open MPI's (conda); Cray: MPICH_GPU_SUPPORT_ENABLED=1, MVAPICH: MV2_USE_CUDA=1.",
         link="https://github.com/conda-forge/openmpi-feedstock/issues/83",
         look=_switched_off,
         implies=("mpi-not-cuda-aware",),
@@ -540,9 +539,8 @@ MPI = Family.of(
         settles="gpubench p2p: the bandwidth with peer access on against off shows the possible gain; "
         "nsys profile: `[CUDA memcpy Peer-to-Peer]` against Device-to-Host and Host-to-Device",
         command=f"{VERIFIED_COPIES} && export GGML_CUDA_P2P=1",
-        comment="Set it only if the copies are verified: on some machines the driver grants peer access "
-        "that corrupts data. It is llama.cpp's; your own program calls "
-        "cudaDeviceEnablePeerAccess.",
+        comment="Set it only if the copies are verified: on some machines the driver grants peer access that corrupts "
+        "data. It is llama.cpp's; your own program calls cudaDeviceEnablePeerAccess.",
         link="https://github.com/ggml-org/llama.cpp/issues/21910",
         look=_not_enabled,
     ),

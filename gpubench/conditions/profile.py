@@ -272,6 +272,7 @@ _MODEL = Condition(
     likely="another machine than expected, a GPU replaced by another model, or a missing GPU",
     command="nvidia-smi -L",
     comment="`gpubench profiles match` shows the machine's profile.",
+    link="https://github.com/aikitoria/open-gpu-kernel-modules/issues/13",
     look=_model,
     implies=("below-profile", "nic-below-profile", "gpu-differs"),
 )
