@@ -20,22 +20,17 @@ from gpubench.model.terms.verdict import WRONG_DATA, Finding, Origin, Verdict
 
 
 class Check(Struct, frozen=True):
-    """A check: its name, what it looks for, what has to be measured for it, whether it says something of machines
-    without GPUs too, and whether `gpubench topo` has it beside the wiring that it shows.
-
-    `reads` are the facts without which it says nothing, by scope (gpu, pair, nic, port, node, rank) and field, `|`
-    between those of which one is enough. `lack` says why there is nothing to look at on some machines, `in_part` what
-    a check that passes has not seen all the same.
-    """
+    """A check of `gpubench check`: conditions under one name."""
 
     name: str
     summary: str
-    needs: Need = Need.FACTS
+    needs: Need = Need.FACTS  # What has to be measured for it
+    #: Facts that it needs, as scope (gpu, pair, nic, port, node, rank) and field; one of those joined by | is enough
     reads: tuple[str, ...] = ()
-    lack: Lack = subjects.always_something
-    in_part: Lack = subjects.always_something
-    without_gpus: bool = False
-    of_wiring: bool = False
+    lack: Lack = subjects.always_something  # Explains why it has nothing to look at
+    in_part: Lack = subjects.always_something  # Explains what it has not seen although it passes
+    without_gpus: bool = False  # Applies to machines without GPUs too
+    of_wiring: bool = False  # Part of `gpubench topo`
 
 
 _wiring = partial(Check, of_wiring=True)
@@ -201,7 +196,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("measured", "everything that should be measured was measured", lack=subjects.measurements, without_gpus=True),
 )
-"""In the order in which reports have them."""
+"""In the order of reports."""
 
 WIRING = tuple(check for check in CHECKS if check.of_wiring)
 
@@ -228,7 +223,6 @@ def look(check: Check, facts: Facts) -> Looked:
 
 
 def check_findings(check: Check, facts: Facts) -> tuple[Finding, ...]:
-    """Return the findings of a check without the unread places."""
     return look(check, facts).findings
 
 
@@ -245,9 +239,9 @@ def presence_findings(facts: Facts) -> tuple[Finding, ...]:
 
 
 def machine_findings(facts: Facts) -> tuple[Finding, ...]:
-    """Return what fails a check of `gpubench topo`, and NVLinks in doubt. Every command that measures reports these.
+    """Return the failures that `gpubench topo` finds, and NVLinks in doubt, for every command that measures.
 
-    Doubts that a measurement settles are left out. So are the NICs of a single node, which carry no traffic.
+    Leave out doubts that a measurement settles, and the NICs of a single node, which carry no traffic.
     """
     if len(facts.nodes) == 1:
         facts = replace(facts, nodes=[Topology(replace(facts.nodes[0].snapshot, nics=()))])
@@ -263,12 +257,12 @@ def copy_findings(facts: Facts) -> tuple[Finding, ...]:
 
 
 def fact_findings(facts: Facts) -> tuple[Finding, ...]:
-    """Return the findings of all checks that measure nothing: they may explain a slow row."""
+    """Return the findings of all checks that need no measurement. They may explain a slow row."""
     return run([check for check in CHECKS if check.needs is Need.FACTS], facts)
 
 
 def gpu_count_findings(hosts: Mapping[str, int], expected_gpus: int | None) -> tuple[Finding, ...]:
-    """Return findings on the number of GPUs of hosts about which nothing else is known."""
+    """Return findings on the number of GPUs of hosts. Only that number is known."""
     snapshots = [
         Snapshot(host=host, origin=Origin.MEASURED, source="", gpus=tuple(GpuFacts(index=each) for each in range(gpus)))
         for host, gpus in hosts.items()
@@ -286,12 +280,12 @@ def _check_of(finding: Finding) -> str:
 
 
 def run(checks: Sequence[Check], facts: Facts) -> tuple[Finding, ...]:
-    """Run checks; findings that differ in their subject only become one."""
+    """Return the merged findings of checks."""
     return merged(finding for check in checks for finding in check_findings(check, facts))
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Merge findings that differ in their subject only."""
+    """Merge findings that differ only in their subjects."""
     same: dict[Finding, list[Finding]] = {}
     for finding in findings:
         same.setdefault(replace(finding, subject="", subjects=(), places=()), []).append(finding)

@@ -1,7 +1,4 @@
-"""Conditions that only the text of a job shows: what ended it, and what the kernel and NCCL's own checks reported.
-
-The forms of NCCL's own diagnostics are those of the text in NCCL 2.32.3; none of them ran here, with NCCL 2.28.9.
-"""
+"""Conditions that only a job's log shows: why it did not start, and what ended it."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -23,10 +20,10 @@ _TROUBLE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troublesho
 
 
 def _unfinished(facts: LogFacts) -> Iterator[Sighting]:
-    """Communicators whose initialization began but did not end.
+    """Find communicators with ranks that began their initialization and did not finish it.
 
-    A FAIL if no other initialization ended, no ranks were connected, and all ranks have a log; otherwise the log may
-    simply end here.
+    FAIL if no other initialization ended, no ranks were connected, and all ranks have a log. Otherwise WARN, since the
+    log may end too early.
     """
     several = [each for each in facts.communicators if (each.size or 0) > 1]
     ended = any(len(each.unfinished_ranks) < len(each.members) for each in several)
@@ -292,7 +289,7 @@ NCCL_START = Family.of(
 _RESULTS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html"
 
 _DIAGNOSTICS = "NCCL DIAG "
-"""The prefix of remarks by NCCL's own checks."""
+"""Prefix of remarks by NCCL's own checks."""
 
 _EVENTS = (
     r"communication established|send queue drained|last WQE|path migrated\b|port active|LID change|P_Key change"
@@ -304,10 +301,7 @@ _OF_OFI = (
 )
 HARMLESS: tuple[tuple[str, str], ...] = (
     (r"Failed to open lib(?:ibverbs|mlx5)", "src/misc/ibvwrap.cc:63 of 2.10.3; 2.3 to 2.10, later an INFO"),
-    (
-        r"(?:NET|TUNER|PROFILER)/Plugin|Could not find: lib",
-        "src/net.cc:438 of 2.22.3: its own follow",
-    ),
+    (r"(?:NET|TUNER|PROFILER)/Plugin|Could not find: lib", "src/net.cc:438 of 2.22.3: its own follow"),
     (r"Could not find real path of", "src/graph/xml.cc:403 of 2.22.3; 2.3 to 2.30: the device stays unplaced"),
     (r"Attribute \w+ of node nic not found", "src/graph/xml.h:101 of 2.22.3; 2.6 to 2.30"),
     (r"unknown CPU", ""),
@@ -315,10 +309,7 @@ HARMLESS: tuple[tuple[str, str], ...] = (
     (r"MSCCL\+\+: Cannot enable", "src/init.cc:2065 of RCCL: collectives go without MSCCL++"),
     (r"(?:Linux )?kernel version", ""),
     (r"NET/IB ?: No device found", "src/transport/net_ib/init.cc:470 of 2.30.7: the next network is tried"),
-    (
-        r"NET/IB : Unable to (?:open|query)",
-        "src/transport/net_ib.cc:463 of 2.22.3; 2.3 to 2.30: it is left out",
-    ),
+    (r"NET/IB : Unable to (?:open|query)", "src/transport/net_ib.cc:463 of 2.22.3; 2.3 to 2.30: it is left out"),
     (r"(?:Call to )?ibv_open_device failed", "src/misc/ibvwrap.cc:131 of 2.30.7: the device is left out"),
     (r"(?:\S+ )?lib wrapper not initialized", "src/misc/gdrwrap.cc:106 of 2.22.3; 2.3 to 2.30: GDRCopy is not used"),
     (
@@ -348,9 +339,10 @@ HARMLESS: tuple[tuple[str, str], ...] = (
     (r"ignoring\b", "src/transport/shm.cc:298 of 2.30.7"),
     (r"NCCL_\w+ (?:is|environment variable is) deprecated", ""),
 )
-"""Warnings after which NCCL goes on, another way or just so: their beginnings, since the same words end others, and the
-line of NCCL's source (or of RCCL's of 2024) after which it does, with the versions that have it; '' where the source
-that prints it was not found, and logs of jobs that went on are the reason.
+"""Beginnings of warnings after which NCCL continues, and the line of its source (or of RCCL's of 2024) that shows it.
+
+An empty text means that logs of jobs that continued show it. Only beginnings match, since other warnings end with the
+same words.
 """
 
 _HARMLESS = re.compile("^(?:" + "|".join(form for form, _ in HARMLESS) + ")", re.ASCII | re.IGNORECASE)
@@ -371,13 +363,13 @@ _HOW_IT_ENDED = (
     r"|received by PID|time limit|node failure|oom|memory|killed|cancelled at|segmentation|\bdied"
     r"|\bsig(?:segv|bus|kill)\b|task [\d,-]+.*: \w"
 )
-"""Of several lines about a job's end, those that say how; what a launcher does then to the others says less."""
+"""Lines that say how a process ended. Lines about what the launcher does next say less."""
 
 _AROUND_ENDING = re.compile(
     r"^a process ended: (?:\d+: |\[[^\]]*\] ?|(?:slurmstepd|srun|error|\w+Error): |\*\*\* |=\s+)*"
     r"| of binary: \S+|(?<=\d) \*\*\*"
 )
-"""Who wrote the line, and what says nothing of the end."""
+"""Parts of such a line to cut: its writer, and words that say nothing about the end."""
 
 NCCL_TRANSFERS = Family.of(
     "nccl_transfers",

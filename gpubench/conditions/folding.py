@@ -28,13 +28,13 @@ _MOST_TIMES_OF_COPIES = 1.3  # A copy is as fast as its path: shares of links an
 
 _PAIR_SLOW, _HOST_COPIES, _STAGING_FASTER = "p2p-slow", "host-copies-slow", "p2p-slower-than-staging"
 _NODE_DIFFERS, _LINKS_DOWN, _RANKS = "node-differs", "nvlink-down", "ranks "
-_OF_NCCL = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # Figures of what NCCL does; its settings explain no others
+_OF_NCCL = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # The only figures that NCCL's settings explain
 _OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)
 _MNNVL_UNUSED = "mnnvl-unused"
 _SLOWING = ("gpu-in-use", "gpu-hot", "below-profile")
-"""Conditions of a GPU that make it slow; they are causes of no path."""
+"""Conditions that make a GPU slow, and explain no host-staged path."""
 
-_WEAK = ("row-remap-pending", "row-remap-failed")  # Conditions that may be, and seldom are, why something is slow
+_WEAK = ("row-remap-pending", "row-remap-failed")  # Conditions that rarely slow anything down
 _NCCL_SETTINGS, _PCIE = ("nccl_settings", "nccl_tuning"), "pcie"
 _BETWEEN_NODES = ("network", "rdma_ports", "gpudirect", "mnnvl")
 _ROOT_VERDICTS = (Verdict.FAIL, Verdict.WARN)
@@ -66,7 +66,7 @@ class _NamedDevices(Struct, frozen=True):
 
 
 class _NamedPlaces:
-    """A finding with the hosts and devices that it names. A finding that names none stands for all."""
+    """A finding with the hosts and devices in its subjects. Without any it is about all of them."""
 
     def __init__(self, finding: Finding, all_hosts: Sequence[str], ends: Mapping[str, str] = _NO_ENDS) -> None:
         self.finding, self._all_hosts, self._ends = finding, all_hosts, ends
@@ -113,9 +113,9 @@ def fold(
     perhaps: Iterable[Finding] = (),
     ends: Mapping[str, str] = _NO_ENDS,
 ) -> tuple[Finding, ...]:
-    """Return the findings on these nodes, each with its consequences; see `folded`.
+    """Fold the findings on these nodes, and prefix commands with ssh if there are several nodes.
 
-    `ends` are the GPUs of pairs of ranks: 'node0 GPU0 → GPU5' by '0 → 5'.
+    `ends` maps pairs of ranks to their GPUs, such as '0 → 5' to 'node0 GPU0 → GPU5'.
     """
     hosts = [node.snapshot.host for node in nodes]
     nvlinked = any(gpu.nvlinks for node in nodes for gpu in node.gpus)
@@ -136,7 +136,7 @@ _OF_HARDWARE = (
     "ls",
     "ip",
 )
-"""Programs that show or change the machine on which they run, not the job."""
+"""Programs that show or change the machine on which they run."""
 _PLAIN = re.compile(r"[\w@%+=:,./ -]+")
 _CHANGED_IN_QUOTES = re.compile(r'["$`\\!]')
 
@@ -181,7 +181,7 @@ def _fold_known_differences(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _named_by(difference: str, host: str, findings: Sequence[Finding]) -> int | None:
-    """Return the index of the first condition on a node that names what differs."""
+    """Return the index of the first condition on a node that names the differing device."""
     word = re.compile(rf"\b{re.escape(difference.split(' ', 1)[0])}\b")
     for number, each in enumerate(findings):
         text = ", ".join((each.subject, *each.subjects))
@@ -201,10 +201,10 @@ def folded(
     perhaps: Iterable[Finding] = (),
     ends: Mapping[str, str] = _NO_ENDS,
 ) -> tuple[Finding, ...]:
-    """Return the findings without consequences of others, which stand below their root cause.
+    """Move consequences below their root cause, and return the other findings.
 
-    A root cause is as grave as its gravest consequence, and its share is the smallest. `perhaps` are findings that
-    are reported only if they explain one of the others.
+    A root cause gets the worst severity and the smallest share of its consequences. Findings in `perhaps` are reported
+    only if they explain another one.
     """
     known = {finding.id for finding in findings}
     more = [perhap for perhap in perhaps if perhap.id not in known]
@@ -293,11 +293,12 @@ def _is_slow_wherever(root: _NamedPlaces, place: _NamedPlaces, places: Sequence[
 
 
 def _choice(root: _NamedPlaces, place: _NamedPlaces) -> tuple[object, ...]:
-    """Sort key of causes of one figure, the strongest first.
+    """Return the sort key of a cause of a slow figure, the strongest cause first.
 
-    What follows by definition comes first. Causes far slower than the figure come last, as what uses them avoided them.
-    Of the others a path through host memory is first, then the nearest measured share, then facts by the share that
-    they leave, then facts and settings whose loss is not known.
+    1. Causes that imply the figure by definition.
+    2. Host-staged paths, then measured causes by how near their share is, then facts by the share that they leave.
+    3. Facts and settings with an unknown loss.
+    4. Causes far slower than the figure: the operation must have avoided them.
     """
     finding, far = root.finding, _distance(root.finding, place.finding) or 0.0
     is_near = far <= log(MOST_TIMES) or (far == inf and finding.id == HOST_STAGED)
@@ -315,10 +316,10 @@ def _choice(root: _NamedPlaces, place: _NamedPlaces) -> tuple[object, ...]:
 
 
 def _distance(cause: Finding, effect: Finding) -> float | None:
-    """How far a cause's share is from a figure's; see `distance`.
+    """Return how far a cause's share is from a figure's; see `distance`.
 
-    A ring uses all NVLinks of a GPU and a pair of a mesh a few: a path through host memory leaves the pair 36 % and
-    the ring 6 %.
+    Any share of a host-staged pair may explain a ring. In a mesh a pair uses few NVLinks and a ring all: host staging
+    leaves the pair 36 % and the ring 6 %.
     """
     most = MOST_TIMES if effect.id in _OF_ALL_RANKS else _MOST_TIMES_OF_COPIES
     if cause.id == HOST_STAGED and effect.id in _OF_ALL_RANKS:
@@ -344,20 +345,20 @@ def _explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> boo
         return False
     if cause.id in FIGURES:
         return _figure_explains(root, place, nvlinked=nvlinked)
-    # What NVLinks are left carry the bytes, and more slowly.
+    # The remaining NVLinks carry the bytes, more slowly.
     is_direct = cause.id == _LINKS_DOWN and cause.expected_percent is not None
     return not (is_direct and effect.id == HOST_STAGED) and _fact_explains(cause.id, place, nvlinked=nvlinked)
 
 
 def _figure_explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> bool:
-    """True if a measured path or pair may slow down what uses it."""
+    """True if a slow measured path or pair may explain another slow figure."""
     cause, effect = root.finding, place.finding
     if cause.id == HOST_STAGED:
         return effect.id in _OF_ALL_RANKS or (effect.id not in _OF_NCCL and not _is_nccl_s(cause))
     if cause.id == _PAIR_SLOW:
         of_several = effect.id == _PAIR_SLOW and bool(root.gpus) and not place.gpus
         return of_several or effect.id in (*_OF_ALL_RANKS, _STAGING_FASTER)
-    # A GPU that is as slow with its host as with its peers has one slow link.
+    # One slow PCIe link slows both copies with the host and copies with peers.
     slows = effect.id in _OF_ALL_RANKS or (effect.id == _PAIR_SLOW and bool(place.gpus))
     return cause.id == _HOST_COPIES and slows and _is_over_pcie(effect, nvlinked)
 
@@ -368,7 +369,7 @@ def _fact_explains(id_: str, place: _NamedPlaces, *, nvlinked: bool) -> bool:
     if effect.id == HOST_STAGED:
         of_nccl = family not in _NCCL_SETTINGS or _is_nccl_s(effect)
         return of_nccl and bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE})
-    # Another GPU model explains what its profile expects in vain.
+    # Another GPU model explains why the profile's expectation is not met.
     of_model = id_ == "gpu-model" and "profile " in effect.expected
     slows = of_model or id_ in _SLOWING or bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE, Effect.SLOW})
     if not slows or id_ in _WEAK:
@@ -387,7 +388,7 @@ def _is_over_pcie(effect: Finding, nvlinked: bool) -> bool:  # noqa: FBT001 - of
 
 
 def _is_nccl_s(staged: Finding) -> bool:
-    """True if NCCL goes through host memory between ranks, and not a copy between GPUs."""
+    """True for host staging by NCCL between ranks, False for a copy between GPUs."""
     return "GPU" not in staged.subject
 
 

@@ -117,7 +117,7 @@ def _row_pending(gpu: GpuFacts) -> str:
 
 @single_node
 def _ecc_off(run: Circumstances) -> Found:
-    """ECC is a choice, and workstation cards are often sold with it off."""
+    """Find GPUs with ECC off among siblings with ECC, or against the profile. Workstation cards often have it off."""
     for position, node, gpu in run.gpus():
         profile = run.exact_profile(run.wiring.gpus[position].node)
         sibling = any(other.ecc for other in node.gpus if other.name == gpu.name)
@@ -135,7 +135,7 @@ def _memory_errors(run: Circumstances) -> Found:
 
 
 def _when(total: int, grown: ErrorCounts | None, device: str) -> str:
-    """Return the total and the count during this run. An old error counts too: it may have stopped a program."""
+    """Describe memory errors in total and during this run. Old errors count too: they may have stopped a program."""
     since = f"{total} {MEMORY_ERRORS} since the driver was loaded"
     if grown is None:
         return f"{since}, at unknown times"
@@ -419,21 +419,12 @@ def _foreign_traffic(id_: str, link: str, look: Look) -> Condition:
 CONTENTION = Family.of(
     "contention",
     "Contention",
+    _foreign_traffic("foreign-nvlink-traffic", "NVLinks", _foreign_nvlink),
     _foreign_traffic(
-        "foreign-nvlink-traffic",
-        "NVLinks",
-        _foreign_nvlink,
-    ),
-    _foreign_traffic(
-        "foreign-pcie-traffic",
-        "PCIe link",
-        _foreign("PCIe", lambda rates: (rates.pcie_sent, rates.pcie_received)),
+        "foreign-pcie-traffic", "PCIe link", _foreign("PCIe", lambda rates: (rates.pcie_sent, rates.pcie_received))
     ),
     _used_by_somebody(
-        id="gpu-in-use",
-        title="A GPU is in use by another process",
-        expected="no other process",
-        look=_find_used_gpus,
+        id="gpu-in-use", title="A GPU is in use by another process", expected="no other process", look=_find_used_gpus
     ),
     _used_by_somebody(
         id="memory-in-use",

@@ -25,7 +25,7 @@ def _nodes(run: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[
 
 
 def _switched_off(run: Circumstances) -> Found:
-    """Variables that keep RDMA off GPU memory: DMA-BUF matters without the kernel module, C2C on Grace nodes."""
+    """Find variables that keep RDMA off GPU memory. DMA-BUF matters without the kernel module, C2C on Grace nodes."""
     facts = [node.snapshot.gpudirect for _, node, _ in _nodes(run)]
     levels = [value for value in run.values(_LEVEL) if parse_level(value) == "LOC"]
     off = {_LEVEL: levels} if levels and facts else {}

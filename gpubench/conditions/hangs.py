@@ -1,4 +1,4 @@
-"""Conditions of ranks that keep others waiting: only dumps of Flight Recorder and answers of RAS show them."""
+"""Ranks that keep others waiting, found in dumps of Flight Recorder and answers of NCCL's RAS."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -4,16 +4,17 @@ from gpubench.conditions.condition import Family
 from gpubench.conditions.failures import logged_condition
 
 _OF_HARDWARE = "46|48|54|62|64|74|79|94|95|109|110|119|120|136|140|143|151|156|158|167|169|171|172"
-"""Numbers of Xid that NVIDIA's catalogue answers with a reset of the GPU, a restart of the machine or a look at its
-connectors; 94, which ends the application alone for an error of memory; and those from 167 on that are fatal by name.
+"""Xids of faulty hardware: NVIDIA's catalogue asks for a GPU reset, a reboot or a look at the connectors.
 
-Source: docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, of Ampere and newer, read in 2026."""
+Also 94, a memory error that ends only the application, and the fatal ones from 167 on. Source:
+docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, for Ampere and newer, read in 2026.
+"""
 
 _OF_NVLINK = r"14[4-9]|150|155"
-"""Of these the line says whether they are fatal."""
+"""Xids of NVLinks. The line says whether they are fatal."""
 
 _RECOVERY = r"154, .* to 0x\w+ \((?!None)"
-"""What the driver wants done for another Xid: reset, reboot, drain."""
+"""The recovery action for another Xid: reset, reboot or drain."""
 
 HARDWARE_ERRORS = Family.of(
     "hardware_errors",

@@ -31,12 +31,12 @@ from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, fo
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Cure, Finding, Verdict, worst_verdict
 
 _SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5
-"""Of what nodes with the same CPU reach. Wider than for GPUs: others use the same memory, and one thread copies at the
-clock of its core."""
+"""Shares of the bandwidth of nodes with the same CPU, wider than for GPUs: other programs use the same memory, and the
+single copying thread depends on its core's clock."""
 
 
 class _Slowness(Struct, frozen=True):
-    """What is slow in one kind of copies: the names of GPUs, pairs or patterns, and the gravest verdict."""
+    """Slow GPUs, pairs or patterns among copies of one kind, with the worst verdict."""
 
     names: tuple[str, ...]
     verdict: Verdict
@@ -54,7 +54,7 @@ _OVER_PCIE: Mapping[str, Any] = {
         "throttling.",
     ),
 }
-"""What to say of slow copies on machines without NVLinks."""
+"""Words for slow copies on machines without NVLinks."""
 
 
 def _slow_copies(run: Circumstances) -> Found:
@@ -126,7 +126,7 @@ def _figure(row: PairRow, gb_s: float) -> str:
 
 
 def _slow_patterns(run: Circumstances) -> Iterator[_Slowness]:
-    """Copies of several pairs at once that reach less than the same pairs alone allow."""
+    """Yield patterns of simultaneous copies that are slower than the same pairs alone allow."""
     several = len(run.nodes) > 1
     for row in run.measurements.patterns:
         if row.verdict in (Verdict.WARN, Verdict.FAIL) and not row.wrong and row.expected_gb_s and row.total_gb_s:
@@ -162,14 +162,10 @@ def _is_staged(measured: Measurements, row: PairRow) -> bool:
 
 
 def _names(run: Circumstances, row: PairRow) -> tuple[str, str]:
-    """Return the names of both ends in findings: ranks by number, GPUs of one process by the driver's name."""
+    """Return the names of both ends: ranks by number, GPUs of one process by the driver's name."""
     ends = (
         (row.source_node, row.source, row.source_bus_id),
-        (
-            row.destination_node,
-            row.destination,
-            row.destination_bus_id,
-        ),
+        (row.destination_node, row.destination, row.destination_bus_id),
     )
     one, other = (_name(run, row, *end) for end in ends)
     return one, other
@@ -183,7 +179,7 @@ def _name(run: Circumstances, row: PairRow, host: str, label: str, bus_id: str |
 
 
 def _places(run: Circumstances, rows: Iterable[PairRow]) -> tuple[DevicePlace, ...]:
-    """Return the ends of copies without host memory, by the driver's names if known."""
+    """Return the places of the GPUs at the ends of copies, by the driver's names if known."""
     gpus = ((node.snapshot.host, gpu) for node in run.nodes.values() for gpu in node.gpus)
     names: dict[tuple[str, str | None], str] = {
         (host, gpu.bus_id): gpu.device for host, gpu in gpus if gpu.bus_id is not None
@@ -203,7 +199,7 @@ def _places(run: Circumstances, rows: Iterable[PairRow]) -> tuple[DevicePlace, .
 
 
 def _kind(row: PairRow) -> str:
-    """Describe a kind of copies: 'ce write', 'ce write peer off', 'ce write 16'."""
+    """Return 'ce write', 'ce write peer off' or 'ce write 16'."""
     series = "nccl" if row.engine == "nccl" else f"{row.engine} {row.direction}"
     size = "" if is_large_copy(row.size_bytes) else f" {format_size(row.size_bytes or 0)}"
     return f"{series}{' peer off' if row.peer == 'off' else ''}{size}"

@@ -119,7 +119,7 @@ def _no_domain(run: Circumstances) -> Found:
 
 
 def _unused(run: Circumstances) -> Found:
-    """Find slow rows inside a domain that use a network by NCCL's log, or are no faster than the NICs."""
+    """Find slow rows inside an NVLink domain that use a network by NCCL's log, or are no faster than the NICs."""
     rows = [*run.slow, *filter(is_slow, run.measurements.collectives)]
     large = [row for row in rows if row.nodes > 1 and row.size_bytes >= LARGE_BYTES]
     for nodes in _domains(run).values() if large else ():
@@ -139,7 +139,7 @@ def _unused(run: Circumstances) -> Found:
 
 
 def _is_slowed_by_links(run: Circumstances, nodes: Sequence[int], row: CollectiveRow) -> bool:
-    """True if missing NVLinks explain the bandwidth of a row, so that it only looks like a network."""
+    """True if missing NVLinks explain a row that is as slow as the network."""
     counts = [active_links(gpu) or 0 for number in nodes for gpu in run.nodes[number].gpus]
     due = row.expected_gb_s or row.limit_gb_s
     return min(counts) < max(counts) and due is not None and due * min(counts) / max(counts) < 1.5 * row.reached_gb_s

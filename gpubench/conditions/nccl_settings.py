@@ -1,4 +1,4 @@
-"""NCCL's default policy, and settings (environment, NCCL's files, plugins) that keep NCCL off a direct path or slow."""
+"""NCCL's default policy, and settings that slow NCCL down or keep it off a direct path."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,12 +39,12 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Cure, Verdict
 
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-Chosen = Mapping[str, frozenset[str]]  # The names that a list allows, by collective; '' stands for all collectives
+Chosen = Mapping[str, frozenset[str]]  # Allowed names by collective; '' means all collectives
 _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]{1,15}|[0-9]{1,18})")
 
 
 def nccl_number(value: str) -> int | None:
-    """Parse the number at the beginning of a value like NCCL: 0x10, 010; '4M' is 4. No number is 0."""
+    """Parse the number at the beginning of a value as NCCL does: 0x10 is 16, 010 is 8, 4M is 4, no number is 0."""
     if not value:
         return None
     match = _NUMBER.match(value)
@@ -62,7 +62,7 @@ def _unsigned(digits: str) -> int:
 
 
 def chosen(value: str, known: frozenset[str]) -> Chosen:
-    """Parse NCCL_ALGO or NCCL_PROTO ('ring,tree', '^ll', 'ring;allreduce:tree') to the allowed names by collective."""
+    """Parse NCCL_ALGO or NCCL_PROTO, such as 'ring,tree', '^ll' or 'ring;allreduce:tree', to allowed names."""
     found: dict[str, frozenset[str]] = {}
     for part in value.lower().split(";"):
         collective, _, names = part.rpartition(":")
@@ -78,12 +78,9 @@ _AMD = "1/2"
 
 
 def blame(
-    run: Circumstances,
-    blamed: dict[str, Iterable[str]],
-    confidence: Confidence,
-    pairs: frozenset[Pair] | None,
+    run: Circumstances, blamed: dict[str, Iterable[str]], confidence: Confidence, pairs: frozenset[Pair] | None
 ) -> Sighting:
-    """Return a sighting of variables: values, place, nodes or ranks, and the command that removes them."""
+    """Return a sighting of variables with their values, place and ranks, and the command that removes them."""
     having = [fact for fact in run.facts if any(_value(fact, name) in set(blamed[name]) for name in blamed)]
     places = setting_places(blamed, having)
     shown = " ".join(f"{name}={','.join(values)}" for name, values in blamed.items())
@@ -110,7 +107,7 @@ def _who(run: Circumstances, having: Sequence[RankFacts]) -> str:
 
 
 def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
-    """Return the reason and cure for variables that a log reports as set, or None."""
+    """Return the reason and cure for variables that a log shows as set; None without any."""
     values: dict[str, dict[str, None]] = {}
     for name, value in blamed:
         values.setdefault(name, {})[value] = None
@@ -124,7 +121,7 @@ def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
 
 
 def _blamed(run: Circumstances, *first: str) -> Found:
-    """Group pairs inside nodes by the variables that keep NCCL off peer access; `first` apply to a whole node."""
+    """Find variables that keep pairs inside nodes off peer access. `first` are variables that apply to a whole node."""
     by_variables: dict[tuple[str, ...], set[Pair]] = {}
     values_on = cache(partial(_values_on, run))
     for pair in run.local_pairs:
@@ -139,7 +136,7 @@ def _blamed(run: Circumstances, *first: str) -> Found:
 
 
 def _values_on(run: Circumstances, node: int, name: str) -> tuple[str, ...]:
-    """Return a variable's values on a node. A value that no rank has comes from a log and counts everywhere."""
+    """Return a variable's values on a node. A value without a rank comes from a log and counts on all nodes."""
     by_rank = [(fact.node, _value(fact, name)) for fact in run.facts]
     elsewhere = {value for on, value in by_rank if on != node} - {value for on, value in by_rank if on == node}
     return tuple(value for value in run.values(name) if value not in elsewhere)
@@ -253,9 +250,9 @@ def _other_than(staged: Staged, name: str, values: tuple[str, ...]) -> Iterator[
 
 
 def _log_policy(staged: Staged) -> LoggedReason | None:
-    """A path beyond NCCL's default level.
+    """Find a path beyond NCCL's default level.
 
-    NCCL prints its matrix after routing refused pairs through the processor, so a printed PHB is the real path only if
+    NCCL prints its matrix after it has routed refused pairs through the CPU. So a printed PHB is the real path only if
     nothing was refused, no variable forbids peer access, and there are no NVLinks.
     """
     path = staged.path
@@ -301,7 +298,7 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
 
 
 _BLINDING = ("NCCL_IGNORE_DISABLED_P2P", "NCCL_TOPO_FILE")
-"""With the first, NCCL does not report a refusal by the driver; with the second, paths come from a file."""
+"""The first hides refusals by the driver. With the second, paths come from a file."""
 
 
 def _what_lies_between(staged: Staged) -> LoggedReason | None:
@@ -322,12 +319,7 @@ _NETWORK_TAKEN = "nccl-net-in-node"
 
 
 def _variable(
-    id_: str,
-    title: str,
-    look: Look,
-    log: Callable[[Staged], LoggedReason | None],
-    names: str,
-    *implies: str,
+    id_: str, title: str, look: Look, log: Callable[[Staged], LoggedReason | None], names: str, *implies: str
 ) -> Condition:
     return Condition(
         id=id_,
@@ -393,7 +385,7 @@ NCCL_SETTINGS = Family.of(
 )
 
 
-Weighed = Callable[[int], Confidence | None]  # The confidence that a value slows NCCL down; None if it does not
+Weighed = Callable[[int], Confidence | None]  # Returns the confidence that a value slows NCCL down; None if it does not
 _OWN_CHANNELS = 16  # Channels that NCCL chooses for GPUs with many NVLinks: 16 to 24 on HGX A100, H100 and H200
 _OWN_CHANNELS_OVER_PCIE = 2
 _CHANNELS_PER_LINK = 2
@@ -627,10 +619,7 @@ NCCL_TUNING = Family.of(
         "https://github.com/NVIDIA/nccl/issues/2355",
     ),
     _slow(
-        "nccl-nvls-off",
-        "NCCL_NVLS_ENABLE=0: NVSwitches do not reduce (NVLink SHARP)",
-        "NCCL_NVLS_ENABLE",
-        _nvls_off,
+        "nccl-nvls-off", "NCCL_NVLS_ENABLE=0: NVSwitches do not reduce (NVLink SHARP)", "NCCL_NVLS_ENABLE", _nvls_off
     ),
     link=_ENV,
 )

@@ -300,10 +300,7 @@ PCIE = Family.of(
         title="A PCIe link above GPUs (root port, switch) runs at a lower width or generation than it supports",
         look=_uplink,
         link="https://github.com/local-inference-lab/rtx6kpro/pull/88",
-        aliases=(
-            "pcie-width",
-            "pcie-generation",
-        ),
+        aliases=("pcie-width", "pcie-generation"),
     ),
     _link(
         id="pcie-generation",

@@ -4,14 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from gpubench.conditions.circumstances import VERIFIED_COPIES, Circumstances, Found, Sighting, joined
-from gpubench.conditions.condition import (
-    Condition,
-    Family,
-    Look,
-    fill_ids,
-    node_detector,
-    single_node,
-)
+from gpubench.conditions.condition import Condition, Family, Look, fill_ids, node_detector, single_node
 from gpubench.conditions.logged import Complained, LoggedReason, Staged, remark_detector
 from gpubench.conditions.nvlink import NVLINK, RESTART_FABRIC
 from gpubench.model.paths.nccl_log import RemarkKind

@@ -190,9 +190,7 @@ SEVERITIES: Mapping[str, Grade] = {
     ),
     "gpu-model": Grade(WARN, "a mixed node may be wanted", "FAIL against a profile or number that was asked for"),
     "mnnvl-unused": Grade(
-        FAIL,
-        "racks reach 834 to 847 GB/s, and 184 to 200 over their NICs (coreweave/nccl-tests#43)",
-        own_fault=False,
+        FAIL, "racks reach 834 to 847 GB/s, and 184 to 200 over their NICs (coreweave/nccl-tests#43)", own_fault=False
     ),
     "mnnvl-no-domain": Grade(WARN, "a rack may be run as single trays"),
     "gpu-differs": Grade(
@@ -233,9 +231,7 @@ SEVERITIES: Mapping[str, Grade] = {
     "fabric-differs": Grade(FAIL, "GPUs of one board in two NVLink domains have no peer access over NVLink"),
     "fabric-not-ready": Grade(FAIL, "CUDA error 802; the driver refuses peer access over NVLink"),
     "fabric-unhealthy": Grade(
-        FAIL,
-        "DCGM_FR_NVSWITCH_NVLINK_DOWN (isolate)",
-        "WARN if only the profile has more NVSwitches",
+        FAIL, "DCGM_FR_NVSWITCH_NVLINK_DOWN (isolate)", "WARN if only the profile has more NVSwitches"
     ),
     "cuda-nvml-disagree": Grade(FAIL, "CUDA refuses what NVML grants: copies go through host memory"),
     "peer-access-refused": Grade(

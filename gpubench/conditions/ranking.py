@@ -1,4 +1,4 @@
-"""The causes that hold, in the order to look at them, each with its consequences."""
+"""Diagnosis: the causes that were found, likeliest first, each with its consequences."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf, log
@@ -25,7 +25,7 @@ UNKNOWN = Explanation(
         comment="It shows facts that could not be read. NCCL_DEBUG=INFO makes NCCL log its choices.",
     ),
 )
-"""The explanation if no cause was found: no cause is reported without evidence."""
+"""The explanation if no cause was found."""
 
 _MOST_CURES = _MOST_SEEN = 3  # Of different sightings of one cause
 MOST_TIMES = 2.0
@@ -36,10 +36,10 @@ _SUREST_FIRST = (Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK, Confiden
 
 
 def distance(cause_percent: float | None, figure_percent: float | None, most_times: float = MOST_TIMES) -> float | None:
-    """Return how far a cause's own share of the expected speed is from a figure's; None if it cannot explain it.
+    """Return how far a cause's share of the expected speed is from a figure's; None if it cannot explain the figure.
 
-    A ring, and every copy, is as slow as its slowest path: a cause that leaves 50 % does not explain 6 %. Causes
-    whose loss is not known come after all whose loss fits.
+    A ring or copy is as slow as its slowest path, so a cause that leaves 50 % does not explain 6 %. An unknown share
+    is infinitely far.
     """
     if cause_percent is None or figure_percent is None:
         return inf
@@ -49,7 +49,7 @@ def distance(cause_percent: float | None, figure_percent: float | None, most_tim
 
 
 class Named(Struct, frozen=True):
-    """A cause that holds, its sightings, and the causes that follow from it."""
+    """A cause that was found, its sightings, and the causes that follow from it."""
 
     cause: Condition
     sightings: tuple[Sighting, ...]
@@ -62,7 +62,7 @@ class Named(Struct, frozen=True):
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """Effects in these places, in the order of the catalogue."""
+        """Effects of the sightings, in the order of the policy table."""
         found = {effect for sighting in self.sightings for effect in sighting.effects or self.cause.effects}
         return tuple(effect for effect in self.cause.effects if effect in found)
 
@@ -84,14 +84,12 @@ class Named(Struct, frozen=True):
 
     @property
     def seen(self) -> str:
-        """Evidence for the cause."""
         distinct = list(dict.fromkeys(sighting.seen for sighting in self.sightings if sighting.seen))
         more = len(distinct) - _MOST_SEEN
         return "; ".join(distinct[:_MOST_SEEN]) + (f"; and {more} more" if more > 0 else "")
 
     @property
     def subject(self) -> str:
-        """First few subjects, and how many more there are."""
         return joined([sighting.subject for sighting in self.sightings])
 
     @property
@@ -102,13 +100,12 @@ class Named(Struct, frozen=True):
 
     @property
     def names(self) -> list[str]:
-        """All distinct subjects."""
         return list(
             dict.fromkeys(name for sighting in self.sightings for name in sighting.names or (sighting.subject,))
         )
 
     def findings(self) -> Iterator[Finding]:
-        """Convert its sightings to findings, even if they are quiet or the cause has no check."""
+        """Convert its sightings to findings, including quiet ones."""
         sightings = (
             replace(sighting, severity=sighting.severity or self.gravity, quiet=False) for sighting in self.sightings
         )
@@ -121,12 +118,10 @@ class Named(Struct, frozen=True):
 
     @property
     def places(self) -> tuple[DevicePlace, ...]:
-        """Nodes and devices where it was seen."""
         return tuple(dict.fromkeys(place for sighting in self.sightings for place in sighting.places))
 
     @property
     def explanation(self) -> Explanation:
-        """The cause in a few words."""
         return Explanation(self.cause.id, self.seen, self.cure, self.cause.by_design)
 
     def touching(self, pairs: Iterable[Pair]) -> "Named | None":
@@ -138,7 +133,7 @@ class Named(Struct, frozen=True):
 
 
 class Diagnosis(Struct, frozen=True):
-    """The causes that hold, most likely first, and why other causes are unknown."""
+    """The causes that were found, most likely first, and why other causes could not be looked for."""
 
     named: tuple[Named, ...]
     unread: Mapping[str, tuple[Unread, ...]]

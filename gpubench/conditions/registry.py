@@ -1,4 +1,4 @@
-"""Every condition: a new family is one module and one line here, equally sure ones in order: machine, then settings."""
+"""All conditions. Of equally sure causes the first here is reported first: machine before settings."""
 
 from gpubench.conditions.condition import Condition, Family
 from gpubench.conditions.failures import NCCL_START, NCCL_TRANSFERS
@@ -50,7 +50,7 @@ FAMILIES: tuple[Family, ...] = (
 CONDITIONS: tuple[Condition, ...] = tuple(condition for family in FAMILIES for condition in family.conditions)
 
 CAUSES: tuple[Condition, ...] = tuple(condition for condition in CONDITIONS if condition.effects)
-"""Those that explain what paths do."""
+"""Conditions that explain host-staged paths or slow operations."""
 
 FALLBACK_EXPECTED = "fallback-expected"
 

@@ -1,4 +1,4 @@
-"""What checks look at or compare, and why there is nothing of it on some machines: then a check has nothing to say."""
+"""Why a check has nothing to look at on some machines, and what a passed check has not seen."""
 
 import re
 from collections import Counter
@@ -16,12 +16,11 @@ NOT_THERE = (
     *("Not Supported", "Function Not Found", "this nvidia-ml-py", "under MIG", "the port is down"),
     *("the profile does not say", HIDDEN),
 )
-"""Reasons of what this kind of GPU, this driver, the library that asks, a port without a link, a process without the
-GPU, or a simulated machine does not have."""
+"""Reasons for facts that do not exist: for this GPU, driver, library, port, process or simulated machine."""
 
 _MEMORY_HELD_BYTES = 2**29
 
-Lack = Callable[[Facts], str]  # The reason why there is nothing to look at; '' where there is something
+Lack = Callable[[Facts], str]  # Returns why there is nothing to look at, or an empty text
 
 
 def always_something(_facts: Facts) -> str:
@@ -42,7 +41,6 @@ def left_out_gpus(facts: Facts) -> str:
 
 
 def rdma_nics(facts: Facts) -> str:
-    """Check for a NIC that does RDMA."""
     return _unless((nic for node in facts.nodes for nic in node.nics if nic.rdma), "no RDMA NIC")
 
 
@@ -102,7 +100,7 @@ def is_mesh(node: Topology) -> bool:
 
 
 def _count_gpus(words: Callable[[GpuFacts], str]) -> Lack:
-    """Count distinct facts of GPUs that are no finding."""
+    """Return a note that counts GPUs by the words for each; empty words are left out."""
 
     def note(facts: Facts) -> str:
         gpus = [*_gpus(facts)]
@@ -119,7 +117,6 @@ split_gpus = _count_gpus(lambda gpu: "MIG is on" if gpu.mig else "")
 
 @_count_gpus
 def power_limits(gpu: GpuFacts) -> str:
-    """Name a power limit below the default."""
     share = gpu.limits.power_share
     return f"power limit {gpu.limits.power_w:g} of {gpu.limits.default_power_w:g} W" if share and share < 1.0 else ""
 
@@ -133,7 +130,6 @@ def memory_held(gpu: GpuFacts) -> str:
 
 @_count_gpus
 def remapped_rows(gpu: GpuFacts) -> str:
-    """Count replaced memory rows."""
     rows = gpu.remapped_rows
     return f"{rows.uncorrectable} remapped memory rows" if rows is not None and rows.uncorrectable else ""
 
@@ -156,7 +152,6 @@ def is_desktop(node: Topology) -> bool:
 
 
 def nodes_to_compare(facts: Facts) -> str:
-    """Check for a second node."""
     return "" if len(facts.nodes) > 1 else "needs several nodes to compare"
 
 
@@ -166,12 +161,10 @@ def ranks_to_compare(facts: Facts) -> str:
 
 
 def nodes_or_ranks(facts: Facts) -> str:
-    """Check for a second node or a second rank."""
     return nodes_to_compare(facts) and ranks_to_compare(facts)
 
 
 def timed_ranks(facts: Facts) -> str:
-    """Check for a measured row with a second rank."""
     return "" if any(row.ranks > 1 for row in facts.measurements.collectives) else "needs several ranks to compare"
 
 
@@ -205,7 +198,6 @@ def fabric_health(facts: Facts) -> str:
 
 
 def several_gpus(facts: Facts) -> str:
-    """Check for a node with a second GPU."""
     return "" if any(len(node.gpus) > 1 for node in facts.nodes) else "one GPU a node"
 
 
@@ -231,7 +223,6 @@ def gpudirect_nics(node: Topology, gpu: GpuFacts) -> list[NicFacts]:
 
 
 def traffic_over_pcie(facts: Facts) -> str:
-    """Check for a GPU that reaches others over PCIe."""
     return _unless(
         (node for node in facts.nodes if reaches_over_pcie(node)), "no GPU reaches another, or a NIC, over PCIe"
     )
@@ -247,18 +238,15 @@ def counts_during_a_run(facts: Facts) -> str:
 
 
 def measurements(facts: Facts) -> str:
-    """Check that anything was to be measured."""
     left_out = facts.measurements.left_out
     return next(iter(left_out.values())) if len(left_out) >= len(Need) - 1 else ""
 
 
 def a_profile(facts: Facts) -> str:
-    """Check for a matching profile."""
     return _unless((profile for profile in facts.profiles if profile is not None), "no profile matches")
 
 
 def a_profile_asked_for(facts: Facts) -> str:
-    """Check for a requested profile."""
     return "" if facts.asked else "needs --profile: machines of one type have different NICs"
 
 

@@ -45,6 +45,7 @@ def test_every_check_has_conditions_or_what_measuring_found_out() -> None:
 def test_ids_of_earlier_versions_lead_to_those_of_now() -> None:
     assert current_ids("nic-down") == ("rdma-port-down",)
     assert current_ids("acs-redirects") == ("acs-redirect", "acs-nic-redirect")
+    assert {"nccl-few-channels", "nccl-nvls-off"} <= set(current_ids("nccl-slow-settings"))
     assert {"nccl-p2p-disabled", "nccl-ib-disabled"} <= set(current_ids("fallback-expected"))
     assert current_ids("ecc-off") == ()
 

@@ -16,6 +16,7 @@ from gpubench.cli.app import app
 from gpubench.conditions.circumstances import Facts
 from gpubench.measure.check.health import judge
 from gpubench.model.facts.health import REPLAYS
+from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.snapshot import (
     AccessControl,
     Gid,
@@ -416,6 +417,8 @@ HEALTHY: list[tuple[str, str, Edit]] = [
     ("ECC is off on all workstation cards", WORKSTATIONS, gpu(ecc=False)),
     ("the driver holds 600 MiB", EVERYWHERE, gpu(memory_used_bytes=600 * 2**20)),
     ("a hidden process holds 1,500 MiB", EVERYWHERE, gpu(1, memory_used_bytes=1500 * 2**20)),
+    ("an idle process holds a GPU", EVERYWHERE, gpu(1, processes=(GpuProcess(pid=7),), idle=True)),
+    ("one GPU has replayed 999 packets", EVERYWHERE, gpu(1, pcie_replays=999)),
     ("three memory rows were remapped", HBM, rows(correctable=9, uncorrectable=3, banks_without_spares=0)),
     ("a GPU on the bus belongs to another container", EVERYWHERE, both(unlisted, node(gpus_of_others=1))),
     ("the fabric manager runs outside of this VM", BOARDS, both(manager(running=False), node(nvswitches=()))),

@@ -75,19 +75,6 @@ def test_a_gpu_at_rest_lowers_its_pcie_generation_and_one_at_work_must_not(
     assert ids(report([changed(HEALTHY, 2, pcie=low, idle=idle, performance_state=state)])) == found
 
 
-def test_a_gpu_that_can_only_do_generation_3_is_below_its_profile() -> None:
-    """DCGM asks for generation 3 of most GPUs, H100 and H200 among them."""
-    low = PcieLink(generation=3, width=16, max_generation=3, max_width=16)
-    assert ids(report([changed(HEALTHY, pcie=low)])) == [("below-profile", "FAIL")]
-
-
-def test_the_health_mask_0xaa_is_healthy_and_its_bits_are_read_in_twos() -> None:
-    assert {gpu.fabric.health_mask for gpu in HEALTHY.gpus if gpu.fabric} == {0xAA}
-    assert ids(report([HEALTHY])) == []
-    degraded = machine("hgx-h100-8", "gpu1:health=degraded_bandwidth")
-    assert ids(report(degraded)) == [("fabric-unhealthy", "FAIL")]
-
-
 def test_a_limit_that_cannot_fail_or_cannot_pass_is_no_profile() -> None:
     text = (profiles.folder() / "hgx-h200-8.toml").read_text()
     assert "value = 395.1" in text
@@ -122,12 +109,6 @@ def test_the_odd_model_is_named_and_of_half_and_half_none(others: int, odd: list
     gpus = tuple(replace(gpu, name=name) for gpu, name in zip(HEALTHY.gpus, models, strict=True))
     found = report([replace(HEALTHY, gpus=gpus)]).findings
     assert [each.subject.split()[0] for each in found if each.id == "gpu-model"] == odd
-
-
-def test_all_links_down_on_all_gpus_is_found() -> None:
-    """DCGM's level 2 passes there."""
-    down = machine("hgx-h100-8", *(f"gpu{index}:nvlink=0" for index in range(8)))
-    assert ("nvlinks-all-down", "FAIL") in ids(report(down))
 
 
 @pytest.mark.parametrize("stage", ["nvml", "cuda", "sysfs"])
@@ -225,24 +206,6 @@ def test_mig_is_a_finding_where_somebody_wants_it_off() -> None:
     assert set(ids(report([changed(HEALTHY, mig=True)]))) == {("mig-on", "SKIP")}
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"memory_errors": 0},
-        {"temperature_c": 86},
-        {"pcie_replays": 999},
-        {"memory_used_bytes": 2**30},
-        {"processes": (GpuProcess(pid=7),), "idle": True},
-    ],
-)
-def test_what_differs_a_little_is_well(facts: dict[str, Any]) -> None:
-    assert ids(report([changed(HEALTHY, 6, **facts)])) == []
-
-
-def test_all_gpus_hot_is_found_without_an_odd_one() -> None:
-    assert {each for each, _ in ids(report([changed(HEALTHY, temperature_c=88)]))} == {"gpu-hot"}
-
-
 def test_ecc_off_on_all_is_found_by_the_profile_alone() -> None:
     off = changed(HEALTHY, ecc=False)
     assert ids(report([off])) == [("ecc-off", "WARN")]
@@ -316,15 +279,6 @@ def test_one_slow_gpu_is_named_and_not_its_56_pairs() -> None:
     assert [(each.id, each.severity, each.subject) for each in found.findings] == [
         ("p2p-slow", Verdict.FAIL, f"GPU3 ({HEALTHY.gpus[3].bus_id})")
     ]
-
-
-def test_one_slow_direction_is_named_once() -> None:
-    found = report([HEALTHY], measurements=copies({(0, 3): 320.0}))
-    assert ids(found) == [("p2p-slow", "WARN")]
-    assert "GPU0" in found.findings[0].subject
-    assert " → GPU3" in found.findings[0].subject
-    links = {row.subject: row.verdict for row in rows(found, VerdictRow) if row.scope == "link"}
-    assert [verdict for verdict in links.values() if verdict != "PASS"] == ["WARN"]
 
 
 def test_two_gpus_without_siblings_are_compared_with_each_other_and_the_profile() -> None:

@@ -6,7 +6,6 @@ from msgspec.structs import replace
 from gpubench.conditions.nccl_settings import chosen, nccl_number
 from gpubench.conditions.policy import Slowed
 from gpubench.conditions.ranking import Named
-from gpubench.conditions.registry import current_ids
 from gpubench.measure.paths import Explained
 from gpubench.model.facts.process import CpuQuota, GpuCondition, RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, GpuLimits, NicKind
@@ -253,10 +252,6 @@ def test_a_power_limit_is_weak_unless_it_is_low() -> None:
     assert named(limited(700.0)) == {}
     assert named(limited(650.0)) == {"power-limited": WEAK}
     assert named(limited(350.0)) == {"power-limited": LIKELY}
-
-
-def test_the_id_of_earlier_versions_leads_to_all_of_these() -> None:
-    assert {"nccl-few-channels", "nccl-algorithm-forced", "nccl-nvls-off"} <= set(current_ids("nccl-slow-settings"))
 
 
 @pytest.mark.parametrize(
