@@ -129,7 +129,7 @@ def page(fired: Counter[str], private: Counter[str], read: Counter[str]) -> Iter
         why = "" if count else evidence
         yield f"| `{condition.id}` | {fired[condition.id] or ''} | {private[condition.id] or ''} | {why} |"
     yield "\n## Readers\n\n| reader | files |\n|---|--:|"
-    kinds = {kind.summary: kind.module for kind in (*READERS, *RESULT_READERS)}
+    kinds = {kind.summary: kind.module for kind in READERS} | {kind.summary: kind.module for kind in RESULT_READERS}
     yield from (f"| {summary} | {read[module]} |" for summary, module in kinds.items())
     text = pages()
     yield "\n## Writers and options\n"
