@@ -16,7 +16,7 @@ from gpubench.model.paths.nodes import Difference, describe_differences
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import compress_names, format_mask, group_by, plural
+from gpubench.model.terms.units import compress_names, format_ranges, group_by, plural
 from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 _NOT_READY = "CUDA_ERROR_SYSTEM_NOT_READY"
@@ -302,7 +302,7 @@ def _settings_differ(run: Circumstances) -> Found:
 def _ranks_on(ranks: Sequence[RankFacts]) -> Iterator[str]:
     """Yield 'ranks 8-15 on node1', host by host."""
     for host, own in group_by(ranks, lambda rank: rank.host).items():
-        numbers = format_mask(sum(1 << rank.rank for rank in own))
+        numbers = format_ranges(rank.rank for rank in own)
         yield f"rank{'s' if len(own) > 1 else ''} {numbers} on {host}"
 
 

@@ -24,7 +24,7 @@ from gpubench.model.paths.topology import (
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.report import Effect
-from gpubench.model.terms.units import format_mask, percent, plural
+from gpubench.model.terms.units import format_ranges, percent, plural
 from gpubench.model.terms.verdict import Cure, Verdict
 
 _REFUSED, _NOT_READY, _DOWN = "peer-access-refused", "fabric-not-ready", "nvlink-down"
@@ -149,7 +149,7 @@ def _contradicted(run: Circumstances) -> Found:
         states = {link.number: link.active for link in gpu.nvlinks or ()}
         unknown = [number for number, state in states.items() if state is None]
         if unknown and len(unknown) < len(states):
-            numbers = f"link{'s' * (len(unknown) > 1)} {format_mask(sum(1 << number for number in unknown))}"
+            numbers = f"link{'s' * (len(unknown) > 1)} {format_ranges(unknown)}"
             yield run.gpu_sighting(position, f"NVML does not tell the state of {numbers}, but of the other NVLinks")
     denied: dict[str, list[tuple[int, int]]] = {}
     for pair in run.local_pairs:
@@ -299,7 +299,7 @@ def _seen(gpu: GpuFacts, active: int) -> str:
     down = [link.number for link in gpu.nvlinks or () if link.active is False]
     if not down:
         return f"{active} NVLinks active"
-    numbers = format_mask(sum(1 << number for number in down))
+    numbers = format_ranges(down)
     return f"{len(down)} of {len(gpu.nvlinks or ())} NVLinks down (link{'s' * (len(down) > 1)} {numbers})"
 
 

@@ -22,7 +22,7 @@ from gpubench.conditions.node import cpus_in
 from gpubench.model.facts.process import MpiSupport, RankFacts
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.paths.wiring import Wiring
-from gpubench.model.terms.units import format_mask, plural
+from gpubench.model.terms.units import format_ranges, plural
 from gpubench.model.terms.verdict import NO_CURE, Cure, Finding, Verdict
 
 _SMALLEST_SHM_BYTES = 64 * 2**20  # Docker's default
@@ -268,7 +268,7 @@ def _shared(run: Circumstances) -> Found:
     """Find ranks on fewer CPUs than ranks: each rank keeps one CPU busy while it waits for the GPU."""
     for node in sorted({fact.node for fact in run.facts}):
         for ranks, cpus in _crowded(run.node_ranks(node)):
-            shown = format_mask(sum(1 << cpu for cpu in cpus))
+            shown = format_ranges(cpus)
             count = f"CPU {shown}" if len(cpus) == 1 else f"{len(cpus)} CPUs ({shown})"
             # mpirun binds ranks to different CPUs; equal bindings come from outside of it.
             outside = len(ranks) == len(run.node_ranks(node))

@@ -26,7 +26,7 @@ from gpubench.machine.environment import (
 )
 from gpubench.model.facts.process import CpuQuota, RankFacts, TopologyFile
 from gpubench.model.facts.snapshot import normalize_bus_id
-from gpubench.model.terms.units import format_mask
+from gpubench.model.terms.units import format_mask, format_ranges
 from gpubench.readers.machines.nccl_topology import Element, Parser
 
 _CAPABILITIES = {
@@ -234,7 +234,7 @@ def read_rank_facts(
         visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
         device_files=device_files,
         memlock_bytes=UNLIMITED if memlock == resource.RLIM_INFINITY else memlock,
-        affinity=format_mask(sum(1 << cpu for cpu in os.sched_getaffinity(0))),
+        affinity=format_ranges(os.sched_getaffinity(0)),
         ptrace_scope=host.read_number(root / "proc/sys/kernel/yama/ptrace_scope"),
         seccomp=seccomp,
         libraries=libraries,

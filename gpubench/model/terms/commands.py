@@ -1,11 +1,11 @@
-"""The table of commands, with what the rest of the program needs to know about each."""
+"""The table of commands, with the properties that other modules need."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class UnderTorchrun(StrEnum):
-    """How a command treats torchrun's variables: ranks meet through torch, it ignores them, or it refuses."""
+    """What a command does under torchrun: its ranks meet through torch, it ignores torchrun, or it refuses to run."""
 
     RANKS = "ranks"
     ALONE = "alone"
@@ -13,13 +13,12 @@ class UnderTorchrun(StrEnum):
 
 
 class Command(NamedTuple):
-    """A command. Its module in `gpubench.cli.commands` has an `app(command)` for typer.
+    """A command of `gpubench`.
 
-    `page` is its module in `gpubench.formats.text`. `main_section` is what formats show that show one section only, and
-    `streamed_section` has the rows that are written one by one, '' where there are none. A command that is a gate never
-    exits 0 if nothing was judged. Of one that does not `measure`, figures are somebody else's. `findings_only` is
-    whether stored rows say nothing that its findings do not. `profiles` alone writes no reports. `ranks` is the module
-    whose `run_launched` is run by ranks that the command launches.
+    `module` is in `gpubench.cli.commands` and has an `app(command)` for typer. `page` is in `gpubench.formats.text`.
+    Formats with room for one section show `main_section`. Rows of `streamed_section` are written as they are measured.
+    A gate never exits 0 if nothing was judged. If it does not measure, its values come from another program.
+    `findings_only`: its stored rows add nothing to its findings. Launched ranks call `run_launched` of module `ranks`.
     """
 
     name: str
@@ -153,9 +152,9 @@ PROFILES = Command(
 
 BEFORE_COLLECTIVES = (TOPO, P2P, LIBRARIES, CHECK, SCAN, WATCH, EXPLAIN, COMPARE, REPORT)
 AFTER_COLLECTIVES = (OVERLAP, PLAN, PROFILES)  # In the order of --help
-_BY_NAME = {each.name: each for each in (*BEFORE_COLLECTIVES, *AFTER_COLLECTIVES)}
+_BY_NAME = {command.name: command for command in (*BEFORE_COLLECTIVES, *AFTER_COLLECTIVES)}
 
 
 def find_command(subject: str, collective: str | None = None) -> Command:
-    """Return the command that made a report: for any collective COLLECTIVE, for an unknown one TOPO."""
+    """Return the command that made a report: COLLECTIVE for any collective, TOPO if unknown."""
     return _BY_NAME.get(subject, TOPO if collective is None else COLLECTIVE)

@@ -1,9 +1,8 @@
 """One operation: a collective with its types, buffers, test data and bandwidth, or a copy with its ends and engine.
 
-Test data differs per rank, element, buffer and row, so that a block from the wrong rank, a shifted block, an old buffer
-and a missing contribution are all detected. Moved data is random bits. Reduced data is small integers, so that the
-result is exact in every type and any order of addition: at each element at most `contributors` ranks have a value other
-than the neutral one of the reduction, a different set at each.
+Test data differs per rank, element, buffer and row, to detect blocks from a wrong rank, shifted blocks, old buffers and
+missing contributions. Moved data is random bits. Reduced data is small integers, and at each element only a few ranks
+have a value that is not neutral, so that results are exact in every type and order of addition.
 """
 
 from collections.abc import Hashable, Sequence
@@ -16,8 +15,6 @@ from gpubench.model.terms.units import BYTES_PER_GB
 
 
 class NumberKind(StrEnum):
-    """The interpretation of an element's bits."""
-
     SIGNED = "signed"
     UNSIGNED = "unsigned"
     FLOAT = "float"
@@ -59,7 +56,7 @@ class ReduceOp(StrEnum):
 
 
 class Placement(StrEnum):
-    """Whether the result has its own buffer, or the input's, as NCCL lays it out."""
+    """Whether the result has its own buffer or overwrites the input, as NCCL lays it out."""
 
     OUT_OF_PLACE = "out_of_place"
     IN_PLACE = "in_place"
@@ -68,8 +65,8 @@ class Placement(StrEnum):
 class Layout(Struct, frozen=True):
     """Element counts of one operation on one rank.
 
-    `count` is the number passed to the library. `send` and `receive` are the elements of each buffer. In place, rank r
-    sends from `r × in_place_send` and receives at `r × in_place_receive` of the one buffer.
+    `count` is the library's argument. `send` and `receive` are the elements of each buffer. In place there is one
+    buffer, and rank r sends from `r × in_place_send` and receives at `r × in_place_receive`.
     """
 
     count: int
@@ -80,15 +77,15 @@ class Layout(Struct, frozen=True):
 
     @property
     def largest(self) -> int:
-        """Elements of the larger buffer, which nccl-tests prints as size, and the distance between rotated buffers."""
+        """Elements of the larger buffer. It is nccl-tests' size, and the stride of rotated buffers."""
         return max(self.send, self.receive)
 
 
 class Segment(Struct, frozen=True):
-    """The elements that a part of a receive buffer must have after the operation.
+    """The expected contents of a part of a receive buffer.
 
-    Elements `[offset, offset + count)` equal elements `[start, start + count)` of what rank `source` sent, or of the
-    reduction over all ranks if `source` is None.
+    Elements `[offset, offset + count)` must equal elements `[start, start + count)` of the data that rank `source`
+    sent, or of the reduction over all ranks if `source` is None.
     """
 
     offset: int
@@ -108,19 +105,15 @@ class TwoLevels(Struct, frozen=True):
 
     @property
     def node_count(self) -> int:
-        """The number of nodes, at least two."""
         return max(self.nodes) + 1
 
     @property
     def ranks_per_node(self) -> int:
-        """The number of ranks per node, at least two."""
         return max(self.places) + 1
 
     @classmethod
     def of(cls, node_by_rank: Sequence[Hashable]) -> "TwoLevels":
-        """Build from each rank's node. Raises UsageError for a single node, a single rank per node, or unequal
-        numbers.
-        """
+        """Number nodes and ranks. Raises UsageError unless two nodes or more have equally many ranks, at least two."""
         numbers = {node: number for number, node in enumerate(dict.fromkeys(node_by_rank))}
         nodes = tuple(numbers[node] for node in node_by_rank)
         members = [0] * len(numbers)
@@ -128,18 +121,26 @@ class TwoLevels(Struct, frozen=True):
         for node in nodes:
             places.append(members[node])
             members[node] += 1
-        counts = sorted(set(members))
+        seen, next_step, least = "", "", min(members)
         if len(numbers) < 2:
-            raise _cannot(f"all {len(nodes)} ranks are on one node", "a launcher that starts ranks on several hosts")
-        if len(counts) > 1:
-            seen = f"nodes have from {counts[0]} to {counts[-1]} ranks"
-            raise _cannot(seen, f"as many ranks on every node, e.g. mpirun --map-by ppr:{counts[0]}:node")
-        if counts[0] < 2:
-            raise _cannot("every node has a single rank", "leave it out: flat and hierarchical are the same there")
+            seen, next_step = f"all {len(nodes)} ranks are on one node", "a launcher that starts ranks on several hosts"
+        elif least < max(members):
+            seen = f"nodes have from {least} to {max(members)} ranks"
+            next_step = f"as many ranks on every node, e.g. mpirun --map-by ppr:{least}:node"
+        elif least < 2:
+            seen = "every node has a single rank"
+            next_step = "leave it out: flat and hierarchical are the same there"
+        if seen:
+            raise UsageError(
+                f"{HIERARCHICAL_OPTION}, but {seen}",
+                expected="two nodes or more, with the same number of ranks, two or more",
+                reason="it reduces inside nodes first, then between ranks with the same place in their nodes",
+                next_step=next_step,
+            )
         return cls(nodes, tuple(places))
 
     def check_averages(self, ops: Sequence[ReduceOp], dtypes: Sequence[DataType]) -> None:
-        """Raise UsageError if averages of averages would differ from the average of all."""
+        """Raise UsageError if an average of averages would be inexact."""
         integers = [dtype for dtype in dtypes if dtype.kind is not NumberKind.FLOAT]
         inexact = any(count & (count - 1) for count in (self.node_count, self.ranks_per_node))
         if ReduceOp.AVG in ops and (integers or inexact):
@@ -151,15 +152,6 @@ class TwoLevels(Struct, frozen=True):
             )
 
 
-def _cannot(seen: str, next_step: str) -> UsageError:
-    return UsageError(
-        f"{HIERARCHICAL_OPTION}, but {seen}",
-        expected="two nodes or more, with the same number of ranks, two or more",
-        reason="it reduces inside nodes first, then between ranks with the same place in their nodes",
-        next_step=next_step,
-    )
-
-
 def nccl_version(code: int) -> str:
     """Decode NCCL_VERSION_CODE: 22809 → '2.28.9', and before NCCL 2.9 2708 → '2.7.8'."""
     thousand = 10_000 if code >= 10_000 else 1_000
@@ -167,19 +159,14 @@ def nccl_version(code: int) -> str:
 
 
 class Allocator(StrEnum):
-    """The library that allocates buffers: CUDA, as in frameworks, or NCCL, as in nccl-tests."""
+    """The library that allocates buffers: CUDA as in frameworks, or NCCL as in nccl-tests."""
 
     CUDA = "cuda"
     NCCL = "nccl"
 
 
-POISON = 0xA5  # Fills a receive buffer before an operation, so that no older result counts
-WORD = 0xFFFFFFFF  # Seeds, hashes and element indices are 32-bit: elements 2**32 apart look alike
-ROW_SEED, BUFFER_SEED = 0x85EBCA6B, 0xC2B2AE35
-
-MOST_CONTRIBUTORS = 8
-FLOAT_AVERAGE_CONTRIBUTORS = 2
-AVERAGE_TOLERANCE_ULP = 2
+POISON = 0xA5  # Fill receive buffers with it before an operation, to detect results of an older one
+WORD = 0xFFFFFFFF  # Seeds, hashes and element indices have 32 bits, so elements 2**32 apart are equal
 
 
 class DataPattern(Struct, frozen=True):
@@ -193,11 +180,11 @@ class DataPattern(Struct, frozen=True):
     def contributors(self) -> int:
         """The number of ranks with their own value at an element."""
         rounds = self.op is ReduceOp.AVG and self.dtype.kind is NumberKind.FLOAT
-        return min(self.ranks, FLOAT_AVERAGE_CONTRIBUTORS if rounds else MOST_CONTRIBUTORS)
+        return min(self.ranks, 2 if rounds else 8)
 
     @property
     def lowest(self) -> int:
-        """The lowest value for max and min. The highest is 200 more."""
+        """The lowest value of max and min. The highest is 200 above it."""
         return 0 if self.dtype.kind is NumberKind.UNSIGNED else -100
 
     @property
@@ -208,15 +195,15 @@ class DataPattern(Struct, frozen=True):
 
     @property
     def tolerance_ulp(self) -> int:
-        """The error in ulp that averages may have: 0 for a power of two of ranks, else 2 as in nccl-tests."""
+        """The allowed error of averages in ulp: 0 if the number of ranks is a power of two, else 2 as in nccl-tests."""
         inexact = self.op is ReduceOp.AVG and self.dtype.kind is NumberKind.FLOAT and self.ranks & (self.ranks - 1)
-        return AVERAGE_TOLERANCE_ULP if inexact else 0
+        return 2 if inexact else 0
 
 
 class Block(Struct, frozen=True):
-    """A run of elements at the same offset in several equally spaced buffers of one memory.
+    """The same range of elements in several equally spaced buffers of one allocation.
 
-    Buffer k starts at element `k × stride`. The run `[offset, offset + count)` of it contains elements `[start, start +
+    Buffer k starts at element `k × stride`. Its elements `[offset, offset + count)` are elements `[start, start +
     count)` of a rank's data for row `row`.
     """
 
@@ -228,13 +215,13 @@ class Block(Struct, frozen=True):
     start: int = 0
 
     def seeds(self) -> tuple[int, ...]:
-        """A 32-bit seed per buffer, different for all buffers and rows."""
+        """Return the seed of each buffer."""
         return tuple(buffer_seed(self.row, buffer) for buffer in range(self.buffers))
 
 
 def buffer_seed(row: int, buffer: int) -> int:
-    """Return the 32-bit seed of one buffer of a row."""
-    return ((row * ROW_SEED) ^ (buffer * BUFFER_SEED) ^ (row >> 16)) & WORD
+    """Return the 32-bit seed of one buffer of a row, different for all buffers and rows."""
+    return ((row * 0x85EBCA6B) ^ (buffer * 0xC2B2AE35) ^ (row >> 16)) & WORD
 
 
 def algbw_gb_s(size_bytes: int, seconds: float) -> float:
@@ -243,7 +230,7 @@ def algbw_gb_s(size_bytes: int, seconds: float) -> float:
 
 
 def ring_allreduce_factor(ranks: int) -> float:
-    """Return 2(n−1)/n: every byte is reduced over n−1 links and distributed over n−1 links, n at a time."""
+    """Return 2(n−1)/n: each byte passes n−1 links when reduced, n−1 when distributed, and n links work at once."""
     return 2 * (ranks - 1) / ranks
 
 
@@ -258,14 +245,14 @@ def whole_factor(_ranks: int) -> float:
 
 
 class Engine(StrEnum):
-    """The engine that moves the bytes: a copy engine, or a kernel on the SMs."""
+    """What moves the bytes: a copy engine, or a kernel on the SMs."""
 
     CE = "ce"
     SM = "sm"
 
 
 class Direction(StrEnum):
-    """The direction of a copy: the source writes, the destination reads, or both GPUs write to each other at once."""
+    """The direction of a copy: the source writes, the destination reads, or both GPUs write at once."""
 
     WRITE = "write"
     READ = "read"
@@ -273,16 +260,14 @@ class Direction(StrEnum):
 
 
 class HostMemory(StrEnum):
-    """Pinned memory, which the driver copies from directly, or pageable memory, which it copies through its own
-    buffer.
-    """
+    """Pinned memory, or pageable memory, which the driver copies through its own buffer."""
 
     PINNED = "pinned"
     PAGEABLE = "pageable"
 
     @property
     def full_name(self) -> str:
-        """Its name in lists of copies, with which the `note` of a row starts."""
+        """Its name in lists of copies and at the start of a row's `note`."""
         return f"{self} host memory"
 
     @classmethod
@@ -292,11 +277,11 @@ class HostMemory(StrEnum):
         return next((memory for memory in cls if (note or "").startswith(memory.full_name)), None)
 
 
-Place = int | HostMemory  # A GPU by its position among those that are measured, or host memory
+Place = int | HostMemory  # The position of a measured GPU, or host memory
 
 
 class CopyGpu(Struct, frozen=True):
-    """A GPU that copies. `device` is its name in matrices (the driver's index), `index` is CUDA's."""
+    """A GPU that copies. `device` is its name in matrices, with the driver's index. `index` is CUDA's."""
 
     device: str
     index: int
@@ -316,7 +301,7 @@ class CopyPattern(StrEnum):
 
 
 def pattern_pairs(pattern: CopyPattern, gpus: int, root: int = 0) -> tuple[tuple[int, int], ...]:
-    """Return the ordered pairs that copy at once: to the next neighbor, to or from `root`, half to half, or all."""
+    """Return the ordered pairs that copy at once."""
     everybody = range(gpus)
     if pattern is CopyPattern.RING:
         return tuple((gpu, (gpu + 1) % gpus) for gpu in everybody) if gpus > 1 else ()
@@ -332,22 +317,20 @@ def pattern_pairs(pattern: CopyPattern, gpus: int, root: int = 0) -> tuple[tuple
 
 
 MANAGED_MEMORY_SHARE = 0.25
-"""Maximum share of free GPU and host memory for managed memory. Memory that does not fit is evicted page by page,
-which can hang a GPU.
-"""
+"""Maximum share of free GPU and host memory for managed memory. Evicting the rest page by page can hang a GPU."""
 
 
 class ManagedWay(StrEnum):
-    """How bytes move from one end to the other. It is the `engine` in rows."""
+    """How bytes of managed memory move. It is the `engine` of rows."""
 
     PINNED_KERNEL = "sm"
-    """A kernel accesses pinned host memory, for comparison with access in place."""
+    """A kernel accesses pinned host memory, to compare with IN_PLACE."""
 
     PREFETCH = "prefetch"
     """The driver migrates the pages on request (cuMemPrefetchAsync)."""
 
     RESIDENT = "resident"
-    """A kernel reads pages prefetched to its GPU. If the prefetch did nothing, it is as slow as page faults."""
+    """A kernel reads pages after a prefetch to its GPU. If the prefetch did nothing, it is as slow as FAULTS."""
 
     FAULTS = "faults"
     """The pages migrate during a kernel's reads, fault by fault."""
@@ -357,20 +340,19 @@ class ManagedWay(StrEnum):
 
     @property
     def is_migration(self) -> bool:
-        """True if every pass needs the pages back first: they move during it, or for RESIDENT just before it."""
+        """True if pages must return to their origin before the next pass."""
         return self in (ManagedWay.PREFETCH, ManagedWay.RESIDENT, ManagedWay.FAULTS)
 
     @property
     def is_managed(self) -> bool:
-        """True if managed memory is used."""
         return self is not ManagedWay.PINNED_KERNEL
 
 
 class ManagedSupport(Struct, frozen=True, kw_only=True):
     """CUDA's attributes of a GPU's managed memory. None if the driver does not know the attribute.
 
-    `concurrent` is concurrentManagedAccess, without which there is no prefetch, advice or page fault. `pageable` is
-    pageableMemoryAccess: kernels read memory from malloc (by HMM, or by hardware, see `host_page_tables`).
+    `concurrent` is concurrentManagedAccess: without it there is no prefetch, advice or page fault. `pageable` is
+    pageableMemoryAccess: kernels can read memory from malloc.
     """
 
     device: str
@@ -389,18 +371,18 @@ class ManagedSupport(Struct, frozen=True, kw_only=True):
         return ""
 
 
-TORCH = "torch:"  # Before the name of torch.distributed's own backend
+TORCH = "torch:"  # The prefix of torch.distributed's backends
 
 TORCH_NCCL, TORCH_SYMM, TORCH_GLOO = "torch:nccl", "torch:symm", "torch:gloo"
 
 NCCL, MPI, HOST = "nccl", "mpi", "host"
 
-NCCL_ALONE = "NCCL without torch"  # What the nccl backend would load if torch were not first
+NCCL_ALONE = "NCCL without torch"  # The library that the nccl backend would load without torch
 
 BACKEND_NAMES = (NCCL, TORCH_NCCL, TORCH_SYMM, "torch:rccl", "torch:xccl", MPI, TORCH_GLOO, HOST)
-"""All backends. In a table of several, the first in this order is the reference."""
+"""All backends. In a table of several, the first is the reference."""
 
-ROW_BACKENDS = (*BACKEND_NAMES, "rccl", "simulated")  # Of other programs' results or a model too
+ROW_BACKENDS = (*BACKEND_NAMES, "rccl", "simulated")  # Also those of other programs and of the model
 
 _ONE_BUFFER = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
 """Collectives of torch.distributed that leave their result in the input buffer."""
@@ -408,7 +390,7 @@ _ONE_BUFFER = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "r
 ONE_SHOT, TWO_SHOT = "one-shot", "two-shot"
 
 KERNELS = {TORCH_SYMM: (ONE_SHOT, TWO_SHOT)}
-"""Backends with several own kernels, which are measured separately."""
+"""Backends whose kernels are measured separately."""
 
 _ONE_SHOT_BYTES = 128 * 2**10
 """Size up to which PyTorch's compiler uses the one-shot kernel: `one_shot_all_reduce_threshold_bytes` in
@@ -417,25 +399,25 @@ torch/_inductor/config.py of 2.5 to 2.11.
 
 
 def choose_kernel(backend: str, size_bytes: int, setting: str | None = None) -> str | None:
-    """Return a backend's kernel: the one that is set, or else by size. None for other backends."""
+    """Return the kernel in `setting`, or the backend's default for this size. None for other backends."""
     known = KERNELS.get(backend, ())
     if setting in known:
         return setting
     return (ONE_SHOT if size_bytes <= _ONE_SHOT_BYTES else TWO_SHOT) if known else None
 
 
-_ENQUEUED = (NCCL, TORCH_NCCL, TORCH_SYMM)  # They wait in a stream, so that a gate can hold them
-GATE = "gate"  # In the metadata, the clock of a table in which operations that can wait behind a gate do so
+_STREAM_BACKENDS = (NCCL, TORCH_NCCL, TORCH_SYMM)  # Their operations can wait in a stream behind a gate
+GATE = "gate"  # The clock in the metadata of a table with such backends
 
 
 def gated_backends(backends: Sequence[str], *, one_by_one: bool = False, graph: bool = False) -> tuple[str, ...]:
     """Return the backends that the GPU times from the opening of a gate. The host's clock times the others.
 
-    Operations `one_by_one` are timed with their launch, and replays of a `graph` need no host to issue operations.
+    There is no gate if operations are timed with their launch (`one_by_one`) or replayed from a CUDA `graph`.
     """
     if one_by_one or graph or {TORCH_NCCL, TORCH_SYMM}.isdisjoint(backends):
         return ()
-    return tuple(each for each in _ENQUEUED if each in backends)
+    return tuple(backend for backend in _STREAM_BACKENDS if backend in backends)
 
 
 def describe_composition(
@@ -446,7 +428,7 @@ def describe_composition(
     placement: Placement,
     kernel: str | None = None,
 ) -> str:
-    """Return a row's note if the backend composes the operation from several ones, or ''."""
+    """Return the note of a row whose backend composes the operation of several, or ''."""
     parts = []
     if backend.startswith(TORCH) and collective in _ONE_BUFFER and kernel != ONE_SHOT:
         name = "two_shot_all_reduce_" if kernel == TWO_SHOT else _ONE_BUFFER[collective]
@@ -460,5 +442,5 @@ def describe_composition(
 
 
 def divides_sum(backend: str, dtype: DataType) -> bool:
-    """True if an average is a sum divided afterwards: MPI has no average, and Gloo none for integers."""
+    """True if the backend divides a sum to average: MPI has no average, and Gloo none for integers."""
     return backend == MPI or (backend == TORCH_GLOO and dtype.kind is not NumberKind.FLOAT)

@@ -1,7 +1,7 @@
-"""Communication during computation: the options, the computation, its steps on two streams, and their times."""
+"""Communication during computation: the computation, steps on two streams, and their times."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,10 +14,10 @@ from gpubench.model.terms.units import format_size
 if TYPE_CHECKING:
     from gpubench.model.terms.statistics import Spread
 
-OVERLAP = "overlap"  # The name of the command, and of the section that its rows are in
-OWN_CTAS = "own"  # The word of --ctas for NCCL's own number
+OVERLAP = "overlap"  # The command and its section
+OWN_CTAS = "own"  # --ctas own: NCCL chooses
 DEFAULT_CTAS: tuple[int | None, ...] = (None, 16, 8, 4, 2)
-MOST_CTAS = 64  # NCCL has no more channels than that (MAXCHANNELS), and a CTA serves one
+MOST_CTAS = 64  # NCCL has at most so many channels (MAXCHANNELS), and a CTA serves one
 DEFAULT_SIZES = "1M:1G:4"
 DEFAULT_GEMM_SIDE = 8192
 DEFAULT_SECONDS = 0.25
@@ -49,18 +49,18 @@ def describe_cap(ctas: int | None) -> str:
     return "NCCL's own" if ctas is None else f"{ctas} CTA{'' if ctas == 1 else 's'}"
 
 
-COPY_BYTES = 256 * 2**20  # That an operation of the partner copy reads and writes: beyond any cache
-CHAIN_KERNELS = 64  # Kernels of one operation of the partner chain, one after another in a captured graph
-CHAIN_BYTES = 1 * 2**20  # Bytes that each of them reads and writes: they stay in a cache
+COPY_BYTES = 256 * 2**20  # Larger than any cache
+CHAIN_KERNELS = 64  # One operation of CHAIN runs so many kernels in a row, from a captured graph
+CHAIN_BYTES = 1 * 2**20  # Each kernel reads and writes so many bytes, which stay in a cache
 
 
 def gemm_type(dtype: DataType) -> DataType:
-    """Return the type of a GEMM during a collective of a type: 16 bits, as in training."""
+    """Return the 16-bit type of a GEMM next to a collective of this type, as in training."""
     return DataType.FLOAT16 if dtype is DataType.FLOAT16 else DataType.BFLOAT16
 
 
 def partner_bytes(partner: Partner, gemm_side: int) -> int:
-    """Return the memory of a partner on every GPU, including its reference result."""
+    """Return the memory that a partner needs on every GPU, including its reference result."""
     if partner is Partner.GEMM:
         return 4 * gemm_side**2 * DataType.BFLOAT16.size_bytes
     return 2 * (COPY_BYTES if partner is Partner.COPY else CHAIN_BYTES)
@@ -75,19 +75,15 @@ def describe_operation(partner: Partner, gemm_side: int, dtype: DataType) -> str
     return f"chain of {CHAIN_KERNELS} kernels on {format_size(CHAIN_BYTES)}"
 
 
-_COMPUTE_OF_COMMUNICATION = 2
-"""A step computes this many times as long as its collective takes alone with NCCL's own CTAs, plus one operation
-for which the collective waits. With less computation, nothing could be hidden behind it.
-"""
-
-_LEAST_PROGRESS = 0.05  # Of the time in flight: less computation makes the ratio of the two say nothing
+_COMPUTE_TO_COMMUNICATION = 2  # Less computation could not hide the collective
+_LEAST_PROGRESS = 0.05  # If the partner did less work than this share of the time in flight, the ratio is meaningless
 
 
 class OverlapTimes(Struct, frozen=True, kw_only=True):
     """Seconds of a step: a collective and some operations of a partner, started together.
 
-    `communication_first` is the collective with the partner if it got its SMs before the partner, None if it was too
-    short to overlap. `in_flight` is the part of the partner's time in which the collective was not done.
+    `communication_first` is the collective's time if it got its SMs before the partner, None if it was too short to
+    overlap. `in_flight` is the part of the partner's time in which the collective was unfinished.
     """
 
     partner_alone: float
@@ -103,7 +99,7 @@ class OverlapTimes(Struct, frozen=True, kw_only=True):
     def compute_slowdown(self) -> float | None:
         """κ_c: time of computation while the collective is in flight, over the time of the same work alone.
 
-        In flight the partner did the work of `in_flight` minus all that it lost. None if it lost nearly all of it.
+        None if the partner hardly progressed meanwhile.
         """
         work = self.in_flight - (self.partner_together - self.partner_alone)
         return self.in_flight / work if work > _LEAST_PROGRESS * self.in_flight else None
@@ -115,21 +111,20 @@ class OverlapTimes(Struct, frozen=True, kw_only=True):
 
     @property
     def waiting_slowdown(self) -> float | None:
-        """The part of κ_m - 1 that is waiting for SMs, which reserving them would save."""
+        """The part of κ_m - 1 due to waiting for SMs. Reserved SMs would save it."""
         first = self.communication_first
         return None if first is None else (self.communication_together - first) / self.communication_alone
 
     @property
     def sharing_slowdown(self) -> float | None:
-        """The rest of κ_m - 1: memory, caches, links, power and clocks that are shared while it runs."""
+        """The rest of κ_m - 1, due to shared memory, caches, links, power and clocks."""
         first = self.communication_first
         return None if first is None else first / self.communication_alone - 1
 
     @property
     def hidden_share(self) -> float:
         """The share of the collective's time alone that overlapping saves, negative if it costs time."""
-        one_after_the_other = self.partner_alone + self.communication_alone
-        return (one_after_the_other - self.together) / self.communication_alone
+        return (self.partner_alone + self.communication_alone - self.together) / self.communication_alone
 
 
 class StepSample(Struct, frozen=True, kw_only=True):
@@ -150,16 +145,19 @@ class StepSample(Struct, frozen=True, kw_only=True):
 
 
 def partner_operations(communication_seconds: float, operation_seconds: float) -> int:
-    """Return the partner's operations in a step whose collective takes that long alone with NCCL's own CTAs."""
-    return 1 + math.ceil(_COMPUTE_OF_COMMUNICATION * communication_seconds / operation_seconds)
+    """Return the partner's operations per step. `communication_seconds` is the collective alone with all its CTAs.
+
+    The first operation is the one that the collective waits for.
+    """
+    return 1 + math.ceil(_COMPUTE_TO_COMMUNICATION * communication_seconds / operation_seconds)
 
 
-HOLD_SECONDS = 15e-6  # Computation begins later where the collective comes first: its launch takes 3 to 8 µs
-_LEAST_MET = 4.0  # Times of that: a collective that is over sooner is hardly met by computation that begins so late
+HOLD_SECONDS = 15e-6  # Delay computation by so much if the collective comes first, whose launch takes 3 to 8 µs
+_LEAST_HOLDS = 4.0  # A collective shorter than so many holds ends before delayed computation can overlap it
 
 
 class StepOrder(StrEnum):
-    """The work of a step, and which of both gets SMs first."""
+    """The work of a step, and which part gets SMs first."""
 
     COMPUTATION = "computation alone"
     COMMUNICATION = "communication alone"
@@ -168,36 +166,33 @@ class StepOrder(StrEnum):
 
 
 class TimeSpan(NamedTuple):
-    """Start and end in seconds of a clock."""
+    """Start and end in seconds."""
 
     start: float
     end: float
 
     @property
     def seconds(self) -> float:
-        """Its length."""
         return self.end - self.start
 
 
 class StepMarks(NamedTuple):
-    """One step by the marks on both streams: when each could start, and when it was done. None if not in the step."""
+    """The earliest start and the end of a step's computation and communication. None if it is not in the step."""
 
     computation: TimeSpan | None = None
     communication: TimeSpan | None = None
 
     @property
     def start(self) -> float:
-        """The start of what starts first."""
-        return min(each.start for each in self if each is not None)
+        return min(span.start for span in self if span is not None)
 
     @property
     def end(self) -> float:
-        """The end of what ends last."""
-        return max(each.end for each in self if each is not None)
+        return max(span.end for span in self if span is not None)
 
     @property
     def in_flight(self) -> float:
-        """Seconds of computation in which the collective could have started and was not done."""
+        """Seconds of computation between the collective's earliest start and its end."""
         if self.computation is None or self.communication is None:
             return 0.0
         end = min(self.computation.end, self.communication.end)
@@ -205,7 +200,7 @@ class StepMarks(NamedTuple):
 
 
 class ClockedStep(NamedTuple):
-    """Seconds of a step on one rank. `period` is from its start to that of the next."""
+    """Seconds of a step on one rank. `period` is the time from its start to the start of the next step."""
 
     partner: float
     communication: float
@@ -216,17 +211,23 @@ class ClockedStep(NamedTuple):
 
 def clock_steps(batch: Sequence[StepMarks]) -> list[ClockedStep]:
     """Return the steps of a batch without the first, which starts on idle streams."""
-    ends = [each.start for each in batch[1:]] + [batch[-1].end]
+    ends = [step.start for step in batch[1:]] + [batch[-1].end]
     return [
         ClockedStep(
-            partner=0.0 if each.computation is None else each.computation.seconds,
-            communication=0.0 if each.communication is None else each.communication.seconds,
-            together=each.end - each.start,
-            in_flight=each.in_flight,
-            period=end - each.start,
+            partner=0.0 if step.computation is None else step.computation.seconds,
+            communication=0.0 if step.communication is None else step.communication.seconds,
+            together=step.end - step.start,
+            in_flight=step.in_flight,
+            period=end - step.start,
         )
-        for each, end in zip(batch[1:], ends[1:], strict=True)
+        for step, end in zip(batch[1:], ends[1:], strict=True)
     ]
+
+
+def _mean(values: Iterable[float]) -> float:
+    from statistics import fmean  # Importing it takes milliseconds, and every command imports this module.
+
+    return fmean(values)
 
 
 class RankSteps(Struct, frozen=True):
@@ -236,40 +237,31 @@ class RankSteps(Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """The number of steps."""
         return len(self.by_rank[0])
 
     @property
     def partner(self) -> float:
         """Computation per step, mean over steps and ranks."""
-        from statistics import fmean
-
-        return fmean(step.partner for steps in self.by_rank for step in steps)
+        return _mean(step.partner for steps in self.by_rank for step in steps)
 
     @property
     def communication(self) -> float:
-        """A collective from when the last rank could start it: the minimum over ranks, mean over steps."""
-        from statistics import fmean
-
-        return fmean(min(step.communication for step in ranks) for ranks in zip(*self.by_rank, strict=True))
+        """The collective after the last rank could start it: minimum over ranks, mean over steps."""
+        return _mean(min(step.communication for step in ranks) for ranks in zip(*self.by_rank, strict=True))
 
     @property
     def together(self) -> float:
-        """From the start of a step until all of it is done, on the slowest rank, mean over steps."""
-        from statistics import fmean
-
-        return fmean(max(step.together for step in ranks) for ranks in zip(*self.by_rank, strict=True))
+        """The whole step on the slowest rank, mean over steps."""
+        return _mean(max(step.together for step in ranks) for ranks in zip(*self.by_rank, strict=True))
 
     @property
     def in_flight(self) -> float:
         """Computation during an unfinished collective, mean over steps and ranks."""
-        from statistics import fmean
-
-        return fmean(step.in_flight for steps in self.by_rank for step in steps)
+        return _mean(step.in_flight for steps in self.by_rank for step in steps)
 
     @property
     def periods(self) -> "Spread":
-        """From step to step, on the slowest rank."""
+        """Seconds from step to step on the slowest rank."""
         from gpubench.model.terms.statistics import Spread
 
         return Spread.of([max(step.period for step in ranks) for ranks in zip(*self.by_rank, strict=True)])
@@ -283,7 +275,7 @@ def compute_overlap_times(
 ) -> OverlapTimes:
     """Return the times of a row from its phases. In `together`, computation gets SMs first."""
     undisturbed = communication_alone.communication
-    is_met = communication_first is not None and undisturbed >= _LEAST_MET * HOLD_SECONDS
+    is_met = communication_first is not None and undisturbed >= _LEAST_HOLDS * HOLD_SECONDS
     return OverlapTimes(
         partner_alone=partner_alone.partner,
         communication_alone=undisturbed,

@@ -12,9 +12,9 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import format_ranges, group_by
 
-RANKS_SHARE_A_GPU = "ranks share a GPU"  # Speed is not judged: nothing is known of divided GPUs
-HOSTS_ARE_SPLIT = "NCCL_HOSTID splits a host"  # NCCL joins ranks of one host over the network then
-GPUS_ARE_SPLIT = "MIG splits the GPUs"  # Instances reach each other through host memory alone
+RANKS_SHARE_A_GPU = "ranks share a GPU"  # The speed of shared GPUs is unknown
+HOSTS_ARE_SPLIT = "NCCL_HOSTID splits a host"  # NCCL then connects ranks of one host over the network
+GPUS_ARE_SPLIT = "MIG splits the GPUs"  # MIG instances reach each other only through host memory
 
 
 class DevicePlace(Struct, frozen=True):
@@ -26,10 +26,9 @@ class DevicePlace(Struct, frozen=True):
 
 
 class RankIdentity(Struct, frozen=True, kw_only=True):
-    """One rank: its place and its GPU. GPU fields are None on the host backend.
+    """A rank with its process and its GPU. GPU fields are None on the host backend.
 
-    `nccl_host` is the host that NCCL_HOSTID sets, None if it is the real one. `sm_percent` is its share of the GPU's
-    SMs under MPS, else None.
+    `nccl_host` is NCCL_HOSTID, None if unset. `sm_percent` is its share of the GPU's SMs under MPS, None without.
     """
 
     rank: int
@@ -56,17 +55,13 @@ class RankIdentity(Struct, frozen=True, kw_only=True):
 
     @property
     def device(self) -> tuple[int, str] | None:
-        """Its GPU or MIG instance, equal for ranks that share it. None without one."""
+        """Node and UUID of its GPU or MIG instance. None without one."""
         return None if self.gpu_uuid is None else (self.node, self.gpu_uuid)
 
 
 def group_by_device(ranks: Sequence[RankIdentity]) -> list[list[RankIdentity]]:
-    """Return the ranks of each GPU in order of its first rank, without ranks that have no GPU."""
-    found: dict[tuple[int, str], list[RankIdentity]] = {}
-    for rank in ranks:
-        if rank.device is not None:
-            found.setdefault(rank.device, []).append(rank)
-    return list(found.values())
+    """Return the ranks of each GPU, in order of the GPU's first rank. Skip ranks without a GPU."""
+    return list(group_by((rank for rank in ranks if rank.device is not None), lambda rank: rank.device).values())
 
 
 def ranks_per_gpu(ranks: Sequence[RankIdentity]) -> int | None:
@@ -75,7 +70,7 @@ def ranks_per_gpu(ranks: Sequence[RankIdentity]) -> int | None:
 
 
 def count_nccl_hosts(ranks: Sequence[RankIdentity]) -> int:
-    """Return the number of hosts as NCCL counts them: by NCCL_HOSTID if set, else by node."""
+    """Count hosts as NCCL does: by NCCL_HOSTID if it is set, else by node."""
     return len({rank.node if rank.device is None else rank.nccl_host or rank.node for rank in ranks})
 
 
@@ -88,17 +83,17 @@ def why_not_judged(ranks: Sequence[RankIdentity]) -> str:
 
 
 def check_hosts(ranks: Sequence[RankIdentity], hosts: Sequence[str], where: str) -> None:
-    """Raise UsageError for ranks on nodes without a host."""
+    """Raise UsageError if a rank's node has no host."""
     if not hosts or not all(0 <= rank.node < len(hosts) for rank in ranks):
         raise UsageError(f"{where}: ranks on more nodes than {len(hosts)}", expected="a host for each")
 
 
-_Key = Callable[[RankIdentity], tuple[int, str]]  # The number that ranks of a group share, and its name
-_KEYS: Mapping[str, _Key] = {
+_KEYS: Mapping[str, Callable[[RankIdentity], tuple[int, str]]] = {
     "node": lambda rank: (rank.node, f"node {rank.host}"),
     "rail": lambda rank: (rank.local_rank, f"rail {rank.local_rank}"),
     "pairs": lambda rank: (rank.rank // 2, ""),
 }
+"""The number that ranks of a group share, and the group's name."""
 
 _WHY_ALONE = {
     "node": "there is one rank on its node",
@@ -106,11 +101,11 @@ _WHY_ALONE = {
     "pairs": "the number of ranks is odd",
 }
 
-SPLITS = (*_KEYS, "N")  # Words that `--split` takes; N is a number of neighbouring ranks
+SPLITS = (*_KEYS, "N")  # The values of --split. N is a number of neighboring ranks.
 
 
 class RankGroup(Struct, frozen=True):
-    """Some ranks of a job in ascending order, and the name of the group."""
+    """A named group of a job's ranks, in ascending order."""
 
     name: str
     ranks: tuple[int, ...]
@@ -127,12 +122,12 @@ def check_split(text: str) -> None:
 
 
 def split_ranks(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGroup, ...]:
-    """Return the groups of a split by first rank. Raises UsageError if a rank would be alone."""
+    """Split ranks into groups, in order of each group's first rank. Raises UsageError if a rank would be alone."""
     key = _KEYS.get(text) or (lambda rank: (rank.rank // int(text), ""))
     members = group_by(identities, lambda identity: key(identity)[0])
     groups = []
     for ranks in members.values():
-        numbers = tuple(each.rank for each in ranks)
+        numbers = tuple(rank.rank for rank in ranks)
         if len(numbers) < 2:
             raise UsageError(
                 f"--split {text} leaves {ranks[0]} alone",
@@ -140,18 +135,17 @@ def split_ranks(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGrou
                 reason=_WHY_ALONE.get(text, "the number of ranks is no multiple of that of a group"),
                 next_step=f"another number of ranks than {len(identities)}, or another split",
             )
-        groups.append(RankGroup(key(ranks[0])[1] or f"ranks {format_ranges(list(numbers))}", numbers))
+        groups.append(RankGroup(key(ranks[0])[1] or f"ranks {format_ranges(numbers)}", numbers))
     return tuple(groups)
 
 
 SECONDS_TO_START = 300.0
-"""Launch, initialization and output may take this long without progress: connecting many nodes takes minutes, and a
-person may read the output page by page.
+"""Maximum time without progress during launch, initialization and output. Connecting many nodes takes minutes, and a
+person may page through the output.
 """
 
-LEAST_SECONDS_TO_START, TIMES_TO_START = 60.0, 5  # A short --timeout bounds the start too, by so many times as long
-
-_MOST_NAMED = 8  # Ranks, or groups of them, that a message names one by one
+LEAST_SECONDS_TO_START, TIMES_TO_START = 60.0, 5  # A short --timeout also limits the start, to five times as long
+_MOST_NAMED = 8  # A message names at most so many ranks or groups
 
 
 class Phase(StrEnum):
@@ -172,12 +166,12 @@ class Phase(StrEnum):
 
 PHASES = tuple(Phase)
 
-_UNHURRIED = frozenset({*PHASES[: PHASES.index(Phase.WARM_UP)], Phase.OUTPUT})
+_PATIENT_PHASES = frozenset({*PHASES[: PHASES.index(Phase.WARM_UP)], Phase.OUTPUT})
 
 
 def limit_seconds(phase: Phase, timeout_s: float) -> float:
-    """Return the seconds without progress that a phase may take. Startup and output get at least twice `timeout_s`."""
-    if phase not in _UNHURRIED:
+    """Return the maximum seconds without progress in a phase. Startup and output get at least twice `timeout_s`."""
+    if phase not in _PATIENT_PHASES:
         return timeout_s
     usual = SECONDS_TO_START
     if phase is not Phase.OUTPUT:
@@ -188,8 +182,8 @@ def limit_seconds(phase: Phase, timeout_s: float) -> float:
 class RankState(Struct, frozen=True, kw_only=True):
     """The state of a rank as its watchdog sees it.
 
-    `step` counts the phases that it entered, `done` its completed operations in this phase, out of `total` if known.
-    `process` is the state letter of `/proc/PID/stat`, '' if unknown. `trouble` is the library's error.
+    `step` counts entered phases. `done` and `total` count operations of this phase. `process` is the state letter of
+    `/proc/PID/stat`, '' if unknown. `trouble` is the library's error.
     """
 
     rank: int
@@ -210,7 +204,7 @@ class RankState(Struct, frozen=True, kw_only=True):
         return self.process in ("T", "t")
 
     def seconds_left(self, timeout_s: float) -> float:
-        """Return the seconds that a rank may still take without progress. At 0 or less it hangs."""
+        """Return the seconds until a rank without progress counts as hung."""
         idles = self.stopped or (self.phase is Phase.OUTPUT and self.rank > 0)
         return (timeout_s if idles else limit_seconds(self.phase, timeout_s)) - self.idle_seconds
 
@@ -233,20 +227,20 @@ class RankState(Struct, frozen=True, kw_only=True):
 
 
 def is_suspended(states: Sequence[RankState]) -> bool:
-    """True if the whole job is stopped, as by Ctrl-Z under mpirun, which is no hang."""
+    """True if the whole job is stopped, as by Ctrl-Z under mpirun. That is no hang."""
     return bool(states) and all(state.stopped for state in states)
 
 
 def hang_error(
     states: Sequence[RankState], silent: Mapping[int, str], seconds: float, remarks: Sequence[str] = ()
 ) -> CouldNotMeasureError:
-    """Return the error of a job without progress. For ranks in `silent`, neither process nor watchdog answers."""
+    """Return the error of a job without progress. `silent` has the ranks whose process and watchdog do not answer."""
     missing, cause, reason, next_step = _blame(states, silent)
-    late = {state.rank for state in states if state.rank in missing}
     lines = [f"  missing:  {missing[rank]}" for rank in sorted(missing)[:_MOST_NAMED]]
     if len(missing) > _MOST_NAMED:
         lines.append(f"            and ranks {format_ranges(sorted(missing)[_MOST_NAMED:])}")
-    lines += [f"  arrived:  {text}" for text in _groups(state for state in states if state.rank not in late)]
+    arrived = [state for state in states if state.rank not in missing]
+    lines += [f"  arrived:  {text}" for text in _describe_groups(arrived)]
     lines += [f"  library:  {state.place}: {state.trouble}" for state in states if state.trouble][:_MOST_NAMED]
     error = CouldNotMeasureError(
         f"no progress for {seconds:g} s{cause}",
@@ -259,9 +253,9 @@ def hang_error(
 
 
 class LostRank(Struct, frozen=True):
-    """A rank that ended without its own error: its last state, and the time on its host's monotonic clock.
+    """A rank that ended without reporting an error: its last state, and the time on its host's monotonic clock.
 
-    `status` is wait(2)'s: a signal number, or an exit code times 256, 0 if unknown.
+    `status` is that of wait(2): a signal number, or an exit code times 256. 0 is unknown.
     """
 
     state: RankState
@@ -270,36 +264,36 @@ class LostRank(Struct, frozen=True):
 
     @property
     def exited(self) -> bool:
-        """True if it called exit, as a library does after it printed the reason."""
+        """True if it called exit, for example in a library that printed the reason."""
         return self.status > 0xFF
 
     @property
     def asked_to_end(self) -> bool:
-        """True if it was asked to end, as launchers ask all ranks once one is lost."""
+        """True if it got SIGINT or SIGTERM. Launchers send them to all ranks once one is lost."""
         return self.status in (Signals.SIGINT, Signals.SIGTERM)
 
     def error(self, end: str) -> CouldNotMeasureError:
-        """Return its error. `end` completes the sentence, about the rows."""
+        """Return its error. `end` is the rest of the sentence."""
+        number = self.status & 0x7F
+        how = "was killed or crashed"
+        if self.exited:
+            how = f"ended with exit code {self.status >> 8}"
+        elif number:
+            names = {signal.value: signal.name for signal in Signals}
+            how = f"was killed by {names.get(number, f'signal {number}')}"
         return CouldNotMeasureError(
-            f"{self.state.place} (pid {self.state.pid}) {self._how()} in {self.state.where}{end}",
+            f"{self.state.place} (pid {self.state.pid}) {how} in {self.state.where}{end}",
             expected="every rank to stay until the last row",
             reason="a crash in a library or driver, a lack of memory, or somebody ended it",
             next_step="dmesg shows an out-of-memory kill and Xid errors; NCCL_DEBUG=WARN what NCCL has to say",
         )
 
-    def _how(self) -> str:
-        if self.exited:
-            return f"ended with exit code {self.status >> 8}"
-        number = self.status & 0x7F
-        names = {signal.value: signal.name for signal in Signals}
-        return f"was killed by {names.get(number, f'signal {number}')}" if number else "was killed or crashed"
-
 
 def first_lost(losses: Iterable[LostRank], ended_first: int | None = None) -> LostRank | None:
-    """Return the rank whose loss ended the job, or None. Ranks that were asked to end come last.
+    """Return the rank whose loss ended the job, or None. Prefer ranks that were not asked to end.
 
-    `ended_first` is the rank that mpirun, the parent of all ranks, names. It outweighs times, which are those of
-    watchdogs: a watchdog that is still starting notices the loss of its rank late.
+    `ended_first` is the rank that mpirun names. It outweighs times, because a watchdog that is still starting notices
+    the loss of its rank late.
     """
     return min(
         losses,
@@ -308,26 +302,26 @@ def first_lost(losses: Iterable[LostRank], ended_first: int | None = None) -> Lo
     )
 
 
-def killed_before(losses: Iterable[LostRank], at_seconds: float, ended_first: int | None = None) -> LostRank | None:
-    """Return the rank that died before another rank reported an error at `at_seconds`, or None.
+def killed_before(losses: Iterable[LostRank], error_seconds: float, ended_first: int | None = None) -> LostRank | None:
+    """Return the rank that was killed before another rank reported an error, or None.
 
-    Under MPS, the death of a rank breaks CUDA for the others on its GPU. After an error the launcher kills the others.
+    Under MPS, the death of a rank breaks CUDA for the others on its GPU. Ranks lost later were killed by the launcher.
     """
     first = first_lost(losses, ended_first)
     if first is None or first.exited or first.asked_to_end:
         return None
-    return first if first.end_seconds < at_seconds else None
+    return first if first.end_seconds < error_seconds else None
 
 
 def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:
-    """Return the error of a job whose ranks do not meet, if only those of this host can be queried."""
+    """Return the error of a job whose ranks did not meet. `states` are those of this host."""
     stopped = [state for state in states if state.stopped]
     here = {state.rank for state in states}
     others = [rank for rank in range(ranks) if rank not in here]
     lines = [f"  missing:  {state.place} (pid {state.pid}): its process is stopped" for state in stopped]
     if others:
         lines.append(f"  missing:  rank {format_ranges(others)}: never started, or on another host")
-    lines += [f"  arrived:  {text}" for text in _groups(state for state in states if not state.stopped)]
+    lines += [f"  arrived:  {text}" for text in _describe_groups(state for state in states if not state.stopped)]
     place = next((state.label for state in states if state.label), "")
     what, who = "MPI_Init, or what comes before it, did not end", "MPI"
     next_step = f"`mpirun -n {ranks} hostname` with the same options shows whether MPI works here at all"
@@ -345,24 +339,24 @@ def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -
 
 
 def _blame(states: Sequence[RankState], silent: Mapping[int, str]) -> tuple[dict[int, str], str, str, str]:
-    """Return the ranks that the others wait for, described by rank, with headline, likely reason and next step."""
+    """Return descriptions of the ranks that the others wait for, the headline, the likely reason and the next step."""
     if silent:
         missing = {rank: f"{place}: neither it nor its watchdog answers" for rank, place in silent.items()}
         missing |= {state.rank: f"{_named(state)}: its process is stopped" for state in states if state.stopped}
         reason = "its host is dead or cut off from this one, or all its processes were killed"
-        return missing, f": {_who(silent)}", reason, "ping the host; ip link shows whether its port is up"
+        return missing, _name_missing(silent), reason, "ping the host; ip link shows whether its port is up"
     stopped = [state for state in states if state.stopped]
     if stopped:
         missing = {state.rank: f"{_named(state)}: its process is stopped" for state in stopped}
         reason = "SIGSTOP, Ctrl-Z in its shell, or a debugger"
-        return missing, f": {_who(missing)}", reason, "the same again; where jobs are suspended, a longer --timeout"
+        return missing, _name_missing(missing), reason, "the same again; where jobs are suspended, a longer --timeout"
     front = max((state.step, state.done) for state in states)
     behind = [state for state in states if (state.step, state.done) < front]
     missing = {state.rank: _named(state) + _stuck(state) for state in behind}
     reason = "a GPU, a link or a driver does not answer, or two ranks wait for each other"
     next_step = "dmesg | grep -e Xid -e mlx5; NCCL_DEBUG=INFO gpubench ...; --timeout S gives a slow machine more"
     if missing:
-        return missing, f": {_who(missing)}", reason, next_step
+        return missing, _name_missing(missing), reason, next_step
     return {}, ": all ranks are inside the same operation", reason, next_step
 
 
@@ -374,12 +368,11 @@ def _named(state: RankState) -> str:
     return f"{state.place} (pid {state.pid}), in {state.where}, for {state.idle_seconds:.0f} s"
 
 
-def _who(missing: Iterable[int]) -> str:
-    ranks = sorted(missing)
-    return f"the others wait for rank {format_ranges(ranks)}"
+def _name_missing(missing: Iterable[int]) -> str:
+    return f": the others wait for rank {format_ranges(missing)}"
 
 
-def _groups(states: Iterable[RankState]) -> list[str]:
+def _describe_groups(states: Iterable[RankState]) -> list[str]:
     groups = group_by(states, lambda state: state.where + _stuck(state))
     lines = []
     for where, members in groups.items():
@@ -387,7 +380,7 @@ def _groups(states: Iterable[RankState]) -> list[str]:
         who = (
             ", ".join(member.place for member in members)
             if named
-            else f"rank {format_ranges([e.rank for e in members])}"
+            else f"rank {format_ranges(member.rank for member in members)}"
         )
         lines.append(f"{who}: in {where}")
     shown = lines[:_MOST_NAMED]
@@ -395,17 +388,17 @@ def _groups(states: Iterable[RankState]) -> list[str]:
 
 
 class Progress(Protocol):
-    """Progress reports of a rank to a watchdog in another process. No call takes longer than 1 µs."""
+    """Reports the progress of a rank to a watchdog process. No call takes longer than 1 µs."""
 
     def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None:
-        """Enter a phase, with a label for messages and the number of operations if known."""
+        """Enter a phase. `label` is for messages, and `operations` the number of operations if known."""
 
     def completed(self, operations: int = 1) -> None:
         """Report completed operations of this phase."""
 
 
 class Unwatched:
-    """Progress that is not reported, for tests, scripts and single processes."""
+    """Ignores progress, for tests, scripts and single processes."""
 
     def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None: ...
 

@@ -1,4 +1,4 @@
-"""NCCL settings that are measured side by side: variables with values, and the names of their rows."""
+"""NCCL settings to measure side by side: variables with values, and the names of their rows."""
 
 import csv
 import re
@@ -17,12 +17,12 @@ PER_COMMUNICATOR = (ALGORITHM_VARIABLE, PROTOCOL_VARIABLE)
 
 REGISTER, CTA_POLICY, MAX_CTAS = "register", "cta-policy", "max-ctas"
 REQUESTS = (REGISTER, CTA_POLICY, MAX_CTAS)
-"""Settings of a communicator that are made by calls instead of variables, by option."""
+"""Options that change a communicator by a call, not by a variable."""
 
 _OF_COMMUNICATOR = (*PER_COMMUNICATOR, *REQUESTS)
 
 HIERARCHICAL = "hierarchical"
-"""The setting of rows whose operations consist of smaller ones: in the node, across nodes, in the node."""
+"""The setting of rows that reduce in two levels: in the node, across nodes, in the node."""
 
 AGAIN = "again"
 """The setting of rows that repeat the first setting after all others.
@@ -79,13 +79,12 @@ class NcclSetting(Struct, frozen=True):
         """Its name: 'ring/ll128', 'll', 'NCCL_MAX_NCHANNELS=8', 'ring NCCL_MAX_NCHANNELS=8'."""
         plain = format_choice(self.algorithm, self.protocol)
         known = {ALGORITHM_VARIABLE: self.algorithm, PROTOCOL_VARIABLE: self.protocol}
-        in_order = (*self.communicator_part.values, *self.process_part.values)
-        others = [f"{name}={value}" for name, value in in_order if not known.get(name)]
+        ordered = (*self.communicator_part.values, *self.process_part.values)
+        others = [f"{name}={value}" for name, value in ordered if not known.get(name)]
         return " ".join(filter(None, (plain, *others))) or OWN_CHOICE
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The variables by name."""
         return {name: value for name, value in self.values if name not in REQUESTS}
 
     @property
@@ -107,17 +106,17 @@ class NcclSetting(Struct, frozen=True):
 
     @property
     def communicator_part(self) -> "NcclSetting":
-        """Return the variables that apply to a single communicator, in a process with other ones."""
+        """The values that apply to one communicator of a process with several."""
         return NcclSetting(tuple(value for value in self.values if value[0] in _OF_COMMUNICATOR))
 
     @property
     def process_part(self) -> "NcclSetting":
-        """Return the variables that need their own process."""
+        """The variables that NCCL reads once per process."""
         return NcclSetting(tuple(value for value in self.values if value[0] not in _OF_COMMUNICATOR))
 
     @classmethod
     def parse(cls, name: str | None) -> "NcclSetting":
-        """Return the setting in a row's name. Other rows set nothing."""
+        """Parse the setting in a row's name. Other names set nothing."""
         found: dict[str, str] = {}
         for word in (name or "").split(" "):
             variable, equals, value = word.partition("=")
@@ -138,8 +137,8 @@ class NcclSetting(Struct, frozen=True):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Return what it changes besides NCCL's choice: if the path or the work differs, times do not compare."""
-        return tuple(f"{name}={value} {what}" for name, value in self.values if (what := _changes(name)))
+        """Warnings about variables that change the path or the work, so that times do not compare."""
+        return tuple(f"{name}={value} {what}" for name, value in self.values if (what := _describe_side_effect(name)))
 
 
 def combine_values(asked: Mapping[str, Sequence[str]]) -> Iterator[NcclSetting]:
@@ -150,8 +149,8 @@ def combine_values(asked: Mapping[str, Sequence[str]]) -> Iterator[NcclSetting]:
 
 
 def format_choice(algorithm: str | None, protocol: str | None) -> str | None:
-    """Return the names in NCCL's log as a setting: RING and LL are 'ring/ll'."""
-    return "/".join(_plain(each) for each in (algorithm, protocol) if each) or None
+    """Return the setting that NCCL's log names: RING and LL are 'ring/ll'."""
+    return "/".join(_plain(name) for name in (algorithm, protocol) if name) or None
 
 
 def repeated_name(name: str | None) -> str:
@@ -175,11 +174,10 @@ _PATH = re.compile(
 )
 
 
-def _changes(variable: str) -> str:
+def _describe_side_effect(variable: str) -> str:
     """Describe what a variable changes besides NCCL's choice, or '' if it only tunes.
 
-    The variables are from https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html and the library's own
-    list.
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html and the variables in the library.
     """
     if _DIAGNOSTIC.match(variable):
         return "makes NCCL log or check while it is timed"
@@ -197,9 +195,9 @@ _LOGGING = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 
 
 def parse_set_options(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The values of each variable in texts of the form NAME=a,b; a value in double quotes may have commas in it.
+    """Parse texts like NAME=a,b as values by variable. A value in double quotes may contain commas.
 
-    Raises UsageError: no variable, no value, a variable that stands in two texts, or one that gpubench needs itself.
+    Raises UsageError if a variable or a value is missing, a variable is repeated, or gpubench needs it itself.
     """
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:

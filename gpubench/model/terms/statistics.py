@@ -1,8 +1,7 @@
 """Statistics of timings: number of operations, noise, spread, times over ranks, and stragglers.
 
-A collective ends when the last rank has entered it and done its part. Ranks that entered early measure a long
-operation, and the late rank a short one. So durations blame the wrong rank. Entry times blame the right one, once the
-ranks' clocks are synchronized.
+A collective ends when the last rank has entered it. Ranks that entered early measure a long operation, and the late
+rank a short one. So find late ranks by entry times on one clock, not by durations.
 """
 
 import math
@@ -18,32 +17,30 @@ from gpubench.model.terms.plain import Count, Seconds
 from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import group_by
 
-INTERVAL = 0.01  # Half of the 95 % confidence interval that is good enough, as a part of the mean
+INTERVAL = 0.01  # Half of the 95 % confidence interval at which a mean is precise enough, relative to the mean
 BATCH_SECONDS = 1e-3
 """Minimum work between two clock readings: an event costs 2.1 µs on an H200, and separates NCCL operations that
 would otherwise follow each other without a gap.
 """
 
-FIRST_BATCHES = 9  # Timed before anything is decided; large sizes vary by less than 1 %
-MOST_BATCHES = 4096  # Of one loop: each has an event of its own
-TRIAL = 0.25  # A part of a budget that is enough to see whether the rest of it is worth spending
+FIRST_BATCHES = 9  # Time so many before deciding on more: large sizes vary by less than 1 %
+MOST_BATCHES = 4096  # Per loop, because each batch needs a CUDA event
+TRIAL = 0.25  # This share of a budget shows whether the rest is worth spending
 
 
 class Mode(StrEnum):
-    """Operations back to back, as nccl-tests times them, or one at a time, as a program that waits for each sees it."""
+    """Operations back to back, as nccl-tests times them, or one at a time, as a waiting program sees them."""
 
     THROUGHPUT = "throughput"
     LATENCY = "latency"
 
 
 DEFAULT_ITERATIONS = {Mode.THROUGHPUT: 20, Mode.LATENCY: 200}
-"""Default numbers of operations: nccl-tests' 20, and one at a time enough that the 99th percentile is not the
-maximum.
-"""
+"""nccl-tests' 20, and one at a time so many that the 99th percentile is not the maximum."""
 
 
 class Sampling(Struct, frozen=True):
-    """The timing of rows. `iterations` None means as many as needed within `budget_seconds` per row."""
+    """How to time rows. If `iterations` is None, run as many as needed within `budget_seconds` per row."""
 
     mode: Mode = Mode.THROUGHPUT
     iterations: Annotated[int, Meta(ge=1)] | None = DEFAULT_ITERATIONS[Mode.THROUGHPUT]
@@ -56,12 +53,12 @@ class Sampling(Struct, frozen=True):
 
 
 def operations_per_batch(seconds: float) -> int:
-    """Return the number of operations per batch, given the seconds of one."""
+    """Return the number of operations per batch from the seconds of one operation."""
     return max(1, math.ceil(BATCH_SECONDS / seconds)) if seconds > 0 else MOST_BATCHES
 
 
 class Effort(Struct, frozen=True):
-    """The work for a mean: number, seconds each, and half the 95 % interval, relative to the mean, or None."""
+    """The work done for a mean. `interval` is half its 95 % confidence interval, relative to it. None: unbounded."""
 
     count: int
     seconds_each: float
@@ -91,33 +88,31 @@ class Effort(Struct, frozen=True):
 
 AUTO = "auto"
 
-FALSE_ALARMS = 0.01  # The probability that a comparison in which nothing changed names a row, all its rows together
+FALSE_ALARMS = 0.01  # The probability that a comparison of two equal results names any row
 _MOST_VALUES = 400
-_FEW_VALUES = 50  # Of no more than these all distances are sooner sorted than searched
+_FEW_VALUES = 50  # Up to so many values, sorting all distances is faster than searching
 _NORMAL = 2.2219
 _SMALL = {2: 0.399, 3: 0.994, 4: 0.512, 5: 0.844, 6: 0.611, 7: 0.857, 8: 0.669, 9: 0.872}
 _EFFICIENCY = 0.82
-MEDIAN_EFFICIENCY = 0.37  # How much of its figures a median makes use of where it tells their spread
+MEDIAN_EFFICIENCY = 0.37  # Of the median absolute deviation, compared with the standard deviation
 
 
 class Noise(Struct, frozen=True):
-    """A standard deviation and its degrees of freedom, infinite if it is given."""
+    """A standard deviation and its degrees of freedom, infinite if it is known exactly."""
 
     deviation: float
     freedom: float
 
     def bound(self, comparisons: int) -> float:
-        """Return the difference that chance exceeds in `FALSE_ALARMS` of all comparisons of that many rows
-        (Bonferroni).
-        """
+        """Return the difference that chance exceeds in `FALSE_ALARMS` of comparisons of so many rows (Bonferroni)."""
         return self.deviation * student_quantile(1 - FALSE_ALARMS / (2 * max(1, comparisons)), self.freedom)
 
 
 def robust_deviation(values: Sequence[float]) -> Noise | None:
-    """Return the standard deviation of values of which up to half may be outliers. None for fewer than two.
+    """Return the standard deviation of values, up to half of which may be outliers. None for fewer than two.
 
     It is Qn of Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation" (1993): the k-th smallest distance
-    between two values. It needs no center, and has 82 % efficiency without outliers.
+    between two values. Without outliers its efficiency is 82 %.
     """
     count = len(values)
     if count > _MOST_VALUES:
@@ -131,9 +126,7 @@ def robust_deviation(values: Sequence[float]) -> Noise | None:
 
 
 def _smallest_distance(ordered: Sequence[float], number: int) -> float:
-    """Return the n-th smallest distance between ascending values: 400 values have 80,000 distances, too many to
-    sort.
-    """
+    """Return the n-th smallest distance between ascending values. 400 have 80,000 distances, too many to sort."""
     if len(ordered) <= _FEW_VALUES:
         return sorted(other - one for place, one in enumerate(ordered, 1) for other in ordered[place:])[number - 1]
     low, high = 0.0, ordered[-1] - ordered[0]
@@ -159,8 +152,8 @@ def _smallest_distance(ordered: Sequence[float], number: int) -> float:
 def _distances_within(ordered: Sequence[float], most: float) -> int:
     """Count the pairs of ascending values that are at most this far apart."""
     found = end = 0
-    for place, each in enumerate(ordered, 1):
-        while end < len(ordered) and ordered[end] - each <= most:
+    for place, value in enumerate(ordered, 1):
+        while end < len(ordered) and ordered[end] - value <= most:
             end += 1
         found += end - place
     return found
@@ -187,7 +180,7 @@ def student_quantile(probability: float, freedom: float) -> float:
     return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
-LEAST_VALUES = 3  # Fewer say nothing of their spread
+LEAST_VALUES = 3  # Fewer values do not show their spread
 TWO_SIDED_95 = 0.975  # The quantile at the upper end of a two-sided 95 % interval
 _MOST_CORRELATION = 0.9
 
@@ -205,8 +198,8 @@ class Spread(Struct, frozen=True):
     def of(cls, values: Sequence[float]) -> "Spread":
         """Summarize at least one timing, in the order of measurement.
 
-        Neighboring timings are correlated, because clocks and other jobs change slowly, so n timings count as n (1 - r)
-        / (1 + r), with r their correlation at lag 1 (that of a first-order autoregressive process).
+        Clocks and other jobs change slowly, so neighboring timings are correlated. With their correlation r at lag 1, n
+        timings count as n (1 - r) / (1 + r) (a first-order autoregressive process).
         """
         from statistics import fmean, median, stdev
 
@@ -214,7 +207,10 @@ class Spread(Struct, frozen=True):
         if len(values) < LEAST_VALUES:
             return cls(len(values), mean, middle, 0.0, math.inf)
         deviation = stdev(values)
-        correlation = min(max(_correlation(values, mean), 0.0), _MOST_CORRELATION)
+        centred = [value - mean for value in values]
+        power = sum(value * value for value in centred)
+        correlation = sum(one * other for one, other in pairwise(centred)) / power if power else 0.0
+        correlation = min(max(correlation, 0.0), _MOST_CORRELATION)
         worth = max(LEAST_VALUES, len(values) * (1 - correlation) / (1 + correlation))
         half_width = student_quantile(TWO_SIDED_95, worth - 1) * deviation / math.sqrt(worth)
         return cls(len(values), mean, middle, deviation, half_width)
@@ -226,16 +222,8 @@ class Spread(Struct, frozen=True):
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the nearest-rank percentile, as nccl-tests does: the smallest value that this share does not exceed."""
+    """Return the nearest-rank percentile, as nccl-tests computes it."""
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
-
-
-def _correlation(values: Sequence[float], mean: float) -> float:
-    centred = [value - mean for value in values]
-    power = sum(each * each for each in centred)
-    if power == 0:
-        return 0.0
-    return sum(one * other for one, other in pairwise(centred)) / power
 
 
 class RankTimes(Struct, frozen=True):
@@ -248,7 +236,6 @@ class RankTimes(Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds_by_rank: Sequence[float]) -> "RankTimes":
-        """Summarize one value per rank, in rank order."""
         slowest = max(range(len(seconds_by_rank)), key=seconds_by_rank.__getitem__)
         return cls(
             mean_seconds=sum(seconds_by_rank) / len(seconds_by_rank),
@@ -282,7 +269,7 @@ class BatchTimes(Struct, frozen=True):
 
 
 class Percentiles(Struct, frozen=True):
-    """Seconds that 50, 95 and 99 % of single operations did not exceed, each on its slowest rank."""
+    """Percentiles of single operations, each timed on its slowest rank."""
 
     p50_seconds: float
     p95_seconds: float
@@ -290,7 +277,6 @@ class Percentiles(Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Percentiles":
-        """Summarize the operations of a row in any order."""
         return cls(*(percentile(seconds, percent) for percent in (50, 95, 99)))
 
 
@@ -305,10 +291,10 @@ class RowTimes(Struct, frozen=True):
     note: str | None = None
 
 
-LEAST_OPERATIONS = 30  # Of fewer operations no straggler is named
-LEAST_SHARE = 0.05  # Of the time of an operation: a delay below it is not worth naming
-LEAST_SECONDS = 20e-6  # Ranks do not leave a barrier at the same time: a shorter delay is normal
-MOST_CHANCE = 1e-6  # The bound on the chance is this small because neighbouring operations are not independent
+LEAST_OPERATIONS = 30  # Name no straggler in fewer operations
+LEAST_SHARE = 0.05  # Ignore delays below this share of an operation's time
+LEAST_SECONDS = 20e-6  # A shorter delay is normal, because ranks do not leave a barrier at the same time
+MOST_CHANCE = 1e-6  # So small because neighboring operations are not independent
 
 
 class ClockOffset(Struct, frozen=True):
@@ -319,10 +305,10 @@ class ClockOffset(Struct, frozen=True):
 
 
 class EntryTimes(Struct, frozen=True):
-    """When a rank entered the operations of a row, compared with the others.
+    """How late a rank entered the operations of a row.
 
-    `late_seconds` is the median delay after the first rank. It entered `last` of `operations` as the last one.
-    Differences below `uncertainty` seconds are those of the clocks.
+    `late_seconds` is the median delay after the first rank. In `last` of the `operations`, this rank was the last one.
+    Ignore differences below `uncertainty` seconds: the clocks may differ by so much.
     """
 
     operations: Annotated[int, Meta(ge=1)]
@@ -339,17 +325,17 @@ class EntryTimes(Struct, frozen=True):
 
         return cls(
             operations=len(own),
-            last=sum(each >= latest for each, latest in zip(own, last, strict=True)),
-            late_seconds=median(each - earliest for each, earliest in zip(own, first, strict=True)),
+            last=sum(entry >= latest for entry, latest in zip(own, last, strict=True)),
+            late_seconds=median(entry - earliest for entry, earliest in zip(own, first, strict=True)),
             uncertainty=uncertainty,
         )
 
 
 class Straggler(Struct, frozen=True):
-    """Ranks that are usually late: one, or all of a node. `chance` is the probability without a cause.
+    """Usually late ranks: one rank, or all ranks of a node.
 
-    They were last in `last` of `operations`, `late_seconds` later than usual (in the median row). An operation takes
-    `operation_seconds`.
+    In `last` of the `operations` they were last. `late_seconds` is their extra delay in the median row, where an
+    operation takes `operation_seconds`. `chance` bounds the probability that this is a coincidence.
     """
 
     ranks: tuple[int, ...]
@@ -361,20 +347,20 @@ class Straggler(Struct, frozen=True):
 
 
 def find_straggler(rows: Sequence[tuple[Sequence[EntryTimes], float]], nodes: Sequence[int]) -> Straggler | None:
-    """Find the rank, or all ranks of a node, that is usually late. A row is entry times and seconds per operation."""
+    """Find the rank or node that is usually late. A row has every rank's entry times, and seconds per operation."""
     if not rows or len(nodes) < 2:
         return None
-    by_rank = [(rank,) for rank in range(len(nodes))]
     members = group_by(range(len(nodes)), lambda rank: nodes[rank])
-    together = [tuple(ranks) for ranks in members.values() if 1 < len(ranks) < len(nodes)]
-    for groups in (by_rank, together):
-        found = [each for ranks in groups if (each := _late_group(rows, ranks, len(nodes))) is not None]
+    single_ranks = [(rank,) for rank in range(len(nodes))]
+    whole_nodes = [tuple(ranks) for ranks in members.values() if 1 < len(ranks) < len(nodes)]
+    for groups in (single_ranks, whole_nodes):
+        found = [late for ranks in groups if (late := _find_lateness(rows, ranks, len(nodes))) is not None]
         if found:
-            return max(found, key=lambda each: each.last)
+            return max(found, key=lambda late: late.last)
     return None
 
 
-def _late_group(
+def _find_lateness(
     rows: Sequence[tuple[Sequence[EntryTimes], float]], ranks: tuple[int, ...], size: int
 ) -> Straggler | None:
     from statistics import median
@@ -385,7 +371,7 @@ def _late_group(
         return None
     late, costs = [], []
     for entries, seconds in rows:
-        usual = median(each.late_seconds for rank, each in enumerate(entries) if rank not in ranks)
+        usual = median(entry.late_seconds for rank, entry in enumerate(entries) if rank not in ranks)
         own = min(entries[rank].late_seconds for rank in ranks) - usual
         clocks = median(entry.uncertainty for entry in entries)
         doubt = max(clocks, *(entries[rank].uncertainty for rank in ranks))
@@ -412,6 +398,6 @@ def bound_chance(successes: int, trials: int, probability: float) -> float:
 def convert_to_rank0_clock(
     own: Iterable[float], before: ClockOffset, after: ClockOffset, start: float, end: float
 ) -> list[float]:
-    """Convert times of this rank to rank 0's clock, compared at `start` and `end` (drift up to 50 µs per second)."""
+    """Convert times of this rank to rank 0's clock. The clocks were compared at `start` and `end`, and drift."""
     slope = (after.seconds - before.seconds) / (end - start) if end > start else 0.0
-    return [each + before.seconds + slope * (each - start) for each in own]
+    return [time + before.seconds + slope * (time - start) for time in own]

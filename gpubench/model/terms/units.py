@@ -1,14 +1,11 @@
-"""Sizes (K, M, G, T are 1024-based), GB/s (1e9 bytes/s), names as people write them, and foreign text."""
+"""Parse and format sizes (K, M, G, T are 1024-based), times, bandwidths and names; print foreign text safely."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from gpubench.errors import GpubenchError, UsageError, add_advice
 from gpubench.model.terms.plain import StrictStruct as Struct
-
-if TYPE_CHECKING:
-    from fractions import Fraction
 
 SUFFIX_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 BYTES_PER_GB = 1e9
@@ -18,9 +15,7 @@ _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)(?P<suffix>[KMGT]?)(?:I?B)?"
 
 
 def parse_size(text: str) -> int:
-    """Parse bytes from '8', '4K', '1.5M', '1GiB', with 1024-based suffixes. Raises UsageError unless it is a whole
-    number.
-    """
+    """Parse '8', '4K', '1.5M' or '1GiB' as bytes. Raises UsageError unless they are a whole number."""
     match = _SIZE.fullmatch(text.strip().upper())
     if match is None:
         raise UsageError(
@@ -36,7 +31,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """Format the shortest exact size: 1024 → '1K', 1536 → '1536', 2**30 → '1G'. `parse_size` reads it back."""
+    """Return the shortest exact size: 1024 → '1K', 1536 → '1536', 2**30 → '1G'. `parse_size` reads it back."""
     for suffix in ("T", "G", "M", "K"):
         if size_bytes and size_bytes % SUFFIX_BYTES[suffix] == 0:
             return f"{size_bytes // SUFFIX_BYTES[suffix]}{suffix}"
@@ -44,7 +39,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_time(microseconds: float) -> str:
-    """Format three digits as people write them: '46.1 µs', '27 ms', '1.5 s'."""
+    """Round to three digits in the fitting unit: '46.1 µs', '27 ms', '1.5 s'."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if microseconds >= 0.9995 * size:
             return f"{_three_digits(microseconds / size)} {unit}"
@@ -52,7 +47,7 @@ def format_time(microseconds: float) -> str:
 
 
 def format_bandwidth(gb_s: float) -> str:
-    """Format as people write it: '237 GB/s', '1.5 GB/s', '12 MB/s', '88 kB/s'."""
+    """Round to two digits in the fitting unit: '237 GB/s', '1.5 GB/s', '12 MB/s', '88 kB/s'."""
     for unit, size in (("GB/s", 1.0), ("MB/s", 1e-3)):
         if gb_s >= 0.995 * size:
             return f"{_two_digits(gb_s / size)} {unit}"
@@ -68,7 +63,7 @@ def _three_digits(value: float) -> str:
 
 
 def format_memory(size_bytes: int) -> str:
-    """Format a rounded amount of memory for a sentence: '139.8 GiB', '512 B'."""
+    """Round an amount of memory for a sentence: '139.8 GiB', '512 B'."""
     for suffix in ("T", "G", "M", "K"):
         if size_bytes >= SUFFIX_BYTES[suffix]:
             return f"{size_bytes / SUFFIX_BYTES[suffix]:.1f} {suffix}iB"
@@ -79,7 +74,7 @@ _NUMBERED = re.compile(r"(?P<stem>(?:.*\D)?)(?P<number>\d{1,18})", re.ASCII | re
 
 
 def compress_names(names: Sequence[str]) -> str:
-    """Format host names as a person lists them: consecutive numbers after equal letters become 'node0-1023'."""
+    """List names, with consecutive numbers after equal letters as a range: 'node0-1023, login'."""
     runs: list[tuple[str, str, str]] = []
     for name in names:
         match = _NUMBERED.fullmatch(name)
@@ -92,32 +87,34 @@ def compress_names(names: Sequence[str]) -> str:
     return ", ".join(stem + (first if first == last else f"{first}-{last}") for stem, first, last in runs)
 
 
-def format_ranges(numbers: Sequence[int]) -> str:
-    """Format ascending numbers as ranges: '0-3,7'."""
-    texts: list[str] = []
-    start = previous = None
-    for number in (*numbers, None):
-        if start is None or previous is None or number != previous + 1:
-            if start is not None:
-                texts.append(str(start) if start == previous else f"{start}-{previous}")
-            start = number
-        previous = number
-    return ",".join(texts)
+def format_ranges(numbers: Iterable[int]) -> str:
+    """Format distinct numbers as ranges, in any order: 7, 0, 1, 2 → '0-2,7'."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ",".join("-".join(map(str, ends)) for ends in ranges)
+
+
+def format_mask(mask: int) -> str:
+    """Format the set bits of a mask as ranges: 0b100111 → '0-2,5'."""
+    return format_ranges(bit for bit in range(mask.bit_length()) if mask >> bit & 1)
 
 
 def shorten(names: Sequence[str], most: int = 4, count: int | None = None) -> str:
-    """Format 'a, b and 3 more': the first names, and the number of the others out of `count`."""
+    """Return the first names and the number of the others: 'a, b and 3 more'. `count` is the total if larger."""
     more = (len(names) if count is None else count) - min(len(names), most)
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def percent(part: float | None, whole: float | None) -> float | None:
-    """Return a part of a whole in percent. None if either is unknown or the whole is 0."""
+    """Return the percentage. None if either is unknown or the whole is 0."""
     return None if part is None or not whole else 100 * part / whole
 
 
 def format_percent(value: float | None, unknown: str = "", digits: int = 0) -> str:
-    """Format '87%', or `unknown` for None."""
     return unknown if value is None else f"{value:.{digits}f}%"
 
 
@@ -128,9 +125,9 @@ def format_share(percent: float | None) -> str:
     return f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"
 
 
-def plural(number: int, what: str) -> str:
-    """Format '1 GPU', '4 GPUs', '1,024 GPUs'."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def plural(number: int, noun: str) -> str:
+    """Return the number with its noun: '1 GPU', '4 GPUs', '1,024 GPUs'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 Item = TypeVar("Item")
@@ -145,37 +142,27 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
     return groups
 
 
-def format_mask(mask: int) -> str:
-    """Format the set bits of a mask as ranges: 0b100111 → '0-2,5', '' for none."""
-    runs = [(run.start(), run.end() - 1) for run in re.finditer("1+", f"{mask:b}"[::-1])]
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
 _RUNNER_COMMAND = re.compile(r"^(?P<indent> *):(?=:)|#(?P<hash>#)(?=[A-Za-z]*\[)")
 """GitHub's runner executes a line that starts with '::'. It and Azure execute '##[' and '##vso[' anywhere."""
 
 
 def printable_line(text: str) -> str:
-    """Make a text one line that a terminal or a CI runner only shows and never executes.
+    """Escape a text so that a terminal or a CI runner prints it as one line and executes nothing in it.
 
-    Unprintable characters (colors, line ends, direction changes) become Python escapes, tabs become spaces, and a
-    backslash breaks runner commands. Applying it twice changes nothing.
+    Unprintable characters (colors, line ends, direction changes) become Python escapes, and tabs become spaces. A
+    backslash breaks runner commands. Escaping twice changes nothing.
     """
     if text.isprintable() and "::" not in text and "##" not in text:
         return text
     shown = text.replace("\t", " ")
     if not shown.isprintable():
         shown = "".join(map(escaped, shown))
-    return _RUNNER_COMMAND.sub(_broken, shown)
+    return _RUNNER_COMMAND.sub(lambda found: "#\\#" if found["hash"] else f"{found['indent']}\\:", shown)
 
 
 def escaped(character: str) -> str:
     r"""Escape an unprintable character as Python does, '\x1b'. Keep others."""
     return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-
-
-def _broken(command: re.Match[str]) -> str:
-    return "#\\#" if command["hash"] else f"{command['indent']}\\:"
 
 
 def format_error(error: GpubenchError) -> str:
@@ -196,47 +183,32 @@ class DroppedSize(Struct, frozen=True):
 
 def describe_dropped(dropped: Sequence[DroppedSize]) -> list[str]:
     """Describe dropped sizes, one line per reason: '8G, 16G: ...'."""
-    by_reason: dict[str, list[str]] = {}
-    for each in dropped:
-        by_reason.setdefault(each.reason, []).append(format_size(each.size_bytes))
-    return [f"{', '.join(sizes)}: {reason}" for reason, sizes in by_reason.items()]
+    groups = group_by(dropped, lambda size: size.reason)
+    return [f"{', '.join(format_size(size.size_bytes) for size in sizes)}: {why}" for why, sizes in groups.items()]
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """The sizes, in bytes, that `--sizes` names: `FROM:TO`, `FROM:TO:FACTOR`, `FROM:TO:+STEP` or `A,B,C`.
+    """Parse the value of `--sizes` as bytes: `FROM:TO`, `FROM:TO:FACTOR`, `FROM:TO:+STEP` or `A,B,C`.
 
-    A range visits FROM and then every further size up to TO, as nccl-tests' -b, -e, -f and -i do; TO itself is visited
-    when a step lands on it. A list keeps its order.
-    Raises UsageError for no size, a size of zero, a reversed range, a factor of one or less, or more than 10,000 sizes.
+    A range steps from FROM up to TO like nccl-tests' -b, -e, -f and -i. It includes TO only if a step lands on it. A
+    list keeps its order. Raises UsageError if it has no size, a size of zero, or more than 10,000 sizes, and if a range
+    is reversed or its factor is at most one.
     """
     with add_advice(next_step="--sizes 1K:64M"):
         if not text.strip():
             raise UsageError("--sizes is empty", expected=_FORMS)
-        _check_no_dash(text)
+        for mark in ("..", "-"):
+            first, found, rest = text.upper().partition(mark)
+            if found and _SIZE.fullmatch(first.strip()) and _SIZE.fullmatch(rest.partition(":")[0].strip()):
+                raise UsageError(
+                    f"--sizes {text}: a range has no {mark}",
+                    expected=_FORMS,
+                    next_step=f"--sizes {first.strip()}:{rest.strip()}",
+                )
         sizes = tuple(parse_size(part) for part in text.split(",")) if ":" not in text else _parse_range(text)
         if 0 in sizes:
             raise UsageError(f"--sizes {text} has a size of zero", expected="sizes of at least one byte")
         return sizes
-
-
-def _check_no_dash(text: str) -> None:
-    """Raise UsageError for a range in another notation: 1k-4g, 8..1G."""
-    for mark in ("..", "-"):
-        first, found, rest = text.upper().partition(mark)
-        if found and _is_size(first) and _is_size(rest.partition(":")[0]):
-            raise UsageError(
-                f"--sizes {text}: a range has no {mark}",
-                expected=_FORMS,
-                next_step=f"--sizes {first.strip()}:{rest.strip()}",
-            )
-
-
-def _is_size(text: str) -> bool:
-    try:
-        parse_size(text)
-    except UsageError:
-        return False
-    return True
 
 
 def _parse_range(text: str) -> tuple[int, ...]:
@@ -269,35 +241,29 @@ def _steps(text: str, first: int, last: int, step_text: str) -> Iterator[int]:
             raise UsageError(f"--sizes {text} steps by zero", expected="a step of at least one byte: 1M:64M:+1M")
         yield from range(first, last + 1, step)
         return
-    factor = _parse_factor(text, step_text)
+    from fractions import Fraction  # Its import takes 3 ms, and every command with rows imports this module.
+
+    try:
+        factor = Fraction(step_text)
+    except (ValueError, ZeroDivisionError):
+        factor = Fraction(0)
+    if factor <= 1:
+        raise UsageError(
+            f"--sizes {text}: {step_text!r} is not a factor above one",
+            expected="a factor such as 2, or a step with a plus sign: 1M:64M:+1M",
+        )
     size = first
     while size <= last:
         yield size
         size = max(int(size * factor), size + 1)
 
 
-def _parse_factor(text: str, factor_text: str) -> "Fraction":
-    from fractions import Fraction  # 3 ms, of every command that has rows: their metadata tell dropped sizes
-
-    try:
-        factor = Fraction(factor_text)
-    except (ValueError, ZeroDivisionError):
-        factor = Fraction(0)
-    if factor <= 1:
-        raise UsageError(
-            f"--sizes {text}: {factor_text!r} is not a factor above one",
-            expected="a factor such as 2, or a step with a plus sign: 1M:64M:+1M",
-        )
-    return factor
-
-
 def split_by_memory(
     sizes: Sequence[int], buffers: int, free_bytes: int, where: str, held: str = ""
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
-    """Split sizes into those of which `buffers` buffers fit into `free_bytes`, and the others with the reason.
+    """Split sizes into those whose `buffers` buffers fit into `free_bytes`, and the others with the reason.
 
-    `where` names the memory of the tightest rank, for example 'rank 3 on n1 (GPU memory)'. `held` names other users of
-    it.
+    `where` is the rank with the least memory: 'rank 3 on n1 (GPU memory)'. `held` lists other users of that memory.
     """
     room = f"{where} can take {format_memory(free_bytes)}" + (f"; others hold its memory: {held}" if held else "")
     fitting = tuple(size for size in sizes if size * buffers <= free_bytes)

@@ -14,7 +14,7 @@ from gpubench.model.terms.ranks import GPUS_ARE_SPLIT, DevicePlace
 
 
 class Origin(StrEnum):
-    """The origin of a figure or a machine."""
+    """The origin of a value or a machine."""
 
     MEASURED = "measured"
     SIMULATED = "simulated"
@@ -22,7 +22,7 @@ class Origin(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The judgement of a subject. ERROR could not be measured, and is never shown as PASS or FAIL."""
+    """The judgement of a subject. ERROR means that it could not be measured, which is neither PASS nor FAIL."""
 
     PASS = "PASS"
     WARN = "WARN"
@@ -60,24 +60,23 @@ def exit_code(verdict: Verdict) -> int:
     return errors.COULD_NOT_MEASURE if verdict is Verdict.ERROR else errors.DONE
 
 
-WRONG_DATA = "wrong-data"  # The finding that fails every command, strict or not
-HOST_STAGED = "host-staged"  # The finding that transfers go through host memory
-SLOW_UNEXPLAINED = "slow-unexplained"  # The finding on figures that are slower than expected, and that nothing explains
-STRAGGLER = "straggler"  # The finding that names the rank that the others wait for
-_GRAVE = (Verdict.FAIL, Verdict.ERROR)
-_MOST_CONSEQUENCES = 3  # Consequences of a finding that people are shown; files have all
+WRONG_DATA = "wrong-data"
+HOST_STAGED = "host-staged"
+SLOW_UNEXPLAINED = "slow-unexplained"
+STRAGGLER = "straggler"
+_MOST_CONSEQUENCES = 3  # Shown to people. Files have all.
 
 FIGURES = (
     *(HOST_STAGED, "p2p-slow", "p2p-asymmetric", "p2p-slower-than-staging", "host-copies-slow"),
     *(SLOW_UNEXPLAINED, "slow-range", STRAGGLER),
 )
-"""Findings about measured values, which need a likely reason and may be explained by a condition."""
+"""Findings about measured values. A condition may explain them."""
 
 
 class Cure(Struct, frozen=True):
-    """What to do: commands that can be pasted as they are, and one or two sentences about them.
+    """What to do: commands to paste in this order, and one or two sentences about them.
 
-    Commands run in this order. A cure without a command, for example for a broken cable, has only a comment.
+    The cure of a broken cable, for example, has no command, only a comment.
     """
 
     commands: tuple[str, ...] = ()
@@ -90,21 +89,20 @@ class Cure(Struct, frozen=True):
     @property
     def details(self) -> "tuple[Detail, ...]":
         """The commands and the comment, one per line."""
-        commands = (Detail("try", command, is_command=True) for command in self.commands)
-        return (*commands, *(Detail("try", each) for each in (self.comment,) if each))
+        commands = [Detail("try", command, is_command=True) for command in self.commands]
+        return (*commands, *([Detail("try", self.comment)] if self.comment else []))
 
     @property
     def text_lines(self) -> tuple[str, ...]:
-        """The same as text: every command ends its line, and the first line begins with `try:`."""
-        return tuple(each.text if number else f"try: {each.text}" for number, each in enumerate(self.details))
+        """Its lines, the first of which starts with `try:`."""
+        return tuple(detail.text if number else f"try: {detail.text}" for number, detail in enumerate(self.details))
 
     @property
     def text(self) -> str:
-        """Commands and comment in one text, for columns that have no place for both."""
+        """Commands and comment in one text, for a single column."""
         return ". ".join(filter(None, ("; ".join(self.commands), self.comment)))
 
     def add_comment(self, comment: str) -> "Cure":
-        """Return this cure with one more sentence."""
         return Cure(self.commands, f"{self.comment} {comment}".strip())
 
     def __bool__(self) -> bool:
@@ -123,7 +121,7 @@ def merge_cures(cures: Iterable[Cure]) -> Cure:
 
 
 class Detail(NamedTuple):
-    """A line below the first one of a finding, with the label that people read."""
+    """A labelled line below the first line of a finding."""
 
     label: str
     text: str
@@ -131,7 +129,7 @@ class Detail(NamedTuple):
 
 
 class Finding(Struct, frozen=True):
-    """Something a person should know: on what, what was seen and expected, the likely cause, what to do next."""
+    """One thing to report: its subject, what was seen and expected, the likely cause, and the cure."""
 
     id: str  #: stable, for machines to match
     severity: Verdict  #: verdict on the subject
@@ -176,22 +174,24 @@ class Finding(Struct, frozen=True):
 
     @property
     def details(self) -> tuple[Detail, ...]:
-        """The parts below its first line; of many consequences a few."""
+        """The lines below its first one, with at most three consequences."""
+        left_out = len(self.consequences) - _MOST_CONSEQUENCES
+        consequences = self.consequences[:_MOST_CONSEQUENCES] + ((f"and {left_out} more",) if left_out > 0 else ())
         parts = (("seen", self.seen), ("expected", self.expected), ("likely", self.cause))
         return (
             *(Detail(label, text) for label, text in parts if text),
             *self.cure.details,
-            *(Detail("explains", line) for line in _shortened(self.consequences)),
+            *(Detail("explains", line) for line in consequences),
         )
 
     @property
     def lines(self) -> list[str]:
-        """All parts below its first line, as text."""
+        """The lines below its first one as text, with all consequences."""
         told = [f"{detail.label}: {detail.text}" for detail in self.details if detail.label not in ("try", "explains")]
         return [*told, *self.cure.text_lines, *(f"explains: {line}" for line in self.consequences)]
 
     def to_record(self) -> dict[str, Any]:
-        """The finding as plain data, in the columns of FINDING_COLUMNS."""
+        """Convert to plain data, with the columns in FINDING_COLUMNS."""
         record = {name: getattr(self, name) for name in FINDING_COLUMNS} | {"places": map(asdict, self.places)}
         return {name: list(value) if isinstance(value, (tuple, map)) else value for name, value in record.items()}
 
@@ -217,15 +217,11 @@ FINDING_COLUMNS = (
 
 def failing_hosts(findings: Iterable[Finding], hosts: Collection[str]) -> set[str]:
     """Return the hosts with a FAIL or an ERROR."""
-    return {place.node for finding in findings if finding.severity in _GRAVE for place in finding.places} & {*hosts}
+    failed = [finding for finding in findings if finding.severity in (Verdict.FAIL, Verdict.ERROR)]
+    return {place.node for finding in failed for place in finding.places} & {*hosts}
 
 
-def _shortened(lines: tuple[str, ...]) -> tuple[str, ...]:
-    left_out = len(lines) - _MOST_CONSEQUENCES
-    return lines if left_out <= 0 else (*lines[:_MOST_CONSEQUENCES], f"and {left_out} more")
-
-
-DOUBTED_FACTOR = 1.5  # A speed so many times what is expected, or so many times less and not slow, fits no expectation
+DOUBTED_FACTOR = 1.5  # If a speed differs from its expectation by this factor and is not slow, doubt the expectation
 _OF_NICS = " of assumed NICs (--nics tells others)"
 _DOUBT = re.compile(rf"[\d.]+ times what .+? expects?\b(?:{re.escape(_OF_NICS)})?|{GPUS_ARE_SPLIT}")
 _PROFILE = re.compile(r"profile [^\s,;]+")
@@ -234,9 +230,8 @@ _PROFILE = re.compile(r"profile [^\s,;]+")
 def describe_doubt(times: float, source: str) -> str:
     """Return why a speed is not judged: '2.6 times what profile hgx-b200-8 expects'."""
     named = _PROFILE.search(source)
-    return f"{times:.1f} times what {named[0] if named else source.partition(';')[0]} expects" + _OF_NICS * (
-        "--nics" in source
-    )
+    expecting = named[0] if named else source.partition(";")[0]
+    return f"{times:.1f} times what {expecting} expects{_OF_NICS if '--nics' in source else ''}"
 
 
 def parse_doubt(note: str | None) -> str:

@@ -15,7 +15,7 @@ from gpubench.machine.gpus import NvmlFacts, read_node
 from gpubench.machine.nvml import read_nvml
 from gpubench.model.facts.process import GpuProcess, mps_in_use
 from gpubench.model.facts.snapshot import Fabric, GpuFacts, NvlinkPeer
-from gpubench.model.terms.units import format_mask
+from gpubench.model.terms.units import format_ranges
 from tests.fakes.nvml import (
     Clique,
     FabricV1,
@@ -278,7 +278,7 @@ def test_a_driver_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.sets(st.integers(0, 600)))
 def test_ranges_say_exactly_the_cpus(cpus: set[int]) -> None:
     said: set[int] = set()
-    ranges = format_mask(sum(1 << cpu for cpu in cpus))
+    ranges = format_ranges(cpus)
     for part in filter(None, ranges.split(",")):
         first, _, last = part.partition("-")
         said |= set(range(int(first), int(last or first) + 1))
