@@ -7,20 +7,20 @@ from msgspec import Struct
 from gpubench.errors import UsageError
 
 MPS = "MPS"
-MPS_PREFIX = "CUDA_MPS_"  # What the names of MPS's variables begin with
-CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"  # Set by a gpubench that relaunched itself: its ranks' socket
-PLAN_VARIABLE = "GPUBENCH_PLAN"  # Values of all options as JSON, for these ranks
+MPS_PREFIX = "CUDA_MPS_"
+CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"  # gpubench sets it for the ranks that it launches: the socket to the launcher
+PLAN_VARIABLE = "GPUBENCH_PLAN"  # All options as JSON, for the same ranks
 DEFAULTS_VARIABLE = "GPUBENCH_DEFAULTS"
-NO_DEFAULTS_TO_READ = "off"  # No defaults from environment or file, for a command that another one runs
+NO_DEFAULTS_TO_READ = "off"  # A command that another command runs reads no defaults
 SECONDS_FOR_THE_FIRST_RANK = 1.0
-"""Other ranks wait this long before they end with an error that rank 0 reports, because launchers kill all ranks
-once one has failed, even the one that is about to report it.
+"""After an error, other ranks wait so long before they exit. Launchers kill all ranks once one has failed, even rank 0,
+which is about to report the error.
 """
 
 _PMI = "a PMI launcher (mpiexec or srun)"
 
-_SLURM_INTERACTIVE_STEP = 0xFFFFFFF0  # From here on Slurm's own steps: batch, interactive, external
-_OF_RANKS = (
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # From here on, Slurm numbers its batch, interactive and external steps
+_LAUNCHER_PREFIXES = (
     *("SLURM_", "PBS_", "PALS_", "LSB_", "SGE_", "PE_HOSTFILE"),
     *("PMI_", "PMIX_", "PRTE_LAUNCHED", "MPI_LOCAL", "HYDI_", "HYDRA_"),
     *("OMPI_COMM_WORLD_", "OMPI_WORLD_", "OMPI_UNIVERSE_", "OMPI_APP_CTX_", "OMPI_NUM_APP_CTX", "OMPI_FIRST_RANKS"),
@@ -28,15 +28,11 @@ _OF_RANKS = (
     *("OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_orte_ess_", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"),
     *("OMPI_MCA_orte_app_num", "OMPI_MCA_orte_launch", "OMPI_MCA_orte_num_nodes", "OMPI_MCA_orte_bound_at_launch"),
 )
-"""Prefixes of the variables that schedulers and launchers (Open MPI 4 and 5, MPICH, srun) set for their ranks."""
-
-_SETTINGS = ("PMIX_MCA_",)
+"""Prefixes of variables that schedulers and launchers (Open MPI 4 and 5, MPICH, srun) set for their ranks."""
 
 TORCHRUN = "torchrun"
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that torchrun sets for each process. Kubernetes operators set some of them for a whole pod, but not
-LOCAL_RANK, because no ranks have started yet.
-"""
+"""Variables that torchrun sets for each process. Kubernetes operators set some per pod, but not LOCAL_RANK."""
 
 
 class LaunchedRank(Struct, frozen=True):
@@ -48,13 +44,16 @@ class LaunchedRank(Struct, frozen=True):
 
     @property
     def advice_without_launcher(self) -> str:
-        """Return what to do instead, for a command that needs a single process."""
+        """How to run a command that needs a single process."""
         shell = ", or env -u LOCAL_RANK gpubench ... in a shell that one of its ranks opened"
         return "the same without the launcher" + (shell if self.launcher == TORCHRUN else "")
 
 
 def detect_launcher(environment: Mapping[str, str]) -> LaunchedRank | None:
-    """Return the launcher if this process is a rank. None alone or in a shell of `srun --pty`. Raises UsageError."""
+    """Return the launcher if this process is a rank. None alone and in a shell of `srun --pty`.
+
+    Raises UsageError for invalid variables of torchrun.
+    """
     claims = (
         ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         (_PMI, "PMI_RANK", "PMI_SIZE"),
@@ -66,21 +65,21 @@ def detect_launcher(environment: Mapping[str, str]) -> LaunchedRank | None:
             continue
         if size == 1 and launcher in (_PMI, "srun") and environment.get("SLURM_STEP_NUM_TASKS") == "1":
             continue
-        if launcher == "srun" and (_number(environment, "SLURM_STEP_ID") or 0) >= _SLURM_INTERACTIVE_STEP:
+        if launcher == "srun" and (_number(environment, "SLURM_STEP_ID") or 0) >= _FIRST_SPECIAL_STEP:
             continue
         return LaunchedRank(launcher, rank, size)
-    return _read_torchrun(environment) if all(environment.get(name) for name in TORCHRUN_VARIABLES) else None
-
-
-def _read_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
+    if not all(environment.get(name) for name in TORCHRUN_VARIABLES):
+        return None
     found = {name: _number(environment, name) for name in TORCHRUN_VARIABLES if name != "MASTER_ADDR"}
-    for name in (each for each, number in found.items() if number is None or (each == "WORLD_SIZE" and number == 0)):
-        raise UsageError(
-            f"{name}={environment[name]} beside {', '.join(each for each in TORCHRUN_VARIABLES if each != name)}",
-            expected="numbers, as torchrun sets them for each of its processes",
-            reason="the variables were set by hand, or by a script",
-            next_step=f"torchrun --nproc-per-node N -m gpubench ...; alone: unset {' '.join(TORCHRUN_VARIABLES[:3])}",
-        )
+    for name, number in found.items():
+        if number is None or (name == "WORLD_SIZE" and number == 0):
+            raise UsageError(
+                f"{name}={environment[name]} beside {', '.join(set_ for set_ in TORCHRUN_VARIABLES if set_ != name)}",
+                expected="numbers, as torchrun sets them for each of its processes",
+                reason="the variables were set by hand, or by a script",
+                next_step="torchrun --nproc-per-node N -m gpubench ...; alone: unset "
+                + " ".join(TORCHRUN_VARIABLES[:3]),
+            )
     return LaunchedRank(TORCHRUN, found["RANK"] or 0, found["WORLD_SIZE"] or 0)
 
 
@@ -90,33 +89,30 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def strip_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Remove a launcher's or an allocation's variables, for a child that starts ranks here."""
+    """Remove the variables of launchers and schedulers, for a child that starts ranks on this host."""
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(_SETTINGS) or not (name.startswith(_OF_RANKS) or name in TORCHRUN_VARIABLES)
+        if name.startswith("PMIX_MCA_") or not (name.startswith(_LAUNCHER_PREFIXES) or name in TORCHRUN_VARIABLES)
     }
 
 
-_BEARING = (
+_PERFORMANCE_PREFIXES = (
     *("NCCL_", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS"),
     *("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUDA_MPS_"),
     *("OMPI_MCA_", "MPIR_CVAR_ENABLE_GPU", "MPICH_GPU_", "MPICH_RDMA_ENABLED_CUDA", "MV2_USE_CUDA", "MVP_USE_CUDA"),
     *("UCX_", "FI_", "OFI_NCCL_"),
 )
-_HARMLESS = (
+_HARMLESS_PREFIXES = (
     *("NCCL_DEBUG", "NCCL_COMM_ID", "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_RAS_"),
     *("NCCL_HOME", "NCCL_ROOT", "NCCL_LIB", "NCCL_INCLUDE", "NCCL_VERSION"),
     *("UCX_LOG_LEVEL", "FI_LOG_LEVEL"),
 )
-_USUAL = {"CUDA_LAUNCH_BLOCKING": ("", "0"), "CUDA_DEVICE_MAX_CONNECTIONS": ("", "8")}
-"""CUDA's values if the variable is not set (CUDA C++ Programming Guide, environment variables)."""
+_DEFAULTS = {"CUDA_LAUNCH_BLOCKING": ("", "0"), "CUDA_DEVICE_MAX_CONNECTIONS": ("", "8")}
+"""Values that change nothing (CUDA C++ Programming Guide, environment variables)."""
 
-_DEBUG = "NCCL_DEBUG"
-_SUBSYSTEMS = "NCCL_DEBUG_SUBSYS"
-
-_OF_EVERY_OPERATION = frozenset(("COLL", "CALL", "TUNING", "ALL"))  # NCCL subsystems with a line an operation
-_LOGGED_UNASKED = frozenset(("INIT", "BOOTSTRAP", "ENV"))
+_OPERATION_SUBSYSTEMS = frozenset(("COLL", "CALL", "TUNING", "ALL"))  # NCCL logs a line per operation
+_DEFAULT_SUBSYSTEMS = frozenset(("INIT", "BOOTSTRAP", "ENV"))
 
 
 def logs_every_operation(level: str, subsystems: str) -> bool:
@@ -125,19 +121,19 @@ def logs_every_operation(level: str, subsystems: str) -> bool:
     if level != "INFO":
         return level == "TRACE"
     named = frozenset(subsystems.lstrip("^").upper().split(","))
-    inverted = subsystems.startswith("^")
-    return bool(((_LOGGED_UNASKED | _OF_EVERY_OPERATION) - named if inverted else named) & _OF_EVERY_OPERATION)
+    logged = (_DEFAULT_SUBSYSTEMS | _OPERATION_SUBSYSTEMS) - named if subsystems.startswith("^") else named
+    return bool(logged & _OPERATION_SUBSYSTEMS)
 
 
 def performance_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that can change the speed of transfers, in order, and NCCL's log if it costs time."""
-    logged = logs_every_operation(environment.get(_DEBUG, ""), environment.get(_SUBSYSTEMS, ""))
-    return {
-        name: value
-        for name, value in environment.items()
-        if (logged if name in (_DEBUG, _SUBSYSTEMS) else _bears(name, value))
-    }
+    """Return the variables that can change the speed of transfers, among them those of a log that costs time."""
+    log = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS")
+    logged = logs_every_operation(*(environment.get(name, "") for name in log))
 
+    def matters(name: str, value: str) -> bool:
+        if name in log:
+            return logged
+        known = name.startswith(_PERFORMANCE_PREFIXES) and not name.startswith(_HARMLESS_PREFIXES)
+        return known and value not in _DEFAULTS.get(name, ())
 
-def _bears(name: str, value: str) -> bool:
-    return name.startswith(_BEARING) and not name.startswith(_HARMLESS) and value not in _USUAL.get(name, ())
+    return {name: value for name, value in environment.items() if matters(name, value)}

@@ -1,7 +1,7 @@
-"""Judges the health of a node's devices: error counters, fabric registration, clocks under load, and hidden GPUs.
+"""Judge the health of a node's devices: error counters, fabric registration, clocks under load, and hidden GPUs.
 
-A counter that was read once has no rate, so only a large total raises doubt. Growth during a run is a current fault. A
-few corrected errors are normal (PCIe allows one bit in 10^12).
+A counter that was read once has no rate, so only a large total is suspicious. Growth during a run is a current fault. A
+few corrected errors are normal, because PCIe allows one wrong bit in 10^12.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,22 +14,19 @@ from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PcieErrors, RdmaPort, Snapshot
 from gpubench.model.terms.ranks import GPUS_ARE_SPLIT
 
-ErrorCounts = Mapping[str, Mapping[str, int]]  # By device, as people name it (a bridge by its bus id), and by counter
+ErrorCounts = Mapping[str, Mapping[str, int]]  # By device name (for a bridge its bus id) and counter
 REPLAYS, MEMORY_ERRORS, CORRECTED = "PCIe replays", "uncorrectable memory errors", "correctable"
-_OF_GPUS = (REPLAYS, MEMORY_ERRORS)  # Counters of a GPU that are not its NVLinks'
-_GRAVE = ("nonfatal", "fatal")
-_ENUMERATION = "nonfatal.UnsupReq"  # Asked for functions it does not have, as at boot
-PORT_ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors")
+_ENUMERATION = "nonfatal.UnsupReq"  # Bus enumeration at boot asks for functions that do not exist
+_PORT_ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors")
 
-FEW_MEANWHILE = 10  # Errors that are nothing: corrected ones in a run, earlier ones that stopped nothing
-MOST_ERRORS = 1000  # A total without a rate: links that train and a replaced cable leave hundreds behind
-MOST_ERRORS_OF_ALL = 100_000  # The same on all siblings: 11 per hour if they were counted during a whole year
+_FEW_ERRORS = 10  # Ignore so many corrected errors in a run, or non-fatal ones before it
+_MOST_ERRORS = 1000  # Training links and replacing a cable leave hundreds
+_MOST_ERRORS_OF_SIBLINGS = 100_000  # Even if siblings have as many: 11 per hour for a year
 _TIMES_SIBLINGS = 10
-_SINCE_BOOT = "since boot, when is not known"
 
 
 class Errors(Struct, frozen=True):
-    """Errors of a device: `meanwhile` between two readings, `grave` if uncorrected, `usual` on siblings."""
+    """Errors of a device. `meanwhile`: between two readings. `grave`: uncorrected. `usual`: the siblings' count."""
 
     device: str
     counts: Mapping[str, int]
@@ -39,27 +36,24 @@ class Errors(Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """The total of all counters."""
         return sum(self.counts.values())
 
     @property
     def expected(self) -> str:
-        """The usual count as text."""
         if self.usual is not None:
             return f"few; its siblings have {self.usual:g}"
         if not self.meanwhile and not self.grave:
-            return f"fewer than {MOST_ERRORS:,}"
-        return "none" if self.grave else f"no more than {FEW_MEANWHILE} while it is used"
+            return f"fewer than {_MOST_ERRORS:,}"
+        return "none" if self.grave else f"no more than {_FEW_ERRORS} while it is used"
 
     @property
     def seen(self) -> str:
         """The errors as text: '5,000 PCIe replays since boot, when is not known'."""
-        counted = ", ".join(f"{count:,} {name}" for name, count in self.counts.items() if count)
-        return f"{counted} {'during this run' if self.meanwhile else _SINCE_BOOT}"
+        counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items() if count)
+        return f"{counts} {'during this run' if self.meanwhile else 'since boot, when is not known'}"
 
 
 def error_counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:
-    """Return all readable error counters of a node's devices."""
     found: dict[str, dict[str, int]] = {}
     for gpu in snapshot.gpus:
         known = {REPLAYS: gpu.pcie_replays, MEMORY_ERRORS: gpu.memory_errors}
@@ -90,26 +84,21 @@ def pcie_errors(snapshot: Snapshot) -> Iterator[Errors]:
     grown = snapshot.errors_grown
     for gpu in snapshot.gpus:
         if grown is None:
-            others = [each.pcie_replays for each in snapshot.gpus if each is not gpu and each.pcie_replays is not None]
-            yield from _standing_out(gpu.device, {REPLAYS: gpu.pcie_replays or 0}, others)
+            siblings = [other.pcie_replays for other in snapshot.gpus if other is not gpu]
+            counts = {REPLAYS: gpu.pcie_replays or 0}
+            yield from _compare_totals(gpu.device, counts, [count for count in siblings if count is not None])
         else:
-            yield from _many(gpu.device, {REPLAYS: grown.get(gpu.device, {}).get(REPLAYS, 0)})
+            yield from _judge_growth(gpu.device, {REPLAYS: grown.get(gpu.device, {}).get(REPLAYS, 0)})
     for device in snapshot.pci_devices:
         if grown is not None:
             counts = grown.get(device.bus_id, {})
-            grave = {name: counts[name] for name in _GRAVE if counts.get(name)}
-            yield from _many(device.bus_id, grave or {CORRECTED: counts.get(CORRECTED, 0)}, grave=bool(grave))
-        elif device.errors is not None:
-            yield from _counted_once(device.bus_id, device.errors)
-
-
-def _counted_once(bus_id: str, errors: PcieErrors) -> Iterator[Errors]:
-    """Yield errors of a device that was read once, without those that bus enumeration causes."""
-    harmless = errors.named.get(_ENUMERATION, 0)
-    survived = max((errors.nonfatal or 0) - harmless, 0)
-    if errors.fatal or survived > FEW_MEANWHILE or (errors.correctable or 0) >= MOST_ERRORS:
-        named = {name: count for name, count in errors.named.items() if name != _ENUMERATION}
-        yield Errors(bus_id, named or _severities(errors), meanwhile=False, grave=bool(errors.fatal))
+            grave = {name: counts[name] for name in ("nonfatal", "fatal") if counts.get(name)}
+            yield from _judge_growth(device.bus_id, grave or {CORRECTED: counts.get(CORRECTED, 0)}, grave=bool(grave))
+        elif (errors := device.errors) is not None:
+            survived = (errors.nonfatal or 0) - errors.named.get(_ENUMERATION, 0)
+            if errors.fatal or survived > _FEW_ERRORS or (errors.correctable or 0) >= _MOST_ERRORS:
+                named = {name: count for name, count in errors.named.items() if name != _ENUMERATION}
+                yield Errors(device.bus_id, named or _severities(errors), meanwhile=False, grave=bool(errors.fatal))
 
 
 def nvlink_errors(snapshot: Snapshot) -> Iterator[Errors]:
@@ -118,12 +107,12 @@ def nvlink_errors(snapshot: Snapshot) -> Iterator[Errors]:
     totals = {gpu.device: _link_errors(gpu) for gpu in snapshot.gpus}
     for device, counts in totals.items():
         if grown is None:
-            others = [sum(each.values()) for other, each in totals.items() if other != device and each]
-            yield from _standing_out(device, counts, others)
+            siblings = [sum(others.values()) for other, others in totals.items() if other != device and others]
+            yield from _compare_totals(device, counts, siblings)
         else:
-            came = {name: count for name, count in grown.get(device, {}).items() if name not in _OF_GPUS}
-            recovered = any(count and name.startswith("recovery ") for name, count in came.items())
-            yield from _many(device, came, grave=recovered)
+            new = {name: count for name, count in grown.get(device, {}).items() if name not in (REPLAYS, MEMORY_ERRORS)}
+            recovered = any(count and name.startswith("recovery ") for name, count in new.items())
+            yield from _judge_growth(device, new, grave=recovered)
 
 
 def port_errors(snapshot: Snapshot) -> Iterator[Errors]:
@@ -132,21 +121,21 @@ def port_errors(snapshot: Snapshot) -> Iterator[Errors]:
     totals = {port.nic: _port_errors(port) for port in snapshot.rdma_ports}
     for nic, counts in totals.items():
         if grown is None:
-            others = [sum(each.values()) for other, each in totals.items() if other != nic]
-            yield from _standing_out(nic, counts, others)
+            siblings = [sum(others.values()) for other, others in totals.items() if other != nic]
+            yield from _compare_totals(nic, counts, siblings)
         else:
-            came = {name: count for name, count in grown.get(nic, {}).items() if count}
-            yield from _many(nic, came, grave="link_downed" in came)
+            new = {name: count for name, count in grown.get(nic, {}).items() if count}
+            yield from _judge_growth(nic, new, grave="link_downed" in new)
 
 
-def _many(device: str, counts: Mapping[str, int], *, grave: bool = False) -> Iterator[Errors]:
-    if grave or sum(counts.values()) > FEW_MEANWHILE:
+def _judge_growth(device: str, counts: Mapping[str, int], *, grave: bool = False) -> Iterator[Errors]:
+    if grave or sum(counts.values()) > _FEW_ERRORS:
         yield Errors(device, counts, meanwhile=True, grave=grave)
 
 
-def _standing_out(device: str, counts: Mapping[str, int], others: list[int]) -> Iterator[Errors]:
-    usual, total = median(others) if others else 0, sum(counts.values())
-    if total >= min(max(MOST_ERRORS, _TIMES_SIBLINGS * usual), MOST_ERRORS_OF_ALL):
+def _compare_totals(device: str, counts: Mapping[str, int], siblings: list[int]) -> Iterator[Errors]:
+    usual, total = median(siblings) if siblings else 0, sum(counts.values())
+    if total >= min(max(_MOST_ERRORS, _TIMES_SIBLINGS * usual), _MOST_ERRORS_OF_SIBLINGS):
         yield Errors(device, counts, meanwhile=False, usual=None if total < _TIMES_SIBLINGS * usual else usual)
 
 
@@ -155,7 +144,7 @@ def _link_errors(gpu: GpuFacts) -> dict[str, int]:
 
 
 def _port_errors(port: RdmaPort) -> dict[str, int]:
-    return {name: count for name, count in (port.counters or {}).items() if name in PORT_ERRORS}
+    return {name: count for name, count in (port.counters or {}).items() if name in _PORT_ERRORS}
 
 
 def _severities(errors: PcieErrors) -> dict[str, int]:
@@ -182,19 +171,19 @@ _CONFIGURATIONS = {
     8: "GPU state invalid",
 }
 HEALTH_CONDITIONS = (*_CONDITION_SHIFTS, "incorrect_configuration")
-_GOOD_WHEN_TRUE = ("partition_missing", "fabric_manager_disconnected")
 
 
 def decode_health(mask: int) -> dict[str, bool | None]:
     """Decode a fabric's health mask into bad conditions: true, false, or None if not reported.
 
-    Fields have two bits: 1 true, 2 false. Good conditions are inverted here (`NVML_GPU_FABRIC_HEALTH_MASK_*` in
-    nvml.h).
+    Fields have two bits: 1 true, 2 false (`NVML_GPU_FABRIC_HEALTH_MASK_*` in nvml.h).
     """
     conditions: dict[str, bool | None] = {}
     for name, shift in _CONDITION_SHIFTS.items():
         value = {1: True, 2: False}.get(mask >> shift & 3)
-        conditions[name] = not value if name in _GOOD_WHEN_TRUE and value is not None else value
+        # In the mask these two are true on a healthy GPU.
+        inverted = name in ("partition_missing", "fabric_manager_disconnected") and value is not None
+        conditions[name] = not value if inverted else value
     configuration = mask >> _CONFIGURATION_SHIFT & 0xF
     conditions["incorrect_configuration"] = None if configuration == 0 else configuration != 1
     return conditions
@@ -240,12 +229,12 @@ def job_load(loads: Sequence[GpuLoad]) -> GpuLoad:
     return GpuLoad(min(clocks, default=None), together.power_w, together.throttle_reasons)
 
 
-HIDDEN = "CUDA_VISIBLE_DEVICES hides it"  # Of a GPU of the driver's, or a pair with it
-HIDDEN_GPUS = "hidden_gpus"  # Metadata: how many GPUs were hidden from the run, and so not judged
+HIDDEN = "CUDA_VISIBLE_DEVICES hides it"
+HIDDEN_GPUS = "hidden_gpus"  # Metadata: the number of GPUs that CUDA_VISIBLE_DEVICES hid, which are not judged
 
 
 def drop_hidden(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
-    """Remove GPUs that no process names, and count them as other users' GPUs."""
+    """Remove GPUs that CUDA_VISIBLE_DEVICES hides from all processes, and count them as other users' GPUs."""
     hidden = {gpu.device for gpu in node.gpus if gpu.unknown.get("cuda_index") == HIDDEN}
     settings = {process.visible_devices for process in processes}
     if len(settings) > 1:
@@ -261,7 +250,10 @@ def drop_hidden(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
 
 
 def name_every_gpu(node: Snapshot, processes: Sequence[RankFacts]) -> bool:
-    """True if every entry of each process's setting names a GPU of the node, so the number was intended."""
+    """True if every process has CUDA_VISIBLE_DEVICES, and every entry is a GPU of the node.
+
+    Then the user chose the number of GPUs.
+    """
     settings = [process.visible_devices for process in processes]
     return bool(settings) and all(
         setting is not None
@@ -271,7 +263,7 @@ def name_every_gpu(node: Snapshot, processes: Sequence[RankFacts]) -> bool:
 
 
 def _named(node: Snapshot, setting: str | None) -> Iterator[str]:
-    """Yield the GPUs in a setting up to the first entry that CUDA does not know, or all without a setting."""
+    """Yield the GPUs in CUDA_VISIBLE_DEVICES up to the first unknown entry, or all if it is unset."""
     everything = [gpu.device for gpu in node.gpus]
     if setting is None or "MIG-" in setting or ("GPU-" in setting and not all(gpu.uuid for gpu in node.gpus)):
         yield from everything
@@ -290,5 +282,5 @@ def _is_named(gpu: GpuFacts, entry: str) -> bool:
 
 
 def describe_mig_split(gpus: Iterable[GpuFacts | None]) -> str:
-    """Return why GPUs are not compared with whole GPUs, if MIG splits any of them, or ''."""
+    """Return the reason not to compare speeds if MIG splits any of these GPUs, or ''."""
     return GPUS_ARE_SPLIT if any(gpu is not None and gpu.mig for gpu in gpus) else ""

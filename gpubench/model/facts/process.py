@@ -1,4 +1,4 @@
-"""Facts about one process: namespaces, limits, settings, loadable libraries, and the backends of a collective."""
+"""Facts about one process: namespaces, limits, settings, loadable libraries, and its GPU."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -22,9 +22,8 @@ class PlacedValue(NamedTuple):
 class MpiFacts(Struct, frozen=True, kw_only=True):
     """The loaded and initialized MPI library. None is unknown, and `unknown` has the reason by field.
 
-    `cuda_built` tells whether it was built for GPU memory, `cuda_aware` whether it accepts GPU memory in this run. One
-    that does not copies through the host, or crashes. `pml` and `accelerator` are Open MPI's components: `ucx`, `ob1`
-    or `cm` carry the messages, and `null` means that no accelerator is supported.
+    `cuda_built` is true if it was built for GPU memory, and `cuda_aware` if it accepts GPU memory in this run. `pml`
+    and `accelerator` are Open MPI's components: `ucx`, `ob1` or `cm` send messages, and `null` supports no accelerator.
     """
 
     version: str | None = None
@@ -36,11 +35,10 @@ class MpiFacts(Struct, frozen=True, kw_only=True):
 
 
 class TopologyFile(Struct, frozen=True, kw_only=True):
-    """The file with the topology that NCCL uses. `by` is its source (NCCL_TOPO_FILE, or NCCL's default).
+    """The topology file that NCCL uses. `by` is what names it: NCCL_TOPO_FILE, or NCCL's default.
 
-    `links` are its PCI devices with their links as written ('32.0 GT/s PCIe x16'), by bus id. A file of another machine
-    names missing devices. `numa_nodes` are its memory nodes, -1 for none. `unusable` says why it could not be read,
-    which NCCL only logs.
+    `links` has the PCIe link of each device ('32.0 GT/s PCIe x16') by bus id. `numa_nodes` are its memory nodes, -1 for
+    none. `unusable` is the reason why it could not be read, which NCCL only logs.
     """
 
     path: str
@@ -51,30 +49,24 @@ class TopologyFile(Struct, frozen=True, kw_only=True):
 
 
 class CpuQuota(Struct, frozen=True, kw_only=True):
-    """The CPU time that a control group grants its processes: `cpus` is the number of CPUs, with the file that sets
-    it.
-    """
+    """The number of CPUs that a control group grants, and the file that sets it."""
 
     cpus: float
     by: str
 
 
 class RankFacts(Struct, frozen=True, kw_only=True):
-    """One rank. None is unknown.
+    """One rank. None is unknown, and `unknown` has the reason by field.
 
-    `node` numbers the hosts of the job by their first rank. `namespaces` are the inode numbers of /proc/self/ns by
-    kind: two processes share one where the numbers are equal and the boot id is. `shm_device` is st_dev of /dev/shm,
-    by which NCCL decides whether two ranks share memory. `affinity` is a list of CPU ranges. `libraries` are the files
-    of libraries that carry data (NCCL, MPI, UCX, CUDA, verbs), by name. `environment` is an allow-list.
+    `node` numbers hosts by their first rank. `namespaces` are inode numbers of /proc/self/ns by kind. `shm_device` is
+    st_dev of /dev/shm: NCCL compares it to decide whether two ranks share memory. `affinity` is a list of CPU ranges.
+    `libraries` are loaded files of NCCL, MPI, UCX, CUDA and verbs by name. `environment` is an allow-list.
 
-    `nccl_files` are the NCCL_ variables of NCCL's configuration files, by file and in NCCL's order: those of the
-    environment count before them. `denied_device_files` are the device files that are there and may not be used;
-    `driver_gpus` the bus ids of the GPUs that the driver has, which device files for fewer GPUs leave out of reach.
-    `container` are signs of what contains the process. `memory_nodes` are the ranges that it may take memory from,
-    `memory_policy` what it was told to ('bind 0'). `loadable` says where the
-    dynamic loader would find libraries, None for nowhere; `verbs_providers` which NICs libibverbs has drivers for.
-    `cpu_quota` is the least that its control groups grant, None for without limit.
-    `unknown` says why a field is None or empty.
+    `nccl_files` has the variables in NCCL's configuration files, in NCCL's order. The environment overrides them.
+    `denied_device_files` exist but may not be opened. `driver_gpus` are the bus ids of all GPUs of the driver.
+    `container` are signs of a container. `memory_nodes` are the allowed NUMA nodes, and `memory_policy` is for example
+    'bind 0'. `loadable` has the files that the dynamic loader would find, None for a missing library. `verbs_providers`
+    are the NIC drivers of libibverbs. `cpu_quota` is the smallest of its control groups, None without one.
     """
 
     rank: int
@@ -114,7 +106,7 @@ class RankFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def nccl_settings(self) -> dict[str, PlacedValue]:
-        """NCCL's variables as NCCL sees them: from the environment, then from its files in order."""
+        """NCCL's variables: from the environment, else from the first file."""
         found = {
             name: PlacedValue(value, ENVIRONMENT)
             for name, value in self.environment.items()
@@ -130,11 +122,11 @@ LIBRARIES_VERSION = 1
 
 NCCL_LIB, RCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB = "NCCL", "RCCL", "MPI", "UCX", "NVSHMEM", "MSCCL++"
 
-LOADER = "other programs"  # Who takes what the dynamic loader finds: nccl-tests and the like
+LOADER = "other programs"  # Programs such as nccl-tests use the library that the dynamic loader finds
 
 
 class LibraryFile(Struct, frozen=True, kw_only=True):
-    """One library file of a `package`. `version` is what it reports itself. If None, `unread` has the reason."""
+    """A library file of a `package`. `version` is what the library reports. If None, `unread` has the reason."""
 
     library: str
     path: str
@@ -145,10 +137,10 @@ class LibraryFile(Struct, frozen=True, kw_only=True):
 
 
 class LibraryUser(Struct, frozen=True, kw_only=True):
-    """A program that loads libraries: a package, or any program that the loader serves.
+    """A package or program that loads libraries.
 
-    `purpose` is what it moves data for, `loads` has its files by library, `inside` its built-in libraries with versions
-    if known. `unread` says why it could not be queried.
+    `loads` has the files by library. `inside` has libraries that it contains, with their versions. `unread` is the
+    reason why it could not be queried.
     """
 
     name: str
@@ -162,12 +154,11 @@ class LibraryUser(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Its name and version."""
         return " ".join(filter(None, (self.name, self.version)))
 
 
 class KernelModule(Struct, frozen=True, kw_only=True):
-    """A kernel module that lets NICs or disks reach GPU memory, with its version if known."""
+    """A kernel module that lets NICs or disks access GPU memory."""
 
     name: str
     loaded: bool
@@ -175,7 +166,7 @@ class KernelModule(Struct, frozen=True, kw_only=True):
 
 
 class LibrariesFacts(Struct, frozen=True, kw_only=True):
-    """One Python environment on a host. `python` is the interpreter. `failures` has the reasons for missing parts."""
+    """The libraries of one Python environment. `failures` has the reasons for missing parts."""
 
     host: str
     python: str
@@ -208,10 +199,9 @@ class OperationTrial(Struct, frozen=True, kw_only=True):
 
 
 class MpiSupport(Struct, frozen=True, kw_only=True):
-    """All trials of an MPI, and its own statements (`claims`, by source). `asked` are the most important operations."""
+    """All trials of an MPI library. `claims` are its own statements by source."""
 
     library: str
-    asked: str
     trials: Sequence[OperationTrial]
     claims: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None
@@ -221,27 +211,22 @@ class MpiSupport(Struct, frozen=True, kw_only=True):
         return [trial for trial in self.trials if trial.operation == operation]
 
     def works(self, operation: str) -> bool:
-        """True if it was tried and gave right data at all sizes."""
-        trials = self.find_trials(operation)
-        return bool(trials) and all(trial.outcome is TrialOutcome.RIGHT for trial in trials)
+        """True if it was tried, and data was right at all sizes."""
+        return {trial.outcome for trial in self.find_trials(operation)} == {TrialOutcome.RIGHT}
 
     @property
     def operations(self) -> Sequence[str]:
-        """All operations in the order of their trials."""
         return list(dict.fromkeys(trial.operation for trial in self.trials))
 
     @property
     def working(self) -> Sequence[str]:
-        """The operations that work."""
         return [operation for operation in self.operations if self.works(operation)]
 
     @property
     def failing(self) -> Sequence[str]:
         """The operations that were tried and failed."""
-        bad = {
-            trial.operation for trial in self.trials if trial.outcome not in (TrialOutcome.RIGHT, TrialOutcome.UNKNOWN)
-        }
-        return [operation for operation in self.operations if operation in bad]
+        harmless = (TrialOutcome.RIGHT, TrialOutcome.UNKNOWN)
+        return list(dict.fromkeys(trial.operation for trial in self.trials if trial.outcome not in harmless))
 
     @property
     def statements(self) -> str:
@@ -251,22 +236,18 @@ class MpiSupport(Struct, frozen=True, kw_only=True):
 
     def why_not(self, operation: str) -> str:
         """Describe a failure: 'allreduce of 1K crashed: signal 11 (Segmentation fault)', or '' if it works."""
-        bad = next((each for each in self.find_trials(operation) if each.outcome is not TrialOutcome.RIGHT), None)
+        trials = self.find_trials(operation)
+        bad = next((trial for trial in trials if trial.outcome is not TrialOutcome.RIGHT), None)
         if bad is None:
-            return "" if self.find_trials(operation) else f"{operation} was not tried"
+            return "" if trials else f"{operation} was not tried"
         said = f": {bad.said}" if bad.said else ""
         return f"{operation} of {format_size(bad.size_bytes)} on GPU memory {bad.outcome}{said}"
 
 
-_MPS_SERVER = "nvidia-cuda-mps-server"
-
-_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-
-
 class GpuProcess(Struct, frozen=True, kw_only=True):
-    """A process with a context on a GPU. Inside a container its pid may belong to another process.
+    """A process with a context on a GPU. Seen from a container, its pid may be that of another process.
 
-    `container` is its container's runtime and short id. `mps` tells whether NVML lists it as a client of MPS.
+    `container` is the runtime and short id of its container. `mps` is true if NVML lists it as a client of MPS.
     """
 
     pid: int
@@ -285,13 +266,8 @@ class GpuProcess(Struct, frozen=True, kw_only=True):
 
     @property
     def is_mps_server(self) -> bool:
-        """True for an MPS server, which does no work itself. Its clients are listed separately."""
-        return (self.name or "").rpartition("/")[2] == _MPS_SERVER
-
-    @property
-    def shows_mps(self) -> bool:
-        """True for an MPS server and its clients."""
-        return self.mps or self.is_mps_server
+        """True for an MPS server. Its clients do the work, and are listed separately."""
+        return (self.name or "").rpartition("/")[2] == "nvidia-cuda-mps-server"
 
 
 class _UsedGpu(Protocol):
@@ -303,11 +279,11 @@ class _UsedGpu(Protocol):
 
 
 def mps_in_use(gpus: Iterable[_UsedGpu], environment: Mapping[str, str]) -> str:
-    """Describe the use of CUDA's MPS: 'in use on GPU0', from NVML's processes and the environment, or ''."""
-    seen = [gpu.device for gpu in gpus if any(process.shows_mps for process in gpu.processes or ())]
-    asked = [f"{name}={value}" for name, value in environment.items() if name == _PIPES]
+    """Describe signs of CUDA's MPS: 'in use on GPU0; asked for by CUDA_MPS_PIPE_DIRECTORY=/tmp/mps', or ''."""
+    seen = [gpu.device for gpu in gpus if any(user.mps or user.is_mps_server for user in gpu.processes or ())]
     found = [f"in use on {', '.join(dict.fromkeys(seen))}"] if seen else []
-    return "; ".join([*found, *(f"asked for by {each}" for each in asked)])
+    pipes = environment.get("CUDA_MPS_PIPE_DIRECTORY")
+    return "; ".join([*found, *([] if pipes is None else [f"asked for by CUDA_MPS_PIPE_DIRECTORY={pipes}"])])
 
 
 THROTTLE_REASONS = (
@@ -315,13 +291,13 @@ THROTTLE_REASONS = (
 )
 """Reasons that lower a GPU's clocks, in the order of NVML's bits 0x04 to 0x80."""
 
-LEAST_CLOCK_SHARE = 0.9  # Of the highest clock: a GPU at work below that is worth naming
+LEAST_CLOCK_SHARE = 0.9  # Report a busy GPU whose clock is below this share of its highest clock
 
 
 class GpuCondition(Struct, frozen=True, kw_only=True):
-    """A GPU's condition directly after a row, as far as it can slow the row down.
+    """What could have slowed a row down, read from the GPU directly after it.
 
-    `clock_mhz` is None while idle. `memory_errors` are uncorrectable. `unread` has reasons for missing facts.
+    `clock_mhz` is None while idle. `memory_errors` are uncorrectable. `unread` has the reasons for missing facts.
     """
 
     throttle_reasons: tuple[str, ...] = ()
@@ -333,7 +309,7 @@ class GpuCondition(Struct, frozen=True, kw_only=True):
 
     def combine(self, later: "GpuCondition") -> "GpuCondition":
         """Combine two readings, keeping the worse of each fact."""
-        clocks = [each for each in (self.clock_mhz, later.clock_mhz) if each is not None]
+        clocks = [clock for clock in (self.clock_mhz, later.clock_mhz) if clock is not None]
         return GpuCondition(
             throttle_reasons=tuple(dict.fromkeys((*self.throttle_reasons, *later.throttle_reasons))),
             clock_mhz=min(clocks, default=None),
@@ -345,7 +321,7 @@ class GpuCondition(Struct, frozen=True, kw_only=True):
 
     @property
     def not_read(self) -> str:
-        """Describe the facts that could not be read, with reasons, or ''."""
+        """The facts that could not be read, with reasons, or ''."""
         if not self.unread:
             return ""
         return f"{', '.join(self.unread).replace('_', ' ')} ({'; '.join(dict.fromkeys(self.unread.values()))})"
@@ -362,9 +338,8 @@ class GpuCondition(Struct, frozen=True, kw_only=True):
         if self.memory_errors:
             yield f"had {self.memory_errors} uncorrectable memory errors since the driver was loaded"
         if self.others:
-            yield f"is used by {' and '.join(map(_user, self.others))} too"
-
-
-def _user(process: GpuProcess) -> str:
-    held = f", which holds {process.memory_bytes / 2**30:.1f} GiB," if process.memory_bytes else ""
-    return f"{process.label}{held}"
+            users = [
+                f"{user.label}, which holds {user.memory_bytes / 2**30:.1f} GiB," if user.memory_bytes else user.label
+                for user in self.others
+            ]
+            yield f"is used by {' and '.join(users)} too"

@@ -1,7 +1,7 @@
-"""Facts about one node: GPUs, links, NICs, PCI tree and settings as they were read.
+"""Facts about one node: GPUs, links, NICs, PCI tree and settings, from any source.
 
-A snapshot is immutable data from any source. Unknown values are None, and `unknown` has the reason by field name. Bus
-ids are in lower case with four digits of domain (0000:1b:00.0). `bus_id` converts them.
+In all records here None is unknown, and `unknown` has the reason by field. Bus ids are in lower case with four digits
+of domain (0000:1b:00.0). `normalize_bus_id` converts them.
 """
 
 import re
@@ -30,10 +30,7 @@ class GpuLimits(Struct, frozen=True, kw_only=True):
 
 
 class Service(Struct, frozen=True, kw_only=True):
-    """A service of the driver. `running` is None if the host's processes are not visible.
-
-    A virtual machine that leaves its NVSwitches to its host runs none. `version` is the last one in its log.
-    """
+    """A service of the driver. `running` is None if the host's processes are not visible. `version` is from its log."""
 
     running: bool | None = None
     version: str | None = None
@@ -42,8 +39,7 @@ class Service(Struct, frozen=True, kw_only=True):
 class ConfidentialComputing(Struct, frozen=True, kw_only=True):
     """Confidential computing according to NVML. With it, transfers are encrypted or host-staged.
 
-    `environment` is unavailable, simulation or production. `multi_gpu` is none, protected_pcie or nvle, which decides
-    how GPUs may reach each other.
+    `environment` is unavailable, simulation or production. `multi_gpu` is none, protected_pcie or nvle.
     """
 
     enabled: bool | None = None
@@ -53,13 +49,12 @@ class ConfidentialComputing(Struct, frozen=True, kw_only=True):
 
 
 class DriverSettings(Struct, frozen=True, kw_only=True):
-    """The driver settings of a node. None is unknown, and `unknown` has the reason by field.
+    """The driver settings of a node.
 
-    `parameters` are those of the loaded module that affect peer access, NVLink, BAR 1 and IMEX, without the prefix
-    NVreg_. `registry_keys` are such keys of RegistryDwords, for one GPU as 'key@bus id'. `configured` is what
-    modprobe's files will set at the next load (in a container, its own files). `services` are by program name.
-    `nvlink_bandwidth_mode` is full, off, min, half or 3quarter for the whole node. `nvlink_bandwidth_reduced` names the
-    GPUs (GPU3) with a reduced mode.
+    `parameters` of the loaded module affect peer access, NVLink, BAR 1 or IMEX, and have no prefix NVreg_.
+    `registry_keys` are those of RegistryDwords, for one GPU as 'key@bus id'. `configured` are the parameters in
+    modprobe's files, for the next load. `services` are by program name. `nvlink_bandwidth_mode` is full, off, min, half
+    or 3quarter. `nvlink_bandwidth_reduced` lists GPUs (GPU3) with a lower mode.
     """
 
     parameters: Mapping[str, str] | None = None
@@ -73,7 +68,7 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def nvlink_disabled(self) -> str:
-        """The setting that disables NVLink on the whole node as text, or ''."""
+        """The setting that disables NVLink on the node, or ''."""
         parameter = (self.parameters or {}).get("NvLinkDisable")
         if parameter not in (None, "", "0"):
             return f"NvLinkDisable: {parameter} in the driver's parameters"
@@ -81,11 +76,10 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
 
 
 class IommuFacts(Struct, frozen=True, kw_only=True):
-    """The IOMMU as the kernel uses it. None is unknown, and `unknown` has the reason by field.
+    """The IOMMU as the kernel uses it.
 
-    `units` are hardware units (`dmar0`, `ivhd0`, `smmu3.0x...`), empty if the kernel uses none. `group_types` are those
-    of groups with a GPU, a NIC or a bridge above one, by group number: DMA and DMA-FQ translate, identity passes
-    through.
+    `units` are hardware units (`dmar0`, `ivhd0`, `smmu3.0x...`), empty if the kernel uses none. `group_types` has the
+    type of each group with a GPU, a NIC or a bridge above one: DMA and DMA-FQ translate, identity passes through.
     """
 
     units: tuple[str, ...] | None = None
@@ -94,11 +88,10 @@ class IommuFacts(Struct, frozen=True, kw_only=True):
 
 
 class KernelSettings(Struct, frozen=True, kw_only=True):
-    """The kernel of a node. None is unknown, and `unknown` has the reason by field.
+    """The kernel of a node.
 
-    `options` are the boot options that affect PCI, IOMMU, memory nodes and the NVIDIA driver, never the whole line.
-    `wsl` is Windows Subsystem for Linux. `imex` tells whether the driver offers IMEX channels, which memory shared
-    between nodes needs.
+    `options` are boot options that affect PCI, IOMMU, NUMA and the NVIDIA driver, never the whole line. `wsl` is
+    Windows Subsystem for Linux. `imex` is true if the driver has IMEX channels, to share memory between nodes.
     """
 
     options: tuple[str, ...] | None = None
@@ -121,7 +114,7 @@ ACCESS_CONTROLS = (
 
 
 class PciKind(StrEnum):
-    """The kind of a device between a GPU or NIC and the CPU. UNKNOWN has no PCI class."""
+    """The kind of a PCI device. UNKNOWN has no PCI class."""
 
     GPU = "gpu"
     NIC = "nic"
@@ -132,10 +125,9 @@ class PciKind(StrEnum):
 
 
 class AccessControl(Struct, frozen=True, kw_only=True):
-    """Access control of a port: the supported and the enabled `ACCESS_CONTROLS`, empty without ACS.
+    """The supported and the enabled `ACCESS_CONTROLS` of a port, empty without ACS.
 
-    If requests or completions are redirected, or forwarded upstream, traffic between two devices below one switch goes
-    up to the root and back.
+    Redirection or upstream forwarding sends traffic between devices of one switch up to the root and back.
     """
 
     capable: tuple[str, ...] = ()
@@ -143,10 +135,9 @@ class AccessControl(Struct, frozen=True, kw_only=True):
 
 
 class PcieErrors(Struct, frozen=True, kw_only=True):
-    """Errors of a device since it was found: totals, and the non-zero counters by name.
+    """Errors of a device since the kernel found it: totals, and non-zero counters by severity and name.
 
-    Names start with the severity: 'correctable.BadTLP', 'fatal.ACSViol'. None is a total that could not be read. Not
-    tried on hardware.
+    Names are for example 'correctable.BadTLP' and 'fatal.ACSViol'. Not tried on hardware.
     """
 
     correctable: int | None = None
@@ -156,14 +147,13 @@ class PcieErrors(Struct, frozen=True, kw_only=True):
 
 
 _ROCE_HEADERS_BYTES = 40 + 8 + 12 + 4 + 28 + 4  # GRH, UDP, BTH, XRC, atomics, ICRC (`iboe_get_mtu`)
-RDMA_MTUS = (256, 512, 1024, 2048, 4096)  # Sizes of RDMA (`enum ibv_mtu`); GPU servers can do the last
+RDMA_MTUS = (256, 512, 1024, 2048, 4096)  # `enum ibv_mtu`. GPU servers support 4096.
 
 
 class Gid(Struct, frozen=True, kw_only=True):
-    """An address of a port, with its index in the port's table.
+    """An entry of a port's address table. `kind` is the kernel's: 'IB/RoCE v1' or 'RoCE v2'.
 
-    `kind` is the kernel's word: 'IB/RoCE v1' or 'RoCE v2'. `address` is only the kind of address (ipv4, link_local,
-    global).
+    `address` is only the kind of address: ipv4, link_local or global.
     """
 
     index: int
@@ -172,12 +162,11 @@ class Gid(Struct, frozen=True, kw_only=True):
 
 
 class RdmaPort(Struct, frozen=True, kw_only=True):
-    """An RDMA port. None is unknown, and `unknown` has the reason by field.
+    """An RDMA port of the NIC `nic`. Not tried on hardware.
 
-    `nic` is the NIC's name in the snapshot. `physical_state` and `link_layer` are the kernel's words. `counters` and
-    `hardware_counters` are those of errors, waits and congestion since the driver was loaded, by sysfs name. `gids` are
-    the first used ones. `device_file` is what a process opens to use the device, and a container may lack it
-    (`RankFacts.device_files`). Not tried on hardware.
+    `physical_state` and `link_layer` are the kernel's words. `counters` and `hardware_counters` count errors, waits and
+    congestion since the driver was loaded, by sysfs name. `gids` are the first used ones. Processes open `device_file`
+    to use the port, and a container may lack it (`RankFacts.device_files`).
     """
 
     nic: str
@@ -191,12 +180,8 @@ class RdmaPort(Struct, frozen=True, kw_only=True):
 
 
 def roce_mtu_bytes(interface_mtu_bytes: int) -> int | None:
-    """Return the largest RoCE MTU that fits an interface's MTU with all headers, or None.
-
-    An MTU of 1500 allows 1024, and 4096 needs at least 4200 (Linux, include/rdma/ib_addr.h).
-    """
-    room_bytes = interface_mtu_bytes - _ROCE_HEADERS_BYTES
-    return max((size for size in RDMA_MTUS if size <= room_bytes), default=None)
+    """Return the largest RoCE MTU that fits an interface's MTU with all headers (Linux, include/rdma/ib_addr.h)."""
+    return max((size for size in RDMA_MTUS if size + _ROCE_HEADERS_BYTES <= interface_mtu_bytes), default=None)
 
 
 SNAPSHOT_VERSION = 1
@@ -205,15 +190,16 @@ _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.?([0-7]
 
 
 def normalize_bus_id(text: str) -> str:
-    """Normalize a PCI address as in sysfs: '00000000:1B:00.0' → '0000:1b:00.0'. Other text is only lowercased."""
-    match = _BUS_ID.fullmatch(text.strip().lower())
+    """Convert a PCI address to that of sysfs: '00000000:1B:00.0' → '0000:1b:00.0'. Only lowercase other text."""
+    text = text.strip().lower()
+    match = _BUS_ID.fullmatch(text)
     if match is None:
-        return text.strip().lower()
+        return text
     domain, bus, device, function = match.groups()
     return f"{int(domain or '0', 16):04x}:{bus}:{device}.{function or '0'}"
 
 
-SOFTWARE_RDMA = "software RDMA"  # Model of an RDMA device that Linux emulates over an interface (siw, rxe)
+SOFTWARE_RDMA = "software RDMA"  # The NIC model of siw and rxe, which Linux emulates over an interface
 
 
 class NvlinkPeer(StrEnum):
@@ -234,7 +220,7 @@ class NicKind(StrEnum):
 
 
 class PcieLink(Struct, frozen=True, kw_only=True):
-    """The current and maximum state of a PCIe link. Generations 1 to 6, widths in lanes."""
+    """The current and maximum generation (1 to 6) and width (lanes) of a PCIe link."""
 
     generation: int | None = None
     width: int | None = None
@@ -245,8 +231,8 @@ class PcieLink(Struct, frozen=True, kw_only=True):
 class PciPlace(Struct, frozen=True, kw_only=True):
     """The place of a device in the PCI tree.
 
-    `host_bridge` names the root (`pci0000:00`, or a file's own name). `switches` are the PCIe switches above the
-    device, outermost first, by the bus id of the upstream port. `root_port` is the CPU's port.
+    `host_bridge` is the name of the root (`pci0000:00`). `switches` are the PCIe switches above the device, outermost
+    first, by the bus id of their upstream port. `root_port` is the CPU's port.
     """
 
     host_bridge: str | None = None
@@ -256,7 +242,7 @@ class PciPlace(Struct, frozen=True, kw_only=True):
 
 
 class PciSwitch(Struct, frozen=True, kw_only=True):
-    """A PCIe switch. `link` is its uplink towards the CPU, and `place.switches` are the switches above it."""
+    """A PCIe switch. `link` is its uplink."""
 
     bus_id: str
     link: PcieLink = PcieLink()
@@ -264,13 +250,12 @@ class PciSwitch(Struct, frozen=True, kw_only=True):
 
 
 class PciDevice(Struct, frozen=True, kw_only=True):
-    """A GPU, a NIC, or a bridge above one. None is unknown, and `unknown` has the reason by field.
+    """A GPU, a NIC, or a bridge above one.
 
-    `above` is the bridge towards the CPU. `identity` is vendor and device id ('10b5:8796'). `link` is what this end
-    reports: for a GPU, a NIC and an upstream port the link towards the CPU, for other ports the link below. Ports have
-    access control, devices address translation (ATS). For a GPU, `bar1_bytes` is the window onto its memory (BAR 1),
-    `bar1_most_bytes` the largest possible one, and `minor` the number of its device file (/dev/nvidia0). `place` is set
-    only for a device of unknown kind.
+    `above` is the next bridge towards the CPU. `identity` is vendor and device id ('10b5:8796'). `link` is the link
+    towards the CPU, for root and downstream ports the link below. Ports have access control, devices address
+    translation (ATS). BAR 1 is the window onto a GPU's memory, and `bar1_most_bytes` its largest size. `minor` is the
+    number of the GPU's device file (/dev/nvidia0). `place` is set only if the kind is unknown.
     """
 
     bus_id: str
@@ -292,8 +277,8 @@ class PciDevice(Struct, frozen=True, kw_only=True):
 class NvLink(Struct, frozen=True, kw_only=True):
     """One NVLink of a GPU.
 
-    `version` is NVLink's ('4.0'). `raw_gb_s` is the line rate per direction as the driver prints it, including the
-    protocol. `peer_bus_id` is None if a virtual machine hides it. `errors` are the readable counters by name.
+    `raw_gb_s` is the line rate per direction as the driver prints it, including protocol overhead. `peer_bus_id` is
+    None if a virtual machine hides it. `errors` are counters by name.
     """
 
     number: int
@@ -308,8 +293,8 @@ class NvLink(Struct, frozen=True, kw_only=True):
 class Fabric(Struct, frozen=True, kw_only=True):
     """A GPU's registration with the NVLink fabric (`nvmlGpuFabricInfo`).
 
-    `state` is not_supported, not_started, in_progress or completed. `status` is 'success' or the failure. `health_mask`
-    has two-bit fields, which `decode_health` decodes.
+    `state` is not_supported, not_started, in_progress or completed. `status` is 'success' or the failure.
+    `decode_health` decodes `health_mask`.
     """
 
     state: str | None = None
@@ -320,20 +305,17 @@ class Fabric(Struct, frozen=True, kw_only=True):
 
     @property
     def spans_nodes(self) -> bool:
-        """True in an NVLink domain of several nodes. A fabric of one node has no cluster, or a cluster of zeros."""
+        """True in an NVLink domain of several nodes. On one node the cluster is missing or all zeros."""
         return bool(set(self.cluster_uuid or "") - {"0", "-"})
 
     @property
     def domain(self) -> tuple[str, int | None] | None:
-        """Cluster and clique of an NVLink domain of several nodes, or None."""
+        """Cluster and clique of a multi-node NVLink domain, or None."""
         return (self.cluster_uuid or "", self.clique) if self.spans_nodes else None
 
 
 class RemappedRows(Struct, frozen=True, kw_only=True):
-    """Replaced memory rows: after correctable errors, after uncorrectable ones, pending a reset, and failed.
-
-    `banks_without_spares` counts memory banks without a spare row, None if the driver does not report it.
-    """
+    """Rows of GPU memory that were remapped after errors. `banks_without_spares` counts banks without a spare row."""
 
     correctable: int
     uncorrectable: int
@@ -343,15 +325,13 @@ class RemappedRows(Struct, frozen=True, kw_only=True):
 
 
 class GpuFacts(Struct, frozen=True, kw_only=True):
-    """One GPU. `index` is the driver's (nvidia-smi's), `cuda_index` this process's CUDA's; the bus id identifies it.
+    """One GPU, identified by its bus id. `index` is nvidia-smi's, `cuda_index` that of CUDA in this process.
 
-    `idle` is true where clocks say that nothing runs: it then trains its PCIe link down. `performance_state` is the
-    driver's, 0 at work (P0) to 15; from 3 on the link may be trained down, whatever the clocks say. `throttle_reasons`
-    leaves out idling and clocks that somebody asked for. `cuda_features` are what CUDA says that it supports, by name
-    (`fabric_handles`, `multicast`); a driver that does not know one leaves it out. `temperature_c` is its chip's,
-    `slowdown_margin_c` how far that is below the temperature at which its clocks are lowered, `most_clock_mhz` the
-    highest clock of its multiprocessors, `memory_errors` the uncorrectable ones since the driver was loaded;
-    `retirement_pending` is what GPUs before Ampere have in the place of remapped rows.
+    `idle` is true if the clocks show that nothing runs. An idle GPU may train its PCIe link down, as may one in
+    `performance_state` P3 or higher. `throttle_reasons` excludes idling and requested clocks. `cuda_features` are the
+    capabilities (`fabric_handles`, `multicast`) that the driver knows. `slowdown_margin_c` is the distance to the
+    temperature that lowers clocks. `most_clock_mhz` is the maximum SM clock. `memory_errors` are uncorrectable, since
+    the driver was loaded. GPUs before Ampere have `retirement_pending` instead of `remapped_rows`.
     """
 
     index: int
@@ -390,40 +370,31 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def device(self) -> str:
-        """Its name in matrices: GPU0."""
         return f"GPU{self.index}"
 
 
-_WORKSTATION_CARD = re.compile(r"GeForce|Quadro|TITAN|\bRTX\b(?!.*Server)")
-
-
 def is_workstation_card(gpu: GpuFacts) -> bool:
-    """True for desktop and workstation cards, which are often sold with ECC off or without it."""
-    return _WORKSTATION_CARD.search(gpu.name or "") is not None
-
-
-_MOST_DISPLAY_BYTES = 9 * 10**9  # T400, T1000 and GT 1030 have 2 to 8 GB
-_VIRTUAL_GPU = re.compile(r"-\d+[ABCQ](?:ME)?$")  # 'NVIDIA L40S-24Q', 'NVIDIA H100XM-80C', 'NVIDIA A100-1-5CME'
+    """True for desktop and workstation cards, which often have ECC off or no ECC."""
+    return re.search(r"GeForce|Quadro|TITAN|\bRTX\b(?!.*Server)", gpu.name or "") is not None
 
 
 def find_display_cards(gpus: Sequence[GpuFacts]) -> tuple[GpuFacts, ...]:
     """Return small cards next to cards with more than twice their memory. They drive a display and do not compute."""
     most = max((gpu.memory_bytes or 0 for gpu in gpus), default=0)
-    limit = min(_MOST_DISPLAY_BYTES, most / 2)
+    limit = min(9 * 10**9, most / 2)  # T400, T1000 and GT 1030 have 2 to 8 GB.
     return tuple(gpu for gpu in gpus if gpu.memory_bytes and gpu.memory_bytes < limit and not gpu.mig)
 
 
 def is_virtual_gpu(gpu: GpuFacts) -> bool:
-    """True for a vGPU, a slice of a GPU from a hypervisor."""
-    return _VIRTUAL_GPU.search(gpu.name or "") is not None
+    """True for a vGPU, a slice of a GPU from a hypervisor: 'NVIDIA L40S-24Q', 'NVIDIA A100-1-5CME'."""
+    return re.search(r"-\d+[ABCQ](?:ME)?$", gpu.name or "") is not None
 
 
 class NicFacts(Struct, frozen=True, kw_only=True):
-    """One port of one NIC. `name` is the RDMA device's (`mlx5_0`, `mlx5_0:2` for a second port), else the interface's.
+    """One port of a NIC. `name` is that of the RDMA device (`mlx5_0`, `mlx5_0:2` for port 2), else of the interface.
 
-    `state` is active, down, or the kernel's own word; `rate_gbit_s` the port's data rate; `gpudirect` is what NCCL
-    wrote about GPUDirect RDMA. `port` names the physical port: devices that share one, as the two of a DGX Spark's
-    ConnectX-7 do, each with a slot of its own, together carry no more than its rate.
+    `state` is active, down, or another word of the kernel. `gpudirect` is NCCL's statement about GPUDirect RDMA. `port`
+    is the physical port: devices with the same one, such as both of a DGX Spark's ConnectX-7, share its rate.
     """
 
     name: str
@@ -444,7 +415,6 @@ class NicFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def device(self) -> str:
-        """Its name in matrices."""
         return self.name
 
     @property
@@ -454,11 +424,10 @@ class NicFacts(Struct, frozen=True, kw_only=True):
 
 
 class PairFacts(Struct, frozen=True, kw_only=True):
-    """Facts of an ordered pair of devices, named as in matrices.
+    """Facts of an ordered pair of devices.
 
-    `path` is a path class as stated by a file (NV18, PIX, ...), `pcie_path` one without NVLink; `cuda` is
-    cudaDeviceCanAccessPeer; `read` to `pci` are NVML's P2P statuses in `topo -p2p`'s words (OK, CNS, GNS, TNS, DR, NS,
-    U).
+    `path` is the path class in a file (NV18, PIX, ...), and `pcie_path` the class without NVLink. `cuda` is
+    cudaDeviceCanAccessPeer. `read` to `pci` are NVML's P2P statuses, as `topo -p2p` prints them.
     """
 
     source: str
@@ -475,14 +444,14 @@ class PairFacts(Struct, frozen=True, kw_only=True):
 
 
 class NumaNode(Struct, frozen=True, kw_only=True):
-    """A NUMA node and its CPUs, as a list of ranges ('0-31,64-95')."""
+    """A NUMA node and its CPUs ('0-31,64-95')."""
 
     number: int
     cpus: str = ""
 
 
 class DriverFacts(Struct, frozen=True, kw_only=True):
-    """The NVIDIA driver. `cuda` is the newest CUDA it runs ('13.0'); `absent` says why there is none."""
+    """The NVIDIA driver. `cuda` is the newest supported CUDA ('13.0'). `absent` is the reason for no driver."""
 
     version: str | None = None
     cuda: str | None = None
@@ -491,9 +460,9 @@ class DriverFacts(Struct, frozen=True, kw_only=True):
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
-    """The machine around the GPUs. `product` is what the firmware calls it, `chassis` laptop, desktop or server.
+    """The machine around the GPUs. `product` is the firmware's name, `chassis` is laptop, desktop or server.
 
-    `container` is the runtime of the container in which the facts were read; empty outside of any.
+    `container` is the runtime of the container that read the facts, '' outside of containers.
     """
 
     kernel: str | None = None
@@ -511,8 +480,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 class GpuDirectFacts(Struct, frozen=True, kw_only=True):
     """The ways for a NIC to reach GPU memory: the kernel modules nvidia-peermem and efa_nv_peermem (EFA), or dma-buf.
 
-    `peermem_registered` says whether nvidia-peermem found the RDMA core that it must register with: built without one,
-    it can be loaded and do nothing.
+    If nvidia-peermem is loaded but not registered with the RDMA core, it does nothing.
     """
 
     peermem: bool | None = None
@@ -521,11 +489,11 @@ class GpuDirectFacts(Struct, frozen=True, kw_only=True):
     dma_buf: bool | None = None
 
 
-WAITED_FOR_CPU = "for a CPU"  # The end of an error if it was no driver that hung but a host that is overloaded
+WAITED_FOR_CPU = "for a CPU"  # The end of an error on an overloaded host, where no driver hung
 
 
 class ProbeFailure(Struct, frozen=True, kw_only=True):
-    """A source of facts (sysfs, nvml, cuda) without an answer: what happened, and whether it hung."""
+    """A source of facts (sysfs, nvml, cuda) that failed or hung."""
 
     stage: str
     error: str
@@ -533,10 +501,10 @@ class ProbeFailure(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """One node. `source` says who read it; `gpus_of_others` counts GPUs given to other containers or VMs.
+    """One node. `source` is the program that read it. `gpus_of_others` counts GPUs of other containers or VMs.
 
-    `pci_devices` are GPUs, NICs and bridges by bus id; `errors_grown` those counted until the end of a run, or None.
-    `completed` names the devices whose rows a text of nvidia-smi lacks, and that the other rows completed.
+    `errors_grown` has the growth of error counters during a run, by device. `completed` lists devices without a row in
+    a text of nvidia-smi, completed from other rows.
     """
 
     host: str

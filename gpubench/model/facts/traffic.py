@@ -1,9 +1,10 @@
-"""Traffic and use of a node's GPUs: readings, rates between readings, throttling, and use by other programs."""
+"""Traffic and use of a node's GPUs: readings, rates between two readings, and use by other programs."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, TypeVar
 
 from msgspec import Meta, field
+from msgspec.structs import astuple
 
 from gpubench.model.facts.process import GpuCondition, GpuProcess, RankFacts
 from gpubench.model.terms.plain import Count, Seconds
@@ -11,16 +12,19 @@ from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import BYTES_PER_GB
 
 FOREIGN_GB_S = 0.5
-"""A link with this rate while the job is idle carries another program's data. On four H200s idle NVLinks carried
-0.0 and idle PCIe links up to 0.02 GB/s, and copies of another process 371 to 396 and 59.
+"""At this rate a link carries another program's data while the job is idle. On four H200s, idle NVLinks carried 0.0 and
+idle PCIe links up to 0.02 GB/s. Copies of another process reached 371 to 396 and 59 GB/s.
 """
 
-FOREIGN_SHARE = 0.1  # Of what links carry: foreign traffic that may have moved their counters
-LEAST_HELD_BYTES = 2**30  # A process without data holds some 500 MiB of a GPU: its context
-BUSY_PERCENT = 50  # Of the time with something running while this job is idle: somebody else's work
+FOREIGN_SHARE = 0.1  # Foreign traffic above this share of a link's limit may have moved its counters
+_LEAST_HELD_BYTES = 2**30  # A process without data holds some 500 MiB of a GPU: its context
+_BUSY_PERCENT = 50  # A GPU that is busy for so much of the time while this job is idle runs another program
 
 
-class LinkRates(Struct, frozen=True, kw_only=True):
+Number = TypeVar("Number", int, float)
+
+
+class LinkRates(Struct, frozen=True):
     """GB/s of all NVLinks of a GPU together, and of its PCIe link. None if not counted."""
 
     nvlink_sent: float | None = None
@@ -30,8 +34,7 @@ class LinkRates(Struct, frozen=True, kw_only=True):
 
     def combine(self, later: "LinkRates") -> "LinkRates":
         """Return the higher rate of each."""
-        pairs = {name: (getattr(self, name), getattr(later, name)) for name in self.__struct_fields__}
-        return LinkRates(**{name: _greatest(rates) for name, rates in pairs.items()})
+        return LinkRates(*map(_greater, astuple(self), astuple(later)))
 
 
 class GpuUse(Struct, frozen=True, kw_only=True):
@@ -43,23 +46,21 @@ class GpuUse(Struct, frozen=True, kw_only=True):
 
     def combine(self, later: "GpuUse") -> "GpuUse":
         """Return the higher use, with the processes of both."""
-        percent = _greatest((self.utilization_percent, later.utilization_percent))
-        users = {each.pid: each for each in (*self.users, *later.users)}
-        held = later.held_bytes if self.held_bytes is None else self.held_bytes
         return GpuUse(
-            utilization_percent=None if percent is None else int(percent), users=tuple(users.values()), held_bytes=held
+            utilization_percent=_greater(self.utilization_percent, later.utilization_percent),
+            users=tuple({user.pid: user for user in (*self.users, *later.users)}.values()),
+            held_bytes=later.held_bytes if self.held_bytes is None else self.held_bytes,
         )
 
     @property
     def is_busy(self) -> bool:
-        """True if the GPU computes."""
-        return (self.utilization_percent or 0) >= BUSY_PERCENT
+        return (self.utilization_percent or 0) >= _BUSY_PERCENT
 
 
 class IdleGpu(Struct, frozen=True, kw_only=True):
-    """Traffic and users of a GPU while this job was idle. None if not observed.
+    """Traffic and users of a GPU while this job was idle. None is unknown.
 
-    `at_work` is its condition just before. `waited` is the share of time in which its rank waited for a CPU.
+    `at_work` is the GPU's condition just before. `waited` is the share of time that its rank waited for a CPU.
     """
 
     rates: LinkRates = field(default_factory=LinkRates)
@@ -73,19 +74,18 @@ class IdleGpu(Struct, frozen=True, kw_only=True):
             rates=self.rates.combine(later.rates),
             use=self.use.combine(later.use),
             at_work=later.at_work or self.at_work,
-            waited=_greatest((self.waited, later.waited)),
+            waited=_greater(self.waited, later.waited),
         )
 
 
 def combine_idle_gpus(earlier: Sequence[IdleGpu], later: Sequence[IdleGpu]) -> tuple[IdleGpu, ...]:
-    """Combine a job's GPUs over two moments, or return the only known one."""
+    """Combine two observations of a job's GPUs. One of them may be empty."""
     if not earlier or not later:
         return tuple(earlier or later)
     return tuple(one.combine(other) for one, other in zip(earlier, later, strict=True))
 
 
 def exceeds_idle(gb_s: float | None) -> bool:
-    """True if a rate is above that of an idle link."""
     return gb_s is not None and gb_s >= FOREIGN_GB_S
 
 
@@ -95,31 +95,46 @@ def describe_holders(use: GpuUse, words: Callable[[int], str]) -> str:
         return f"{', '.join(user.label for user in use.users)}: {words(use.held_bytes)}"
     named = [f"{user.label}: {words(user.memory_bytes)}" for user in use.users if user.memory_bytes]
     unseen = (use.held_bytes or 0) - sum(user.memory_bytes or 0 for user in use.users)
-    if use.held_bytes is not None and unseen > LEAST_HELD_BYTES:
+    if use.held_bytes is not None and unseen > _LEAST_HELD_BYTES:
         named.append(f"a process that is not visible here: {words(unseen)}")
     return ", ".join(named)
 
 
-def _greatest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+def _greater(one: Number | None, other: Number | None) -> Number | None:
+    return max((value for value in (one, other) if value is not None), default=None)
 
 
-LOOPBACK = "lo"  # Where NCCL finds no other way inside a node, it takes sockets over this interface
+LOOPBACK = "lo"  # NCCL uses sockets over this interface if it finds no other path inside a node
 
-_Counter = Annotated[int, Meta(ge=0)]  # In bytes: those of NVLinks and InfiniBand ports count beyond 2**64
+_Counter = Annotated[int, Meta(ge=0)]  # Byte counters of NVLinks and InfiniBand ports exceed 2**64
 
 
-class GpuReading(Struct, frozen=True, kw_only=True):
-    """A GPU at one moment. None is unknown, and `unknown` has the reason by field.
+class _GpuState(Struct, frozen=True, kw_only=True):
+    """The fields that a reading and the rates between two readings share.
 
-    `nvlink_sent_bytes` and `nvlink_received_bytes` count the payload of all its NVLinks. Rates in GB/s are the driver's
-    averages since the last reading. Without these, PCIe rates cover `pcie_sampled_seconds`, because its 32-bit counters
-    wrap in 34 ms. `kernels_percent` is the share of time in which kernels ran, without copies, which
-    `utilization_percent` includes. It is read only if PCIe sends data. `errors` are counters by name.
+    `utilization_percent` includes copies, `kernels_percent` only kernels. The latter is read only if PCIe sends data.
+    `lost` is the driver's message about a GPU that fell off the bus.
     """
 
     index: Count
     bus_id: str
+    utilization_percent: Count | None = None
+    kernels_percent: float | None = None
+    clock_mhz: Count | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    lost: str | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+class GpuReading(_GpuState, frozen=True, kw_only=True):
+    """A GPU at one moment. None is unknown, and `unknown` has the reason by field.
+
+    Byte counters have the payload of all NVLinks. Rates in GB/s are the driver's averages since the last reading.
+    Without these, PCIe rates cover `pcie_sampled_seconds`, because PCIe's 32-bit counters wrap in 34 ms. `errors` are
+    counters by name.
+    """
+
     nvlink_sent_bytes: _Counter | None = None
     nvlink_received_bytes: _Counter | None = None
     nvlink_sent_gb_s: float | None = None
@@ -127,14 +142,7 @@ class GpuReading(Struct, frozen=True, kw_only=True):
     pcie_sent_gb_s: float | None = None
     pcie_received_gb_s: float | None = None
     pcie_sampled_seconds: Seconds | None = None
-    utilization_percent: Count | None = None
-    kernels_percent: float | None = None
-    clock_mhz: Count | None = None
-    throttle_reasons: tuple[str, ...] | None = None
     errors: Mapping[str, _Counter] = field(default_factory=dict)
-    processes: tuple[GpuProcess, ...] | None = None
-    lost: str | None = None
-    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
 class NicReading(Struct, frozen=True, kw_only=True):
@@ -153,9 +161,9 @@ class NicReading(Struct, frozen=True, kw_only=True):
 class TaskFacts(Struct, frozen=True, kw_only=True):
     """A process that uses GPUs, as far as this user may read /proc.
 
-    `facts` are those of a rank, with the process's own environment and files. If None, `unread` has the reason.
-    `together` lists what joins processes to a job, each with its source: 'torchrun 127.0.0.1:29500', 'Slurm 4711.0'.
-    `communicators` tells whether NCCL has a communicator in it, None if not checked.
+    `facts` are those of a rank. If None, `unread` has the reason. Processes of one job share an entry of `together`:
+    'torchrun 127.0.0.1:29500', 'Slurm 4711.0'. `communicators` is true if NCCL has a communicator in it, None if not
+    checked.
     """
 
     pid: int
@@ -170,7 +178,7 @@ class TaskFacts(Struct, frozen=True, kw_only=True):
 
 
 class NodeReading(Struct, frozen=True, kw_only=True):
-    """A node at one moment of a monotonic clock in seconds. `driver_silent` says why GPUs are missing."""
+    """A node at `seconds` of a monotonic clock. `driver_silent` is the reason for missing GPUs."""
 
     host: str
     seconds: Seconds
@@ -182,37 +190,25 @@ class NodeReading(Struct, frozen=True, kw_only=True):
 
 _NOT_BEFORE = "nothing was read before"
 _WENT_BACK = "the counter went back: it was reset, or the driver was loaded again"
-_TOO_MUCH = "the counter jumped by more than the links carry: it was reset"
-_NVLINK_MOST_GB_S = 4000.0  # More than the NVLinks of any GPU carry in one direction: NVLink 5 has 900 GB/s
-_PCIE_MOST_GB_S = 400.0  # More than the PCIe link of any GPU carries in one direction: PCIe 6 x16 has 121 GB/s
+_NVLINK_MOST_GB_S = 4000.0  # Above NVLink 5, which has 900 GB/s per GPU and direction
+_PCIE_MOST_GB_S = 400.0  # Above PCIe 6 x16, which has 121 GB/s per direction
 _NIC_MOST_GB_S = 400.0
-_NO_RATE = "the driver's rate is none that links carry"
 
 
-class GpuRates(Struct, frozen=True, kw_only=True):
-    """GB/s of a GPU's links over an interval. None is unknown, and `unknown` has the reason by field.
+class GpuRates(_GpuState, frozen=True, kw_only=True):
+    """GB/s of a GPU's links over an interval, and its state at the end. None is unknown.
 
-    `errors_grown` are counters that grew. `lost` is the driver's message about a GPU that fell off the bus.
+    `errors_grown` has the growth of error counters.
     """
 
-    index: int
-    bus_id: str
     nvlink_sent: float | None = None
     nvlink_received: float | None = None
     pcie_sent: float | None = None
     pcie_received: float | None = None
-    utilization_percent: int | None = None
-    kernels_percent: float | None = None
-    clock_mhz: int | None = None
-    throttle_reasons: tuple[str, ...] | None = None
     errors_grown: Mapping[str, int] = field(default_factory=dict)
-    processes: tuple[GpuProcess, ...] | None = None
-    lost: str | None = None
-    unknown: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def device(self) -> str:
-        """Its name: GPU0."""
         return f"GPU{self.index}"
 
 
@@ -243,46 +239,35 @@ class NodeRates(Struct, frozen=True, kw_only=True):
 def compute_rates(before: NodeReading, after: NodeReading) -> NodeRates:
     """Compute the rates between two readings of one node. Values in only one of them are unknown."""
     seconds = after.seconds - before.seconds
-    gpus = {each.bus_id: each for each in before.gpus}
+    gpus = {gpu.bus_id: gpu for gpu in before.gpus}
     nics = {nic.name: nic for nic in before.nics}
     return NodeRates(
         host=after.host,
         begin=before.seconds,
         end=after.seconds,
-        gpus=tuple(_gpu(gpus.get(each.bus_id), each, seconds) for each in after.gpus),
-        nics=tuple(_nic(nics.get(nic.name), nic, seconds) for nic in after.nics),
+        gpus=tuple(_gpu_rates(gpus.get(gpu.bus_id), gpu, seconds) for gpu in after.gpus),
+        nics=tuple(_nic_rates(nics.get(nic.name), nic, seconds) for nic in after.nics),
         tasks=after.tasks,
         driver_silent=after.driver_silent,
     )
 
 
-def _gpu(before: GpuReading | None, after: GpuReading, seconds: float) -> GpuRates:
+def _gpu_rates(before: GpuReading | None, after: GpuReading, seconds: float) -> GpuRates:
     unknown = dict(after.unknown)
     if after.lost is not None:
         unknown = dict.fromkeys(("nvlink_sent", "nvlink_received", "pcie_sent", "pcie_received"), after.lost)
     found: dict[str, float | None] = {}
     for name in ("nvlink_sent", "nvlink_received"):
-        counts = [None if each is None else getattr(each, f"{name}_bytes") for each in (before, after)]
         found[name] = _driver_rate(name, after, _NVLINK_MOST_GB_S, unknown)
         if found[name] is None and name not in unknown:
+            counts = [None if gpu is None else getattr(gpu, f"{name}_bytes") for gpu in (before, after)]
             found[name] = _rate(name, counts[0], counts[1], seconds, _NVLINK_MOST_GB_S, None, unknown)
     for name in ("pcie_sent", "pcie_received"):
         found[name] = _driver_rate(name, after, _PCIE_MOST_GB_S, unknown)
         if found[name] is None:
             unknown.setdefault(name, _NOT_BEFORE)
-    return GpuRates(
-        index=after.index,
-        bus_id=after.bus_id,
-        **found,
-        utilization_percent=after.utilization_percent,
-        kernels_percent=after.kernels_percent,
-        clock_mhz=after.clock_mhz,
-        throttle_reasons=after.throttle_reasons,
-        errors_grown=count_growth({} if before is None else before.errors, after.errors),
-        processes=after.processes,
-        lost=after.lost,
-        unknown=unknown,
-    )
+    state = {name: getattr(after, name) for name in _GpuState.__struct_fields__} | {"unknown": unknown}
+    return GpuRates(**state, **found, errors_grown=count_growth({} if before is None else before.errors, after.errors))
 
 
 def _driver_rate(name: str, reading: GpuReading, most_gb_s: float, unknown: dict[str, str]) -> float | None:
@@ -290,19 +275,20 @@ def _driver_rate(name: str, reading: GpuReading, most_gb_s: float, unknown: dict
     if rate is None or reading.lost is not None:
         return None
     if not 0 <= rate <= most_gb_s:
-        unknown[name] = _NO_RATE
+        unknown[name] = "the driver's rate is none that links carry"
         return None
     return rate
 
 
-def _nic(before: NicReading | None, after: NicReading, seconds: float) -> NicRates:
+def _nic_rates(before: NicReading | None, after: NicReading, seconds: float) -> NicRates:
     unknown = dict(after.unknown)
     pairs = {
         name: (None if before is None else getattr(before, f"{name}_bytes"), getattr(after, f"{name}_bytes"))
         for name in ("sent", "received")
     }
-    counts_to = after.counts_to
-    found = {name: _rate(name, *pair, seconds, _NIC_MOST_GB_S, counts_to, unknown) for name, pair in pairs.items()}
+    found = {
+        name: _rate(name, *pair, seconds, _NIC_MOST_GB_S, after.counts_to, unknown) for name, pair in pairs.items()
+    }
     return NicRates(
         name=after.name,
         rdma=after.rdma,
@@ -322,7 +308,7 @@ def _rate(
     counts_to: int | None,
     unknown: dict[str, str],
 ) -> float | None:
-    """Return GB/s from a counter that may wrap once. If that is ambiguous, note the reason and return None."""
+    """Return GB/s from a counter that may wrap once at `counts_to`. None if unknown, with the reason in `unknown`."""
     if before is None or after is None or seconds <= 0:
         unknown.setdefault(name, _NOT_BEFORE)
         return None
@@ -337,17 +323,17 @@ def _rate(
         return None
     rate = moved / BYTES_PER_GB / seconds
     if rate > most_gb_s:
-        unknown[name] = _TOO_MUCH
+        unknown[name] = "the counter jumped by more than the links carry: it was reset"
         return None
     return rate
 
 
 def count_growth(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Return the growth of error counters. A counter that restarted counts as unchanged."""
+    """Return the growth of error counters. Ignore a counter that restarted."""
     return {name: count - before[name] for name, count in after.items() if count > before.get(name, count)}
 
 
 def sum_rates(values: Sequence[float | None]) -> float | None:
-    """Return the sum of rates. None if any is unknown, because it might be the largest."""
+    """Return the sum. None if any rate is unknown, because it might be the largest."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
