@@ -262,7 +262,7 @@ def try_operations(operations: Sequence[str], _command: object, completed: Any) 
             for size, end in zip((1024, 2**20), ends, strict=True)
         ]
     claims = {"MPIX_Query_cuda_support": "no"}
-    return MpiSupport(library="Open MPI v4.1.6", trials=trials, claims=claims, seconds=5.0)
+    return MpiSupport(library="Open MPI v4.1.6", asked=operations[0], trials=trials, claims=claims, seconds=5.0)
 
 
 class FakeLauncher(Launcher, frozen=True):

@@ -274,6 +274,7 @@ def read_support(
     said = claims if isinstance(claims, dict) else {}
     return MpiSupport(
         library=printable(str(first.get("library", "MPI"))),
+        asked=operations[0],
         trials=[trial for name in operations for trial in _trials(name, ends[name])],
         claims={str(name): printable(str(value)) for name, value in said.items()} | _info(command.info),
         seconds=time.monotonic() - began,

@@ -85,8 +85,8 @@ def pcie_errors(snapshot: Snapshot) -> Iterator[Errors]:
     for gpu in snapshot.gpus:
         if grown is None:
             siblings = [other.pcie_replays for other in snapshot.gpus if other is not gpu]
-            counts = {REPLAYS: gpu.pcie_replays or 0}
-            yield from _compare_totals(gpu.device, counts, [count for count in siblings if count is not None])
+            known = [count for count in siblings if count is not None]
+            yield from _compare_totals(gpu.device, {REPLAYS: gpu.pcie_replays or 0}, known)
         else:
             yield from _judge_growth(gpu.device, {REPLAYS: grown.get(gpu.device, {}).get(REPLAYS, 0)})
     for device in snapshot.pci_devices:

@@ -199,9 +199,10 @@ class OperationTrial(Struct, frozen=True, kw_only=True):
 
 
 class MpiSupport(Struct, frozen=True, kw_only=True):
-    """All trials of an MPI library. `claims` are its own statements by source."""
+    """All trials of an MPI library. `claims` are its own statements by source. `asked` is the operation in question."""
 
     library: str
+    asked: str
     trials: Sequence[OperationTrial]
     claims: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None

@@ -1,7 +1,7 @@
 """Traffic and use of a node's GPUs: readings, rates between two readings, and use by other programs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, field
 from msgspec.structs import astuple
@@ -266,8 +266,9 @@ def _gpu_rates(before: GpuReading | None, after: GpuReading, seconds: float) -> 
         found[name] = _driver_rate(name, after, _PCIE_MOST_GB_S, unknown)
         if found[name] is None:
             unknown.setdefault(name, _NOT_BEFORE)
-    state = {name: getattr(after, name) for name in _GpuState.__struct_fields__} | {"unknown": unknown}
-    return GpuRates(**state, **found, errors_grown=count_growth({} if before is None else before.errors, after.errors))
+    state: dict[str, Any] = {name: getattr(after, name) for name in _GpuState.__struct_fields__}
+    errors_grown = count_growth({} if before is None else before.errors, after.errors)
+    return GpuRates(**state | found | {"unknown": unknown}, errors_grown=errors_grown)
 
 
 def _driver_rate(name: str, reading: GpuReading, most_gb_s: float, unknown: dict[str, str]) -> float | None:
