@@ -20,7 +20,7 @@ from gpubench.formats.registry import FORMATS, Color, ExitStyle, Presentation
 from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ
 from gpubench.model.terms.options import options_of
 from gpubench.profiles import MOST_FILES, profile_names, user_folder
-from gpubench.readers.documents import opened
+from gpubench.readers.documents import open_file
 
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _SHORTEST_VALUE_TO_FIND = 3
@@ -218,7 +218,7 @@ def _read_toml(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
 def _read_text(path: Path, name: str) -> str | None:
     """Read a defaults file; None for a pyproject.toml without a gpubench table, whoever owns it."""
     try:
-        with opened(path, _EXPECTED, pipes=False) as file:
+        with open_file(path, _EXPECTED, pipes=False) as file:
             # The file, and the link that leads to it.
             states, content = (os.fstat(file.fileno()), path.lstat()), file.read(MOST_BYTES + 1)
     except OSError as error:

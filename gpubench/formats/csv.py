@@ -16,7 +16,7 @@ from gpubench.model.results.report import (
     RowsOfNode,
     Table,
 )
-from gpubench.model.results.result_file import WIDE_COLUMNS, marked_text, wide_cells
+from gpubench.model.results.result_file import WIDE_COLUMNS, mark_text, wide_cells
 from gpubench.model.terms.verdict import FINDING_COLUMNS
 
 
@@ -112,7 +112,7 @@ def _cell(value: object) -> object:
         return str(value).lower()
     if isinstance(value, (int, float)):
         return value
-    return marked_text(_text(value))
+    return mark_text(_text(value))
 
 
 def _text(value: object) -> str:

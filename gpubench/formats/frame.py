@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from gpubench.errors import UsageError
 from gpubench.model.results.report import CollectiveRow, Matrix, Record
-from gpubench.model.results.result_file import unmarked_text
+from gpubench.model.results.result_file import unmark_text
 from gpubench.model.terms.verdict import Finding
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def read_frame(path: str | Path) -> "pandas.DataFrame":
         }
         frame = pandas.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""]).convert_dtypes()
         marked = [str(name) for name in frame.columns if isinstance(frame[name].dtype, pandas.StringDtype)]
-        return frame.assign(**{name: frame[name].map(unmarked_text, na_action="ignore") for name in marked})
+        return frame.assign(**{name: frame[name].map(unmark_text, na_action="ignore") for name in marked})
     if path.suffix == ".json":
         return pandas.DataFrame(json.loads(path.read_text())[CollectiveRow.section]).convert_dtypes()
     if path.suffix == ".jsonl":

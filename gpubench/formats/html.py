@@ -247,7 +247,7 @@ class Past:
         found = list(trends(runs))
         if not found and not self._problem:
             return
-        yield f"<h2>Trend of {html_text(DatedName.host_of(run.metadata.hosts))}</h2>"
+        yield f"<h2>Trend of {html_text(DatedName.format_hosts(run.metadata.hosts))}</h2>"
         words = self._problem or "A point is a run with its verdict, by date; the axes do not begin at 0."
         yield f'<p class="note">{html_text(words)}</p>'
         yield '<div class="charts">\n'

@@ -282,13 +282,13 @@ class Presenter:
         has_style = self._options.exit_style is not None
         if self._metadata is None or (report.sentence and not has_style):
             return report
-        from gpubench.model.results.ending import gated
+        from gpubench.model.results.ending import apply_gate
         from gpubench.model.results.sentence import sentence
 
         if self._metadata.subject != "topo":
             for row in (*report.rows(PairRow), *report.rows(CollectiveRow)):
                 self._figures.add(row)
-        report = gated(self._metadata, report, self._figures, exit_style=has_style)
+        report = apply_gate(self._metadata, report, self._figures, exit_style=has_style)
         said = sentence(self._metadata, report, self._figures)
         took = round(time.monotonic() - self._began, 3) if report.duration_s is None else report.duration_s
         return replace(report, sentence=said, duration_s=took)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gpubench.formats.json import DocumentRun, DocumentWriter
 from gpubench.formats.registry import Presentation, Target
 from gpubench.model.results.compare import HOST
-from gpubench.model.results.ending import exit_code_of
+from gpubench.model.results.ending import compute_exit_code
 from gpubench.model.results.report import Metadata, PairRow, Report, Table, VerdictRow
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, printable_line
@@ -195,7 +195,11 @@ def render(run: DocumentRun, *, pairs: bool = False) -> Iterator[str]:
     for name, help_text, value in (
         ("last_run_timestamp_seconds", "Unix time at which the last run began.", started),
         ("last_run_complete", "0 where the last run was cut short.", float(report.complete)),
-        ("last_run_exit_code", "0 healthy, 1 judged and failed, 3 could not measure.", exit_code_of(metadata, report)),
+        (
+            "last_run_exit_code",
+            "0 healthy, 1 judged and failed, 3 could not measure.",
+            compute_exit_code(metadata, report),
+        ),
     ):
         exposition.add(f"gpubench_{name}", help_text, value, {})
     if report.duration_s is not None:

@@ -279,12 +279,12 @@ class Presentation:
 
     def exit_code(self, metadata: "Metadata", report: "Report") -> int:
         from gpubench.conditions.policy import drains
-        from gpubench.model.results.ending import exit_code_of, is_strict
+        from gpubench.model.results.ending import compute_exit_code, is_strict
 
         if self.exit_zero:
             return DONE
         if self.exit_style is None:
-            return exit_code_of(metadata, report)
+            return compute_exit_code(metadata, report)
         return self.exit_style.code(
             report.verdict, strict=is_strict(metadata.options), drains=any(map(drains, report.findings))
         )

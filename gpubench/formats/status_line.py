@@ -108,14 +108,14 @@ def _npd(run: DocumentRun) -> Iterator[str]:
 def _slurm(run: DocumentRun) -> Iterator[str]:
     from gpubench.conditions.policy import drains
     from gpubench.model.results.ending import is_strict
-    from gpubench.model.results.sentence import worst
+    from gpubench.model.results.sentence import find_worst
 
     if not run.report.complete:
         return
-    at_fault = worst([finding for finding in run.report.findings if drains(finding)])
+    at_fault = find_worst([finding for finding in run.report.findings if drains(finding)])
     code = ExitStyle.SLURM.code(run.report.verdict, strict=is_strict(run.metadata.options), drains=at_fault is not None)
     text = _summary(run.report.sentence, run.report)
-    if at_fault is not None and at_fault != worst(run.report.findings):
+    if at_fault is not None and at_fault != find_worst(run.report.findings):
         text = f"{at_fault.subject}: {at_fault.seen}"
     yield _slurm_line(code, text)
 

@@ -14,7 +14,7 @@ from gpubench.model.facts.environment import performance_variables
 from gpubench.model.paths.p2p import SLOW_SHARE
 from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.ending import is_brief
-from gpubench.model.results.fallback import cure_of, shown, slowdown
+from gpubench.model.results.fallback import describe_pairs, describe_slowdown, read_cure
 from gpubench.model.results.report import (
     CauseRow,
     Effect,
@@ -85,7 +85,7 @@ def _cause_text(report: Report, row: CauseRow, *, whole: bool) -> CauseText:
     details = [Detail("what", f"{row.title}: {', '.join(row.effects)}")] if whole else []
     details += [Detail("on", row.subject)] if whole else []
     details += [Detail("implies", ", ".join(implied))] if implied else []
-    details += cure_of(row).details
+    details += read_cure(row).details
     details += [Detail("settle", row.settles)] if whole or row.confidence != Confidence.PROVEN else []
     details += [Detail("see", row.link)] if whole else []
     return CauseText(row.id, verdict, f"cause {row.id} ({sure}): {row.evidence}", tuple(details))
@@ -157,7 +157,7 @@ def _named(row: FallbackRow) -> str:
     common = set[str].intersection(*(set(pair.split(_ARROW)) for pair in row.pairs))
     if len(common) == 1 and len(row.pairs) == row.count > _FEW_PAIRS:
         return f"all {row.count} pairs of {common.pop()}"
-    return shown(row, _MOST_PAIRS)
+    return describe_pairs(row, _MOST_PAIRS)
 
 
 def _lines_between_nodes(report: Report) -> Iterator[tuple[Verdict, str]]:
@@ -189,7 +189,7 @@ def fallback_notes(report: Report) -> Iterator[str]:
     yield from fallback_lines(report)
     for row in report.rows(FallbackRow):
         if row.verdict != Verdict.SKIP:
-            yield from cure_of(row).text_lines
+            yield from read_cure(row).text_lines
 
 
 def _judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
@@ -200,7 +200,7 @@ def _judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verd
         return [(Verdict.PASS, _none(rows))]
     if len(rows) == 1 and rows[0].conclusion == Conclusion.UNKNOWN and rows[0].count > 1:
         return [(Verdict(rows[0].verdict), _line_of_pairs(rows[0], f"all {rows[0].count} pairs", said))]
-    return [(Verdict(row.verdict), _line_of_pairs(row, shown(row, _MOST_PAIRS), said)) for row in rows]
+    return [(Verdict(row.verdict), _line_of_pairs(row, describe_pairs(row, _MOST_PAIRS), said)) for row in rows]
 
 
 def _none(rows: Sequence[FallbackRow]) -> str:
@@ -208,7 +208,7 @@ def _none(rows: Sequence[FallbackRow]) -> str:
     over = " and ".join(dict.fromkeys(row.transport for row in rows if row.transport))
     most = max(rows, key=lambda row: row.count)
     sure = "/".join(dict.fromkeys(row.confidence for row in rows))
-    subject = f"{'Both' if pairs == 2 else f'All {pairs}'} pairs are" if pairs > 1 else f"{shown(most)} is"
+    subject = f"{'Both' if pairs == 2 else f'All {pairs}'} pairs are" if pairs > 1 else f"{describe_pairs(most)} is"
     return f"{lead(most.origin)}none. {subject} direct{f' over {over}' if over else ''} ({sure}): {most.how}"
 
 
@@ -221,7 +221,7 @@ def _line_of_pairs(row: FallbackRow, pairs: str, said: Collection[str]) -> str:
         case Conclusion.DIRECT:
             return f"{begin}not for {pairs}, direct{over} ({row.confidence})"
         case Conclusion.STAGED:
-            return f"{begin}{kind}: {pairs} through host memory{over}{slowdown(row)}; {why}"
+            return f"{begin}{kind}: {pairs} through host memory{over}{describe_slowdown(row)}; {why}"
         case Conclusion.WRONG:
             return f"{begin}{pairs}{over}: wrong data arrived"
         case Conclusion.DISPUTED:
@@ -599,7 +599,7 @@ class TableWriter:
 
 def _view(page: "Page", metadata: Metadata) -> View:
     """Return the view of the run's command, for example `P2pView` of `text.p2p`. Only that module is imported."""
-    name = "brief" if is_brief(metadata.options) else metadata.of_command.page
+    name = "brief" if is_brief(metadata.options) else metadata.command_record.page
     make: Callable[[Page, Metadata], View] = getattr(text_module(metadata), f"{name.capitalize()}View")
     return make(page, metadata)
 
@@ -609,4 +609,4 @@ def text_module(metadata: Metadata) -> ModuleType:
 
     Its `COLUMNS` are the tables that pages share, by type of row.
     """
-    return import_module(f"gpubench.formats.text.{metadata.of_command.page}")
+    return import_module(f"gpubench.formats.text.{metadata.command_record.page}")

@@ -238,16 +238,16 @@ def load(path: FileName) -> RunResult:
     Raises GpubenchError if the file cannot be read. A table that does not name its machine needs
     `gpubench.report(path, machine="hgx-h100-8")`.
     """
-    from gpubench.model.results.ending import exit_code_of
+    from gpubench.model.results.ending import compute_exit_code
     from gpubench.readers.documents import read_text
     from gpubench.readers.registry import WANTED
-    from gpubench.readers.results.gpubench_json import is_stored, stored_of
+    from gpubench.readers.results.gpubench_json import is_stored, parse_stored
 
     text = read_text(Path(path), WANTED)
     if not is_stored(text):
         return run("report", str(path))
-    stored = stored_of(text, str(path))
-    return RunResult(stored, exit_code_of(stored.metadata, stored.report))
+    stored = parse_stored(text, str(path))
+    return RunResult(stored, compute_exit_code(stored.metadata, stored.report))
 
 
 def run(command: str, *arguments: str, deadline_s: float | None = None, **options: Value) -> RunResult:

@@ -48,7 +48,7 @@ from gpubench.model.results.report import (
     PairRow,
     Row,
     Verified,
-    made_of,
+    make_record,
 )
 from gpubench.model.results.result_file import ResultFile, RunPlace, UserFacts
 from gpubench.model.results.topo import TreeRow
@@ -59,7 +59,7 @@ from gpubench.model.terms.units import BYTES_PER_GB, plural, shorten
 from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict
 from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, find_domain, match_whole_machine, user_profiles
-from gpubench.readers.registry import results_in
+from gpubench.readers.registry import parse_results
 from gpubench.readers.results.gpubench_json import EXPECTED, StoredRun
 from gpubench.simulated.machine import MOST_NODES, SimulatedMachine, snapshots
 
@@ -329,7 +329,7 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
     """
     failures = failures_in(text)
     try:
-        file = results_in(text, plan.name, _user_facts(plan))
+        file = parse_results(text, plan.name, _user_facts(plan))
     except UsageError as error:
         failures = failures_in(text, has_rows=False)
         if any(failure.severity is Verdict.FAIL for failure in failures):
@@ -491,7 +491,7 @@ def _latency_rows(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow]:
         raise _what_is_missing(plan, gpus=True)
     nodes = 1 if plan.machine is None else plan.machine.nodes
     return [
-        made_of(
+        make_record(
             CollectiveRow,
             row,
             nodes=nodes,

@@ -20,7 +20,7 @@ from gpubench.jobs.plans import ScanPlan
 from gpubench.jobs.runner import presenting
 from gpubench.machine.host import mps_serves, sm_percent
 from gpubench.measure.check.health import judge
-from gpubench.measure.scan.judging import not_measured_inside, slow_figures, slowest_of, wrong_data_inside
+from gpubench.measure.scan.judging import find_slowest, not_measured_inside, slow_figures, wrong_data_inside
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.rounds import EndOfRoundsError, Keep, RoundMeasurer
 from gpubench.measure.scan.verdicts import all_rates_known, least_percent
@@ -190,7 +190,7 @@ class KeptScan(Struct, frozen=True):
 
     def local(self) -> dict[scan.LocalFigure, float]:
         """Return what was slow in phase 0, as a share of the usual value."""
-        return slowest_of(*(slow_figures(each.figures(self.fabric)) for each in self.phases_0))
+        return find_slowest(*(slow_figures(each.figures(self.fabric)) for each in self.phases_0))
 
     def findings(self) -> list[Finding]:
         """Return the findings before the first round. Older versions kept only their figures."""

@@ -69,7 +69,7 @@ from gpubench.ranks.scan.coordinator import Coordinator, NodeRanks
 from gpubench.ranks.scan.supervisor import RankCard, Supervisor
 from gpubench.ranks.watchdog import rank as watchdog
 from gpubench.ranks.watchdog.peers import offered_addresses
-from gpubench.readers.leaves import leaves_of
+from gpubench.readers.leaves import find_leaves
 from gpubench.simulated.scan import (
     SimulatedRounds,
     host_names,
@@ -268,7 +268,7 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
         findings += judging.find_nodes_below_profile(fabric, (first, second), of_nodes, list(local))
     folder.phase_0(judging.better_of(first, second), findings)
     if kept is not None:
-        local, findings = judging.slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])
+        local, findings = judging.find_slowest(kept.local(), local), each_once([*kept.findings(), *findings])
     quick = is_quick(plan.quick, kept)
     with telling(plan, folder.keep, is_rank=True) as keep:
         course = scan(fabric, seed, measurer, quick=quick, keep=keep, before=before)
@@ -302,7 +302,7 @@ def _fabric(plan: ScanPlan, meeting: ScanMembers) -> ScanFabric:
         names = [f"{cards[ranks[0]].host}{RANK_OF_HOST}{ranks[0]}" for ranks in placement.ranks_by_node]
     leaves: Sequence[str | None] = [None] * len(names)
     if plan.leaves is not None:
-        leaves = leaves_of(names, plan.leaves.leaves, plan.leaves.name)
+        leaves = find_leaves(names, plan.leaves.leaves, plan.leaves.name)
     first = placement.ranks_by_node[0]
     rails = sum(len(placement.rails_by_rank[rank]) for rank in first)
     between_nodes = not plan.ranks_as_nodes and meeting.backend != HOST
@@ -374,7 +374,7 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     if simulation.note:
         say(f"gpubench: {simulation.note}", to=sys.stderr)
     check_node_count(machine.nodes)
-    named = None if plan.leaves is None else leaves_of(host_names(machine), plan.leaves.leaves, plan.leaves.name)
+    named = None if plan.leaves is None else find_leaves(host_names(machine), plan.leaves.leaves, plan.leaves.name)
     fabric = simulated_scan_fabric(machine, named, faults)
     rounds = SimulatedRounds(fabric, simulated_model(machine, faults, fabric), seed)
     first, second = (
@@ -394,7 +394,7 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     folder.phase_0(judging.better_of(first, second), findings)
     before = NOTHING_BEFORE
     if kept is not None:
-        local, findings = judging.slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])
+        local, findings = judging.find_slowest(kept.local(), local), each_once([*kept.findings(), *findings])
         before = kept.before
     quick = is_quick(plan.quick, kept)
     measurer = rounds if kept is None else ResumedRounds(kept.outcomes, rounds)

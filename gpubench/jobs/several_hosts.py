@@ -37,7 +37,7 @@ from gpubench.ranks.launch import (
     silent_hosts,
     srun_command,
 )
-from gpubench.readers.results.gpubench_json import StoredRun, stored_of
+from gpubench.readers.results.gpubench_json import StoredRun, parse_stored
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -133,7 +133,7 @@ def _report_in(stdout: str) -> StoredRun | None:
         _, end = JSONDecoder().raw_decode(stdout, start)
     except JSONDecodeError:
         return None
-    return stored_of(stdout[start:end], "the report of the first rank")
+    return parse_stored(stdout[start:end], "the report of the first rank")
 
 
 def _findings_of_job(plan: CheckPlan, hosts: Sequence[str], job: EndedJob) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from gpubench.errors import UsageError, add_advice, name_output
 from gpubench.model.facts.process import LIBRARIES_VERSION, LibrariesFacts, RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.readers import limits
-from gpubench.readers.documents import check_version, json_line, opened, read_json_line
+from gpubench.readers.documents import check_version, json_line, open_file, read_json_line
 from gpubench.readers.machines.snapshot import check_rank, write_snapshot
 from gpubench.readers.machines.snapshot import read as read_snapshot
 
@@ -186,7 +186,7 @@ def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, st
 def _lines(path: Path, most_bytes: int, most_lines: int) -> Iterator[tuple[str, str]]:
     left = most_bytes
     try:
-        with opened(path, _EXPECTED, pipes=False) as file:
+        with open_file(path, _EXPECTED, pipes=False) as file:
             for number in count(1):
                 line = file.readline(left + 1)
                 left -= len(line)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpubench.model.results.fallback import KnownPath, evidence_rows, findings, unknown_row
+from gpubench.model.results.fallback import KnownPath, evidence_rows, make_findings, unknown_row
 from gpubench.model.results.report import CauseRow, EvidenceRow, FallbackRow, Report, Section, Table
 from gpubench.model.terms.verdict import Finding, Origin
 
@@ -26,7 +26,7 @@ def report_on(
     paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, causes: Sequence[CauseRow]
 ) -> PathOutcome:
     """Return the verdict on all paths. `rows` and `causes` are the sections of the same names."""
-    return PathOutcome(_path_sections(evidence_rows(paths, origin), rows, causes), findings(rows, paths))
+    return PathOutcome(_path_sections(evidence_rows(paths, origin), rows, causes), make_findings(rows, paths))
 
 
 def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:

@@ -22,7 +22,7 @@ from gpubench.model.paths.transport import Conclusion, Confidence, Pair
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results import report, topo
-from gpubench.model.results.fallback import Explanation, cure_columns, cure_of, shown
+from gpubench.model.results.fallback import Explanation, cure_columns, describe_pairs, read_cure
 from gpubench.model.results.report import Matrix as MatrixSection
 from gpubench.model.terms.verdict import Finding, Verdict, worst_verdict
 
@@ -115,11 +115,11 @@ def prospect_findings(
             yield Finding(
                 id=cause.id,
                 severity=Verdict.FAIL,
-                subject=shown(row),
+                subject=describe_pairs(row),
                 seen=str(row.cause_seen),
                 expected=f"a direct path: {row.how}",
                 cause="NCCL uses host memory or sockets instead, without a warning",
-                cure=cure_of(row),
+                cure=read_cure(row),
                 subjects=row.pairs,
             )
     several = len(explained.circumstances.nodes) > 1
@@ -230,7 +230,7 @@ def examine(
     verdict = worst_verdict([judged, *(finding.severity for finding in findings)])
     first = nodes[kinds[0].representative]
     sections: dict[str, report.Section] = {
-        "gpus": _table(topo.GpuRow, cache(lambda: topo.gpu_rows_of(nodes))),
+        "gpus": _table(topo.GpuRow, cache(lambda: topo.all_gpu_rows(nodes))),
         "nvlinks": report.Table.of_nodes(topo.NvlinkRow.columns(), lambda: topo.rows_by_node(nodes, topo.link_rows)),
         "nics": report.Table.of_nodes(topo.NicRow.columns(), lambda: topo.rows_by_node(nodes, topo.nic_rows)),
         "nodes": _table(topo.NodeRow, lambda: topo.node_rows(nodes, kinds)),
@@ -238,7 +238,7 @@ def examine(
         "matrix": MatrixSection(first.matrix),
         "peer_access": MatrixSection(topo.peer_access(first)),
         "limits": MatrixSection(topo.limits(first)),
-        report.PairRow.section: report.Table.of_nodes(report.PairRow.columns(), lambda: topo.pair_rows_of(nodes)),
+        report.PairRow.section: report.Table.of_nodes(report.PairRow.columns(), lambda: topo.all_pair_rows(nodes)),
         "ranks": _table(topo.RankRow, lambda: topo.rank_rows(ranks)),
         "tree": _table(
             topo.TreeRow, lambda: chain.from_iterable(topo.tree_rows(nodes[kind.representative]) for kind in kinds)

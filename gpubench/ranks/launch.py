@@ -23,7 +23,7 @@ from gpubench import __version__
 from gpubench.errors import CouldNotMeasureError, UsageError, missing_mpi_launcher, unusable_mpi_launcher
 from gpubench.machine.children import die_with_parent, module_command, package_environment
 from gpubench.model.facts.environment import CHANNEL_VARIABLE, DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, strip_launcher
-from gpubench.readers.documents import opened
+from gpubench.readers.documents import open_file
 
 OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"  # Lists the variables that gpubench, not the user, set for its ranks
 
@@ -162,7 +162,7 @@ _EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or
 def read_hostfile(path: Path) -> dict[str, int | None]:
     """Parse a hostfile (`node1 slots=8`, `node1:8` or `node1` per line) into slots per host. Raise UsageError."""
     try:
-        with opened(path, _EXPECTED) as file:
+        with open_file(path, _EXPECTED) as file:
             text = file.read(_MOST_BYTES + 1).decode()
     except UnicodeDecodeError:
         raise _unfit(path, "it is no text") from None

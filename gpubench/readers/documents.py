@@ -37,7 +37,7 @@ class SilentPipeError(UsageError):
 
 
 @contextmanager
-def opened(path: Path, expected: str, *, pipes: bool = True) -> Iterator[io.BufferedReader]:
+def open_file(path: Path, expected: str, *, pipes: bool = True) -> Iterator[io.BufferedReader]:
     """Open a file, or a pipe if `pipes`, for reading. `expected` is for errors.
 
     Raises OSError, and UsageError for a device, a socket, or a pipe without a writer. Reading raises OSError, and
@@ -152,7 +152,7 @@ _OTHER_COMMANDS = (
 """Signs of texts that another command reads."""
 
 
-def unreadable(name: str, error: Exception, expected: str, next_step: str = "") -> UsageError:
+def unreadable_error(name: str, error: Exception, expected: str, next_step: str = "") -> UsageError:
     """Return the error for a file that is missing or cannot be read."""
     if isinstance(error, FileNotFoundError):
         seen, reason = f"{name} does not exist", "the path is mistyped, or relative to another directory"
@@ -180,7 +180,7 @@ def _bytes_of(path: Path, name: str, wanted: Wanted) -> bytes:
     try:
         if path.is_dir():
             raise wanted.unfit(f"{name} is a directory", reason="a file in it was meant", next_step=f"ls {name}")
-        with opened(path, wanted.kinds) as file:
+        with open_file(path, wanted.kinds) as file:
             size_bytes = path.stat().st_size
             if size_bytes > wanted.most_bytes:
                 raise _too_large(name, f"{size_bytes / 2**20:.0f} MiB", wanted)
@@ -189,7 +189,7 @@ def _bytes_of(path: Path, name: str, wanted: Wanted) -> bytes:
             # After the last bytes of a silent pipe, this raises the error.
             content += file.read(1)
     except (OSError, ValueError) as error:
-        raise unreadable(name, error, wanted.kinds, wanted.how_to_make_one) from None
+        raise unreadable_error(name, error, wanted.kinds, wanted.how_to_make_one) from None
     if len(content) > wanted.most_bytes:
         raise _too_large(name, f"more than {wanted.most_bytes // 2**20} MiB", wanted)
     return content
@@ -231,7 +231,7 @@ _IN_CELLS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))|\*\*")  # Thousands separators,
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2212"), "-")
 
 
-def lines_of(text: str, name: str) -> list[str]:
+def split_lines(text: str, name: str) -> list[str]:
     """Split a text at any kind of line end. Raises UsageError for too many lines."""
     count = text.count("\n") + text.count("\r")
     if count > limits.MOST_RESULT_LINES:
@@ -241,10 +241,10 @@ def lines_of(text: str, name: str) -> list[str]:
             reason="it is a log of a whole job, or was made to hold up who reads it",
             next_step=f"grep '^[# ]' {name} > shorter.txt keeps the lines of nccl-tests and OSU",
         )
-    return [unquoted(line) for line in re.split(r"\r?\n|\r", text)]
+    return [remove_quotes(line) for line in re.split(r"\r?\n|\r", text)]
 
 
-def unquoted(line: str) -> str:
+def remove_quotes(line: str) -> str:
     """Remove Markdown quotes and table bars, and dashes of a PDF, from a line."""
     plain = line if line.isascii() else line.translate(_DASHES)
     return _IN_CELLS.sub("", _QUOTED.sub("", plain, count=1).replace("|", " ")) if _QUOTED.match(plain) else plain
@@ -255,7 +255,7 @@ _TAG = re.compile(r"(\[[^\]\[\s]{1,80},\d{1,7}\]<std(?:out|err)>:)")
 """Open MPI's --tag-output puts it before every piece of output, even in the middle of a line."""
 
 
-def pieces(line: str) -> Iterator[tuple[str, str]]:
+def split_by_tag(line: str) -> Iterator[tuple[str, str]]:
     """Yield the launcher's tags of a line with their text, '' without a tag. Join consecutive pieces of one process."""
     head, *tagged = _TAG.split(_CONTROL.sub("", line))
     if head.strip() or not tagged:
@@ -285,15 +285,15 @@ def strip_prefix(text: str, shape: str) -> list[str] | None:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def leaves(plain: Any, where: str) -> Iterator[tuple[str, Any]]:
+def walk_values(plain: Any, where: str) -> Iterator[tuple[str, Any]]:
     """Yield every key and every scalar in plain data, with its place."""
     if isinstance(plain, dict):
         for key, held in plain.items():
             yield f"a name in {where}", key
-            yield from leaves(held, f"{where}.{key}")
+            yield from walk_values(held, f"{where}.{key}")
     elif isinstance(plain, list):
         for number, held in enumerate(plain):
-            yield from leaves(held, f"{where}[{number}]")
+            yield from walk_values(held, f"{where}[{number}]")
     else:
         yield where, plain
 
@@ -305,14 +305,14 @@ def may_hold_half_characters(text: str) -> bool:
 
 def check_text(plain: Any, where: str) -> None:
     """Raise UsageError for lone surrogates. JSON can contain them, but no output can."""
-    for place, text in leaves(plain, where):
+    for place, text in walk_values(plain, where):
         if isinstance(text, str) and _SURROGATE.search(text):
             raise UsageError(f"{place} has half a character in it: {text[:40]!a}", expected="text that UTF-8 can hold")
 
 
 def check_printable(plain: Any, where: str) -> None:
     """Raise UsageError for a text that a terminal cannot show. `where` is its place."""
-    for place, text in leaves(plain, where):
+    for place, text in walk_values(plain, where):
         if isinstance(text, str) and not text.isprintable():
             raise UsageError(f"{place} is {text[:40]!a}", expected="printable characters")
 
@@ -366,7 +366,7 @@ def load_json(text: str) -> Any:
             f"some {size_bytes // 2**20} MiB of values in memory, and {most} MiB are the most that is read"
         )
     try:
-        value = json.loads(text, parse_constant=_no_number, parse_float=finite, parse_int=whole)
+        value = json.loads(text, parse_constant=_no_number, parse_float=parse_finite, parse_int=parse_whole)
     except RecursionError:
         raise _too_deep() from None
     if is_nested_deeper(value, limits.MOST_DEPTH):
@@ -378,14 +378,14 @@ def _too_deep() -> ValueError:
     return ValueError(f"lists nested more than {limits.MOST_DEPTH} deep")
 
 
-def whole(text: str) -> int:
+def parse_whole(text: str) -> int:
     """Parse a whole number. Raises ValueError, also for too many digits."""
     if len(text) > limits.MOST_DIGITS + text.startswith("-"):
         raise ValueError(f"a number of {len(text)} digits, and {limits.MOST_DIGITS} are the most that is read")
     return int(text)
 
 
-def finite(text: str) -> float:
+def parse_finite(text: str) -> float:
     """Parse a number. Raises ValueError, also for NaN and infinity."""
     value = float(text)
     return value if math.isfinite(value) else _no_number(text)

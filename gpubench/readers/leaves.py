@@ -93,7 +93,7 @@ def read_leaves(path: Path) -> dict[str, str]:
     return found
 
 
-def leaves_of(hosts: Sequence[str], by_host: Mapping[str, str], name: str) -> tuple[str, ...]:
+def find_leaves(hosts: Sequence[str], by_host: Mapping[str, str], name: str) -> tuple[str, ...]:
     """Return the leaf of each host. The file may name hosts with or without their domain.
 
     Raises UsageError for hosts that are not in the file.

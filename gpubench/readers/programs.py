@@ -127,6 +127,6 @@ PROGRAMS = (
 """The first program whose sign is in a text counts."""
 
 
-def program_of(text: str) -> Program | None:
+def find_program(text: str) -> Program | None:
     """Return the program that printed a text, or None."""
     return next((program for program in PROGRAMS if program.sign.search(text)), None)

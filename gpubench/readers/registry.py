@@ -17,7 +17,7 @@ from gpubench.model.terms.verdict import Cure
 from gpubench.readers import limits
 from gpubench.readers.documents import Wanted, read_text
 from gpubench.readers.pasted import is_markdown, is_prose
-from gpubench.readers.programs import program_of
+from gpubench.readers.programs import find_program
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wa
         raise
     except UsageError:
         # A reader may match another program's table, as nvidia-smi's reader does rocm-smi's.
-        program = program_of(text)
+        program = find_program(text)
         if program is None:
             raise
         raise program.refusal(name, wanted.kinds) from None
@@ -106,10 +106,10 @@ def read_results(path: Path, user_facts: UserFacts = NO_USER_FACTS) -> ResultFil
 
     Raises UsageError if the file is missing, no reader matches, or the matching reader finds a fault.
     """
-    return results_in(read_text(path, WANTED), str(path), user_facts)
+    return parse_results(read_text(path, WANTED), str(path), user_facts)
 
 
-def results_in(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
+def parse_results(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
     """Read the rows of a text. Raises like `read_results`."""
     with add_advice(
         reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"
@@ -153,7 +153,7 @@ def other_text(text: str, name: str) -> OtherText | None:
         return OtherText(
             name, "a Markdown document", Cure(comment="Give `gpubench explain` the output of the job itself.")
         )
-    if program := program_of(text):
+    if program := find_program(text):
         return OtherText(name, f"{program.name}'s output: {program.output}", program.instead)
     if kind := next((kind for kind in READERS if kind.recognises(text)), None):
         return OtherText(

@@ -15,7 +15,7 @@ from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.model.profiles.fault import Fault
 from gpubench.model.results.overlap import OverlapRow
-from gpubench.model.results.report import CollectiveRow, made_of
+from gpubench.model.results.report import CollectiveRow, make_record
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.operation import ROW_BACKENDS
 from gpubench.model.terms.statistics import Mode
@@ -278,7 +278,7 @@ def _contention(row: OverlapRow) -> MeasuredContention | None:
     """Return a row's contention. None for wrong data, or if computation lost nearly all of its time."""
     if row.compute_slowdown is None or row.wrong:
         return None
-    return made_of(
+    return make_record(
         MeasuredContention,
         row,
         alone_seconds=row.communication_alone_us / MICROSECONDS_PER_SECOND,

@@ -26,7 +26,7 @@ from gpubench.model.results.report import (
     Report,
     Table,
     Verified,
-    made_of,
+    make_record,
 )
 from gpubench.model.terms import overlap
 from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
@@ -166,7 +166,7 @@ def overlap_row(
 ) -> OverlapRow:
     times, checked = sample.times, sample.wrong is not None
     noise = (sample.step_ci95_percent or 0.0) / 100 * sample.times.step
-    return made_of(
+    return make_record(
         OverlapRow,
         job,
         sample,
@@ -216,7 +216,7 @@ def shortest_steps(rows: Sequence[OverlapRow], repeated: AgainSteps) -> Iterator
             mean_us = own.step_us * (1 + (drift or 0.0) / 200)  # of NCCL's own steps before and after the caps
             gain = 0.0 if best is own else max(0.0, 100 * (mean_us - best.step_us) / mean_us)
         noise = None if own is None else _noise(own, best, drift)
-        yield made_of(
+        yield make_record(
             ShortestStepRow,
             best,
             own_step_us=None if own is None else own.step_us,

@@ -18,7 +18,7 @@ from gpubench.model.results.speed import (
     MODELLED_SMALL,
     OF_ANOTHER_NCCL,
     Tolerance,
-    judged,
+    judge_row,
 )
 from gpubench.profiles import load
 from tests.fakes.measured_rows import row
@@ -213,7 +213,7 @@ def test_a_speed_far_above_what_is_expected_is_not_judged(
 ) -> None:
     healthy = time_from_profile(load(profile), ALLREDUCE, row(size, 1.0, 1.0, ranks=ranks), nccl=None)
     assert healthy is not None
-    shown = judged(row(size, healthy.time_us / faster, 1.0, ranks=ranks), healthy)
+    shown = judge_row(row(size, healthy.time_us / faster, 1.0, ranks=ranks), healthy)
     assert (shown.note or "") == doubt
     assert (shown.expected_us is None) == bool(doubt)
 

@@ -18,7 +18,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.figures import QUICK, FailedOnNode, Measurements, Need, host_copy_row
 from gpubench.model.results.report import CheckRow, PairRow, Report, Table, VerdictRow
-from gpubench.model.results.speed import MEASURED, ExpectedTime, judged
+from gpubench.model.results.speed import MEASURED, ExpectedTime, judge_row
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, exit_code
 from tests.conditions.test_checks import machine
@@ -332,14 +332,14 @@ def test_slow_host_copies_are_found_by_siblings_and_by_the_profile() -> None:
 
 
 def test_collectives_are_slow_where_their_rows_say_so_each_once() -> None:
-    fast, slow = judged(row(2**28, 1357.0, 346.1), EXPECTED), judged(row(2**28, 13570.0, 34.6), EXPECTED)
+    fast, slow = judge_row(row(2**28, 1357.0, 346.1), EXPECTED), judge_row(row(2**28, 13570.0, 34.6), EXPECTED)
     assert ids(report(machine("hgx-h200-8"), measurements=Measurements(collectives=(fast,)))) == []
     sizes = (slow, replace(slow, size_bytes=2**30), replace(slow, collective="gather"))
     found = report(machine("hgx-h200-8"), measurements=Measurements(collectives=sizes))
     assert ids(found) == [("slow-unexplained", "FAIL")] * 2
     assert found.findings[0].subject.startswith("allreduce of 256M to 1G, 8 ranks on ")
     assert found.findings[0].expected.endswith("profile ours")
-    warned = judged(row(2**28, 1550.0, 300.0), EXPECTED)
+    warned = judge_row(row(2**28, 1550.0, 300.0), EXPECTED)
     assert ids(report(machine("hgx-h200-8"), measurements=Measurements(collectives=(warned,)))) == [
         ("slow-unexplained", "WARN")
     ]

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import CollectiveRow, PairRow
-from gpubench.model.results.speed import MEASURED, ExpectedTime, judged
+from gpubench.model.results.speed import MEASURED, ExpectedTime, judge_row
 
 
 def pair(node: Snapshot, source: int, destination: int, gb_s: float | None, **changes: Any) -> PairRow:
@@ -75,4 +75,4 @@ def row(size_bytes: int, time_us: float, busbw: float, **changes: Any) -> Collec
 
 def slow_row(size_bytes: int, time_us: float, busbw: float) -> CollectiveRow:
     """An all-reduce that takes ten times as long as a profile has it."""
-    return judged(row(size_bytes, time_us, busbw), ExpectedTime(time_us / 10, "profile hgx-h200-8", MEASURED))
+    return judge_row(row(size_bytes, time_us, busbw), ExpectedTime(time_us / 10, "profile hgx-h200-8", MEASURED))

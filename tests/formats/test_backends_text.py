@@ -8,14 +8,14 @@ from msgspec.structs import replace
 from gpubench.formats.registry import TABLE
 from gpubench.formats.text.collective import collective_lines
 from gpubench.model.facts.process import OperationTrial, TrialOutcome
-from gpubench.model.results.backends import BackendRow, MpiTrialRow, against_first
-from gpubench.model.results.report import Record, Report, Table, made_of
+from gpubench.model.results.backends import BackendRow, MpiTrialRow, compare_with_first
+from gpubench.model.results.report import Record, Report, Table, make_record
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.measured_rows import row
 from tests.formats.sample import METADATA
 from tests.formats.test_formats import written
 
-ROWS = against_first(
+ROWS = compare_with_first(
     [
         row(1024, 8.0, 1.0, issue_us=5.0),
         row(1024, 8.0, 1.0, backend="torch:nccl", issue_us=24.0),
@@ -100,7 +100,7 @@ def test_every_trial_of_mpi_is_shown_with_its_end() -> None:
         OperationTrial(operation="sendrecv", size_bytes=1024, outcome=TrialOutcome.RIGHT, seconds=6.1),
         OperationTrial(operation="sendrecv", size_bytes=2**20, outcome=TrialOutcome.WRONG, seconds=6.1, said="3 wrong"),
     ]
-    rows = [made_of(MpiTrialRow, trial) for trial in trials]
+    rows = [make_record(MpiTrialRow, trial) for trial in trials]
     assert shown_below(MpiTrialRow, rows)[1:5] == [
         "MPI on GPU memory, each operation in a job of its own",
         "operation  1K       1M          after s  its words",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.readers.leaves import leaves_of, read_leaves
+from gpubench.readers.leaves import find_leaves, read_leaves
 
 
 def switch(number: int, *ports: str, name: str = "") -> str:
@@ -42,7 +42,7 @@ def test_nodes_on_one_switch_are_on_its_leaf(tmp_path: Path) -> None:
     left = switch(1, host("node0", "mlx5_0"), host("node1", "mlx5_0"), UPLINK, name="left")
     found = read(tmp_path, of(left, switch(2, host("node2", "mlx5_0"), UPLINK), switch(255, UPLINK)))
     assert found == {"node0": "left", "node1": "left", "node2": "S-0000000000000002"}
-    assert leaves_of(["node2.example", "node0"], found, "file") == ("S-0000000000000002", "left")
+    assert find_leaves(["node2.example", "node0"], found, "file") == ("S-0000000000000002", "left")
 
 
 def test_with_a_switch_a_rail_a_leaf_is_all_that_share_most_of_theirs(tmp_path: Path) -> None:
@@ -83,6 +83,6 @@ def test_the_time_of_reading_a_fabric_grows_with_its_nodes_and_not_with_their_sq
     begun = time.process_time()
     found = read_leaves(path)
     with pytest.raises(UsageError, match="6,000 of 6,000 nodes"):
-        leaves_of([f"other{n}" for n in range(nodes)], found, "fabric.txt")
+        find_leaves([f"other{n}" for n in range(nodes)], found, "fabric.txt")
     assert len(set(found.values())) == nodes
     assert time.process_time() - begun < 10  # 0.2 s, and 30 s where every node is compared with every leaf

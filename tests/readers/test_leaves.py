@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
 from gpubench.measure.scan.report import slurm_hostlist
-from gpubench.readers.leaves import expand_hostlist, leaves_of, read_leaves
+from gpubench.readers.leaves import expand_hostlist, find_leaves, read_leaves
 
 TOPOLOGY = """
 # two leaves and a spine
@@ -42,7 +42,7 @@ def test_two_columns(tmp_path: Path, between: str) -> None:
 
 
 def test_names_with_and_without_their_domain_are_the_same() -> None:
-    assert leaves_of(["a.cluster", "b"], {"a": "one", "b.cluster": "two"}, "file") == ("one", "two")
+    assert find_leaves(["a.cluster", "b"], {"a": "one", "b.cluster": "two"}, "file") == ("one", "two")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.readers.programs import PROGRAMS, program_of
+from gpubench.readers.programs import PROGRAMS, find_program
 from gpubench.readers.registry import other_text, read_file, read_results
 
 ROCM = "====== ROCm System Management Interface ======\n       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n"
@@ -92,7 +92,7 @@ def test_what_gpubench_reads_is_read_next_to_output_that_it_does_not(other: str,
     ],
 )
 def test_other_texts_are_no_output_of_these_programs(text: str) -> None:
-    assert program_of(text) is None
+    assert find_program(text) is None
 
 
 def test_every_program_has_a_name_of_its_own() -> None:

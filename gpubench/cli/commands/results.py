@@ -104,14 +104,14 @@ def _run_report(plan: ReportPlan) -> int:
     from gpubench.jobs import report
     from gpubench.readers.documents import read_text
     from gpubench.readers.registry import WANTED
-    from gpubench.readers.results.gpubench_json import is_stored, stored_of
+    from gpubench.readers.results.gpubench_json import is_stored, parse_stored
 
     text = read_text(Path(plan.name), WANTED)
     if not is_stored(text):
         return report.judge_results(with_sections(plan, report.SECTIONS), text, sys.argv[1:])
     for name, _ in changed_options(plan):
         raise exclusive((plan.name, name), "one of them: a result of gpubench has all this, and its verdict")
-    run = stored_of(text, plan.name)
+    run = parse_stored(text, plan.name)
     return report.run(run, plan.name, plan.presentation.checked(run.sections))
 
 

@@ -5,7 +5,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpubench.formats.layout import INDENT, Column, figure, table_lines
 from gpubench.formats.table import Page, ReportView
 from gpubench.model.paths.hang import Hang
-from gpubench.model.results.fallback import CommunicatorRow, HangRow, MemberRow, OperationRow, TransportRow, either
+from gpubench.model.results.fallback import (
+    CommunicatorRow,
+    HangRow,
+    MemberRow,
+    OperationRow,
+    TransportRow,
+    name_candidates,
+)
 from gpubench.model.results.report import Report
 from gpubench.model.terms.units import compress_names, group_by, plural, shorten
 from gpubench.model.terms.verdict import Verdict
@@ -162,7 +169,7 @@ def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[Transp
 
 
 def _described(communicator: CommunicatorRow, more: int) -> str:
-    name = communicator.id or either(communicator.candidates) or "without a name"
+    name = communicator.id or name_candidates(communicator.candidates) or "without a name"
     ranks = "" if communicator.ranks is None else f": {plural(communicator.ranks, 'rank')}"
     nodes = "" if communicator.nodes is None else f" on {plural(communicator.nodes, 'node')}"
     missing = len(communicator.missing_ranks)

@@ -20,7 +20,7 @@ from gpubench.formats.delivery import say
 from gpubench.formats.layout import INDENT, Column, wrapped
 from gpubench.formats.table import Page, ReportView
 from gpubench.formats.text.explain import HANGS, print_hangs
-from gpubench.model.results.fallback import HangRow, cure_of
+from gpubench.model.results.fallback import HangRow, read_cure
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.results.watch import AlikeNodes, DeviceKind, JobRow, TrafficRow, WatchFrame, Way
 from gpubench.model.terms.units import compress_names, format_ranges, format_share, group_by, plural, printable_line
@@ -179,7 +179,7 @@ def _job_lines(lead: str, job: JobRow, width: int) -> Iterator[StyledLine]:
     yield f"{lead}{_job_line(job)}", style
     below = []
     if job.cause is not None:
-        below = [Detail("because", job.cause_seen or ""), *cure_of(job).details]
+        below = [Detail("because", job.cause_seen or ""), *read_cure(job).details]
     elif job.verdict in (Verdict.FAIL, Verdict.WARN, Verdict.ERROR):
         below = [Detail("", job.seen.partition(": ")[2])]
     before = ""

@@ -15,7 +15,7 @@ from gpubench.measure.collective.cases import RECORDING_VERSION, DescribedCollec
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
 from gpubench.model.facts.process import MpiSupport
 from gpubench.model.results.neighbours import SHARE
-from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table, made_of
+from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table, make_record
 from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes
 from gpubench.model.terms.operation import GATE, gated_backends
 from gpubench.model.terms.ranks import RankIdentity, why_not_judged
@@ -55,7 +55,7 @@ def add_mpi_support(report: Report, support: MpiSupport | None) -> Report:
 
     found = mpi_findings(support)
     verdict = worst_verdict([report.verdict, *(each.severity for each in found)])
-    rows = [made_of(MpiTrialRow, trial) for trial in support.trials]
+    rows = [make_record(MpiTrialRow, trial) for trial in support.trials]
     sections = {**report.sections, **Table.group_by_section({MpiTrialRow: rows})}
     return replace(report, verdict=verdict, findings=(*found, *report.findings), sections=sections)
 

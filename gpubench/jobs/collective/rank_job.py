@@ -202,9 +202,9 @@ class CollectiveRankJob:
     def _exit_code(self, metadata: "Metadata", report: Report) -> int:
         if self._presenter is not None:
             return self._presenter.exit_code
-        from gpubench.model.results.ending import exit_code_of
+        from gpubench.model.results.ending import compute_exit_code
 
-        return exit_code_of(metadata, report)
+        return compute_exit_code(metadata, report)
 
     def _past(self, metadata: "Metadata") -> "PastFigures | None":
         if self._group.rank != 0 or self._plan.history is None:

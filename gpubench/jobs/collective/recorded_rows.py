@@ -15,7 +15,7 @@ from gpubench.model.facts.process import RankFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes, judged
+from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes, judge_row
 from gpubench.model.terms.operation import algbw_gb_s
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, group_by
@@ -95,7 +95,7 @@ def _judged(recorded: CollectiveRow, bare: CollectiveRow, judge: SpeedJudge, ask
     row = judge.row(bare)
     if row.expected_us is None and recorded.expected_us is not None and recorded.verdict is not None:
         tolerance = OF_THE_PAST if bare.nodes == 1 else between_nodes(bare.size_bytes)
-        row = judged(bare, ExpectedTime(recorded.expected_us, recorded.expected_source or "recorded", tolerance))
+        row = judge_row(bare, ExpectedTime(recorded.expected_us, recorded.expected_source or "recorded", tolerance))
     if asked is None and recorded.verdict is not None and row.verdict is not None:
         row = replace(row, verdict=worst_verdict([Verdict(recorded.verdict), Verdict(row.verdict)]))
     return row

@@ -19,7 +19,7 @@ from gpubench.model.profiles.copies import CopyJudge, judge_pattern
 from gpubench.model.results import report
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.fallback import PATH_DISPUTED, PATH_UNKNOWN
-from gpubench.model.results.fallback import findings as path_findings
+from gpubench.model.results.fallback import make_findings as path_findings
 from gpubench.model.results.figures import FailedOnNode, Measurements, Need, is_pinned
 from gpubench.model.results.topo import TreeRow, tree_rows
 from gpubench.model.terms.plain import from_plain

@@ -11,7 +11,7 @@ from msgspec import Meta, field
 from gpubench.collectives.record import Asked, SweepRequest
 from gpubench.model.facts.process import GpuCondition
 from gpubench.model.paths.transport import EvidenceUse
-from gpubench.model.results.report import CollectiveRow, RankTimeRow, Section, Table, Verified, made_of
+from gpubench.model.results.report import CollectiveRow, RankTimeRow, Section, Table, Verified, make_record
 from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.operation import (
     DataType,
@@ -120,7 +120,7 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         verified = Verified.REPEAT if case.placement is Placement.IN_PLACE else Verified.LAST
     batches, percentiles = times.batches, times.percentiles
     kernel = choose_kernel(job.backend, case.size_bytes, case.setting)
-    made_of = describe_composition(job.backend, collective.name, case.dtype, case.op, case.placement, kernel)
+    make_record = describe_composition(job.backend, collective.name, case.dtype, case.op, case.placement, kernel)
     return CollectiveRow(
         collective=collective.row_name or collective.name,
         backend=job.backend,
@@ -145,7 +145,7 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         wrong=wrong if request.check or wrong else None,
         verified=verified,
         verdict=_verdict(request, job, wrong),
-        note="; ".join(filter(None, (ONE_RANK if job.ranks == 1 else None, times.note, made_of))) or None,
+        note="; ".join(filter(None, (ONE_RANK if job.ranks == 1 else None, times.note, make_record))) or None,
         ranks_per_gpu=job.ranks_per_gpu,
         setting=case.setting,
         algorithm=kernel,
@@ -418,7 +418,7 @@ class RankTimings:
     def _lines(self) -> Iterator[RankTimeRow]:
         for row, parts in self._rows:
             for identity, (seconds, entries) in zip(self._identities, parts, strict=True):
-                yield made_of(
+                yield make_record(
                     RankTimeRow,
                     row,
                     identity,

@@ -41,7 +41,7 @@ from gpubench.model.paths.wiring import (
     exchange_limit,
     internode_limit,
 )
-from gpubench.model.results.backends import took_another
+from gpubench.model.results.backends import differs_from_request
 from gpubench.model.results.fallback import End, Explanation, KnownPath, fallback_rows
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import ONE_RANK
@@ -548,7 +548,7 @@ class PathJudge:
 
 def _remarked(row: CollectiveRow) -> CollectiveRow:
     """Add a note to a row if NCCL did not follow the setting."""
-    if not took_another(row):
+    if not differs_from_request(row):
         return row
     taken = format_choice(row.algorithm, row.protocol)
     return replace(row, note="; ".join(filter(None, (f"asked for {row.setting}, NCCL took {taken}", row.note))))

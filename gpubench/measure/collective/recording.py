@@ -36,7 +36,7 @@ from gpubench.model.terms.units import MOST_SIZES, plural
 from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, worst_row_verdict, worst_verdict
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.group import Listener
-from gpubench.readers.documents import check_version, leaves, read_json_line
+from gpubench.readers.documents import check_version, read_json_line, walk_values
 
 
 class RecordedPairs(Struct, frozen=True):
@@ -298,7 +298,7 @@ def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGrou
 
 def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
     plain = {name: held for name, held in to_plain(value).items() if name not in but}
-    for _, each in leaves(plain, where):
+    for _, each in walk_values(plain, where):
         if isinstance(each, str):
             if not each.translate(_WHITE).isprintable():
                 raise UsageError(f"{where}: {each[:40]!a}", expected="printable characters")
@@ -416,7 +416,7 @@ def simulate(
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
         tries = [measured(number, case, 0)]
         judge = speed if case.setting is None else None
-        while judge is not None and recorded_rows is None and judge.wants_another([row for row, _ in tries]):
+        while judge is not None and recorded_rows is None and judge.needs_repetition([row for row, _ in tries]):
             tries.append(measured(number, case, len(tries)))
         row, seconds = middle(tries, lambda each: each[0].time_us)
         keep(seconds)

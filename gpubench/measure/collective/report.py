@@ -17,12 +17,12 @@ from gpubench.model.results.speed import (
     LAUNCH_US,
     ExpectedTime,
     Slowness,
-    compared,
+    add_expectation,
     is_judged,
     is_lost_in_noise,
     is_slow,
-    judged,
-    refused_above_limit,
+    judge_row,
+    refuse_above_limit,
     times_limit,
 )
 from gpubench.model.terms.operation import TORCH_NCCL, DataType, Placement, ReduceOp, describe_composition
@@ -93,7 +93,7 @@ class ExpectedTimes(Struct, frozen=True, kw_only=True):
         found = None if self.unlike or row.ranks == 1 else self._known(row)
         if found is not None and self.launches > 1:
             launch_us = LAUNCH_OF_SENDS_US if self.collective.point_to_point else LAUNCH_US
-            found = found.launched_in_turn(self.launches, launch_us)
+            found = found.add_launch_time(self.launches, launch_us)
         return found.doubted(self.assumed) if found is not None and self.assumed and row.nodes > 1 else found
 
     def _known(self, row: CollectiveRow) -> ExpectedTime | None:
@@ -145,7 +145,7 @@ class SpeedJudge(Struct):
         once = {RowPlace.of(row) for row, tries in rows if tries == 1}
         self._lone = lone_slow_rows(verdicts) & once
 
-    def wants_another(self, tries: Sequence[CollectiveRow]) -> bool:
+    def needs_repetition(self, tries: Sequence[CollectiveRow]) -> bool:
         """True if a row should be repeated: nearly slow, or tries disagree. Host-staged rows are not repeated."""
         first, *more = tries
         if not is_judged(first) or any(row.wrong or row.host_staged for row in tries) or len(tries) >= _MOST_TRIES:
@@ -153,7 +153,7 @@ class SpeedJudge(Struct):
         expected = self.expected.of(first)
         if expected is None:
             return all(is_lost_in_noise(row.ci95_percent) for row in tries)
-        return (not more and expected.wants_another(first)) or len({expected.verdict(row) for row in tries}) > 1
+        return (not more and expected.needs_repetition(first)) or len({expected.verdict(row) for row in tries}) > 1
 
     def row(self, row: CollectiveRow) -> CollectiveRow:
         """Return a row with its expectation and verdict. Settings that are compared get no verdict on speed."""
@@ -161,8 +161,8 @@ class SpeedJudge(Struct):
         expected = self.expected.of(row)
         is_beside = row.backend == TORCH_NCCL and self._first != TORCH_NCCL
         if is_beside or not is_judged(row):
-            return row if expected is None else compared(row, expected)
-        row = self._not_known(row) if expected is None else judged(row, expected)
+            return row if expected is None else add_expectation(row, expected)
+        row = self._not_known(row) if expected is None else judge_row(row, expected)
         if self.turns_on_cpus and row.backend == _HOST and not row.wrong:
             row = replace(
                 row, verdict=Verdict.INCONCLUSIVE, note="; ".join(filter(None, (row.note, self.turns_on_cpus)))
@@ -328,14 +328,14 @@ class RowCollector:
         self._failures: list[tuple[CollectiveRow, Sequence[int]]] = []
         recorder.begin(None if judge is None else judge.observations, refused)
 
-    def wants_another(self, case: Case, tries: Sequence[MeasuredRow], *, observed: bool = True) -> bool:
+    def needs_repetition(self, case: Case, tries: Sequence[MeasuredRow], *, observed: bool = True) -> bool:
         """True if a case should be repeated: it is nearly slow, or tries disagree."""
         if self._speed is None:
             return False
         rows = [each.row for each in tries]
         if self._judge is not None and (observed or self._judge.heard(rows[0].backend)):
             rows = [self._judge.described(case, row) for row in rows]
-        return self._speed.wants_another(rows)
+        return self._speed.needs_repetition(rows)
 
     def note_tries(self, rows: Sequence[tuple[CollectiveRow, int]]) -> None:
         """Note all rows of a recording with their number of tries, because none can be repeated."""
@@ -355,7 +355,7 @@ class RowCollector:
             row = self._judge.row(case, row, wrong_by_rank)
         elif self._judge is not None and self._judge.heard(row.backend):
             row = self._judge.described(case, row)
-        row = refused_above_limit(row)
+        row = refuse_above_limit(row)
         if times_limit(row) is not None:
             self._above.append(row)
         elif self._speed is not None:

@@ -12,9 +12,9 @@ from gpubench.collectives.record import SweepRequest
 from gpubench.measure.collective.cases import Case, cases
 from gpubench.measure.collective.report import MeasuredRow, RowCollector, middle, slow_unexplained
 from gpubench.measure.collective.sweep import NO_OBSERVERS, Buffers, Issue, Observers, Sweep, job_facts
-from gpubench.model.results.compare import figures_of_siblings
+from gpubench.model.results.compare import find_sibling_figures
 from gpubench.model.results.report import CollectiveRow, RankTimeRow, Report, Table
-from gpubench.model.results.speed import AMONG_SIBLINGS, ExpectedTime, Slowness, is_lost_in_noise, is_slow, judged
+from gpubench.model.results.speed import AMONG_SIBLINGS, ExpectedTime, Slowness, is_lost_in_noise, is_slow, judge_row
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity
 from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.units import plural
@@ -181,7 +181,7 @@ def measure_runs(
             run.sweep.set_to_work(case)
         while not tries or (
             observers.measures_again
-            and group.broadcast(group.rank == 0 and collector.wants_another(case, tries, observed=observed))
+            and group.broadcast(group.rank == 0 and collector.needs_repetition(case, tries, observed=observed))
         ):
             # Data differ for every number: nothing that another variant left in the buffers can pass for its result.
             tries.append(run.sweep.row(number + len(tries) * len(plan), case))
@@ -395,19 +395,19 @@ def add_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequenc
         BackendRow,
         RefusedRow,
         WinnerRow,
-        against_first,
+        compare_with_first,
         find_ignored_requests,
-        framework_slower,
-        staged_beside,
+        find_newly_staged,
+        find_slower_framework,
         winners,
     )
 
     best = winners(rows)
-    beside = against_first(rows)
+    beside = compare_with_first(rows)
     sections = Table.group_by_section({WinnerRow: best, RefusedRow: refused})
     if beside or any(each.backend == each.setting for each in refused):
         sections |= Table.group_by_section({BackendRow: beside})
-    found = (*staged_beside(beside), *framework_slower(beside), *find_ignored_requests(rows))
+    found = (*find_newly_staged(beside), *find_slower_framework(beside), *find_ignored_requests(rows))
     verdict = worst_verdict([report.verdict, *(each.severity for each in found)])
     findings = (*report.findings, *found)
     return replace(report, verdict=verdict, findings=findings, sections={**sections, **report.sections})
@@ -460,11 +460,11 @@ class SiblingJudge:
 
     def judged(self, rows: Sequence[CollectiveRow]) -> Iterator[CollectiveRow]:
         """Yield the rows of all groups for one case, with their expectations."""
-        for row, sibling in zip(rows, figures_of_siblings(rows), strict=True):
+        for row, sibling in zip(rows, find_sibling_figures(rows), strict=True):
             if row.expected_us is not None or sibling is None:
                 yield row
                 continue
-            shown = judged(row, ExpectedTime(sibling.time_us, sibling.source, AMONG_SIBLINGS))
+            shown = judge_row(row, ExpectedTime(sibling.time_us, sibling.source, AMONG_SIBLINGS))
             self._slow += [shown] if is_slow(shown) else []
             yield shown
 

@@ -13,7 +13,7 @@ from gpubench.measure.compare.noise import RunsByRow
 from gpubench.model.paths.transport import Conclusion
 from gpubench.model.results.compare import HOST, CircumstanceRow, ComparisonRow, RowKey
 from gpubench.model.results.fallback import MOST_ROWS
-from gpubench.model.results.report import EvidenceRow, RowsByColumn, cells_of
+from gpubench.model.results.report import EvidenceRow, RowsByColumn, column_values
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms import verdict
@@ -455,7 +455,7 @@ def _unseen_path_findings(base: Sequence[ResultFile], new: Sequence[ResultFile])
         cells = (
             cells_of_pair
             for file in new
-            for cells_of_pair in cells_of(file.pairs, "source", "destination", "bandwidth_gb_s")
+            for cells_of_pair in column_values(file.pairs, "source", "destination", "bandwidth_gb_s")
         )
         unseen &= {(source, to) for source, to, gb_s in cells if gb_s is not None}
     paths = [f"{source} → {to}" for source, to in sorted(unseen)]

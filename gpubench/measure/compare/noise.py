@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from gpubench.model.paths.transport import is_staged, parse_transport
 from gpubench.model.results.compare import RowKey, collective_key, pair_keys, siblings
 from gpubench.model.results.figures import BY_CPU
-from gpubench.model.results.report import CollectiveRow, PairRow, cells_of, made_of
+from gpubench.model.results.report import CollectiveRow, PairRow, column_values, make_record
 from gpubench.model.results.result_file import LatencyRow, ResultFile
 from gpubench.model.results.speed import copies_times_limit, times_limit
 from gpubench.model.terms.operation import HostMemory
@@ -71,7 +71,7 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
                     key = replace(key, setting=_setting(row))
                 measured.setdefault(key, []).append(_collective_figures(row))
             for latency in file.latencies:
-                measured.setdefault(made_of(RowKey, latency), []).append(_latency_figures(latency))
+                measured.setdefault(make_record(RowKey, latency), []).append(_latency_figures(latency))
             for key, figures in zip(pair_keys(file.pairs, places), _pair_figures(file.pairs), strict=True):
                 measured.setdefault(known.setdefault(key, key), []).append(figures)
         sides.append(measured)
@@ -94,12 +94,14 @@ def _setting(row: CollectiveRow) -> str | None:
 
 
 def _pair_nodes(files: Iterable[ResultFile]) -> list[str]:
-    ends = (ends_of_pair for file in files for ends_of_pair in cells_of(file.pairs, "source_node", "destination_node"))
+    ends = (
+        ends_of_pair for file in files for ends_of_pair in column_values(file.pairs, "source_node", "destination_node")
+    )
     return sorted(set(chain.from_iterable(ends)))
 
 
 def _collective_figures(row: CollectiveRow) -> RunFigures:
-    return made_of(
+    return make_record(
         RunFigures,
         row,
         gb_s=row.busbw_gb_s,
@@ -112,7 +114,7 @@ def _collective_figures(row: CollectiveRow) -> RunFigures:
 
 
 def _latency_figures(row: LatencyRow) -> RunFigures:
-    return made_of(
+    return make_record(
         RunFigures,
         row,
         gb_s=row.busbw_gb_s,
@@ -125,9 +127,20 @@ def _latency_figures(row: LatencyRow) -> RunFigures:
 
 def _pair_figures(rows: Iterable[PairRow]) -> Iterator[RunFigures]:
     known: dict[tuple[str, str], tuple[str, str]] = {}
-    for latency, gb_s, size, engine, is_staged_, verified, source, to, origin, transport, verdict, *rest in cells_of(
-        rows, *_FIGURES
-    ):
+    for (
+        latency,
+        gb_s,
+        size,
+        engine,
+        is_staged_,
+        verified,
+        source,
+        to,
+        origin,
+        transport,
+        verdict,
+        *rest,
+    ) in column_values(rows, *_FIGURES):
         path_class, limit, note = rest
         ends = source, to
         yield RunFigures(

@@ -555,7 +555,7 @@ def _leave_out_single(folder: _Folder, result: tuple[DatedName, ResultHead], kin
     if nearest is None:
         folder.leave_out(name, f"the only result of {head.command}")
         return
-    reason = "; ".join(head.differences_from(nearest))
+    reason = "; ".join(head.find_differences(nearest))
     folder.leave_out(name, reason)
     same = [other for other in others if other.machine == head.machine]
     if same and all(other.started_at < head.started_at for other in same):

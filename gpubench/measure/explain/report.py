@@ -32,7 +32,7 @@ from gpubench.model.paths.nccl_log import (
 from gpubench.model.paths.transport import MULTICAST, Confidence
 from gpubench.model.results import fallback
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
-from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, Effect, Report, Table, made_of
+from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, Effect, Report, Table, make_record
 from gpubench.model.terms.units import compress_names, plural, shorten
 from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict, gravity, worst_verdict
 from gpubench.readers.registry import OtherText
@@ -434,7 +434,7 @@ def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str, cure: C
 
 def name_of(communicator: Communicator) -> str:
     if communicator.id is None:
-        named = fallback.either(communicator.candidates)
+        named = fallback.name_candidates(communicator.candidates)
         return f"communicator {named}" if named else "a communicator without a name"
     return f"communicator {communicator.id}"
 
@@ -498,7 +498,7 @@ def _is_of_no_log(facts: LogFacts) -> bool:
 
 def _operation_rows(facts: LogFacts) -> Iterator[fallback.OperationRow]:
     for each in summarize_by_size(facts.inspected):
-        yield made_of(fallback.OperationRow, each)
+        yield make_record(fallback.OperationRow, each)
 
 
 def _path_rows(facts: LogFacts, judge: PairJudge) -> Iterator[fallback.PathRow]:
@@ -581,11 +581,11 @@ def _communicator_rows(summary: JobSummary) -> Iterator[fallback.CommunicatorRow
 
 def _hang_rows(facts: LogFacts) -> Iterator[fallback.HangRow]:
     for hang in facts.hangs:
-        yield made_of(fallback.HangRow, hang, reason=hang.reason.value)
+        yield make_record(fallback.HangRow, hang, reason=hang.reason.value)
 
 
 def _member_rows(facts: LogFacts) -> Iterator[fallback.MemberRow]:
     for communicator in facts.communicators:
         yield from (
-            made_of(fallback.MemberRow, member, communicator=communicator.id) for member in communicator.members
+            make_record(fallback.MemberRow, member, communicator=communicator.id) for member in communicator.members
         )

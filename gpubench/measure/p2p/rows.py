@@ -13,7 +13,7 @@ from gpubench.model.paths.topology import ACROSS_SOCKETS, round_gb_s
 from gpubench.model.paths.transport import is_staged, join_names
 from gpubench.model.profiles.copies import WRONG, judge_pattern
 from gpubench.model.results.report import PairRow, PatternRow
-from gpubench.model.results.speed import copies_times_limit, refused_above_limit
+from gpubench.model.results.speed import copies_times_limit, refuse_above_limit
 from gpubench.model.terms.operation import Direction, Engine, HostMemory, pattern_pairs
 from gpubench.model.terms.statistics import Spread
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent
@@ -169,7 +169,7 @@ def pair_row(machine: CopyMachine, series: Series, pair: Pair, cell: Cell, judge
     )
     # One NVLink carries less than PCIe: a copy that is faster went through host memory, and that is no impossible time.
     through_host = copies_times_limit(bandwidth, machine.wiring.staged_gb_s(pair) or limit)
-    return row if through_host is None else refused_above_limit(row)
+    return row if through_host is None else refuse_above_limit(row)
 
 
 def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) -> PairRow:
@@ -202,7 +202,7 @@ def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) 
         note="; ".join(filter(None, (copy.memory.full_name, note))),
         ci95_percent=_ci95_percent(cell),
     )
-    return refused_above_limit(row)
+    return refuse_above_limit(row)
 
 
 def _ci95_percent(cell: Cell) -> float | None:

@@ -326,7 +326,7 @@ def still_slow(first: Iterable[scan.LocalFigure], second: Sequence[scan.LocalFig
     return {each: share for each, share in slow_figures(second).items() if each.place in before}
 
 
-def slowest_of(*measurements: Mapping[scan.LocalFigure, float]) -> dict[scan.LocalFigure, float]:
+def find_slowest(*measurements: Mapping[scan.LocalFigure, float]) -> dict[scan.LocalFigure, float]:
     """Merge the slow measurements of several passes, with the slowest value of each."""
     found: dict[tuple[int, int, scan.LocalQuantity, int | None], tuple[scan.LocalFigure, float]] = {}
     for figure, share in (each for measured in measurements for each in measured.items()):

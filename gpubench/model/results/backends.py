@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Struct
 
 from gpubench.model.facts.process import TrialOutcome
-from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
+from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, make_record
 from gpubench.model.terms import settings
 from gpubench.model.terms.operation import KERNELS, NCCL, TORCH_NCCL, DataType, Placement, ReduceOp
 from gpubench.model.terms.statistics import Mode, Noise, robust_deviation
@@ -63,7 +63,7 @@ class MpiTrialRow(Record, frozen=True, kw_only=True):
     said: str  #: its last words
 
 
-def against_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:
+def compare_with_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:
     """Compare every row of another backend with the first row's backend at the same size. Skip rows with wrong data."""
     found: list[BackendRow] = []
     for here in group_by(rows, lambda row: (row.dtype, row.op, row.placement, row.size_bytes)).values():
@@ -81,7 +81,7 @@ def _against(row: CollectiveRow, own: Sequence[CollectiveRow]) -> BackendRow:
     first = own[0]
     time_us = fmean(map(_time_of_way_us, own))
     issued = [each.issue_us for each in own if each.issue_us is not None]
-    return made_of(
+    return make_record(
         BackendRow,
         row,
         time_us=_time_of_way_us(row),
@@ -102,7 +102,7 @@ _WITHIN_PERCENT = 2.0  # Backends that differ by less are called equally fast
 _SLOWER_PERCENT = 95.0
 
 
-def staged_beside(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
+def find_newly_staged(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
     """Return a finding for each backend whose log shows host memory while the first backend takes another path."""
     found = []
     for backend, here in group_by(rows, lambda row: row.backend).items():
@@ -124,7 +124,7 @@ def staged_beside(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def framework_slower(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
+def find_slower_framework(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
     """Return a finding if torch.distributed is slower than its NCCL at large sizes.
 
     Rows of several calls, and operations timed one by one, do not count.
@@ -364,7 +364,7 @@ def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
     return found
 
 
-def took_another(row: CollectiveRow) -> bool:
+def differs_from_request(row: CollectiveRow) -> bool:
     """Return whether NCCL's log names another algorithm or protocol than the requested one."""
     return settings.NcclSetting.parse(row.setting).differs(row.algorithm, row.protocol)
 
@@ -376,7 +376,7 @@ def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
         own = next((row for row in here if row.setting is None), here[0])
         others = [row for row in here if row is not own]
         repeated = next((row for row in others if row.setting == settings.AGAIN and not row.wrong), None)
-        true = [row for row in others if not row.wrong and not took_another(row)]
+        true = [row for row in others if not row.wrong and not differs_from_request(row)]
         right = [row for row in true if row.setting == settings.original_name(row.setting)]
         twice = {
             settings.original_name(row.setting): row
@@ -429,7 +429,7 @@ def _series(places: Sequence[_Place], drifts: Sequence[_Drift]) -> Iterator[Winn
 def _winner(place: _Place, name: str, noise: float | None, displaced: str | None) -> WinnerRow:
     own, fastest = place.own, place.ways[name]
     lost = _lost(place.own_time_us, place.time_us(name))
-    return made_of(
+    return make_record(
         WinnerRow,
         fastest,
         origin=own.origin,

@@ -221,7 +221,7 @@ class HistoryRow(report.Record, frozen=True, kw_only=True):
 
 def collective_key(row: report.CollectiveRow) -> RowKey:
     """Return the key of a collective row. A simulation of NCCL is compared with NCCL."""
-    return report.made_of(RowKey, row, backend="nccl" if row.backend == "simulated" else row.backend)
+    return report.make_record(RowKey, row, backend="nccl" if row.backend == "simulated" else row.backend)
 
 
 def pair_key(row: report.PairRow) -> RowKey:
@@ -232,9 +232,11 @@ def pair_key(row: report.PairRow) -> RowKey:
 def pair_keys(rows: Iterable[report.PairRow], nodes: Mapping[str, int] | None = None) -> Iterator[RowKey]:
     """Yield the keys of pairs: bus ids, or node numbers (`nodes`, by host) if the other side has other hosts."""
     hosts = None if nodes is None else {name: f"node {place}" for name, place in nodes.items()}
-    kinds = {note: HostMemory.parse_note(note) for note in {note for (note,) in report.cells_of(rows, "note")}}
+    kinds = {note: HostMemory.parse_note(note) for note in {note for (note,) in report.column_values(rows, "note")}}
     settings = {note: memory.full_name if memory else None for note, memory in kinds.items()}
-    for source, to, source_bus, to_bus, source_node, to_node, *kind, size, note in report.cells_of(rows, *_OF_PAIR):
+    for source, to, source_bus, to_bus, source_node, to_node, *kind, size, note in report.column_values(
+        rows, *_OF_PAIR
+    ):
         if hosts is None:
             source, to = source if source_bus is None else source_bus, to if to_bus is None else to_bus
         else:
@@ -276,7 +278,7 @@ class SiblingFigure(Struct, frozen=True):
     source: str
 
 
-def figures_of_siblings(rows: Sequence[report.CollectiveRow]) -> list[SiblingFigure | None]:
+def find_sibling_figures(rows: Sequence[report.CollectiveRow]) -> list[SiblingFigure | None]:
     """Return what the other groups reach in each row, for rows of all groups in the same case. None without
     siblings.
 

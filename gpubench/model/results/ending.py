@@ -33,7 +33,7 @@ def is_brief(options: Mapping[str, Any]) -> bool:
     return options.get(_BRIEF) is True
 
 
-def exit_code_of(metadata: Metadata, report: Report) -> int:
+def compute_exit_code(metadata: Metadata, report: Report) -> int:
     """Return 1 for FAIL and 3 for ERROR, in every command. A gate that judged nothing also returns 3.
 
     With --strict a doubt is 1, and nothing judged is 3.
@@ -45,14 +45,14 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
 
         # Comparisons of different machines and short checks without GPUs are tables, not gates.
         is_table = MachineRow.section in report.sections or (is_brief(metadata.options) and not report.rows(GpuRow))
-        is_gate = metadata.of_command.is_gate and not is_table
+        is_gate = metadata.command_record.is_gate and not is_table
         return errors.COULD_NOT_MEASURE if strict or is_gate else errors.DONE
     if verdict in _DOUBTS and strict:
         return errors.JUDGED_AND_FAILED
     return exit_code(verdict)
 
 
-def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_style: bool) -> Report:
+def apply_gate(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_style: bool) -> Report:
     """Return the report to present, with SKIP instead of PASS if a gate must not pass.
 
     A gate does not pass if no speed was judged, if only a part of a log was read, or if paths were not seen. In every
@@ -61,13 +61,15 @@ def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_s
     doubts = [finding for finding in report.findings if finding.severity not in (Verdict.PASS, Verdict.SKIP)]
     is_noise = report.verdict is Verdict.INCONCLUSIVE and all(doubt.id == TOO_NOISY for doubt in doubts)
     is_unseen = report.verdict in _DOUBTS and any(doubt.id == PATH_UNKNOWN for doubt in doubts)
-    passes = report.verdict is Verdict.PASS or is_noise or (is_unseen and (exit_style or metadata.of_command.is_gate))
+    passes = (
+        report.verdict is Verdict.PASS or is_noise or (is_unseen and (exit_style or metadata.command_record.is_gate))
+    )
     if not report.complete or not passes:
         return report
     is_asked = exit_style or is_strict(metadata.options)
     is_part = any(finding.id == EXCERPT for finding in report.findings)
     unseen = is_unseen or any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FallbackRow))
-    unjudged = (is_asked or metadata.of_command.is_gate) and (figures.is_unjudged or unseen)
+    unjudged = (is_asked or metadata.command_record.is_gate) and (figures.is_unjudged or unseen)
     return replace(report, verdict=Verdict.SKIP) if figures.doubt or unjudged or (is_asked and is_part) else report
 
 

@@ -33,7 +33,7 @@ class Explanation(Struct, frozen=True):
     in_doubt: bool = False
 
 
-def cure_of(row: Any) -> Cure:
+def read_cure(row: Any) -> Cure:
     """Return the cure in a row with `advice`, `commands` and `comment`. Rows of earlier versions only have `advice`."""
     is_told = row.commands or row.comment
     return Cure(row.commands, row.comment or "") if is_told else Cure(comment=row.advice or "")
@@ -104,7 +104,7 @@ def evidence_rows(paths: Sequence[KnownPath], origin: str) -> list[report.Eviden
 def _evidence_row(path: KnownPath, origin: str) -> report.EvidenceRow:
     evidence, judgement = path.evidence, path.judgement
     staged = {Conclusion.STAGED: True, Conclusion.DIRECT: False}.get(judgement.conclusion)
-    return report.made_of(
+    return report.make_record(
         report.EvidenceRow,
         path,
         judgement,
@@ -162,7 +162,7 @@ def _row(
     cause = cause_of(members) if judgement.conclusion is Conclusion.STAGED else None
     slowest = min((path.bandwidth_gb_s for path in members if path.bandwidth_gb_s), default=None)
     limit = first.limit_gb_s
-    return report.made_of(
+    return report.make_record(
         report.FallbackRow,
         judgement,
         origin=origin,
@@ -187,12 +187,12 @@ def _how(path: KnownPath, not_observed: str) -> str:
 def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> report.FallbackRow:
     """Return a row for paths without evidence, or for a report without paths."""
     named = tuple(pairs[:_MOST_NAMED])
-    return report.made_of(
+    return report.make_record(
         report.FallbackRow, judge(PathEvidence()), origin=origin, count=len(pairs), pairs=named, how=why
     )
 
 
-def findings(rows: Sequence[report.FallbackRow], paths: Sequence[KnownPath] = ()) -> tuple[Finding, ...]:
+def make_findings(rows: Sequence[report.FallbackRow], paths: Sequence[KnownPath] = ()) -> tuple[Finding, ...]:
     """Return the findings of fallback rows. Wrong data have a finding elsewhere."""
     by_pair = {path.pair: path for path in paths}
     members = ([by_pair[pair] for pair in row.pairs if pair in by_pair] for row in rows)
@@ -230,11 +230,11 @@ def _staged(row: report.FallbackRow) -> Finding:
     return Finding(
         id=HOST_STAGED,
         severity=Verdict(row.verdict),
-        subject=shown(row),
-        seen=f"{row.transport or 'data go'} through host memory{slowdown(row)}",
+        subject=describe_pairs(row),
+        seen=f"{row.transport or 'data go'} through host memory{describe_slowdown(row)}",
         expected="paths from GPU to GPU" if row.verdict != Verdict.SKIP else "host memory, by design",
         cause=row.cause_seen or "not known",
-        cure=cure_of(row) or Cure.of("gpubench topo"),
+        cure=read_cure(row) or Cure.of("gpubench topo"),
         subjects=row.pairs,
         expected_percent=100 / row.times_slower if row.times_slower else None,
     )
@@ -244,7 +244,7 @@ def _finding(name: str, row: report.FallbackRow, expected: str, cause: str) -> F
     return Finding(
         id=name,
         severity=Verdict(row.verdict),
-        subject=shown(row) or "all paths",
+        subject=describe_pairs(row) or "all paths",
         seen=row.how,
         expected=expected,
         cause=cause,
@@ -253,7 +253,7 @@ def _finding(name: str, row: report.FallbackRow, expected: str, cause: str) -> F
     )
 
 
-def slowdown(row: report.FallbackRow) -> str:
+def describe_slowdown(row: report.FallbackRow) -> str:
     """Return as much as is known of ': 28.9 of 450 GB/s, 15.6 times slower than the limit', or ''."""
     if row.bandwidth_gb_s is None:
         return ""
@@ -263,7 +263,7 @@ def slowdown(row: report.FallbackRow) -> str:
     return f": {row.bandwidth_gb_s:.3g} of {row.limit_gb_s:.4g} GB/s{slower}"
 
 
-def shown(row: report.FallbackRow, most: int = _MOST_PAIRS) -> str:
+def describe_pairs(row: report.FallbackRow, most: int = _MOST_PAIRS) -> str:
     """Return the first pairs of a row: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
     return _lead(row.pairs) + shorten(row.pairs, most, row.count)
 
@@ -277,7 +277,7 @@ _SCOPES = ("node", "network", "unknown")
 _VERDICTS = ("PASS", "WARN", "FAIL", "SKIP", "ERROR")
 
 
-def either(candidates: Sequence[str]) -> str:
+def name_candidates(candidates: Sequence[str]) -> str:
     """Return the communicators that ambiguous lines may belong to: '0xa or 0xb'. '' if there are none."""
     more = len(candidates) - _MOST_CANDIDATES
     shown = candidates[: _MOST_CANDIDATES if more > 0 else None]

@@ -181,7 +181,7 @@ class SpeedFigures(Struct):
         self.checked = self.checked or are_verified
         self.unchecked = self.unchecked or not are_verified
 
-    def slowest_of(self, finding: Finding) -> SpeedFigure | None:
+    def find_slowest(self, finding: Finding) -> SpeedFigure | None:
         """Return the slow figure that a finding is about: on its devices, and no slower than the finding reports."""
         return min((each for each in self._slow.values() if _belongs(each, finding)), key=_rank, default=None)
 

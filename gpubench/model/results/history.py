@@ -63,10 +63,10 @@ class DatedName(Struct, frozen=True, order=True):
     def of(cls, metadata: Metadata, number: int = 1) -> "DatedName":
         """Return the name for a run."""
         began = datetime.fromisoformat(metadata.started_at).astimezone(UTC)
-        return cls(began.strftime("%Y-%m-%dT%H%M%SZ"), number, metadata.subject, cls.host_of(metadata.hosts))
+        return cls(began.strftime("%Y-%m-%dT%H%M%SZ"), number, metadata.subject, cls.format_hosts(metadata.hosts))
 
     @staticmethod
-    def host_of(hosts: Sequence[str]) -> str:
+    def format_hosts(hosts: Sequence[str]) -> str:
         """Return the first host, in characters for file names, and the number of other hosts after a '+'."""
         different = list(dict.fromkeys(hosts))
         first = _NOT_IN_NAMES.sub("_", different[0])[:_MOST_HOST_CHARACTERS]
@@ -140,7 +140,7 @@ class ResultHead(Struct, frozen=True, kw_only=True):
         """Command, machine, GPUs and options, which comparable results share."""
         return self.command, self.machine, self.models, tuple(sorted(self.options.items()))
 
-    def differences_from(self, other: "ResultHead") -> Iterator[str]:
+    def find_differences(self, other: "ResultHead") -> Iterator[str]:
         """Yield how the kind differs from that of another result of the same command: 'another machine: node8, not
         node7'.
         """
@@ -155,7 +155,7 @@ class ResultHead(Struct, frozen=True, kw_only=True):
         if changed:
             yield f"other options: {'; '.join(changed)}"
 
-    def obstacles_to(self, other: "ResultHead") -> Iterator[str]:
+    def find_obstacles(self, other: "ResultHead") -> Iterator[str]:
         """Yield why rows of this result cannot be the reference of another one: 'another driver: 570.1, not 580.2'.
 
         The set of rows may differ. The topology may differ on the same GPUs, because a lost link should be noticed.
@@ -163,7 +163,7 @@ class ResultHead(Struct, frozen=True, kw_only=True):
         yield from self._machine_differences(other)
         if self.places != other.places:
             yield f"other ranks or GPUs: {_place_beside(self, other)}, not {_place_beside(other, self)}"
-        if not self.places and self.is_wired_otherwise(other):
+        if not self.places and self.has_other_topology(other):
             yield f"another topology: {self.topology}, not {other.topology}"
         for name in dict.fromkeys((*self.libraries, *other.libraries)):
             if name not in _MOVE_NO_DATA and self.libraries.get(name) != other.libraries.get(name):
@@ -177,7 +177,7 @@ class ResultHead(Struct, frozen=True, kw_only=True):
             if changed:
                 yield f"other {what}: " + "; ".join(f"{name} {_against(name, own, others)}" for name in changed)
 
-    def is_wired_otherwise(self, other: "ResultHead") -> bool:
+    def has_other_topology(self, other: "ResultHead") -> bool:
         """Return whether both topologies are known and differ."""
         return None not in (self.topology, other.topology) and self.topology != other.topology
 
@@ -201,15 +201,15 @@ def _place_beside(head: ResultHead, other: ResultHead) -> str:
     """Return the first place that only `head` has, or the number of places if the numbers differ."""
     if len(head.places) != len(other.places):
         return str(len(head.places))
-    return shortened(next(place for place in head.places if head.places.count(place) > other.places.count(place)))
+    return shorten_value(next(place for place in head.places if head.places.count(place) > other.places.count(place)))
 
 
 def _against(name: str, own: Mapping[str, str], other: Mapping[str, str]) -> str:
-    values = (shortened(each.get(name, "none").replace('"', "").strip("[]")) for each in (own, other))
+    values = (shorten_value(each.get(name, "none").replace('"', "").strip("[]")) for each in (own, other))
     return ", not ".join(values)
 
 
-def shortened(text: str) -> str:
+def shorten_value(text: str) -> str:
     return text if len(text) <= _MOST_VALUE_CHARACTERS else text[: _MOST_VALUE_CHARACTERS - 1] + "…"
 
 
@@ -280,7 +280,7 @@ class PastFigures(Struct, frozen=True):
 
     folder: str
     used: int = 0
-    wired_otherwise: int = 0
+    other_topology_count: int = 0
     left_out: tuple[LeftOut, ...] = ()
     problem: str = ""
     figures: Mapping[RowKey, PastFigure] = field(default_factory=dict)
@@ -296,8 +296,8 @@ class PastFigures(Struct, frozen=True):
         return cls(
             folder,
             used=len(fit),
-            wired_otherwise=sum(each.head.is_wired_otherwise(own) for each in fit),
-            left_out=(*left_out, *tallied(unfit)),
+            other_topology_count=sum(each.head.has_other_topology(own) for each in fit),
+            left_out=(*left_out, *count_reasons(unfit)),
             figures=_figures(fit[::-1], folder),
         )
 
@@ -319,8 +319,8 @@ class PastFigures(Struct, frozen=True):
         text = f"this machine's past: {plural(self.used, 'result')} of {self.folder}"
         if self.used < LEAST_RESULTS:
             text += f", and {LEAST_RESULTS} are the least that a row is judged by"
-        if self.wired_otherwise:
-            text += f"; since {self.wired_otherwise} of them links or NICs came or went (another topology)"
+        if self.other_topology_count:
+            text += f"; since {self.other_topology_count} of them links or NICs came or went (another topology)"
         return text + (f"; left out: {', '.join(map(str, self.left_out))}" if self.left_out else "")
 
 
@@ -332,14 +332,14 @@ def why_unfit(head: ResultHead, own: ResultHead) -> tuple[str, str] | None:
         return "begun after this run", ""
     if head.verdict in _BAD_RUN:
         return f"whose run ended with {head.verdict}", ""
-    obstacle = next(head.obstacles_to(own), None)
+    obstacle = next(head.find_obstacles(own), None)
     if obstacle is None:
         return None
     reason, _, example = obstacle.partition(": ")
     return f"of {reason}", example
 
 
-def tallied(reasons: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
+def count_reasons(reasons: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
     """Count the reasons. The newest results come first."""
     known = list(reasons)
     counts = Counter(reason for reason, _ in known)

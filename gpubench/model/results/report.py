@@ -74,8 +74,7 @@ class Record(Struct, frozen=True):
     host_fields: ClassVar[Sequence[str]] = ()
 
     def to_record(self) -> dict[str, Any]:
-        kind: Any = type(self)
-        return dict(zip(self.columns(), _reader(kind)(self), strict=True))
+        return dict(zip(self.columns(), attribute_reader(self.columns())(self), strict=True))
 
     def __repr__(self) -> str:
         """Show known values only, because most columns of a wide row are empty."""
@@ -88,18 +87,11 @@ class Record(Struct, frozen=True):
         return cls.__struct_fields__
 
 
-@cache
-def _reader(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
-    return values_of(kind.columns())
-
-
-def made_of(kind: type[Made], *sources: object, **values: Any) -> Made:
+def make_record(kind: type[Made], *sources: object, **values: Any) -> Made:
     """Make a record from `values`, and take its other fields from the first source that has them."""
     made: Any = kind
-    for source, (names, values_of) in zip(
-        sources, _common_fields(made, tuple(map(type, sources)), (*values,)), strict=True
-    ):
-        values |= zip(names, values_of(source), strict=True)
+    for source, (names, read) in zip(sources, _common_fields(made, tuple(map(type, sources)), (*values,)), strict=True):
+        values |= zip(names, read(source), strict=True)
     return kind(**values)
 
 
@@ -115,11 +107,12 @@ def _common_fields(
         has = {*dir(source)}
         own = tuple(name for name in wanted if name in has)
         wanted = [name for name in wanted if name not in has]
-        found.append((own, values_of(own)))
+        found.append((own, attribute_reader(own)))
     return tuple(found)
 
 
-def values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+@cache
+def attribute_reader(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     """Return a function that reads attributes as a tuple, twice as fast as a loop, because tables have many rows."""
     if len(names) > 1:
         return attrgetter(*names)
@@ -140,7 +133,9 @@ class RowsByColumn(Collection[R], Generic[R]):
     def of(cls, kind: type[R], rows: Sequence[R]) -> "RowsByColumn[R]":
         """Split rows into columns."""
         names = kind.columns()
-        return cls(kind, [(len(rows), dict(zip(names, zip(*map(values_of(names), rows), strict=True), strict=False)))])
+        return cls(
+            kind, [(len(rows), dict(zip(names, zip(*map(attribute_reader(names), rows), strict=True), strict=False)))]
+        )
 
     @property
     def columns(self) -> Mapping[str, Sequence[Any]]:
@@ -174,9 +169,9 @@ class RowsByColumn(Collection[R], Generic[R]):
         return [self._kind(**{name: column[number] for name, column in self.columns.items()}) for number in numbers]
 
 
-def cells_of(rows: Iterable[R], *names: str) -> Iterator[tuple[Any, ...]]:
+def column_values(rows: Iterable[R], *names: str) -> Iterator[tuple[Any, ...]]:
     """Return the values of some columns, one tuple per row, without making rows that are stored by column."""
-    return rows.cells(*names) if isinstance(rows, RowsByColumn) else map(values_of(names), rows)
+    return rows.cells(*names) if isinstance(rows, RowsByColumn) else map(attribute_reader(names), rows)
 
 
 class RowsOfNode(Struct, frozen=True):
@@ -392,13 +387,13 @@ class Metadata(Struct, frozen=True, kw_only=True):
     schema_version: Annotated[int, {"const": SCHEMA_VERSION}] = SCHEMA_VERSION  #: of the rows
 
     @property
-    def of_command(self) -> Command:
+    def command_record(self) -> Command:
         return find_command(self.subject, self.collective)
 
     @property
     def rows_section(self) -> str:
         """The section whose rows are written one by one, or ''."""
-        return self.of_command.streamed_section
+        return self.command_record.streamed_section
 
     def to_record(self) -> dict[str, Any]:
         record: dict[str, Any] = to_builtins(self)

@@ -20,7 +20,7 @@ from gpubench.model.results.report import (
     RowsOfNode,
     Table,
     VerdictRow,
-    cells_of,
+    column_values,
 )
 from gpubench.model.terms.units import escaped, plural, shorten
 from gpubench.model.terms.verdict import Finding
@@ -142,7 +142,7 @@ class ResultFile(Struct, frozen=True, kw_only=True):
     def origins(self) -> set[str]:
         """The origins of its rows: measured, simulated or recorded."""
         parts: tuple[Iterable[Any], ...] = self.rows, self.latencies, self.pairs
-        return {origin for rows in parts for (origin,) in cells_of(rows, "origin")}
+        return {origin for rows in parts for (origin,) in column_values(rows, "origin")}
 
 
 _MARK = "'"
@@ -153,8 +153,8 @@ _ESCAPE = re.compile(r"\\(?:\\|t|n|r|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 _SPELLED = {"\\\\": "\\", "\\t": "\t", "\\n": "\n", "\\r": "\r"}
 
 
-def marked_text(text: str) -> str:
-    r"""Make a text harmless in a spreadsheet. `unmarked_text` is the inverse.
+def mark_text(text: str) -> str:
+    r"""Make a text harmless in a spreadsheet. `unmark_text` is the inverse.
 
     A dangerous text gets an apostrophe, as spreadsheets mark text, and escapes: `=1+1` becomes `'=1+1`, ESC `'\x1b`. A
     text that begins with an apostrophe gets one too, so that the inverse is unique.
@@ -165,7 +165,7 @@ def marked_text(text: str) -> str:
     return _MARK + shown.replace("##", r"#\x23")
 
 
-def unmarked_text(cell: str) -> str:
+def unmark_text(cell: str) -> str:
     """Return the original text of a cell."""
     if not cell.startswith(_MARK):
         return cell

@@ -15,7 +15,7 @@ from gpubench.model.results.report import (
     OnPage,
     Record,
     Report,
-    made_of,
+    make_record,
 )
 from gpubench.model.terms.plain import Rate, Seconds
 from gpubench.model.terms.plain import StrictStruct as Struct
@@ -202,14 +202,14 @@ class StoredFabric(ScanFabric, frozen=True, kw_only=True):
     @classmethod
     def of(cls, fabric: ScanFabric, seed: int, backend: str, origin: str) -> "StoredFabric":
         """Convert for storing."""
-        return made_of(cls, fabric, seed=seed, backend=backend, origin=origin)
+        return make_record(cls, fabric, seed=seed, backend=backend, origin=origin)
 
     def fabric(self) -> ScanFabric:
         """Return the fabric. Raises UsageError if it is impossible."""
         fits = len(self.leaves) == len(self.hosts) == len(set(self.hosts)) <= MOST_NODES
         if not self.hosts or not fits:
             raise UsageError(f"{len(self.hosts)} nodes with {len(self.leaves)} leaves", expected=_EXPECTED)
-        return made_of(ScanFabric, self, rates=self.rates[: self.rails])
+        return make_record(ScanFabric, self, rates=self.rates[: self.rails])
 
 
 class StoredLocal(Struct, frozen=True):

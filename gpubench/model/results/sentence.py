@@ -70,14 +70,14 @@ def sentence(
         return ending.last_line(
             report.verdict, metadata.origin, [ending.part(_ENDED_EARLY if figures.rows else _ENDED_AT_ONCE)]
         )
-    parts, root = list(_said(metadata, report, figures)), worst(report.findings)
+    parts, root = list(_said(metadata, report, figures)), find_worst(report.findings)
     command = "" if root is None or report.verdict in _GOOD else root.next_command
     ends = (f"Try: {command}" if command and passes(command) else "", f"See {root.id}" if root and command else "")
     return ending.last_line(report.verdict, metadata.origin, parts, ends, most)
 
 
 def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[ending.LinePart]:
-    root = worst(report.findings)
+    root = find_worst(report.findings)
     if metadata.subject == "scan" and (report.verdict in _GOOD or report.rows(ScanPartRow)):
         yield from scan_parts(metadata, report)
     elif metadata.subject == "watch" and root is None:
@@ -103,7 +103,7 @@ def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Itera
     yield ending.part(*_speed(metadata, figures))
 
 
-def worst(findings: Sequence[Finding]) -> Finding | None:
+def find_worst(findings: Sequence[Finding]) -> Finding | None:
     """Return the gravest finding: wrong data first, then root causes by their cost, then other facts and
     measurements.
     """
@@ -120,7 +120,7 @@ def worst(findings: Sequence[Finding]) -> Finding | None:
 def _finding_parts(
     metadata: Metadata, report: Report, root: Finding, figures: SpeedFigures
 ) -> Iterator[ending.LinePart]:
-    is_figure, slow = root.id in FIGURES, figures.slowest_of(root)
+    is_figure, slow = root.id in FIGURES, figures.find_slowest(root)
     if metadata.subject == "compare" and root.id in _SLOWER:
         yield ending.part(_slower_words(report.by_column(ComparisonRow)) or root.subject)
     elif is_figure and slow is not None:
@@ -410,7 +410,7 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
         yield ONE_RANK
         return
     if not unjudged:
-        yield "" if measured or not metadata.of_command.measures else "speed not measured"
+        yield "" if measured or not metadata.command_record.measures else "speed not measured"
         return
     shared = all(figure.shares_gpus for figure in not_judged)
     why = why_not_judged(metadata.ranks) or (RANKS_SHARE_A_GPU if shared else "") or figures.doubt

@@ -150,7 +150,7 @@ class ExpectedTime(Struct, frozen=True):
         warned = replace(own, fail=math.inf, warn=own.fail if own.warn is None else own.warn, warned_from=least)
         return replace(self, source=f"{self.source}; {assumed}", tolerance=warned)
 
-    def launched_in_turn(self, gpus: int, launch_us: float) -> "ExpectedTime":
+    def add_launch_time(self, gpus: int, launch_us: float) -> "ExpectedTime":
         """Return a copy with room for a thread that launches on several GPUs in turn."""
         own = self.tolerance
         return replace(self, tolerance=replace(own, microseconds=own.microseconds + gpus * launch_us))
@@ -176,7 +176,7 @@ class ExpectedTime(Struct, frozen=True):
         late = least_us > self.time_us * (1 + tolerance.warn) + tolerance.microseconds
         return Verdict.WARN if late else Verdict.PASS
 
-    def wants_another(self, row: CollectiveRow) -> bool:
+    def needs_repetition(self, row: CollectiveRow) -> bool:
         """Return whether a row should be measured again before it is judged, because it is slow or nearly slow."""
         return self.verdict(row) is not Verdict.PASS or row.time_us > (1 - _NEAR_SHARE) * self.most_us(row)
 
@@ -194,7 +194,7 @@ def is_judged(row: CollectiveRow) -> bool:
     return row.size_bytes >= _JUDGED_FROM_BYTES and row.setting in (None, AGAIN) and row.collective != _ALLTOALLV
 
 
-def compared(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
+def add_expectation(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
     """Add the expected time to a row, without a verdict. A slowest known time gives no percentage."""
     factor = row.reached_gb_s / row.algbw_gb_s if row.algbw_gb_s else 0.0
     return replace(
@@ -206,7 +206,7 @@ def compared(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
     )
 
 
-def judged(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
+def judge_row(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
     """Add the expected time to a row, and combine the verdict on its speed with the one on its data.
 
     If the expectation does not fit the row, add only a note.
@@ -216,7 +216,7 @@ def judged(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
         return replace(row, note="; ".join(filter(None, (row.note, doubted))))
     speed = expected.verdict(row)
     before = [] if row.verdict is None else [Verdict(row.verdict)]
-    return replace(compared(row, expected), verdict=worst_verdict([*before, speed]))
+    return replace(add_expectation(row, expected), verdict=worst_verdict([*before, speed]))
 
 
 def is_slow(row: CollectiveRow) -> bool:
@@ -321,7 +321,7 @@ def copies_times_limit(gb_s: float | None, limit_gb_s: float | None, engine: str
 _MANAGED = frozenset(each.value for each in ManagedWay if each.is_managed)
 
 
-def refused_above_limit(row: LimitedRow) -> LimitedRow:
+def refuse_above_limit(row: LimitedRow) -> LimitedRow:
     """Make a row well above its limit an ERROR, unless its data are wrong."""
     if times_limit(row) is None:
         return row

@@ -260,7 +260,7 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
         counted = [count for link in gpu.nvlinks or () for count in link.errors.values()]
         setting = node.snapshot.driver_settings.nvlink_disabled
         hides_nvlinks = gpu.nvlinks == () and setting
-        yield report.made_of(
+        yield report.make_record(
             GpuRow,
             gpu,
             node=node.snapshot.host,
@@ -288,7 +288,7 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
         )
 
 
-def gpu_rows_of(nodes: Sequence[Topology]) -> list[GpuRow]:
+def all_gpu_rows(nodes: Sequence[Topology]) -> list[GpuRow]:
     """Return the GPUs of nodes. Equal nodes reuse the rows of the first one."""
     found: list[GpuRow] = []
     like, rows = None, list[GpuRow]()
@@ -314,7 +314,7 @@ def rows_by_node(
 def link_rows(node: Topology) -> Iterator[NvlinkRow]:
     for gpu in node.gpus:
         for link in gpu.nvlinks or ():
-            yield report.made_of(
+            yield report.make_record(
                 NvlinkRow,
                 link,
                 node=node.snapshot.host,
@@ -330,7 +330,7 @@ def nic_rows(node: Topology) -> Iterator[NicRow]:
     for nic in node.nics:
         nearest = node.nearest_gpus(nic)
         possible, reason = node.gpudirect(nic)
-        yield report.made_of(
+        yield report.make_record(
             NicRow,
             nic,
             node=node.snapshot.host,
@@ -353,7 +353,7 @@ def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
     kind_of = {position: kind for kind in kinds for position in (*kind.alike, *kind.odd)}
     for position, node in enumerate(nodes):
         snapshot, machine, kind = node.snapshot, node.snapshot.machine, kind_of[position]
-        yield report.made_of(
+        yield report.make_record(
             NodeRow,
             machine,
             snapshot.gpudirect,
@@ -380,14 +380,14 @@ def device_sections(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> 
     return report.Table.group_by_section(
         {
             NodeRow: lambda: node_rows(nodes, kinds),
-            GpuRow: lambda: gpu_rows_of(nodes),
+            GpuRow: lambda: all_gpu_rows(nodes),
             NicRow: lambda: (row for node in nodes for row in nic_rows(node)),
         }
     )
 
 
 def rank_rows(ranks: Sequence[RankFacts]) -> Iterator[RankRow]:
-    return (report.made_of(RankRow, rank, node=rank.host) for rank in ranks)
+    return (report.make_record(RankRow, rank, node=rank.host) for rank in ranks)
 
 
 def _pcie(link: PcieLink) -> dict[str, int | None]:
@@ -443,7 +443,7 @@ def pair_rows(node: Topology) -> Iterator[report.PairRow]:
             )
 
 
-def pair_rows_of(nodes: Sequence[Topology]) -> Iterator[report.RowsOfNode]:
+def all_pair_rows(nodes: Sequence[Topology]) -> Iterator[report.RowsOfNode]:
     """Yield the pairs of every node. Nodes with equal facts share rows, because most of a thousand nodes are alike."""
     known: list[tuple[Snapshot, list[report.PairRow]]] = []
     like, rows = None, list[report.PairRow]()

@@ -113,7 +113,10 @@ class WatchFrame(Struct, frozen=True, kw_only=True):
             hosts,
             lambda host: (silent.get(host), *((row.way, len(row.gpus), row.cause) for row in jobs.get(host, ()))),
         )
-        kinds = [AlikeNodes(tuple(members), tuple(together(jobs.get(members[0], ())))) for members in groups.values()]
+        kinds = [
+            AlikeNodes(tuple(members), tuple(merge_similar_jobs(jobs.get(members[0], ()))))
+            for members in groups.values()
+        ]
         return sorted(kinds, key=lambda kind: -len(kind.hosts))
 
 
@@ -124,7 +127,7 @@ class AlikeNodes(Struct, frozen=True):
     jobs: tuple[JobRow, ...]
 
 
-def together(jobs: Sequence[JobRow]) -> Iterator[JobRow]:
+def merge_similar_jobs(jobs: Sequence[JobRow]) -> Iterator[JobRow]:
     """Merge many similar jobs of a node into one row, for example servers with one process per GPU."""
     for alike in group_by(jobs, lambda row: (row.way, row.verdict, row.cause)).values():
         if len(alike) <= _MOST_ALIKE:

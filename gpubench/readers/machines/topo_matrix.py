@@ -24,7 +24,7 @@ from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
-from gpubench.readers.documents import unquoted
+from gpubench.readers.documents import remove_quotes
 
 PATH_WORDS = r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC"
 P2P_WORDS = r"OK|CNS|GNS|TNS|DR|NS|U"
@@ -366,7 +366,7 @@ def _matrices(lines: Sequence[str], name: str) -> list[_Matrix]:
     found: list[_Matrix] = []
     commands: tuple[str, ...] = ()
     current: _Matrix | None = None
-    for number, line in enumerate(map(unquoted, lines), 1):
+    for number, line in enumerate(map(remove_quotes, lines), 1):
         words = line.split()
         named = tuple(command[1] or command[2] for command in _COMMAND.finditer(line))
         if named:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gpubench.errors import UsageError
 from gpubench.readers import limits
-from gpubench.readers.documents import SilentPipeError, opened, unreadable
+from gpubench.readers.documents import SilentPipeError, open_file, unreadable_error
 from gpubench.readers.hangs import is_recorder_dump, read_recorder_dump
 from gpubench.readers.nccl_log.stream import EndlessLineError, NcclLogReader, Readable
 
@@ -135,10 +135,10 @@ def _read_file(name: str, reader: NcclLogReader, stdin: BinaryIO, meter: _Meter)
     if name == STDIN:
         return _read(reader, _waiting(stdin), "standard input", meter)
     try:
-        with opened(Path(name), _EXPECTED) as stream:
+        with open_file(Path(name), _EXPECTED) as stream:
             return _read(reader, stream, name, meter)
     except (OSError, ValueError) as error:
-        raise unreadable(name, error, _EXPECTED) from None
+        raise unreadable_error(name, error, _EXPECTED) from None
 
 
 class _WaitingInput(io.RawIOBase):
@@ -191,7 +191,7 @@ def _opened_files(name: str) -> list[str]:
             entries = sorted((each for each in found if not each.name.startswith(".")), key=lambda each: each.name)
         files = [entry.path for entry in entries if entry.is_file()]
     except (OSError, ValueError) as error:
-        raise unreadable(name, error, _EXPECTED) from None
+        raise unreadable_error(name, error, _EXPECTED) from None
     if not files:
         raise UsageError(
             f"{name} is a folder without files" + (", but with folders in it" if entries else ""),

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 from gpubench.errors import UsageError
 from gpubench.model.results.report import CollectiveRow, PairRow
-from gpubench.model.results.result_file import WIDE_COLUMNS, FileCircumstances, ResultFile, unmarked_text
+from gpubench.model.results.result_file import WIDE_COLUMNS, FileCircumstances, ResultFile, unmark_text
 from gpubench.readers import documents, limits
 from gpubench.readers.results.gpubench_json import problems
 
@@ -69,7 +69,7 @@ def _cells(text: str, name: str) -> list[list[str]]:
         rows = list(csv.reader(text.lstrip("\n\r").splitlines(), strict=True))
         if not rows:
             raise UsageError(f"{name} is empty", expected="the columns that gpubench writes, and rows")
-        return [list(map(unmarked_text, line)) for line in rows]
+        return [list(map(unmark_text, line)) for line in rows]
     except csv.Error as error:
         raise UsageError(f"{name}: no CSV ({error})", reason="the file was edited by hand, or cut off") from None
 
@@ -116,7 +116,7 @@ def _value(text: str, declared: Any, column: str, where: str) -> Any:
     if kind is bool:
         return _TRUTH[text] if text in _TRUTH else _refuse(where, column, text, "true, false or nothing")
     try:
-        return documents.whole(text) if kind is int else documents.finite(text)
+        return documents.parse_whole(text) if kind is int else documents.parse_finite(text)
     except ValueError:
         return _refuse(where, column, text, "a whole number" if kind is int else "a number with a decimal point")
 

@@ -117,7 +117,7 @@ def _document(text: str, name: str, sections: Container[str] | None = None) -> d
 
 def _document_of_lines(text: str, name: str, sections: Container[str] | None) -> dict[str, Any]:
     document: dict[str, Any] = {"complete": False}
-    lines, rows_by_section = documents.lines_of(text, name), dict[str, Any]()
+    lines, rows_by_section = documents.split_lines(text, name), dict[str, Any]()
     for number, line in enumerate(lines, 1):
         where = f"{name}, line {number}"
         is_cut_off = number == len(lines) and not text.endswith("\n") and not line.rstrip().endswith("}")
@@ -364,10 +364,10 @@ def read_stored(path: Path) -> StoredRun:
 
     Raises UsageError if the file cannot be read, is no result of gpubench, is damaged, or is of a newer version.
     """
-    return stored_of(documents.read_text(path, _WANTED), str(path))
+    return parse_stored(documents.read_text(path, _WANTED), str(path))
 
 
-def stored_of(text: str, name: str) -> StoredRun:
+def parse_stored(text: str, name: str) -> StoredRun:
     """Read a whole run from a text. Errors contain `name`, and are those of `read_stored`."""
     if not text.lstrip().startswith("{"):
         raise _no_result(name, text)
@@ -391,7 +391,7 @@ def _no_result(name: str, text: str) -> UsageError:
 
 def _run(document: Mapping[str, Any], name: str) -> StoredRun:
     metadata = from_plain(Metadata, document["metadata"], f"{name}: metadata")
-    command = metadata.of_command
+    command = metadata.command_record
     sections = {key: _section(key, document, name) for key in document if key not in _HEAD}
     streamed = sections.pop(command.streamed_section, None) if command.streamed_section else None
     findings = _rows(Finding, FINDINGS_SECTION, document, name)

@@ -137,7 +137,7 @@ def past_figures(folder: Path, metadata: Metadata) -> history.PastFigures:
     reader = _Reader(
         list_results(folder), history.ResultHead.of(metadata.to_record(), "", Verdict.ERROR, complete=False)
     )
-    results = list(reader.results(history.DatedName.host_of(metadata.hosts)))
+    results = list(reader.results(history.DatedName.format_hosts(metadata.hosts)))
     shown = str(folder).rstrip("/") + "/"
     return history.PastFigures.of(results, reader.own, shown, reader.left_out)
 
@@ -167,13 +167,13 @@ class _Reader:
             if self._not_opened
             else ()
         )
-        return (*history.tallied(self._reasons), *more)
+        return (*history.count_reasons(self._reasons), *more)
 
     def results(self, host: str) -> Iterator[history.PastResult]:
-        of_command = [name for name in self._kept.names if name.command == self.own.command]
-        others = [name for name in of_command if name.host != host]
+        command_record = [name for name in self._kept.names if name.command == self.own.command]
+        others = [name for name in command_record if name.host != host]
         self._reasons += [("of another machine", f"{name.host}, not {host}") for name in others]
-        own = [name for name in of_command if name.host == host]
+        own = [name for name in command_record if name.host == host]
         fit = [
             found
             for name in self._bounded(own, MOST_RESULTS_LOOKED_AT, MOST_SECONDS / 2)
@@ -236,7 +236,7 @@ def past_runs(folder: Path, metadata: Metadata) -> list[PastRun]:
     """
     kept = list_results(folder)
     own = history.ResultHead.of(metadata.to_record(), "", Verdict.ERROR, complete=False)
-    host = history.DatedName.host_of(metadata.hosts)
+    host = history.DatedName.format_hosts(metadata.hosts)
     by_command: dict[str, list[history.DatedName]] = {}
     for name in kept.names:
         if name.host == host:

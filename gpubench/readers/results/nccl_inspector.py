@@ -18,7 +18,7 @@ from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
-from gpubench.readers.documents import lines_of
+from gpubench.readers.documents import split_lines
 from gpubench.readers.pasted import Kind, split
 
 _BEGINNING = re.compile(r'\s*\[?\s*\{\s*"header"\s*:\s*\{[^{}]{0,400}"n_ranks"')
@@ -98,7 +98,7 @@ def read(text: str, name: str) -> ResultFile:
     Raises UsageError if no operation can be read.
     """
     found, header = InspectorLines(), Header()
-    for part in split(lines_of(text, name)):
+    for part in split(split_lines(text, name)):
         text = part.text.strip().strip("[],")
         if part.kind is Kind.JSON or text.startswith("{"):
             found.add(text, header)

@@ -19,7 +19,7 @@ from gpubench.model.results.result_file import FileCircumstances, ResultFile, Ru
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import shorten
 from gpubench.model.terms.verdict import Origin
-from gpubench.readers.documents import lines_of, load_json, pieces, unquoted
+from gpubench.readers.documents import load_json, remove_quotes, split_by_tag, split_lines
 
 _DEFAULT_BYTES = 512 * 2**20
 _MOST_GPUS = 1024
@@ -77,9 +77,9 @@ def read(text: str, name: str) -> ResultFile:
     if json:
         _take_json(parser, json, name)
     else:
-        for number, line in enumerate(lines_of(text, name), 1):
-            for _, piece in pieces(line):
-                parser.line(unquoted(piece), number)
+        for number, line in enumerate(split_lines(text, name), 1):
+            for _, piece in split_by_tag(line):
+                parser.line(remove_quotes(piece), number)
         parser.end()
     if not parser.rows:
         left_out = ", ".join(parser.left_out)

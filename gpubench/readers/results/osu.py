@@ -16,7 +16,7 @@ from gpubench.model.results.report import PairRow, Verified
 from gpubench.model.terms import operation
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.verdict import Origin, Verdict
-from gpubench.readers.documents import lines_of, pieces, prefix_shape, strip_prefix
+from gpubench.readers.documents import prefix_shape, split_by_tag, split_lines, strip_prefix
 
 
 class _Program(Struct, frozen=True):
@@ -75,8 +75,8 @@ def read(text: str, name: str, user_facts: result_file.UserFacts = result_file.N
     Raises UsageError if it has none, or only runs of unsupported programs.
     """
     parser = _OsuText(user_facts.ranks)
-    for number, line in enumerate(lines_of(text, name), 1):
-        for tag, piece in pieces(line):
+    for number, line in enumerate(split_lines(text, name), 1):
+        for tag, piece in split_by_tag(line):
             parser.line(piece, tag, number)
     rows, pairs = parser.latencies, parser.pairs
     if not (rows or pairs):

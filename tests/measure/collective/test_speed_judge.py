@@ -119,7 +119,7 @@ def test_a_row_that_noise_hides_passes_nothing_and_is_measured_again(
     assert judging.row(row).verdict == verdict
     hidden = verdict == "INCONCLUSIVE"
     assert [each.id for each in judging.findings((), None)] == ["figures-too-noisy"] * hidden
-    assert judging.wants_another([row]) == hidden
+    assert judging.needs_repetition([row]) == hidden
 
 
 def test_the_noisiest_row_is_named_with_its_placement() -> None:
@@ -191,9 +191,9 @@ def test_host_staged_paths_explain_slow_rows() -> None:
     ],
 )
 def test_a_doubtful_row_is_measured_until_two_agree(times: list[float], *, again: bool) -> None:
-    assert judge().wants_another([four(2**28, each) for each in times]) is again
+    assert judge().needs_repetition([four(2**28, each) for each in times]) is again
 
 
 @pytest.mark.parametrize("changes", [{"wrong": 1}, {"host_staged": True}, {"setting": "ring/ll"}, {"backend": "host"}])
 def test_what_is_judged_otherwise_is_measured_once(changes: dict[str, Any]) -> None:
-    assert judge().wants_another([replace(SLOW, **changes)]) is False
+    assert judge().needs_repetition([replace(SLOW, **changes)]) is False

@@ -73,12 +73,12 @@ def noting(name: str, built: list[str]) -> Callable[..., list[Record]]:
 def test_a_section_nobody_reads_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = cluster("hgx-h100-8")
     built: list[str] = []
-    for name in ("gpu_rows_of", "rows_by_node", "node_rows", "kind_rows", "pair_rows_of", "rank_rows", "tree_rows"):
+    for name in ("all_gpu_rows", "rows_by_node", "node_rows", "kind_rows", "all_pair_rows", "rank_rows", "tree_rows"):
         monkeypatch.setattr(topo, name, noting(name, built))
     report = examine(nodes)
     assert built == []
     assert rows(report, "pairs") == []
-    assert built == ["pair_rows_of"]
+    assert built == ["all_pair_rows"]
 
 
 def test_a_node_without_gpus_among_others_with_gpus_is_an_error() -> None:

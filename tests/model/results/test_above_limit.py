@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from benchmarks.published_collectives import read
 from gpubench.model.results.report import CollectiveRow, PairRow
-from gpubench.model.results.speed import refused_above_limit, times_limit
+from gpubench.model.results.speed import refuse_above_limit, times_limit
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.registry import read_results
 from tests.fakes.measured_rows import row
@@ -36,12 +36,12 @@ def test_a_figure_is_above_its_limit_beyond_what_measuring_errs(
     """Switches that reduce, of which nothing tells where the algorithm is not known, double what NICs allow."""
     found = replace(row(2**28, 1.0, figure), **changes)
     assert times_limit(found) == (None if times is None else pytest.approx(times))
-    verdict = refused_above_limit(found).verdict
+    verdict = refuse_above_limit(found).verdict
     assert verdict == (Verdict.PASS if times is None else Verdict.ERROR)
 
 
 def test_wrong_data_stay_wrong_and_the_row_says_why_its_figure_counts_for_nothing() -> None:
-    refused = refused_above_limit(row(2**28, 1.0, 1800.0, wrong=3, verdict=Verdict.FAIL, note="n"))
+    refused = refuse_above_limit(row(2**28, 1.0, 1800.0, wrong=3, verdict=Verdict.FAIL, note="n"))
     assert (refused.verdict, refused.note) == (
         Verdict.FAIL,
         "n; above the limit: a fact of the links or the time is wrong",

@@ -8,11 +8,11 @@ import pytest
 
 from gpubench.model.results.backends import (
     BackendRow,
-    against_first,
-    framework_slower,
+    compare_with_first,
+    find_newly_staged,
+    find_slower_framework,
     path_words,
     speed_words,
-    staged_beside,
 )
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.operation import (
@@ -42,13 +42,13 @@ def table(*speeds: float, backend: str = "torch:nccl", **more: object) -> list[B
         place = {"placement": more.get("placement", Placement.IN_PLACE)}
         rows += [row("nccl", size, 10.0, issue_us=5.0, **place), row("nccl", size, 10.0, setting=AGAIN, **place)]
         rows.append(row(backend, size, 1000.0 / speed, **{"issue_us": 24.0, **more}))
-    return against_first(rows)
+    return compare_with_first(rows)
 
 
 def test_wrong_data_are_no_comparison() -> None:
-    assert against_first([row("nccl", 1024, 10.0, wrong=1), row("mpi", 1024, 10.0)]) == []
-    assert against_first([row("nccl", 1024, 10.0), row("mpi", 1024, 10.0, wrong=1)]) == []
-    (alone,) = against_first([row("nccl", 1024, 10.0), row("mpi", 1024, 20.0)])
+    assert compare_with_first([row("nccl", 1024, 10.0, wrong=1), row("mpi", 1024, 10.0)]) == []
+    assert compare_with_first([row("nccl", 1024, 10.0), row("mpi", 1024, 10.0, wrong=1)]) == []
+    (alone,) = compare_with_first([row("nccl", 1024, 10.0), row("mpi", 1024, 20.0)])
     assert (alone.speed_percent, alone.first_drift_percent) == (50.0, None)
 
 
@@ -101,7 +101,7 @@ def test_what_is_made_of_several_calls_is_told_apart() -> None:
 def test_a_library_that_is_not_as_fast_as_itself_is_said() -> None:
     def of(again_us: float) -> str:
         first = row("nccl", 1024, 10.0), row("nccl", 1024, again_us, setting=AGAIN)
-        return speed_words(against_first([*first, row("mpi", 1024, 10.0)]))
+        return speed_words(compare_with_first([*first, row("mpi", 1024, 10.0)]))
 
     assert of(10.1) == "mpi is as fast as nccl, within 2 %, at 1K in place"
     assert of(7.0).endswith("; nccl's own two times differ by up to 30 %, at 1K")
@@ -143,7 +143,7 @@ def slower_at(*speeds: float, again_us: float = 10.0, **more: Any) -> tuple[Find
         size = 2**24 * 2**number
         rows += [row("nccl", size, 10.0), row("nccl", size, again_us, setting=AGAIN)]
         rows.append(row("torch:nccl", size, (10.0 + again_us) / 2 * 100 / speed, **more))
-    return framework_slower(against_first(rows))
+    return find_slower_framework(compare_with_first(rows))
 
 
 def test_a_framework_that_is_slower_than_its_library_is_warned_of() -> None:
@@ -160,14 +160,16 @@ def test_nobody_is_warned_of_a_framework_that_is_as_fast_or_faster_or_that_canno
     assert slower_at(80.0, again_us=12.0) != ()
     assert slower_at(50.0, note="copied first") == (), "made of several calls"
     assert slower_at(50.0, mode="latency") == (), "its launch belongs to the time"
-    assert framework_slower(table(50.0, 50.0, 50.0)) == (), "small sizes are start-up"
-    assert framework_slower(table(*[50.0] * 6, backend="torch:gloo")) == (), "another library"
-    assert framework_slower([]) == ()
+    assert find_slower_framework(table(50.0, 50.0, 50.0)) == (), "small sizes are start-up"
+    assert find_slower_framework(table(*[50.0] * 6, backend="torch:gloo")) == (), "another library"
+    assert find_slower_framework([]) == ()
 
 
 def test_paths_in_words() -> None:
     def of(own: str | None, first: str | None) -> str:
-        rows = against_first([row("nccl", 1024, 1.0, transport=first), row("torch:nccl", 1024, 1.0, transport=own)])
+        rows = compare_with_first(
+            [row("nccl", 1024, 1.0, transport=first), row("torch:nccl", 1024, 1.0, transport=own)]
+        )
         return path_words(rows)
 
     assert of("P2P/CUMEM", "P2P/CUMEM") == "over the same path (P2P/CUMEM)"
@@ -178,7 +180,7 @@ def test_paths_in_words() -> None:
 def test_a_framework_that_goes_through_host_memory_beside_a_direct_library_fails() -> None:
     def of(transport: str | None, *, staged: bool | None, first: str = "P2P/CUMEM") -> tuple[Finding, ...]:
         own = row("torch:nccl", 1024, 40.0, transport=transport, host_staged=staged)
-        return staged_beside(against_first([row("nccl", 1024, 10.0, transport=first), own]))
+        return find_newly_staged(compare_with_first([row("nccl", 1024, 10.0, transport=first), own]))
 
     (found,) = of("SHM/direct", staged=True)
     assert (found.id, found.severity, found.subject) == ("host-staged", "FAIL", "torch:nccl")

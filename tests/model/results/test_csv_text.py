@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpubench.model.results.result_file import marked_text, unmarked_text
+from gpubench.model.results.result_file import mark_text, unmark_text
 
 
 @given(st.one_of(st.text(), st.text(alphabet="=+-@'\\:#[xuU019afnrt \t\r\n\ud800\u202e")))
@@ -12,8 +12,8 @@ from gpubench.model.results.result_file import marked_text, unmarked_text
 @example("\\x41")
 @example("=\\x41")
 def test_a_cell_is_read_back(text: str) -> None:
-    cell = marked_text(text)
-    assert unmarked_text(cell) == text
+    cell = mark_text(text)
+    assert unmark_text(cell) == text
     assert cell.isprintable()
     assert cell.lstrip()[:1] not in set("=+-@")
 
@@ -33,8 +33,8 @@ def test_a_cell_is_read_back(text: str) -> None:
     ],
 )
 def test_what_could_do_harm_is_marked(text: str, cell: str) -> None:
-    assert marked_text(text) == cell
+    assert mark_text(text) == cell
 
 
 def test_what_a_person_wrote_behind_an_apostrophe_is_kept() -> None:
-    assert unmarked_text("'C:\\new \\q") == "C:\new \\q"
+    assert unmark_text("'C:\\new \\q") == "C:\new \\q"

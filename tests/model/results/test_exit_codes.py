@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gpubench.cli.process import COMMANDS
 from gpubench.formats.registry import ExitStyle, Presentation
 from gpubench.model.results.compare import MachineRow
-from gpubench.model.results.ending import exit_code_of, gated
+from gpubench.model.results.ending import apply_gate, compute_exit_code
 from gpubench.model.results.fallback import PATH_UNKNOWN
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Section, Table
@@ -93,5 +93,5 @@ def test_an_unknown_path_is_a_doubt_and_no_gate_passes_it(
 ) -> None:
     doubts = [replace(CHANNELS, id=id_, severity=Verdict.WARN) for id_ in (PATH_UNKNOWN, *others)]
     metadata = replace(METADATA, subject=command, options={"strict": strict})
-    told = gated(metadata, report(Verdict.WARN, *doubts), SpeedFigures(), exit_style=False)
-    assert exit_code_of(metadata, told) == code
+    told = apply_gate(metadata, report(Verdict.WARN, *doubts), SpeedFigures(), exit_style=False)
+    assert compute_exit_code(metadata, told) == code

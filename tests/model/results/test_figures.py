@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.compare import HOST
-from gpubench.model.results.ending import exit_code_of, gated
+from gpubench.model.results.ending import apply_gate, compute_exit_code
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import FallbackRow, Table
 from gpubench.model.results.sentence import sentence
@@ -40,9 +40,9 @@ def test_noise_that_nobody_judges_is_not_judged_in_a_gate(
         TOO_NOISY, Verdict.INCONCLUSIVE, "all-reduce of 1K", "23 ms ±416 %", "", "", Cure.of("gpubench allreduce")
     )
     asked = replace(METADATA, options=options)
-    seen = gated(asked, report(Verdict.INCONCLUSIVE, noise), figures, exit_style=False)
-    assert (seen.verdict, exit_code_of(asked, seen)) == told
-    other = gated(asked, report(Verdict.INCONCLUSIVE, replace(noise, id="p2p-noisy")), figures, exit_style=False)
+    seen = apply_gate(asked, report(Verdict.INCONCLUSIVE, noise), figures, exit_style=False)
+    assert (seen.verdict, compute_exit_code(asked, seen)) == told
+    other = apply_gate(asked, report(Verdict.INCONCLUSIVE, replace(noise, id="p2p-noisy")), figures, exit_style=False)
     assert other.verdict is Verdict.INCONCLUSIVE
 
 
@@ -55,7 +55,7 @@ def test_ranks_that_share_a_gpu_do_not_open_what_else_was_judged() -> None:
         figures = SpeedFigures()
         for row in rows:
             figures.add(row)
-        told = gated(asked, report(Verdict.PASS), figures, exit_style=False)
+        told = apply_gate(asked, report(Verdict.PASS), figures, exit_style=False)
         assert told.verdict is verdict
         line = sentence(asked, told, figures)
         assert ("ranks share a GPU" in line) == (shared in rows)
@@ -77,9 +77,9 @@ def test_a_gate_passes_no_path_that_nobody_saw(conclusion: Conclusion) -> None:
     seen = replace(report(Verdict.PASS), sections=table)
     for strict in (True, False):
         asked = replace(METADATA, subject="topo", options={"strict": strict})
-        told = gated(asked, seen, SpeedFigures(), exit_style=False)
+        told = apply_gate(asked, seen, SpeedFigures(), exit_style=False)
         open_ = strict and conclusion is Conclusion.UNKNOWN
-        assert (told.verdict, exit_code_of(asked, told)) == ((Verdict.SKIP, 3) if open_ else (Verdict.PASS, 0))
+        assert (told.verdict, compute_exit_code(asked, told)) == ((Verdict.SKIP, 3) if open_ else (Verdict.PASS, 0))
 
 
 def test_a_pair_that_was_not_measured_has_no_data_to_check() -> None:

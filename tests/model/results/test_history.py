@@ -45,13 +45,13 @@ def test_other_names_say_nothing(text: str) -> None:
 )
 def test_another_kind_says_in_what(changed: ResultHead, words: str) -> None:
     assert changed.kind != head().kind
-    assert list(changed.differences_from(head())) == [words]
+    assert list(changed.find_differences(head())) == [words]
 
 
 def test_a_lost_gpu_is_another_kind_on_the_same_machine() -> None:
     fewer = head(replace(METADATA, ranks=METADATA.ranks[:1]))
     assert fewer.machine == head().machine
-    assert list(fewer.differences_from(head())) == [
+    assert list(fewer.find_differences(head())) == [
         "other GPUs: 1 × NVIDIA H200, not 2 × NVIDIA H200",
         "other options: ranks 1, not 2",
     ]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpubench.model.results.compare import figures_of_siblings
+from gpubench.model.results.compare import find_sibling_figures
 from gpubench.model.results.report import CollectiveRow
 from tests.formats.sample import ROW
 
@@ -15,7 +15,7 @@ def row(group: str, time_us: float, **changes: Any) -> CollectiveRow:
 
 
 def times(*rows: CollectiveRow) -> list[float | None]:
-    return [None if each is None else each.time_us for each in figures_of_siblings(rows)]
+    return [None if each is None else each.time_us for each in find_sibling_figures(rows)]
 
 
 @pytest.mark.parametrize(

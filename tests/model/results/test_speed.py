@@ -48,7 +48,7 @@ def test_what_is_known_less_well_is_judged_less_strictly(tolerance: Tolerance, m
     [(SMALL, 1131.0, False), (SMALL, 1132.0, True), (SMALL, 9000.0, True), (LARGE, 1118.0, True)],
 )
 def test_what_is_slow_or_nearly_is_measured_again(size_bytes: int, time_us: float, *, again: bool) -> None:
-    assert EXPECTED.wants_another(row(size_bytes, time_us, 1.0)) is again
+    assert EXPECTED.needs_repetition(row(size_bytes, time_us, 1.0)) is again
 
 
 def test_few_iterations_whose_noise_nobody_knows_may_take_longer() -> None:

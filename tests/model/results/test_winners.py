@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpubench.model.results.backends import WinnerRow, crossings, took_another, winners
+from gpubench.model.results.backends import WinnerRow, crossings, differs_from_request, winners
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.settings import AGAIN, OWN_CHOICE, repeated_name
 from tests.formats.sample import ROW
@@ -114,7 +114,7 @@ def test_what_is_wrong_or_not_as_asked_wins_nothing() -> None:
         row(1024, "ll128", 8.0),
         row(1024, AGAIN, 10.0),
     ]
-    assert took_another(rows[2])
+    assert differs_from_request(rows[2])
     (found,) = winners(rows)
     assert (found.fastest, found.candidates, found.loss_percent) == ("ll128", 2, 25.0)
     assert (found.noise_percent, found.beyond_noise) == (None, None), "one pair of times says nothing"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.readers.documents import pieces, prefix_shape, strip_prefix
+from gpubench.readers.documents import prefix_shape, split_by_tag, strip_prefix
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from gpubench.readers.documents import pieces, prefix_shape, strip_prefix
     ],
 )
 def test_pieces(line: str, expected: list[tuple[str, str]]) -> None:
-    assert list(pieces(line)) == expected
+    assert list(split_by_tag(line)) == expected
 
 
 @pytest.mark.parametrize(

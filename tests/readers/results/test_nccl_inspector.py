@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.readers.registry import read_results, results_in
+from gpubench.readers.registry import parse_results, read_results
 from tests.cli.running import gpubench
 
 RANKS = 4
@@ -44,20 +44,20 @@ def job(folder: Path, late: int | None, operations: int = 50) -> Path:
 
 
 def test_the_size_of_a_gathered_buffer_is_that_of_all_ranks() -> None:
-    (row,) = results_in(line(0, 1, 100, "AllGather", 2**20), "x").rows
+    (row,) = parse_results(line(0, 1, 100, "AllGather", 2**20), "x").rows
     assert row.size_bytes == RANKS * 2**20
 
 
 def test_damaged_lines_sends_and_operations_without_a_time_are_counted() -> None:
     sent = line(0, 9, 5).replace('"coll_perf"', '"p2p_perf"')
-    found = results_in(line(0, 1, 100) + sent + line(0, 2, 0) + line(0, 3, 100)[:90] + "\n", "x")
+    found = parse_results(line(0, 1, 100) + sent + line(0, 2, 0) + line(0, 3, 100)[:90] + "\n", "x")
     assert not found.complete
     assert found.remarks == (
         "1 damaged line left out",
         "2 lines left out: sends, operations without a time, or beyond a limit",
     )
     with pytest.raises(UsageError, match="no collective with a time"):
-        results_in(sent, "x")
+        parse_results(sent, "x")
 
 
 def test_a_job_is_judged_beside_what_is_expected(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gpubench.model.facts.snapshot import normalize_bus_id
 from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.model.terms.operation import Placement, nccl_version
 from gpubench.readers import limits
-from gpubench.readers.documents import lines_of, pieces, prefix_shape, strip_prefix, unquoted
+from gpubench.readers.documents import prefix_shape, remove_quotes, split_by_tag, split_lines, strip_prefix
 from gpubench.readers.results.nccl_tests import table
 from gpubench.readers.results.nccl_tests.cut import CutColumns
 from gpubench.readers.results.nccl_tests.run import NcclTestsRun, result_file
@@ -271,7 +271,7 @@ def _is_of_table(line: str) -> bool:
 
 
 def _has_row(text: str) -> bool:
-    return any(_is_of_table(unquoted(line)) for line in islice(text.splitlines(), limits.MOST_RESULT_LINES))
+    return any(_is_of_table(remove_quotes(line)) for line in islice(text.splitlines(), limits.MOST_RESULT_LINES))
 
 
 def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
@@ -280,7 +280,7 @@ def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultF
     Raises UsageError if there are no rows, or if ranks or collective are unknown.
     """
     parser = _Parser()
-    for number, line in enumerate(lines_of(text, name), 1):
+    for number, line in enumerate(split_lines(text, name), 1):
         parser.line(line, number)
     parser.end()
     environment = parser.environment or None
@@ -303,7 +303,7 @@ class _Parser:
 
     def line(self, text: str, number: int) -> None:
         self._number = number
-        said = list(pieces(text))
+        said = list(split_by_tag(text))
         for tag, piece in said:
             if " via " in piece and (via := _VIA.search(piece)):
                 self.runs[-1].transports.add(via["via"])

@@ -27,13 +27,13 @@ from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import Record
 from gpubench.model.results.topo import (
     RankRow,
+    all_pair_rows,
     gpu_rows,
     kind_rows,
     link_rows,
     nic_rows,
     node_rows,
     pair_rows,
-    pair_rows_of,
     peer_access,
     rank_rows,
     rows_by_node,
@@ -124,7 +124,7 @@ def test_the_pairs_of_many_nodes_are_those_of_each() -> None:
     nodes = cluster("hgx-h100-8*12", *(f"node{number}.gpu{number % 8}:nvlink={number}" for number in range(1, 12, 2)))
     nodes.append(Topology(replace(nodes[0].snapshot, host="other", gpudirect=GpuDirectFacts())))
     nodes.append(Topology(replace(nodes[0].snapshot, host="last", gpus=nodes[0].gpus[:7])))
-    assert list(chain.from_iterable(pair_rows_of(nodes))) == [row for each in nodes for row in pair_rows(each)]
+    assert list(chain.from_iterable(all_pair_rows(nodes))) == [row for each in nodes for row in pair_rows(each)]
 
 
 @pytest.mark.parametrize("make", [link_rows, nic_rows])
