@@ -32,7 +32,6 @@ SUPPORT = {
         "presenter",
         "registry",
         "status_line",
-        "tuner",
     },
     "readers/machines": {"__init__"},
     "readers/results": {"__init__", "history"},

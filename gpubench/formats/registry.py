@@ -112,9 +112,6 @@ DATED = Format("dated json", None, "a json of every run, in a folder", "json:Dat
 BASELINE = Format("baseline", None, "a json of this run under a name, once it is whole", "json:BaselineWriter")
 """The format of `--save-baseline`."""
 
-TUNER = Format("tuner", ".conf", "the winners of a sweep, for NCCL's example tuner plugin", "tuner:writer")
-"""The format of `--output nccl_tuner.conf`, of collectives that are swept over settings."""
-
 NAGIOS = Format("nagios", None, "a Nagios plugin's line", "status_line:nagios_writer")
 NPD = Format("npd", None, "a node-problem-detector plugin's message", "status_line:npd_writer")
 SLURM = Format("slurm", None, "a line for scripts that drain nodes", "status_line:slurm_writer")
@@ -319,13 +316,6 @@ class Presentation:
                 expected="--format csv, or an --output file ending in .csv: --section selects one section of the CSV",
                 next_step=f"--format csv --section {self.section}",
             )
-        tuner = next((output for output in outputs if output.format is TUNER), None)
-        if tuner is not None and "winners" not in sections:
-            raise UsageError(
-                f"--output {tuner.path}",
-                expected="a collective that is swept over settings: the file has their winners",
-                next_step="gpubench allreduce --algo ring,tree --proto ll,ll128,simple --output nccl_tuner.conf",
-            )
         if self.wide and "csv" not in names:
             raise UsageError("--wide without csv", expected="--format csv, or an --output file ending in .csv")
 
@@ -382,7 +372,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _format_of_file(path: Path, text: str) -> Format:
-    formats = {known.suffix: known for known in (*FORMATS, TUNER) if known.suffix}
+    formats = {known.suffix: known for known in FORMATS if known.suffix}
     if path.suffix in formats:
         return formats[path.suffix]
     endings = ", ".join(f"{suffix} ({known.name})" for suffix, known in formats.items())

@@ -1,10 +1,8 @@
 """On real GPUs: what was asked of NCCL is what it takes, its own choice is beside it, and hierarchies are right."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,10 +154,9 @@ def test_a_cap_on_ctas_is_taken() -> None:
         assert {row["channels"] <= most for row in rows} == {True}
 
 
-def test_a_variable_is_swept_by_jobs_in_turns_and_its_winners_are_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "nccl_tuner.conf"
+def test_a_variable_is_swept_by_jobs_in_turns() -> None:
     arguments = ("--sizes", "8K,1M,64M", "--out-of-place", "--set", "NCCL_MAX_NCHANNELS=1,4")
-    document = measured("allreduce", *arguments, "--output", str(file))
+    document = measured("allreduce", *arguments)
     assert document["refused"] == []
     assert "variable-not-verified" not in {each["id"] for each in document["findings"]}, "NCCL knows it"
     names = ["NCCL_MAX_NCHANNELS=1", "NCCL_MAX_NCHANNELS=4"]
@@ -171,19 +168,6 @@ def test_a_variable_is_swept_by_jobs_in_turns_and_its_winners_are_a_file(tmp_pat
             assert {row["channels"] <= most for row in rows} == {True}
     for row in document["winners"]:
         print(row["size_bytes"], row["fastest"], row["loss_percent"], row["noise_percent"], row["beyond_noise"])  # noqa: T201
-    text = file.read_text()
-    print(text)  # noqa: T201
-    lines = [line.split(",") for line in text.splitlines() if not line.startswith("#")]
-    assert [line[0] for line in lines] == ["allreduce"] * len(lines)
-    assert {int(line[5]) > 0 for line in lines} == {True}
-    plugin = os.environ.get("GPUBENCH_TEST_TUNER")
-    if plugin:
-        loaded = {"NCCL_TUNER_PLUGIN": plugin, "NCCL_TUNER_CONFIG_FILE": str(file)}
-        tuned = measured("allreduce", *arguments[:3], **loaded)
-        assert len(tuned["rows"]) == 3
-        for row in tuned["rows"]:
-            line = next(each for each in lines if int(each[1]) <= row["size_bytes"] <= int(each[2]))
-            assert [row["algorithm"].lower(), row["protocol"].lower()] == line[3:5]
 
 
 def test_a_variable_that_nccl_does_not_know_is_refused_before_anything_is_measured() -> None:

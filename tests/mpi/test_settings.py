@@ -171,7 +171,6 @@ def test_a_hierarchy_of_each_backend_beside_settings(tmp_path: Path) -> None:
         (("--set", "NCCL_NET=IB", "--record", "recorded"), 2, "--set NCCL_NET with --record"),
         (("--set", "NCCL_NET=IB", "--hierarchical"), 2, "--set NCCL_NET with --hierarchical"),
         (("--set", "NCCL_NET=IB", "--split", "node"), 2, "--set with --split"),
-        (("-o", "nccl_tuner.conf"), 2, "--output nccl_tuner.conf without settings"),
     ],
 )
 def test_what_cannot_be_asked_for_is_one_error(arguments: tuple[str, ...], code: int, said: str) -> None:
@@ -307,8 +306,8 @@ CHANNELS = ("NCCL_MAX_NCHANNELS=2", "NCCL_MAX_NCHANNELS=4")
 
 
 def test_a_variable_has_jobs_of_its_own_that_take_turns(tmp_path: Path) -> None:
-    tuner, table = tmp_path / "nccl_tuner.conf", tmp_path / "table.txt"
-    outputs = (*AS_DATA, "--output", str(tuner), "--output", str(table))
+    table = tmp_path / "table.txt"
+    outputs = (*AS_DATA, "--output", str(table))
     asked = ("--set", "NCCL_MAX_NCHANNELS=2,4", "--proto", "ll")
     result = on_fake_gpus("allreduce", *ONE_ROW, *asked, *outputs)
     assert result.returncode == 0, result.stderr
@@ -327,7 +326,6 @@ def test_a_variable_has_jobs_of_its_own_that_take_turns(tmp_path: Path) -> None:
     assert {row["candidates"] for row in document["winners"]} == {5}
     assert document["refused"] == []
     assert "variable-not-verified" in {each["id"] for each in document["findings"]}, "this library does not tell"
-    assert [line.split(",")[0] for line in tuner.read_text().splitlines() if line[0] != "#"] == ["allreduce"]
     text = " ".join(table.read_text().split())
     assert "5 ways, each in two jobs of its own that take turns there and back: own choice, NCCL_MAX" in text
 

@@ -8,7 +8,6 @@ from gpubench.cli.exclusions import check_evidence, check_profile
 from gpubench.cli.signature import HelpPage, runner_of, typer_app, with_sections
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError, exclusive
-from gpubench.formats.registry import TUNER
 from gpubench.jobs.collective.nccl_tests import settle_nccl_tests
 from gpubench.jobs.collective.plan import BACKEND_SUMMARIES, CollectivePlan
 from gpubench.model.terms.commands import Command
@@ -85,12 +84,6 @@ def _check_compared(plan: CollectivePlan) -> None:
             f"{plan.compared_by[0]} with --split",
             expected="one of them: several settings can only be measured, and only by all ranks together",
             next_step="leave --split out",
-        )
-    if any(output.format is TUNER for output in plan.presentation.outputs) and not plan.settings:
-        raise UsageError(
-            "--output nccl_tuner.conf without settings to choose from",
-            expected="--algo, --proto or --set: the file has the fastest of them by size",
-            next_step=f"gpubench {plan.command} --proto ll,ll128,simple --output nccl_tuner.conf",
         )
     once = {
         "--record": plan.recording.record is not None,
