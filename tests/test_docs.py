@@ -193,4 +193,5 @@ def test_examples_for_newcomers_are_python_that_works() -> None:
 
 
 def test_every_matrix_is_described() -> None:
-    assert list(generate.MATRICES) == list(MATRICES)
+    properties = generate.report_schema()["properties"]
+    assert [name for name in MATRICES if "description" not in properties[name]] == []
