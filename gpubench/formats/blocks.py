@@ -28,22 +28,8 @@ MOST_COLUMNS = 64
 _MOST_MAPPED = 2048
 _NOT_JUDGED = "not judged"
 _UNITS = {"_gbit_s": " Gbit/s", "_gb_s": " GB/s", "_us": " µs"}
-_SPELLINGS = (
-    "CPU",
-    "CUDA",
-    "GPUDirect",
-    "MB",
-    "GPU",
-    "GPUs",
-    "NIC",
-    "NICs",
-    "NUMA",
-    "NVLink",
-    "NVLinks",
-    "PCIe",
-    "RDMA",
-)
-_SPELLING = {word.lower(): word for word in _SPELLINGS}
+_ABBREVIATIONS = "CPU CUDA GPUDirect MB GPU GPUs NIC NICs NUMA NVLink NVLinks PCIe RDMA"
+_SPELLING = {word.lower(): word for word in _ABBREVIATIONS.split(" ")}
 
 
 class Listing(Struct, frozen=True):
@@ -136,8 +122,8 @@ def gravest(rows: Iterable[R], most: int, section: str, *, sort: bool = False) -
     if not cut:
         return found, ""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in cut.items())
-    by_verdict = "" if cut.keys() == {_NOT_JUDGED} else f" ({counts})"
-    return found[:most], f"{cut.total()} more{by_verdict} in --format csv --section {section}"
+    verdicts = "" if cut.keys() == {_NOT_JUDGED} else f" ({counts})"
+    return found[:most], f"{cut.total()} more{verdicts} in --format csv --section {section}"
 
 
 def _verdict(row: object) -> Verdict | None:
@@ -157,7 +143,7 @@ def _listing(
 
 def _section_blocks(metadata: Metadata, report: Report) -> Iterator[Listing | Grid]:
     kinds = _link_kinds(report)
-    columns_of = getattr(text_module(metadata), "COLUMNS", {})
+    shared_columns = getattr(text_module(metadata), "COLUMNS", {})
     for name, section in report.sections.items():
         kind = result_file.TABLES.get(name, Record)
         on_page: OnPage = result_file.MATRICES.get(name, getattr(kind, "on_page", OnPage()))
@@ -170,8 +156,8 @@ def _section_blocks(metadata: Metadata, report: Report) -> Iterator[Listing | Gr
         rows, more = gravest(section.rows(), on_page.most, name, sort=on_page.folds)
         if rows:
             names = [column for column in on_page.columns or section.columns if column in section.columns]
-            columns = columns_of.get(kind) or [Column(_words(column), column) for column in names]
-            yield _listing(on_page.title or _capitalised(_words(name)), columns, rows, more, folds=on_page.folds)
+            columns = shared_columns.get(kind) or [Column(_words(column), column) for column in names]
+            yield _listing(on_page.title or capitalised(_words(name)), columns, rows, more, folds=on_page.folds)
 
 
 def _link_kinds(report: Report) -> dict[tuple[str, str], str]:
@@ -192,19 +178,18 @@ def _words(name: str) -> str:
     return " ".join(_SPELLING.get(word, word) for word in name.removesuffix("_bytes").replace("_", " ").split(" "))
 
 
-def _capitalised(words: str) -> str:
-    return words[0].upper() + words[1:]
+def capitalised(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) -> Grid:
     known = dict.fromkeys(column for row in section.cells.values() for column in row)
-    columns = [
-        *(row for row in section.cells if row in known),
-        *(column for column in known if column not in section.cells),
-    ]
-    rest = f"; {MOST_COLUMNS} of {len(columns)} shown, all in --format csv --section {name}"
-    title = _capitalised(_words(name)) + (rest if len(columns) > MOST_COLUMNS else "")
-    columns = columns[:MOST_COLUMNS]
+    columns = [row for row in section.cells if row in known]
+    columns += [column for column in known if column not in section.cells]
+    title = capitalised(_words(name))
+    if len(columns) > MOST_COLUMNS:
+        title += f"; {MOST_COLUMNS} of {len(columns)} shown, all in --format csv --section {name}"
+        columns = columns[:MOST_COLUMNS]
     best: dict[str, float] = {}
     for row, cells in section.cells.items():
         for column, value in cells.items():
@@ -288,7 +273,9 @@ def _copy_blocks(rows: Sequence[PairRow], gpus: Collection[str] = ()) -> Iterato
     ways = {key[1:] for key in series}
     pairs = {(row.source, row.destination) for row in between}
     if len(series) <= 2 * len(ways) and len(pairs) >= len(gpus) * (len(gpus) - 1):
-        grids = sorted((members for members in series.values() if len(members) > 1), key=_grid_order)
+        # Direct copies first, then baselines with peer access off, then what could not be measured.
+        grids = [members for members in series.values() if len(members) > 1]
+        grids.sort(key=lambda rows: (all(row.bandwidth_gb_s is None for row in rows), rows[0].peer == "off"))
         yield from map(_copy_grid, grids)
         listed = [row for row in rows if HOST in (row.source, row.destination)]
         listed += [row for members in series.values() if len(members) == 1 for row in members]
@@ -297,11 +284,6 @@ def _copy_blocks(rows: Sequence[PairRow], gpus: Collection[str] = ()) -> Iterato
     if listed:
         shown, more = gravest(listed, MOST_LINES, "pairs")
         yield _listing(_title(listed, "Copies"), p2p.copy_columns(shown), shown, more)
-
-
-def _grid_order(rows: Sequence[PairRow]) -> tuple[bool, bool]:
-    """Order matrices: direct copies first, then baselines with peer access off, then what could not be measured."""
-    return all(row.bandwidth_gb_s is None for row in rows), rows[0].peer == "off"
 
 
 def _copy_grid(rows: Sequence[PairRow]) -> Grid:

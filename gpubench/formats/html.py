@@ -16,7 +16,7 @@ from statistics import median
 from msgspec import Struct
 
 from gpubench.errors import UsageError
-from gpubench.formats.blocks import Block, Listing, blocks, copies_of_report, facts, outcome, title
+from gpubench.formats.blocks import Block, Listing, blocks, capitalised, copies_of_report, facts, outcome, title
 from gpubench.formats.json import DocumentRun, DocumentWriter
 from gpubench.formats.layout import Grid, GridCell
 from gpubench.formats.machine_picture import html_text, machines
@@ -242,7 +242,7 @@ class Past:
             return
         runs = list(self._read(self._folder, run))
         if run.report.complete:
-            began = _time(run.metadata.started_at).isoformat(timespec="seconds")
+            began = _parse_time(run.metadata.started_at).isoformat(timespec="seconds")
             runs.append((began, run.report.verdict, headline_figures(run.rows)))
         found = list(trends(runs))
         if not found and not self._problem:
@@ -264,8 +264,8 @@ class Past:
         return self._runs
 
 
-def _time(started_at: str) -> datetime:
-    return datetime.fromisoformat(started_at).astimezone(UTC)
+def _parse_time(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def trend_figure(trend: Trend) -> Iterator[str]:
@@ -281,8 +281,15 @@ def trend_figure(trend: Trend) -> Iterator[str]:
         y = _y(value, low, high)
         yield f'<line class="grid" x1="{_TREND_LEFT}" x2="{_TREND_WIDTH - _TREND_RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text x="{_TREND_LEFT - 6}" y="{y + 5:.1f}" text-anchor="end">{value:.4g}</text>'
-    yield from _dates(trend.points)
-    at = [(x, _y(point.gb_s, low, high)) for x, point in zip(_xs(trend.points), trend.points, strict=True)]
+    # A single run is in the middle.
+    times = [_parse_time(point.started_at) for point in trend.points]
+    width, span = _TREND_WIDTH - _TREND_LEFT - _TREND_RIGHT, (times[-1] - times[0]).total_seconds()
+    places = [_TREND_LEFT + (width * (time - times[0]).total_seconds() / span if span else width / 2) for time in times]
+    days = "%Y-%m-%d" if times[0].date() != times[-1].date() else "%Y-%m-%d %H:%M"
+    ends = ((places[0], "start", times[0]), (places[-1], "end", times[-1])) if span else ()
+    for x, anchor, time in ends or ((places[0], "middle", times[0]),):
+        yield f'<text x="{x:.0f}" y="{_TREND_HEIGHT - 10}" text-anchor="{anchor}">{time.strftime(days)}</text>'
+    at = [(x, _y(point.gb_s, low, high)) for x, point in zip(places, trend.points, strict=True)]
     yield f'<polyline class="curve k0" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in at)}"/>'
     for (x, y), point in zip(at, trend.points, strict=True):
         title = f"{point.started_at}: {point.gb_s:.4g} GB/s, {point.verdict}"
@@ -306,23 +313,6 @@ def _range(points: Sequence[TrendPoint]) -> tuple[float, float]:
 
 def _y(value: float, low: float, high: float) -> float:
     return _TREND_HEIGHT - _TREND_BOTTOM - (value - low) / (high - low) * (_TREND_HEIGHT - _TREND_TOP - _TREND_BOTTOM)
-
-
-def _xs(points: Sequence[TrendPoint]) -> list[float]:
-    """Return the places of runs by time. A single run is in the middle."""
-    times = [_time(point.started_at).timestamp() for point in points]
-    span = times[-1] - times[0]
-    width = _TREND_WIDTH - _TREND_LEFT - _TREND_RIGHT
-    return [_TREND_LEFT + (width * (time - times[0]) / span if span else width / 2) for time in times]
-
-
-def _dates(points: Sequence[TrendPoint]) -> Iterator[str]:
-    """Return the labels of the first and the last run: days, or times of one day."""
-    first, last = (_time(points[number].started_at) for number in (0, -1))
-    layout = "%Y-%m-%d" if first.date() != last.date() else "%Y-%m-%d %H:%M"
-    ends = ((_TREND_LEFT, "start", first), (_TREND_WIDTH - _TREND_RIGHT, "end", last)) if first != last else ()
-    for x, anchor, time in ends or ((_TREND_LEFT + (_TREND_WIDTH - _TREND_LEFT - _TREND_RIGHT) / 2, "middle", first),):
-        yield f'<text x="{x:.0f}" y="{_TREND_HEIGHT - 10}" text-anchor="{anchor}">{time.strftime(layout)}</text>'
 
 
 def _mark(verdict: Verdict, x: float, y: float, words: str) -> str:
@@ -427,9 +417,9 @@ def _plain_sections(run: DocumentRun, past: Past) -> Iterator[str]:
             yield '<h2>Curves</h2><div class="charts">\n'
         for block in members:
             yield from _block(block)
-            if not is_explained and isinstance(block, Grid) and _has_colours(block):
-                yield from _SCALE
-                is_explained = True
+            if not is_explained and isinstance(block, Grid):
+                is_explained = any(cell.share is not None for cells in block.lines.values() for cell in cells.values())
+                yield from _SCALE if is_explained else ()
         if is_chart:
             yield "</div>\n"
 
@@ -445,10 +435,6 @@ _SCALE = (
     "<li>of what is expected, else of the limit or of the best over the same kind of link</li></ul>\n",
 )
 """The colours of heat maps: blue is good, orange is bad."""
-
-
-def _has_colours(grid: Grid) -> bool:
-    return any(cell.share is not None for cells in grid.lines.values() for cell in cells.values())
 
 
 def _finding(finding: Finding) -> Iterator[str]:
@@ -478,7 +464,7 @@ def _block(block: Block) -> Iterator[str]:
 
 
 def _grid(grid: Grid) -> Iterator[str]:
-    yield f"<h2>{html_text(_capitalised(grid.title))}</h2>"
+    yield f"<h2>{html_text(capitalised(grid.title))}</h2>"
     yield f'<div class="scroll"><table><tr><th>{html_text(grid.corner)}</th>'
     yield from (f"<th>{html_text(column)}</th>" for column in grid.columns)
     yield "</tr>\n"
@@ -490,10 +476,6 @@ def _grid(grid: Grid) -> Iterator[str]:
             yield f'<td class="own">{own}</td>' if cell is None else _cell(cell)
         yield "</tr>\n"
     yield "</table></div>\n"
-
-
-def _capitalised(title: str) -> str:
-    return title[:1].upper() + title[1:]
 
 
 def _cell(cell: GridCell) -> str:
@@ -513,7 +495,7 @@ def _cell(cell: GridCell) -> str:
 
 def _listing(listing: Listing) -> Iterator[str]:
     """Return a table. If it folds, lines that pass are hidden behind their number."""
-    yield f"<h2>{html_text(_capitalised(listing.title))}</h2>"
+    yield f"<h2>{html_text(capitalised(listing.title))}</h2>"
     lines = list(zip(listing.lines, listing.verdicts, strict=False))
     passed = [line for line in lines if line[1] is Verdict.PASS] if listing.folds else []
     others = [line for line in lines if line not in passed]
@@ -535,15 +517,12 @@ def _table(heads: Sequence[str], lines: Sequence[tuple[Sequence[str], Verdict | 
     for line, verdict in lines:
         yield "<tr>"
         for words in line:
-            kinds = ("n" if _is_number(words) else "") + (f" {verdict}" if verdict and words == verdict.value else "")
-            kind = f' class="{kinds.strip()}"' if kinds.strip() else ""
+            is_number = words.rstrip("%KMGT!*~").replace(".", "", 1).isdigit()
+            kinds = ["n"] * is_number + [str(verdict)] * (words == verdict)
+            kind = f' class="{" ".join(kinds)}"' if kinds else ""
             yield f"<td{kind}>{html_text(words)}</td>"
         yield "</tr>\n"
     yield "</table></div>\n"
-
-
-def _is_number(words: str) -> bool:
-    return words.rstrip("%KMGT!*~").replace(".", "", 1).isdigit()
 
 
 def writer(target: Target, shown: Presentation) -> DocumentWriter:

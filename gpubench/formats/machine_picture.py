@@ -184,18 +184,18 @@ def _host_reach(rows: Sequence[PairRow], names: dict[str, str]) -> dict[str, Rea
 
 
 def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple[Verdict, str]]) -> Iterator[Wire]:
-    by_ends: dict[Pair, list[PairRow]] = {}
+    rows_by_ends: dict[Pair, list[PairRow]] = {}
     for row in rows:
         if (row.source_bus_id or "") in names and (row.destination_bus_id or "") in names:
             one, other = sorted((names[row.source_bus_id or ""], names[row.destination_bus_id or ""]), key=_number)
-            by_ends.setdefault((one, other), []).append(row)
-    best = max((row.limit_gb_s or 0 for members in by_ends.values() for row in members), default=0)
-    for ends, members in sorted(by_ends.items(), key=lambda item: tuple(map(_number, item[0]))):
+            rows_by_ends.setdefault((one, other), []).append(row)
+    best = max((row.limit_gb_s or 0 for members in rows_by_ends.values() for row in members), default=0)
+    for ends, members in sorted(rows_by_ends.items(), key=lambda item: tuple(map(_number, item[0]))):
         measured = [row for row in members if _is_one_way(row)]
         largest = max((row.size_bytes or 0 for row in measured), default=0)
         slowest = min(
             (row for row in measured if row.size_bytes == largest),
-            key=lambda row: (_is_good(row), row.bandwidth_gb_s or 0),
+            key=lambda row: (row.verdict is None or row.verdict in _GOOD, row.bandwidth_gb_s or 0),
             default=None,
         )
         path = members[0].path_class or "?"
@@ -210,11 +210,6 @@ def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple
         found = odd.get(ends)
         verdict = _worse(*filter(None, (verdict, None if found is None else found[0])))
         yield Wire(ends, path, reach, verdict, f"{path}; {title}")
-
-
-def _is_good(row: PairRow) -> bool:
-    """False if a row is judged to be slow. Rows of one pair have different expectations."""
-    return row.verdict is None or Verdict(row.verdict) in _GOOD
 
 
 def _worse(*verdicts: Verdict) -> Verdict | None:

@@ -198,7 +198,12 @@ class Presenter:
 
         `columns` are those of rows that come one by one, empty for none. None means those of the subject.
         """
-        columns = _columns_of(metadata) if columns is None else columns
+        if columns is None:
+            columns = COLLECTIVE_COLUMNS
+            if metadata.subject == OVERLAP_SECTION:
+                from gpubench.model.results.overlap import OverlapRow
+
+                columns = OverlapRow.columns()
         options = self._options
         if options.defaults or options.defaults_file is not None:
             metadata = replace(metadata, defaults=options.defaults, defaults_file=options.defaults_file)
@@ -310,14 +315,6 @@ class Presenter:
             except OutputError as failed:
                 failed.rows = self.rows
                 raise
-
-
-def _columns_of(metadata: Metadata) -> Sequence[str]:
-    if metadata.subject != OVERLAP_SECTION:
-        return COLLECTIVE_COLUMNS
-    from gpubench.model.results.overlap import OverlapRow
-
-    return OverlapRow.columns()
 
 
 def on_stream(presentation: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Presentation:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpubench.formats.json import DocumentRun, DocumentWriter
 from gpubench.formats.registry import Presentation, Target
@@ -21,26 +21,20 @@ from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, pr
 from gpubench.model.terms.verdict import Verdict
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\""})
-_PER_MICROSECOND = 1 / MICROSECONDS_PER_SECOND
-_PER_CENT = 0.01
 _OF_EXPECTED = "Speed over the expected one: 1 is as expected, less is slower."
 
 
-class Metric(NamedTuple):
-    """A gauge made from a column: its value times `scale`, with the row's labels."""
+Metric = tuple[str, str, str]
+"""A gauge made from a column: its name, the column, and the help. The value has base units, and the row's labels."""
 
-    name: str
-    help: str
-    column: str
-    scale: float = 1.0
-
+_SCALES = {"_us": 1 / MICROSECONDS_PER_SECOND, "_gb_s": BYTES_PER_GB, "_percent": 0.01}
+"""Factors from a column to base units, by the ending of its name."""
 
 _WHICH_PAIR = (
     *("source", "destination", "source_node", "destination_node", "scope", "direction", "engine", "peer", "size_bytes"),
     "memory",
 )
 _WHICH_WAY = ("source_node", "destination_node", "scope", "direction", "engine", "peer", "size_bytes")
-_OF_SLOWEST = ("bandwidth_gb_s", "expected_percent")
 _BUILD = {"driver": "driver", "nccl": "NCCL", "mpi": "MPI"}
 _MOST_SUBJECTS = 1000
 """A file has no more findings by subject; `gpubench_findings` counts all."""
@@ -54,107 +48,93 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
     "busbw_gb_s": (
         _WHICH_ROW,
         (
-            Metric("collective_time_seconds", "Time of an operation, mean over ranks.", "time_us", _PER_MICROSECOND),
-            Metric("collective_algbw_bytes_per_second", "Size over time.", "algbw_gb_s", BYTES_PER_GB),
-            Metric("collective_busbw_bytes_per_second", "Bus bandwidth of nccl-tests.", "busbw_gb_s", BYTES_PER_GB),
-            Metric("collective_limit_bytes_per_second", "What the links carry at most.", "limit_gb_s", BYTES_PER_GB),
-            Metric("collective_expected_bytes_per_second", "Of a healthy machine.", "expected_gb_s", BYTES_PER_GB),
-            Metric("collective_expected_seconds", "Of a healthy machine.", "expected_us", _PER_MICROSECOND),
-            Metric("collective_expected_ratio", _OF_EXPECTED, "expected_percent", _PER_CENT),
-            Metric("collective_wrong_elements", "Wrong elements over all ranks.", "wrong"),
-            Metric("collective_host_staged", "1 where bytes went through host memory.", "host_staged"),
+            ("collective_time_seconds", "time_us", "Time of an operation, mean over ranks."),
+            ("collective_algbw_bytes_per_second", "algbw_gb_s", "Size over time."),
+            ("collective_busbw_bytes_per_second", "busbw_gb_s", "Bus bandwidth of nccl-tests."),
+            ("collective_limit_bytes_per_second", "limit_gb_s", "What the links carry at most."),
+            ("collective_expected_bytes_per_second", "expected_gb_s", "Of a healthy machine."),
+            ("collective_expected_seconds", "expected_us", "Of a healthy machine."),
+            ("collective_expected_ratio", "expected_percent", _OF_EXPECTED),
+            ("collective_wrong_elements", "wrong", "Wrong elements over all ranks."),
+            ("collective_host_staged", "host_staged", "1 where bytes went through host memory."),
         ),
     ),
     "nvlink_bytes": (
         _WHICH_PAIR,
         (
-            Metric("pair_bandwidth_bytes_per_second", "Copied from GPU to GPU.", "bandwidth_gb_s", BYTES_PER_GB),
-            Metric("pair_latency_seconds", "Time of a copy.", "latency_us", _PER_MICROSECOND),
-            Metric("pair_expected_bytes_per_second", "Of a healthy machine.", "expected_gb_s", BYTES_PER_GB),
-            Metric("pair_expected_seconds", "Of a healthy machine.", "expected_us", _PER_MICROSECOND),
-            Metric("pair_expected_ratio", _OF_EXPECTED, "expected_percent", _PER_CENT),
-            Metric("pair_host_staged", "1 where a copy went through host memory.", "host_staged"),
+            ("pair_bandwidth_bytes_per_second", "bandwidth_gb_s", "Copied from GPU to GPU."),
+            ("pair_latency_seconds", "latency_us", "Time of a copy."),
+            ("pair_expected_bytes_per_second", "expected_gb_s", "Of a healthy machine."),
+            ("pair_expected_seconds", "expected_us", "Of a healthy machine."),
+            ("pair_expected_ratio", "expected_percent", _OF_EXPECTED),
+            ("pair_host_staged", "host_staged", "1 where a copy went through host memory."),
         ),
     ),
     "slowest": (
         _WHICH_WAY,
         (
-            Metric("slowest_pair_bandwidth_bytes_per_second", "Of the slowest pair.", "bandwidth_gb_s", BYTES_PER_GB),
-            Metric("slowest_pair_expected_ratio", _OF_EXPECTED, "expected_percent", _PER_CENT),
+            ("slowest_pair_bandwidth_bytes_per_second", "bandwidth_gb_s", "Of the slowest pair."),
+            ("slowest_pair_expected_ratio", "expected_percent", _OF_EXPECTED),
         ),
     ),
     "nvlinks_active": (
         ("node", "gpu", "name", "uuid", "bus_id"),
         (
-            Metric("gpu_nvlinks_active", "NVLinks that are up.", "nvlinks_active"),
-            Metric("gpu_nvlinks", "NVLinks that the GPU has.", "nvlinks"),
-            Metric("gpu_nvlink_errors", "Errors that its NVLinks have counted.", "nvlink_errors"),
-            Metric("gpu_pcie_width_lanes", "PCIe lanes in use.", "pcie_width"),
-            Metric("gpu_pcie_replays", "PCIe packets that were sent again.", "pcie_replays"),
+            ("gpu_nvlinks_active", "nvlinks_active", "NVLinks that are up."),
+            ("gpu_nvlinks", "nvlinks", "NVLinks that the GPU has."),
+            ("gpu_nvlink_errors", "nvlink_errors", "Errors that its NVLinks have counted."),
+            ("gpu_pcie_width_lanes", "pcie_width", "PCIe lanes in use."),
+            ("gpu_pcie_replays", "pcie_replays", "PCIe packets that were sent again."),
         ),
     ),
     "gpudirect_rdma": (
         ("node", "nic", "model"),
         (
-            Metric("nic_rate_bytes_per_second", "Rate of the port.", "rate_gb_s", BYTES_PER_GB),
-            Metric("nic_gpudirect_rdma", "1 where it may reach GPU memory.", "gpudirect_rdma"),
+            ("nic_rate_bytes_per_second", "rate_gb_s", "Rate of the port."),
+            ("nic_gpudirect_rdma", "gpudirect_rdma", "1 where it may reach GPU memory."),
         ),
     ),
     "times_slower": (
         ("conclusion", "verdict", "confidence", "transport", "cause"),
-        (Metric("paths", "Ordered pairs that fare alike, by what is concluded of them.", "count"),),
+        (("paths", "count", "Ordered pairs that fare alike, by what is concluded of them."),),
     ),
     "score_percent": (
         ("node", "rail", "leaf", "nic"),
         (
-            Metric("scan_cell_ratio", "Of what the same rail of other nodes delivers.", "score_percent", _PER_CENT),
-            Metric("scan_cell_bytes_per_second", "Both directions together.", "both_ways_gb_s", BYTES_PER_GB),
-            Metric("scan_cell_failures", "Rounds without a figure.", "failures"),
+            ("scan_cell_ratio", "score_percent", "Of what the same rail of other nodes delivers."),
+            ("scan_cell_bytes_per_second", "both_ways_gb_s", "Both directions together."),
+            ("scan_cell_failures", "failures", "Rounds without a figure."),
         ),
     ),
     "network_sent_gb_s": (
         ("node", "device"),
         (
-            Metric("traffic_nvlink_sent_bytes_per_second", "In the last interval.", "nvlink_sent_gb_s", BYTES_PER_GB),
-            Metric(
-                "traffic_nvlink_received_bytes_per_second",
-                "In the last interval.",
-                "nvlink_received_gb_s",
-                BYTES_PER_GB,
-            ),
-            Metric("traffic_pcie_sent_bytes_per_second", "In the last interval.", "pcie_sent_gb_s", BYTES_PER_GB),
-            Metric(
-                "traffic_pcie_received_bytes_per_second", "In the last interval.", "pcie_received_gb_s", BYTES_PER_GB
-            ),
-            Metric("traffic_network_sent_bytes_per_second", "In the last interval.", "network_sent_gb_s", BYTES_PER_GB),
-            Metric(
-                "traffic_network_received_bytes_per_second",
-                "In the last interval.",
-                "network_received_gb_s",
-                BYTES_PER_GB,
-            ),
+            ("traffic_nvlink_sent_bytes_per_second", "nvlink_sent_gb_s", "In the last interval."),
+            ("traffic_nvlink_received_bytes_per_second", "nvlink_received_gb_s", "In the last interval."),
+            ("traffic_pcie_sent_bytes_per_second", "pcie_sent_gb_s", "In the last interval."),
+            ("traffic_pcie_received_bytes_per_second", "pcie_received_gb_s", "In the last interval."),
+            ("traffic_network_sent_bytes_per_second", "network_sent_gb_s", "In the last interval."),
+            ("traffic_network_received_bytes_per_second", "network_received_gb_s", "In the last interval."),
         ),
     ),
     "way": (
         ("node", "job", "way", "verdict"),
-        (Metric("job_seconds", "How long the bytes of a job went that way.", "seconds"),),
+        (("job_seconds", "seconds", "How long the bytes of a job went that way."),),
     ),
     "partner_operation": (
         ("collective", "partner", "size_bytes", "ctas", "data_type", "ranks", "nodes"),
         (
-            Metric(
-                "overlap_step_seconds", "From step to step, collective and computation.", "step_us", _PER_MICROSECOND
-            ),
-            Metric("overlap_communication_slowdown", "Beside computation, over alone.", "communication_slowdown"),
-            Metric("overlap_waiting_slowdown", "The part of it that is waiting for SMs.", "waiting_slowdown"),
-            Metric("overlap_compute_slowdown", "While the collective is in flight, over alone.", "compute_slowdown"),
-            Metric("overlap_hidden_ratio", "Part of the collective that running both saves.", "hidden_share"),
-            Metric("overlap_wrong_elements", "Wrong elements over all ranks.", "wrong"),
+            ("overlap_step_seconds", "step_us", "From step to step, collective and computation."),
+            ("overlap_communication_slowdown", "communication_slowdown", "Beside computation, over alone."),
+            ("overlap_waiting_slowdown", "waiting_slowdown", "The part of it that is waiting for SMs."),
+            ("overlap_compute_slowdown", "compute_slowdown", "While the collective is in flight, over alone."),
+            ("overlap_hidden_ratio", "hidden_share", "Part of the collective that running both saves."),
+            ("overlap_wrong_elements", "wrong", "Wrong elements over all ranks."),
         ),
     ),
     "channels_most": (
         ("communicator", "scope", "transport", "verdict"),
-        (Metric("connected_pairs", "Pairs that an NCCL log connects alike.", "pairs"),),
+        (("connected_pairs", "pairs", "Pairs that an NCCL log connects alike."),),
     ),
 }
 """By a column that only rows of one kind have: the columns that tell its rows apart, and the metrics."""
@@ -219,14 +199,17 @@ def render(run: DocumentRun, *, pairs: bool = False) -> Iterator[str]:
         labels = {"id": id_, "severity": severity}
         exposition.add("gpubench_findings", "Subjects with a finding, by its id.", count, labels)
     _add_subjects(exposition, report)
-    slowest = _SlowestPairs()
+    slowest: dict[tuple[object, ...], Mapping[str, Any]] = {}
     for record in _records(run):
-        if "nvlink_bytes" not in record or pairs:
+        is_pair = "nvlink_bytes" in record
+        if pairs or not is_pair:
             _add_samples(exposition, record, metadata)
-        if "nvlink_bytes" in record:
-            slowest.add(record)
-    for record in slowest.records():
-        _add_samples(exposition, record, metadata)
+        if is_pair and record["bandwidth_gb_s"] is not None and HOST not in (record["source"], record["destination"]):
+            way = tuple(record[name] for name in _WHICH_WAY)
+            slowest[way] = min(slowest.get(way, record), record, key=lambda row: row["bandwidth_gb_s"])
+    columns = (*_WHICH_PAIR[:2], *_WHICH_WAY, "bandwidth_gb_s", "expected_percent", "origin")
+    for record in slowest.values():
+        _add_samples(exposition, {name: record[name] for name in columns} | {"slowest": 1}, metadata)
     yield from exposition.lines()
 
 
@@ -239,28 +222,6 @@ def _add_subjects(exposition: _Exposition, report: Report) -> None:
         if row.scope != "link":
             labels = {"scope": row.scope, "node": row.node, "subject": row.subject, "verdict": row.verdict}
             exposition.add("gpubench_verdict", "1 for the verdict on a node, GPU or NIC.", 1.0, labels)
-
-
-class _SlowestPairs:
-    """The slowest pair of every way of copying."""
-
-    def __init__(self) -> None:
-        self._slowest: dict[tuple[object, ...], Mapping[str, Any]] = {}
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        if record["bandwidth_gb_s"] is None or record["source"] == HOST or record["destination"] == HOST:
-            return
-        key = tuple(record[name] for name in _WHICH_WAY)
-        known = self._slowest.get(key)
-        if known is None or record["bandwidth_gb_s"] < known["bandwidth_gb_s"]:
-            self._slowest[key] = record
-
-    def records(self) -> Iterator[Mapping[str, Any]]:
-        """Return rows that have only the columns of `slowest_pair_*`."""
-        for record in self._slowest.values():
-            yield {name: record[name] for name in (*_WHICH_PAIR[:2], *_WHICH_WAY, *_OF_SLOWEST, "origin")} | {
-                "slowest": 1
-            }
 
 
 def _records(run: DocumentRun) -> Iterator[Mapping[str, Any]]:
@@ -279,13 +240,12 @@ def _add_samples(exposition: _Exposition, record: Mapping[str, Any], metadata: M
             labels["memory"] = str(memory)
         if metadata.origin != record.get("origin", metadata.origin):
             labels["origin"] = record["origin"]
-        for metric in metrics:
-            value = record[metric.column]
-            if value is not None:
-                exposition.add(f"gpubench_{metric.name}", metric.help, float(value) * metric.scale, labels)
+        for name, column, help_text in metrics:
+            if record[column] is not None:
+                scale = next((scale for ending, scale in _SCALES.items() if column.endswith(ending)), 1.0)
+                exposition.add(f"gpubench_{name}", help_text, float(record[column]) * scale, labels)
 
 
 def writer(target: Target, shown: Presentation) -> DocumentWriter:
     """Return the writer. The section of pairs asks for values of every pair."""
-    with_pairs = partial(render, pairs=shown.section == PairRow.section)
-    return DocumentWriter(target, with_pairs, marks_unfinished=False)
+    return DocumentWriter(target, partial(render, pairs=shown.section == PairRow.section), marks_unfinished=False)

@@ -160,8 +160,6 @@ def _figures(run: DocumentRun) -> Iterator[_Figure]:
 
 
 nagios_writer, npd_writer, slurm_writer = documents(_nagios), documents(_npd), documents(_slurm)
-
-
 summary_writer = documents(lambda run: [printable_line(run.report.sentence or run.report.verdict) + "\n"])
 
 
@@ -173,7 +171,6 @@ OFF_OVER_PCIE = "NCCL_P2P_LEVEL=NVL VLLM_SKIP_P2P_CHECK=0; unset GGML_CUDA_P2P"
 """The same where only pairs without NVLinks are to be avoided."""
 
 _MOST_PAIRS = 3
-_NVLINK = "NV"
 
 _SAID = {
     Conclusion.WRONG: "P2P corrupts data",
@@ -213,13 +210,10 @@ def veto_line(paths: Sequence[EvidenceRow], *, complete: bool = True) -> str:
             seen = first.correctness_seen if conclusion is Conclusion.WRONG else first.selection_seen
             reason = first.by_design or seen or first.measurement_seen
             findings = f"{said} on {len(found)} of {plural(len(paths), 'pair')}: {names}"
-            return f"export {_avoiding(found, paths)}  # {findings}{f' ({reason})' if reason else ''}"
+            by_nvlink = [path for path in paths if (path.path_class or "").startswith("NV")]
+            off = OFF_OVER_PCIE if by_nvlink and not any(path in by_nvlink for path in found) else OFF
+            return f"export {off}  # {findings}{f' ({reason})' if reason else ''}"
     if not paths:
         return "# P2P: one GPU, which has no other to reach"
     verified = all(path.correctness == State.PRESENT for path in paths)
     return f"# P2P works: {plural(len(paths), 'pair')} direct, data {'' if verified else 'not '}verified"
-
-
-def _avoiding(found: Sequence[EvidenceRow], paths: Sequence[EvidenceRow]) -> str:
-    has_nvlinks = [path for path in paths if (path.path_class or "").startswith(_NVLINK)]
-    return OFF_OVER_PCIE if has_nvlinks and not any(path in has_nvlinks for path in found) else OFF

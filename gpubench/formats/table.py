@@ -105,11 +105,6 @@ _ELSEWHERE = {
 """Words for causes that leave a path direct, by their first effect."""
 
 
-def is_survey(report: Report) -> bool:
-    """True if nothing was sent between the machines: only such a report has causes that could not be read."""
-    return UnreadRow.section in report.sections
-
-
 def lead(origin: str) -> str:
     """Return the beginning of every line on fallback."""
     return "fallback (simulated): " if origin == Origin.SIMULATED else "fallback: "
@@ -193,7 +188,7 @@ def fallback_notes(report: Report) -> Iterator[str]:
 
 
 def _judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
-    if is_survey(report):
+    if UnreadRow.section in report.sections:  # nothing was sent between the machines
         return prospect_lines(report)
     rows = report.rows(FallbackRow)
     if rows and all(row.conclusion == Conclusion.DIRECT for row in rows):
@@ -230,19 +225,17 @@ def _line_of_pairs(row: FallbackRow, pairs: str, said: Collection[str]) -> str:
             return f"{begin}not known{f' for {pairs}' if row.pairs else ''}{over}: {row.how}"
 
 
-_KINDS = {"capability": "could", "selection": "chosen", "measurement": "moved", "correctness": "right"}
 _EVIDENCE_MARKS = {"present": "+", "absent": ".", "contradicting": "-"}
-
-
-def _kind_column(kind: str, head: str) -> Column:
-    return Column(head, lambda row: _EVIDENCE_MARKS[getattr(row, kind)])
 
 
 EVIDENCE_COLUMNS = (
     Column("from", "source"),
     Column("to", "destination"),
     Column("path", lambda row: row.path_class or "?", spare=1),
-    *(_kind_column(kind, head) for kind, head in _KINDS.items()),
+    Column("could", lambda row: _EVIDENCE_MARKS[row.capability]),
+    Column("chosen", lambda row: _EVIDENCE_MARKS[row.selection]),
+    Column("moved", lambda row: _EVIDENCE_MARKS[row.measurement]),
+    Column("right", lambda row: _EVIDENCE_MARKS[row.correctness]),
     Column("over", lambda row: row.transport or "?"),
     Column("GB/s", lambda row: "?" if row.bandwidth_gb_s is None else f"{row.bandwidth_gb_s:.1f}", spare=2),
     Column("limit", lambda row: "?" if row.limit_gb_s is None else f"{row.limit_gb_s:g}", spare=3),
@@ -253,18 +246,16 @@ EVIDENCE_COLUMNS = (
 def evidence_notes(report: Report) -> list[str]:
     rows = report.rows(EvidenceRow)
     found: dict[str, list[str]] = {}
-    for kind in _KINDS:
+    for kind in ("capability", "selection", "measurement", "correctness"):
         for row in rows:
             seen = getattr(row, f"{kind}_seen")
             if seen:
                 found.setdefault(f"{kind}: {seen}", []).append(f"{row.source} → {row.destination}")
-    return [f"  {seen} [{_named_pairs(ends, len(rows))}]" for seen, ends in found.items()]
-
-
-def _named_pairs(ends: Sequence[str], total: int) -> str:
-    if len(ends) == total:
-        return "all"
-    return ", ".join(ends[:_MOST_PAIRS]) + (" …" if len(ends) > _MOST_PAIRS else "")
+    lines = []
+    for seen, ends in found.items():
+        names = ", ".join(ends[:_MOST_PAIRS]) + (" …" if len(ends) > _MOST_PAIRS else "")
+        lines.append(f"  {seen} [{'all' if len(ends) == len(rows) else names}]")
+    return lines
 
 
 def line_text(line: str, style: str = "") -> "Text":
@@ -380,8 +371,10 @@ class Page:
             line = line_text("")
             for text, cell in pieces:
                 word = printable_line(text).lstrip()
+                is_good = cell.share is not None and cell.share >= SLOW_SHARE and not cell.is_relative
+                style = _VERDICT_STYLES[Verdict.PASS] if is_good and cell.verdict not in layout.VERDICT_MARKS else ""
                 line.append(word.rjust(len(text)))
-                line.stylize(_cell_style(cell), len(line) - len(word), len(line))
+                line.stylize(style, len(line) - len(word), len(line))
             self._console.print(_coloured(line))
         self._stream.flush()
 
@@ -498,11 +491,6 @@ class Page:
             before = label
 
 
-def _cell_style(cell: layout.GridCell) -> str:
-    is_good = cell.share is not None and cell.share >= SLOW_SHARE and not cell.is_relative
-    return _VERDICT_STYLES[Verdict.PASS] if is_good and cell.verdict not in layout.VERDICT_MARKS else ""
-
-
 def _coloured(line: "Text") -> "Text":
     for pattern, style in _WORD_STYLES.items():
         line.highlight_regex(pattern, style)
@@ -524,17 +512,6 @@ class ReportView:
 
 
 def _console(stream: TextIO, shown: Presentation) -> "Console":
-    return _pipe_console(
-        stream,
-        width=shown.columns,
-        height=1,  # else the terminal is asked for its size with each line
-        force_terminal=shown.is_colored,
-        color_system="standard" if shown.is_colored else None,
-        soft_wrap=True,
-    )
-
-
-def _pipe_console(stream: TextIO, **settings: Any) -> "Console":
     """Return a console that shows text unchanged. If its reader is gone, the measurement decides what happens."""
     from rich.console import Console
 
@@ -544,7 +521,17 @@ def _pipe_console(stream: TextIO, **settings: Any) -> "Console":
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    return PipeConsole(file=stream, highlight=False, markup=False, emoji=False, **settings)
+    return PipeConsole(
+        file=stream,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        width=shown.columns,
+        height=1,  # else the terminal is asked for its size with each line
+        force_terminal=shown.is_colored,
+        color_system="standard" if shown.is_colored else None,
+        soft_wrap=True,
+    )
 
 
 class QuietWriter:

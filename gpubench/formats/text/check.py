@@ -80,8 +80,8 @@ class CheckView(ReportView):
             own = [row for row in rows if row.scope == scope]
             if not own:
                 continue
-            fare = Counter(row.verdict for row in own)
-            fared = ", ".join(f"{fare[verdict]} {verdict}" for verdict in _BEST_FIRST if fare[verdict])
+            counts = Counter(row.verdict for row in own)
+            fared = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _BEST_FIRST if counts[verdict])
             self._page.print(f"{plural(len(own), _SCOPES[scope])}: {fared}")
             odd = [row for row in own if row.verdict not in (Verdict.PASS, Verdict.SKIP)]
             odd.sort(key=lambda row: gravity(row.verdict))
@@ -173,8 +173,8 @@ def _machine_lines(report: Report, hidden: object) -> Iterator[str]:
     if not gpus:
         yield "no GPU"
     for (model, memory, links), number in Counter(map(_gpu, gpus)).items():
-        of_all = f" of {len(gpus) + hidden}" if isinstance(hidden, int) else ""
-        yield ", ".join(filter(None, (f"{number}{of_all} × {model}", memory, links)))
+        of_total = f" of {len(gpus) + hidden}" if isinstance(hidden, int) else ""
+        yield ", ".join(filter(None, (f"{number}{of_total} × {model}", memory, links)))
     if isinstance(hidden, int):
         yield f"CUDA_VISIBLE_DEVICES hides {hidden}"
     for text, number in Counter(map(_cpus, nodes)).items():
@@ -189,8 +189,8 @@ def _gpu(row: GpuRow) -> tuple[str, str, str]:
     links = hidden or ("" if row.nvlinks_active is None else "no NVLink")
     if row.nvlinks:
         ends = shorten(row.nvlink_peers) if len(row.nvlink_peers) == 1 else ""
-        of_all = "" if row.nvlinks_active == row.nvlinks else f" of {row.nvlinks}"
-        links = f"{row.nvlinks_active}{of_all} NVLinks" + (f" to {ends}" if ends not in ("", "unknown") else "")
+        of_total = "" if row.nvlinks_active == row.nvlinks else f" of {row.nvlinks}"
+        links = f"{row.nvlinks_active}{of_total} NVLinks" + (f" to {ends}" if ends not in ("", "unknown") else "")
     return (row.name or "GPU of a model that is not known") if not row.lost else "GPU that is lost", memory, links
 
 
@@ -226,17 +226,19 @@ def _health_words(report: Report) -> Iterator[str]:
 
 
 def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Verdict | None]]:
-    between_gpus, with_host = _copies_that_tell(report.rows(PairRow))
+    between_gpus, with_host = _select_copies(report.rows(PairRow))
     if between_gpus:
         verdicts = [row.verdict for row in report.rows(CheckRow) if row.check == "paths"]
-        yield "copies", _copies(between_gpus, verdicts), _verdict_of(between_gpus)
+        yield "copies", _copies(between_gpus, verdicts), _worst_verdict(between_gpus)
     elif with_host:
-        yield "copies", _copies_with_host(with_host), _verdict_of(with_host)
+        slowest = _slowest_copy(with_host)
+        where = f"{slowest.source} → {slowest.destination}, the slowest with host memory"
+        yield "copies", f"{_speed_of_copy(slowest)}: {where}", _worst_verdict(with_host)
     rows = report.rows(CollectiveRow)
     if rows:
         rates = ", ".join(_collective_speed(row) for row in sorted(rows, key=lambda row: -row.size_bytes))
         by = f"; {rows[0].ranks} CPU ranks, by MPI" if rows[0].backend == HOST else ""
-        yield "allreduce", rates + by, _verdict_of(rows)
+        yield "allreduce", rates + by, _worst_verdict(rows)
     missing = [row.note for row in report.rows(CheckRow) if row.verdict == Verdict.ERROR and row.note]
     left_out = [row.note for row in report.rows(CheckRow) if row.check == "collective_bandwidth"]
     if quick:
@@ -247,7 +249,7 @@ def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Ver
         yield "speed", f"not measured: {missing[-1]}", Verdict.ERROR
 
 
-def _copies_that_tell(rows: Iterable[PairRow]) -> tuple[list[PairRow], list[PairRow]]:
+def _select_copies(rows: Iterable[PairRow]) -> tuple[list[PairRow], list[PairRow]]:
     """Return the large copies between GPUs by copy engine, and those with pinned host memory.
 
     Rows with peer access off that were not judged are baselines.
@@ -274,11 +276,6 @@ def _copies(pairs: Sequence[PairRow], paths: Sequence[str]) -> str:
     return text + ("; all direct" if Verdict.PASS in paths else "")
 
 
-def _copies_with_host(rows: Sequence[PairRow]) -> str:
-    slowest = _slowest_copy(rows)
-    return f"{_speed_of_copy(slowest)}: {slowest.source} → {slowest.destination}, the slowest with host memory"
-
-
 def _slowest_copy(rows: Sequence[PairRow]) -> PairRow:
     """Return the slowest of the copies that do not pass, else of the direct ones."""
     return min(rows, key=lambda row: (row.verdict not in _BAD, row.peer == "off", row.bandwidth_gb_s or 0.0))
@@ -290,17 +287,14 @@ def _speed_of_copy(row: PairRow) -> str:
 
 def _collective_speed(row: CollectiveRow) -> str:
     size = format_size(row.size_bytes)
-    if row.size_bytes < _SMALL_BYTES:
-        return f"{format_time(row.time_us)} at {size}{_expected_time(row)}"
-    return f"{row.reached_gb_s:.3g} GB/s at {size}{_expected_share(row.expected_gb_s, row.expected_percent)}"
-
-
-def _expected_time(row: CollectiveRow) -> str:
-    """Return the expected time of a small size. One that takes longer passes: hosts launch faster or slower."""
-    if row.expected_us is None:
-        return ""
-    passes = row.verdict == Verdict.PASS and (row.expected_percent or 100.0) < _REMARKED_BELOW_PERCENT
-    return f" ({format_time(row.expected_us)} expected{'; hosts differ by that' if passes else ''})"
+    if row.size_bytes >= _SMALL_BYTES:
+        return f"{row.reached_gb_s:.3g} GB/s at {size}{_expected_share(row.expected_gb_s, row.expected_percent)}"
+    expected = ""
+    if row.expected_us is not None:
+        # A small size that takes longer passes: hosts launch faster or slower.
+        passes = row.verdict == Verdict.PASS and (row.expected_percent or 100.0) < _REMARKED_BELOW_PERCENT
+        expected = f" ({format_time(row.expected_us)} expected{'; hosts differ by that' if passes else ''})"
+    return f"{format_time(row.time_us)} at {size}{expected}"
 
 
 def _expected_share(expected: float | None, percent: float | None) -> str:
@@ -309,7 +303,7 @@ def _expected_share(expected: float | None, percent: float | None) -> str:
     return f" ({percent:.0f} % of {expected:.3g} expected)"
 
 
-def _verdict_of(rows: Sequence[PairRow | CollectiveRow]) -> Verdict | None:
+def _worst_verdict(rows: Sequence[PairRow | CollectiveRow]) -> Verdict | None:
     found = {row.verdict for row in rows}
     return next((verdict for verdict in _BAD if verdict in found), None)
 

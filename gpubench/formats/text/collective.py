@@ -222,16 +222,16 @@ class CollectiveView:
     def _fitting(self, columns: Sequence[Column]) -> tuple[int, list[Column]]:
         """Return the width of sizes, and the columns that fit: busbw has the mark if % exp has no room."""
 
-        def width_of(column: Column) -> int:
+        def total_width(column: Column) -> int:
             return column.width * (1 if _is_once(column) else len(self._placements))
 
         kept: list[Column] = []
         for size in (_SIZE, _NARROW_SIZE):
-            kept = layout.fitting(columns, self._page.width - self._group_width - size, width_of)
+            kept = layout.fitting(columns, self._page.width - self._group_width - size, total_width)
             if all(column in kept for column in columns if column.spare == 1):
                 return size, kept
         kept = [_MARKED_BUSBW if column is _BUSBW else column for column in kept]
-        fits = self._group_width + _NARROW_SIZE + sum(map(width_of, kept)) <= self._page.width
+        fits = self._group_width + _NARROW_SIZE + sum(map(total_width, kept)) <= self._page.width
         return _NARROW_SIZE, kept if fits else [column for column in kept if column is not _TAKEN]
 
     def _winners(self, report: Report) -> None:
@@ -318,7 +318,9 @@ def backends_beside(metadata: Metadata) -> list[str]:
 def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     """Return the header of a collective: the machine, the libraries, and how to read the values."""
     beside = "".join(f" and {backend}" for backend in backends_beside(metadata))
-    job = f"{ranks_on_hosts(metadata)}{_hosts_of_nccl(metadata.ranks)}"
+    job = ranks_on_hosts(metadata)
+    if any(rank.nccl_host is not None and rank.device is not None for rank in metadata.ranks):
+        job += f", {plural(count_nccl_hosts(metadata.ranks), 'host')} for NCCL, by NCCL_HOSTID"
     yield heading(metadata, str(metadata.collective), f"backend {metadata.backend}{beside}", job)
     is_gloo = metadata.backend == "torch:gloo" and not any(rank.gpu for rank in metadata.ranks)
     if metadata.backend == "host" or is_gloo:
@@ -420,13 +422,6 @@ def _lines_of_host(ranks: Sequence[RankIdentity], *, verbose: bool) -> Iterator[
 
 def _gpus(ranks: Sequence[RankIdentity]) -> str:
     return ", ".join(dict.fromkeys(rank.gpu for rank in ranks if rank.gpu))
-
-
-def _hosts_of_nccl(ranks: Sequence[RankIdentity]) -> str:
-    """Return ', 2 hosts for NCCL, by NCCL_HOSTID' if NCCL counts other hosts than there are."""
-    if all(rank.nccl_host is None or rank.device is None for rank in ranks):
-        return ""
-    return f", {plural(count_nccl_hosts(ranks), 'host')} for NCCL, by NCCL_HOSTID"
 
 
 def _sharing_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
@@ -546,7 +541,10 @@ def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> It
     largest = max(rows, key=lambda row: (row.size_bytes, row.reached_gb_s))
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
     if peak.busbw_gb_s is not None:
-        shares = f"{_expected_share(peak)}{_limit_share(peak)}"
+        shares = _expected_share(peak)
+        if peak.limit_gb_s is not None:
+            nvls = " with NVLS" if NVLS_ASSUMED in (peak.note or "") else ""
+            shares += f", {peak.limit_percent:.0f}% of the limit of {peak.limit_gb_s:g}{nvls}"
         yield f"peak busbw        {_bandwidth(peak)} at {_where(peak)}{shares}"
         yield f"at the largest    {_bandwidth(largest)} busbw at {_where(largest)}"
     yield f"at the smallest   {_time(smallest.time_us)} at {_where(smallest)}"
@@ -603,18 +601,14 @@ def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:
     legend = "; lim: % of the limit" if any(map(_limited, rows)) else ""
     why = why_not_judged or next(filter(None, (parse_doubt(row.note) for row in rows)), "")
     unknown = f"speed not judged: {why}" if why else "not known: speed not judged"
-    return f"expected          {'; '.join(sources) or unknown}{_judged_part(rows)}{legend}"
-
-
-def _judged_part(rows: Sequence[CollectiveRow]) -> str:
-    """Say which rows were judged, if only some were: from a size on, or how many."""
     judged = [row.size_bytes for row in rows if row.expected_source]
     others = [row.size_bytes for row in rows if not row.expected_source]
-    if not judged or not others:
-        return ""
-    if max(others) < min(judged):
-        return f"; speed judged from {format_size(min(judged))} on"
-    return f"; speed judged of {len(judged)} of {len(rows)} rows"
+    extent = ""
+    if judged and others:
+        extent = f"; speed judged of {len(judged)} of {len(rows)} rows"
+        if max(others) < min(judged):
+            extent = f"; speed judged from {format_size(min(judged))} on"
+    return f"expected          {'; '.join(sources) or unknown}{extent}{legend}"
 
 
 def _slow_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
@@ -650,13 +644,6 @@ def _share(row: CollectiveRow) -> str:
 
 def _expected_share(row: CollectiveRow) -> str:
     return "" if row.expected_percent is None else f", {format_share(row.expected_percent)}% of expected"
-
-
-def _limit_share(row: CollectiveRow) -> str:
-    if row.limit_gb_s is None:
-        return ""
-    with_nvls = " with NVLS" if NVLS_ASSUMED in (row.note or "") else ""
-    return f", {row.limit_percent:.0f}% of the limit of {row.limit_gb_s:g}{with_nvls}"
 
 
 def _where(row: CollectiveRow) -> str:

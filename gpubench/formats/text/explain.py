@@ -157,15 +157,15 @@ def _fits(columns: Sequence[Column], rows: Sequence[TransportRow], width: int) -
 
 
 def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[TransportRow]) -> Iterator[Kind]:
-    by_name = group_by(transports, lambda row: row.communicator)
+    rows_by_communicator = group_by(transports, lambda row: row.communicator)
     alike: dict[object, list[CommunicatorRow]] = {}
     for communicator in communicators:
-        own = by_name.get(communicator.id, [])
+        own = rows_by_communicator.get(communicator.id, [])
         key = communicator.ranks, communicator.nodes, communicator.missing_ranks, communicator.candidates
         shape = tuple((row.scope, row.transport, row.pairs, row.channels_most, row.verdict) for row in own)
         alike.setdefault((key, shape), []).append(communicator)
     for first, *more in sorted(alike.values(), key=lambda members: (-(members[0].ranks or 0), -members[0].pairs)):
-        yield first, by_name.get(first.id, []), len(more)
+        yield first, rows_by_communicator.get(first.id, []), len(more)
 
 
 def _described(communicator: CommunicatorRow, more: int) -> str:
@@ -193,8 +193,8 @@ def _total(transports: Sequence[TransportRow]) -> str:
     total = plural(sum(counts.values()), "path")
     if not staged:
         return f"through host memory: 0 of {total}, as NCCL logged them{unknown}"
-    by_design = f", {counts[Verdict.SKIP]} of them by design" if counts[Verdict.SKIP] else ""
-    return f"through host memory: {staged} of {total}{by_design}{unknown}"
+    designed = f", {counts[Verdict.SKIP]} of them by design" if counts[Verdict.SKIP] else ""
+    return f"through host memory: {staged} of {total}{designed}{unknown}"
 
 
 def print_hangs(page: Page, hangs: Sequence[HangRow]) -> None:

@@ -76,8 +76,9 @@ class P2pView:
             page.wrap(f"{INDENT}profile {metadata.profile['name']}")
         page.software(metadata)
         page.wrap(f"{INDENT}{_method(metadata)}")
-        for line in support_lines(metadata.options.get("managed", ())):
-            page.wrap(f"{INDENT}{line}")
+        for words, alike in units.group_by(metadata.options.get("managed", ()), _managed_memory).items():
+            names = units.compress_names([str(gpu["device"]) for gpu in alike])
+            page.wrap(f"{INDENT}managed memory of {names}: {words}")
         if len(gpus) < 2 and not metadata.ranks:
             page.wrap(f"{INDENT}one GPU: copies with host memory only")
         self._names = list(gpus)
@@ -157,11 +158,11 @@ class P2pView:
         self._page.print("")
         self._page.wrap(f"host memory, {units.format_size(rows[0].size_bytes or 0)}, copy engine, GB/s")
         columns = [Column("GPU", str)]
-        for (kind, to_gpu), members in groupby(
+        for (kind, is_to_gpu), members in groupby(
             rows, key=lambda row: ((row.note or "").split(" ")[0], row.source == _HOST)
         ):
-            words = {row.destination if to_gpu else row.source: _marked(row) for row in members}
-            columns.append(_column(f"{'to' if to_gpu else 'from'} GPU, {kind}", words))
+            words = {row.destination if is_to_gpu else row.source: _marked(row) for row in members}
+            columns.append(_column(f"{'to' if is_to_gpu else 'from'} GPU, {kind}", words))
         self._page.table(columns, self._names)
         for line in expected_lines(rows):
             self._page.wrap(line)
@@ -194,13 +195,7 @@ def _compare_with_copy_engine(row: PairRow | None, copied: PairRow | None) -> st
     return f"{_marked(row)} ({units.format_share(units.percent(row.bandwidth_gb_s, copied.bandwidth_gb_s))} %)"
 
 
-def support_lines(managed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Describe what CUDA supports of managed memory. Equal GPUs share a line."""
-    for words, gpus in units.group_by(managed, _support).items():
-        yield f"managed memory of {units.compress_names([str(gpu['device']) for gpu in gpus])}: {words}"
-
-
-def _support(gpu: Mapping[str, Any]) -> str:
+def _managed_memory(gpu: Mapping[str, Any]) -> str:
     if gpu["managed"] is False:
         return "none"
     words = ["prefetch, advice and page faults" if gpu["concurrent"] else "moved whole at every launch of a kernel"]

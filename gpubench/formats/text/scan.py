@@ -88,9 +88,9 @@ class ScanView(ReportView):
         self._page.wrap(
             f"measurement noise {noise:.1f} %; a {min(sure, 100):.0f} % slowdown is detected with 99 % probability"
         )
-        if (of_nics := options.get("nic_rate_percent")) is not None:
+        if (percent_of_nics := options.get("nic_rate_percent")) is not None:
             slowest = ", on the slowest rail" if options["rails"] > 1 else ""
-            self._page.wrap(f"usual between nodes: {of_nics:.0f} % of the NICs' rate{slowest}")
+            self._page.wrap(f"usual between nodes: {percent_of_nics:.0f} % of the NICs' rate{slowest}")
 
     def _collectives(self, rows: Sequence[ScanCollectiveRow]) -> None:
         for row in rows:

@@ -47,8 +47,8 @@ def _gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column], *, verbose: 
     heads = {column.head for column in shown}
     common: dict[str, str] = {}
     peculiar: dict[str, list[str]] = {}
-    for head, fact_of in _FACTS.items():
-        words = {row.gpu: fact_of(row) for row in gpus if not row.lost}
+    for head, describe in _FACTS.items():
+        words = {row.gpu: describe(row) for row in gpus if not row.lost}
         known = Counter(word for word in words.values() if word != _UNKNOWN)
         if head in heads or not words:
             continue
@@ -180,12 +180,6 @@ def _users(row: GpuRow) -> str:
     return f"{plural(len(row.users), 'process').replace('processs', 'processes')}" if row.users else "nobody"
 
 
-def _throttle(row: GpuRow) -> str:
-    if row.throttle_reasons is None:
-        return _UNKNOWN
-    return ", ".join(row.throttle_reasons).replace("_", " ") or "none"
-
-
 def _or_unknown(value: object) -> str:
     return _UNKNOWN if value is None else str(value)
 
@@ -205,7 +199,9 @@ _FACTS: dict[str, Callable[[GpuRow], str]] = {
     "to": lambda row: ", ".join(name for name in row.nvlink_peers if name != "unknown") or "",
     "NVLink errors": lambda row: "" if row.nvlinks == 0 else _or_unknown(row.nvlink_errors),
     "fabric": _fabric,
-    "throttled": _throttle,
+    "throttled": lambda row: (
+        _UNKNOWN if row.throttle_reasons is None else ", ".join(row.throttle_reasons).replace("_", " ") or "none"
+    ),
     "remapped rows": _rows,
     "used by": _users,
 }
@@ -226,11 +222,6 @@ _FIELDS = {
     "persistence": {"persistence"},
 }
 """The fields behind these words. If one of them is unknown for a reason, a sentence gives the reason."""
-
-
-def is_worth_drawing(rows: Sequence[TreeRow]) -> bool:
-    """True if the tree says more than the tables: it has a switch, or more than one host bridge."""
-    return any(row.what == "PCIe switch" for row in rows) or sum(row.what == "host bridge" for row in rows) > 1
 
 
 def draw(host: str, rows: Sequence[TreeRow]) -> "Tree":
@@ -285,7 +276,8 @@ class TopoView(ReportView):
             if self._page.verbose and here and rdma:
                 self._page.print("")
                 self._page.grid(grid_of_words("path", kind.matrix, here, rdma))
-            if self._page.verbose and is_worth_drawing(tree.get(kind.node, [])):
+            parts = Counter(row.what for row in tree.get(kind.node, []))
+            if self._page.verbose and (parts["PCIe switch"] or parts["host bridge"] > 1):
                 self._page.print("")
                 self._page.tree(draw(kind.node, tree[kind.node]))
         self._ranks(report.rows(RankRow))
@@ -299,8 +291,8 @@ class TopoView(ReportView):
         note = f": {profile['note']}" if profile and "note" in profile else ""
         names = [f"from {metadata.source}"] if metadata.source else []
         names += [f"profile {profile['name']}{note}"] if profile else []
-        in_one = INDENT + "; ".join(names)
-        for line in [in_one] if names and len(in_one) <= self._page.width else map(INDENT.__add__, names):
+        one_line = INDENT + "; ".join(names)
+        for line in [one_line] if names and len(one_line) <= self._page.width else map(INDENT.__add__, names):
             self._page.wrap(line)
         if MPS in metadata.libraries:
             self._page.wrap(f"{INDENT}{MPS} {metadata.libraries[MPS]}")
@@ -396,11 +388,11 @@ class TopoView(ReportView):
         rates = sorted({value for gpu in gpus if (value := kind.limits[gpu]["network"]) is not None})
         if not rates or kind.network_gb_s is None:
             return
-        of_a_gpu = " to ".join(_rounded(value) for value in dict.fromkeys((rates[0], rates[-1])))
+        per_gpu = " to ".join(_rounded(value) for value in dict.fromkeys((rates[0], rates[-1])))
         node = f"{_rounded(kind.network_gb_s)} GB/s per node"
         if len(gpus) == 1:
             self._page.print("")
-        self._page.wrap(f"network      {of_a_gpu} GB/s per direction from each GPU over its nearest NICs, {node}", 13)
+        self._page.wrap(f"network      {per_gpu} GB/s per direction from each GPU over its nearest NICs, {node}", 13)
 
     def _ranks(self, ranks: Sequence[RankRow]) -> None:
         if len(ranks) > 1:

@@ -70,13 +70,6 @@ def bar(percent: float | None) -> str:
     return (_FULL * whole + (_EIGHTHS[part] if part else "")).ljust(_BAR)
 
 
-def _clocks_and_errors(row: TrafficRow) -> Iterator[str]:
-    if row.throttle_reasons:
-        yield f"throttled: {', '.join(row.throttle_reasons)}"
-    for name, count in row.errors_grown.items():
-        yield f"+{count} {name}"
-
-
 def _users(row: TrafficRow) -> str:
     if row.users is None:
         return "users not known"
@@ -89,8 +82,10 @@ def _share(row: TrafficRow) -> str:
 
 
 def _remarks(row: TrafficRow) -> str:
-    users = _users(row) if row.device_kind == DeviceKind.GPU else ""
-    return "; ".join(filter(None, (*_clocks_and_errors(row), users, row.note)))
+    words = [f"throttled: {', '.join(row.throttle_reasons)}"] if row.throttle_reasons else []
+    words += [f"+{count} {name}" for name, count in row.errors_grown.items()]
+    words += [_users(row)] if row.device_kind == DeviceKind.GPU else []
+    return "; ".join([*words, row.note] if row.note else words)
 
 
 GPUS = (
@@ -131,9 +126,18 @@ def frame_lines(frame: WatchFrame, width: int, height: int, header: str) -> list
 def device_lines(rows: Sequence[TrafficRow], width: int) -> Iterator[StyledLine]:
     """Return a line for each GPU, each RDMA port, and each other port that carries something."""
     gpus = [row for row in rows if row.device_kind == DeviceKind.GPU]
-    nics = [row for row in rows if row.device_kind == DeviceKind.NIC and _is_shown(row)]
-    of_gpus = GPUS if width >= _WIDE else (GPUS[0]._replace(head="NVL out", width=8), *GPUS[1:])
-    for head, wide, members, columns in (("GPU", 5, gpus, of_gpus), ("NIC", 10, nics, NICS)):
+    nics = [
+        row
+        for row in rows
+        if row.device_kind == DeviceKind.NIC
+        and (
+            row.limit_gb_s is not None
+            or row.note is not None
+            or max(row.network_sent_gb_s or 0.0, row.network_received_gb_s or 0.0) >= 0.001
+        )
+    ]
+    gpu_columns = GPUS if width >= _WIDE else (GPUS[0]._replace(head="NVL out", width=8), *GPUS[1:])
+    for head, wide, members, columns in (("GPU", 5, gpus, gpu_columns), ("NIC", 10, nics, NICS)):
         shown = layout.fitting(columns, width - wide, lambda column: column.width)
         is_whole = len(shown) == len(columns)
         if members:
@@ -145,11 +149,6 @@ def device_lines(rows: Sequence[TrafficRow], width: int) -> Iterator[StyledLine]
             cells = layout.row_line([(column, column.text(row)) for column in shown])
             remarks = f"  {_remarks(row)}" if is_whole else ""
             yield f"{row.device:<{wide}}{cells}{remarks}"[:width].rstrip(), "yellow" if is_odd else ""
-
-
-def _is_shown(row: TrafficRow) -> bool:
-    carries = max(row.network_sent_gb_s or 0.0, row.network_received_gb_s or 0.0) >= 0.001
-    return carries or row.limit_gb_s is not None or row.note is not None
 
 
 def _conclusions(frame: WatchFrame, kinds: Sequence[AlikeNodes], width: int) -> Iterator[StyledLine]:
@@ -259,14 +258,14 @@ class WatchView(ReportView):
         self._page.outcome(report)
 
     def _devices(self) -> None:
-        by_node = group_by([mean.row for mean in self._means.values()], lambda row: row.node)
-        shown = list(by_node.items())[:1]
+        rows_by_node = group_by([mean.row for mean in self._means.values()], lambda row: row.node)
+        shown = list(rows_by_node.items())[:1]
         for node, rows in shown:
-            self._page.print("", f"{node}, means in GB/s" if len(by_node) > 1 else "means in GB/s")
+            self._page.print("", f"{node}, means in GB/s" if len(rows_by_node) > 1 else "means in GB/s")
             for line, style in device_lines(rows, self._page.width):
                 self._page.print(line, style=style)
-        if len(by_node) > 1:
-            self._page.print(f"{len(by_node) - 1} more nodes: --format csv --section traffic has every interval")
+        if len(rows_by_node) > 1:
+            self._page.print(f"{len(rows_by_node) - 1} more nodes: --format csv --section traffic has every interval")
 
     def _jobs(self, rows: Sequence[JobRow]) -> None:
         if rows:
