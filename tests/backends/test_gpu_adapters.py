@@ -1,4 +1,4 @@
-"""NVML, CUDA and NCCL adapters on fakes: what they read, and what they say when something is missing."""
+"""CUDA and NCCL adapters on fakes: what they read, and errors for missing parts."""
 
 import builtins
 import ctypes
@@ -270,7 +270,7 @@ def test_nccls_last_words_and_its_log_are_asked_for_by_name(monkeypatch: pytest.
 
 @pytest.mark.parametrize("whole", [bytes(range(1, 17)), b"\x07\x00" + bytes(range(2, 16))])
 def test_a_uuid_is_asked_of_the_driver(whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CuPy ends it at its first zero byte."""
+    """CuPy cuts the UUID at its first zero byte."""
     cupy_on_numpy.install(monkeypatch, runtime := cupy_on_numpy.Runtime(2))
     monkeypatch.setattr(cupy_on_numpy.CudaDriver, "uuid", lambda _self, _device: whole)
     assert cuda.identify(runtime, 1).uuid == f"GPU-{UUID(bytes=whole)}"

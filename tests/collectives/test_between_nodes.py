@@ -1,4 +1,4 @@
-"""What is expected of collectives, and the model between nodes, against figures that others published."""
+"""Expected times, and the model between nodes, compared with published results."""
 
 import pytest
 from msgspec.structs import replace
@@ -24,15 +24,15 @@ def test_no_healthy_machine_fails_and_one_at_half_speed_does_not_pass(use: str) 
 
 @pytest.mark.parametrize("use", ["tuned", "held-out"])
 def test_half_the_speed_of_a_healthy_machine_with_nvlinks_or_nics_does_not_pass(use: str) -> None:
-    """Only boxes of PCIe cards are not told by it: 22 and 46 GB/s are healthy, by what joins the cards."""
+    """The rule does not hold for PCIe cards: 22 and 46 GB/s are both healthy, depending on how they are connected."""
     bounds = Bounds.of([each for each in FIGURES if each.use == use and "rtx" not in each.profile])
     assert bounds.halves_seen >= 0.95 * bounds.tables
 
 
 def test_predictions_are_near_what_was_published() -> None:
-    """Of the ten large figures further off, eight are of clouds with a protocol of their own or of 20 racks.
+    """Of the ten large values with larger errors, eight are from clouds with their own protocol, or from 20 racks.
 
-    The racks are among the tuned ones because the limits of verdicts took them into account; the prediction did not.
+    The racks count as tuned, because they were used for the tolerances, but not for the prediction.
     """
     large = [each for each in FIGURES if each.state == "healthy" and each.row.size_bytes >= 2**27]
     assert sum(each.is_near for each in large) >= 0.85 * len(large)
@@ -53,7 +53,7 @@ def test_ill_machines_do_not_pass() -> None:
 
 
 def test_no_published_figure_is_above_its_limit() -> None:
-    """But for reductions in the network's switches, which no table names."""
+    """Reductions in the network's switches could exceed it, but no table has them."""
     named = [each for each in FIGURES if "SHARP" not in each.source]
     assert not [each.source for each in named if each.row.reached_gb_s > each.limit_gb_s]
 
@@ -63,7 +63,7 @@ def test_no_published_figure_is_above_its_limit() -> None:
     [("RING", 2, 400.0), ("TREE", 2, 750.0), ("NVLS_TREE", 2, 750.0), ("TREE", 3, 511.1), ("TREE", 4, 387.5)],
 )
 def test_the_limit_is_that_of_the_algorithm(algorithm: str, nodes: int, expected: float) -> None:
-    """Eight GPUs and 400 GB/s of NICs a node."""
+    """Eight GPUs and 400 GB/s of NICs per node."""
     found = internode_limit(algorithm, ALL_REDUCE, NodeNetwork(nodes, 8 * nodes, 400.0, 50.0))
     assert found.gb_s == pytest.approx(expected, abs=0.1)
 
@@ -99,7 +99,7 @@ def test_a_named_algorithm_is_held_against_its_own_time() -> None:
 
 
 def spark(busbw_gb_s: float) -> Verdict:
-    """The verdict on an all-gather of 8 GiB between two DGX Sparks."""
+    """Return the verdict on an all-gather of 8 GiB between two DGX Sparks."""
     figure = next(each for each in FIGURES if "playbooks#103" in each.source and each.row.collective == "allgather")
     return figure.verdict(slower=figure.row.reached_gb_s / busbw_gb_s)
 
@@ -109,7 +109,7 @@ def spark(busbw_gb_s: float) -> Verdict:
     [(23.7, Verdict.PASS), (20.9, Verdict.PASS), (18.9, Verdict.PASS), (12.8, Verdict.FAIL), (3.0, Verdict.FAIL)],
 )
 def test_two_sparks_are_judged_by_their_port(busbw_gb_s: float, expected: Verdict) -> None:
-    """23.7 GB/s is the ceiling, 18.9 and 20.9 what MTU 1500 leaves, 12.8 one of the port's two devices, 3.0 sockets."""
+    """23.7 GB/s is the maximum. MTU 1500 gives 18.9 and 20.9, one of the port's two devices 12.8, and sockets 3.0."""
     assert spark(busbw_gb_s) is expected
 
 
@@ -121,14 +121,14 @@ def test_plain_ethernet_is_expected_to_carry_less_and_gets_more_room() -> None:
 
 
 def test_no_less_is_expected_than_somebody_fails_machines_for() -> None:
-    """Thresholds that stand above what is expected by more than a repetition moves would tell of a low model."""
+    """If published thresholds were above the expected values by more than noise, the model would be too low."""
     floors = [each for each in FIGURES if each.state == "threshold"]
     assert len(floors) > 20
     assert not [each.source for each in floors if each.predicted_gb_s < 0.95 * each.row.reached_gb_s]
 
 
 def test_what_a_healthy_ring_explains_is_no_failure_where_the_algorithm_is_not_known() -> None:
-    """Two A100 nodes with 100 GB/s of NICs: 172 by trees, 92 by a ring, of which 75 is "a little bit low"."""
+    """Two A100 nodes with 100 GB/s of NICs: trees reach 172, a ring 92. The measured 75 is "a little bit low"."""
     figure = next(each for each in FIGURES if "nccl#495" in each.source)
     assert figure.verdict() is Verdict.WARN
     assert figure.verdict(slower=1.5) is Verdict.FAIL

@@ -1,4 +1,4 @@
-"""The nine collectives against nccl-tests' definitions, written down here once more as a table."""
+"""The nine collectives compared with a table of nccl-tests' definitions."""
 
 from collections.abc import Callable
 

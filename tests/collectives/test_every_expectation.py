@@ -1,6 +1,5 @@
-"""The shape of every expectation: each profile, each slice of it, one to four nodes, each collective.
-
-A new profile, collective or point is held to it without a line here.
+"""The curves of all profiles, slices, numbers of nodes (1 to 4) and collectives. New ones are included
+automatically.
 """
 
 import math
@@ -24,13 +23,13 @@ from tests.fakes.measured_rows import row
 SIZES = tuple(4**power for power in range(5, 18))
 LARGE_BYTES = 2**30
 FALL = 0.8
-"""Least share of a smaller size's bandwidth: a change of protocol may cost some. Chosen, not measured."""
+"""Smallest accepted ratio to a smaller size's bandwidth, because a change of protocol costs some. Chosen"""
 
 PROFILES = [name for name in profile_names() if load(name).match.generic is None]
 
 
 def slices(profile: Profile) -> Iterator[tuple[int, int]]:
-    """Ranks per node and nodes of every machine that may be a part, or a few, of a profile's."""
+    """Yield ranks per node and nodes of all parts and multiples of a profile's machine."""
     if profile.domain is not None:
         yield from ((local, 1) for local in range(2, profile.match.visible + 1))
         yield from ((profile.match.visible, nodes) for nodes in range(2, profile.domain.nodes + 1))
@@ -41,7 +40,6 @@ def slices(profile: Profile) -> Iterator[tuple[int, int]]:
 
 @cache
 def wiring(name: str, local: int, nodes: int) -> Wiring:
-    """The wiring of such a machine."""
     profile = load(name)
     machine = SimulatedMachine(profile.resize_domains(nodes).first_gpus(local), nodes)
     known = dict(enumerate(build_topologies(snapshots(machine))))
@@ -61,14 +59,14 @@ def wiring(name: str, local: int, nodes: int) -> Wiring:
 
 @cache
 def network_of(name: str, local: int, nodes: int) -> NodeNetwork | None:
-    """What joins the nodes, at the weakest."""
+    """Return the weakest network between the nodes."""
     found = wiring(name, local, nodes).networks
     return None if found is None else found[0]
 
 
 @cache
 def expected_us(name: str, collective: Collective, local: int, nodes: int) -> list[float] | None:
-    """The expected times of all sizes; None where nothing is expected of any."""
+    """Return the expected times of all sizes. None if there are none."""
     times = []
     for size in SIZES:
         measured = row(size, 1.0, 1.0, collective=collective.name, ranks=local * nodes, nodes=nodes)
@@ -85,7 +83,7 @@ def expected_us(name: str, collective: Collective, local: int, nodes: int) -> li
 
 
 def limit_gb_s(name: str, collective: Collective, local: int, nodes: int) -> float:
-    """The busbw that links inside a node and NICs allow."""
+    """Return the busbw that the links inside a node and the NICs allow."""
     network = network_of(name, local, nodes)
     if network is None or network.nodes == 1:
         return assumed_limit(collective, wiring(name, local, nodes)).gb_s or 0.0
@@ -94,7 +92,7 @@ def limit_gb_s(name: str, collective: Collective, local: int, nodes: int) -> flo
 
 
 def ring_limit_gb_s(name: str, collective: Collective, local: int, nodes: int) -> float:
-    """What rings allow: the same without reductions in switches and trees, which move less."""
+    """Return the busbw that rings allow, without NVSwitch reductions and trees, which move less data."""
     network, limit = network_of(name, local, nodes), limit_gb_s(name, collective, local, nodes)
     if collective.name != "allreduce":
         return limit
@@ -103,12 +101,12 @@ def ring_limit_gb_s(name: str, collective: Collective, local: int, nodes: int) -
 
 
 def busbw(collective: Collective, ranks: int, times: list[float]) -> list[float]:
-    """GB/s of all sizes."""
+    """Return the GB/s of all sizes."""
     return [size * collective.busbw_factor(ranks) / time / 1e3 for size, time in zip(SIZES, times, strict=True)]
 
 
 def wrong_with(name: str, collective: Collective, local: int, nodes: int) -> Iterator[str]:
-    """In words what cannot be right about a curve."""
+    """Yield descriptions of what is impossible about a curve."""
     times = expected_us(name, collective, local, nodes)
     if times is None:
         return

@@ -1,4 +1,4 @@
-"""What is expected of a collective: by a profile's points for its GPUs and its NCCL, or by its limit."""
+"""The expected time of a collective, from the points of a profile or from a limit."""
 
 from itertools import product
 from typing import Any
@@ -76,7 +76,7 @@ def _points(name: str, ranks: int) -> list[Expected]:
 
 
 WITH_POINTS = [name for name in SUMMARIES if _points(name, 2) and _points(name, 4)]
-"""The collectives that were measured on H200s: a new one has no points, and is judged by those of all-reduce."""
+"""The collectives that were measured on H200s. A new one has no points, and uses those of all-reduce."""
 
 
 def test_a_collective_is_judged_by_its_own_points_on_a_measured_machine() -> None:
@@ -94,7 +94,7 @@ def test_a_collective_is_judged_by_its_own_points_on_a_measured_machine() -> Non
 @pytest.mark.parametrize(
     ("name", "ranks", "size", "time_us"),
     [
-        # Measured on healthy machines with links of 450 GB/s, the slowest beside their limit.
+        # Measured on healthy machines with links of 450 GB/s: the slowest ones relative to their limit.
         ("sendrecv", 8, 2**26, 828.0),
         ("sendrecv", 4, 2**26, 427.0),
         ("sendrecv", 4, 2**24, 125.0),
@@ -143,7 +143,7 @@ def test_what_another_number_of_gpus_took_is_within_the_model(known: int, ranks:
 @pytest.mark.parametrize("name", WITH_POINTS)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_no_healthy_time_is_slow_beside_two_derived_points(ranks: int, name: str) -> None:
-    """As profiles have them of machines that nobody measured: a latency, and the bandwidth of the largest size."""
+    """Like profiles of machines that were never measured: a latency, and the bandwidth of the largest size."""
     points = _points(name, ranks)
     derived = tuple(replace(each, kind=ExpectedKind.DERIVED) for each in (points[0], points[-1]))
     profile = replace(load(f"hgx-h200-{ranks}"), curve=(), expected=derived)
@@ -161,7 +161,7 @@ def test_host_memory_by_design_is_not_held_against_the_links() -> None:
 
 
 def _thinned(name: str, ranks: int, gap: int) -> Profile:
-    """The measured profile with points that are so many times apart."""
+    """Return the measured profile with points at least `gap` times apart."""
     points = _points(name, ranks)
     kept: list[Expected] = []
     for each in points:
@@ -198,12 +198,12 @@ def test_between_measured_sizes_a_row_may_take_what_the_next_may() -> None:
 @pytest.mark.parametrize(
     ("profile", "ranks", "size", "faster", "doubt"),
     [
-        # A table at so many times what the profile expects.
+        # Tables with multiples of the times that the profile expects.
         ("hgx-b200-8", 4, 2**33, 1.4, ""),
         ("hgx-b200-8", 4, 2**33, 2.6, "2.6 times what profile hgx-b200-8 expects"),
         ("hgx-h200-4", 4, 2**28, 1.6, "1.6 times what profile hgx-h200-4 expects"),
         ("l40s-8", 8, 2**28, 2.0, "2.0 times what profile l40s-8 expects"),
-        # Small ones differ by some microseconds.
+        # Small sizes differ by some microseconds.
         ("hgx-h200-4", 4, 2**10, 1.9, ""),
         ("hgx-b200-8", 8, 2**14, 1.9, ""),
     ],
@@ -219,7 +219,7 @@ def test_a_speed_far_above_what_is_expected_is_not_judged(
 
 
 def test_a_small_measured_size_says_nothing_of_sizes_far_below_it() -> None:
-    """The profile of eight B200s was measured from 8 GiB on; 1 MiB took 51 µs on a healthy machine."""
+    """The profile of eight B200s was measured from 8 GiB on. On a healthy machine 1 MiB took 51 µs."""
     published = row(2**20, 51.0, 36.0)
     found = time_from_profile(load("hgx-b200-8"), ALLREDUCE, published, nccl="2.27.7")
     assert found is not None

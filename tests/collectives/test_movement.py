@@ -1,4 +1,4 @@
-"""The least that has to be moved, against what each collective's definition says."""
+"""The least data movement of each collective, compared with its definition."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from gpubench.model.terms.operation import DataType
 ROOT = 1
 BY_NAME = {each.name: each for each in COLLECTIVES}
 
-# In blocks of an n-th of the size: what the root and what another rank sends and receives, of 4 ranks.
+# In blocks of 1/n of the size, for 4 ranks: what the root and another rank send and receive.
 LEAST = {
     "allreduce": (Movement(4, 4), Movement(4, 4)),
     "allgather": (Movement(1, 3), Movement(1, 3)),

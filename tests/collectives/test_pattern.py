@@ -1,4 +1,4 @@
-"""Test data: exact results against plain NumPy, and differences that a fault would show in."""
+"""Test data: exact results compared with NumPy, and sensitivity to faults."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def test_reductions_are_exact_in_any_order(
     shuffler.shuffle(contributions)  # type: ignore[attr-defined]
     total = contributions[0].copy()
     for each in contributions[1:]:
-        # Each step is rounded to the type, as a ring does it.
+        # Round each step to the type, as a ring does.
         total = FUNCTIONS[op](total, each)
         if dtype is DataType.BFLOAT16:
             total = ((total.view("uint32") >> 16).astype("uint32") << 16).view("float32")
@@ -54,7 +54,7 @@ def test_reductions_are_exact_in_any_order(
 @pytest.mark.parametrize("dtype", DataType)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8, 13, 100])
 def test_averages_are_exact_or_within_two_ulp(dtype: DataType, ranks: int) -> None:
-    """Libraries scale before adding (NCCL) or after (an MPI sum): both must pass, and three ulp must not."""
+    """NCCL scales before it adds, an MPI sum after. Both must pass, but an error of three ulp must not."""
     pattern = ArrayPattern(np, DataPattern(dtype, ReduceOp.AVG, ranks))
     stretch = Stretch(3, 500, (5,))
     sent = [decode(pattern.sent(rank, stretch), dtype) for rank in range(ranks)]
@@ -94,7 +94,7 @@ def test_moved_data_differ_by_rank_index_buffer_and_row(dtype: DataType) -> None
 @pytest.mark.parametrize("op", ReduceOp)
 @pytest.mark.parametrize("ranks", [2, 3, 8, 40])
 def test_a_missing_contribution_shows(op: ReduceOp, ranks: int) -> None:
-    """Without any one rank's data the result is another one at a good part of the elements where it contributes."""
+    """Without one rank's data, many of the elements that it contributes to change."""
     pattern = ArrayPattern(np, DataPattern(DataType.FLOAT64, op, ranks))
     stretch = Stretch(0, 4000, (11,))
     sent = [decode(pattern.sent(rank, stretch), DataType.FLOAT64) for rank in range(ranks)]

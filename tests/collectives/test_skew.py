@@ -1,4 +1,4 @@
-"""alltoallv: who sends how much to whom, and where it has to end."""
+"""alltoallv: how much each rank sends, and where it arrives."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Copies between GPUs that are NumPy arrays: data really move, times are made up, and things can be broken."""
+"""Copies between GPUs that are NumPy arrays. Data really move, times are made up, and faults can be planted."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Pair = tuple[int, int]
 
 @dataclass
 class Broken:
-    """What is wrong with the machine, by ordered pair of positions."""
+    """Faults of the machine by ordered pair of positions."""
 
     unreachable: set[Pair] = field(default_factory=set)
     refused: set[Pair] = field(default_factory=set)
@@ -32,11 +32,11 @@ class Broken:
 
 
 PCIE_SENT, PCIE_RECEIVED = 1.094, 1.079
-"""What PCIe counters of H200s tick for each byte, headers included."""
+"""Bytes that PCIe counters of H200s count per payload byte, including headers"""
 
 
 class FakeCopies:
-    """`ports.Copies` and `ports.LinkCounters` at once: the counters tick with what goes over NVLink."""
+    """`ports.Copies` and `ports.LinkCounters` together: the counters count what goes over NVLink."""
 
     def __init__(self, gpus: int, broken: Broken | None = None, *, counts: bool = True) -> None:
         self.gpus = tuple(CopyGpu(f"GPU{n}", n, f"0000:0{n}:00.0", f"GPU-{n}", "NVIDIA H200") for n in range(gpus))
@@ -53,7 +53,6 @@ class FakeCopies:
 
     @property
     def taken(self) -> int:
-        """The number of plain allocations."""
         return len(self._places)
 
     def enable(self, source: int, destination: int) -> None:

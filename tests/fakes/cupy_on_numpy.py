@@ -1,7 +1,7 @@
-"""CuPy and NCCL as NumPy and threads: the same names, real data, no GPU.
+"""CuPy and NCCL on NumPy and threads: the same names and real data, without a GPU.
 
-What NCCL does is written here from NCCL's documentation, apart from gpubench's own formulas, so that the two can
-contradict each other. Each rank is a thread that owns one fake GPU.
+NCCL's operations are written from its documentation, independent of gpubench's own formulas. Each rank is a thread with
+one fake GPU.
 """
 
 import ctypes
@@ -59,9 +59,9 @@ class CudaError(RuntimeError):
 
 
 class Runtime:
-    """`cupy.cuda.runtime`. `fail` names functions that answer with an error, `current` is the current device.
+    """`cupy.cuda.runtime`. `fail` holds the errors of functions, `current` is the current device.
 
-    Time is counted in microseconds: every copy and launch costs the host `HOST_US`, and its stream what `copy_us` says.
+    Time is counted in microseconds: every copy and launch costs the host `HOST_US`, and its stream `cost_us`.
     """
 
     CUDARuntimeError = CudaError
@@ -155,7 +155,7 @@ class Runtime:
         self.peers.remove((self.current, peer))
 
     def owner(self, address: int) -> int | None:
-        """The GPU that an address belongs to, None for the host's."""
+        """Return the GPU of an address, or None for host memory."""
         for start, block in self.allocations.items():
             if start <= address < start + len(block):
                 return self.owners[start]
@@ -216,7 +216,7 @@ class Graph:
 
 
 class Event:
-    """Done once it was recorded by a stream that got so far."""
+    """An event that is done once its stream has reached it."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.blocks = block
@@ -242,7 +242,7 @@ def elapsed_milliseconds(start: Event, stop: Event) -> float:
 
 
 class Stream:
-    """Executes at once, unless it captures, or waits for a gate or an event; then in order, once the gate is open."""
+    """A stream that executes immediately, unless it captures, or waits for a gate or an event."""
 
     _streams: dict[int, "Stream"] = {}  # noqa: RUF012
     _waiting: list["Stream"] = []  # noqa: RUF012
@@ -264,7 +264,7 @@ class Stream:
 
     @classmethod
     def go_on(cls) -> None:
-        """Run whatever no longer waits."""
+        """Run all operations that no longer wait."""
         progress = True
         while progress:
             progress = False
@@ -305,7 +305,7 @@ class Stream:
         return Graph(operations)
 
     def submit(self, operation: Callable[[], None], cost_us: float = 0, runtime: Runtime | None = None) -> None:
-        """Enqueue; with a clock, it takes so long, from when the host has issued it at the earliest."""
+        """Enqueue an operation. With a clock, it takes `cost_us` from when the host issued it, or later."""
         if self.capturing is not None:
             self.capturing.append(operation)
             return
@@ -319,7 +319,7 @@ class Stream:
         self.enqueue(run)
 
     def enqueue(self, step: Callable[[], bool]) -> None:
-        """Take a step, now or later: one that answers False has to wait."""
+        """Enqueue a step. If it returns False, it has to wait."""
         if self._waiting:
             self.go_on()
         if not self.queue and step():
@@ -350,7 +350,7 @@ class Stream:
 
 
 class CudaDriver:
-    """libcuda, as far as a GPU's UUID needs it: all 16 bytes of it are the GPU's index. `fail` answers an error.
+    """libcuda's functions for a GPU's UUID: 16 bytes, each with the GPU's index. `fail` is the status of `cuInit`.
 
     `attributes` are those of every GPU, by number.
     """
@@ -389,12 +389,12 @@ class CudaDriver:
         return bytes([device] * 16)
 
     def instance(self, device: int) -> bytes:
-        """The UUID of the MIG instance that CUDA counts so; of a whole GPU its own."""
+        """Return the UUID of the MIG instance with this CUDA index. A whole GPU returns its own."""
         return self.uuid(device)
 
 
 class ManagedDriver:
-    """libcuda, as far as managed memory needs it. `attributes` are a GPU's, by number; `calls` what was asked."""
+    """libcuda's functions for managed memory. `attributes` are a GPU's by number, `calls` records calls."""
 
     def __init__(self, attributes: dict[int, int], status: int = 0) -> None:
         self.attributes, self.status = attributes, status
@@ -423,7 +423,7 @@ class ManagedDriver:
 
 
 class Cuda:
-    """libcuda, as far as a gate needs it: functions that the caller may set `argtypes` of."""
+    """libcuda's functions for a gate, whose `argtypes` the caller may set."""
 
     def __init__(self, runtime: Runtime, status: int = 0) -> None:
         self.waits: list[int] = []
@@ -455,7 +455,7 @@ def view(address: int, count: int, dtype: str) -> Array:
 
 
 class Native:
-    """libnccl: C functions at real addresses, which call back into the fake. Raises into a status, as C would."""
+    """libnccl: C functions at real addresses that call the fake, and return a status for an exception."""
 
     def __init__(self, functions: dict[str, Callable[..., None]]) -> None:
         for name, function in functions.items():
@@ -476,7 +476,7 @@ class Native:
 
 
 class NCCLError(Exception):
-    """What nccl4py raises for a status that is neither success nor in progress."""
+    """nccl4py's exception for a status other than success and in progress."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"NCCL error {status}")
@@ -503,7 +503,7 @@ _NUMBERS_OF_OPS = _enum("_NUMBERS_OF_OPS", [each[5:].capitalize() for each in _O
 
 
 class Config(SimpleNamespace):
-    """`ncclConfig_t`, of which what is not set is undefined."""
+    """`ncclConfig_t`. Unset fields are undefined."""
 
 
 class Nccl(ModuleType):
@@ -651,7 +651,7 @@ class Nccl(ModuleType):
 
 
 class Once(Generic[T]):
-    """What all ranks compute alike, made by the first that asks."""
+    """A value that all ranks share, made by the first rank that needs it."""
 
     def __init__(self) -> None:
         self._lock, self._made = threading.Lock(), list[T]()
@@ -664,7 +664,7 @@ class Once(Generic[T]):
 
 
 _messages: dict[tuple[int, int, int], Queue[Array]] = {}
-"""What one rank has sent to another and the other has not yet received, by world and both ranks."""
+"""Messages that were sent and not received yet, by world, sender and receiver"""
 
 
 class Communicator:
@@ -785,14 +785,14 @@ _EXPECTING = threading.Lock()
 
 @lru_cache(maxsize=16)
 def _expected(data: DataPattern, stretch: Stretch, rank: int) -> Array:
-    """What every rank of a job is to have received, computed for all of them once."""
+    """Return what every rank should have received. All ranks share the result."""
     pattern = ArrayPattern(np, data)
     expected: Array = pattern.reduced(stretch) if rank < 0 else pattern.sent(rank, stretch)
     return expected
 
 
 class RawModule:
-    """The kernels of pattern.cu and copy.cu, by what they are to compute."""
+    """The kernels of pattern.cu, copy.cu and overlap.cu in NumPy."""
 
     def __init__(self, code: str) -> None:
         self._code = code
@@ -850,7 +850,7 @@ class RawModule:
 
 
 class HostCopy(np.ndarray):
-    """An array that, like CuPy's, is fetched with `get`."""
+    """An array with CuPy's method `get`."""
 
     def get(self) -> Array:
         return np.asarray(self)
@@ -895,7 +895,7 @@ class CublasError(RuntimeError):
 
 
 class Cublas(ModuleType):
-    """`cupy_backends.cuda.libs.cublas`: GEMMs of 16-bit matrices on the stream that is current."""
+    """`cupy_backends.cuda.libs.cublas`: GEMMs of 16-bit matrices on the current stream."""
 
     def __init__(self) -> None:
         super().__init__("cupy_backends.cuda.libs.cublas")
@@ -928,7 +928,7 @@ BLAS_HANDLE = 77
 
 
 class ForGood:
-    """What stands for pytest's MonkeyPatch in a process of its own: to load pytest takes it 0.3 s."""
+    """A replacement for pytest's MonkeyPatch in a separate process, because loading pytest takes 0.3 s."""
 
     def setattr(self, target: object, name: str, value: object) -> None:
         setattr(target, name, value)
@@ -940,7 +940,7 @@ class ForGood:
 def install(
     monkeypatch: "pytest.MonkeyPatch | ForGood", runtime: Runtime, nccl: Nccl | None = None, cuda: Cuda | None = None
 ) -> Cupy:
-    """Have `import cupy` find the fake, and gpubench's NCCL adapter and gate the fake libraries, or none."""
+    """Make `import cupy` and gpubench's NCCL and CUDA adapters use the fakes."""
     from gpubench.backends import cuda as cuda_adapter
     from gpubench.backends.nccl import library as nccl_adapter
 

@@ -1,4 +1,4 @@
-"""A backend that spoils results, on any hardware: what verification has to catch."""
+"""A backend that corrupts results, on any hardware, to test verification."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,30 +12,30 @@ Fault = Callable[[Array], None]
 
 
 def wrong_block(data: Array) -> None:
-    """A block of 64 bytes is not what was sent."""
+    """Corrupt a block of 64 bytes."""
     data[64:128] ^= 0xFF
 
 
 def swapped_blocks(data: Array) -> None:
-    """Two blocks of a kilobyte changed places."""
+    """Swap two blocks of a kilobyte."""
     first = data[:1024].copy()
     data[:1024] = data[1024:2048]
     data[1024:2048] = first
 
 
 def one_bit(data: Array) -> None:
-    """A single bit flipped."""
+    """Flip a single bit."""
     data[777] ^= 0x10
 
 
 def nothing() -> None:
-    """A launch of no operation."""
+    """An empty launch."""
 
 
 class FaultyBackend:
-    """Another backend whose timed results are spoiled: by `fault`, or, with `skip`, by not running at all.
+    """A backend whose timed results are corrupted by `fault`, or, with `skip`, not computed.
 
-    Warm-ups run untouched, so a skipped timed operation leaves the buffer as it was: stale.
+    Warm-ups run normally, so a skipped timed operation leaves stale data.
     """
 
     def __init__(self, backend: Backend, fault: Fault | None, *, skip: bool = False, timed: int) -> None:

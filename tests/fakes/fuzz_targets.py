@@ -1,6 +1,6 @@
-"""The readers of files from strangers, each as a function of bytes, with whole files to begin from.
+"""The readers of untrusted files, each as a function of bytes, with valid files as seeds.
 
-A target returns, or raises GpubenchError: anything else is a fault of its reader, or of what later takes its word.
+A target returns or raises GpubenchError. Any other exception is a defect.
 """
 
 import io
@@ -38,7 +38,7 @@ _TESTS = ROOT / "tests"
 
 @dataclass(frozen=True)
 class FuzzTarget:
-    """A reader: `run` has it read bytes, `seeds` are files that it reads whole."""
+    """A reader: `run` reads bytes, and `seeds` are valid files."""
 
     name: str
     run: Callable[[bytes], None]
@@ -66,7 +66,7 @@ def _machine(content: bytes) -> None:
 
 
 def _recording(content: bytes) -> None:
-    """A node, and behind a NUL the facts of ranks."""
+    """Read a node, and after a NUL the facts of ranks."""
     node, _, rank = content.partition(b"\0")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "nodes").mkdir()
@@ -86,7 +86,7 @@ def _stored(content: bytes) -> None:
 
 
 def _stored_seeds() -> list[bytes]:
-    """A sweep and copies of a simulated machine, as document and as lines."""
+    """Return a sweep and copies of a simulated machine, as a document and as lines."""
     found = []
     for command in (("allreduce", "--sizes", "1K:4K"), ("p2p", "--no-patterns", "--no-host")):
         with tempfile.TemporaryDirectory() as folder:
@@ -214,7 +214,7 @@ _TOKENS = (
         b"comm 0x1 rank 0 nranks ",
     ),
 )
-"""What breaks readers, put in anywhere."""
+"""Tokens that break readers, inserted anywhere"""
 
 _Change = tuple[str, float, float, bytes]
 
@@ -231,7 +231,7 @@ _CHANGES = st.lists(
 
 
 def hostile_bytes(target: FuzzTarget) -> st.SearchStrategy[bytes]:
-    """Files that begin as whole ones and were changed in several places, and others that are nothing at all."""
+    """Return valid files with several changes, and files of random bytes."""
     changed = st.builds(_changed, st.sampled_from(target.seeds), _CHANGES)
     return changed | st.binary(max_size=200)
 
@@ -254,7 +254,7 @@ def _changed(content: bytes, changes: Sequence[_Change]) -> bytes:
 
 
 def _with_other_number(content: bytes, token: bytes) -> bytes:
-    """The first run of digits replaced."""
+    """Replace the first run of digits."""
     start = next((place for place, byte in enumerate(content) if 48 <= byte <= 57), len(content))
     rest = content[start:].lstrip(b"0123456789")
     return content[:start] + token + rest

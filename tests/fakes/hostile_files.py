@@ -1,7 +1,7 @@
-"""Files that a stranger may hand over to break who reads them: each writes itself, and says what is to come of it.
+"""Files that a stranger may prepare to break a reader, with the expected answers.
 
-Every attack has its full size, which `pytest -m slow` and `benchmarks/hostile_files.py` run, and a small one for tests
-that lower the limits.
+Every attack has its full size, for `pytest -m slow` and `benchmarks/hostile_files.py`, and a small size for tests that
+lower the limits.
 """
 
 import gzip
@@ -18,15 +18,15 @@ from tests.cli.running import ROOT
 Arguments = list[str]
 
 SNAPSHOT = ROOT / "tests" / "machines" / "h200x4-vm"
-"""A recording that is whole."""
+"""A valid recording"""
 
 NEVER = "Traceback"
-"""What no attack may have a command say."""
+"""What no attack may make a command print"""
 
 
 @dataclass(frozen=True)
 class HostileFile:
-    """An attack: `write` puts files into a folder and returns the command line; `code` and `said` are the answer."""
+    """An attack: `write` puts files into a folder and returns the command line. `code` and `said` are the answer."""
 
     name: str
     write: Callable[[Path], Arguments]
@@ -44,7 +44,7 @@ def _init(rank: int, size: int, number: int, event: str = "Init COMPLETE") -> st
 
 
 def _explained(text: Callable[[], Iterable[str]]) -> Callable[[Path], Arguments]:
-    """The command line of a log in one file."""
+    """Return the command line for a log in one file."""
 
     def write(folder: Path) -> Arguments:
         path = folder / "job.log"
@@ -56,7 +56,7 @@ def _explained(text: Callable[[], Iterable[str]]) -> Callable[[Path], Arguments]
 
 
 def _named(command: Arguments, name: str, content: Callable[[], bytes]) -> Callable[[Path], Arguments]:
-    """A command line that ends with a file of some content."""
+    """Return a command line that ends with a file with this content."""
 
     def write(folder: Path) -> Arguments:
         path = folder / name
@@ -67,7 +67,7 @@ def _named(command: Arguments, name: str, content: Callable[[], bytes]) -> Calla
 
 
 def _pipe(*command: str) -> Callable[[Path], Arguments]:
-    """A command line that ends with a pipe that nobody writes."""
+    """Return a command line that ends with a pipe that nobody writes."""
 
     def write(folder: Path) -> Arguments:
         os.mkfifo(folder / "pipe")
@@ -77,7 +77,7 @@ def _pipe(*command: str) -> Callable[[Path], Arguments]:
 
 
 def _loop(*command: str) -> Callable[[Path], Arguments]:
-    """A command line that ends with a link that leads to itself."""
+    """Return a command line that ends with a link to itself."""
 
     def write(folder: Path) -> Arguments:
         (folder / "loop").symlink_to("loop")
@@ -87,7 +87,7 @@ def _loop(*command: str) -> Callable[[Path], Arguments]:
 
 
 def _recording(change: Callable[[Path], object]) -> Callable[[Path], Arguments]:
-    """The command line of a recording of which something was replaced."""
+    """Return the command line for a recording with a change."""
 
     def write(folder: Path) -> Arguments:
         shutil.copytree(SNAPSHOT, folder / "recording")
@@ -131,7 +131,7 @@ def _many_logs(folder: Path, count: int = 100_000) -> Arguments:
 
 
 def _gzip_of(piece: bytes, count: int) -> bytes:
-    """Members of one gzip, each of the same text, so that the attack is written fast."""
+    """Return gzip members with the same text, which is fast to write."""
     return gzip.compress(piece, 9) * count
 
 
@@ -164,7 +164,7 @@ _ROW = b"8 2 float sum -1 1 1 1 0 1 1 1 0\n"
 
 
 def _twice(name: str, content: Callable[[], bytes]) -> Callable[[Path], Arguments]:
-    """The command line of a comparison of a file with itself."""
+    """Return the command line that compares a file with itself."""
 
     def write(folder: Path) -> Arguments:
         (folder / name).write_bytes(content())
@@ -437,4 +437,4 @@ PROFILES = (
 )
 
 HOSTILE = {"logs": LOGS, "machines": MACHINES, "results": RESULTS, "profiles": PROFILES}
-"""By the kind of reader."""
+"""By kind of reader"""

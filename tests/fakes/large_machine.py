@@ -1,4 +1,4 @@
-"""A machine larger than any, as a tree like /sys, /proc and /dev: every second GPU with a NIC beside it."""
+"""A very large machine as a tree like /sys, /proc and /dev: every second GPU has a NIC next to it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ _CHANNELS_APART = 16
 
 @dataclass(frozen=True, slots=True)
 class LargeMachine:
-    """How large: GPUs with as many NICs, all PCI devices together, CPUs, processes, most of them the kernel's."""
+    """The numbers of GPUs (and NICs), PCI devices, CPUs and processes."""
 
     gpus: int = 64
     pci_devices: int = 1000
@@ -33,7 +33,6 @@ class LargeMachine:
     processes: int = 20_000
 
     def build(self, root: Path) -> Tree:
-        """Write it below `root`."""
         tree = Tree(root)
         for number in range(self.gpus):
             self._switch(tree, number)
@@ -48,7 +47,7 @@ class LargeMachine:
         return tree
 
     def _switch(self, tree: Tree, number: int) -> None:
-        """A root port with a switch below it, a GPU and a NIC below that."""
+        """Add a root port with a switch, a GPU and a NIC."""
         domain = f"{number:04x}"
         top = f"pci{domain}:00/{domain}:00:01.0"
         gpu = f"{top}/{domain}:01:00.0/{domain}:02:00.0/{domain}:03:00.0"
@@ -99,7 +98,7 @@ class LargeMachine:
             tree.write(f"sys/devices/system/node/node{node}/cpulist", f"{node * 256}-{node * 256 + 255}")
 
     def _processes(self, tree: Tree) -> None:
-        """Nine tenths of them are the kernel's own threads."""
+        """Add processes, of which nine tenths are kernel threads."""
         threads = range(100, 100 + self.processes * 9 // 10)
         tree.symlink("proc/self/ns/pid", "pid:[4026531836]")
         tree.write("proc/1/comm", "systemd")

@@ -1,4 +1,4 @@
-"""What holds of the last line of every report."""
+"""What the last line of every report must satisfy."""
 
 import re
 
@@ -6,11 +6,11 @@ from gpubench.model.results.ending import MOST_CHARACTERS
 
 LINE = re.compile(r"(PASS|WARN|FAIL|SKIP|ERROR|INCONCLUSIVE)( \(simulated\))?: \S")
 _PROSE = re.compile(r", | (a|after|again|an|and|as|because|before|if|it|of|or|the|then|to|which|with)( |$)")
-"""What no command has outside of its quotes."""
+"""Words that no command has outside of quotes"""
 
 
 def is_well_formed(line: str) -> bool:
-    """One line, short enough, with a verdict in front, nothing glued on, and a whole command at its end or none."""
+    """True for one short line that begins with a verdict, and ends with a complete command or none."""
     said, _, command = line.partition(". Try: ")
     bare = re.sub(r"'[^']*'", "", command)
     whole = not command or not (_PROSE.search(bare) or (command[0].isupper() and "=" not in command.split()[0]))
@@ -19,5 +19,5 @@ def is_well_formed(line: str) -> bool:
 
 
 def is_command(line: str) -> bool:
-    """True of a line of a table that is a command or goes on with one: it is not broken, so that it can be copied."""
+    """True for a table line that is a command or continues one. It is not wrapped, so that it can be copied."""
     return line.startswith(("  try:      ", " " * 12))

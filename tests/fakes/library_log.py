@@ -1,4 +1,4 @@
-"""NCCL's log of a rank that goes on as one that was recorded: connections first, then a line an operation."""
+"""NCCL's log of a rank, replayed from a recording: first connections, then a line per operation."""
 
 import re
 from collections.abc import Iterable
@@ -11,24 +11,24 @@ _TUNING = re.compile(rb"AllReduce: (\d+) Bytes -> Algo ")
 
 
 def recorded(name: str, rank: int, machine: str = "h200x4") -> list[bytes]:
-    """What that rank wrote, by the folder of the run."""
+    """Return what a rank wrote in the run of this folder."""
     return sorted((LOGS / f"{machine}-{name}").glob("*.log"))[rank].read_bytes().splitlines()
 
 
 def said(*messages: str) -> list[bytes]:
-    """Lines of NCCL's."""
+    """Format messages as lines of NCCL's log."""
     return [(HEAD + message).encode() for message in messages]
 
 
 def sent_between(pairs: Iterable[tuple[int, int]], via: str) -> list[bytes]:
-    """What both ends of sends between these ranks write."""
+    """Return what both ends of sends between these ranks write."""
     return said(
         *(f"Channel 00/1 : {src}[0] -> {dst}[0] [{end}] via {via}" for src, dst in pairs for end in ("send", "receive"))
     )
 
 
 class FakeLog:
-    """`ports.LibraryLog`. Recorded lines about an operation come when operations are tried, in order of size."""
+    """`ports.LibraryLog`. Recorded lines about an operation appear when operations are tried, in order of size."""
 
     def __init__(self, lines: Iterable[bytes] = (), no_log: str = "", no_tuning: str = "") -> None:
         lines = list(lines)

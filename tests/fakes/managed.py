@@ -1,4 +1,4 @@
-"""Managed memory on GPUs that are NumPy arrays: pages have a place, data really move, times are made up."""
+"""Managed memory on GPUs that are NumPy arrays: pages have a place, data really move, and times are made up."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ LOCAL_GB_S, PREFETCH_SHARE, FAULTS_SHARE, KERNEL_SHARE = 1000.0, 0.8, 0.2, 0.93
 
 @dataclass
 class Driver:
-    """What the driver does instead of what it is asked for."""
+    """What the driver does instead of what it should do."""
 
     ignores_prefetch: bool = False
     moves_anyway: bool = False
@@ -27,7 +27,7 @@ class Driver:
 
 
 class FakeManaged:
-    """`ports.copies.ManagedMemory` beside some fake copies, whose counters tick."""
+    """`ports.copies.ManagedMemory` on fake copies with counters."""
 
     def __init__(self, copies: FakeCopies, driver: Driver | None = None) -> None:
         self.copies, self.driver = copies, driver or Driver()
@@ -88,7 +88,7 @@ class FakeManaged:
         return lasted / FAULTS_SHARE
 
     def _moved(self, source: Place, destination: Place, size: int) -> float:
-        """Seconds of a plain copy between two places, which the counters see."""
+        """Return the seconds of a copy between two places, and count its bytes."""
         ends = tuple(place if isinstance(place, int) else HOST for place in (source, destination))
         both = isinstance(source, int) and isinstance(destination, int) and source != destination
         direct = both and not self.driver.through_host

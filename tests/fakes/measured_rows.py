@@ -1,4 +1,4 @@
-"""Rows as measuring makes them."""
+"""Rows as a measurement makes them."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from gpubench.model.results.speed import MEASURED, ExpectedTime, judge_row
 
 
 def pair(node: Snapshot, source: int, destination: int, gb_s: float | None, **changes: Any) -> PairRow:
-    """A large copy from GPU to GPU of a node, written by the source."""
+    """Return a large copy between GPUs of a node, written by the source."""
     ends = node.gpus[source], node.gpus[destination]
     made = PairRow(
         source=ends[0].device,
@@ -33,7 +33,7 @@ def pair(node: Snapshot, source: int, destination: int, gb_s: float | None, **ch
 
 
 def host_copies(node: Snapshot, gb_s: float) -> tuple[PairRow, ...]:
-    """Copies of every GPU of a node from and to pinned host memory."""
+    """Return copies of all GPUs of a node from and to pinned host memory."""
     found = []
     for gpu in range(len(node.gpus)):
         out = replace(pair(node, gpu, gpu, gb_s, note="pinned host memory", peer=None), destination="host")
@@ -43,7 +43,7 @@ def host_copies(node: Snapshot, gb_s: float) -> tuple[PairRow, ...]:
 
 
 def row(size_bytes: int, time_us: float, busbw: float, **changes: Any) -> CollectiveRow:
-    """An all-reduce on eight ranks."""
+    """Return an all-reduce on eight ranks."""
     made = CollectiveRow(
         collective="allreduce",
         backend="nccl",
@@ -74,5 +74,5 @@ def row(size_bytes: int, time_us: float, busbw: float, **changes: Any) -> Collec
 
 
 def slow_row(size_bytes: int, time_us: float, busbw: float) -> CollectiveRow:
-    """An all-reduce that takes ten times as long as a profile has it."""
+    """Return an all-reduce that takes ten times as long as expected."""
     return judge_row(row(size_bytes, time_us, busbw), ExpectedTime(time_us / 10, "profile hgx-h200-8", MEASURED))

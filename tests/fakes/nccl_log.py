@@ -1,4 +1,4 @@
-"""NCCL's log as src/debug.cc of NCCL 2.21, 2.24 and 2.28 keeps it: levels, subsystems, its file, its reset."""
+"""NCCL's log as in src/debug.cc of NCCL 2.21, 2.24 and 2.28: levels, subsystems, file, and reset."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ HEAD = "vm:4310:4310 [0]"
 
 @dataclass
 class FakeNcclLog:
-    """One process's log. `environment` is what getenv(3) sees, `conf` what a configuration file says."""
+    """The log of one process. `environment` is that of getenv(3), `conf` that of a configuration file."""
 
     environment: dict[str, str]
     stdout: int
@@ -40,7 +40,7 @@ class FakeNcclLog:
             self._begin()
 
     def info(self, subsystem: str, text: str) -> None:
-        """INFO(NCCL_<subsystem>, text); several subsystems are joined by a bar."""
+        """`INFO(NCCL_<subsystem>, text)`. Several subsystems are joined by a bar."""
         self._write(3, subsystem, f"{HEAD} NCCL INFO {text}\n")
 
     def warn(self, text: str) -> None:

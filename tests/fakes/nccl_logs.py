@@ -1,4 +1,4 @@
-"""Logs that NCCL would write, of any version from 2.10 to 2.32, put together from the documented formats."""
+"""Logs of any NCCL version from 2.10 to 2.32, generated from the documented formats."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
@@ -6,11 +6,11 @@ from random import Random
 from msgspec import Struct, field
 
 Via = Callable[[int, int, bool], str | None]
-"""What a line says behind `via`, by source, destination and whether the receiver writes it; None for no line."""
+"""The words after `via`, by source, destination and whether the receiver writes the line. None for no line"""
 
 
 def direct(source: int, destination: int, received: bool) -> str | None:
-    """P2P inside nodes of two ranks, InfiniBand with GPUDirect RDMA between them."""
+    """Use P2P in nodes of two ranks, and InfiniBand with GPUDirect RDMA between nodes."""
     return between(source, destination, received, inside="P2P/CUMEM", across="NET/IB/0/GDRDMA")
 
 
@@ -25,9 +25,9 @@ def between(
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """One communicator of a job, connected in a ring in both directions; ranks fill nodes one after another.
+    """A communicator that is connected in a ring in both directions. Ranks fill nodes one by one.
 
-    On `one_machine` the GPUs of what NCCL takes for nodes differ.
+    With `one_machine`, the GPUs of the nodes differ.
     """
 
     version: tuple[int, int] = (2, 28)
@@ -59,7 +59,7 @@ class Job(Struct, frozen=True, kw_only=True):
         return str(self.gpu(rank)) if self.version >= (2, 18) else f"{self.bus(rank):x}"
 
     def messages(self, rank: int) -> Iterable[str]:
-        """What a rank's process says, in NCCL's order."""
+        """Yield the messages of a rank's process in NCCL's order."""
         yield f"NCCL version {self.version[0]}.{self.version[1]}.3+cuda12.4"
         lazily = self.version >= (2, 22)
         if self.version >= (2, 18):
@@ -111,16 +111,14 @@ class Job(Struct, frozen=True, kw_only=True):
         return f"Channel {channel:02}{index} : {ends}{end} via {via}"
 
     def log(self, rank: int) -> str:
-        """One rank's file."""
         return "".join(f"{self.head(rank)}{message}\n" for message in self.messages(rank))
 
     def logs(self) -> list[str]:
-        """A file for each rank."""
         return [self.log(rank) for rank in range(self.ranks)]
 
 
 def interleaved(logs: Sequence[str], seed: int) -> str:
-    """All ranks' lines in one file, each rank's in their order."""
+    """Merge the lines of all ranks. The order of each rank's lines is kept."""
     random = Random(seed)
     waiting = [log.splitlines(keepends=True) for log in logs]
     lines = []

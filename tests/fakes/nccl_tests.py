@@ -1,4 +1,4 @@
-"""What nccl-tests prints and writes, made here after its source (src/util.cu of 2.19.6): no run was made for it."""
+"""The output of nccl-tests, generated from its source (src/util.cu of 2.19.6)."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Output:
-    """One run. `processes` are hosts, each of one process with `gpus` GPUs."""
+    """A run. `processes` are hosts, each with one process and `gpus` GPUs."""
 
     program: str = "all_reduce"
     hosts: tuple[str, ...] = ("n1",)
@@ -162,7 +162,7 @@ class Output:
 
 
 def statistics(times: Sequence[float]) -> dict[str, float]:
-    """As computeIterStats has them."""
+    """Compute what computeIterStats does."""
     ordered, count = sorted(times), len(times)
     mean = sum(ordered) / count
     deviation = (sum((each - mean) ** 2 for each in ordered) / count) ** 0.5

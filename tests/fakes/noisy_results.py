@@ -1,4 +1,4 @@
-"""Results with noise and a slowdown of known size: two sides of a comparison of which the right answer is known."""
+"""Results with noise and a known slowdown, as two sides of a comparison."""
 
 import math
 import random
@@ -15,10 +15,10 @@ SMALL_ROWS_ARE_NOISIER = 4.0
 
 @dataclass(frozen=True)
 class Scenario:
-    """`slowdown` is what the new side's time is multiplied with, by size; 1 is no change.
+    """`slowdown` is the factor of the new side's time by size. 1 is no change.
 
-    `row_noise` is the standard deviation of a row of the largest size, `run_noise` that of a run as a whole; one of a
-    hundred rows is an outlier, which takes up to a third longer.
+    `row_noise` is the standard deviation of a row of the largest size, `run_noise` that of a run. One of a hundred rows
+    is an outlier, which takes up to a third longer.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Scenario:
         )
 
     def _time_us(self, generator: random.Random, size: int, whole: float) -> float:
-        """10 µs and 240 GB/s; noise falls evenly from the smallest size to the largest."""
+        """Return 10 µs plus the size at 240 GB/s. Noise decreases evenly from the smallest to the largest size."""
         place = SIZES.index(size) / (len(SIZES) - 1)
         noise = self.row_noise * SMALL_ROWS_ARE_NOISIER ** (1 - place)
         outlier = generator.uniform(1, 1.33) if generator.random() < 0.01 else 1.0
@@ -95,7 +95,7 @@ def only(slow: Sequence[int], factor: float) -> Callable[[int], float]:
 
 
 QUIET, USUAL, NOISY = (0.001, 0.002), (0.004, 0.004), (0.015, 0.005)
-"""Noise of rows of the largest size, and of whole runs."""
+"""Noise of rows of the largest size, and of runs"""
 
 _CHANGES: tuple[tuple[str, Callable[[int], float]], ...] = (
     ("nothing", from_size(2**60, 1.0)),

@@ -1,5 +1,5 @@
 # ruff: noqa: N802, N815 - pynvml's own names
-"""A pynvml in which every answer can be replaced by an error: what four GPUs behind an NVSwitch said, to begin with."""
+"""A pynvml in which every answer can be replaced. By default it answers for four GPUs behind an NVSwitch."""
 
 import ctypes
 from collections.abc import Callable, Mapping
@@ -75,7 +75,7 @@ def process(pid: int, used: int | None = None) -> SimpleNamespace:
 
 
 def replies(bus: str) -> dict[str, Any]:
-    """What a healthy H200 answers, by function; a value, an error's number, or a function of the arguments."""
+    """Return the answers of a healthy H200 by function: a value, an error number, or a function."""
     return {
         "nvmlDeviceGetPciInfo": SimpleNamespace(busId=f"00000000:{bus}:00.0"),
         "nvmlDeviceGetName": b"NVIDIA H200",
@@ -111,7 +111,7 @@ def replies(bus: str) -> dict[str, Any]:
 
 
 def fields(link: int) -> dict[int, int | None]:
-    """Field values of one link; None is not supported."""
+    """Return the field values of a link. None is not supported."""
     return {90: None, 91: 18, 164: 26562, 165: 1, 166: 6, 161: 0, 162: 0, 163: 0}
 
 
@@ -128,7 +128,7 @@ class FakeGpu:
 
 
 class FakeNvml:
-    """The module. `missing` functions do not exist, as in an old nvidia-ml-py; `calls` are all that were made."""
+    """The module. `missing` functions do not exist, as in an old nvidia-ml-py. `calls` records all calls."""
 
     NVMLError = NVMLError
     NVML_NVLINK_MAX_LINKS = 36

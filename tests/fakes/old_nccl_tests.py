@@ -1,4 +1,4 @@
-"""What nccl-tests before 2.11, nccl-tests 1.x and rccl-tests print, made here after their sources."""
+"""The output of nccl-tests before 2.11, nccl-tests 1.x and rccl-tests, generated from their sources."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ COLUMNS = {
     "scatter": ("root",),
     "reduce": ("redop", "root"),
 }
-"""The columns of nccl-tests 2.10 behind the type. alltoall leaves its redop blank."""
+"""The columns of nccl-tests 2.10 after the type. alltoall has an empty redop."""
 
 _CELLS = {"redop": "sum", "root": "0"}
 
 
 def old_output(program: str, sizes: Sequence[int] = (1024, 33554432), ranks: int = 8, wrong: str = "0e+00") -> str:
-    """One run of nccl-tests 2.10 with `ranks` GPUs of one process."""
+    """Return a run of nccl-tests 2.10 with `ranks` GPUs of one process."""
     columns = COLUMNS[program]
     blocks = program not in ("all_reduce", "reduce", "broadcast", "sendrecv")
     words = "".join(f"  {_CELLS[name] if program != 'alltoall' else '':>6s}" for name in columns)
@@ -55,19 +55,6 @@ def old_output(program: str, sizes: Sequence[int] = (1024, 33554432), ranks: int
     )
 
 
-FIRST = """nThread 1 nGpus 2 minBytes 8 maxBytes 1048576 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
-# Using devices
-#   Rank  0 on         n1 device  0 [0x06] Tesla P100-SXM2-16GB
-#   Rank  1 on         n1 device  1 [0x07] Tesla P100-SXM2-16GB
-
-#                                                 out-of-place                    in-place
-#      bytes             N    type      op     time  algbw  busbw      res     time  algbw  busbw      res
-     1048576        262144   float     sum    0.125   8.39   8.39    0e+00    0.250   4.19   4.19    0e+00
- Out of bounds values : 0 OK
- Avg bus bandwidth    : 6.29
-"""
-"""nccl-tests 1.0, which counts milliseconds."""
-
 RCCL = """# nThread 1 nGpus 2 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20 validation: 1 graph: 0
 #
 rccl-tests: Version develop:12ab34c
@@ -83,7 +70,7 @@ RCCL version : 2.22.3-develop:77abcd0
 # Out of bounds values : 0 OK
 # Avg bus bandwidth    : 20.1
 """
-"""rccl-tests with an allgather that it does not name."""
+"""rccl-tests with an allgather without its name"""
 
 RCCL_OLD = """\
 # nThreads: 1 nGpus: 1 nRanks: 2 minBytes: 8 maxBytes: 8 step: 2(factor) warmupIters: 5 iters: 20 validation: 1
@@ -100,4 +87,4 @@ RCCL_OLD = """\
 # Out of bounds values : 1 FAILED
 # Avg bus bandwidth    : 0.7
 """
-"""rccl-tests of 2022, with several ranks on a GPU."""
+"""rccl-tests of 2022, with several ranks per GPU"""

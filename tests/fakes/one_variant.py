@@ -1,4 +1,4 @@
-"""A sweep in the backend's own choice alone."""
+"""A sweep with only the backend's own choice."""
 
 from collections.abc import Sequence
 

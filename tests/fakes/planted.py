@@ -1,4 +1,4 @@
-"""Machines with one thing wrong: every condition, planted into a healthy machine."""
+"""Machines with one fault: every condition, planted into a healthy machine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
@@ -59,7 +59,7 @@ RANKS_A_NODE = 2
 
 
 class Job(Struct, frozen=True):
-    """Nodes with ranks on their first GPUs; what was staged over what, None where nothing was sent."""
+    """Nodes with ranks on their first GPUs, and host-staged paths. None: nothing was sent."""
 
     nodes: tuple[Snapshot, ...]
     ranks: tuple[RankFacts, ...]
@@ -76,13 +76,13 @@ class Job(Struct, frozen=True):
     issued: tuple[IssueTime, ...] = ()
 
     def findings(self) -> tuple[Finding, ...]:
-        """What checks say of the nodes, each of which matches the profile."""
+        """Return the findings of checks. Every node matches the profile."""
         nodes = [Topology(node) for node in self.nodes]
         profiles = [self.profile] * len(nodes)
         return run(CHECKS, Facts(nodes, group_nodes(nodes), self.ranks, profiles, self.measurements, self.asked))
 
     def circumstances(self) -> Circumstances:
-        """What causes are looked for in; ranks have the GPUs."""
+        """Return the circumstances in which causes are searched."""
         identities = [
             RankIdentity(
                 rank=facts.rank,
@@ -111,12 +111,11 @@ class Job(Struct, frozen=True):
         )
 
     def diagnosis(self) -> Diagnosis:
-        """All causes that hold."""
         return diagnose(CAUSES, self.circumstances())
 
 
 def rank_on(rank: int, node: int, local: int, files: Sequence[str]) -> RankFacts:
-    """A process that lacks nothing."""
+    """Return a healthy process."""
     return RankFacts(
         rank=rank,
         host=f"node{node}",
@@ -141,7 +140,7 @@ def rank_on(rank: int, node: int, local: int, files: Sequence[str]) -> RankFacts
 
 
 def job_of(*nodes: Snapshot) -> Job:
-    """Two ranks on each node, that lack nothing."""
+    """Return two healthy ranks on each node."""
     ranks: list[RankFacts] = []
     for number, node in enumerate(nodes):
         files = [f"/dev/nvidia{gpu.index}" for gpu in node.gpus]
@@ -153,12 +152,12 @@ def job_of(*nodes: Snapshot) -> Job:
 
 @cache
 def simulated(name: str, *faults: str) -> Job:
-    """A job on a simulated machine, one of each: nothing in it can be changed."""
+    """Return a job on a simulated machine. It is shared, so do not change it."""
     return job_of(*snapshots(parse_machine(name), [parse_fault(fault) for fault in faults]))
 
 
 def below_a_switch(gpus: int = 2, *, virtual: bool = False, model: str = "NVIDIA L40S") -> Snapshot:
-    """GPUs without NVLinks and a NIC, all below one PCIe switch, with peer access."""
+    """Return GPUs without NVLinks and a NIC below one PCIe switch, with peer access."""
     link = PcieLink(generation=4, width=16, max_generation=4, max_width=16)
     place = PciPlace(host_bridge="pci0000:00", root_port="0000:00:01.0", switches=("0000:01:00.0",), numa_node=0)
     devices = [
@@ -216,7 +215,7 @@ def below_a_switch(gpus: int = 2, *, virtual: bool = False, model: str = "NVIDIA
 
 
 def refused(node: Snapshot, status: str, *devices: str) -> Snapshot:
-    """A node whose pairs, or those of some devices, have no peer access."""
+    """Return a node whose pairs, or those of these devices, have no peer access."""
     return replace(
         node,
         pairs=tuple(
@@ -229,13 +228,13 @@ def refused(node: Snapshot, status: str, *devices: str) -> Snapshot:
 
 
 def with_nodes(job: Job, edit: Callable[[Snapshot], Snapshot], *only: int) -> Job:
-    """The job with all nodes changed, or some."""
+    """Edit all nodes of a job, or only some."""
     nodes = (edit(node) if not only or number in only else node for number, node in enumerate(job.nodes))
     return replace(job, nodes=tuple(nodes))
 
 
 def with_ranks(job: Job, edit: Callable[[RankFacts], RankFacts], *only: int) -> Job:
-    """The job with all ranks changed, or some."""
+    """Edit all ranks of a job, or only some."""
     ranks = (edit(each) if not only or each.rank in only else each for each in job.ranks)
     return replace(job, ranks=tuple(ranks))
 
@@ -267,14 +266,14 @@ def _fabric(node: Snapshot, **facts: Any) -> Snapshot:
 
 
 def _elsewhere(node: Snapshot) -> Fabric:
-    """The fabric of a GPU that is in another clique."""
+    """Return the fabric of a GPU in another clique."""
     fabric = node.gpus[0].fabric
     assert fabric is not None
     return replace(fabric, clique=7)
 
 
 def _with_second_port(node: Snapshot) -> Snapshot:
-    """A second port on the first card, without a cable."""
+    """Add a second port without a cable to the first card."""
     second = replace(node.nics[0], name="mlx5_9", bus_id=str(node.nics[0].bus_id).replace(".0", ".1"), state="down")
     return replace(node, nics=(*node.nics, second))
 
@@ -314,14 +313,14 @@ def _clustered(**fabric: Any) -> Job:
 
 
 def _racks(*sizes: int) -> list[Snapshot]:
-    """Trays of so many racks."""
+    """Return the trays of racks of these sizes."""
     nodes = snapshots(parse_machine(f"gb200-nvl-4*{sum(sizes)}"))
     racks = [number for number, size in enumerate(sizes) for _ in range(size)]
     return [_fabric(node, cluster_uuid=f"{CLUSTER[:-1]}{rack}") for node, rack in zip(nodes, racks, strict=True)]
 
 
 def _on_nics() -> Job:
-    """Two trays of one rack that reach no more than their NICs."""
+    """Return two trays of a rack that reach only the bandwidth of their NICs."""
     row = replace(slow_row(2**30, 10000.0, 187.0), nodes=2, ranks=8, algbw_gb_s=107.0)
     return replace(job_of(*_racks(2)), measurements=Measurements(collectives=(row,)))
 
@@ -336,7 +335,7 @@ def _ranks_apart(**facts: Any) -> Job:
 
 
 class Plant(Struct, frozen=True, dict=True):
-    """What plants a condition, and the condition."""
+    """A condition and how to plant it."""
 
     id: str
     make: Callable[[], Job]
@@ -344,33 +343,30 @@ class Plant(Struct, frozen=True, dict=True):
 
     @cached_property
     def job(self) -> Job:
-        """What it is planted in."""
         return self.make()
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """What checks say of that."""
         return self.job.findings()
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
-        """All causes that hold there."""
         return self.job.diagnosis()
 
     @cached_property
     def report(self) -> Report:
-        """What `gpubench topo` says of the machines and their ranks."""
+        """Return the report of `gpubench topo`."""
         return examine([Topology(node) for node in self.job.nodes], self.job.ranks)
 
 
 def _idle(**seen: IdleGpu) -> Job:
-    """Four H200s, two of them with ranks, as they were while the job was idle."""
+    """Return four H200s, two of them with ranks, with the use of GPUs while the job is idle."""
     gpus = {int(name.removeprefix("gpu")): gpu for name, gpu in seen.items()}
     return replace(simulated("hgx-h200-4"), idle_gpus=gpus)
 
 
 def _copying() -> Job:
-    """Another process copies from the first GPU to the second."""
+    """Let another process copy from the first GPU to the second."""
     user = GpuProcess(pid=8342, name="python")
     return _idle(
         gpu0=IdleGpu(rates=LinkRates(nvlink_sent=371.2, nvlink_received=0.0), use=GpuUse(users=(user,))),
@@ -715,11 +711,11 @@ PLANTS: tuple[Plant, ...] = (
     Plant("row-remap-failed", lambda: simulated("hgx-h200-4", "gpu0:rows=failure")),
     Plant("numa-far", lambda: with_ranks(_two(), lambda each: replace(each, affinity="112-113"), 1)),
 )
-"""Of conditions that explain paths. `beside` are causes that such a machine has as well, before this one."""
+"""Conditions that explain paths. `beside` are causes that such a machine also has, before this one."""
 
 
 def _h100(*faults: str, asked: bool = False, **facts: Any) -> Job:
-    """A machine with the profile that it matches; `facts` are GPU 1's."""
+    """Return a machine with its matching profile. `facts` change GPU 1."""
     job = replace(simulated("hgx-h100-8", *faults), profile=profiles.load("hgx-h100-8"), asked=asked)
     return with_nodes(job, lambda node: _gpu(node, 1, **facts)) if facts else job
 
@@ -734,7 +730,7 @@ def _failing(error: str) -> Job:
 
 
 def _measured(job: Job, **rows: Any) -> Job:
-    """The job with rows as measuring makes them: copies are judged."""
+    """Add measured rows to a job, so that copies are judged."""
     nodes = {node.host: Topology(node) for node in job.nodes}
     copies = CopyJudge(job.profile, nodes).judge(rows.pop("pairs", ()))
     return replace(job, measurements=Measurements(pairs=tuple(copies), **rows))
@@ -794,14 +790,14 @@ CHECKED: tuple[Plant, ...] = (
     Plant("above-limit", lambda: _measured(_h100(), collectives=(row(2**28, 1.0, 4000.0),))),
     Plant("not-measured", lambda: _measured(_h100(), failed={Need.PEER_COPIES: "did not end within 120 s"})),
 )
-"""Of conditions that a check alone reports."""
+"""Conditions that only checks report."""
 
 
 _NOISE: dict[str, Any] = {"ci95_percent": 416.0, "verdict": "INCONCLUSIVE"}
 
 
 def _sweep(slow: Sequence[int]) -> tuple[CollectiveRow, ...]:
-    """All-reduces of 16 MiB to 1 GiB at 350 GB/s, some of which take a third longer."""
+    """Return all-reduces of 16 MiB to 1 GiB at 350 GB/s, some of which take a third longer."""
     times = {
         size: size * 1.75 / 350e3 * (4 / 3 if size in slow else 1) for size in (2**power for power in range(24, 31))
     }
@@ -809,7 +805,7 @@ def _sweep(slow: Sequence[int]) -> tuple[CollectiveRow, ...]:
 
 
 def _one_way() -> Job:
-    """A direction that is faster than all others: only the way back tells."""
+    """Return a pair whose one direction is faster than all others, so that only the way back shows the fault."""
     job = simulated("hgx-h200-4")
     figures = {ends: 340.0 if ends == (0, 1) else 300.0 for ends in permutations(range(4), 2)}
     return _measured(job, pairs=tuple(pair(job.nodes[0], *ends, figures[ends], limit_gb_s=None) for ends in figures))
@@ -834,7 +830,7 @@ def _host_copies() -> Job:
 
 
 def _roots() -> Job:
-    """Six GPUs, two below a switch of each of three root complexes."""
+    """Return six GPUs: two below a switch of each of three root complexes."""
 
     def places(node: Snapshot) -> Snapshot:
         gpus = (
@@ -856,7 +852,7 @@ def _roots() -> Job:
 
 
 def with_ranks_on_all(job: Job) -> Job:
-    """The job with a rank on every GPU of its only node."""
+    """Add a rank on every GPU of the job's only node."""
     (node,) = job.nodes
     first = job.ranks[0]
     ranks = tuple(replace(first, rank=gpu.index, local_rank=gpu.index, pid=100 + gpu.index) for gpu in node.gpus)
@@ -877,7 +873,7 @@ def _with_errors(gpu: GpuFacts) -> tuple[NvLink, ...]:
 
 
 def _growing(node: Snapshot, device: str, **counts: int) -> Snapshot:
-    """A node one of whose devices counted errors while a run lasted."""
+    """Return a node with a device whose error counts grew during a run."""
     return replace(node, errors_grown={device: counts})
 
 

@@ -1,4 +1,4 @@
-"""What `gpubench check` says of simulated machines with noise, and the faults that are planted in them."""
+"""The findings of `gpubench check` on simulated machines with noise and planted faults."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.simulated.machine import parse_machine, snapshots
 
 NOISE = 0.02
-"""Of every sample."""
+"""Of every sample"""
 
 PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("hgx-h100-8", "gpu5:nvlink=12", ("nvlink-down",)),
@@ -65,11 +65,11 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("hgx-h100-8", "node0:driver_missing=yes", ("driver-missing",)),
     ("hgx-h100-8*4", "node3.gpu5:speed=0.8", ("p2p-slow",)),
 )
-"""Machine, fault, and the findings of which one has to be there."""
+"""Machine, fault, and findings of which at least one is required"""
 
 
 def findings(machine_text: str, faults: Sequence[str], seed: int, depth: Depth = Depth.DEFAULT) -> tuple[Finding, ...]:
-    """What check finds on a simulated machine, quiet findings ('by design') left out."""
+    """Return the findings of check on a simulated machine, without those 'by design'."""
     machine, planted = parse_machine(machine_text), [parse_fault(fault) for fault in faults]
     nodes = snapshots(machine, planted, seed)
     shown = [Topology(node) for node in nodes]

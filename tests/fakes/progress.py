@@ -1,4 +1,4 @@
-"""Progress without a watchdog: it notes what a rank says of itself."""
+"""Progress without a watchdog, which records what a rank reports."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,7 +26,7 @@ class FakeProgress:
         self.help = [trouble, abort]
 
     def state(self, idle_seconds: float = 0) -> RankState:
-        """As a watchdog would see it."""
+        """Return the state that a watchdog would see."""
         seen = self.block.read()
         return RankState(
             rank=self.rank, place=f"rank {self.rank}", pid=1, phase=seen.phase, label=seen.label, step=seen.step,

@@ -1,4 +1,6 @@
-"""Copies between ranks that are threads: data really move between NumPy arrays, times are made up, things break."""
+"""Copies between ranks that are threads: data really move between NumPy arrays, times are made up, and faults can
+be planted.
+"""
 
 import threading
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ Pair = tuple[int, int]
 
 @dataclass
 class Fabric:
-    """What all ranks of a test share: memory by handle, messages on their way, and what is wrong, by ordered pair."""
+    """What all ranks of a test share: memory by handle, messages, and faults by ordered pair."""
 
     closed_to: set[Pair] = field(default_factory=set)
     unshared: set[int] = field(default_factory=set)
@@ -59,7 +61,7 @@ class Fabric:
 
 
 class FakeRankCopies:
-    """`ports.RankCopies` and, of one GPU, `ports.LinkCounters`."""
+    """`ports.RankCopies`, and `ports.LinkCounters` of one GPU."""
 
     def __init__(self, fabric: Fabric, rank: int) -> None:
         self._fabric = fabric
@@ -108,7 +110,7 @@ class FakeRankCopies:
         else:
             data[:] = self._fabric.queue(pair).get(timeout=SECONDS_TO_ARRIVE)
             data[-1:] ^= pair in self._fabric.wrong
-        # The receiver is the later to know that all has arrived.
+        # The receiver notices later that all data have arrived.
         return self._fabric.seconds(pair, size_bytes, repeats, NETWORK_GB_S) * (0.9 if sends else 1.0)
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, so that a whole job is one ordinary test."""
+"""Ranks as threads of one process, so that a job is an ordinary test."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ SECONDS_TO_MEET = 60
 
 
 class World:
-    """A place where n threads meet: `exchange` hands every rank's value to all."""
+    """A place where n threads exchange values."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -22,7 +22,8 @@ class World:
         self._values: list[list[Any]] = [[None] * size, [None] * size]
 
     def exchange(self, rank: int, value: T) -> list[T]:
-        values = self._values[self._meetings[rank] % 2]  # whoever is ahead is one meeting ahead, and uses the other
+        # a faster rank is at most one meeting ahead, and uses the other list
+        values = self._values[self._meetings[rank] % 2]
         self._meetings[rank] += 1
         values[rank] = value
         self._barrier.wait()
@@ -70,7 +71,7 @@ class ThreadGroup:
 
 
 def run_ranks(size: int, body: Callable[[ThreadGroup], T]) -> list[T]:
-    """Run `body` as every rank of a job; the first rank's own exception, or all results in rank order."""
+    """Run `body` as every rank of a job. Return the results in rank order, or raise the first rank's exception."""
     world = World(size)
 
     def run(rank: int) -> T:

@@ -1,4 +1,4 @@
-"""A RAS service of NCCL: the protocol and the answers of src/ras/client_support.cc, as text or JSON, by version."""
+"""NCCL's RAS service: the protocol and answers of src/ras/client_support.cc, as text or JSON, by version."""
 
 import json
 import re
@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 from msgspec import Struct, field
 
 GONE = "gone"
-"""An answer that is none: the service is not there any more."""
+"""The service closes its port"""
 
 _ERRORS = {1: "Unhandled CUDA error", 6: "Remote process error"}
 
 
 class FakeRank(Struct, frozen=True):
-    """A rank of the fake's only communicator; of a silent one there are no counts."""
+    """A rank of the fake's only communicator. A silent rank has no counts."""
 
     number: int
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -28,17 +28,16 @@ class FakeRank(Struct, frozen=True):
 
     @property
     def managed(self) -> str:
-        """Where it runs, as the text has it."""
+        """Return its place as the text names it."""
         return f" -- GPU {self.number} managed by process {self.pid} on node 10.0.0.1"
 
     @property
     def pid(self) -> int:
-        """The process."""
         return 100 + self.number
 
 
 def as_json(ranks: Sequence[FakeRank], id_: str = "0xae", communicators: int = 1) -> str:
-    """As rasDumpCommsToJSON of NCCL 2.28.9 writes it: without a comma before the status of a missing rank."""
+    """Format ranks as rasDumpCommsToJSON of NCCL 2.28.9 does: without a comma before the status of a missing rank."""
 
     def where(each: FakeRank) -> dict[str, object]:
         return {"rank": each.number, "host": "10.0.0.1", "pid": each.pid, "cuda_dev": each.number, "nvml_dev": 0}
@@ -75,7 +74,7 @@ def as_json(ranks: Sequence[FakeRank], id_: str = "0xae", communicators: int = 1
 
 
 def as_text(ranks: Sequence[FakeRank], version: str = "2.27.7") -> str:
-    """As rasClientRunComms writes it when it is asked for VERBOSE STATUS; 2.24 counts all operations together."""
+    """Format ranks as rasClientRunComms does for VERBOSE STATUS. NCCL 2.24 counts all operations together."""
     there = [each for each in ranks if not each.silent and each.status != "NOCOMM"]
     lacking = [each for each in ranks if each.silent]
     errors = ["INCOMPLETE"] * bool(lacking) + ["ERROR"] * any(each.error for each in there)
@@ -124,7 +123,7 @@ def as_text(ranks: Sequence[FakeRank], version: str = "2.27.7") -> str:
 
 
 def _outliers(ranks: Sequence[FakeRank], values: Mapping[int, object], several: str, one: str) -> Iterator[str]:
-    """Each value with its ranks, where those are fewer than half of all."""
+    """Yield each value with its ranks, if they are fewer than half of all."""
     for value, count in Counter(values.values()).most_common():
         if count > 1:
             yield "  " + several.format(count, value)
@@ -135,7 +134,7 @@ def _outliers(ranks: Sequence[FakeRank], values: Mapping[int, object], several: 
 
 
 class _Service:
-    """A listener, and a thread for each connection."""
+    """A listener with a thread per connection."""
 
     def __init__(self, answers: Sequence[str]) -> None:
         self._left = list(answers)
@@ -144,7 +143,6 @@ class _Service:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Nobody listens any more."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -176,9 +174,10 @@ class _Service:
 
 @contextmanager
 def service(answers: Sequence[str]) -> Iterator[str]:
-    """Its address. Every question gets the next answer, the last one again and again; GONE closes the port.
+    """Yield the service's address. Every query gets the next answer, and the last one is repeated. GONE closes the
+    port.
 
-    JSON is answered to who asked for it, and a text that is asked for as JSON comes as from versions before 2.28.7.
+    A text answer to a JSON query is that of a version before 2.28.7.
     """
     running = _Service(answers)
     try:

@@ -1,4 +1,4 @@
-"""Shared objects without code: a header, one segment, and a dynamic section that says what they need and where."""
+"""Shared objects without code: a header, a segment, and a dynamic section with their needs and search paths."""
 
 import struct
 from pathlib import Path
@@ -8,7 +8,7 @@ _BASE = 0x10000
 
 
 def shared_object(*needed: str, rpath: str = "", runpath: str = "") -> bytes:
-    """The bytes of a file that readelf -d would show these of."""
+    """Return a file for which readelf -d shows these entries."""
     strings = b"\0"
     entries: list[tuple[int, int]] = []
     for tag, text in [*((1, name) for name in needed), (15, rpath), (29, runpath)]:
@@ -31,7 +31,7 @@ def shared_object(*needed: str, rpath: str = "", runpath: str = "") -> bytes:
 
 
 def wheel(site: Path, name: str, version: str, file: str, content: bytes = b"") -> Path:
-    """A wheel that is installed in `site` and brought one file; its path."""
+    """Install a wheel with one file in `site`, and return the file's path."""
     path = site / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content or shared_object("libc.so.6"))
@@ -43,7 +43,7 @@ def wheel(site: Path, name: str, version: str, file: str, content: bytes = b"") 
 
 
 def torch(site: Path, version: str = "2.11.0+cu130", cuda: str | None = "13.0", **parts: bytes) -> Path:
-    """A PyTorch that must not be imported, with these libraries of its own; its folder."""
+    """Install a PyTorch that must not be imported, with these libraries, and return its folder."""
     folder = site / "torch"
     (folder / "lib").mkdir(parents=True)
     (folder / "__init__.py").write_text("raise RuntimeError('torch was imported')\n")

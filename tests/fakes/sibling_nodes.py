@@ -1,7 +1,7 @@
-"""Single runs of healthy sibling nodes, made with the spread that real ones showed (benchmarks/compare_alarms.md).
+"""Single runs of healthy sibling nodes, with the spread of real ones (benchmarks/compare_alarms.md).
 
-An all-to-all of 32 to 512 MiB takes one of two times, some 6 % apart, which a run keeps for all of these sizes of a
-placement; all else differs by a few tenths of a percent, and one row of a few hundred is an outlier of 12 %.
+An all-to-all of 32 to 512 MiB takes one of two times, which are 6 % apart and the same for all of these sizes in a run.
+All else varies by a few tenths of a percent. One row of a few hundred is an outlier of 12 %.
 """
 
 import math
@@ -18,7 +18,7 @@ _ROW, _OUTLIERS, _SLOW_RUNS = 0.004, 1 / 500, 0.3
 _SLOWER = {2**25: 0.015, 2**26: 0.02, 2**27: 0.04, 2**28: 0.07, 2**29: 0.065}
 
 Slowdown = Callable[[str, int], float]
-"""What a time is multiplied with, by collective and size."""
+"""The factor of a time, by collective and size"""
 
 
 def unchanged(_collective: str, _size: int) -> float:
@@ -26,7 +26,7 @@ def unchanged(_collective: str, _size: int) -> float:
 
 
 def node_run(seed: str, slowdown: Slowdown = unchanged) -> ResultFile:
-    """A run of every collective; two with the same seed are the same."""
+    """Return a run of every collective. Runs with the same seed are equal."""
     generator = random.Random(seed)
     rows = []
     for collective in COLLECTIVES:

@@ -1,4 +1,4 @@
-"""Writes a tree like /sys, /proc and /dev from a small description."""
+"""Write a tree like /sys, /proc and /dev from a short description."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ def link(
 
 
 def config_space(*capabilities: tuple[int, int], size: int = 4096) -> bytes:
-    """A configuration space with these extended capabilities, each by its id and the word behind its header."""
+    """Return a configuration space with these extended capabilities: ids and the words after their headers."""
     space = bytearray(size)
     space[:4] = (0x2335_10DE).to_bytes(4, "little")
     for position, (identity, registers) in enumerate(capabilities):
@@ -33,8 +33,6 @@ def config_space(*capabilities: tuple[int, int], size: int = 4096) -> bytes:
 
 
 class Tree:
-    """The root of such a tree."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
 
@@ -51,7 +49,7 @@ class Tree:
         return place
 
     def pci(self, path: str, files: Mapping[str, str], driver: str = "") -> Path:
-        """A device below /sys/devices and its link in /sys/bus/pci/devices."""
+        """Add a device below /sys/devices, and its link in /sys/bus/pci/devices."""
         device = self.root / "sys/devices" / path
         device.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -62,7 +60,7 @@ class Tree:
         return device
 
     def interface(self, name: str, device: Path, **files: str) -> Path:
-        """A network interface of a device."""
+        """Add a network interface to a device."""
         folder = device / "net" / name
         folder.mkdir(parents=True)
         for file, text in files.items():
@@ -72,7 +70,7 @@ class Tree:
         return folder
 
     def rdma(self, name: str, device: Path | None, *ports: Mapping[str, str], **files: str) -> Path:
-        """An RDMA device with its ports, which count from 1; without a device below it, an emulated one."""
+        """Add an RDMA device with ports counted from 1. Without a device below it, it is an emulated one."""
         folder = (device or self.root / "sys/devices/virtual") / "infiniband" / name
         folder.mkdir(parents=True)
         for file, text in files.items():

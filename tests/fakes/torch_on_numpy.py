@@ -1,8 +1,8 @@
-"""torch and torch.distributed as NumPy and threads: the same names, real data, no GPU.
+"""torch and torch.distributed on NumPy and threads: the same names and real data, without a GPU.
 
-What its operations do is written from PyTorch's documentation, apart from gpubench's own formulas. Its Gloo has the
-manners of the real one: it reduces in every rank's tensor, averages no integers, and ends where a CUDA tensor is sent.
-What works on GPU memory waits in the stream that torch was given, and is captured there.
+Operations are written from PyTorch's documentation, independent of gpubench's own formulas. Gloo behaves as the real
+one: it reduces in every rank's tensor, averages no integers, and crashes if a CUDA tensor is sent. Operations on GPU
+memory are enqueued on torch's stream, and can be captured.
 """
 
 import threading
@@ -85,8 +85,6 @@ class Tensor:
 
 
 class ProcessGroup:
-    """A process group of threads."""
-
     def __init__(self, group: ThreadGroup, backend: str) -> None:
         self._group = group
         self.backend = backend
@@ -130,7 +128,7 @@ class ProcessGroup:
 
 
 class Store:
-    """`torch.distributed.TCPStore`: what is set under a port is everybody's who knows it."""
+    """`torch.distributed.TCPStore`. Stores with the same port share their keys."""
 
     kept: dict[int, dict[str, bytes]] = {}  # noqa: RUF012
     _changed = threading.Condition()
@@ -162,7 +160,7 @@ class Store:
 
 
 class Distributed:
-    """`torch.distributed` of one rank; `lacks` are backends that it was built without."""
+    """`torch.distributed` of one rank, built without the backends in `lacks`."""
 
     ReduceOp = SimpleNamespace(**{name: name for name in _REDUCE})
     isend, irecv = "isend", "irecv"
@@ -323,7 +321,7 @@ class Distributed:
 class SymmetricMemory:
     """`torch.distributed._symmetric_memory`, and `torch.ops.symm_mem` for float32.
 
-    `refuses` is what the driver says where GPUs do not reach each other's memory.
+    `refuses` is the driver's error if GPUs cannot reach each other's memory.
     """
 
     def __init__(self, on_stream: OnStream) -> None:
@@ -376,7 +374,7 @@ class SymmetricMemory:
 
 
 class Torch:
-    """`torch` on one rank, built for this CUDA, or for none."""
+    """`torch` on one rank, built for this CUDA or for none."""
 
     __version__ = "2.11.0+cu130"
     uint8 = "uint8"

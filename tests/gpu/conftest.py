@@ -1,4 +1,4 @@
-"""Fixtures of the GPU tests: a server of MPS where their ranks share one GPU."""
+"""Fixtures of the GPU tests: an MPS server for ranks that share a GPU."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,13 @@ from tests.gpu import machine
 
 @pytest.fixture(scope="module")
 def mps() -> Iterator[None]:
-    """A server for the tests of a module; on several GPUs nothing."""
+    """Run a server for the tests of a module. With several GPUs, do nothing."""
     with machine.serving():
         yield
 
 
 @pytest.fixture
 def own_mps() -> Iterator[None]:
-    """A server for one test alone: after a client was killed, a server may refuse new ones for some seconds."""
+    """Run a server for one test. After a client was killed, a server may refuse new ones for some seconds."""
     with machine.serving():
         yield

@@ -1,8 +1,7 @@
-"""The machine that GPU tests run on, and how they have two ranks or more where it has one GPU.
+"""The machine of the GPU tests, and how they start several ranks on one GPU.
 
-On several GPUs every rank has its own. On one the ranks share it: a server of MPS, in a folder of its own, lets them
-run at the same time, and NCCL 2.30 or newer lets them share it. Only jobs of several ranks meet either: the tests' own
-process and commands of one process run as they do anywhere.
+With several GPUs every rank has its own. Otherwise ranks share one GPU through an MPS server in its own folder, and
+need NCCL 2.30 or newer. Only jobs of several ranks use MPS.
 """
 
 import os
@@ -25,11 +24,11 @@ from tests.cli.running import MPI_ENVIRONMENT, environment
 
 DRIVER = read_driver(os.environ)
 SHARES = DRIVER.visible == 1
-"""True where ranks have to share a GPU."""
+"""Ranks have to share a GPU"""
 
 RANKS = 4 if DRIVER.visible >= 4 else 2
 LAST_GPU = min(DRIVER.visible, 2) - 1
-"""The second GPU where there is one, for what others do on a GPU of the job."""
+"""The second GPU, if there is one, for other users of a job's GPU"""
 
 _NCCL = "GPUBENCH_TEST_NCCL"
 _CONTROL = "nvidia-cuda-mps-control"
@@ -44,13 +43,13 @@ echo quit -t 5 | timeout 15 {_CONTROL}
 kill -9 $servers $(cat "${MPS_PIPES}"/{_CONTROL}.pid) 2> /dev/null
 rm -rf "${MPS_PIPES}"
 """
-"""Starts a server, and ends it when its input is closed: by a fixture, or because the tests' process is gone."""
+"""Start a server, and end it when stdin is closed: by a fixture, or because the tests' process is gone."""
 
 _folder: Path | None = None
 
 
 def preloaded() -> dict[str, str]:
-    """NCCL for ranks that share a GPU, where another than the one that is found is named."""
+    """Return the variable that loads NCCL for ranks that share a GPU, if another NCCL than the default is set."""
     named = os.environ.get(_NCCL)
     return {} if named is None else {"LD_PRELOAD": named}
 
@@ -76,7 +75,7 @@ def _why_no_sharing() -> str:
 
 
 def why_no_ranks() -> str:
-    """The reason why no job of several ranks can run here; '' where one can."""
+    """Return why no job of several ranks can run here, or ''."""
     if not DRIVER.visible:
         return "no GPU here"
     return _why_no_sharing() if SHARES else ""
@@ -85,24 +84,24 @@ def why_no_ranks() -> str:
 has_gpu = pytest.mark.skipif(DRIVER.visible == 0, reason="no GPU here")
 _has_ranks = pytest.mark.skipif(bool(why_no_ranks()), reason=why_no_ranks())
 several_ranks = [_has_ranks, pytest.mark.usefixtures("mps")]
-"""Marks of tests with jobs of several ranks, on GPUs of their own or on one."""
+"""Marks of tests with jobs of several ranks"""
 
 several_ranks_that_die = [_has_ranks, pytest.mark.usefixtures("own_mps")]
-"""The same of tests that kill or stop ranks: each has a server of its own."""
+"""Marks of tests that kill or stop ranks, with a server of their own"""
 
 
 def between_gpus(what: str) -> pytest.MarkDecorator:
-    """Mark of a test that needs a second GPU by nature: it is about what is between two."""
+    """Mark a test that needs two GPUs, because it is about the link between them."""
     return pytest.mark.skipif(DRIVER.visible < 2, reason=f"needs two GPUs: {what}")
 
 
 def launch(ranks: int = RANKS) -> tuple[str, ...]:
-    """The options with which a command launches so many ranks."""
+    """Return the options with which a command launches these ranks."""
     return ("--ranks-per-gpu", str(ranks)) if SHARES else ("--np", str(ranks))
 
 
 def launched(**changes: str) -> dict[str, str]:
-    """The environment of a command that launches its ranks by itself."""
+    """Return the environment of a command that launches its own ranks."""
     if not SHARES:
         return environment(**changes)
     if _folder is None:
@@ -111,13 +110,13 @@ def launched(**changes: str) -> dict[str, str]:
 
 
 def under_mpirun(ranks: int = RANKS, kernels_at_once: int = 1, **changes: str) -> dict[str, str]:
-    """The environment of a test's own mpirun with so many ranks; 2 kernels run at once where a rank computes too."""
+    """Return the environment of a test's own mpirun. Ranks that also compute run 2 kernels concurrently."""
     sharing = sharing_settings(ranks, kernels_at_once) if SHARES else {}
     return launched(**{**MPI_ENVIRONMENT, **sharing, **changes})
 
 
 def gpu_of_rank() -> str:
-    """CUDA_VISIBLE_DEVICES of a rank that sees a single GPU, as a line of shell."""
+    """Return a line of shell that sets CUDA_VISIBLE_DEVICES of a rank with a single GPU."""
     return f"CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_LOCAL_RANK % {max(1, DRIVER.visible)}))"
 
 
@@ -127,7 +126,7 @@ def _places(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def serving() -> Iterator[None]:
-    """A server of MPS, where ranks have to share a GPU; it is ended whatever happens."""
+    """Run an MPS server if ranks have to share a GPU."""
     global _folder
     if not SHARES or why_no_ranks():
         yield

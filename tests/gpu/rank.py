@@ -1,6 +1,6 @@
-"""A rank on a real GPU that runs every collective, under mpirun, in one process: `rank.py GRAPH_REPLAYS`.
+"""A rank on a real GPU that runs every collective in one process, under mpirun: `rank.py GRAPH_REPLAYS`.
 
-Then, without graphs, every collective once more for every planted fault. Prints a line for each: what, and the verdict.
+Then it runs every collective without graphs for every planted fault. It prints a line per case with the verdict.
 """
 
 import os

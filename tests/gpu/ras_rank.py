@@ -1,7 +1,7 @@
-"""A rank that reduces again and again, and at a sign does something else: `ras_rank.py RANK RANKS FOLDER FAULT`.
+"""A rank that reduces repeatedly, and misbehaves after a signal file: `ras_rank.py RANK RANKS FOLDER FAULT`.
 
-The folder has the id of the communicator, what each rank is doing and how far it is, and the sign. A rank whose NCCL
-fails says so and stays as it is.
+The folder has the communicator's id, each rank's step, and the signal file. A rank whose NCCL fails prints the error
+and stays.
 """
 
 import pickle

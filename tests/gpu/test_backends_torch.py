@@ -1,4 +1,4 @@
-"""On real GPUs: torch.distributed beside NCCL, Gloo by way of the host, and MPI tried on GPU memory."""
+"""On real GPUs: torch.distributed together with NCCL, Gloo through host memory, and MPI on GPU memory."""
 
 import json
 from importlib.util import find_spec

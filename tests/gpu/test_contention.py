@@ -1,4 +1,4 @@
-"""On real GPUs: another process that computes, copies or holds memory is found beside a measurement, and named."""
+"""On real GPUs: another process that computes, copies or holds memory during a measurement is named."""
 
 import json
 import re
@@ -76,7 +76,7 @@ with cupy.cuda.Device({gpu}):
 
 @contextmanager
 def another(script: str, gpu: int = LAST_GPU) -> Iterator[int]:
-    """Another process that runs this; its pid."""
+    """Run a script in another process, and yield its pid."""
     text = script.replace("{gpu}", str(gpu))
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
@@ -158,7 +158,7 @@ def test_who_holds_the_memory_is_said_where_a_size_does_not_fit() -> None:
 def test_the_time_to_issue_is_known_and_is_all_of_it_where_launches_block() -> None:
     healthy, blocked = (measured(**variables)["rows"] for variables in ({}, {"CUDA_LAUNCH_BLOCKING": "1"}))
     small, large = healthy[0], healthy[-1]
-    # The slowest rank's time to issue, beside the mean of all ranks: where the host bounds, they are about equal.
+    # The slowest rank's time to issue and the mean time of all ranks. If the host limits, they are about equal.
     assert 0 < small["issue_us"] < 1.2 * small["time_us"]
     assert large["issue_us"] < 0.2 * large["time_us"]
     assert all(row["issue_us"] > 0.8 * row["time_us"] for row in blocked)

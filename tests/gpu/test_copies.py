@@ -1,4 +1,4 @@
-"""Copies on real GPUs: right data every way, counters that move by what was copied, and faults that are found."""
+"""Copies on real GPUs: verified data on all routes, counters that match the copied bytes, and detected faults."""
 
 from collections.abc import Iterator, Sequence
 from itertools import permutations
@@ -20,12 +20,12 @@ from tests.cli.running import gpubench
 from tests.gpu.machine import DRIVER, between_gpus, has_gpu
 
 SIZE = 8 * 2**20 + 24
-"""A tail that is no multiple of the 16 bytes that an SM moves at once."""
+"""The last bytes are no multiple of the 16 bytes that an SM moves at once"""
 
 WORDS = DataPattern(DataType.INT64, None, 4)
 BLOCK = Block(row=5, buffers=1, stride=SIZE // 8, offset=0, count=SIZE // 8)
 SLACK_BYTES = 64 * 1024
-"""Counters count whole KiB of each link, and synchronisation between GPUs counts as well."""
+"""Counters count whole KiB per link, and also synchronisation between GPUs"""
 
 pytestmark = [pytest.mark.gpu, has_gpu]
 several = between_gpus("copies from one to the other")
@@ -48,14 +48,14 @@ def pairs(copies: CudaCopies) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def ways(copies: CudaCopies) -> list[tuple[Place, Place]]:
-    """Every pair of GPUs that reach each other; of one GPU alone, from it to host memory and back."""
+    """Return all pairs of GPUs with peer access. With one GPU, return it and host memory in both directions."""
     pairs = permutations(range(len(copies.gpus)), 2)
     found: list[tuple[Place, Place]] = [pair for pair in pairs if copies.can_reach(*pair)]
     return found or [(0, HostMemory.PINNED), (HostMemory.PINNED, 0)]
 
 
 def gpu_of(way: tuple[Place, Place]) -> int:
-    """The first GPU of a way."""
+    """Return the first GPU of a pair."""
     return next(place for place in way if isinstance(place, int))
 
 
@@ -65,7 +65,7 @@ def buffers(copies: CudaCopies, size_bytes: int = SIZE) -> dict[Place, tuple[Mem
 
 
 def copied(copies: CudaCopies, ends: tuple[Memory, Memory], engine: Engine, by: int, rank: int) -> tuple[int, float]:
-    """Wrong elements after one copy of fresh data, and its seconds."""
+    """Return wrong elements and seconds of one copy of fresh data."""
     source, destination = ends
     source.fill_sent(WORDS, BLOCK, rank)
     destination.fill_byte(SIZE, POISON)

@@ -1,4 +1,4 @@
-"""On real GPUs joined by NVLinks, four or two: every way off them that can be provoked is found, with its cause."""
+"""On two or four real GPUs with NVLinks: every indirect path that can be provoked is found with its cause."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ Document = dict[str, Any]
 
 
 def measured(*arguments: str, **variables: str) -> tuple[Document, str]:
-    """What a collective that launched itself found, and what it said on stderr."""
+    """Return the document and stderr of a collective that launched itself."""
     result = gpubench("allreduce", *SIZES, *launch(), *JSON, *arguments, env=launched(**variables))
     document: Document = json.loads(result.stdout)
     assert result.returncode == (document["verdict"] == "FAIL"), result.stderr
@@ -35,7 +35,7 @@ def measured(*arguments: str, **variables: str) -> tuple[Document, str]:
 
 
 def under_mpirun(script: str, *mpirun_arguments: str, arguments: Sequence[str] = JSON) -> tuple[Document, str]:
-    """The same where each rank is started by a line of shell; `$GPUBENCH` is the command."""
+    """Return the same for ranks that a line of shell starts. `$GPUBENCH` is the command."""
     words = [sys.executable, "-m", "gpubench", "allreduce", *SIZES, *arguments]
     command = [mpirun_command(1)[0], *mpirun_arguments, "-n", str(RANKS), "bash", "-c", script]
     result = subprocess.run(
@@ -54,7 +54,7 @@ def pairs(row: Document) -> set[tuple[int, int]]:
 
 
 def staged(document: Document) -> Document:
-    """The one line of the verdict, of a job that is staged throughout."""
+    """Return the only fallback row of a job that is entirely host-staged."""
     (row,) = document["fallback"]
     assert row["conclusion"] == "staged"
     assert SHARES or row["times_slower"] > 4, "ranks of one GPU have no link to be slower than"
@@ -64,7 +64,7 @@ def staged(document: Document) -> Document:
 
 
 def assert_within_a_gpu(document: Document) -> None:
-    """Ranks of one GPU need no peer access: NCCL goes from one to the other whatever is switched off."""
+    """Assert that ranks on one GPU need no peer access. NCCL connects them directly with any setting."""
     (row,) = document["fallback"]
     assert (row["conclusion"], row["transport"]) == ("direct", "P2P/CUMEM")
 
@@ -72,7 +72,7 @@ def assert_within_a_gpu(document: Document) -> None:
 def test_the_plain_run_is_direct_and_proven() -> None:
     document, said = measured()
     (row,) = document["fallback"]
-    sure = "likely" if SHARES else "proven"  # no counter sees what stays within a GPU
+    sure = "likely" if SHARES else "proven"  # no counter sees traffic within a GPU
     assert (row["conclusion"], row["confidence"], row["transport"]) == ("direct", sure, "P2P/CUMEM")
     assert pairs(row) <= RING | CHAIN
     assert pairs(row) >= RING

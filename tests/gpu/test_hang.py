@@ -1,4 +1,4 @@
-"""Ranks that die, stop or stay away while GPUs work: the right one is named and nothing is left running."""
+"""Ranks that die, stop or stay away while GPUs work: the right one is named, and no process is left."""
 
 import json
 import os
@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.gpu, *several_ranks_that_die, pytest.mark.timeout(300)
 
 TIMEOUT = 4
 ITERATIONS = {"256M": 20_000, "1G": 8_000, "4G": 2_000}
-"""Of each size so many as take half a minute on four H200s, or by two ranks on one H100: long enough to strike."""
+"""Iterations that take half a minute on four H200s, or with two ranks on one H100"""
 
 SECONDS_OF_QUEUE = {"256M": 2, "1G": 6}
-"""What GPUs go on with after a rank has stopped: a stream holds about a thousand launches, and they need no process."""
+"""Time that GPUs continue after a rank has stopped: a stream holds about a thousand launches"""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def started(how: str, output: Path, *arguments: str, fault: str = "") -> Run:
 
 
 def inside_the_operation(how: str, output: Path, size: str = "4G") -> Run:
-    """A job that has completed some of its timed operations of a size, as every rank's watchdog sees it."""
+    """Return a job that has completed some timed operations of a size, according to every watchdog."""
     sweep = ("--backend", "nccl", "--sizes", f"1M,{size}", "--iters", str(ITERATIONS[size]), "--out-of-place")
     run = started(how, output, *sweep, "--timeout", str(TIMEOUT))
     run.wait_for_rows(1)
@@ -48,7 +48,7 @@ def inside_the_operation(how: str, output: Path, size: str = "4G") -> Run:
 
 
 def progress_of(pid: int) -> ProgressReading:
-    """How far a rank is, read where its watchdog reads it."""
+    """Return the progress of a rank, read where its watchdog reads it."""
     for path in Path(f"/proc/{pid}/fd").iterdir():
         if str(path.readlink()).startswith("/memfd:gpubench-progress"):
             descriptor = os.open(path, os.O_RDWR)
@@ -88,7 +88,7 @@ def test_a_rank_killed_inside_an_allreduce_of_4_gib(rank: int, output: Path) -> 
 
 
 def test_a_rank_that_never_enters_an_operation(output: Path) -> None:
-    """It is late, not stopped: it sleeps before the fourth row, and NCCL's kernels on the other GPUs spin."""
+    """It sleeps before the fourth row, so it is late but not stopped, and NCCL's kernels on other GPUs spin."""
     arguments = ("--backend", "nccl", "--sizes", "1M:4G:4", "--iters", "20", "--timeout", str(TIMEOUT))
     run = started(ALONE, output, *arguments, fault="1:stall")
     said = run.end(60)
@@ -99,7 +99,7 @@ def test_a_rank_that_never_enters_an_operation(output: Path) -> None:
 
 
 def test_a_slow_run_that_moves_is_left_alone(output: Path) -> None:
-    """Its timed loop takes longer than the time-out: the events inside it are what keeps it alive."""
+    """Its timed loop takes longer than the time-out, and only the events inside it show progress."""
     arguments = ("--backend", "nccl", "--sizes", "4G", "--iters", "400", "--out-of-place", "--timeout", "3")
     run = started(ALONE, output, *arguments)
     run.process.communicate(timeout=120)
@@ -111,7 +111,7 @@ def test_a_slow_run_that_moves_is_left_alone(output: Path) -> None:
 
 
 def gpus_are_idle() -> bool:
-    """Whether the memory of all GPUs comes back: what held it is gone."""
+    """True if the memory of all GPUs is free again."""
     import cupy
 
     deadline = time.monotonic() + 20

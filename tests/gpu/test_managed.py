@@ -1,4 +1,4 @@
-"""Managed memory on real GPUs: right data every way, pages that go where they shall, and never more than a quarter."""
+"""Managed memory on real GPUs: verified data, the place of pages, and the limit of allocations."""
 
 from collections.abc import Iterator
 

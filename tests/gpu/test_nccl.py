@@ -1,4 +1,4 @@
-"""On real GPUs: every collective, type and reduction, graphs, planted faults, and the kernels against NumPy."""
+"""On real GPUs: every collective, type and reduction, graphs, planted faults, and kernels compared with NumPy."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, gpuben
 from tests.gpu.machine import DRIVER, RANKS, SHARES, gpu_of_rank, has_gpu, launch, launched, several_ranks, under_mpirun
 
 ALIKE = 1.0 if SHARES else 0.2
-"""How far the median of a row's batches may be from its mean: ranks that share a GPU vary by more."""
+"""Largest difference between the median of a row's batches and its mean. Ranks that share a GPU vary more"""
 
 pytestmark = [pytest.mark.gpu, has_gpu]
 
@@ -105,7 +105,7 @@ def test_a_sweep_of_many_sizes() -> None:
 
 @several
 def test_as_many_iterations_as_it_takes() -> None:
-    """What the budget bounds is noted in the row; large sizes need few iterations."""
+    """The row notes what limits the budget. Large sizes need few iterations."""
     asked = ("allreduce", "--sizes", "1K,1M,256M", "--iters", "auto")
     result = gpubench(*asked, *launch(), "--format", "csv", env=launched())
     assert result.returncode == 0, result.stderr
@@ -130,7 +130,7 @@ def test_operations_alone() -> None:
 
 @several
 def test_memory_does_not_grow(tmp_path: Path) -> None:
-    """Host memory by no more than 50 MB from the first row to the last, device memory not at all."""
+    """At most 50 MB of host memory between the first and the last row, and no device memory."""
     notes = tmp_path / "notes"
     result = gpubench(
         "allreduce", "--sizes", "8:1G:4", "--iters", "5", *launch(), "--format", "csv",
@@ -170,7 +170,7 @@ def test_each_rank_may_see_a_single_gpu() -> None:
 
 
 def test_two_ranks_on_one_gpu_are_refused() -> None:
-    """Those that nobody meant to share it; where there is but one, those that NCCL was not told of."""
+    """If there is only one GPU, NCCL has to be told that ranks share it."""
     command = mpirun_command(2, "allreduce", "--sizes", "1K")
     result = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=110,
@@ -190,7 +190,7 @@ def test_more_ranks_than_gpus_are_refused() -> None:
         env=environment(**MPI_ENVIRONMENT), cwd=ROOT,
     )  # fmt: skip
     assert under.returncode == 2
-    why = "share GPU" if DRIVER.visible == DRIVER.gpus else "would both drive GPU"  # others of the host are hidden
+    why = "share GPU" if DRIVER.visible == DRIVER.gpus else "would both drive GPU"  # some GPUs of the host are hidden
     assert under.stderr.count(why) == 1
 
 

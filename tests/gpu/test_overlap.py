@@ -1,4 +1,4 @@
-"""On real GPUs: a collective beside computation, its caps, its data, and what both cost each other."""
+"""On real GPUs: a collective concurrent with computation, its caps, its data, and the slowdown of both."""
 
 import json
 from typing import Any

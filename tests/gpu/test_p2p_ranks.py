@@ -1,4 +1,4 @@
-"""On real GPUs: copies between processes, through CUDA IPC and, as if each rank were a node, by NCCL."""
+"""On real GPUs: copies between processes through CUDA IPC, and by NCCL with each rank as a node."""
 
 import csv
 import io
@@ -71,7 +71,7 @@ def test_between_nodes_nccl_moves_the_right_data() -> None:
 
 
 def node_per_rank() -> int:
-    """Be a rank that believes, and makes NCCL believe, that it is alone on its node."""
+    """Start a rank that is alone on its node for gpubench and NCCL."""
     from gpubench.backends.mpi import group as mpi
     from gpubench.cli.commands.machine import checked_p2p as checked
     from gpubench.jobs import rank

@@ -31,7 +31,7 @@ def test_what_shards_takes_the_host_longer() -> None:
 
 
 def test_heads_of_a_size_of_their_own_are_timed() -> None:
-    """Queries of 16 × 256 elements, and keys of 4 × 256, of a hidden size of 1,024: half again as many products.
+    """Queries of 16 × 256 elements and keys of 4 × 256 of a hidden size of 1,024: 1.5 times as many products.
 
     With 16 sequences the products take longer than the host needs to issue them.
     """

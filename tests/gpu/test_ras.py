@@ -1,7 +1,7 @@
-"""`watch --hang` beside a real job of NCCL's: a rank that is stopped, killed, late, or calls something else is named.
+"""`watch --hang` on a real NCCL job names a rank that is stopped, killed, late, or calls something else.
 
-Each rank is a host of its own for NCCL, so that any version runs four of them on one GPU. With GPUBENCH_TEST_ANSWERS
-the raw answers are kept in that folder; GPUBENCH_TEST_BLAMED is another rank to have the fault.
+Each rank is a host of its own for NCCL, so any version runs four of them on one GPU. GPUBENCH_TEST_ANSWERS is a folder
+for the raw answers. GPUBENCH_TEST_BLAMED is another rank with the fault.
 """
 
 import os
@@ -31,7 +31,7 @@ SECONDS_TO_START = 45
 SECONDS_TO_STAND_STILL = 20
 SECONDS_TO_END = 10
 SECONDS_OF_WATCH = 30
-"""What each part of a test may take: a test that takes longer says which, and what each rank was doing."""
+"""Time limit per part. A test that takes longer prints the part and each rank's state"""
 
 WATCH = ("watch", "--hang", "--strict", "--interval", "2s")
 
@@ -54,7 +54,7 @@ class Job:
         return int(path.read_text() or 0) if path.exists() else 0
 
     def phases(self) -> list[str]:
-        """What each rank was doing, how far it was, and the end of what it printed."""
+        """Return each rank's step, count and last output."""
         said = []
         for rank, process in enumerate(self.processes):
             phase = self.folder / f"phase-{rank}"
@@ -64,7 +64,7 @@ class Job:
         return said
 
     def wait_for_the_start(self) -> None:
-        """Until every rank has reduced three times; at once over where a rank cannot."""
+        """Wait until every rank has reduced three times, or one fails."""
         deadline = time.monotonic() + SECONDS_TO_START
         while not all(self.done(rank) > 2 for rank in range(RANKS)):
             phases = self.phases()
@@ -82,7 +82,7 @@ class Job:
             time.sleep(1)
 
     def watched(self, seconds: str, kept: Path) -> subprocess.CompletedProcess[str]:
-        """`watch --hang` for so long."""
+        """Run `watch --hang` for this time."""
         command = [sys.executable, "-m", "gpubench", *WATCH, "--for", seconds, "--record", str(kept)]
         try:
             return subprocess.run(
@@ -98,7 +98,7 @@ class Job:
             pytest.fail(f"watch --hang took more than {SECONDS_OF_WATCH} s: {late.stderr!r}; {self.phases()}")
 
     def end(self) -> None:
-        """Kill all ranks first, so that none waits for another, and then wait for them."""
+        """Kill all ranks first, so that none waits for another."""
         for process in self.processes:
             for number in (signal.SIGKILL, signal.SIGCONT):
                 with suppress(ProcessLookupError):
@@ -135,14 +135,14 @@ def running(folder: Path, fault: str) -> Iterator[Job]:
 
 
 def answers_of(job: Job, tmp_path: Path, fault: str) -> Path:
-    """The folder for raw answers."""
+    """Return the folder for raw answers."""
     kept = os.environ.get("GPUBENCH_TEST_ANSWERS")
     folder = tmp_path if kept is None else Path(kept)
     return folder / f"nccl-{job.version}-{fault or 'healthy'}"
 
 
 def texts(job: Job, folder: Path) -> None:
-    """Two answers as text, which versions before 2.28.7 give only."""
+    """Store two text answers, the only format before 2.28.7."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(2):
         answer = ask_ras(9, job.variables, question=AS_TEXT, leg_seconds=3, most_bytes=2**20)

@@ -1,4 +1,4 @@
-"""On real GPUs: the replay of a recorded collective says what the run said, of rows, paths and causes."""
+"""On real GPUs: the replay of a recorded collective has the rows, paths and causes of the run."""
 
 import json
 from pathlib import Path

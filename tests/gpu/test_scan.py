@@ -1,4 +1,4 @@
-"""Workers of a scan on GPUs: two of them in communicators that rounds make anew, while one dies or stops."""
+"""Workers of a scan on GPUs: two of them in new communicators per round, while one dies or stops."""
 
 import os
 import secrets
@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.gpu, *several_ranks_that_die, pytest.mark.timeout(180)
 DEADLINE_S = 15.0
 STARTED_S = 60.0
 LEAST_GB_S = 20.0
-"""Both ways together, of the slowest way between two GPUs of one host; within a GPU it is more."""
+"""The slowest connection between two GPUs of a host, both directions together"""
 
 Answer = tuple[float, Outcome, str]
 
 
 @pytest.fixture
 def pair(own_mps: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WorkerProcess, WorkerProcess]]:
-    """Two workers, on GPUs of their own or on one."""
+    """Start two workers, each with its own GPU if possible."""
     for name, value in under_mpirun(2).items():
         monkeypatch.setenv(name, value)
     secret = secrets.token_bytes(32)
@@ -38,7 +38,7 @@ def pair(own_mps: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Worke
 
 
 def started(worker: WorkerProcess) -> list[tuple[str, float]]:
-    """The figures of a worker by itself; an MPS server may refuse one for some seconds after another was killed."""
+    """Return phase 0 of a worker. An MPS server may refuse it for some seconds after another client was killed."""
     deadline = time.monotonic() + STARTED_S
     while True:
         worker.begin(WorkerTask(0, 0, 0, 0, STARTED_S))
@@ -105,7 +105,7 @@ def test_a_worker_that_dies_or_stops_costs_one_round(
 
 @pytest.mark.parametrize("reduces", [False, True], ids=["pair", "all-reduce"])
 def test_phase_0_inside_the_node(pair: tuple[WorkerProcess, WorkerProcess], reduces: bool) -> None:
-    """Both as the rails of one rank: a ring of two, in which each has connections to the other."""
+    """Both are rails of one rank: a ring of two, in which each has connections to the other."""
     for number in (1001, 1002):
         start = time.monotonic()
         for rail, worker in enumerate(pair):

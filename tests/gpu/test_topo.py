@@ -1,4 +1,4 @@
-"""On real GPUs: what `gpubench topo` reads, beside what nvidia-smi says of the same machine."""
+"""On real GPUs: `gpubench topo` compared with nvidia-smi on the same machine."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def document() -> dict[str, Any]:
 
 
 def hidden_from_cuda(document: dict[str, Any]) -> set[str]:
-    """GPUs of which CUDA says nothing: as many as CUDA_VISIBLE_DEVICES leaves out."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES hides from CUDA."""
     hidden = {row["gpu"] for row in document["gpus"] if row["multiprocessors"] is None}
     assert len(hidden) == DRIVER.gpus - DRIVER.visible
     return hidden

@@ -1,4 +1,4 @@
-"""On real GPUs: a watch beside jobs that are direct, staged or only talk to the host, and what it says of each."""
+"""On real GPUs: a watch of jobs that are direct, staged, or only copy to the host."""
 
 import re
 import signal
@@ -20,7 +20,7 @@ STAGED = {"NCCL_P2P_DISABLE": "1"}
 
 
 def beside(command: Sequence[str], variables: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """The exit code and the report of a watch that began before a job and ended with it."""
+    """Return exit code and report of a watch that ran during a job."""
     watch = subprocess.Popen(
         [sys.executable, "-m", "gpubench", "watch", "--strict", "--width", "160"],
         cwd=ROOT,

@@ -43,7 +43,7 @@ GPUS = int(os.environ.get("GPUBENCH_TEST_GPUS", RANKS))
 DRIVER = Driver(version="580.159.04", cuda=13000, gpus=GPUS, visible=GPUS)
 REFUSED = "refused"
 COUNTED_BYTES = 2**24
-"""Bytes that a counter must see: no other traffic disturbs it here."""
+"""Bytes that a counter must see, because there is no other traffic"""
 
 _LOGS = os.environ.get("GPUBENCH_TEST_LOGS", "tuning")
 
@@ -54,12 +54,10 @@ def h200s() -> Snapshot:
 
 
 class NcclError(Exception):
-    """As CuPy raises it."""
+    pass
 
 
 class Library:
-    """An NCCL whose log can be reset."""
-
     path = "/fake/libnccl.so.2"
     version_code = int(os.environ.get("GPUBENCH_TEST_NCCL_CODE", "22809"))
     version = nccl_version(version_code)
@@ -81,7 +79,7 @@ class Library:
 
 
 class Backend(HostBackend):
-    """MPI on CPU buffers that says it is NCCL, and writes NCCL's log."""
+    """MPI on CPU buffers that claims to be NCCL, and writes NCCL's log."""
 
     name = "nccl"
 
@@ -128,7 +126,7 @@ class Backend(HostBackend):
 
 
 class ToldCalls(MpiCalls):
-    """What a communicator makes that was told what to use: the last line about each operation names just that."""
+    """A communicator with a requested algorithm. The last line about each operation names it."""
 
     def __init__(self, communicator: Any, library: Library) -> None:
         super().__init__(communicator)
@@ -153,7 +151,7 @@ class ToldCalls(MpiCalls):
 def open_requested(
     _backend: Backend, library: Library, group: Any, requests: dict[str, str]
 ) -> tuple[MpiCalls, Registration]:
-    """A communicator that has windows of symmetric memory, but registers no user memory."""
+    """Open a communicator that has symmetric windows, but registers no user memory."""
     how = Registration(requests.get("register", "none"))
     in_windows = how is Registration.SYMMETRIC
     if not in_windows and "max-ctas" in requests:
@@ -162,7 +160,7 @@ def open_requested(
 
 
 class WindowCalls(MpiCalls):
-    """What a communicator makes whose buffers are windows, or not."""
+    """A communicator whose buffers may be windows."""
 
     def __init__(self, communicator: Any, library: Library, *, in_windows: bool) -> None:
         super().__init__(communicator)
@@ -181,7 +179,7 @@ class WindowCalls(MpiCalls):
 
 
 class CappedCalls(MpiCalls):
-    """What a communicator makes that may take so many CTAs: NCCL refuses to have none but one."""
+    """A communicator with a limit on CTAs. NCCL refuses a limit of one."""
 
     def __init__(self, communicator: Any, library: Library, most_ctas: int) -> None:
         if most_ctas == 1:
@@ -200,8 +198,6 @@ class CappedCalls(MpiCalls):
 
 
 class Probe:
-    """A node that is read at once."""
-
     def __init__(self, _environment: object) -> None:
         pass
 
@@ -216,7 +212,7 @@ class Probe:
 
 
 class Counters:
-    """NVLinks that carry what is asked of them; with P2P off, PCIe does."""
+    """NVLinks that carry the expected traffic. With P2P off, PCIe carries it."""
 
     def __init__(self, _bus_ids: Sequence[str]) -> None:
         self._readings = 0
@@ -266,7 +262,7 @@ def try_operations(operations: Sequence[str], _command: object, completed: Any) 
 
 
 class FakeLauncher(Launcher, frozen=True):
-    """Starts this program as the ranks."""
+    """Start this program as the ranks."""
 
     program = "tests.mpi.fake_gpus"
 

@@ -1,11 +1,11 @@
-"""gpubench check where each host is a node of a simulated machine: `mpirun ... python -m tests.mpi.fake_nodes check`.
+"""gpubench check where each host is a node of a simulated machine: `mpirun ... python -m tests.mpi.fake_nodes
+check`.
 
-GPUBENCH_TEST_NODES is the simulated machine and its faults, GPUBENCH_TEST_HOSTS the hosts that are its nodes, and
-GPUBENCH_TEST_SLOW_HOST the host whose memory takes four times as long to copy (`none`: all take equally long).
+GPUBENCH_TEST_NODES is the simulated machine with its faults. GPUBENCH_TEST_HOSTS are the hosts that are its nodes. On
+GPUBENCH_TEST_SLOW_HOST memory copies take four times as long (`none`: on no host).
 
-The ranks, their hosts, what they gather and reduce over the network are real; facts, and what a child process of
-`gpubench p2p` copies, are those of a simulated machine. Of the processes nothing is known: those of the machine that
-tests run on have no RDMA library, and such a machine's ranks would.
+Ranks, hosts and their communication are real. Facts, and the copies of `gpubench p2p`, are simulated. The facts of
+processes are empty, because this machine has no RDMA library.
 """
 
 import os
@@ -26,7 +26,7 @@ from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes.stand_in import stand_in
 
 SMALL_SIZES = (2**10, 2**16)
-"""Reduced by CPUs: the sizes of GPUs are gigabytes."""
+"""CPUs reduce them, so they are smaller than those of GPUs"""
 
 
 def install(machine: str, *faults: str, hosts: Sequence[str]) -> None:
@@ -53,9 +53,9 @@ def install(machine: str, *faults: str, hosts: Sequence[str]) -> None:
 
 
 def slow_down(host: str) -> None:
-    """Make copies in the memory of this host take four times as long as on the others.
+    """Make memory copies on this host take four times as long as on other hosts.
 
-    All hosts share the memory of this machine, and whatever else runs on it: what copies really take says nothing.
+    All hosts share the memory of this machine, so real times have no meaning.
     """
     seconds = 0.04 if socket.gethostname() == host else 0.01
 

@@ -1,4 +1,4 @@
-"""gpubench overlap on fake H200s (fake_gpus.py), whose computation is a sleep: `python -m tests.mpi.fake_overlap`."""
+"""gpubench overlap on fake H200s (fake_gpus.py) that sleep instead of computing: `python -m tests.mpi.fake_overlap`."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ OPERATION_SECONDS = 0.5e-3
 
 
 class FakeSteps:
-    """Steps of a rank whose GPU computes on its own, as long as it takes alone."""
+    """Steps in which computation takes as long as alone."""
 
     def __init__(self, _device: object, _backend: object) -> None:
         self.prepared: list[Partner] = []
@@ -66,7 +66,7 @@ class FakeSteps:
 
 
 class FakeLoad:
-    """A GPU that draws all it may."""
+    """A GPU at its power limit."""
 
     def __init__(self, _bus_id: str) -> None:
         pass

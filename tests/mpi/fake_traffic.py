@@ -22,7 +22,7 @@ from tests.fakes.stand_in import stand_in
 
 
 def install(number: int, machine: str, *faults: str) -> None:
-    """Make the rank with this number the node with this number."""
+    """Make this rank the node with its number."""
     parsed = parse_machine(machine)
     broken = [parse_fault(each) for each in faults]
     own = replace(snapshots(parsed, broken)[number], host=f"host{number}", origin=Origin.MEASURED)

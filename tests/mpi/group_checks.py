@@ -1,4 +1,4 @@
-"""Checks of a group of real ranks that no command shows: `mpirun -n 3 python -m tests.mpi.group_checks NAME`."""
+"""Checks of a group of real ranks: `mpirun -n 3 python -m tests.mpi.group_checks NAME`."""
 
 import sys
 from time import perf_counter, sleep
@@ -25,14 +25,14 @@ LATE_SECONDS = 0.02
 
 
 def check_clocks(group: mpi.MpiGroup) -> None:
-    """Ranks of one host have one clock, so their offset is known: none, within what is said of it."""
+    """Ranks of one host share a clock, so the offset has to be 0 within its uncertainty."""
     offset = group.clock_offset()
     assert abs(offset.seconds) <= offset.uncertainty < 1, offset
     assert list(group.largest([group.rank, -group.rank, 7.5])) == [2.0, 0.0, 7.5]
 
 
 def check_starting_line(group: mpi.MpiGroup) -> None:
-    """No rank leaves a barrier in a table of calls before the last, which comes late, has come."""
+    """No rank leaves the barrier of a call table before the last rank has entered it."""
     line = StartingLine(group)
     table = line.before(CallTable([]))
     assert table is not None
@@ -46,7 +46,7 @@ def check_starting_line(group: mpi.MpiGroup) -> None:
 
 
 def check_trials(group: mpi.MpiGroup) -> None:
-    """Every operation that is tried on GPU memory, where a GPU is NumPy, has right data."""
+    """Check the data of every operation that is tried on GPU memory, with NumPy as a GPU."""
     cupy_on_numpy.install(cupy_on_numpy.ForGood(), cupy_on_numpy.Runtime(group.size))
     device = open_device(group.rank, group.size, "h", Driver(version="580", cuda=13000, gpus=3, visible=3))
     for operation in SUMMARIES:
@@ -55,7 +55,7 @@ def check_trials(group: mpi.MpiGroup) -> None:
 
 
 def check_pieces(group: mpi.MpiGroup) -> None:
-    """Check every collective with messages of at most 1000 elements, in place of 2**30."""
+    """Check every collective with messages of at most 1000 elements, instead of 2**30."""
     identities = [RankIdentity(rank=rank, host="h", node=0, local_rank=rank, pid=1) for rank in range(group.size)]
     for collective in COLLECTIVES:
         request = SweepRequest(
@@ -76,7 +76,7 @@ def check_pieces(group: mpi.MpiGroup) -> None:
 
 
 def check_timing(group: mpi.MpiGroup) -> None:
-    """A broadcast is MPI's: the root's own copy comes after the clock is read. MPI's word for a failure is raised."""
+    """Check that the root's own copy of a broadcast is not timed, and that MPI's errors are raised."""
     backend = backends.HostBackend(group, group.size)
     send, receive = backend.allocate(64), backend.allocate(64)
     send.fill_byte(64, group.rank + 1)

@@ -1,8 +1,7 @@
-"""Real hosts on this machine: network namespaces on one switch, ranks started by Open MPI's own daemons.
+"""Hosts on this machine: network namespaces on one switch, with ranks started by Open MPI's daemons.
 
-Under load Open MPI's daemons sometimes fail to start a job, or to end an aborted one, and ranks that look for messages
-without end may take minutes over a few. None of that is tested: a job of which no rank ever spoke is skipped, as is one
-that is slow, which its watchdog tells from one that hangs, and one that has said what it should is ended.
+Under load, Open MPI's daemons sometimes fail to start or to end a job, and busy-waiting ranks may take minutes. None of
+this is tested: jobs without output and slow jobs are skipped, and a job that has printed the expected text is ended.
 """
 
 import os
@@ -39,7 +38,7 @@ exec ip netns exec $host unshare -u bash -c "hostname $host; $*"
 
 
 class Hosts(Struct, frozen=True):
-    """Some hosts, on which `run` starts gpubench with so many `ranks` each, and with these `options` of mpirun's."""
+    """Hosts on which `run` starts gpubench with `ranks` per host and `options` of mpirun."""
 
     names: tuple[str, ...]
     switch: str
@@ -53,7 +52,7 @@ class Hosts(Struct, frozen=True):
         return tuple(f"10.77.0.{number}" for number in range(1, len(self.names) + 1))
 
     def run(self, *arguments: str, until: str, **settings: str) -> str:
-        """What the job printed, up to its end or to the text `until`."""
+        """Return the output of a job up to its end or to the text `until`."""
         with self.job(*arguments, "--timeout", str(SECONDS_OF_A_HANG), **settings) as job:
             said = job.wait_for(until)
             if until not in said and job.process.poll() is None:
@@ -61,13 +60,13 @@ class Hosts(Struct, frozen=True):
             return said
 
     def finish(self, *arguments: str, **settings: str) -> tuple[str, int]:
-        """What the job printed to its end, and mpirun's exit code."""
+        """Return the output of a job and mpirun's exit code."""
         with self.job(*arguments, **settings) as job:
             return job.finish()
 
     @contextmanager
     def job(self, *arguments: str, **settings: str) -> Iterator["HostJob"]:
-        """A job under way, which is over afterwards, whatever it does."""
+        """Start a job, and end it when the context exits."""
         places = ",".join(f"{address}:{self.ranks}" for address in self.addresses)
         exports = " ".join(f"-x {name}" for name in settings)
         agent = f"{find_launcher().path} --prtemca plm_ssh_agent {self.agent()}"
@@ -89,11 +88,10 @@ class Hosts(Struct, frozen=True):
                 process.wait()
 
     def on_switch(self, *words: str) -> None:
-        """Do something to the cables, whose ends at the switch are port0, port1, ..."""
+        """Run `ip` or `tc` on the switch, whose ports are port0, port1, ..."""
         command("ip", "netns", "exec", self.switch, *words)
 
     def pids(self, host: int) -> list[int]:
-        """The processes of a host."""
         name = self.names[host]
         found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
         return [int(pid) for pid in found.split()]
@@ -113,13 +111,13 @@ class Hosts(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class HostJob:
-    """A job on these hosts, and the file with what it has printed so far."""
+    """A job on these hosts, and the file with its output."""
 
     process: "subprocess.Popen[bytes]"
     printed: Path
 
     def wait_for(self, text: str, seconds: float = SECONDS_TO_SPEAK) -> str:
-        """What it printed, up to its end or to that text, or for so long."""
+        """Return the output up to its end, to a text, or to a time limit."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and text not in self.printed.read_text() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -129,7 +127,7 @@ class HostJob:
         return said
 
     def finish(self) -> tuple[str, int]:
-        """What it printed to its end, and mpirun's exit code."""
+        """Return the output and mpirun's exit code."""
         try:
             code = self.process.wait(SECONDS_TO_SPEAK)
         except subprocess.TimeoutExpired:
@@ -140,7 +138,7 @@ class HostJob:
 
 @contextmanager
 def connected(count: int, folder: Path) -> Iterator[Hosts]:
-    """So many hosts, each with a cable to one switch, which is a namespace too."""
+    """Create hosts, each with a cable to a switch in another namespace."""
     if os.geteuid() != 0 or not shutil.which("ip") or find_launcher().flavour is not Flavour.OPEN_MPI:
         pytest.skip("needs root, iproute2 and Open MPI")
     switch = f"gs{os.getpid()}"

@@ -1,7 +1,7 @@
-"""A rank that runs every collective once on more bytes than MPI's counts hold: `huge.py SIZE`, under mpirun.
+"""A rank that runs every collective once on more bytes than MPI's counts allow: `huge.py SIZE`, under mpirun.
 
-`group_checks.py` shows that cut messages arrive whole, this one that the library takes messages of real size.
-Every rank sends its number plus one in every byte.
+`group_checks.py` checks how messages are split. This checks that MPI accepts messages of real size. Every rank sends
+its number plus one in every byte.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Jobs of ranks on fake GPUs, and what they print."""
+"""Jobs of ranks on fake GPUs."""
 
 import json
 import subprocess
@@ -19,7 +19,6 @@ def on_fake_gpus(*arguments: str, logs: str = "tuning", **variables: str) -> sub
 def mpirun_on_fake_gpus(
     ranks: int, *arguments: str, logs: str = "tuning", **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Start the ranks with mpirun."""
     return mpirun(ranks, *arguments, env=environment(GPUBENCH_TEST_LOGS=logs, **variables), program=FAKE_GPUS)
 
 

@@ -1,4 +1,4 @@
-"""A scan of real ranks that something happens to: its supervisors and workers by rank, and what is left of it."""
+"""A scan of real ranks with access to its supervisors and workers."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _WORKER = "gpubench.backends.scan_worker"
 
 @dataclass(frozen=True)
 class Processes:
-    """The process of a rank, which supervises, and its worker."""
+    """The process of a rank (its supervisor) and its worker."""
 
     supervisor: int
     worker: int
@@ -29,13 +29,13 @@ class Processes:
 
 @dataclass
 class ScanJob:
-    """The job, and where its rounds and its report go."""
+    """A scan with the paths of its rounds and its report."""
 
     process: "subprocess.Popen[bytes]"
     folder: Path
 
     def wait_for_rounds(self, count: int) -> None:
-        """Return once so many rounds are on disk."""
+        """Wait until this many rounds are on disk."""
         kept = self.folder / "rounds" / "scan.jsonl"
         self.wait_until(lambda: kept.exists() and kept.read_text().count("\n") >= 2 + count)
 
@@ -47,7 +47,9 @@ class ScanJob:
             time.sleep(0.005)
 
     def processes(self, *ranks: int, rounds: int = 0) -> list[Processes]:
-        """Of these ranks, once phase 0 and so many rounds are over: at once, as all rounds take less than a second."""
+        """Wait for phase 0 and this many rounds, and return the processes immediately, because a round takes
+        milliseconds.
+        """
         found: dict[int, Processes] = {}
 
         def look() -> bool:
@@ -59,7 +61,7 @@ class ScanJob:
         return [found[each] for each in ranks]
 
     def finish(self) -> tuple[int, Mapping[str, Any]]:
-        """mpirun's exit code, and the report, empty where there is none."""
+        """Return mpirun's exit code and the report, which is empty if there is none."""
         self.process.wait(SECONDS)
         report = self.folder / "report.json"
         return self.process.returncode, json.loads(report.read_text()) if report.exists() else {}
@@ -69,7 +71,7 @@ class ScanJob:
 def scan_of_ranks(
     ranks: int, folder: Path, *arguments: str, options: tuple[str, ...] = (), rounds: str = "--rounds"
 ) -> Iterator[ScanJob]:
-    """A scan with every rank a node, which begins or goes on with the folder's rounds; afterwards nothing is left."""
+    """Start or resume a scan with every rank as a node, and check that it leaves no process."""
     words = ["scan", "--backend", "host", "--ranks-as-nodes", "--timeout", str(DEADLINE), *arguments]
     outputs = [rounds, str(folder / "rounds"), "--output", str(folder / "report.json")]
     command = [find_launcher().path, *options, "-n", str(ranks), *PROGRAM, *words, *outputs]
@@ -90,7 +92,7 @@ def scan_of_ranks(
 
 
 def assert_nothing_left(folder: Path) -> None:
-    """No worker of the job runs, nor the supervisor of one."""
+    """Assert that no worker or supervisor of the job is left."""
     deadline = time.monotonic() + 300
     while (left := of_job(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -98,7 +100,7 @@ def assert_nothing_left(folder: Path) -> None:
 
 
 def of_job(folder: Path) -> dict[int, Processes]:
-    """The processes of the job that runs in a folder, by rank."""
+    """Return the processes of the job in a folder, by rank."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -123,12 +125,12 @@ def kill(pid: int, number: signal.Signals) -> None:
 
 
 def silent(report: Mapping[str, Any]) -> dict[str, str]:
-    """The nodes that were said to be gone or to hang: how, by node. Others may be slow on cores that tests share."""
+    """Return the nodes that were gone or hung, with the reason. Others may be slow, because tests share cores."""
     found = ((node.rpartition(":")[2], part["part_kind"]) for part in report["parts"] for node in part["nodes"])
     return {node: kind for node, kind in found if kind in ("node gone", "node hangs")}
 
 
 def seen_of(report: Mapping[str, Any], kind: str) -> str:
-    """What was seen of the one part of a kind."""
+    """Return the `seen` text of the only part of a kind."""
     (seen,) = [part["seen"] for part in report["parts"] if part["part_kind"] == kind]
     return str(seen)

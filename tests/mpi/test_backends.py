@@ -1,4 +1,4 @@
-"""MPI on GPU memory on ranks with fake GPUs: not at all, in part, and beside NCCL."""
+"""MPI on GPU memory with fake GPUs: fully, partly or not supported, and together with NCCL."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.mpi
 FEW = ("--iters", "3", "--warmup", "1", "--format", "json")
 SMALL = ("--sizes", "1K,64K", *FEW)
 COUNTED = ("--sizes", "1K,1M", *FEW)
-"""With a size of which counters tell where its bytes went."""
+"""With a size that is large enough for traffic counters"""
 
 
 def test_an_mpi_that_crashes_is_a_finding_and_no_crash(tmp_path: Path) -> None:

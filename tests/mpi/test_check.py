@@ -1,4 +1,4 @@
-"""`gpubench check` on two real hosts, network namespaces of this machine: the one that differs is named, it alone."""
+"""`gpubench check` on two hosts (network namespaces) names the host that differs."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 def checked(hosts: Hosts, *arguments: str, nodes: str = "", slow: str = "none") -> tuple[int, dict[str, Any], str]:
-    """Exit code, document and table of a check by two ranks a host; `nodes` are the machines to believe in."""
+    """Check with two ranks per host. Return exit code, document and table. `nodes` is the simulated machine."""
     output = hosts.folder / "check.json"
     settings = {
         "GPUBENCH_TEST_NODES": nodes,
@@ -36,7 +36,7 @@ def checked(hosts: Hosts, *arguments: str, nodes: str = "", slow: str = "none") 
 
 
 def unwell(document: dict[str, Any]) -> dict[str, set[str]]:
-    """The subjects that are not well, by node."""
+    """Return the subjects without PASS by node."""
     found: dict[str, set[str]] = {}
     for row in document["verdicts"]:
         if row["verdict"] != "PASS":

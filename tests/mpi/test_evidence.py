@@ -1,4 +1,4 @@
-"""Whole collectives on four ranks with fake GPUs: logs are heard and gathered, paths are judged."""
+"""Collectives on four ranks with fake GPUs: logs are read and merged, and paths are judged."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ def test_a_healthy_job_that_launches_itself() -> None:
     assert result.returncode == 1, "GPUs that copy in Python are slow"
     assert "gpubench: fallback: none. All 4 pairs are direct over P2P/CUMEM (proven)" in result.stderr
     document = document_of(result)
-    # Its GPUs are H200s that copy in Python, and their counters move whenever they are read, as if others sent.
+    # The fake H200s copy in Python, and their counters move at each reading, as if others sent data.
     assert {each["id"] for each in document["findings"]} == {"foreign-nvlink-traffic"}
     assert {row["expected_source"] for row in document["rows"]} == {"profile hgx-h200-4"}
     ways = {(row["size_bytes"], row["algorithm"], row["protocol"], row["channels"]) for row in document["rows"]}
@@ -39,12 +39,12 @@ SHARING = {"GPUBENCH_TEST_GPUS": "2", "GPUBENCH_TEST_NCCL_CODE": "23203"}
 
 
 def test_ranks_that_share_gpus_are_started_said_and_not_judged(tmp_path: Path) -> None:
-    """Four ranks on two GPUs, whose NCCL logs are those of four: nothing is held against a board of four H200s."""
+    """The four ranks on two GPUs are not compared with a machine of four H200s."""
     table = tmp_path / "table.txt"
     asked = (*SWEEP, "--ranks-per-gpu", "2", "--format", "json", "--output", str(table))
     result = on_fake_gpus(*asked, GPUBENCH_TEST_MPS="1", **SHARING)
     assert result.returncode == 0, result.stderr
-    assert "no MPS server runs, so the 2 ranks of a GPU take turns" in result.stderr  # none is there to listen
+    assert "no MPS server runs, so the 2 ranks of a GPU take turns" in result.stderr  # because the MPS is fake
     document = document_of(result)
     assert {(row["ranks"], row["ranks_per_gpu"], row["nodes"]) for row in document["rows"]} == {(4, 2, 1)}
     judged = {(row["expected_source"], row["limit_gb_s"]) for row in document["rows"]}
@@ -101,7 +101,7 @@ def test_csv_is_parseable_and_the_verdict_is_on_stderr() -> None:
 
 @pytest.mark.slow
 def test_strict_judges_paths() -> None:
-    """That a healthy job passes it too, no believed GPU can show: all are slow."""
+    """A healthy job cannot pass --strict, because all fake GPUs are slow."""
     staged = on_fake_gpus(*SWEEP, "--strict", logs="p2p-disabled", NCCL_P2P_DISABLE="1")
     assert staged.returncode == 1
     assert "FAIL host-staged" in staged.stdout

@@ -1,8 +1,7 @@
-"""Ranks that die, stop, never start or lie: the right one is named, rows are kept, and no process is left.
+"""Ranks that die, stop or never start: the right rank is named, rows are kept, and no process is left.
 
-Every kind of fault strikes in every run, in one phase, of one rank, with one launch; the other phases, ranks and
-launches have the marker `slow`: `pytest -m slow tests/mpi`. What test_jobs.py has is not here again. Nothing is timed,
-but everything has to end.
+One case per kind of fault runs by default. Other phases, ranks and launches have the marker `slow`. Tests in
+test_jobs.py are not repeated. Nothing is timed, but everything has to end.
 """
 
 import json
@@ -26,33 +25,33 @@ from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, ROOT, broken, document_s
 pytestmark = pytest.mark.mpi
 
 TIMEOUT = 3
-"""Of every job here. Ranks tell of progress at every second of work, which takes several seconds on a busy machine."""
+"""Ranks report progress after each second of work, which takes several seconds on a busy machine"""
 
 STARTS = 5
-"""What launch and initialisation have where one is to hang; elsewhere they have all the time that a busy host takes."""
+"""The time limit of launch and initialisation in tests in which they hang"""
 
 UNHURRIED = 60
 SECONDS_TO_END = 120
-"""What a job has beyond its time-out until the last of its processes is gone: it takes a tenth of that."""
+"""Time after the time-out until all processes have to be gone. A tenth of it is usual"""
 
 MPIRUN_SECONDS = 60
-"""What an mpirun has to end after its ranks: Open MPI's sometimes takes long, or for ever, which is not tested here."""
+"""Time for mpirun to end after its ranks. Open MPI's sometimes never does, which is not tested"""
 
 ALONE, MPIRUN = "alone", "mpirun"
 HOWS = (ALONE, MPIRUN)
 
 
 def slow(*values: Any) -> Any:
-    """Parameters that are left to `-m slow`."""
+    """Mark parameters as slow."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 EVERY_WAY = [(how, rank) for how in HOWS for rank in (1, 0)]
-"""The launch and the rank that a fault strikes."""
+"""Launch mode, and rank with the fault"""
 
 
 def all_but_slow(usual: tuple[str, int]) -> list[Any]:
-    """Every way; those that are not the usual one only with `-m slow`."""
+    """Return all combinations, with all but the usual one marked slow."""
     return [way if way == usual else slow(*way) for way in EVERY_WAY]
 
 
@@ -62,8 +61,6 @@ LONG = ("--sizes", "1K,4M", "--iters", "600")
 
 @dataclass
 class Run:
-    """A job under way."""
-
     process: subprocess.Popen[str]
     output: Path
     how: str
@@ -88,7 +85,7 @@ class Run:
         return int(self.document["metadata"]["ranks"][rank]["pid"])
 
     def end(self, seconds: float = TIMEOUT) -> str:
-        """What it printed on stderr, once all its processes are gone."""
+        """Wait until all processes are gone, and return stderr."""
         left = left_after(self.output, seconds)
         try:
             _, stderr = self.process.communicate(timeout=MPIRUN_SECONDS)
@@ -102,19 +99,18 @@ class Run:
         return stderr
 
     def is_cut_short(self, rows: int) -> bool:
-        """Whether the rows are there and nobody can take them for a whole run."""
+        """True if these rows are kept and the output is marked as incomplete."""
         document = self.document
         return len(document["rows"]) >= rows and (document["complete"], document["verdict"]) == (False, "ERROR")
 
 
 def watchdogs_of(output: Path) -> list[int]:
-    """The watchdogs of a job's ranks."""
     names = ((pid, Path(f"/proc/{pid}/comm")) for pid in processes_of(output))
     return [pid for pid, name in names if name.exists() and name.read_text() == "gpubench-watch\n"]
 
 
 def processes_of(output: Path) -> list[int]:
-    """The processes of a job, watchdogs too, but not mpirun's own: all that were started to write that file."""
+    """Return the processes of a job and its watchdogs, but not mpirun's own."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -127,7 +123,7 @@ def processes_of(output: Path) -> list[int]:
 
 
 def left_after(output: Path, seconds: float) -> list[int]:
-    """Those of them that are still there so long, and what every job has to end, from now."""
+    """Wait for the job to end, and return the processes that are left."""
     deadline = time.monotonic() + seconds + SECONDS_TO_END
     while (left := processes_of(output)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -144,7 +140,7 @@ def start(
     start_seconds: float = UNHURRIED,
     variables: Mapping[str, str] | None = None,
 ) -> Run:
-    """Start a job; `launch` are the options with which it launches its ranks, `--np` if there are none."""
+    """Start a job. `launch` replaces `--np`."""
     usual = ("--backend", "host", "--timeout", str(TIMEOUT))
     words = ("allreduce", *usual, f"--output={output}", *arguments)
     settings = {
@@ -208,13 +204,13 @@ def test_a_rank_killed_inside_an_operation_is_named(how: str, rank: int, output:
 
 
 def is_named(said: str, how: str, rank: int, pid: int) -> bool:
-    """By gpubench, or by an mpirun that was faster to end all, in its words."""
+    """True if gpubench names the rank, or an mpirun that ended the job faster."""
     return f"(pid {pid}) was killed" in said or (how == MPIRUN and f"rank {rank} with PID" in said)
 
 
 @pytest.mark.parametrize("how", [MPIRUN, ALONE])
 def test_a_stopped_watchdog_delays_no_end(how: str, output: Path) -> None:
-    """Whether it is found while the job runs, or at its end, it is killed and named, and the job ends as it would."""
+    """It is killed and named during the job or at its end, and the job ends normally."""
     run = start(how, output, "--sizes", "1K:1M:4", "--iters", "100")
     run.wait_for_rows(1)
     pid = watchdogs_of(output)[-1]
@@ -311,7 +307,7 @@ def test_a_job_whose_launcher_was_killed_is_gone(how: str, output: Path, monkeyp
 
 @pytest.mark.slow
 def test_a_job_that_was_suspended_as_a_whole_goes_on(output: Path) -> None:
-    """Ctrl-Z under mpirun stops all ranks: nothing hangs, and after `fg` it measures on."""
+    """Ctrl-Z under mpirun stops all ranks. After `fg` the measurement continues."""
     run = start(ALONE, output, "--sizes", "4K:64K", "--iters", "1000")
     run.wait_for_rows(1)
     pids = [run.pid(0), run.pid(1)]

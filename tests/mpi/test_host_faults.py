@@ -1,4 +1,4 @@
-"""Faults between hosts, which are network namespaces of this machine: a cut cable, a dead daemon, a slow link."""
+"""Faults between hosts (network namespaces): a cut cable, a dead daemon, a slow link."""
 
 import json
 import os
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.mpi
 
 TIMEOUT = 3
 SECONDS_FOR_MPIRUN = 10
-"""What an mpirun has to say which daemon is gone; Open MPI's sometimes does not end then."""
+"""Time for mpirun to report a lost daemon. Open MPI's sometimes does not end then"""
 
 WORDS = ("allreduce", "--backend", "host", "--sizes", "1K,4M", "--timeout", str(TIMEOUT), "--out-of-place")
 
@@ -74,7 +74,7 @@ def test_a_dead_daemon_takes_its_ranks_along(hosts: Hosts, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_link_that_became_slow_ends_nothing(hosts: Hosts, tmp_path: Path) -> None:
-    """A row of 4 MiB then takes longer than the time-out has; each operation in it does not."""
+    """A row of 4 MiB takes longer than the time-out, but each of its operations does not."""
     if shutil.which("tc") is None:
         pytest.skip("needs tc")
     output = tmp_path / "result.json"

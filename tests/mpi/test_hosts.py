@@ -1,4 +1,4 @@
-"""Jobs on several real hosts: network namespaces of this machine."""
+"""Jobs on several hosts: network namespaces of this machine."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Whole runs with real ranks, as a user starts them and as they break."""
+"""Runs with real ranks, as users start them."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ SMALL = (*HOST, "--sizes", "1K:64K:4", "--iters", "3")
 
 
 def all_but_slow(*names: str) -> list[Any]:
-    """All collectives; those that are not named only with `-m slow`."""
+    """Return all collectives, with all but these marked slow."""
     return [
         pytest.param(each, id=each.name, marks=() if each.name in names else pytest.mark.slow) for each in COLLECTIVES
     ]
@@ -53,7 +53,7 @@ def test_every_collective_launches_itself(collective: Collective) -> None:
 
 
 def test_launched_ranks_are_handed_the_plan_and_do_without_what_they_do_not_need(tmp_path: Path) -> None:
-    """Without GPUs what judges paths and presents would be two thirds of what a rank imports before it measures."""
+    """Without GPUs, modules for paths and presentation would be two thirds of a rank's imports."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
         "if 'GPUBENCH_CHANNEL' in os.environ:\n"
@@ -98,7 +98,7 @@ def test_rows_say_how_their_times_vary(how: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("own_mpirun", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_rank_that_the_others_wait_for_is_named(own_mpirun: bool, tmp_path: Path) -> None:
-    """It comes late to every operation, so that its own times are the shortest."""
+    """It enters every operation late, so its own times are the shortest."""
     output = tmp_path / "late.json"
     arguments = ("allreduce", *HOST, "--sizes", "1K:16K:4", "--mode", "latency", "--iters", "8", f"--output={output}")
     late = broken("1:late")
@@ -118,7 +118,7 @@ def test_a_rank_that_the_others_wait_for_is_named(own_mpirun: bool, tmp_path: Pa
 
 @pytest.mark.slow
 def test_no_module_is_imported_while_mpi_starts_or_ends(tmp_path: Path) -> None:
-    """MPI changes the environment then, which libraries that are being loaded may read: getenv crashes of it."""
+    """MPI_Init changes the environment, and a concurrent getenv of a loading library crashes."""
     (tmp_path / "beside.py").write_text(
         "import time; from mpi4py import MPI; begun = MPI.Is_initialized(); time.sleep(0.3); "
         "print('imported beside MPI', begun and not MPI.Is_finalized(), flush=True)"
@@ -135,7 +135,7 @@ def test_no_module_is_imported_while_mpi_starts_or_ends(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_imported_beside_a_rank_changes_no_variable() -> None:
-    """A getenv of the rank's own at that moment crashes: nvmlInit's did, while NumPy was imported."""
+    """A concurrent getenv of the rank would crash. nvmlInit's did during NumPy's import."""
     script = (
         "import sys, threading; from gpubench.backends.mpi import group as mpi; "
         "from gpubench.jobs.collective import job; "
@@ -249,7 +249,7 @@ def test_nothing_that_fits_is_an_error() -> None:
 
 @pytest.mark.slow
 def test_a_users_own_mpirun_into_a_file_from_a_terminal_holds_no_escape_codes(tmp_path: Path) -> None:
-    """Open MPI gives ranks a pty, and this test gives mpirun one too, for all but stdout."""
+    """Open MPI gives ranks a pty, and this test gives mpirun a pty for all but stdout."""
     outer, inner = pty.openpty()
     with (tmp_path / "out").open("w") as stdout:
         subprocess.run(
@@ -385,7 +385,7 @@ def test_a_killed_rank_is_told_and_its_rows_are_kept(tmp_path: Path) -> None:
     result = gpubench("allreduce", *SMALL, "--output", str(output), env=broken("1:kill"))
     assert result.returncode == 3
     assert "rank 1 on " in result.stderr
-    # A launcher that is quicker than the watchdog takes the signal along: "was killed or crashed".
+    # If the launcher is faster than the watchdog, the signal is unknown: "was killed or crashed".
     assert "was killed " in result.stderr
     assert "the 4 rows measured before are kept" in result.stderr
     document = json.loads(output.read_text())
@@ -412,7 +412,7 @@ def test_an_interrupted_run_keeps_its_rows_and_leaves_no_rank_behind(tmp_path: P
     assert "Traceback" not in stderr
     assert "ERROR: the run was cut short" in stdout
     assert len(rows(output.read_text())) == 4
-    until(lambda: not processes_with(marker))  # a rank's watchdog ends after it
+    until(lambda: not processes_with(marker))  # a watchdog ends after its rank
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -477,7 +477,7 @@ def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path) -> None:
 
 
 def test_what_a_rank_prints_is_passed_on_to_stderr_live() -> None:
-    """As NCCL_DEBUG=INFO does: also what is printed before the first row."""
+    """For example NCCL_DEBUG=INFO, also before the first row."""
     result = gpubench("allreduce", *SMALL, "--format", "csv", env=broken("1:print"))
     assert result.returncode == 0
     assert "gpubench: hello from NCCL" in result.stderr
@@ -486,15 +486,15 @@ def test_what_a_rank_prints_is_passed_on_to_stderr_live() -> None:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_from_row_to_row(tmp_path: Path) -> None:
-    """Beside the buffers: 15 MB from the first row to the last, less than a buffer each row, and 400 MB in all."""
+    """At most 15 MB between the first and the last row in addition to the buffers, and 400 MB in total."""
     notes = tmp_path / "notes"
     largest = 8 * 2**20
     arguments = ("allreduce", *HOST, "--sizes", "8,1K,64K,1M,8M", "--iters", "3", "--format", "csv")
     result = gpubench(*arguments, env=broken("1:memory") | {"GPUBENCH_TEST_FILE": str(notes)})
     assert result.returncode == 0, result.stderr
     kilobytes = [int(line.split()[0]) for line in notes.read_text().splitlines()]
-    assert len(kilobytes) == len(rows(result.stdout)) + 1  # a warm-up row
-    # The sweep's warm-up has touched both buffers to their end before the first row.
+    assert len(kilobytes) == len(rows(result.stdout)) + 1  # plus a warm-up row
+    # The warm-up has touched both buffers before the first row.
     assert kilobytes[-1] - kilobytes[0] < 15_000
     assert kilobytes[-1] * 1024 - 2 * largest < 400e6
 

@@ -1,4 +1,4 @@
-"""`gpubench overlap` under mpirun, on a machine without GPUs, and what NCCL's settings of the user mean for caps."""
+"""`gpubench overlap` under mpirun without GPUs, and how a user's NCCL settings affect caps."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def test_ranks_do_not_simulate() -> None:
 @pytest.mark.mpi
 def test_a_whole_job_on_fake_gpus(tmp_path: Path) -> None:
     table = tmp_path / "overlap.txt"
-    as_data = ("--format", "json", "--exit-zero")  # the CPU computes slower than a GPU is expected to
+    as_data = ("--format", "json", "--exit-zero")  # CPUs compute more slowly than GPUs are expected to
     result = gpubench(*SHORT, *as_data, "--output", str(table), program=PROGRAM)
     assert result.returncode == 0, result.stderr
     document = document_of(result)

@@ -1,4 +1,4 @@
-"""`gpubench p2p` on ranks: of mpirun's where there is no GPU, and of threads that drive GPUs that are arrays."""
+"""`gpubench p2p` on ranks: under mpirun without GPUs, and as threads with fake GPUs."""
 
 import csv
 import io
@@ -95,7 +95,7 @@ class Copies(FakeRankCopies):
 
 
 class Cluster:
-    """Some nodes of two H200s with a thread for each of their ranks, and all that the job would ask the machine."""
+    """Nodes of two H200s with a thread per rank, and fakes of all that the job reads from the machine."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nodes: int, fabric: Fabric | None = None) -> None:
         self.size = 2 * nodes
@@ -106,7 +106,7 @@ class Cluster:
         places = [rank // 2 for rank in range(self.size)]
         across = [pair for pair in permutations(range(self.size), 2) if places[pair[0]] != places[pair[1]]]
         self.via = "NET/Socket/0"
-        monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist's
+        monkeypatch.delenv("COLUMNS", raising=False)  # set by pytest-xdist
         monkeypatch.setattr("gpubench.jobs.rank._nodes_by_name", lambda group: (places, group.rank % 2))
         monkeypatch.setattr("gpubench.backends.mpi.group.library_version", lambda: "Open MPI of a test")
         monkeypatch.setattr("gpubench.backends.cuda.check_installed", lambda _driver: None)
@@ -150,7 +150,6 @@ class Cluster:
 
 
 def options(**given: Any) -> P2pPlan:
-    """As if these had been typed."""
     return planned(P2pPlan, checked, {"sizes": "64K"} | given)
 
 
@@ -202,7 +201,7 @@ def test_ranks_of_two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def profile_of_ranks(monkeypatch: pytest.MonkeyPatch, output: Path, **given: Any) -> dict[str, str]:
-    """Of two A100s of a board with NVSwitches: without those they would be half of a board of four."""
+    """Return the profile of two A100s with NVSwitches. Without NVSwitches they would be half of a board of four."""
     cluster = Cluster(monkeypatch, 1, Fabric(slow=dict.fromkeys([(0, 1), (1, 0)], 0.6)))
     board = snapshots(parse_machine("hgx-a100-8"))[0]
     cluster.node = replace(board, gpus=board.gpus[:2], pairs=board.pairs[:1])

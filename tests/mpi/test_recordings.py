@@ -1,4 +1,4 @@
-"""Collectives of real ranks that are recorded, and replayed as somebody does who has the folder and no more."""
+"""Collectives of real ranks that are recorded, and replayed on another machine."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def shown(text: str) -> dict[str, Any]:
 
 
 def check_replay(folder: Path, measured: "subprocess.CompletedProcess[str]", collective: str = "allreduce") -> None:
-    """At home nothing is known of the machine, of NCCL, or of settings there."""
+    """The replaying machine knows nothing of the recorded machine, its NCCL or its settings."""
     again = gpubench(collective, "--replay", str(folder), "--format", "json")
     assert (again.returncode, again.stderr) == (measured.returncode, measured.stderr)
     was, now = shown(measured.stdout), shown(again.stdout)
@@ -78,8 +78,8 @@ def test_a_users_own_mpirun_and_every_way_of_timing(
         "--no-progress",
     )
     measured = mpirun(4, collective, *given)
-    assert measured.returncode in (0, 1), measured.stderr  # CPUs that others use may be too slow
-    measured.stdout, measured.stderr = output.read_text(), ""  # mpirun tells on stderr that ranks ended with 1
+    assert measured.returncode in (0, 1), measured.stderr  # slow CPUs may fail
+    measured.stdout, measured.stderr = output.read_text(), ""  # mpirun reports ranks with exit code 1 on stderr
     check_replay(folder, measured, collective)
 
 

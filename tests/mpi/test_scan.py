@@ -1,4 +1,4 @@
-"""Scans of real ranks, each a node, on this host: TCP between their workers, and what happens to them meanwhile."""
+"""Scans of real ranks on this host, each as a node, and faults during the scan."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.mpi.scan_job import of_job, scan_of_ranks, seen_of, silent
 pytestmark = pytest.mark.mpi
 
 RECOVERY = ("--enable-recovery",)
-"""Open MPI's mpirun, 4 and 5, then lets the others live where a rank dies."""
+"""Open MPI 4 and 5 keep other ranks alive if a rank dies"""
 
 
 def needs_open_mpi_5() -> None:
@@ -27,7 +27,7 @@ def needs_open_mpi_5() -> None:
 
 @pytest.fixture(scope="module")
 def scanned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, Mapping[str, Any]]:
-    """The folder, the exit code and the report of a scan to which nothing happens."""
+    """Return the folder, exit code and report of an undisturbed scan."""
     folder = tmp_path_factory.mktemp("scanned")
     with scan_of_ranks(4, folder) as job:
         return folder, *job.finish()
@@ -98,7 +98,7 @@ def test_without_recovery_a_death_ends_the_job_and_its_rounds_are_judged_and_gon
     needs_open_mpi_5()
     with scan_of_ranks(4, tmp_path) as job:
         first, both = job.processes(0, 3, rounds=1)
-        os.kill(first.supervisor, signal.SIGSTOP)  # or it may have judged before mpirun ends the job
+        os.kill(first.supervisor, signal.SIGSTOP)  # before it judges, and mpirun ends the job
         os.kill(both.worker, signal.SIGSTOP)
         os.kill(both.supervisor, signal.SIGKILL)
         code, report = job.finish()

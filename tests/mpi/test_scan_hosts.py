@@ -1,7 +1,6 @@
-"""Scans of hosts, which are network namespaces with cables of their own: slow, dropping, cut, stopped, killed.
+"""Scans of hosts (network namespaces) with slow, lossy and cut cables, and with stopped and killed processes.
 
-Cables carry 50 Mbit/s, far less than the machine copies, and TCP is told to use all of that, so that figures are of the
-cables and not of its cores.
+Cables carry 50 Mbit/s, much less than the machine's cores, so that results depend on cables.
 """
 
 import json
@@ -24,20 +23,20 @@ pytestmark = pytest.mark.mpi
 
 HOSTS = 8
 FEW_HOSTS = 4
-"""As many as tell which one is slow: the daemons of more take the cores from each other, which takes the time."""
+"""The fewest that show which one is slow. More daemons take cores from each other"""
 QUEUE = ("burst", "16kb", "limit", "16mb")
 USUAL = ("tbf", "rate", "50mbit", *QUEUE)
 SLOW = ("tbf", "rate", "25mbit", *QUEUE)
 DROPPING = ("tbf", "rate", "50mbit", "burst", "16kb", "limit", "3kb")
-"""A queue of two packets: whatever comes in a burst is lost."""
+"""A queue of two packets, so bursts are lost"""
 
 MOST_SCANS = 5
-"""Of a machine so busy that its cores, and not the cables, decide: a scan says so, and is made again."""
+"""On a busy machine, cores instead of cables limit the bandwidth. The scan reports it, and is repeated"""
 
 WORKER = b"gpubench.backends.scan_worker"
 SECONDS = 120.0
 SECONDS_TO_BE_LEFT = 60.0
-"""What a supervisor behind a cut cable has until the kernel, or its patience, tells it that rank 0 is gone."""
+"""Time until a supervisor behind a cut cable notices that rank 0 is gone"""
 
 
 @pytest.fixture
@@ -56,14 +55,14 @@ def few_hosts(tmp_path: Path) -> Iterator[Hosts]:
 def cabled(count: int, folder: Path) -> Iterator[Hosts]:
     with connected(count, folder) as found:
         for number, name in enumerate(found.names):
-            # BBR, which is usual on some machines, sends at the rate that it has estimated: figures vary by 20 %.
+            # BBR, the default on some machines, sends at an estimated rate, which varies by 20 %.
             command("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=reno")
             shape(found, number, USUAL)
         yield replace(found, ranks=1)
 
 
 def shape(hosts: Hosts, number: int, words: tuple[str, ...]) -> None:
-    """Give both ends of a host's cable this queue."""
+    """Set this queue at both ends of a host's cable."""
     try:
         hosts.on_switch("tc", "qdisc", "replace", "dev", f"port{number}", "root", *words)
         command("ip", "netns", "exec", hosts.names[number], "tc", "qdisc", "replace", "dev", "eth0", "root", *words)
@@ -90,7 +89,7 @@ def wait_for_round(folder: Path, job: HostJob) -> None:
 
 
 def report_of(folder: Path, job: HostJob) -> Mapping[str, Any]:
-    """The report, which is there before mpirun ends, if it does."""
+    """Return the report, which is written before mpirun ends."""
     path, deadline = folder / "report.json", time.monotonic() + SECONDS
     while True:
         found = document_so_far(path)
@@ -102,7 +101,7 @@ def report_of(folder: Path, job: HostJob) -> Mapping[str, Any]:
 
 
 def check_named(hosts: Hosts, report: Mapping[str, Any], number: int, kinds: tuple[str, ...]) -> Mapping[str, Any]:
-    """One host is bad, in one of these ways, and all others have figures and are well."""
+    """Assert that one host is bad in one of these ways, and that all others were measured and are healthy."""
     (part,) = report["parts"]
     assert part["nodes"] == [hosts.names[number]]
     assert part["part_kind"] in kinds, part
@@ -131,7 +130,7 @@ def test_a_cable_at_half_its_rate_is_named_with_what_it_carries(few_hosts: Hosts
 
 @pytest.mark.slow
 def test_rows_of_the_host_backend_are_judged_by_the_links(tmp_path: Path) -> None:
-    """By the rate that a profile tells of them; all rows are slow where it should be forty times that of the cables."""
+    """The profile sets the rate. With a rate of forty times the cables', all rows are slow."""
     output, folder = tmp_path / "rows.jsonl", tmp_path / "recorded"
     asked = ("allreduce", "--sizes", "8M", "--iters", "1", "--warmup", "0", "--out-of-place")
     outputs = (f"--output={output}", f"--profile={profile_of_links(tmp_path, 0.05)}", f"--record={folder}")
@@ -247,13 +246,12 @@ def test_a_worker_that_is_stopped_in_phase_0_is_named_and_the_scan_goes_on(tmp_p
 
 
 def local_figures(folder: Path) -> list[tuple[list[int], str]]:
-    """Place and quantity of every figure of phase 0 that was kept."""
+    """Return place and quantity of every stored value of phase 0."""
     _, local, *_ = (json.loads(line) for line in (folder / "rounds" / "scan.jsonl").read_text().splitlines())
     return sorted(zip(local["places"], local["quantities"], strict=True))
 
 
 def workers_on(hosts: Hosts, number: int, module: bytes = b"gpubench") -> list[int]:
-    """The processes of the scan on a host."""
     found = []
     for pid in hosts.pids(number):
         path = Path(f"/proc/{pid}/cmdline")

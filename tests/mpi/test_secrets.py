@@ -1,4 +1,4 @@
-"""What others wrote into an environment or a command line gets into no output, and nothing of a run is left behind."""
+"""No secret of the environment or a command line appears in an output, and no file is left behind."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Sweeps in several ways with real ranks: on the host backend, and on four ranks with fake GPUs."""
+"""Sweeps with several settings: on the host backend, and on four ranks with fake GPUs."""
 
 import csv
 import io
@@ -21,17 +21,17 @@ from tests.mpi.jobs import FAKE_GPUS, document_of, mpirun_on_fake_gpus, on_fake_
 pytestmark = pytest.mark.mpi
 
 SECONDS_TO_BEGIN = 15.0
-"""After which ranks have measured their first rows, on a busy machine too."""
+"""Time until ranks have measured their first rows on a busy machine"""
 
 SMALL = ("allreduce", "--sizes", "1K:64K:8", "--iters", "3", "--warmup", "1")
-AS_DATA = ("--format", "json", "--exit-zero")  # Operations on the CPU are slower than what GPUs are expected to need
+AS_DATA = ("--format", "json", "--exit-zero")  # CPU operations are slower than GPUs are expected to be
 ONE_ROW = ("--sizes", "1K", "--iters", "3", "--warmup", "1", "--out-of-place")
 
 
 def emulated_nodes(
     *arguments: str, ranks: tuple[int, int] = (2, 2), program: Sequence[str] = PROGRAM
 ) -> "subprocess.CompletedProcess[str]":
-    """Run ranks of this host on two nodes, as NCCL_HOSTID tells them."""
+    """Run the ranks of this host as two nodes, set by NCCL_HOSTID."""
     launcher, *_ = mpirun_command(1)
     nodes = [
         ["-n", str(count), "-x", f"NCCL_HOSTID=node{node}", *program, *arguments] for node, count in enumerate(ranks)
@@ -60,7 +60,7 @@ def test_algorithms_and_protocols_beside_the_own_choice(tmp_path: Path) -> None:
     times = {(row["size_bytes"], row["placement"], row["setting"]): row["time_us"] for row in document["rows"]}
     for row in best:
         here = {name: times[row["size_bytes"], row["placement"], name] for name in names}
-        here["ring/ll"] = row["own_time_us"]  # NCCL's own choice, which counts as measured again
+        here["ring/ll"] = row["own_time_us"]  # NCCL's own choice counts as measured again
         assert (row["fastest"], row["time_us"]) == min(here.items(), key=lambda item: item[1])
     assert all(row["noise_percent"] is not None for row in best)
     assert document["refused"] == []
@@ -332,7 +332,7 @@ def test_a_variable_has_jobs_of_its_own_that_take_turns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_setting_whose_job_fails_is_left_out_with_the_reason() -> None:
-    """What stands in for the library fails where this variable is set, and MPI_Abort ends that job's mpirun."""
+    """The fake library fails with this variable, and MPI_Abort ends this job's mpirun."""
     arguments = (*SMALL, "--set", "NCCL_NET=Broken,Socket", *AS_DATA)
     result = on_fake_gpus(*arguments, GPUBENCH_TEST_BROKEN_NET="Broken")
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""Strangers on the hosts and the network of a job: none of them costs it its verdict."""
+"""Strangers on the hosts and the network of a job do not change its verdict."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def test_neither_killed_watchdogs_nor_a_flood_of_the_next_hide_a_stopped_rank(ou
     addresses = [address for pid in watchdogs for address in strangers.tcp_addresses(pid)]
     names = [name for pid in watchdogs for name in strangers.local_names(pid)]
     os.kill(run.pid(1), signal.SIGSTOP)
-    time.sleep(0.5)  # of two until they ask each other
+    time.sleep(0.5)  # longer than watchdogs wait before they query each other
     with strangers.flood(addresses), strangers.local_flood(names, os.getuid()):
         deadline = time.monotonic() + 120
         while watchdogs_of(output) and time.monotonic() < deadline:
@@ -59,7 +59,7 @@ def test_neither_killed_watchdogs_nor_a_flood_of_the_next_hide_a_stopped_rank(ou
 
 
 def test_watchdogs_that_a_firewall_parts_say_so_and_hear_no_bridge(tmp_path: Path) -> None:
-    """Each host has a bridge for containers too, with the same address everywhere, which is kept from Open MPI."""
+    """Each host also has a container bridge with the same address, which Open MPI must not use."""
     output = tmp_path / "result.json"
     with connected(2, tmp_path) as two:
         hosts = replace(two, ranks=1)
@@ -78,7 +78,7 @@ def test_watchdogs_that_a_firewall_parts_say_so_and_hear_no_bridge(tmp_path: Pat
             for name in hosts.names:
                 for _, port in heard:
                     command("ip", "-n", name, "rule", "add", "ipproto", "tcp", "dport", str(port), "blackhole")
-            for pid in watchdogs:  # the next ones have to reach each other anew
+            for pid in watchdogs:  # the new watchdogs have to connect again
                 os.kill(pid, signal.SIGKILL)
             said = job.wait_for("do not answer")
     assert sorted(address for address, _ in heard) == sorted(hosts.addresses)

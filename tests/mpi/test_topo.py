@@ -1,4 +1,4 @@
-"""`gpubench topo` on ranks that mpirun started: every node read once, nodes grouped, the odd one named."""
+"""`gpubench topo` under mpirun: each node is read once, nodes are grouped, and the odd one is named."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Real torch.distributed over Gloo on tensors of the CPU, by mpirun and by torchrun; only where torch is installed."""
+"""Real torch.distributed over Gloo on CPU tensors, under mpirun and torchrun, if torch is installed."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Trials of MPI on GPU memory by real jobs of two ranks: one is right, one wrong, one crashes."""
+"""Trial jobs of MPI on GPU memory with two ranks: one right, one wrong, one crash."""
 
 import sys
 

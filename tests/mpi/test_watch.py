@@ -1,4 +1,4 @@
-"""`gpubench watch` on ranks that mpirun started: the first rank of a node reads it, the first of all shows them."""
+"""`gpubench watch` under mpirun: the first rank of a node reads it, and rank 0 shows all nodes."""
 
 import json
 import sys

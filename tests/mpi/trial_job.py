@@ -1,4 +1,4 @@
-"""A rank of a job that tries MPI on GPU memory, where a GPU is NumPy; what CRASHES names ends as a bad address does."""
+"""A rank of a trial job of MPI on GPU memory, with NumPy as a GPU. Operations in CRASHES crash with a bad address."""
 
 import os
 import signal

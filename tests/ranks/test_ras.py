@@ -1,4 +1,4 @@
-"""NCCL's RAS: the question, and listeners that answer, hang, or are not there."""
+"""NCCL's RAS: queries to listeners that answer, hang, or are missing."""
 
 import socket
 import threading
@@ -21,7 +21,7 @@ def listener() -> Iterator[socket.socket]:
 
 @contextmanager
 def served(listener: socket.socket, answer: bytes, *, silent: int = 0, hangs_up: bool = True) -> Iterator[list[bytes]]:
-    """Accept all connections, of which the first say nothing, and answer one question; what was asked."""
+    """Accept all connections, ignore the first ones, and answer one query. Yield the received data."""
     asked: list[bytes] = []
     kept: list[socket.socket] = []
 
@@ -80,7 +80,7 @@ def test_an_address_that_cannot_be_is_nobody(address: str) -> None:
 
 @contextmanager
 def endless(listener: socket.socket, piece: bytes, seconds: float) -> Iterator[None]:
-    """Send without end, a piece every so often, to whoever connects."""
+    """Send pieces forever to every client."""
     over = threading.Event()
 
     def send() -> None:

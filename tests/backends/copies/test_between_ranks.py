@@ -1,4 +1,4 @@
-"""Copies between two processes, on a CuPy that is NumPy: whose bytes go where, and what is said when they cannot."""
+"""Copies between two processes with CuPy on NumPy: data, directions, and errors."""
 
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +24,7 @@ BLOCK = Block(row=3, buffers=1, stride=SIZE // 8, offset=0, count=SIZE // 8)
 
 
 class Ranks:
-    """Two ranks, each with a GPU of its own; they take turns on one thread."""
+    """Two ranks with a GPU each, which take turns on one thread."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, network: bool = False, gate: bool = True) -> None:
         self.runtime = Runtime(2)
@@ -41,12 +41,11 @@ class Ranks:
         return Network(cast("Group", group), NcclLibrary())
 
     def _broadcast(self, offered: bytes | None) -> bytes:
-        """What the first rank offered; it comes first."""
         self.offered = offered or self.offered
         return self.offered
 
     def buffers(self) -> tuple[Memory, Memory]:
-        """Data of rank 0, and a place for them at rank 1."""
+        """Return filled memory of rank 0, and empty memory of rank 1."""
         sent, arrived = self.copies[0].allocate(SIZE), self.copies[1].allocate(SIZE)
         sent.fill_sent(WORDS, BLOCK, 0)
         arrived.fill_byte(SIZE, POISON)

@@ -1,4 +1,4 @@
-"""Managed memory on a CuPy that is NumPy: the calls that the driver gets, and how much memory is taken at most."""
+"""Managed memory with CuPy on NumPy: driver calls, and the limit of allocations."""
 
 import pytest
 
@@ -24,7 +24,7 @@ H200 = {83: 1, 88: 0, 89: 1, 100: 0}
 
 
 class Machine:
-    """Two fake GPUs with 8 GiB free each, opened, and the driver that is asked."""
+    """Two fake GPUs with 8 GiB free each, and their driver."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, attributes: dict[int, int] | None = None, status: int = 0):
         self.runtime = Runtime(2)

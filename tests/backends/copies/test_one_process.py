@@ -1,4 +1,4 @@
-"""Copies between GPUs on a CuPy that is NumPy: the right bytes by the right way, and a clock without the host in it."""
+"""Copies between GPUs with CuPy on NumPy: data, routes, and times without the host's share."""
 
 import ctypes
 import sys
@@ -33,8 +33,6 @@ BLOCK = Block(row=3, buffers=1, stride=SIZE // 8, offset=0, count=SIZE // 8)
 
 
 class Machine:
-    """Some fake GPUs, opened."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, gpus: int = 3, *, gate: bool = True) -> None:
         self.runtime = Runtime(gpus)
         self.cuda = Cuda(self.runtime, status=0 if gate else 801)
@@ -170,7 +168,7 @@ def test_streams_start_together_and_the_last_one_counts(machine: Machine) -> Non
 
 
 def test_a_stream_never_fills_behind_the_gate(machine: Machine) -> None:
-    """The fake asserts that no more than 1024 operations wait; the longest queue is what the gate allows."""
+    """The fake allows at most 1024 waiting operations, and the gate fewer."""
     machine.copies.enable(0, 1)
     stream, other = machine.stream(0, 1), machine.stream(1, 0, by=0)
     machine.copies.seconds([stream], 3000)
@@ -180,7 +178,9 @@ def test_a_stream_never_fills_behind_the_gate(machine: Machine) -> None:
 
 
 def test_copies_that_are_split_into_many_do_not_wait(machine: Machine) -> None:
-    """A staged copy takes the more places the larger it is: 40 MB more than the gate may hold, 100 of 1 kB less."""
+    """Staged copies take more places the larger they are. A few of 40 MB exceed the gate's limit, 100 of 1 kB do
+    not.
+    """
     for each in Stream._streams.values():
         each.most_queued = 0
     machine.copies.seconds([machine.stream(0, 1, size=40_000_000)], 2)
@@ -323,7 +323,7 @@ def test_no_gpu_no_driver_and_no_compiler_are_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_gate_opens_itself_when_the_host_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What enqueues may wait for the GPU, which waits for the gate."""
+    """Enqueueing may wait for the GPU, which waits for the gate."""
     machine = Machine(monkeypatch)
     gate, opened = StreamGate(machine.runtime), threading.Event()
     monkeypatch.setattr(cuda_gate, "_LONGEST_SECONDS", 0.001)
@@ -386,7 +386,7 @@ def with_counters(sent_kib: int | None, received_kib: int | None, pcie: int | No
 
 
 class CountingNvml(FakeNvml):
-    """GPUs by bus id, which here is their number."""
+    """GPUs whose bus id is their number."""
 
     def nvmlDeviceGetHandleByPciBusId(self, bus_id: str) -> FakeGpu:  # noqa: N802
         if bus_id == "gone":

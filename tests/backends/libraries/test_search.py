@@ -1,4 +1,4 @@
-"""Libraries as files say: what a shared object needs, where that is found, and what wheels brought."""
+"""Libraries found from files: links of shared objects, wheels, and PyTorch."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.fakes.shared_objects import shared_object, torch, wheel
 
 
 def test_links_are_found_as_the_loader_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """RPATH comes before LD_LIBRARY_PATH, which comes before RUNPATH."""
+    """RPATH precedes LD_LIBRARY_PATH, which precedes RUNPATH."""
     for folder in ("own", "users"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "libnccl.so.2").write_bytes(shared_object("libc.so.6"))

@@ -1,4 +1,4 @@
-"""Trials of MPI on GPU memory: how the ends of their jobs are read. The jobs are scripts that end as such jobs do."""
+"""How the ends of trial jobs of MPI on GPU memory are read. The jobs are scripts."""
 
 import json
 import os
@@ -50,7 +50,6 @@ END
 
 @pytest.fixture
 def command(tmp_path: Path) -> TrialCommand:
-    """A job for each word of ENDS."""
     lines = [f"if sys.argv[1] == {name!r}:\n{textwrap.indent(end, '    ')}" for name, end in ENDS.items()]
     script = tmp_path / "job.py"
     script.write_text(SCRIPT.replace("END", "\n".join(lines)))

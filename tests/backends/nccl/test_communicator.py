@@ -1,4 +1,4 @@
-"""Communicators on stand-ins for nccl4py's functions: configurations, registered buffers, deadlines, refusals."""
+"""Communicators with fake nccl4py functions: configurations, registered buffers, deadlines, and refusals."""
 
 import time
 from functools import partial
@@ -35,8 +35,8 @@ _RECORDED = (
 
 
 class Bindings(cupy_on_numpy.Nccl):
-    """Records calls. `answers` is the status of a function that refuses, `states` are those that a communicator has
-    when it is asked, of which the last stays; `registered` is the handle of registered memory.
+    """Bindings that record calls. `answers` holds the status of functions that refuse. `states` are the
+    communicator's consecutive asynchronous states. `registered` is the handle of registered memory.
     """
 
     def __init__(self, **answers: int) -> None:
@@ -82,8 +82,6 @@ class Bindings(cupy_on_numpy.Nccl):
 
 
 class Bench:
-    """A library of these bindings."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: int) -> None:
         self.nccl = Bindings(**answers)
         cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), self.nccl)

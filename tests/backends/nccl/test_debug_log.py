@@ -1,4 +1,4 @@
-"""LogAccess to NCCL's log, beside every way in which a user may have asked for it himself."""
+"""Reading NCCL's log together with all log settings of a user."""
 
 import os
 import time
@@ -17,7 +17,7 @@ TUNING = "AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}"
 
 
 class Process:
-    """A process with an NCCL in it, and what came out at its stdout."""
+    """A process with NCCL, and its stdout."""
 
     def __init__(
         self, folder: Path, environment: Mapping[str, str], version: int = 22809, conf: Mapping[str, str] | None = None
@@ -32,7 +32,7 @@ class Process:
         return NcclLog(self.nccl, self.settings, ranks_on_node, self.environment, self.descriptor)
 
     def start(self) -> None:
-        """What NCCL writes when a communicator is made and an operation is tried."""
+        """Write what NCCL writes for a new communicator and its first operation."""
         self.nccl.info("BOOTSTRAP", "Bootstrap: Using eth0")
         self.nccl.show_version()
         self.nccl.info("INIT|P2P", CHANNEL)

@@ -1,4 +1,4 @@
-"""NCCL beside torch.distributed: timed from the same gate, with the same data right."""
+"""NCCL and torch.distributed timed from the same gate, with verified data."""
 
 from typing import Any, cast
 
@@ -30,7 +30,7 @@ SAMPLINGS = [Sampling(iterations=5), Sampling(iterations=None, budget_seconds=0.
 
 
 class Bench:
-    """One GPU on which an all-reduce takes 8 µs, and a driver with a gate, or one that refuses it."""
+    """A GPU on which an all-reduce takes 8 µs, with a driver that has a gate or refuses it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, gate: bool = True) -> None:
         monkeypatch.setattr(cupy_on_numpy, "COLLECTIVE_US", OPERATION_US)
@@ -107,7 +107,7 @@ def test_alone_nccl_keeps_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None
 def test_data_are_right_and_the_host_is_a_figure_of_its_own(
     monkeypatch: pytest.MonkeyPatch, name: str, sampling: Sampling
 ) -> None:
-    """Without a gate here: ranks are threads that would open each other's."""
+    """Without a gate, because the ranks are threads of one process that would open each other's."""
     collective = skewed(0.75) if name == "alltoallv" else next(each for each in COLLECTIVES if each.name == name)
     cupy = cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(2), cupy_on_numpy.Nccl(2))
     monkeypatch.setattr(cupy.cuda, "get_elapsed_time", lambda _begin, _end: 0.25)

@@ -1,4 +1,4 @@
-"""Which variables a libnccl knows, by the strings in its file; and the NCCL of a process without torch."""
+"""The variables that a libnccl reads, and the NCCL of a process without torch."""
 
 import json
 import os

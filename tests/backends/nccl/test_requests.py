@@ -1,4 +1,4 @@
-"""Requests that an NCCL has no call for."""
+"""Requests for which an NCCL has no call."""
 
 import pytest
 

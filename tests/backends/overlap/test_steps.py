@@ -1,4 +1,4 @@
-"""Computation beside a collective on a fake GPU: what is enqueued when, and whether wrong results are seen."""
+"""Computation concurrent with a collective on a fake GPU: the order of operations, and wrong results."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The clock behind a gate: what the host takes to issue operations is no part of their time."""
+"""The clock behind a gate excludes the host's time to issue operations."""
 
 import pytest
 

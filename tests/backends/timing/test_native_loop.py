@@ -1,4 +1,4 @@
-"""The table of C calls, walked by machine code and by Python: same calls, same arguments, same end."""
+"""The table of C calls, run by machine code and by Python with the same result."""
 
 import ctypes
 import mmap
@@ -14,7 +14,7 @@ EIGHT = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 8)
 
 
 class Recorder:
-    """A C function that notes its arguments and fails when the first is negative."""
+    """A C function that records its arguments, and fails if the first is negative."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, ...]] = []

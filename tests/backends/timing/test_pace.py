@@ -1,4 +1,4 @@
-"""Loops cut into groups by how long their operations took before."""
+"""How loops are cut into groups by earlier durations."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A barrier in front of calls, made of C functions: no MPI is needed to see what is called, and when."""
+"""A barrier in front of calls, as C functions without MPI."""
 
 import ctypes
 from time import perf_counter
@@ -18,7 +18,7 @@ class Barred(AloneGroup):
 
 
 def recorder(calls: list[tuple[str, float]], name: str) -> tuple[object, Entry]:
-    """A C function that notes when it was called; keep the first of the two alive."""
+    """Return a C function that records when it is called. The first element keeps it alive."""
 
     def note(_argument: int) -> int:
         calls.append((name, perf_counter()))

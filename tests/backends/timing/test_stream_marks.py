@@ -1,4 +1,4 @@
-"""Marks in long loops on a stream: where they are, and what is seen of them."""
+"""Where long loops on a stream have marks, and which progress they report."""
 
 import ctypes
 
@@ -35,7 +35,7 @@ class Bench:
         ]
 
     def warmed_up(self, seconds: float) -> None:
-        """As if the warm-up had taken so long an operation."""
+        """Record a warm-up with this duration per operation."""
         self.backend.bind(self.launches[:2], 0)
         self.backend._marks.measured(2 * seconds)
 
@@ -80,7 +80,7 @@ def test_marks_between_replays_of_a_graph(monkeypatch: pytest.MonkeyPatch, secon
 def test_the_time_to_issue_is_of_operations_that_found_room_in_the_queue(
     monkeypatch: pytest.MonkeyPatch, operations: int, parts: int, seconds: float | None
 ) -> None:
-    """Of parts that take 40, 16, 16, then, where the host waits for the GPU, a million microseconds."""
+    """The parts take 40, 16, 16 and, while the host waits for the GPU, a million microseconds."""
     spent = iter([40e-6, 16e-6, 16e-6, 1.0, 1.0])
     clock = (instant for each in spent for instant in (0.0, each))
     monkeypatch.setattr(timing, "perf_counter", clock.__next__)

@@ -1,4 +1,4 @@
-"""Several backends in one run: a watchdog that ends a hang reaches the communicators of all of them."""
+"""The watchdog aborts the communicators of all backends of a run."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Backends of torch.distributed on a torch made of NumPy: every collective, with real data."""
+"""All collectives of torch.distributed backends, with torch on NumPy."""
 
 from typing import Any, cast
 
@@ -180,7 +180,7 @@ def test_graphs_of_gloo_are_refused() -> None:
 
 
 def test_a_device_that_only_torch_drives_is_filled_and_checked_by_way_of_the_host() -> None:
-    """No authors' machine has such a GPU: here its tensors are the fake's."""
+    """The tensors are those of the fake, because no author has such a GPU."""
 
     def body(group: ThreadGroup) -> list[CollectiveRow]:
         torch = cast("Any", Torch(group))

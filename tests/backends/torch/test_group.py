@@ -1,4 +1,4 @@
-"""The ranks of torchrun's job, on a torch made of threads."""
+"""The ranks of torchrun's job, with torch on threads."""
 
 import sys
 from types import SimpleNamespace

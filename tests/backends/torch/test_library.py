@@ -1,4 +1,4 @@
-"""The torch of an environment: what it says of itself, and what is said where it lacks something."""
+"""The torch of an environment: its version, and errors for missing parts."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -20,7 +20,7 @@ from tests.fakes.torch_on_numpy import Torch
 
 
 def install(monkeypatch: pytest.MonkeyPatch, torch: object) -> None:
-    """Have `import torch` find this, or raise it."""
+    """Make `import torch` return this module or raise this error."""
     if isinstance(torch, Exception):
 
         class Broken(ModuleType):

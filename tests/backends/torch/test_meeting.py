@@ -1,4 +1,4 @@
-"""The store at which torchrun's ranks meet, and what is said of those who do not come."""
+"""The store at which torchrun's ranks meet, and errors about missing ranks."""
 
 import socket
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""PyTorch's symmetric memory on a torch made of NumPy: both kernels, in both places, plain and in graphs."""
+"""PyTorch's symmetric memory with torch on NumPy: both kernels, in and out of place, with and without graphs."""
 
 import os
 from typing import Any, cast
@@ -41,7 +41,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Node:
-    """A rank's GPU, with torch:symm on it; `refuses` is what the driver says of sharing memory."""
+    """A rank's GPU with torch:symm. `refuses` is the driver's error about sharing memory."""
 
     def __init__(self, group: ThreadGroup, refuses: str = "") -> None:
         self.group = group

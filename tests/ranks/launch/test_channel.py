@@ -1,4 +1,4 @@
-"""Words from ranks to their launcher over the socket, and what mpirun prints beside them."""
+"""Messages from ranks to their launcher over the socket, and lines that mpirun prints meanwhile."""
 
 import os
 import sys
@@ -127,7 +127,7 @@ line.sendall(bytes([0, 0, 0, 99]) + b'{"kind": "ro')
 
 
 def test_a_line_that_is_open_is_heard_to_its_end_though_the_job_is_gone() -> None:
-    """As those of watchdogs that say late how their ranks ended."""
+    """Watchdogs report late how their ranks ended."""
     late = """
 import os, socket, sys, time
 line = socket.socket(socket.AF_UNIX)

@@ -1,4 +1,4 @@
-"""Hosts of `check --hosts` on which gpubench does not start: each is named with its reason, by a real ssh too."""
+"""Hosts of `check --hosts` on which gpubench does not start, with reasons, also with a real ssh."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ SAID = (
     ("Traceback:\nImportError: libc.so.6: version `GLIBC_2.38'", 1, "exit code 1: ImportError: libc.so.6: version"),
     ("", 137, "exit code 137"),
 )
-"""What ssh and the shell behind it print, and what the user reads."""
+"""The output of ssh or the remote shell, and what gpubench reports."""
 
 
 @pytest.mark.parametrize(("stderr", "code", "seen"), SAID, ids=[seen for _, _, seen in SAID])
@@ -68,12 +68,12 @@ SERVERS: Mapping[str, tuple[str, ...]] = {
     "keyless": (HERE, "AuthorizedKeysFile /dev/null"),
     "bare": ("ForceCommand /opt/no/such/python3",),
 }
-"""Hosts whose ssh server runs on a port of this machine, with lines of its configuration."""
+"""Hosts whose ssh server runs on a port of this machine, with extra configuration lines."""
 
 
 @pytest.fixture
 def ssh(tmp_path: Path) -> Iterator[str]:
-    """An ssh that knows hosts by these names, and two more whose ports nobody listens on or whose key is new."""
+    """An ssh client that knows these hosts, one with a closed port, and one with a new host key."""
     for key in ("host", "user"):
         made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / key)]
         subprocess.run(made, check=True, timeout=60)

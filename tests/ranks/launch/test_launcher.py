@@ -1,4 +1,4 @@
-"""Who started this process, and how it starts itself again."""
+"""How gpubench detects its launcher, and starts itself again."""
 
 import os
 import signal
@@ -132,7 +132,7 @@ def test_mpi_chooses_what_carries_messages_where_these_are_measured_or_the_user_
 
 @pytest.mark.mpi
 def test_ranks_that_only_agree_by_mpi_start_and_end(tmp_path: Path) -> None:
-    """With the real mpirun: its library knows each of the settings."""
+    """The real mpirun accepts all of these settings."""
     program = tmp_path / "rank.py"
     program.write_text("from mpi4py import MPI\nassert MPI.COMM_WORLD.allreduce(1) == 2\n")
     environment = find_launcher().environment(os.environ, "", measures_mpi=False)
@@ -197,7 +197,7 @@ def test_stopping_a_job_that_is_over_returns_its_code() -> None:
 
 
 def test_a_job_dies_with_the_process_that_started_it() -> None:
-    """The middle process starts a job and is killed: nothing may be left."""
+    """The middle process starts a job and is killed. Nothing may be left."""
     program = (
         "import os, sys, time\n"
         "from gpubench.ranks import launch\n"
@@ -215,7 +215,7 @@ def test_a_job_dies_with_the_process_that_started_it() -> None:
 
 
 def wait_until_gone(pid: int) -> None:
-    """Returns once there is no such process but a zombie; the test's own time limit ends a vain wait."""
+    """Wait until the process is gone or a zombie. The test's time limit ends the wait."""
     while True:
         try:
             if Path(f"/proc/{pid}/stat").read_text().split()[2] in "ZX":
@@ -227,7 +227,7 @@ def wait_until_gone(pid: int) -> None:
 
 @pytest.mark.mpi
 def test_a_rank_may_start_ranks_of_its_own_without_the_launchers_variables() -> None:
-    """With the setting that the user gave to the outer mpirun."""
+    """They inherit the setting that the user gave to the outer mpirun."""
     script = (
         "import os, subprocess, sys\n"
         "from gpubench.model.facts.environment import detect_launcher, strip_launcher\n"

@@ -14,7 +14,9 @@ SECONDS = 20.0
 
 
 def everywhere(size: int, does: Callable[[Ring], T]) -> list[T]:
-    """What all of a ring return, each in a thread of its own; whoever is done hangs up. A pair has one connection."""
+    """Call a function as every worker of a ring, in threads that hang up when they are done. A pair has one
+    connection.
+    """
     with ExitStack() as stack, ThreadPoolExecutor(size) as threads:
         pairs = [socket.socketpair() for _ in range(1 if size == PAIR else size)]
         for each in (end for pair in pairs for end in pair):
@@ -28,7 +30,7 @@ def everywhere(size: int, does: Callable[[Ring], T]) -> list[T]:
             try:
                 return does(ring)
             finally:
-                with suppress(OSError):  # of one that has left already
+                with suppress(OSError):  # the other end has already closed it
                     for own in {ring.before, ring.after}:
                         own.shutdown(socket.SHUT_WR)
 

@@ -1,4 +1,4 @@
-"""Rank 0's side: replies made into figures, and who is to blame where one is missing."""
+"""How rank 0 merges replies, and whom it blames for missing ones."""
 
 import socket
 import threading
@@ -41,7 +41,7 @@ from gpubench.ranks.scan.messages import (
 
 SECRET = b"the secret of a job of the tests"
 Answer = Callable[[RoundOrder | RingOrder], RoundReply | None]
-"""What a supervisor answers; None: it hangs up."""
+"""The reply of a supervisor. None closes the connection."""
 
 
 def done(gb_s: float) -> Answer:
@@ -56,7 +56,7 @@ def failing(outcome: Outcome, remark: str = "") -> Answer:
 def coordinated(
     *answers: Answer, secret: bytes = SECRET, clock: float = 0.0, late: Callable[[int], float] = lambda rank: 0.0
 ) -> Iterator[Coordinator]:
-    """A coordinator of so many nodes with two rails, each on one rank that answers so, and connects so late."""
+    """Connect nodes with two rails, whose only rank answers like this, and connects this late."""
     nodes = NodeRanks(tuple((rank,) for rank in range(len(answers))), ((0, 1),) * len(answers))
     found = Coordinator(nodes, SECRET, 0.1)
     threads = [
@@ -170,7 +170,7 @@ def test_a_rank_that_comes_late_makes_no_clock_differ(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("clock", "offset"), [(100.0, 0.0), (130.0, 0.0), (160.0, 0.0), (99.0, -1.0), (163.0, 3.0)])
 def test_a_clock_differs_by_what_the_time_of_its_answer_cannot_explain(clock: float, offset: float) -> None:
-    """A supervisor that stood still for 60 s may have read its clock at any time of them."""
+    """A supervisor that was stopped for 60 s may have read its clock at any time in between."""
     assert clock_offset(clock, asked=100.0, answered=160.0) == offset
 
 

@@ -1,4 +1,4 @@
-"""Messages between rank 0 and supervisors, and who is believed."""
+"""Messages between rank 0 and supervisors, and their authentication."""
 
 import socket
 import threading
@@ -56,7 +56,7 @@ def test_a_message_that_is_too_long_or_stops_in_the_middle_ends_the_connection()
 
 
 def exchange(own: bytes, other: bytes) -> list[object]:
-    """What both ends make of a greeting."""
+    """Return the outcome of a greeting at both ends."""
     found: list[object] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 

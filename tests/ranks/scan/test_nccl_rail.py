@@ -1,4 +1,4 @@
-"""A GPU as a rail, on stand-ins for GPU and NCCL: two ends in two threads, and one whose other end fails."""
+"""A GPU as a rail with fake CUDA and NCCL: two ends in two threads, and failures of one end."""
 
 import socket
 import threading
@@ -26,7 +26,7 @@ ID = bytes(128)
 
 @dataclass
 class Memory:
-    """GPU memory of which is known what was written last."""
+    """GPU memory that records the last write."""
 
     address: int
     holds: object = None
@@ -44,14 +44,14 @@ class Memory:
 
 @dataclass
 class Wire:
-    """What the ranks of a communicator send each other."""
+    """Messages between the ranks of a communicator."""
 
     ways: "defaultdict[tuple[int, int], Queue[object]]" = field(default_factory=lambda: defaultdict(Queue))
     damages: bool = False
 
 
 class Communicator:
-    """Carries what memories hold; its stream is idle once both have arrived."""
+    """Transfers the contents of memories. Its stream is idle when both have arrived."""
 
     aborted: list[int]
 
@@ -77,8 +77,7 @@ class Communicator:
         assert isinstance(sent, tuple)
         self._memories[addresses[1]].holds = "damaged" if self._wire.damages else (sent[0], None)
 
-    def check(self) -> None:
-        """Nothing is wrong."""
+    def check(self) -> None: ...
 
     def close(self, _deadline: float) -> None:
         self.ended = "closed"
@@ -88,7 +87,7 @@ class Communicator:
 
 
 class Runtime:
-    """CUDA's, of a process that MPS may have broken."""
+    """CUDA in a process that MPS may have broken."""
 
     CUDARuntimeError = RuntimeError
     broken = False
@@ -100,7 +99,7 @@ class Runtime:
 
 @dataclass
 class End:
-    """One end: its rail, and the communicators that it made."""
+    """A rail and the communicators that it made."""
 
     rail: NcclRail
     made: list[Communicator]
@@ -151,7 +150,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[Wire, End, End, End]:
 
 
 def all_of(*ends: End, seconds: float = 20.0, reduces: bool = False) -> list[float | Exception]:
-    """What each end of a ring found, or raised."""
+    """Return the result or exception of each end of a ring."""
 
     def run(own: Ring) -> float | Exception:
         rail = ends[own.place].rail

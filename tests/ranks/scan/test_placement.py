@@ -1,4 +1,4 @@
-"""Which ranks can be scanned, and what is said of others."""
+"""Which ranks can be scanned, and the error for others."""
 
 import pytest
 

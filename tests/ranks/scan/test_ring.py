@@ -1,4 +1,4 @@
-"""What workers of a ring tell each other, and the exchange of bytes in one."""
+"""How workers of a ring agree, and exchange bytes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A supervisor and its workers, which are real processes: they measure each other, and are stopped and killed."""
+"""A supervisor and its workers: real processes that measure each other, and are stopped and killed."""
 
 import os
 import signal
@@ -17,15 +17,14 @@ from gpubench.ranks.scan.supervisor import RankCard, Supervisor
 SECRET = b"the secret of a job of the tests"
 DEADLINE = 3.0
 SHORT = 0.5
-"""The deadline of a round that nobody can finish."""
+"""A deadline that no round can meet"""
 
 
 @contextmanager
 def two() -> Iterator[tuple[Supervisor, Supervisor]]:
-    """Two supervisors of one rail."""
     found = tuple(Supervisor("host", rank, {0: 0}, SECRET) for rank in (0, 1))
     for each in found:
-        each.workers[0]._start()  # by the main thread: the kernel ends a child with the thread that started it
+        each.workers[0]._start()  # in the main thread, because the kernel ends a child with the thread that started it
     try:
         yield found[0], found[1]
     finally:
@@ -35,7 +34,7 @@ def two() -> Iterator[tuple[Supervisor, Supervisor]]:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Supervisor, Supervisor]]:
-    """Two whose workers live on from test to test."""
+    """Two supervisors whose workers are shared by all tests."""
     with two() as found:
         yield found
 
@@ -43,7 +42,7 @@ def pair() -> Iterator[tuple[Supervisor, Supervisor]]:
 def a_round(
     one: Supervisor, other: Supervisor, number: int = 1, deadline: float = DEADLINE
 ) -> tuple[RoundReply, RoundReply]:
-    """A round of both with each other: the first listens."""
+    """Measure a round of two supervisors. The first one listens."""
     replies: dict[int, RoundReply] = {}
     places = (("127.0.0.1", one.workers[0].port),)
     tasks = ((one, WorkerTask(number, 0, 1, 0, deadline)), (other, WorkerTask(number, 0, 0, 1, deadline, places)))
@@ -138,7 +137,7 @@ def test_a_worker_that_dies_as_it_starts_does_not_end_its_supervisor(monkeypatch
 
 
 def test_under_mps_a_worker_that_failed_or_was_refused_is_replaced() -> None:
-    """The server breaks its other clients where one dies, and takes no new one until they have ended."""
+    """If a client dies, the MPS server breaks the others, and accepts no new client until they have ended."""
     with two() as (one, other):
         for each in (one, other):
             each.workers[0]._under_mps = True
@@ -183,7 +182,7 @@ def inside(
     all_reduce: bool = False,
     repeats_failures: bool = False,
 ) -> RoundReply:
-    """A ring of both rails of one rank."""
+    """Measure a ring of both rails of one rank."""
     ports = {rail: worker.port for rail, worker in supervisor.workers.items()}
     cards = [RankCard(0, "here", ("127.0.0.1",), ports)]
     seats = tuple(Seat(rail, 0, 1 - rail, 0, 1 - rail, rail, 2) for rail in ports)

@@ -1,4 +1,4 @@
-"""Attacks on the watchdogs of a job by somebody who knows nothing but what every user of the host may see."""
+"""Attacks on the watchdogs of a job by another user of the host."""
 
 import socket
 import subprocess
@@ -58,7 +58,7 @@ LISTENS = "0A"
 
 
 def tcp_addresses(pid: int) -> list[tuple[str, int]]:
-    """The addresses at which a process listens; 0.0.0.0 for all interfaces."""
+    """Return the addresses at which a process listens. 0.0.0.0 means all interfaces."""
     inodes = _socket_inodes(pid)
     found = []
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
@@ -70,15 +70,15 @@ def tcp_addresses(pid: int) -> list[tuple[str, int]]:
 
 
 def local_names(pid: int) -> list[str]:
-    """The names of a process's abstract sockets, without the NUL."""
+    """Return the names of a process's abstract sockets, without the NUL."""
     inodes = _socket_inodes(pid)
     lines = [line.split() for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]]
     found = [words[7][1:] for words in lines if len(words) > 7 and words[6] in inodes and words[7].startswith("@")]
-    return list(dict.fromkeys(found))  # what was accepted has the name too
+    return list(dict.fromkeys(found))  # accepted connections have the same name
 
 
 def line_to(address: tuple[str, int] | str) -> socket.socket:
-    """A connection to a TCP address, or to an abstract socket of that name."""
+    """Connect to a TCP address or an abstract socket."""
     line = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
     line.connect("\0" + address if isinstance(address, str) else address)
     return line
@@ -86,7 +86,7 @@ def line_to(address: tuple[str, int] | str) -> socket.socket:
 
 @contextmanager
 def flood(addresses: Sequence[tuple[str, int]], senders: int = 1) -> Iterator[None]:
-    """Connections at full speed over TCP, until the end."""
+    """Connect over TCP as fast as possible."""
     words = [f"{address}:{port}" for address, port in addresses]
     with _running(FLOOD, *words, count=senders):
         yield
@@ -94,18 +94,18 @@ def flood(addresses: Sequence[tuple[str, int]], senders: int = 1) -> Iterator[No
 
 @contextmanager
 def local_flood(names: Sequence[str], uid: int = NOBODY, senders: int = 1) -> Iterator[None]:
-    """Connections at full speed over abstract sockets, until the end."""
+    """Connect to abstract sockets as fast as possible."""
     with _running(LOCAL_FLOOD, str(uid), *names, count=senders):
         yield
 
 
 def answer_to_stranger(name: str, data: bytes) -> int:
-    """The bytes that a watchdog answers another user of this host; 0 for silence."""
+    """Return how many bytes a watchdog answers to another user."""
     return answer_to(name, data, NOBODY, 0.5)
 
 
 def answer_to(name: str, data: bytes, uid: int, seconds: float = 60) -> int:
-    """The same for a user of one's choice, who waits so long."""
+    """Return how many bytes a watchdog answers to a user within these seconds."""
     command = [sys.executable, "-c", ASK, str(uid), name, data.hex(), str(seconds)]
     return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
 

@@ -1,4 +1,4 @@
-"""Attacks by other users of the host and network: the watchdog lives, is not taken in, and keeps its deadlines."""
+"""Attacks by other users: the watchdog survives, is not deceived, and meets its deadlines."""
 
 import json
 import os
@@ -38,7 +38,7 @@ time.sleep(300)
 
 @contextmanager
 def watched(timeout_s: float, how: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A rank whose watchdog, the second one given, is at work."""
+    """Start a rank and wait for its watchdog. Yield both."""
     rank = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(timeout_s), how],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), cwd=ROOT,
@@ -53,7 +53,7 @@ def watched(timeout_s: float, how: str) -> Iterator[tuple[subprocess.Popen[str],
 
 
 def known_name(pid: int) -> str:
-    """The abstract socket that any user can compute the name of."""
+    """Return the abstract socket whose name any user can compute."""
     deadline = time.monotonic() + 300
     while not (names := [name for name in strangers.local_names(pid) if name.startswith("gpubench-")]):
         assert time.monotonic() < deadline
@@ -85,13 +85,14 @@ WORDS = [
 
 @pytest.mark.parametrize("how", ["starting", "met"])
 def test_no_words_end_a_watchdog(how: str) -> None:
-    """Those over Unix sockets come from the user himself, who alone is listened to there."""
+    """Unix sockets answer only the same user, so their data come from this user."""
     with watched(1000, how) as (rank, pid):
         name = known_name(pid)
         addresses: list[tuple[str, int] | str] = [*strangers.tcp_addresses(pid), *strangers.local_names(pid)]
         for address in addresses:
             for words in WORDS:
-                with strangers.line_to(address) as line, suppress(OSError):  # it may hang up before it has read all
+                # it may close the connection before it has read all data
+                with strangers.line_to(address) as line, suppress(OSError):
                     line.sendall(words)
         for _ in range(2):
             assert strangers.answer_to(name, ASK, os.getuid()) > 0
@@ -109,7 +110,7 @@ def test_another_user_gets_no_answer_over_the_abstract_socket(how: str) -> None:
 
 
 class Job:
-    """Rank 1, which listens over a Unix socket and TCP, and rank 0, which has the addresses that it is given."""
+    """Rank 1, which listens on a Unix socket and TCP, and rank 0 with configurable addresses."""
 
     def __init__(self, stack: ExitStack, secret: bytes = SECRET) -> None:
         self.listeners = [stack.enter_context(listener) for listener in [*listen_everywhere(), loopback()]]
@@ -166,7 +167,7 @@ def test_before_ranks_have_a_secret_nobody_can_order_an_end() -> None:
 
 @contextmanager
 def passing_on(target: tuple[str, int]) -> Iterator[Address]:
-    """The address of a stranger who passes on all that he gets to a watchdog, and all that it answers."""
+    """Return the address of a relay to a watchdog."""
 
     def pump(source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
@@ -199,7 +200,7 @@ def passing_on(target: tuple[str, int]) -> Iterator[Address]:
 
 
 def test_a_proof_that_is_passed_on_from_another_address_is_worth_nothing(job: Job) -> None:
-    """As where a stranger listens at an address that every host has, such as docker0's."""
+    """A stranger may listen at an address that every host has, such as docker0's."""
     target = job.addresses[-1]
     assert not isinstance(target, str)
     with passing_on(target) as stranger:
@@ -213,7 +214,7 @@ def test_a_proof_that_is_passed_on_from_another_address_is_worth_nothing(job: Jo
 
 
 def test_whoever_connects_and_is_silent_delays_nobody(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From more connections than may authenticate at a time."""
+    """More connections than may authenticate concurrently."""
     monkeypatch.setattr(connections, "_MOST_UNAUTHENTICATED", 8)
     address = job.addresses[-1]
     assert not isinstance(address, str)
@@ -236,7 +237,7 @@ def test_whoever_begins_with_other_bytes_than_the_knock_is_hung_up_on_at_once(jo
 
 @pytest.mark.parametrize("where", ["tcp", "unix"])
 def test_a_flood_changes_no_deadline(where: str) -> None:
-    """Of a rank that hangs from its start; tests/mpi has ranks that ask each other under a flood."""
+    """The rank hangs from the start. tests/mpi floods ranks that query each other."""
     with watched(1.0, "met") as (rank, pid):
         known_name(pid)
         flood = (

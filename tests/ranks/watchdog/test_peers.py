@@ -1,4 +1,4 @@
-"""Questions and answers between watchdogs: who is asked, at which addresses."""
+"""Queries between watchdogs, and their addresses."""
 
 import os
 import socket
@@ -30,7 +30,6 @@ SECRET = bytes(32)
 
 @pytest.fixture
 def three() -> Iterator[list[Peers]]:
-    """The watchdogs of three ranks."""
     with ExitStack() as stack:
         listeners = [[stack.enter_context(line) for line in listen_everywhere()] for _ in range(3)]
         addresses = [[listener_address(line) for line in lines] for lines in listeners]
@@ -76,7 +75,7 @@ def test_nobody_there_is_no_answer() -> None:
 
 
 def test_a_rank_that_is_asked_late_has_its_full_time_too(three: list[Peers], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind one whose watchdog accepts connections and is silent, as a stopped one does."""
+    """The first watchdog accepts connections and is silent, like a stopped one."""
     monkeypatch.setattr(connections, "_MOST_CALLS", 1)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind("")

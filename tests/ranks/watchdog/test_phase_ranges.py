@@ -1,4 +1,4 @@
-"""NVTX ranges of phases: nested in nothing, ended by the next one, and absent where NVTX is."""
+"""NVTX ranges of phases: not nested, and ended by the next phase."""
 
 import ctypes
 import sys

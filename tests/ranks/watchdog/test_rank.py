@@ -1,4 +1,4 @@
-"""Watchdogs of ranks that are processes without MPI: who speaks, what it says, and what becomes of the ranks."""
+"""Watchdogs of ranks that are processes without MPI."""
 
 import hmac
 import json
@@ -27,20 +27,20 @@ from tests.cli.running import ROOT, environment
 
 TIMEOUT = 0.3
 NEVER = 1000.0
-"""The time-out where nothing is to run out."""
+"""A time-out that never expires"""
 
 SECONDS = 60
-"""What has to happen happens long before."""
+"""An upper limit for events that happen much sooner"""
 
 ENDED = -END_SIGNAL
-"""The exit code of a rank that its watchdog has ended; a gpubench has 3, as its handler of that signal says."""
+"""Exit code of a rank that its watchdog ended. In gpubench it is 3, by the handler of this signal."""
 
 
 Card = tuple[str, str, list[Address]]
 
 
 class Clock:
-    """The time of all watchdogs here, which stands still where a busy machine lets this process wait."""
+    """The time of all watchdogs in this test. It stands still while a busy machine suspends this process."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -80,7 +80,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Heard:
-    """A reporter that keeps what it is told."""
+    """A reporter that records all reports."""
 
     sees_all_losses = True
 
@@ -120,23 +120,23 @@ class Rank:
         self.control.sendall(json.dumps(message).encode() + b"\n")
 
     def stop(self) -> None:
-        """Returns once it is stopped."""
+        """Stop the process, and return when it is stopped."""
         self.process.send_signal(signal.SIGSTOP)
         until(lambda: state_of(self.process.pid) == "T")
 
     def hang_up(self) -> None:
-        """As the kernel does for a process that is gone."""
+        """Close the socket, as the kernel does when a process ends."""
         with suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
 
     def stop_listening(self) -> None:
-        """As the kernel does for a watchdog that is gone."""
+        """Close the listeners, as the kernel does when a watchdog ends."""
         for listener in self.listeners:
             with suppress(OSError):  # already closed
                 listener.shutdown(socket.SHUT_RDWR)
 
     def die(self) -> None:
-        """Killed, but its launcher has not looked yet."""
+        """Kill the process, but leave its exit status to the launcher."""
         self.process.kill()
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         self.hang_up()
@@ -160,7 +160,7 @@ def until(holds: Callable[[], object]) -> None:
 
 
 def state_of(pid: int) -> str:
-    """The letter of its state, Z once it is gone."""
+    """Return the letter of its process state, Z if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -201,7 +201,6 @@ def meet(ranks: list[Rank], cards: Sequence[Card] = ()) -> None:
 
 
 def ended(ranks: list[Rank]) -> list[int]:
-    """Exit codes."""
     codes = []
     for rank in ranks:
         codes.append(rank.process.wait(SECONDS))
@@ -211,13 +210,11 @@ def ended(ranks: list[Rank]) -> list[int]:
 
 
 def know_each_other(ranks: list[Rank]) -> bool:
-    """Whether the watchdogs have met."""
     everyone = set(range(len(ranks)))
     return all(rank.watchdog._have_met for rank in ranks) and ranks[0].watchdog._peers.reached == everyone - {0}
 
 
 def first_lost(rank: Rank) -> int | None:
-    """Who was lost first, as its watchdog knows."""
     return rank.watchdog._peers.first_lost
 
 
@@ -255,7 +252,7 @@ def test_where_the_first_watchdog_is_gone_the_next_speaks(ranks: Ranks) -> None:
 
 
 def test_a_watchdog_that_is_told_to_end_while_it_asks_does_not_speak_too(ranks: Ranks) -> None:
-    """The one that spoke was asked whether it is there, and had ended."""
+    """Another watchdog reports the hang and ends before this one has its answer."""
     two = ranks(2)
     two[1].block.enter(Phase.OPERATION, "64K", 20)
     two[1].say(kind="met", job="j", secret=SECRET, cards=[each.card for each in two])
@@ -293,7 +290,7 @@ def test_before_they_have_met_the_ranks_of_a_host_find_each_other(ranks: Ranks) 
 
 
 def test_silence_that_proves_nothing_takes_longer(ranks: Ranks, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A firewall between two hosts: what never answered is not called dead before launch would be."""
+    """A firewall drops connections between two hosts, so silence alone proves nothing."""
     monkeypatch.setattr(hang, "SECONDS_TO_START", 4 * TIMEOUT)
     monkeypatch.setattr(watchdog_process, "SECONDS_TO_REACH", TIMEOUT)
     (one, other) = ranks(2)
@@ -320,7 +317,7 @@ def test_a_suspended_job_has_its_full_time_again(ranks: Ranks, clock: Clock) -> 
 
 
 def test_time_in_which_the_watchdog_slept_too_does_not_count(ranks: Ranks, clock: Clock) -> None:
-    """As where a container is frozen, a machine stalls, or a scheduler stops every process of a job."""
+    """For example in a frozen container, or if a scheduler stops all processes of a job."""
     (one,) = ranks(1)
     slept = threading.Event()
     wait = one.watchdog._wait
@@ -470,7 +467,6 @@ def script(*arguments: str) -> subprocess.Popen[str]:
 
 
 def wait_until_it_watches(pid: int) -> None:
-    """Under a name and in a session of its own."""
     until(lambda: Path(f"/proc/{pid}/comm").read_text() == "gpubench-watch\n")
     assert os.getsid(pid) == pid
 
@@ -505,7 +501,7 @@ HOW_IT_ENDS = {
 
 @pytest.mark.parametrize("number", HOW_IT_ENDS)
 def test_a_watchdog_that_is_ended_or_stopped_is_followed_by_one_that_knows_as_much(number: signal.Signals) -> None:
-    """It names the rank with its GPU, asks for the library's error and has the communicator aborted."""
+    """The new watchdog names the rank with its GPU, queries the library's error, and has the communicator aborted."""
     rank = script("", "a next watchdog with less patience")
     assert rank.stdout is not None
     first = int(rank.stdout.readline())
