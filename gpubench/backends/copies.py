@@ -14,7 +14,6 @@ from msgspec import Struct
 from gpubench import errors
 from gpubench.backends import cuda
 from gpubench.backends.mpi.backends import NumpyMemory
-from gpubench.backends.nccl.backend import AbortedError
 from gpubench.backends.nccl.communicator import GroupCommunicator
 from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.backends.timing import no_garbage_collection
@@ -95,7 +94,6 @@ class CopyDevice:
         return self._queues[number]
 
     def copy_by_kernel(self, queue: CopyQueue, destination: int, source: int, size_bytes: int) -> None:
-        """Enqueue a copy by this GPU's SMs."""
         self._runtime.setDevice(self.index)
         with queue.stream:
             self._copy.launch(destination, source, size_bytes)
@@ -232,7 +230,6 @@ class CudaCopies:
         return cuda.library_versions(self._cupy, self._driver)
 
     def can_reach(self, source: int, destination: int) -> bool:
-        """True if CUDA lets one GPU address another's memory."""
         with cuda_errors(f"asking whether {self._name(source)} can address {self._name(destination)}"):
             return bool(self._runtime.deviceCanAccessPeer(self.gpus[source].index, self.gpus[destination].index))
 
@@ -250,7 +247,6 @@ class CudaCopies:
         self._enabled.add((source, destination))
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
-        """Allocate memory of a GPU or the host, kept until `close`."""
         if isinstance(place, HostMemory):
             self._memories.append(self._allocate_host(place, size_bytes))
         else:
@@ -275,7 +271,6 @@ class CudaCopies:
                 raise
 
     def free_bytes(self) -> dict[str, int]:
-        """Return the free memory of every usable GPU, by name."""
         found = {}
         for position, device in self._devices.items():
             with cuda_errors(f"asking {device.name} for its free memory"):
@@ -433,8 +428,8 @@ def _memory(region: Region) -> CopyMemory:
 
 
 _BLOCK_BYTES = 2 * 2**20
-"""cudaMalloc takes smaller allocations from larger blocks, and a handle then names the whole block: only multiples of
-2 MiB are shared alone (CUDA C++ Programming Guide, "Interprocess Communication")."""
+"""cudaMalloc takes smaller allocations from shared blocks, and a handle then names the whole block. Multiples of 2 MiB
+have a block of their own (CUDA C++ Programming Guide, "Interprocess Communication")."""
 
 _REFUSALS = {
     "PeerAccess": "these two GPUs have no peer access, which CUDA IPC between GPUs needs",
@@ -481,7 +476,6 @@ class CudaRankCopies:
         return self._opened.libraries() | ({"NCCL": self._network.described} if self._network else {})
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Allocate memory on this rank's GPU, kept until `close`."""
         with cuda_errors(f"allocating {format_size(size_bytes)} on {self._device.name}"):
             self._runtime.setDevice(self._device.index)
             address = self._runtime.malloc(-(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES)
@@ -505,9 +499,7 @@ class CudaRankCopies:
             return self._seconds(queue, copy, repeats, gated=True)
 
     def exchange(self, own: Memory, peer: int, size_bytes: int, repeats: int, *, sends: bool) -> float:
-        """Return the seconds in which NCCL sent or received `own`. No gate is used, because NCCL's threads need the
-        stream.
-        """
+        """Return the seconds in which NCCL sent or received `own`, without a gate: NCCL's threads need the stream."""
         if self._network is None:
             raise CouldNotMeasureError("NCCL was not started: all ranks are on one node")
         self._runtime.setDevice(self._device.index)
@@ -516,7 +508,7 @@ class CudaRankCopies:
         with cuda_errors(f"{'sending to' if sends else 'receiving from'} rank {peer} by NCCL ({size_bytes} bytes)"):
             seconds = self._seconds(queue, send, repeats, gated=False)
         if self._network.aborted:
-            raise AbortedError
+            raise cuda.AbortedError
         return seconds
 
     def release(self) -> None:

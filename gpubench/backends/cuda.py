@@ -134,9 +134,7 @@ another process uses."""
 
 
 class GpuIdentity(Struct, frozen=True):
-    """CUDA's index of a GPU in this process, its name, bus id and UUID. `mps`: this process uses it through an MPS
-    server.
-    """
+    """A GPU with CUDA's index in this process. `mps`: this process uses it through an MPS server."""
 
     name: str
     index: int
@@ -174,7 +172,6 @@ class CudaDevice:
         return max(free - _HEADROOM_BYTES, free // 2)
 
     def allocate(self, size_bytes: int) -> CudaMemory:
-        """Allocate memory, freed by `close`."""
         return self.adopt(self._runtime.malloc(size_bytes), size_bytes, self._runtime.free)
 
     def adopt(self, address: int, size_bytes: int, free: Callable[[int], object]) -> CudaMemory:
@@ -330,9 +327,7 @@ class HeldStream:
 
 
 class StreamGate:
-    """A gate that streams wait for: a number in pinned host memory (`cuStreamWaitValue32`). Always open if CUDA lacks
-    it.
-    """
+    """A gate for streams: a number in pinned host memory (`cuStreamWaitValue32`). Always open if CUDA lacks it."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -399,7 +394,7 @@ MOST_HELD = 64  # Operations behind a closed gate. Each is a kernel and several 
 _PLACES = 6  # Stream entries that one operation may take
 
 
-class WorkEndedError(Exception):
+class AbortedError(Exception):
     """The communicator was aborted during an operation. The stream is idle, and nothing was measured."""
 
 
@@ -416,7 +411,6 @@ class GatedLaunch(Struct, eq=False):
         self.whole()
 
     def batch_seconds(self) -> Sequence[float]:
-        """Return the seconds of every batch except the first."""
         return self.seconds[1:]
 
     def parts(self) -> Iterator[tuple[int, Sequence[Launch]]]:
@@ -446,22 +440,19 @@ class GatedClock:
         self._events = self._cupy.cuda.Event(), self._cupy.cuda.Event()
         self._pace = Pace(SECONDS_BETWEEN_MARKS)
         self._marks = Marks(self._cupy, self._stream, progress)
-        self._ended = False
+        self._aborted = False
 
     def in_order(self, launches: Sequence[Launch]) -> Launch:
         return in_order(launches)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """Return one launch of all, or a captured graph. A graph needs no gate, because no operation waits for the
-        host.
-        """
+        """Return one launch of all, or a captured graph, which needs no gate: no operation waits for the host."""
         self._stream.synchronize()
         if graph_replays:
             return self._marks.replays(launches, graph_replays, partial(self._capture, self._join(launches)))
         return GatedLaunch(launches, [len(launches)], self._join(launches))
 
     def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-        """Return one launch of all, timed in batches."""
         self._stream.synchronize()
         starts = range(0, len(launches), operations)
         return GatedLaunch(launches, [min(operations, len(launches) - start) for start in starts], in_order(launches))
@@ -522,12 +513,7 @@ class GatedClock:
         return milliseconds / 1e3
 
     def issue_seconds(self, launch: Launch, operations: int) -> float | None:
-        """Return the host seconds to issue one of the last timed operations."""
         return launch.issued / operations if isinstance(launch, GatedLaunch) and operations else None
-
-    def end_waiting(self) -> None:
-        """Record that the awaited operations were aborted. Safe to call from another thread."""
-        self._ended = True
 
     def gate_words(self) -> Mapping[str, str]:
         """Return a note for the metadata if the driver has no gate, else ''."""
@@ -547,8 +533,8 @@ class GatedClock:
         look = look or (lambda: None)
         self._wait_until_idle(look)
         look()
-        if self._ended:
-            raise WorkEndedError
+        if self._aborted:
+            raise AbortedError
 
     def _poll(self, look: Callable[[], object]) -> None:
         while not self._stream.done:

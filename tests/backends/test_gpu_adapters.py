@@ -191,12 +191,6 @@ def test_a_failed_capture_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.stream.capturing is None
 
 
-@pytest.mark.parametrize(("number", "text"), [(22809, "2.28.9"), (23003, "2.30.3"), (2708, "2.7.8"), (21805, "2.18.5")])
-def test_nccl_versions_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch, number: int, text: str) -> None:
-    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), cupy_on_numpy.Nccl(1, number))
-    assert NcclLibrary().version == text
-
-
 def test_no_nccl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     library = cupy_on_numpy.Nccl(1)
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), library)

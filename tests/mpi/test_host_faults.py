@@ -80,23 +80,8 @@ def test_a_link_that_became_slow_ends_nothing(hosts: Hosts, tmp_path: Path) -> N
     output = tmp_path / "result.json"
     with hosts.job(*WORDS, "--timeout", "6", "--iters", "30", f"--output={output}") as job:
         wait_for_rows(output, job)
-        hosts.on_switch(
-            *[
-                "tc",
-                "qdisc",
-                "add",
-                "dev",
-                "port1",
-                "root",
-                "tbf",
-                "rate",
-                "100mbit",
-                "burst",
-                "64kb",
-                "latency",
-                "400ms",
-            ]
-        )
+        slow = ("tbf", "rate", "100mbit", "burst", "64kb", "latency", "400ms")
+        hosts.on_switch("tc", "qdisc", "add", "dev", "port1", "root", *slow)
         said = job.wait_for("verdict:")
     assert "PASS: " in said
     assert json.loads(output.read_text())["complete"]

@@ -65,18 +65,8 @@ def test_a_users_own_mpirun_and_every_way_of_timing(
     tmp_path: Path, collective: str, arguments: tuple[str, ...]
 ) -> None:
     folder, output = tmp_path / "seen", tmp_path / "result.json"
-    given = (
-        "--backend",
-        "host",
-        "--sizes",
-        "1K,64K",
-        *arguments,
-        "--record",
-        str(folder),
-        "--output",
-        str(output),
-        "--no-progress",
-    )
+    outputs = ("--record", str(folder), "--output", str(output), "--no-progress")
+    given = ("--backend", "host", "--sizes", "1K,64K", *arguments, *outputs)
     measured = mpirun(4, collective, *given)
     assert measured.returncode in (0, 1), measured.stderr  # slow CPUs may fail
     measured.stdout, measured.stderr = output.read_text(), ""  # mpirun reports ranks with exit code 1 on stderr
@@ -86,18 +76,8 @@ def test_a_users_own_mpirun_and_every_way_of_timing(
 @pytest.mark.slow
 def test_settings_beside_the_own_choice_and_what_nccl_refused(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
-    asked = (
-        "--algo",
-        "nvls,pat,tree",
-        "--backend",
-        "nccl,host",
-        "--record",
-        str(folder),
-        "--format",
-        "json",
-        "--no-progress",
-    )
-    measured = on_fake_gpus("allreduce", "--sizes", "1K,64K", "--iters", "3", *asked)
+    asked = ("--algo", "nvls,pat,tree", "--backend", "nccl,host", "--record", str(folder), "--format", "json")
+    measured = on_fake_gpus("allreduce", "--sizes", "1K,64K", "--iters", "3", "--no-progress", *asked)
     assert measured.returncode in (0, 1), measured.stderr
     check_replay(folder, measured)
     document = shown(measured.stdout)

@@ -78,6 +78,20 @@ class NumpyMemory:
                 self._progress.completed()
 
 
+class HostBuffers:
+    """The memory of a backend whose buffers are NumPy arrays."""
+
+    _ranks_on_node: int
+    _progress: Progress
+
+    def free_bytes(self) -> int:
+        """Return this rank's share of the free memory of the host or its control group."""
+        return int(host_memory.free_bytes() * host_memory.USABLE_SHARE) // self._ranks_on_node
+
+    def allocate(self, size_bytes: int) -> Memory:
+        return NumpyMemory(size_bytes, self._progress)
+
+
 class _MpiClock(BlockingClock):
     """Time MPI calls without Python in between. What MPI leaves to do follows after the clock is read."""
 
@@ -120,7 +134,7 @@ def _complete(launch: Launch) -> None:
             part.complete()
 
 
-class HostBackend(_MpiClock):
+class HostBackend(HostBuffers, _MpiClock):
     """Collectives over an MPI communicator."""
 
     name = "host"
@@ -146,14 +160,6 @@ class HostBackend(_MpiClock):
         import numpy
 
         return {"numpy": numpy.__version__}
-
-    def free_bytes(self) -> int:
-        """Return this rank's share of the free memory of the host or its control group."""
-        return int(host_memory.free_bytes() * host_memory.USABLE_SHARE) // self._ranks_on_node
-
-    def allocate(self, size_bytes: int) -> Memory:
-        """Allocate a NumPy buffer. Its pages are allocated when they are first touched."""
-        return NumpyMemory(size_bytes, self._progress)
 
     def close(self) -> None:
         """Do nothing, because NumPy frees its buffers."""
@@ -186,7 +192,6 @@ class MpiOnCuda(GpuBuffers, _MpiClock):
         return super().batch_launches(launches, operations)
 
     def together(self, launch: Launch) -> float:
-        """Return the wall seconds after a barrier. The stream is idle before it."""
         self._device.stream.synchronize()
         return super().together(launch)
 

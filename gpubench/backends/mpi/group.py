@@ -14,7 +14,7 @@ from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
 
 from msgspec import Struct
 
@@ -110,25 +110,47 @@ class MpiGroup:
         return found
 
     def clock_offset(self) -> ClockOffset:
-        """Return this rank's clock minus rank 0's, by the quickest round trip (F. Cristian, 1989)."""
-        if self.rank == 0:
-            for other in range(1, self.size):
-                for _ in range(_ROUND_TRIPS):
-                    self.communicator.Recv(array("d", [0.0]), other)
-                    self.communicator.Send(array("d", [perf_counter()]), other)
-            return ClockOffset(0.0, 0.0)
-        return min((self._round_trip() for _ in range(_ROUND_TRIPS)), key=lambda offset: offset.uncertainty)
+        return measure_clock_offset(self)
 
-    def _round_trip(self) -> ClockOffset:
-        answer = array("d", [0.0])
-        asked = perf_counter()
-        self.communicator.Send(array("d", [asked]), 0)
-        self.communicator.Recv(answer, 0)
-        arrived = perf_counter()
-        return ClockOffset(answer[0] - (asked + arrived) / 2, (arrived - asked) / 2)
+    def send(self, seconds: float, peer: int) -> None:
+        self.communicator.Send(array("d", [seconds]), peer)
+
+    def receive(self, peer: int) -> float:
+        received = array("d", [0.0])
+        self.communicator.Recv(received, peer)
+        return received[0]
 
     def split(self, color: int, key: int) -> "MpiGroup":
         return MpiGroup(self.communicator.Split(color, key))
+
+
+class NumberChannel(Protocol):
+    """A group whose ranks can send a number to each other."""
+
+    rank: int
+    size: int
+
+    def send(self, seconds: float, peer: int) -> None: ...
+
+    def receive(self, peer: int) -> float: ...
+
+
+def measure_clock_offset(group: NumberChannel) -> ClockOffset:
+    """Return this rank's clock minus rank 0's, by the quickest round trip (F. Cristian, 1989)."""
+    if group.rank == 0:
+        for other in range(1, group.size):
+            for _ in range(_ROUND_TRIPS):
+                group.receive(other)
+                group.send(perf_counter(), other)
+        return ClockOffset(0.0, 0.0)
+    offsets = []
+    for _ in range(_ROUND_TRIPS):
+        asked = perf_counter()
+        group.send(asked, 0)
+        answer = group.receive(0)
+        arrived = perf_counter()
+        offsets.append(ClockOffset(answer - (asked + arrived) / 2, (arrived - asked) / 2))
+    return min(offsets, key=lambda offset: offset.uncertainty)
 
 
 def start(launched_by: LaunchedRank, imports: Sequence[str] = ()) -> MpiGroup:
@@ -272,9 +294,7 @@ def check_types(backend: str, dtypes: Sequence[DataType], ops: Sequence[ReduceOp
 
 
 def _mpi_types() -> "Mapping[DataType, MPI.Datatype]":
-    """Return the types that MPI can reduce: float16 if the library has it, never bfloat16 because NumPy cannot average
-    it.
-    """
+    """Return the types that MPI can reduce. bfloat16 is missing, because NumPy cannot average it."""
     from mpi4py import MPI
 
     types: dict[DataType, MPI.Datatype] = {

@@ -9,7 +9,7 @@ from typing import Any, cast
 from msgspec import Struct
 
 from gpubench.backends import timing
-from gpubench.backends.cuda import CudaDevice, GatedClock
+from gpubench.backends.cuda import AbortedError, CudaDevice, GatedClock
 from gpubench.backends.nccl.communicator import GroupCommunicator
 from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.model.terms.operation import Allocator, DataType, ReduceOp
@@ -115,10 +115,6 @@ class NcclCalls:
         return NcclLaunch(((begin,), *entries, (end,)))
 
 
-class AbortedError(Exception):
-    """The communicator was aborted during an operation. The stream is idle, and nothing was measured."""
-
-
 class NcclBackend:
     """Collectives on one GPU, with one main communicator and others opened next to it.
 
@@ -179,7 +175,6 @@ class NcclBackend:
         return self._device.free_bytes()
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Allocate memory with `cudaMalloc` or with NCCL."""
         if self._allocator is Allocator.NCCL:
             address = self._library.allocate(size_bytes)
             self.allocations.append((address, size_bytes))
@@ -187,7 +182,6 @@ class NcclBackend:
         return self._device.allocate(size_bytes)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """Return one launch of all, or a captured graph of them."""
         # Kernels that fill buffers run on the same stream. Wait for them before a capture or a timing begins.
         self._device.stream.synchronize()
         if graph_replays:

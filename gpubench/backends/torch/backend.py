@@ -5,11 +5,10 @@ from functools import partial
 from typing import Any
 
 from gpubench.backends.cuda import CudaDevice, CudaMemory, GatedClock, GpuBuffers
-from gpubench.backends.mpi.backends import NumpyMemory
+from gpubench.backends.mpi.backends import HostBuffers, NumpyMemory
 from gpubench.backends.timing import BlockingClock, in_order
 from gpubench.backends.torch import distributed
 from gpubench.backends.torch.distributed import TorchDistributed
-from gpubench.machine import host as host_memory
 from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp, divides_sum
 from gpubench.model.terms.ranks import UNWATCHED, Progress
 from gpubench.ports.backend import Array, CollectiveCalls, Launch, Memory, Region
@@ -210,18 +209,10 @@ class TorchGroups:
         self.name = name
         self._found, self._group, self._one_node = found, group, one_node
         self._tensors = Tensors(found.torch)
-        self._settle: Launch | None = None
-        self._device: Any = None
+        self.settle: Launch | None = None  # Called after every operation, to wait for what it enqueued
+        self.device: Any = None  # The torch device of new communicators
         self.process_group: Any = None
         self._all: TorchCalls | None = None
-
-    def wait_after_each(self, settle: Launch) -> None:
-        """Call `settle` after every operation, to wait for what it enqueued."""
-        self._settle = settle
-
-    def bind_to(self, device: Any) -> None:
-        """Create communicators for this torch device when they are opened."""
-        self._device = device
 
     @property
     def calls(self) -> TorchCalls:
@@ -234,15 +225,12 @@ class TorchGroups:
         """Open the process group of all ranks. All ranks have to call it together."""
         if self.process_group is None:
             self.process_group = distributed.open_group(
-                self._found, self._group, one_node=self._one_node, device=self._device
+                self._found, self._group, one_node=self._one_node, device=self.device
             )
         return self.process_group
 
     def open(self, group: Group) -> TorchCalls:
         return self._calls(distributed.open_part(self._found, group.gather(self._group.rank)))
-
-    def drop(self, calls: CollectiveCalls) -> None:
-        """Do nothing. Process groups last as long as the job."""
 
     def versions(self) -> dict[str, str]:
         nccl = self._found.nccl()
@@ -255,12 +243,11 @@ class TorchGroups:
             abort()
 
     def end(self) -> None:
-        """Destroy the process group of all ranks."""
         distributed.close(self._found, self.process_group)
         self.process_group = None
 
     def _calls(self, process_group: Any) -> TorchCalls:
-        return TorchCalls(self._found, self.name, process_group, self._tensors, self._settle)
+        return TorchCalls(self._found, self.name, process_group, self._tensors, self.settle)
 
 
 class _Opening:
@@ -281,7 +268,7 @@ class _Opening:
         """Do nothing. Process groups last as long as the job."""
 
 
-class TorchOnCpu(_Opening, BlockingClock):
+class TorchOnCpu(_Opening, HostBuffers, BlockingClock):
     """torch.distributed on CPU tensors, which share memory with NumPy arrays."""
 
     buffers = 3  # Gloo needs up to one more message size to reduce
@@ -292,13 +279,6 @@ class TorchOnCpu(_Opening, BlockingClock):
 
     def libraries(self) -> Mapping[str, str]:
         return self._groups.versions()
-
-    def free_bytes(self) -> int:
-        """Return this rank's share of the host's free memory."""
-        return int(host_memory.free_bytes() * host_memory.USABLE_SHARE) // self._ranks_on_node
-
-    def allocate(self, size_bytes: int) -> Memory:
-        return NumpyMemory(size_bytes, self._progress)
 
     def close(self) -> None:
         self._groups.end()
@@ -313,14 +293,13 @@ class TorchOnDevice(_Opening, BlockingClock):
         super().__init__(group, progress, "on this device torch's operations are timed one by one")
         self._groups, self._torch, self._device, self._progress = groups, found.torch, device, progress
         self._of_kind = getattr(found.torch, device.type)
-        groups.wait_after_each(getattr(self._of_kind, "synchronize", lambda: None))
+        groups.settle = getattr(self._of_kind, "synchronize", lambda: None)
 
     def libraries(self) -> Mapping[str, str]:
         """Return the torch version, and warn that this backend is untested."""
         return self._groups.versions() | {"this backend": NEVER_RUN}
 
     def free_bytes(self) -> int:
-        """Return seven eighths of the device's free memory."""
         free, _ = self._of_kind.mem_get_info(self._device)
         return int(free) * 7 // 8
 
@@ -358,7 +337,6 @@ class EnqueuedOnCuda(_OnCuda, GatedClock):
         self._torch_device = self._share_stream(found)
 
     def libraries(self) -> Mapping[str, str]:
-        """Add to the libraries whether the driver has a gate."""
         return {**super().libraries(), **self.gate_words()}
 
     def close(self) -> None:
@@ -375,14 +353,14 @@ class TorchNccl(EnqueuedOnCuda):
         self, groups: TorchGroups, found: TorchDistributed, device: CudaDevice, group: Group, progress: Progress
     ) -> None:
         super().__init__(groups, found, device, group, progress)
-        groups.bind_to(self._torch_device)
+        groups.device = self._torch_device
 
     def trouble(self) -> str:
         """Return '', because torch does not expose NCCL's asynchronous errors."""
         return ""
 
     def abort(self) -> None:
-        self.end_waiting()
+        self._aborted = True
         self._groups.abort()
 
 
@@ -395,7 +373,7 @@ class TorchGlooOnCuda(_OnCuda, BlockingClock):
         super().__init__(group, progress, "Gloo's operations are of the host")
         self._groups, self._device = groups, device
         self._share_stream(found)
-        groups.wait_after_each(device.stream.synchronize)
+        groups.settle = device.stream.synchronize
 
     def close(self) -> None:
         self._device.stream.synchronize()

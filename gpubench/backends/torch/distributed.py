@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
-from time import monotonic, perf_counter, sleep
+from time import monotonic, sleep
 from typing import Any, NoReturn, TypeVar
 
 from msgspec import Struct
 
-from gpubench.backends.mpi.group import host_name
+from gpubench.backends.mpi.group import host_name, measure_clock_offset
 from gpubench.errors import CouldNotMeasureError
 from gpubench.machine.environment import mapped_files
 from gpubench.model.facts.environment import LaunchedRank
@@ -318,7 +318,6 @@ def _next_step(launched_by: LaunchedRank) -> str:
 
 T = TypeVar("T")
 
-_ROUND_TRIPS = 10
 _HOURS = timedelta(hours=6)  # torch's own time-out. gpubench's watchdog ends hangs sooner
 
 
@@ -357,27 +356,13 @@ class TorchGroup:
         return largest
 
     def clock_offset(self) -> ClockOffset:
-        """Return this rank's clock minus rank 0's, by round trips as in MPI's group."""
-        if self.rank == 0:
-            for other in range(1, self.size):
-                for _ in range(_ROUND_TRIPS):
-                    self._receive(other)
-                    self._send(perf_counter(), other)
-            return ClockOffset(0.0, 0.0)
-        return min((self._round_trip() for _ in range(_ROUND_TRIPS)), key=lambda offset: offset.uncertainty)
+        return measure_clock_offset(self)
 
-    def _round_trip(self) -> ClockOffset:
-        asked = perf_counter()
-        self._send(asked, 0)
-        answer = self._receive(0)
-        arrived = perf_counter()
-        return ClockOffset(answer - (asked + arrived) / 2, (arrived - asked) / 2)
-
-    def _send(self, seconds: float, peer: int) -> None:
+    def send(self, seconds: float, peer: int) -> None:
         tensor = self._torch.tensor([seconds], dtype=self._torch.float64)
         self._distributed.send(tensor, self.members[peer], group=self._process_group)
 
-    def _receive(self, peer: int) -> float:
+    def receive(self, peer: int) -> float:
         taken = self._torch.zeros(1, dtype=self._torch.float64)
         self._distributed.recv(taken, self.members[peer], group=self._process_group)
         return float(taken[0])

@@ -4,13 +4,11 @@ from typing import Any, cast
 
 import pytest
 
-from gpubench.backends.cuda import open_device
+from gpubench.backends.cuda import AbortedError, open_device
 from gpubench.backends.mpi.group import AloneGroup
-from gpubench.backends.nccl.backend import AbortedError, GatedNccl, NcclBackend
+from gpubench.backends.nccl.backend import GatedNccl, NcclBackend
 from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.backends.registry import BackendSetup, backend_named
-from gpubench.backends.torch.backend import TorchGroups, TorchNccl
-from gpubench.backends.torch.distributed import TorchDistributed
 from gpubench.collectives.alltoall import skewed
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.machine.nvml import Driver
@@ -23,7 +21,6 @@ from tests.backends.torch.test_backend import request_of, rows_of
 from tests.fakes import cupy_on_numpy
 from tests.fakes.progress import FakeProgress
 from tests.fakes.ranks import ThreadGroup, run_ranks
-from tests.fakes.torch_on_numpy import Torch
 
 OPERATION_US = 8.0
 SAMPLINGS = [Sampling(iterations=5), Sampling(iterations=None, budget_seconds=0.01)]
@@ -123,19 +120,3 @@ def test_data_are_right_and_the_host_is_a_figure_of_its_own(
     rows = run_ranks(2, body)[0]
     assert {(row.wrong, row.backend) for row in rows} == {(0, "nccl")}
     assert all(row.issue_us is not None for row in rows)
-
-
-def test_library_and_framework_are_timed_by_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), cupy_on_numpy.Nccl(1))
-
-    def body(group: ThreadGroup) -> None:
-        device = open_device(0, 1, "n0", Driver(version="580", cuda=13000))
-        found = TorchDistributed(cast("Any", Torch(group, cuda="13.0")), "nccl")
-        groups = TorchGroups(found, "torch:nccl", group, one_node=True)
-        framework = TorchNccl(groups, found, device, group, FakeProgress())
-        library = GatedNccl(group, device, NcclLibrary())
-        assert type(framework.bind([], 0)) is type(library.bind([], 0))
-        for backend in (framework, library):
-            backend.close()
-
-    run_ranks(1, body)

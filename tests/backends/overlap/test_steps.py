@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from gpubench.backends import overlap
-from gpubench.backends.cuda import open_device
+from gpubench.backends.cuda import AbortedError, open_device
 from gpubench.backends.mpi.group import AloneGroup
-from gpubench.backends.nccl.backend import AbortedError, NcclBackend
+from gpubench.backends.nccl.backend import NcclBackend
 from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.backends.overlap import GpuSteps, steps_of_generator
 from gpubench.errors import CouldNotMeasureError

@@ -5,9 +5,9 @@ import ctypes
 import pytest
 
 from gpubench.backends import timing
-from gpubench.backends.cuda import open_device
+from gpubench.backends.cuda import AbortedError, open_device
 from gpubench.backends.mpi.group import AloneGroup
-from gpubench.backends.nccl.backend import AbortedError, NcclBackend
+from gpubench.backends.nccl.backend import NcclBackend
 from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.backends.timing import MarkedLaunch
 from gpubench.machine.nvml import Driver

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpubench.backends.cuda import WorkEndedError, open_device
+from gpubench.backends.cuda import AbortedError, open_device
 from gpubench.backends.torch.backend import (
     NEVER_RUN,
     TorchGlooOnCuda,
@@ -134,8 +134,7 @@ def test_groups_of_some_ranks_and_a_second_backend_come_beside_the_first() -> No
         assert not torch.distributed.is_initialized(), "ranks are connected at first use"
         assert first.calls is first.calls
         assert second.calls is not None
-        part = first.open(group)
-        first.drop(part)
+        first.open(group)
         second.abort()
         aborted = torch.distributed.opened[1].aborted
         backends = [each.backend for each in torch.distributed.opened]
@@ -154,7 +153,7 @@ def test_nccl_that_was_never_connected_has_nothing_to_abort(monkeypatch: pytest.
         backend = opened("torch:nccl", group, open_device(0, 1, "n0", Driver(version="580")))
         assert backend.trouble() == ""
         backend.abort()
-        with pytest.raises(WorkEndedError):
+        with pytest.raises(AbortedError):
             backend.once(lambda: None)
 
     run_ranks(1, body)

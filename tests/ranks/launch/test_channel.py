@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpubench.cli.commands.collective import SECTIONS
-from gpubench.errors import CouldNotMeasureError, GpubenchError
+from gpubench.errors import GpubenchError
 from gpubench.formats.table import fallback_lines
 from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow, WinnerRow
 from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, CollectiveRow, RankTimeRow, Table
@@ -144,14 +144,3 @@ if os.fork() == 0:
         assert list(channel.messages(job)) == [{"kind": "lost"}]
         assert job.stdout is not None
         job.stdout.close()
-
-
-def test_the_socket_goes_with_its_receiver() -> None:
-    with ChannelReceiver() as channel:
-        path = channel.path
-        assert os.path.exists(path)  # noqa: PTH110
-    assert not os.path.exists(path)  # noqa: PTH110
-
-
-def test_errors_print_only_what_they_know() -> None:
-    assert str(CouldNotMeasureError("just this")) == "just this"
