@@ -12,7 +12,7 @@ from gpubench.jobs.runner import presenting
 from gpubench.measure.explain.report import failures_of
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.results.report import Report
-from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Cure, Finding, Origin, Verdict, worst_verdict
+from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Cure, Finding, Origin, Verdict
 from gpubench.readers.nccl_log.endings import may_be_of_any_job
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from gpubench.readers.pasted import is_prose
@@ -59,12 +59,6 @@ def _find_missed_minimum(text: str) -> Iterator[Finding]:
         )
 
 
-def add_findings(report: Report, findings: Sequence[Finding]) -> Report:
-    """Put findings first in the report, and raise its verdict accordingly."""
-    verdict = worst_verdict([report.verdict, *(finding.severity for finding in findings)])
-    return replace(report, verdict=verdict, findings=(*findings, *report.findings))
-
-
 def show_failures(plan: ReportPlan, failures: Sequence[Finding], arguments: Sequence[str]) -> int:
     """Present why a run failed if its text has no rows to judge."""
     with presenting(plan.presentation) as presenter:
@@ -79,5 +73,5 @@ def show_failures(plan: ReportPlan, failures: Sequence[Finding], arguments: Sequ
             ),
             (),
         )
-        presenter.end(add_findings(Report(verdict=Verdict.SKIP, complete=True, findings=()), failures))
+        presenter.end(Report(verdict=Verdict.SKIP, complete=True).add_findings(failures))
     return presenter.exit_code

@@ -17,7 +17,7 @@ from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import CouldNotMeasureError, IncompleteResultError, UsageError
 from gpubench.formats.registry import Presentation
 from gpubench.jobs.collective.metadata import speed_judge_of
-from gpubench.jobs.failed_runs import add_findings, failures_in, failures_without_rows, show_failures
+from gpubench.jobs.failed_runs import failures_in, failures_without_rows, show_failures
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.plans import Nics, ReportPlan
 from gpubench.jobs.runner import NullListener, presenting
@@ -227,7 +227,7 @@ def _judge_copies(
         presenter.begin(metadata, PAIR_COLUMNS)
         report = P2pRun(request, _ReadBench(copies.cells()), model, _WithOwnIds(presenter, ids)).run()
         sections = {name: section for name, section in report.sections.items() if name != TreeRow.section}
-        presenter.end(add_findings(replace(report, sections=sections), others))
+        presenter.end(replace(report, sections=sections).add_findings(others))
     return presenter.exit_code
 
 
@@ -352,7 +352,7 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
         metadata = _metadata_of_results(plan, file, table, speed, arguments)
         presenter.begin(metadata)
         report = judged_rows.judge_rows(file, rows, collective, table.ranks, limit_of, speed, presenter)
-        presenter.end(add_findings(report, [*failures, *_absent_gpus(plan, rows[0].ranks // rows[0].nodes)]))
+        presenter.end(report.add_findings([*failures, *_absent_gpus(plan, rows[0].ranks // rows[0].nodes)]))
     return presenter.exit_code
 
 

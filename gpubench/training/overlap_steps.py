@@ -31,7 +31,7 @@ from gpubench.model.results.report import (
 from gpubench.model.terms import overlap
 from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, group_by, percent
-from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, worst_verdict
+from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict
 from gpubench.ports.backend import Launch, OverlapSteps
 from gpubench.ports.group import Group, Listener
 from gpubench.training.overlap_options import OverlapPlan
@@ -251,20 +251,13 @@ def add_overlap_rows(
 
     `refused` are the caps that NCCL did not accept, `repeated` the repeated steps with its own number.
     """
-    wrong = list(wrong_data(rows))
     sections = {
         **Table.group_by_section(
             {ShortestStepRow: list(shortest_steps(rows, repeated)), CollectiveRow: undisturbed, RefusedRow: refused}
         ),
         **report.sections,
     }
-    return replace(
-        report,
-        verdict=worst_verdict([report.verdict, *(finding.severity for finding in wrong)]),
-        findings=(*wrong, *report.findings),
-        sections=sections,
-        main=OVERLAP_SECTION,
-    )
+    return replace(report, sections=sections, main=OVERLAP_SECTION).add_findings(first=list(wrong_data(rows)))
 
 
 def wrong_data(rows: Sequence[OverlapRow]) -> Iterator[Finding]:

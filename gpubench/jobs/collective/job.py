@@ -248,8 +248,7 @@ class _LaunchedJob:
     def __init__(
         self, presenter: RankListener, job: "Popen[bytes]", take_back: Callable[[], None], *, is_soak: bool = False
     ) -> None:
-        self._is_soak = is_soak
-        self._presenter, self._job, self._take_back = presenter, job, take_back
+        self._presenter, self._job, self._take_back, self._is_soak = presenter, job, take_back, is_soak
         self._error: GpubenchError | None = None
         self._error_at = 0.0
         self._ranks_spoke = False

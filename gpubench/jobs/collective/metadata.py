@@ -19,9 +19,9 @@ from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table
 from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes
 from gpubench.model.terms.operation import GATE, gated_backends
 from gpubench.model.terms.ranks import RankIdentity, why_not_judged
-from gpubench.model.terms.statistics import AUTO, Mode, Sampling
+from gpubench.model.terms.statistics import AUTO, Mode
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, group_by, plural
-from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, worst_verdict
+from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict
 
 if TYPE_CHECKING:
     from gpubench.conditions.circumstances import Circumstances
@@ -53,11 +53,9 @@ def add_mpi_support(report: Report, support: MpiSupport | None) -> Report:
     from gpubench.conditions.process import mpi_findings
     from gpubench.model.results.backends import MpiTrialRow
 
-    found = mpi_findings(support)
-    verdict = worst_verdict([report.verdict, *(each.severity for each in found)])
     rows = [make_record(MpiTrialRow, trial) for trial in support.trials]
     sections = {**report.sections, **Table.group_by_section({MpiTrialRow: rows})}
-    return replace(report, verdict=verdict, findings=(*found, *report.findings), sections=sections)
+    return replace(report, sections=sections).add_findings(first=mpi_findings(support))
 
 
 def described_collective(
@@ -76,12 +74,6 @@ def described_collective(
     return DescribedCollective(
         schema_version=RECORDING_VERSION, collective=collective, asked=request.asked, options=options, **known
     )
-
-
-def _describe_sampling(sampling: Sampling) -> dict[str, object]:
-    if sampling.iterations is None:
-        return {"mode": sampling.mode.value, "iters": AUTO, "budget_s": sampling.budget_seconds}
-    return {"mode": sampling.mode.value, "iters": sampling.iterations}
 
 
 def collective_metadata(
@@ -129,14 +121,16 @@ def collective_metadata(
 
 def describe(request: SweepRequest) -> dict[str, object]:
     """Return the request as plain data."""
-    collective = request.collective
+    collective, sampling = request.collective, request.sampling
     return {
         "sizes": list(request.sizes),
         "dtypes": [dtype.value for dtype in request.dtypes],
         "ops": [op.value for op in request.ops] if collective.reduces else [],
         "root": request.root if collective.rooted else None,
         "placements": [placement.value for placement in request.placements],
-        **_describe_sampling(request.sampling),
+        "mode": sampling.mode.value,
+        "iters": AUTO if sampling.iterations is None else sampling.iterations,
+        **({"budget_s": sampling.budget_seconds} if sampling.iterations is None else {}),
         "warmup": request.warmup,
         "graph": request.graph_replays,
         "check": request.check,

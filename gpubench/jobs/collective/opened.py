@@ -18,7 +18,6 @@ from gpubench.model.facts.process import MpiSupport
 from gpubench.model.terms.operation import HOST, MPI, gated_backends
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Mode
-from gpubench.model.terms.verdict import worst_verdict
 from gpubench.ports.backend import AbortableBackend, MultiGroupBackend
 from gpubench.ports.group import Group
 from gpubench.ranks.watchdog.rank import RankProgress
@@ -166,13 +165,13 @@ def add_machine_findings(report: "Report", nodes: Sequence["Topology"], plan: Co
     facts = Facts(nodes, group_nodes(nodes), profiles=profiles, asked=asked)
     found = machine_findings(facts)
     known = {(finding.id, finding.subjects) for finding in report.findings}
-    more = [each for each in found if (each.id, each.subjects) not in known]
-    verdict = worst_verdict([report.verdict, *(each.severity for each in more)])
-    findings = fold((*report.findings, *more), nodes, fact_findings(facts), ends=_ends(report, nodes))
-    return replace(report, verdict=verdict, findings=findings)
+    report = report.add_findings(last=[finding for finding in found if (finding.id, finding.subjects) not in known])
+    return replace(
+        report, findings=fold(report.findings, nodes, fact_findings(facts), ends=_gpus_of_staged_pairs(report, nodes))
+    )
 
 
-def _ends(report: "Report", nodes: Sequence["Topology"]) -> dict[str, str]:
+def _gpus_of_staged_pairs(report: "Report", nodes: Sequence["Topology"]) -> dict[str, str]:
     """Map each host-staged pair of ranks on one node to its two GPUs."""
     from gpubench.model.results.report import EvidenceRow
 
@@ -194,6 +193,4 @@ def add_gpu_count_finding(report: "Report", gpus: Mapping[str, int], plan: Colle
         return report
     from gpubench.conditions.checks import gpu_count_findings
 
-    found = gpu_count_findings(gpus, plan.expected_gpus)
-    verdict = worst_verdict([report.verdict, *(each.severity for each in found)])
-    return replace(report, verdict=verdict, findings=(*report.findings, *found))
+    return report.add_findings(last=gpu_count_findings(gpus, plan.expected_gpus))

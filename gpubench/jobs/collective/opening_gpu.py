@@ -28,7 +28,6 @@ from gpubench.measure.collective.recording import RecordedLog
 from gpubench.measure.collective.sweep import ObservationSources, PathObserver
 from gpubench.measure.paths import IdleWindow, first_cause
 from gpubench.model.facts.process import MpiSupport, RankFacts
-from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.facts.traffic import describe_holders
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.nodes import rename_duplicates
@@ -65,7 +64,9 @@ def open_on_gpu(
         watch = PathWatch(group, rank.identity, keeps_log=keeps_log, use=use)
         path_watch = stack.enter_context(watch)
     rank.progress.enter(Phase.OPENING)
-    answer = _asked_alone(kinds, plan, group)
+    answer: Callable[[], str] = lambda: ""  # noqa: E731
+    if group.rank == 0 and plan.nccl_library is None and any(each.name.startswith(TORCH) for each in kinds):
+        answer = start_asking(dict(os.environ))
     if plan.nccl_library is None:
         agree(group, lambda: [each.load(driver.cuda) for each in _torch_first(kinds)], place=str(rank.identity))
     device, identity = open_gpu(group, rank.identity, rank.ranks_on_node, driver, shared=True)
@@ -134,13 +135,6 @@ def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:
     return rank.group.broadcast(agree(rank.group, tried))
 
 
-def _asked_alone(kinds: Sequence[BackendKind], plan: CollectivePlan, group: Group) -> Callable[[], str]:
-    torch_comes_first = plan.nccl_library is None and any(kind.name.startswith(TORCH) for kind in kinds)
-    if group.rank or not torch_comes_first:
-        return lambda: ""
-    return start_asking(dict(os.environ))
-
-
 def _load(kinds: Sequence[BackendKind], plan: CollectivePlan, driver: Driver) -> NcclLibrary:
     """Load the libnccl that CuPy will use: --nccl-library, or torch's. Raises CouldNotMeasureError."""
     library = None if plan.nccl_library is None else NcclLibrary(plan.nccl_library)
@@ -172,7 +166,8 @@ def naming_holders(memory_holders: Callable[[], str]) -> Iterator[None]:
 
 _SECONDS_BETWEEN_RANKS = 1.0
 
-_MOST_SECONDS = 8.0  # Both ranks of a pair, or all, may be refused: one is enough to say so
+_MOST_SECONDS = 8.0
+# Several ranks may be refused. Later ranks wait, so that only the first one reports it.
 
 
 class LoggingLibrary(ResettableLog, NcclErrors, Protocol):
@@ -287,29 +282,24 @@ class PathWatch:
         return no_path(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.evidence, cause.cure.text)
 
     def _look_around(self) -> Circumstances | None:
-        self._read_plugins()
-        if self._nodes is None:
-            collected = self._group.collect(self._own_snapshot())
-            if collected is None:
-                return None
-            self._nodes = self._topologies(collected)
-        return self._circumstances(self._nodes)
-
-    def _read_plugins(self) -> None:
         share = waited_share(self._delay_before, run_delay())
         later = self._group.collect((read_plugins(self._facts), share))
         if later is not None:
             ends = zip(self._known, later, strict=True)
             self._known = [known._replace(facts=facts) for known, (facts, _) in ends]
             self._waited = {rank: waited for rank, (_, waited) in enumerate(later) if waited is not None}
-
-    def _own_snapshot(self) -> Snapshot | None:
-        return None if self._probe is None else self._probe.snapshot(SECONDS_TO_READ_A_NODE)
-
-    def _topologies(self, snapshots: Sequence[Snapshot | None]) -> dict[int, Topology]:
-        ends = zip(self._known, snapshots, strict=True)
-        firsts = {known.identity.node: snapshot for known, snapshot in ends if snapshot is not None}
-        return dict(zip(firsts, map(Topology, rename_duplicates([*firsts.values()])), strict=True))
+        if self._nodes is None:
+            own = None if self._probe is None else self._probe.snapshot(SECONDS_TO_READ_A_NODE)
+            snapshots = self._group.collect(own)
+            if snapshots is None:
+                return None
+            firsts = {
+                known.identity.node: snapshot
+                for known, snapshot in zip(self._known, snapshots, strict=True)
+                if snapshot is not None
+            }
+            self._nodes = dict(zip(firsts, map(Topology, rename_duplicates([*firsts.values()])), strict=True))
+        return self._circumstances(self._nodes)
 
     def _circumstances(self, nodes: Mapping[int, Topology]) -> Circumstances:
         facts = [each.facts for each in self._known]

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from threading import Event
@@ -38,7 +38,7 @@ from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.rank import agree, own_identity
 from gpubench.jobs.runner import NullListener, check_writable
-from gpubench.machine.nvml import Driver, read_driver
+from gpubench.machine.nvml import read_driver
 from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.report import NO_RECORDER, Recorder
 from gpubench.measure.collective.sweep import Observers, check_root, fitting_all, fitting_sizes
@@ -47,22 +47,26 @@ from gpubench.model.results.report import CollectiveRow, Metadata, Report
 from gpubench.model.terms.operation import KERNELS, NCCL_ALONE
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, split_ranks
 from gpubench.model.terms.units import DroppedSize
-from gpubench.model.terms.verdict import Origin, worst_verdict
+from gpubench.model.terms.verdict import Origin
+from gpubench.ports.backend import MultiGroupBackend
 from gpubench.ports.group import Group, Listener
 from gpubench.ranks.channel import ChannelSender
 from gpubench.ranks.watchdog.rank import RankProgress
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
-    from gpubench.machine.traffic import NvmlUse
-    from gpubench.model.results.history import PastFigures
 
 
 def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
     """Open the chosen backend, or NCCL if any rank sees a GPU. Raises AgreedError if a rank cannot."""
     driver = read_driver(os.environ)
-    # Before any rank has a context: the gather below makes sure of that.
-    use = _use_of_gpus(driver, stack)
+    use = None
+    if driver.gpus:
+        from gpubench.machine.traffic import NvmlUse
+
+        # Started before any rank has a context, because the ranks gather below.
+        use = NvmlUse()
+        stack.callback(use.close)
     sees_gpus = any(rank.group.gather(driver.visible > 0))
     kinds = agree(rank.group, lambda: plan.kinds(gpus=sees_gpus))
     if any(kind.takes_gpus(seen=sees_gpus) for kind in kinds):
@@ -75,17 +79,6 @@ def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
     agree(rank.group, lambda: [kind.load(0) for kind in kinds], place=str(rank.identity))
     backend = open_kind(kinds[0], rank, plan)
     return Opened(kind=kinds[0], backend=backend, identity=rank.identity, machines=lambda: machines)
-
-
-def _use_of_gpus(driver: Driver, stack: ExitStack) -> "NvmlUse | None":
-    """Watch other users of this host's GPUs until `stack` ends. Return None without GPUs."""
-    if not driver.gpus:
-        return None
-    from gpubench.machine.traffic import NvmlUse
-
-    use = NvmlUse()
-    stack.callback(use.close)
-    return use
 
 
 class CollectiveRankJob:
@@ -102,7 +95,7 @@ class CollectiveRankJob:
         self._group, self._progress, self._plan, self._arguments = group, progress, plan, arguments
         self._own_listener = listener
         self._presenter: Presenter | None = None
-        self._settings = recorded_settings(os.environ)  # before NCCL's log is listened to, which sets variables
+        self._settings = recorded_settings(os.environ)  # Read early, because NCCL's log sets variables
         self._own = group
         self._part: RankGroup | None = None
         self._parts: Sequence[RankGroup] = ()
@@ -117,19 +110,16 @@ class CollectiveRankJob:
             agree(self._group, lambda: self._plan.check_any_gpu(self._listed))
         listener = agree(self._group, lambda: self._own_listener or self._listener(channel))
         if self._plan.split is not None:
-            self._join_group(self._plan.split)
+            split, identities = self._plan.split, self._group.gather(self.identity)
+            self._parts = agree(self._group, lambda: split_ranks(split, identities))
+            number = next(number for number, part in enumerate(self._parts) if self._group.rank in part.ranks)
+            self._own, self._part = self._group.split(number, self._group.rank), self._parts[number]
         ranks_on_node = self._node_by_rank.count(self.identity.node)
         rank = Rank(self._group, self._own, self.identity, ranks_on_node, self._progress)
         with ExitStack() as stack:
             opened = open_backend(rank, self._plan, stack)
             self.identity = opened.identity
             return self._measure(rank, opened, listener)
-
-    def _join_group(self, split: str) -> None:
-        identities = self._group.gather(self.identity)
-        self._parts = agree(self._group, lambda: split_ranks(split, identities))
-        color = next(number for number, part in enumerate(self._parts) if self._group.rank in part.ranks)
-        self._own, self._part = self._group.split(color, self._group.rank), self._parts[color]
 
     def _measure(self, rank: Rank, opened: Opened, listener: Listener[CollectiveRow]) -> int:
         group, backend = self._group, opened.backend
@@ -138,15 +128,21 @@ class CollectiveRankJob:
         identities = group.gather(self.identity)
         self._progress.name_ranks(identities)
         agree(group, lambda: check_root(request.collective, request.root, self._own.size))
-        beside = self._beside(rank, opened)
-        sizes, dropped = self._sizes(request, opened, beside)
+        beside = self._open_beside(rank, opened)
+        other_backends = [other.backend for other in beside if other.backend is not None]
+        answer_for_all(self._progress, [backend, *other_backends])
+        sizes, dropped = self._fitting_sizes(request, opened, other_backends)
         request = replace(request, sizes=sizes)
         settings, hierarchical = self._plan.settings, self._plan.variants.hierarchical
         maker = VariantMaker(group, self.identity, request)
         variants = maker.variants(backend, opened.library, beside, settings, hierarchical=hierarchical)
         described = self._described(opened, beside, request, identities, dropped)
         metadata = self._metadata(described)
-        past = self._past(metadata)
+        past = None
+        if group.rank == 0 and self._plan.history is not None:
+            from gpubench.jobs.compare import past_of
+
+            past = past_of(self._plan.history, metadata)
         if past is not None and past.note:
             metadata = replace(metadata, options={**metadata.options, "past": past.note})
         listener.begin(metadata)
@@ -167,12 +163,15 @@ class CollectiveRankJob:
                     group.gather((self.identity.node, tuple(os.sched_getaffinity(0)))),
                 ),
                 measures_again=self._part is None,
-                soak=None if request.cycles == 1 else Soak(request.cycles, _say, _asked_to_end()),
+                soak=None if request.cycles == 1 else Soak(request.cycles, _say, _listen_for_the_end()),
             )
             report = self._rows(request, variants, identities, listener, observers)
             if observers.soak is not None and self._group.rank == 0:
                 _say(observers.soak.line())
-        report = _add_unverified(report, opened.unverified_variables)
+        if opened.unverified_variables:
+            from gpubench.backends.nccl.library import unverified
+
+            report = report.add_findings(last=unverified(opened.unverified_variables))
         if opened.path_watch is None:
             from gpubench.measure.path_outcome import unwatched
 
@@ -182,7 +181,7 @@ class CollectiveRankJob:
             report = add_machine_findings(report, machines.nodes, self._plan)
         if self._listed:
             report = add_gpu_count_finding(report, gpus_by_host(identities, self._listed), self._plan)
-        for other in (each.backend for each in beside if each.backend is not None):
+        for other in other_backends:
             other.close()
         return self._end(metadata, add_mpi_support(report, opened.mpi_support), opened, listener)
 
@@ -191,7 +190,11 @@ class CollectiveRankJob:
         self._progress.enter(Phase.OUTPUT)
         if self._group.rank == 0:
             listener.end(report)
-        return self._group.broadcast(self._exit_code(metadata, report))
+        if self._presenter is not None:
+            return self._group.broadcast(self._presenter.exit_code)
+        from gpubench.model.results.ending import compute_exit_code
+
+        return self._group.broadcast(compute_exit_code(metadata, report))
 
     def _before_sizes(self, opened: Opened) -> None:
         """Allocate what a subclass needs before memory is divided among sizes."""
@@ -199,25 +202,11 @@ class CollectiveRankJob:
     def _metadata(self, described: DescribedCollective) -> "Metadata":
         return collective_metadata(described, self._plan.collective, self._arguments)
 
-    def _exit_code(self, metadata: "Metadata", report: Report) -> int:
-        if self._presenter is not None:
-            return self._presenter.exit_code
-        from gpubench.model.results.ending import compute_exit_code
-
-        return compute_exit_code(metadata, report)
-
-    def _past(self, metadata: "Metadata") -> "PastFigures | None":
-        if self._group.rank != 0 or self._plan.history is None:
-            return None
-        from gpubench.jobs.compare import past_of
-
-        return past_of(self._plan.history, metadata)
-
     def _measuring(self, identities: Sequence[RankIdentity]) -> Sequence[RankIdentity]:
         """Return the ranks that measure together with this one."""
         return identities if self._part is None else [identities[rank] for rank in self._part.ranks]
 
-    def _beside(self, rank: Rank, opened: Opened) -> list[BesideBackend]:
+    def _open_beside(self, rank: Rank, opened: Opened) -> list[BesideBackend]:
         found = []
         for kind in map(backend_named, self._plan.others):
             refused = opened.refusal(kind, self._plan.collective.name)
@@ -225,15 +214,14 @@ class CollectiveRankJob:
             if not refused:
                 backend = open_kind(kind, rank, self._plan, opened.device, opened.library, connect=False)
             found.append(BesideBackend(kind, backend, refused))
-        answer_for_all(self._progress, [opened.backend, *(each.backend for each in found if each.backend is not None)])
         return found
 
-    def _sizes(
-        self, request: SweepRequest, opened: Opened, beside: Sequence[BesideBackend]
+    def _fitting_sizes(
+        self, request: SweepRequest, opened: Opened, others: Sequence[MultiGroupBackend]
     ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
         group, backend, holders = self._group, opened.backend, opened.memory_holders
         sizes, dropped = agree(group, lambda: fitting_sizes(request, self._own, backend, self.identity, holders))
-        for other in (each.backend for each in beside if each.backend is not None):
+        for other in others:
             own = agree(group, partial(fitting_sizes, request, group, other, self.identity))
             sizes, dropped = fitting_all([(sizes, dropped), own])
         return fitting_all(group.gather((sizes, dropped))) if self._part is not None else (sizes, dropped)
@@ -263,13 +251,6 @@ class CollectiveRankJob:
         return CollectiveRecorder(
             directory, described, self._group, self._part, opened.machines, log_text, self._progress
         )
-
-    def _why_unobserved(self, opened: Opened) -> str:
-        if opened.device is None:
-            return ""
-        if self._part is not None:
-            return "--split: log and counters would be of all groups at once"
-        return "--no-evidence: nobody listened and nothing was counted"
 
     def _check_ranks(self, channel: str | None) -> None:
         if channel is None and self._plan.ranks_per_gpu > 1:
@@ -301,7 +282,11 @@ class CollectiveRankJob:
         identities: Sequence[RankIdentity],
         dropped: Sequence[DroppedSize],
     ) -> DescribedCollective:
-        backend = opened.backend
+        backend, unwatched = opened.backend, ""
+        if opened.path_watch is None and opened.device is not None:
+            unwatched = "--no-evidence: nobody listened and nothing was counted"
+            if self._part is not None:
+                unwatched = "--split: log and counters would be of all groups at once"
         names = self._plan.names_of_settings(backend.name)
         return described_collective(
             self._plan,
@@ -313,43 +298,32 @@ class CollectiveRankJob:
             ranks=tuple(identities),
             parts=tuple(self._parts),
             dropped_sizes=tuple(dropped),
-            libraries=_libraries(opened, beside, self._started_by()),
+            libraries=self._libraries(opened, beside),
             environment=self._settings,
-            unwatched="" if opened.path_watch is not None else self._why_unobserved(opened),
+            unwatched=unwatched,
         )
 
-    def _started_by(self) -> dict[str, str]:
-        return {"MPI": mpi.library_version()} if isinstance(self._group, mpi.MpiGroup) else {}
-
-
-def _add_unverified(report: Report, names: Sequence[str]) -> Report:
-    if not names:
-        return report
-    from gpubench.backends.nccl.library import unverified
-
-    found = unverified(names)
-    verdict = worst_verdict([report.verdict, *(each.severity for each in found)])
-    return replace(report, verdict=verdict, findings=(*report.findings, *found))
+    def _libraries(self, opened: Opened, beside: Sequence[BesideBackend]) -> dict[str, str]:
+        libraries = dict(opened.backend.libraries())
+        if isinstance(self._group, mpi.MpiGroup):
+            libraries["MPI"] = mpi.library_version()
+        for other in beside:
+            if other.backend is not None:
+                libraries = {**other.backend.libraries(), **libraries}
+        if opened.library is not None:
+            libraries.setdefault("NCCL", f"{opened.library.version} from {opened.library.path}")
+        if opened.nccl_alone and opened.nccl_alone != libraries.get("NCCL"):
+            libraries[NCCL_ALONE] = opened.nccl_alone
+        if opened.mpi_support is not None:
+            libraries["MPI on GPU memory"] = opened.mpi_support.statements
+        return libraries
 
 
 def _say(line: str) -> None:
     say(f"gpubench: note: {line}", to=sys.stderr)
 
 
-def _asked_to_end() -> Callable[[], bool]:
+def _listen_for_the_end() -> Callable[[], bool]:
     asked = Event()
     signal.signal(SOAK_ENDS, lambda *_: asked.set())
     return asked.is_set
-
-
-def _libraries(opened: Opened, beside: Sequence[BesideBackend], started_by: Mapping[str, str]) -> dict[str, str]:
-    libraries = {**opened.backend.libraries(), **started_by}
-    for other in (each.backend for each in beside if each.backend is not None):
-        libraries = {**other.libraries(), **libraries}
-    if opened.library is not None:
-        libraries.setdefault("NCCL", f"{opened.library.version} from {opened.library.path}")
-    if opened.nccl_alone and opened.nccl_alone != libraries.get("NCCL"):
-        libraries[NCCL_ALONE] = opened.nccl_alone
-    if opened.mpi_support is not None:
-        libraries["MPI on GPU memory"] = opened.mpi_support.statements
-    return libraries

@@ -6,7 +6,7 @@ difference between both jobs is the noise that a winner has to exceed.
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -20,7 +20,7 @@ from gpubench.measure.collective.variants import add_winners
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.settings import AGAIN, NcclSetting, repeated_name
-from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, worst_verdict
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -44,13 +44,6 @@ class Turn(Struct, frozen=True):
         return repeated_name(name) if self.is_second else name
 
 
-def _turns_of(processes: Sequence[NcclSetting]) -> Iterator[Turn]:
-    """Yield NCCL's own choice and every setting, then all of them again in reverse order."""
-    there = (NcclSetting(), *processes)
-    yield from (Turn(setting, is_second=False) for setting in there)
-    yield from (Turn(setting, is_second=True) for setting in reversed(there))
-
-
 class TurnedSweep(Struct):
     """The results of all jobs of a sweep so far."""
 
@@ -66,9 +59,7 @@ class TurnedSweep(Struct):
     def report(self) -> Report:
         """The report on NCCL's own choice, with the winners of all jobs, and wrong data from any job."""
         own = self.own or Report(verdict=Verdict.ERROR, complete=False)
-        verdict = worst_verdict([own.verdict, *(each.severity for each in self.wrong)])
-        own = replace(own, verdict=verdict, findings=(*self.wrong, *own.findings))
-        return add_winners(own, self.rows, self.refused)
+        return add_winners(own.add_findings(first=self.wrong), self.rows, self.refused)
 
     def refuse(self, turn: Turn, reason: str) -> None:
         """Add a job that could not be measured to the refused settings."""
@@ -120,22 +111,20 @@ class TurnListener:
         if not isinstance(row, CollectiveRow) or row.setting == AGAIN:
             return
         self.rows += 1
-        row = self._renamed(row)
+        row = replace(row, setting=self._turn.name(row.setting))
+        if self._turn.setting.values:
+            row = self._drop_expectation(row)
         self._sweep.rows.append(row)
         self._sweep.presenter.row(row)
 
-    def _renamed(self, row: CollectiveRow) -> CollectiveRow:
-        """Rename a row. Settings are compared with each other, so only NCCL's own choice keeps an expectation."""
-        name = self._turn.name(row.setting)
-        if not self._turn.setting.values:
-            return replace(row, setting=name)
+    def _drop_expectation(self, row: CollectiveRow) -> CollectiveRow:
+        """Settings are compared with each other, so only NCCL's own choice keeps an expectation."""
         note = "; ".join(filter(None, (row.note, *self._turn.setting.remarks))) or None
         verdict = row.verdict
         if not row.wrong and verdict is not None:
             verdict = Verdict.SKIP if row.ranks == 1 else None if row.wrong is None else Verdict.PASS
         return replace(
             row,
-            setting=name,
             note=note,
             verdict=verdict,
             expected_gb_s=None,
@@ -166,7 +155,9 @@ def measure_in_turns(plan: CollectivePlan, start: "RankStart") -> int:
     Raises GpubenchError if a variable is set already, NCCL's own choice cannot be measured, or the run is interrupted.
     """
     plan.check_unset(nccl_settings(os.environ))
-    turns = list(_turns_of(plan.processes))
+    settings = (NcclSetting(), *plan.processes)
+    turns = [Turn(setting, is_second=False) for setting in settings]
+    turns += [Turn(setting, is_second=True) for setting in reversed(settings)]
     with start.announced(plan) as take_back:
         presenter = start.presenter(plan, take_back)
         sweep = TurnedSweep(plan, presenter, len(turns))

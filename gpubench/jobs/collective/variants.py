@@ -78,25 +78,25 @@ class VariantMaker(Struct, frozen=True):
         levels = self._levels() if hierarchical else None
         if levels is not None:
             variants.append(self._hierarchical(backend, levels, library))
-        for each in beside:
-            variants.append(self._beside(each))
-            if each.backend is not None:
-                variants += self._kernels(each.backend, each.kind.refusals)
-            if levels is not None and each.backend is not None:
-                variants.append(self._hierarchical(each.backend, levels, None, each.kind.refusals))
+        for other in beside:
+            variants.append(self._whole_backend(other))
+            if other.backend is not None:
+                variants += self._kernels(other.backend, other.kind.refusals)
+            if levels is not None and other.backend is not None:
+                variants.append(self._hierarchical(other.backend, levels, None, other.kind.refusals))
         return variants
 
-    def _beside(self, each: BesideBackend) -> SweepVariant:
-        if each.backend is None:
-            return SweepVariant(setting=None, backend=NamedBackend(each.kind.name), refused=each.refused)
-        backend = each.backend
+    def _whole_backend(self, other: BesideBackend) -> SweepVariant:
+        backend, refusals = other.backend, other.kind.refusals
+        if backend is None:
+            return SweepVariant(setting=None, backend=NamedBackend(other.kind.name), refused=other.refused)
         return SweepVariant(
             setting=None,
             backend=backend,
-            open=(lambda: partial(self.request.collective.issue, backend.calls)) if each.kind.refusals else None,
-            refusals=(*each.kind.refusals, CouldNotMeasureError) if each.kind.refusals else (),
+            open=(lambda: partial(self.request.collective.issue, backend.calls)) if refusals else None,
+            refusals=(*refusals, CouldNotMeasureError) if refusals else (),
             explain=_first_line,
-            logs_choices=each.kind.logs_to_nccl,
+            logs_choices=other.kind.logs_to_nccl,
         )
 
     def _kernels(

@@ -22,7 +22,7 @@ from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import DroppedSize
-from gpubench.model.terms.verdict import Finding, Origin, Verdict
+from gpubench.model.terms.verdict import Finding, Origin, Verdict, worst_verdict
 
 R = TypeVar("R", bound="Record")
 Made = TypeVar("Made")
@@ -421,6 +421,11 @@ class Report(Struct, frozen=True, kw_only=True):
             f"Report(verdict={self.verdict!r}, complete={self.complete}, findings={self.findings!r}, "
             f"main={self.main!r}, sentence={self.sentence!r}, duration_s={self.duration_s})"
         )
+
+    def add_findings(self, first: Sequence[Finding] = (), last: Sequence[Finding] = ()) -> "Report":
+        """Return the report with more findings, which can only worsen its verdict."""
+        verdict = worst_verdict([self.verdict, *(finding.severity for finding in (*first, *last))])
+        return replace(self, verdict=verdict, findings=(*first, *self.findings, *last))
 
     def rows(self, kind: type[R], nodes: Container[str] | None = None, *, section: str = "") -> list[R]:
         """Return the rows of a type, from its section or another one. `nodes` selects rows if they are stored by
