@@ -24,7 +24,7 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.ranks.ras import ADDRESS, AS_JSON, ask_ras, ras_address
 from gpubench.readers import limits
 from gpubench.readers.hangs import is_ras_answer, read_ras_answer
-from gpubench.simulated.ras import ras_answer
+from gpubench.simulated.traffic import ras_answer
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata

@@ -34,8 +34,8 @@ from gpubench.model.results.watch import WatchFrame
 from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.documents import read_json_line
-from gpubench.simulated.links import SimulatedTraffic
 from gpubench.simulated.settings import nccl_links
+from gpubench.simulated.traffic import SimulatedTraffic
 
 if TYPE_CHECKING:
     from gpubench.backends.mpi import group as mpi

@@ -1,19 +1,17 @@
-"""Models the links of simulated nodes: bandwidth with faults, copies, managed memory, and the traffic of a job.
+"""Models the links of simulated nodes: bandwidth with faults, copies, and managed memory.
 
 A copy takes its latency plus bytes over bandwidth. Shares of the bandwidth were measured on two H200s with 64 MiB.
 """
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 
 from msgspec import Struct
 
-from gpubench.model.facts.process import GpuProcess, RankFacts
-from gpubench.model.facts.snapshot import NicFacts, NicKind, NvlinkPeer, Snapshot
-from gpubench.model.facts.traffic import LOOPBACK, GpuReading, NicReading, NodeReading, TaskFacts
+from gpubench.model.facts.snapshot import NicKind, NvlinkPeer
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, pcie_gb_s
 from gpubench.model.profiles.fault import HALVE_CLOCKS, Fault, Subject
 from gpubench.model.profiles.profile import P2P_OK, NicKindOfMachine, NvlinkKind, Profile
@@ -21,10 +19,9 @@ from gpubench.model.terms.operation import Block, CopyGpu, DataPattern, Engine, 
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.ports.backend import Array, Memory, Region
 from gpubench.ports.copies import HOST, CopyStream, LinkBytes
-from gpubench.simulated.machine import SimulatedMachine, not_joined, snapshot_of, wrong_value
+from gpubench.simulated.machine import SimulatedMachine, not_joined, snapshots, wrong_value
 from gpubench.simulated.node import healthy_node
 
-_BITS_PER_BYTE = 8
 STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")  # Fault keys that make copies host-staged
 
 
@@ -38,7 +35,7 @@ class GpuLinks(Struct, frozen=True):
     share: float = 1.0
     ring_share: float = 1.0
     host_share: float = 1.0
-    staged_with: frozenset[int] = frozenset()
+    staged_peers: frozenset[int] = frozenset()
     clock_share: float = 1.0
 
 
@@ -80,13 +77,13 @@ class NodeLinks(Struct, frozen=True):
 
     def staged(self, ranks: int) -> int | None:
         """Return the first of the first `ranks` GPUs with a host-staged peer, or None."""
-        taking_part = {gpu.index for gpu in self.gpus[:ranks]}
-        return next((n for n, gpu in enumerate(self.gpus[:ranks]) if gpu.staged_with & taking_part), None)
+        indices = {gpu.index for gpu in self.gpus[:ranks]}
+        return next((n for n, gpu in enumerate(self.gpus[:ranks]) if gpu.staged_peers & indices), None)
 
     def staged_hops(self, ranks: int) -> int:
         """Return how many hops of a ring over the first `ranks` GPUs are host-staged, at least 1."""
         ring = self.gpus[:ranks]
-        return max(1, sum(ring[n - 1].index in gpu.staged_with for n, gpu in enumerate(ring)))
+        return max(1, sum(ring[n - 1].index in gpu.staged_peers for n, gpu in enumerate(ring)))
 
 
 def ring_hops(profile: Profile, links: NodeLinks, ranks: int) -> list[Hop]:
@@ -105,19 +102,24 @@ def ring_hops(profile: Profile, links: NodeLinks, ranks: int) -> list[Hop]:
 
 def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
     """Return the links of a node with these faults. Raises UsageError for a GPU or NIC that the node does not have."""
-    on_gpus = [fault for fault in faults if fault.subject in (Subject.GPU, Subject.LINK)]
-    on_nics = [fault for fault in faults if fault.subject is Subject.NIC]
-    for fault in on_gpus:
+    gpu_faults = [fault for fault in faults if fault.subject in (Subject.GPU, Subject.LINK)]
+    nic_faults = [fault for fault in faults if fault.subject is Subject.NIC]
+    for fault in gpu_faults:
         for index in (fault.index, fault.second):
             _check_index(fault, index, profile.match.visible, "GPU")
-    for fault in on_nics:
+    for fault in nic_faults:
         _check_index(fault, fault.index, len(profile.nic), "NIC")
-    gone = {fault.index for fault in on_gpus if fault.get("missing") or fault.get("lost")}
-    left = _links_left(profile, on_gpus)
+    gone = {fault.index for fault in gpu_faults if fault.get("missing") or fault.get("lost")}
+    left = _links_left(profile, gpu_faults)
     gpus = tuple(
-        _gpu_links(profile, index, on_gpus, left) for index in range(profile.match.visible) if index not in gone
+        _gpu_links(profile, index, gpu_faults, left) for index in range(profile.match.visible) if index not in gone
     )
-    return NodeLinks(gpus, _nics_gb_s(profile, on_nics), _pair_shares(profile, on_gpus), left)
+    return NodeLinks(gpus, _nics_gb_s(profile, nic_faults), _pair_shares(profile, gpu_faults), left)
+
+
+def corrupted_pairs(faults: Iterable[Fault]) -> set[frozenset[int | None]]:
+    """Return the GPU pairs, by index, whose direct copies a fault corrupts."""
+    return {frozenset((fault.index, fault.second)) for fault in faults if fault.get("corrupts")}
 
 
 def _links_left(profile: Profile, faults: Iterable[Fault]) -> dict[frozenset[int], float]:
@@ -150,7 +152,7 @@ def _check_index(fault: Fault, index: int | None, count: int, part: str) -> None
 
 def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault], left: Mapping[frozenset[int], float]) -> GpuLinks:
     share, ring_share, host_share = 1.0, 1.0, 1.0
-    staged_with = {end for pair, links in left.items() if index in pair and not links for end in pair - {index}}
+    staged_peers = {end for pair, links in left.items() if index in pair and not links for end in pair - {index}}
     is_paired = profile.nvlink is not None and bool(profile.nvlink.pairs)
     others = set(range(profile.match.visible)) - {index}
     for fault in faults:
@@ -160,25 +162,23 @@ def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault], left: Mapp
         partners = {end for end in ends if end is not None} if fault.subject is Subject.LINK else others
         remaining = _share(profile, fault)
         if any(fault.get(key) for key in STAGING) or (remaining == 0 and not (is_paired and partners is others)):
-            staged_with |= partners
+            staged_peers |= partners
         if fault.subject is Subject.GPU:
-            own = float(fault.get("speed") or 1.0) if is_paired else remaining or 1.0
-            share *= own
-            ring_share *= (remaining or 1.0) / own
-            host_share *= _host_share(profile, fault)
+            gpu_share = float(fault.get("speed") or 1.0) if is_paired else remaining or 1.0
+            share *= gpu_share
+            ring_share *= (remaining or 1.0) / gpu_share
+            # Without NVLinks, `speed` also slows the link to host memory.
+            host_share *= remaining if profile.nvlink is None else _pcie_share(profile, fault)
     throttled = any(fault.index == index and fault.get("throttle") in HALVE_CLOCKS for fault in faults)
-    staged = frozenset(other for other in staged_with if _have_peer_access(profile, frozenset((index, other))))
-    return GpuLinks(index, share, ring_share, host_share, staged, _HALF if throttled else 1.0)
+    staged = frozenset(other for other in staged_peers if _have_peer_access(profile, frozenset((index, other))))
+    return GpuLinks(index, share, ring_share, host_share, staged, 0.5 if throttled else 1.0)
 
 
 def _have_peer_access(profile: Profile, pair: frozenset[int]) -> bool:
     """False for GPUs that are host-staged by design, which a fault cannot change."""
     access, nvlink = profile.peer_access, profile.nvlink
-    joined = nvlink is not None and (not nvlink.pairs or pair in {frozenset(each[:2]) for each in nvlink.pairs})
+    joined = nvlink is not None and (not nvlink.pairs or pair in {frozenset(ends[:2]) for ends in nvlink.pairs})
     return (access.status if joined or access.unlinked is None else access.unlinked) == P2P_OK
-
-
-_HALF = 0.5
 
 
 def _share(profile: Profile, fault: Fault) -> float:
@@ -201,11 +201,6 @@ def _healthy_links(nvlink: NvlinkKind, fault: Fault) -> int:
     return links
 
 
-def _host_share(profile: Profile, fault: Fault) -> float:
-    """Return the share of a GPU's bandwidth to host memory. Without NVLinks, `speed` slows the same link."""
-    return _share(profile, fault) if profile.nvlink is None else _pcie_share(profile, fault)
-
-
 def _pcie_share(profile: Profile, fault: Fault) -> float:
     left = pcie_gb_s(
         int(fault.get("generation") or profile.gpu.pcie_generation), int(fault.get("width") or profile.gpu.pcie_width)
@@ -215,20 +210,21 @@ def _pcie_share(profile: Profile, fault: Fault) -> float:
 
 def _nics_gb_s(profile: Profile, faults: Sequence[Fault]) -> tuple[float, ...]:
     """Return GB/s of the NICs that are up. Devices that share a physical port share its bandwidth equally."""
-    own = {number: [fault for fault in faults if fault.index == number] for number in range(len(profile.nic))}
-    up = {
-        number: nic
-        for number, nic in enumerate(profile.nic)
-        if not any(fault.get("missing") or fault.get("state") for fault in own[number])
-    }
-    sharing = Counter(nic.port for nic in up.values() if nic.port)
+    with_faults = [(nic, [fault for fault in faults if fault.index == n]) for n, nic in enumerate(profile.nic)]
+    up = [(nic, nic_faults) for nic, nic_faults in with_faults if not is_nic_down(nic_faults)]
+    sharing = Counter(nic.port for nic, _ in up if nic.port)
     rdma: list[float] = []
     ethernet: list[float] = []
-    for number, nic in up.items():
-        gb_s = nic_gb_s(nic, own[number], sharing[nic.port or ""] or 1)
+    for nic, nic_faults in up:
+        gb_s = nic_gb_s(nic, nic_faults, sharing[nic.port or ""] or 1)
         if gb_s is not None:
             (ethernet if nic.kind is NicKind.ETHERNET else rdma).append(gb_s)
     return tuple(rdma or ethernet)
+
+
+def is_nic_down(faults: Iterable[Fault]) -> bool:
+    """True if one of these faults of a NIC takes it away."""
+    return any(fault.get("missing") or fault.get("state") for fault in faults)
 
 
 def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault], sharing: int = 1) -> float | None:
@@ -242,7 +238,7 @@ def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault], sharing: int = 1) -
     if rate is None:
         return None
     slot = pcie_gb_s(generation, width)
-    port = rate / _BITS_PER_BYTE / sharing
+    port = rate / BITS_PER_BYTE / sharing
     return min(port, slot) if slot else port
 
 
@@ -285,11 +281,11 @@ class SimulatedCopies:
     def __init__(
         self, machine: SimulatedMachine, faults: Sequence[Fault], seed: int, *, noise: float = _SPREAD, node: int = 0
     ) -> None:
-        self.snapshot = snapshot_of(machine, faults, seed, node)
+        self.snapshot = snapshots(machine, faults, seed, [node])[0]
         self._profile = machine.profile
         self._typical = cache(machine.profile.typical)
         self._spread = noise
-        links = node_links(machine.profile, [fault for fault in faults if fault.node_number == node])
+        node_faults = [fault for fault in faults if fault.node_number == node]
         self._seed = f"{seed}/copies" + (f"/{node}" if node else "")
         self._noise: dict[tuple[object, ...], random.Random] = {}
         alive = [gpu for gpu in self.snapshot.gpus if not gpu.lost]
@@ -297,19 +293,16 @@ class SimulatedCopies:
             CopyGpu(gpu.device, position, gpu.bus_id or "", gpu.uuid or "", gpu.name or "")
             for position, gpu in enumerate(alive)
         )
-        self._links = links
-        self._host_shares = [each.host_share for each in links.gpus]
-        self._paths = _paths(machine.profile)
-        self._staged = [each.staged_with for each in links.gpus]
-        self._indices = [each.index for each in links.gpus]
+        self._links = node_links(machine.profile, node_faults)
+        self._indices = [gpu.index for gpu in self._links.gpus]
+        # A link that is down makes a path slower, but not a different one.
+        healthy = Topology(healthy_node(machine.profile))
+        pairs = product(healthy.gpus, repeat=2)
+        self._paths = {(one.index, other.index): healthy.path(one, other) for one, other in pairs}
         self._access = {(pair.source, pair.destination): pair.cuda is True for pair in self.snapshot.pairs}
         self._enabled: set[tuple[int, int]] = set()
         self._known: tuple[Sequence[CopyStream], float, random.Random] = (), 0.0, random.Random()
-        self._corrupted = {
-            frozenset((fault.index, fault.second))
-            for fault in faults
-            if fault.node_number == node and fault.get("corrupts")
-        }
+        self._corrupted = corrupted_pairs(node_faults)
 
     @property
     def corrupts(self) -> bool:
@@ -332,21 +325,20 @@ class SimulatedCopies:
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
         """Return the time of the busiest link, over all streams that leave or enter a GPU by NVLink or by PCIe."""
         if streams is not self._known[0]:  # computed once per sample, because each sample calls this many times
-            self._known = streams, self._busiest(streams), self._noise_of(streams)
+            self._known = streams, self._busiest(streams), self._noise_source(streams)
         return repeats * self._known[1] * (1 + abs(self._known[2].gauss(0.0, self._spread)))
 
-    def _noise_of(self, streams: Sequence[CopyStream]) -> random.Random:
-        """Return a random source per kind of sample, so that a fault of one pair leaves the noise of others
-        unchanged.
-        """
-        ends = [(stream.by, _place(stream.source), _place(stream.destination), stream) for stream in streams]
-        kind = tuple((*map(self._index, places), each.engine, each.size_bytes) for *places, each in ends)
-        if kind not in self._noise:
-            self._noise[kind] = random.Random(f"{self._seed}/{kind}")
-        return self._noise[kind]
-
-    def _index(self, place: Place) -> Place:
-        return place if isinstance(place, HostMemory) else self._indices[place]
+    def _noise_source(self, streams: Sequence[CopyStream]) -> random.Random:
+        """Return a random source per kind of sample: a fault of one pair leaves the noise of others unchanged."""
+        kind: list[object] = []
+        for stream in streams:
+            places = (stream.by, _place(stream.source), _place(stream.destination))
+            indices = (place if isinstance(place, HostMemory) else self._indices[place] for place in places)
+            kind.append((*indices, stream.engine, stream.size_bytes))
+        key = tuple(kind)
+        if key not in self._noise:
+            self._noise[key] = random.Random(f"{self._seed}/{key}")
+        return self._noise[key]
 
     def _busiest(self, streams: Sequence[CopyStream]) -> float:
         busy: dict[tuple[object, ...], float] = defaultdict(float)
@@ -372,7 +364,7 @@ class SimulatedCopies:
             latency_us = self._typical("p2p.latency_us") or _LATENCY_US
         else:
             healthy = self._typical("p2p.staged_gb_s") or self._profile.gpu.host_gb_s * _ACHIEVED
-            gb_s = healthy * min(self._host_shares[source], self._host_shares[destination])
+            gb_s = healthy * min(self._links.gpus[end].host_share for end in (source, destination))
             if not self._can_be_direct(source, destination):
                 gb_s *= self._links.pair_share(source, destination)
             latency_us = self._typical("p2p.staged_latency_us") or _STAGED_LATENCY_US
@@ -388,9 +380,9 @@ class SimulatedCopies:
         return (source, destination) in self._enabled and self._can_be_direct(source, destination)
 
     def _can_be_direct(self, source: int, destination: int) -> bool:
-        ends = (source, destination), (destination, source)
-        staged = any(self._indices[other] in self._staged[one] for one, other in ends)
-        return self.can_reach(source, destination) and not staged
+        one, other = self._links.gpus[source], self._links.gpus[destination]
+        is_staged = other.index in one.staged_peers or one.index in other.staged_peers
+        return self.can_reach(source, destination) and not is_staged
 
     def _is_nvlink(self, source: Place, destination: Place) -> bool:
         if isinstance(source, HostMemory) or isinstance(destination, HostMemory):
@@ -407,26 +399,18 @@ class SimulatedCopies:
             quantity = "p2p.write_gb_s" if writes else "p2p.read_gb_s"
         typical = self._typical(quantity, path) or self._typical("p2p.write_gb_s", path)
         nvlink, links = self._profile.nvlink, path.removeprefix("NV")
-        by_nvlink = nvlink is not None and links.isdecimal()
-        limit = int(links) * nvlink.link_gb_s if nvlink is not None and by_nvlink else self._profile.gpu.pcie_gb_s
+        has_nvlinks = nvlink is not None and links.isdecimal()
+        limit = int(links) * nvlink.link_gb_s if nvlink is not None and has_nvlinks else self._profile.gpu.pcie_gb_s
         return typical or limit * _ACHIEVED
 
     def _host_gb_s(self, source: Place, destination: Place) -> float:
-        to_gpu = isinstance(source, HostMemory)
-        gpu = destination if to_gpu else source
-        share = 1.0 if isinstance(gpu, HostMemory) else self._host_shares[gpu]
-        typical = self._typical("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s")
+        is_upload = isinstance(source, HostMemory)
+        gpu = destination if is_upload else source
+        share = 1.0 if isinstance(gpu, HostMemory) else self._links.gpus[gpu].host_share
+        typical = self._typical("host_to_device_gb_s" if is_upload else "device_to_host_gb_s")
         pageable = HostMemory.PAGEABLE in (source, destination)
         healthy = typical or self._profile.gpu.host_gb_s * _ACHIEVED
         return healthy * share * (_PAGEABLE_SHARE if pageable else 1.0)
-
-
-def _paths(profile: Profile) -> dict[tuple[int, int], str]:
-    """Return the path classes of pairs without faults. A link that is down makes a path slower, but not a different
-    one.
-    """
-    node = Topology(healthy_node(profile))
-    return {(one.index, other.index): node.path(one, other) for one in node.gpus for other in node.gpus}
 
 
 class NoCounters:
@@ -480,7 +464,7 @@ class SimulatedManaged:
         if source == place:
             return 0.0
         share = _BETWEEN_SHARE if HOST not in (source, place) else _TO_HOST_SHARE if place is HOST else _TO_GPU_SHARE
-        return self._plain(source, place, by, memory.size_bytes) / share
+        return self._copy_seconds(source, place, by, memory.size_bytes) / share
 
     def advise(self, memory: Memory, place: Place, accessed_by: int, *, stays: bool) -> None:  # noqa: ARG002
         """Make pages stay from now on, or move to the GPU that uses them."""
@@ -492,197 +476,16 @@ class SimulatedManaged:
         if source == by:
             return stream.size_bytes / (_LOCAL_GB_S * BYTES_PER_GB)
         if self._stays:
-            return self._plain(source, by, by, stream.size_bytes, Engine.SM)
-        plain = self._plain(source, by, by, stream.size_bytes)
+            return self._copy_seconds(source, by, by, stream.size_bytes, Engine.SM)
+        copy_seconds = self._copy_seconds(source, by, by, stream.size_bytes)
         self._location = by
-        return plain / (_FAULTS_SHARE if source is HOST else _FAULTS_BETWEEN_SHARE)
+        return copy_seconds / (_FAULTS_SHARE if source is HOST else _FAULTS_BETWEEN_SHARE)
 
-    def _plain(self, source: Place, destination: Place, by: int, size_bytes: int, engine: Engine = Engine.CE) -> float:
-        ends = [
-            self._copies.allocate(HostMemory.PINNED if place is HOST else place, size_bytes)
+    def _copy_seconds(
+        self, source: Place, destination: Place, by: int, size_bytes: int, engine: Engine = Engine.CE
+    ) -> float:
+        regions = (
+            Region(self._copies.allocate(HostMemory.PINNED if place is HOST else place, size_bytes), 0)
             for place in (source, destination)
-        ]
-        stream = CopyStream(by, engine, Region(ends[0], 0), Region(ends[1], 0), size_bytes)
-        return self._copies.seconds([stream], 1)
-
-
-NVLINK_SHARE, PCIE_SHARE, NETWORK_SHARE, SOCKETS_GB_S = 0.09, 0.53, 0.7, 4.3
-"""Utilization of links by a job. Data-parallel training of two H200s kept NVLinks at 9 %, or PCIe at 53 % when
-staged. Over sockets of one host it moved 4.3 GB/s. The share of the network is an assumption.
-"""
-
-_NOISE = 0.03
-_FIRST_PID = 4000
-_LEAST_RATE_GBIT_S = 100.0
-
-Ways = tuple[float, float, float, float]  # GB/s of a GPU: NVLink sent and received, PCIe sent and received
-_NOTHING: Ways = (0.0, 0.0, 0.0, 0.0)
-
-
-class SimulatedTraffic:
-    """Readings of a simulated node whose job began `clock()` seconds ago.
-
-    `several` tells whether the machine has other nodes. `links` are the node's links as the job's library uses them.
-    """
-
-    def __init__(
-        self,
-        node: Snapshot,
-        profile: Profile,
-        faults: Sequence[Fault],
-        seed: int,
-        clock: Callable[[], float],
-        *,
-        several: bool,
-        links: NodeLinks | None = None,
-    ) -> None:
-        self._node, self._profile, self._clock = node, profile, clock
-        self._links = links or node_links(profile, faults)
-        self._variables = {name: value for fault in faults for name, value in fault.variables.items()}
-        asked = next((value for fault in faults if (value := fault.get("traffic"))), "training")
-        self._kind = asked
-        self._several = several
-        self._random = random.Random(f"{seed}/{node.host}")
-        self._begun = clock()
-        self._before = self._begun
-        self._nvlink = dict.fromkeys(range(len(node.gpus)), (0.0, 0.0))
-        self._network: dict[str, float] = {}
-
-    def read(self) -> NodeReading:
-        """Read the node: counters moved by what its links carried since the last reading."""
-        now = self._clock()
-        seconds, self._before = now - self._before, now
-        ways = [tuple(self._noisy(each) for each in way) for way in self._rates_by_gpu()]
-        gpus = tuple(self._gpu(position, way, seconds) for position, way in enumerate(ways))
-        nics = self._nics(seconds, sum(way[2] for way in ways))
-        silent = next((failure.error for failure in self._node.failures if failure.stage == "nvml"), None)
-        return NodeReading(
-            host=self._node.host,
-            seconds=now,
-            gpus=() if silent else gpus,
-            nics=nics,
-            tasks=self._tasks(),
-            driver_silent=silent or self._node.driver.absent,
         )
-
-    def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:  # noqa: ARG002
-        """Return nothing, because a simulated job hides nothing."""
-        return None
-
-    def close(self) -> None: ...
-
-    def _noisy(self, rate: float) -> float:
-        return max(rate * self._random.gauss(1, _NOISE), 0.0)
-
-    def _rates_by_gpu(self) -> list[Ways]:
-        usable = iter(self._ways_of_usable(sum(not gpu.lost for gpu in self._node.gpus)))
-        return [_NOTHING if gpu.lost else next(usable) for gpu in self._node.gpus]
-
-    def _ways_of_usable(self, gpus: int) -> Sequence[Ways]:
-        pcie = self._profile.gpu.pcie_gb_s * PCIE_SHARE
-        nvlink = self._profile.nvlink
-        direct = 0.0 if nvlink is None else nvlink.links * nvlink.link_gb_s * NVLINK_SHARE
-        still = (0.0, 0.0, 0.005, 0.005)
-        by_kind: dict[str, Ways] = {
-            "staged": (0.0, 0.0, pcie, pcie),
-            "sockets": (0.0, 0.0, SOCKETS_GB_S, SOCKETS_GB_S),
-            "loading": (0.0, 0.0, 0.01, pcie),
-            "checkpoint": (0.0, 0.0, pcie, 0.01),
-            "inference": (0.0, 0.0, pcie * 0.7, pcie * 0.65),
-            "waiting": still,
-            "idle": still,
-        }
-        if self._kind in by_kind:
-            return [by_kind[self._kind]] * gpus
-        # Data that leaves the node passes a GPU's PCIe link, whether it is staged or not.
-        through = sum(map(self._network_gb_s, self._node.nics)) / max(gpus, 1) if self._several else 0.0
-        ring = _ring(self._links, gpus, direct or pcie, pcie, has_nvlinks=nvlink is not None)
-        return [(sent, received, out + through, into + through) for sent, received, out, into in ring]
-
-    def _gpu(self, position: int, way: tuple[float, ...], seconds: float) -> GpuReading:
-        gpu = self._node.gpus[position]
-        if gpu.lost:
-            return GpuReading(index=gpu.index, bus_id=gpu.bus_id or gpu.device, lost=gpu.lost)
-        sent, received = self._nvlink[position]
-        self._nvlink[position] = sent + way[0] * seconds, received + way[1] * seconds
-        works = 0 if self._kind == "idle" or (self._kind == "waiting" and position == 0) else 98
-        memory = None if gpu.memory_bytes is None else gpu.memory_bytes // 2
-        counts = [round(each * BYTES_PER_GB) for each in self._nvlink[position]]
-        known = self._profile.nvlink is not None
-        return GpuReading(
-            index=gpu.index,
-            bus_id=gpu.bus_id or gpu.device,
-            nvlink_sent_bytes=counts[0] if known else None,
-            nvlink_received_bytes=counts[1] if known else None,
-            pcie_sent_gb_s=way[2],
-            pcie_received_gb_s=way[3],
-            utilization_percent=works,
-            clock_mhz=gpu.most_clock_mhz,
-            throttle_reasons=gpu.throttle_reasons,
-            processes=(GpuProcess(pid=_FIRST_PID + position, name="python", memory_bytes=memory),),
-            unknown={} if known else dict.fromkeys(("nvlink_sent", "nvlink_received"), "the GPU has no NVLinks"),
-        )
-
-    def _nics(self, seconds: float, out_gb_s: float) -> tuple[NicReading, ...]:
-        found = []
-        trains = self._kind in ("training", "staged") and self._several
-        rails = sum(nic.rdma for nic in self._node.nics)
-        for nic in self._node.nics:
-            rate = self._network_gb_s(nic)
-            if self._kind == "staged":  # each GPU forwards to the next what leaves the node over all rails
-                rate = min(rate, out_gb_s / max(len(self._node.gpus), 1) / max(rails, 1))
-            moved = self._noisy(rate) * seconds if trains else 0.0
-            found.append(self._nic(nic.name, moved, rdma=nic.rdma, up=nic.state))
-        through = out_gb_s * seconds if self._kind == "sockets" else 0.0
-        return (*found, self._nic(LOOPBACK, through, rdma=False, up="active"))
-
-    @staticmethod
-    def _network_gb_s(nic: NicFacts) -> float:
-        moves = nic.rdma and nic.state in ("active", None)
-        return (nic.rate_gbit_s or _LEAST_RATE_GBIT_S) / BITS_PER_BYTE * NETWORK_SHARE if moves else 0.0
-
-    def _nic(self, name: str, moved_gb: float, *, rdma: bool, up: str | None) -> NicReading:
-        self._network[name] = self._network.get(name, 0.0) + moved_gb
-        count = round(self._network[name] * BYTES_PER_GB)
-        active = None if up is None else up == "active"
-        return NicReading(name=name, rdma=rdma, sent_bytes=count, received_bytes=count, active=active)
-
-    def _tasks(self) -> tuple[TaskFacts, ...]:
-        together = () if self._kind == "inference" else ("torch node0:29500",)
-        return tuple(
-            TaskFacts(
-                pid=_FIRST_PID + position,
-                name="python",
-                together=together,
-                communicators=self._kind != "inference",
-                facts=RankFacts(
-                    rank=position,
-                    host=self._node.host,
-                    node=0,
-                    local_rank=position,
-                    pid=0,
-                    environment=self._variables,
-                ),
-            )
-            for position in range(len(self._node.gpus))
-        )
-
-
-def _ring(links: NodeLinks, gpus: int, direct: float, pcie: float, *, has_nvlinks: bool) -> Sequence[Ways]:
-    staged_with = [gpu.staged_with for gpu in links.gpus[:gpus]]
-    indices = [gpu.index for gpu in links.gpus[:gpus]]
-    hops = [(one, (one + 1) % gpus) for one in range(gpus)]
-    staged = {
-        (one, other)
-        for one, other in hops
-        if not has_nvlinks or indices[other] in staged_with[one] or indices[one] in staged_with[other]
-    }
-    rate = pcie if staged else direct * min((links.share(*hop) for hop in hops), default=1.0)
-    found = []
-    for position in range(gpus):
-        out = (position, (position + 1) % gpus) in staged
-        into = ((position - 1) % gpus, position) in staged
-        over_nvlink = [0.0 if each else rate for each in (out, into)]
-        over_pcie = [rate if each else 0.005 for each in (out, into)]
-        found.append((*over_nvlink, *over_pcie))
-    return [(one, two, three, four) for one, two, three, four in found]
+        return self._copies.seconds([CopyStream(by, engine, *regions, size_bytes)], 1)

@@ -2,7 +2,8 @@
 
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,8 +23,6 @@ _NO_ANSWER = "no answer (simulated)"
 _WITHOUT_NVML = ("index", "bus_id", "name", "uuid", "cuda_index", "multiprocessors", "pcie", "place")
 """Facts of a GPU that come from sysfs and CUDA."""
 
-_HEALTH_SHIFTS = range(0, 16, 2)
-
 
 def _apply_faults(node: snapshot.Snapshot, faults: Iterable[Fault]) -> snapshot.Snapshot:
     """Return the node with these faults, by indices of the healthy node. Raises UsageError."""
@@ -36,25 +35,40 @@ def _apply_faults(node: snapshot.Snapshot, faults: Iterable[Fault]) -> snapshot.
                 gpu = gpus[_index(fault, fault.index, gpus, "GPU")]
                 if len(gpus) == 1 and key in ("p2p", "cuda_peer"):
                     raise wrong_value(fault, "there is no other GPU", "a machine with several GPUs")
-                _change_pairs_of(pairs, gpu, key, value)
+                _change_pairs(pairs, gpu, key, value)
                 gpus[gpu.index] = _GPU_CHANGES[key](gpu, value, fault) if key in _GPU_CHANGES else gpu
             elif fault.subject is Subject.NIC:
                 number = _index(fault, fault.index, nics, "NIC")
-                nics[number] = _nic_change(nics[number], key, value, fault)
+                nics[number] = _change_nic(nics[number], key, value, fault)
             elif fault.subject is Subject.LINK:
                 _change_link(gpus, pairs, fault, key, value)
-    missing = {fault.index for fault in faults if fault.subject is Subject.GPU and fault.get("missing")}
-    absent = {fault.index for fault in faults if fault.subject is Subject.NIC and fault.get("missing")}
+    lost = {gpu.device for gpu in gpus if gpu.lost}
+    unknown = dict.fromkeys(("cuda", "read", "write", "nvlink", "atomics", "pci"), _LOST)
+    missing_nics = {fault.index for fault in faults if fault.subject is Subject.NIC and fault.get("missing")}
     broken = replace(
         node,
-        nics=tuple(nic for number, nic in enumerate(nics) if number not in absent),
-        pairs=tuple(_mark_lost(pair, gpus) for pair in pairs.values()),
+        nics=tuple(nic for number, nic in enumerate(nics) if number not in missing_nics),
+        pairs=tuple(
+            pair
+            if lost.isdisjoint(names)
+            else snapshot.PairFacts(source=names[0], destination=names[1], pcie_path=pair.pcie_path, unknown=unknown)
+            for names, pair in pairs.items()
+        ),
     )
-    broken = _without(broken, gpus, missing)
+    missing_gpus = {fault.index for fault in faults if fault.subject is Subject.GPU and fault.get("missing")}
+    broken = _remove_gpus(broken, gpus, missing_gpus)
     for fault in faults:
         if fault.subject is Subject.NODE:
-            broken = _node_change(broken, dict(fault.settings))
+            broken = _change_node(broken, dict(fault.settings))
     return broken
+
+
+def faults_by_node(faults: Iterable[Fault]) -> dict[int, list[Fault]]:
+    """Group faults by the number of their node."""
+    found: dict[int, list[Fault]] = {}
+    for fault in faults:
+        found.setdefault(fault.node_number, []).append(fault)
+    return found
 
 
 def wrong_value(fault: Fault, seen: str, expected: str) -> UsageError:
@@ -76,7 +90,7 @@ def _index(
     return index
 
 
-def _change_pairs_of(
+def _change_pairs(
     pairs: dict[tuple[str, str], snapshot.PairFacts], gpu: snapshot.GpuFacts, key: str, value: str
 ) -> None:
     changes: Mapping[str, Callable[[snapshot.PairFacts], snapshot.PairFacts]] = {
@@ -86,9 +100,9 @@ def _change_pairs_of(
         "cuda_peer": lambda pair: replace(pair, cuda=False),
         "nvlink": lambda pair: pair if int(value) else replace(pair, nvlink="NS"),
     }
-    for both, pair in pairs.items():
-        if key in changes and gpu.device in both:
-            pairs[both] = changes[key](pair)
+    for ends, pair in pairs.items():
+        if key in changes and gpu.device in ends:
+            pairs[ends] = changes[key](pair)
 
 
 def _refused(pair: snapshot.PairFacts, status: str) -> snapshot.PairFacts:
@@ -99,9 +113,9 @@ def _change_link(
     gpus: list[snapshot.GpuFacts], pairs: dict[tuple[str, str], snapshot.PairFacts], fault: Fault, key: str, value: str
 ) -> None:
     ends = [gpus[_index(fault, index, gpus, "GPU")] for index in (fault.index, fault.second)]
-    both = [(ends[0].device, ends[1].device), (ends[1].device, ends[0].device)]
+    directions = [(ends[0].device, ends[1].device), (ends[1].device, ends[0].device)]
     if key == "p2p":
-        pairs |= {names: _refused(pairs[names], value) for names in both}
+        pairs |= {names: _refused(pairs[names], value) for names in directions}
     elif key == "nvlink":
         for end, other in (ends, ends[::-1]):
             links = [link for link in end.nvlinks or () if link.peer_bus_id == other.bus_id]
@@ -111,7 +125,7 @@ def _change_link(
                 raise wrong_value(fault, f"{len(links)} NVLinks join the two", f"0 to {len(links)}")
             gpus[end.index] = replace(end, nvlinks=_deactivated(end.nvlinks or (), links[int(value) :]))
         if not int(value):
-            pairs |= {names: replace(pairs[names], nvlink="NS") for names in both}
+            pairs |= {names: replace(pairs[names], nvlink="NS") for names in directions}
 
 
 def _deactivated(links: tuple[snapshot.NvLink, ...], down: Iterable[snapshot.NvLink]) -> tuple[snapshot.NvLink, ...]:
@@ -147,19 +161,10 @@ def _fabric(gpu: snapshot.GpuFacts, fault: Fault) -> snapshot.Fabric:
 def _health(gpu: snapshot.GpuFacts, value: str, fault: Fault) -> snapshot.GpuFacts:
     fabric = _fabric(gpu, fault)
     shift, bits = next(
-        (shift, bits) for shift in _HEALTH_SHIFTS for bits in (1, 2) if decode_health(bits << shift)[value]
+        (shift, bits) for shift in range(0, 16, 2) for bits in (1, 2) if decode_health(bits << shift)[value]
     )
     mask = (fabric.health_mask or 0) & ~(3 << shift) | bits << shift
     return replace(gpu, fabric=replace(fabric, health_mask=mask))
-
-
-def _rows(gpu: snapshot.GpuFacts, value: str, _fault: Fault) -> snapshot.GpuFacts:
-    rows = snapshot.RemappedRows(correctable=0, uncorrectable=1, pending=value == "pending", failure=value == "failure")
-    return replace(gpu, remapped_rows=rows)
-
-
-def _lost(gpu: snapshot.GpuFacts, _value: str, _fault: Fault) -> snapshot.GpuFacts:
-    return snapshot.GpuFacts(index=gpu.index, bus_id=gpu.bus_id, place=gpu.place, lost=_LOST)
 
 
 _GPU_CHANGES: Mapping[str, Callable[[snapshot.GpuFacts, str, Fault], snapshot.GpuFacts]] = {
@@ -168,11 +173,18 @@ _GPU_CHANGES: Mapping[str, Callable[[snapshot.GpuFacts, str, Fault], snapshot.Gp
     "generation": lambda gpu, value, fault: replace(
         gpu, pcie=_trained(gpu.pcie, "generation", value, fault), idle=False, performance_state=0
     ),
-    "lost": _lost,
+    "lost": lambda gpu, _value, _fault: snapshot.GpuFacts(
+        index=gpu.index, bus_id=gpu.bus_id, place=gpu.place, lost=_LOST
+    ),
     "mig": lambda gpu, _value, _fault: replace(gpu, mig=True),
     "ecc": lambda gpu, _value, _fault: replace(gpu, ecc=False),
     "throttle": lambda gpu, value, _fault: replace(gpu, throttle_reasons=(value,), idle=False),
-    "rows": _rows,
+    "rows": lambda gpu, value, _fault: replace(
+        gpu,
+        remapped_rows=snapshot.RemappedRows(
+            correctable=0, uncorrectable=1, pending=value == "pending", failure=value == "failure"
+        ),
+    ),
     "fabric": lambda gpu, value, fault: replace(gpu, fabric=replace(_fabric(gpu, fault), state=value, status=None)),
     "health": _health,
     "errors": lambda gpu, value, _fault: replace(gpu, memory_errors=int(value)),
@@ -183,32 +195,30 @@ _GPU_CHANGES: Mapping[str, Callable[[snapshot.GpuFacts, str, Fault], snapshot.Gp
 """How each key changes a GPU. A GPU trained to a lower generation is busy, because idle GPUs lower it anyway."""
 
 
-def _nic_change(nic: snapshot.NicFacts, key: str, value: str, fault: Fault) -> snapshot.NicFacts:
+def _change_nic(nic: snapshot.NicFacts, key: str, value: str, fault: Fault) -> snapshot.NicFacts:
+    if key == "errors" and not nic.rdma:
+        raise wrong_value(fault, "no RDMA port counts errors of this NIC", "an InfiniBand or RoCE NIC")
     if key == "state":
         return replace(nic, state=value)
     if key == "rate":
         return replace(nic, rate_gbit_s=float(value))
-    if key == "errors" and not nic.rdma:
-        raise wrong_value(fault, "no RDMA port counts errors of this NIC", "an InfiniBand or RoCE NIC")
-    return (
-        nic if key in ("missing", "errors", "bandwidth") else replace(nic, pcie=_trained(nic.pcie, key, value, fault))
-    )
+    if key in ("width", "generation"):
+        return replace(nic, pcie=_trained(nic.pcie, key, value, fault))
+    return nic
 
 
-def _mark_lost(pair: snapshot.PairFacts, gpus: list[snapshot.GpuFacts]) -> snapshot.PairFacts:
-    lost = {gpu.device for gpu in gpus if gpu.lost}
-    if not lost & {pair.source, pair.destination}:
-        return pair
-    unknown = dict.fromkeys(("cuda", "read", "write", "nvlink", "atomics", "pci"), _LOST)
-    return snapshot.PairFacts(
-        source=pair.source, destination=pair.destination, pcie_path=pair.pcie_path, unknown=unknown
-    )
-
-
-def _without(node: snapshot.Snapshot, gpus: list[snapshot.GpuFacts], missing: set[int | None]) -> snapshot.Snapshot:
+def _remove_gpus(node: snapshot.Snapshot, gpus: list[snapshot.GpuFacts], missing: set[int | None]) -> snapshot.Snapshot:
     """Remove GPUs and renumber the others. NVLinks to a removed GPU are down."""
     gone = {gpu.bus_id for gpu in gpus if gpu.index in missing} - {None}
-    present = [replace(gpu, nvlinks=_leading_nowhere(gpu.nvlinks, gone)) for gpu in gpus if gpu.index not in missing]
+
+    def cut(link: snapshot.NvLink) -> snapshot.NvLink:
+        return replace(link, active=False, peer=None, peer_bus_id=None) if link.peer_bus_id in gone else link
+
+    present = [
+        gpu if gpu.nvlinks is None else replace(gpu, nvlinks=tuple(map(cut, gpu.nvlinks)))
+        for gpu in gpus
+        if gpu.index not in missing
+    ]
     numbered = [replace(gpu, index=index) for index, gpu in enumerate(present)]
     usable = [gpu.index for gpu in numbered if not gpu.lost]
     names = {old.device: new.device for old, new in zip(present, numbered, strict=True)}
@@ -225,17 +235,14 @@ def _without(node: snapshot.Snapshot, gpus: list[snapshot.GpuFacts], missing: se
     )
 
 
-def _leading_nowhere(
-    links: tuple[snapshot.NvLink, ...] | None, gone: Collection[str | None]
-) -> tuple[snapshot.NvLink, ...] | None:
-    if links is None:
-        return None
+def _change_fabrics(node: snapshot.Snapshot, **changes: Any) -> tuple[snapshot.GpuFacts, ...]:
+    """Return the node's GPUs with these changes of the NVLink fabric."""
     return tuple(
-        replace(link, active=False, peer=None, peer_bus_id=None) if link.peer_bus_id in gone else link for link in links
+        gpu if gpu.fabric is None else replace(gpu, fabric=replace(gpu.fabric, **changes)) for gpu in node.gpus
     )
 
 
-def _node_change(node: snapshot.Snapshot, settings: Mapping[str, str]) -> snapshot.Snapshot:
+def _change_node(node: snapshot.Snapshot, settings: Mapping[str, str]) -> snapshot.Snapshot:
     driver = node.driver
     node = replace(
         node,
@@ -244,11 +251,7 @@ def _node_change(node: snapshot.Snapshot, settings: Mapping[str, str]) -> snapsh
     if "peermem" in settings:
         node = replace(node, gpudirect=replace(node.gpudirect, peermem=settings["peermem"] == "yes"))
     if "clique" in settings:
-        gpus = tuple(
-            gpu if gpu.fabric is None else replace(gpu, fabric=replace(gpu.fabric, clique=int(settings["clique"])))
-            for gpu in node.gpus
-        )
-        node = replace(node, gpus=gpus)
+        node = replace(node, gpus=_change_fabrics(node, clique=int(settings["clique"])))
     if "silent" in settings:
         failure = snapshot.ProbeFailure(stage=settings["silent"], error=_NO_ANSWER, timed_out=True)
         node = replace(_SILENCED[settings["silent"]](node), failures=(*node.failures, failure))
@@ -317,9 +320,9 @@ class SimulatedMachine(Struct, frozen=True):
 
     def __str__(self) -> str:
         visible, name = self.profile.match.visible, self.profile.name
-        own = load(name)
-        part = f"/{visible}" if visible < own.match.visible else ""
-        if self.profile.domain is not None and self.profile.domain != own.domain:
+        whole = load(name)
+        part = f"/{visible}" if visible < whole.match.visible else ""
+        if self.profile.domain is not None and self.profile.domain != whole.domain:
             part = f"/{self.profile.domain.nodes * visible}"
         size = 1 if self.profile.domain is None else self.profile.domain.nodes
         if self.nodes % size:
@@ -355,18 +358,18 @@ def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
         profile = find_domain(profile.match.gpus) or profile
     if not 1 <= nodes <= MOST_NODES:
         raise UsageError(f"{option} {text!r} has {nodes} nodes", expected=f"1 to {MOST_NODES}")
-    return SimulatedMachine(_shown(profile, gpus, f"{option} {text!r}"), nodes)
+    return SimulatedMachine(_part_of_node(profile, gpus, f"{option} {text!r}"), nodes)
 
 
-def _part_of_rack(rack: Profile, nodes: int, gpus: int, text: str) -> Profile:
-    own, rest = divmod(gpus, rack.match.visible)
-    if rest or own > nodes:
-        most = nodes * rack.match.visible
+def _part_of_rack(rack: Profile, most_nodes: int, gpus: int, text: str) -> Profile:
+    nodes, rest = divmod(gpus, rack.match.visible)
+    if rest or nodes > most_nodes:
+        most = most_nodes * rack.match.visible
         raise UsageError(f"{text} has {gpus} GPUs", expected=f"whole nodes of {rack.match.visible}, {most} at most")
-    return rack.resize_domains(own)
+    return rack.resize_domains(nodes)
 
 
-def _shown(profile: Profile, gpus: str | None, text: str) -> Profile:
+def _part_of_node(profile: Profile, gpus: str | None, text: str) -> Profile:
     if gpus is None:
         return profile
     most = profile.match.visible
@@ -408,33 +411,23 @@ def merge_domains(
     return SimulatedMachine(machine.profile.merge_nodes(size), machine.nodes // size), moved
 
 
-def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0) -> list[snapshot.Snapshot]:
-    """Return the nodes in order, which share equal parts as one object. Raises UsageError for an unknown part."""
-    return _snapshots(machine, faults, seed, range(machine.nodes))
-
-
-def snapshot_of(machine: SimulatedMachine, faults: Sequence[Fault], seed: int, number: int) -> snapshot.Snapshot:
-    """Return one node of `snapshots`. Raises UsageError likewise."""
-    return _snapshots(machine, faults, seed, (number,))[0]
-
-
-def _snapshots(
-    machine: SimulatedMachine, faults: Sequence[Fault], seed: int, numbers: Sequence[int]
+def snapshots(
+    machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0, numbers: Sequence[int] | None = None
 ) -> list[snapshot.Snapshot]:
+    """Return the nodes with these numbers (default: all). Equal parts are one object. Raises UsageError."""
     check_nodes(machine, faults)
+    numbers = range(machine.nodes) if numbers is None else numbers
     healthy = healthy_node(machine.profile)
     whole = add_surroundings(healthy)
-    by_node: dict[int, list[Fault]] = {}
-    for fault in (each for each in faults if each.breaks_hardware):
-        by_node.setdefault(fault.node_number, []).append(fault)
+    broken_nodes = faults_by_node(fault for fault in faults if fault.breaks_hardware)
     found = []
     for number in numbers:
-        own = by_node.get(number)
-        if own is None:
+        node_faults = broken_nodes.get(number)
+        if node_faults is None:
             found.append(_named(whole, number, seed))
         else:
-            broken = _apply_faults(_named(healthy, number, seed), own)
-            found.append(apply_surrounding_faults(add_surroundings(broken), own))
+            broken = _apply_faults(_named(healthy, number, seed), node_faults)
+            found.append(apply_surrounding_faults(add_surroundings(broken), node_faults))
     if machine.domain_nodes == 1:
         return found
     stopped = {fault.node_number for fault in faults if fault.get("imex")}
@@ -452,10 +445,7 @@ def _join_domain(node: snapshot.Snapshot, cluster: str, *, imex: bool) -> snapsh
         driver_settings=replace(
             settings, services={**settings.services, "nvidia-imex": snapshot.Service(running=imex)}
         ),
-        gpus=tuple(
-            gpu if gpu.fabric is None else replace(gpu, fabric=replace(gpu.fabric, cluster_uuid=cluster))
-            for gpu in node.gpus
-        ),
+        gpus=_change_fabrics(node, cluster_uuid=cluster),
     )
 
 

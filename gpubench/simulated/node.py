@@ -1,6 +1,4 @@
-"""Builds a healthy node of a profile's kind, as NVML, CUDA, sysfs and the kernel describe it, with made-up
-addresses.
-"""
+"""Builds a healthy node of a profile's kind with made-up addresses, and its faults outside GPUs and NICs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -26,7 +24,8 @@ _COUNTERS: Mapping[str, int] = {"replay": 0, "recovery": 0, "crc_flit": 0}
 def healthy_node(profile: Profile) -> snapshot.Snapshot:
     """Return a healthy node. The caller sets host name, boot id and GPU UUIDs."""
     tree = _PciTree(profile)
-    gpus = tuple(_gpu(profile, tree, index) for index in range(profile.match.visible))
+    places = [tree.gpu(index) for index in range(profile.match.visible)]
+    gpus = tuple(_gpu(profile, tree, index, places) for index in range(profile.match.visible))
     return snapshot.Snapshot(
         host="",
         origin=Origin.SIMULATED,
@@ -129,9 +128,11 @@ def _machine(profile: Profile) -> snapshot.HostFacts:
     )
 
 
-def _gpu(profile: Profile, tree: _PciTree, index: int) -> snapshot.GpuFacts:
+def _gpu(
+    profile: Profile, tree: _PciTree, index: int, places: Sequence[tuple[str, snapshot.PciPlace]]
+) -> snapshot.GpuFacts:
     kind = profile.gpu
-    bus_id, place = tree.gpu(index)
+    bus_id, place = places[index]
     missing = {"bar1_bytes": kind.bar1_bytes, "ecc": kind.ecc, "mig": kind.mig}
     return snapshot.GpuFacts(
         index=index,
@@ -156,7 +157,7 @@ def _gpu(profile: Profile, tree: _PciTree, index: int) -> snapshot.GpuFacts:
         pcie_replays=0,
         place=place,
         cpu_affinity=_cpus(profile, place.numa_node),
-        nvlinks=_nvlinks(profile, tree, index),
+        nvlinks=_nvlinks(profile, tree, index, [address for address, _ in places]),
         fabric=_fabric(profile),
         bar1_bytes=kind.bar1_bytes,
         processes=(),
@@ -164,7 +165,7 @@ def _gpu(profile: Profile, tree: _PciTree, index: int) -> snapshot.GpuFacts:
     )
 
 
-def _nvlinks(profile: Profile, tree: _PciTree, index: int) -> tuple[snapshot.NvLink, ...]:
+def _nvlinks(profile: Profile, tree: _PciTree, index: int, bus_ids: Sequence[str]) -> tuple[snapshot.NvLink, ...]:
     nvlink = profile.nvlink
     if nvlink is None:
         return ()
@@ -172,8 +173,7 @@ def _nvlinks(profile: Profile, tree: _PciTree, index: int) -> tuple[snapshot.NvL
         peers = [tree.nvswitches[i % len(tree.nvswitches)] if tree.nvswitches else None for i in range(nvlink.links)]
     else:
         others = [(pair[1] if pair[0] == index else pair[0], pair[2]) for pair in nvlink.pairs if index in pair[:2]]
-        others = [(other, links) for other, links in others if other < profile.match.visible]
-        peers = [_gpu_bus_id(profile, other) for other, links in others for _ in range(links)]
+        peers = [bus_ids[other] for other, links in others if other < len(bus_ids) for _ in range(links)]
     return tuple(
         snapshot.NvLink(
             number=number,
@@ -186,12 +186,6 @@ def _nvlinks(profile: Profile, tree: _PciTree, index: int) -> tuple[snapshot.NvL
         )
         for number, peer in enumerate(peers)
     )
-
-
-def _gpu_bus_id(profile: Profile, index: int) -> str:
-    """Return a GPU's bus id before the GPU is built, because the tree is deterministic."""
-    tree = _PciTree(profile)
-    return [tree.gpu(each)[0] for each in range(index + 1)][-1]
 
 
 def _fabric(profile: Profile) -> snapshot.Fabric | None:
@@ -264,7 +258,7 @@ def add_surroundings(node: snapshot.Snapshot) -> snapshot.Snapshot:
     return replace(
         node,
         pci_devices=_pci_devices(node),
-        rdma_ports=tuple(_port(nic, number) for number, nic in enumerate(each for each in node.nics if each.rdma)),
+        rdma_ports=tuple(_port(nic, number) for number, nic in enumerate(nic for nic in node.nics if nic.rdma)),
         kernel=snapshot.KernelSettings(options=(), wsl=False, imex=False, iommu=snapshot.IommuFacts(units=())),
         driver_settings=_driver_settings(node),
     )
@@ -292,15 +286,15 @@ def apply_surrounding_faults(node: snapshot.Snapshot, faults: Iterable[Fault]) -
             grouped = tuple(replace(device, iommu_group=1) for device in node.pci_devices)
             node = replace(node, kernel=replace(node.kernel, iommu=_TRANSLATING), pci_devices=grouped)
         if fault.subject is Subject.NIC and (errors := fault.get("errors")) and fault.index is not None:
-            node = replace(
-                node, rdma_ports=tuple(_counted(port, node.nics, fault.index, int(errors)) for port in node.rdma_ports)
+            names = [nic.name for nic in node.nics[fault.index : fault.index + 1]]
+            ports = (
+                replace(port, counters={**(port.counters or {}), "symbol_error": int(errors)})
+                if port.nic in names
+                else port
+                for port in node.rdma_ports
             )
+            node = replace(node, rdma_ports=tuple(ports))
     return node
-
-
-def _counted(port: snapshot.RdmaPort, nics: Sequence[snapshot.NicFacts], index: int, errors: int) -> snapshot.RdmaPort:
-    own = index < len(nics) and port.nic == nics[index].name
-    return replace(port, counters={**(port.counters or {}), "symbol_error": errors}) if own else port
 
 
 def _pci_devices(node: snapshot.Snapshot) -> tuple[snapshot.PciDevice, ...]:
@@ -324,8 +318,8 @@ def _pci_devices(node: snapshot.Snapshot) -> tuple[snapshot.PciDevice, ...]:
             return root_port and add(root_port, snapshot.PciKind.ROOT_PORT, None, link)
         last = switches[-1]
         if last not in found:
-            own = uplinks[last].link
-            add(last, snapshot.PciKind.UPSTREAM_PORT, reach(root_port, switches[:-1], own), own)
+            uplink = uplinks[last].link
+            add(last, snapshot.PciKind.UPSTREAM_PORT, reach(root_port, switches[:-1], uplink), uplink)
         return below(last, link)
 
     devices: tuple[snapshot.GpuFacts | snapshot.NicFacts, ...] = (*node.gpus, *node.nics)
@@ -366,9 +360,7 @@ def _port(nic: snapshot.NicFacts, number: int) -> snapshot.RdmaPort:
 
 
 def _driver_settings(node: snapshot.Snapshot) -> snapshot.DriverSettings:
-    """Return default settings. A node with NVSwitch runs a fabric manager of the driver's version, unless the host
-    does.
-    """
+    """Return default settings. With NVSwitch, a fabric manager of the driver's version runs here or on the VM host."""
     fabric_manager = snapshot.Service(
         running=bool(node.nvswitches), version=node.driver.version if node.nvswitches else None
     )

@@ -1,9 +1,10 @@
 """Models a scan of a simulated machine: a fabric with faults, and rounds on it. Nothing is measured."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
+from math import prod
 from statistics import median_low
 
 from msgspec import Struct, field
@@ -16,8 +17,8 @@ from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results import scan
 from gpubench.model.terms.units import BYTES_PER_GB
-from gpubench.simulated.links import NodeLinks, nic_gb_s, node_links
-from gpubench.simulated.machine import SimulatedMachine, check_nodes, wrong_value
+from gpubench.simulated.links import corrupted_pairs, is_nic_down, nic_gb_s, node_links
+from gpubench.simulated.machine import SimulatedMachine, check_nodes, faults_by_node, wrong_value
 from gpubench.simulated.times import CollectiveTimes
 
 NOISE = 0.02  # Standard deviation of a bandwidth. benchmarks/scan_confusion.py holds the scan's thresholds against it
@@ -59,7 +60,11 @@ class SimulatedRounds:
         """Measure all pairs of a round. A node that dies is gone, and one that hangs costs the deadline."""
         model, source = self._model, random.Random(f"{self._seed}/round{planned.number}")
         taking_part = {node for pair in planned.pairs for node in pair}
-        gone = {node: "its supervisor stopped answering" for node in taking_part if self._dead(node, planned.number)}
+        gone = {
+            node: "its supervisor stopped answering"
+            for node in taking_part
+            if planned.number >= model.dies.get(node, planned.number + 1)
+        }
         samples: list[scan.PairSample] = []
         hung = False
         for first, second in planned.pairs:
@@ -76,7 +81,7 @@ class SimulatedRounds:
                     hung = True
                     samples.append(scan.PairSample(first, second, rail, 0.0, "not done within the deadline"))
                 else:
-                    samples.append(scan.PairSample(first, second, rail, self._figure(source, first, second, rail)))
+                    samples.append(scan.PairSample(first, second, rail, self._sample_gb_s(source, first, second, rail)))
         seconds = SET_UP_SECONDS + SECONDS_OF_COPYING + CONTROL_SECONDS + (DEADLINE_SECONDS if hung or gone else 0.0)
         return scan.RoundOutcome(planned.number, planned.phase, tuple(samples), seconds, gone)
 
@@ -95,10 +100,7 @@ class SimulatedRounds:
         noise = 1 + _COLLECTIVE_SPREAD * random.Random(f"{self._seed}/collective{len(nodes)}").gauss(0.0, 1.0)
         return self._fabric.rails * model.usual_gb_s * share * noise, ""
 
-    def _dead(self, node: int, number: int) -> bool:
-        return number >= self._model.dies.get(node, number + 1)
-
-    def _figure(self, source: random.Random, first: int, second: int, rail: int) -> float:
+    def _sample_gb_s(self, source: random.Random, first: int, second: int, rail: int) -> float:
         model = self._model
         share = min(self._share(first, rail), self._share(second, rail))
         if model.uplinks and not self._fabric.inside(first, second):
@@ -140,35 +142,34 @@ def simulated_scan_fabric(
         )
     hosts = host_names(machine)
     usual = tuple(f"leaf{node // NODES_PER_LEAF}" for node in range(machine.nodes))
-    named = tuple(f"nic{_nic_of(profile, rail)}" for rail in range(gpus))
-    of_nics = [fault for fault in faults if fault.subject is Subject.NIC]
-    by_node = [[nic for nic in of_nics if nic.node_number == node] for node in {nic.node_number for nic in of_nics}]
-    by_node += [[]] * (machine.nodes - len(by_node))
-    carried = (median_low(_carried(profile, own, rail) for own in by_node) for rail in range(gpus))
-    rates = tuple(gb_s and min(gb_s, profile.gpu.host_gb_s) for gb_s in carried)
+    named = tuple(f"nic{_nic_index(profile, rail)}" for rail in range(gpus))
+    nic_faults = list(faults_by_node(fault for fault in faults if fault.subject is Subject.NIC).values())
+    nic_faults += [[]] * (machine.nodes - len(nic_faults))
+    typical = (median_low(_nic_rate(profile, own, rail) for own in nic_faults) for rail in range(gpus))
+    rates = tuple(gb_s and min(gb_s, profile.gpu.host_gb_s) for gb_s in typical)
     return scan.ScanFabric(hosts, gpus, usual if leaves is None else tuple(leaves), named, rates)
 
 
-def _carried(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
-    number = _nic_of(profile, rail)
-    own = [fault for fault in faults if fault.index == number]
-    gone = any(each.get("missing") or each.get("state") for each in own)
-    return 0.0 if gone else nic_gb_s(profile.nic[number], own) or 0.0
+def _nic_rate(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
+    """Return GB/s of the NIC of a rail after these faults, 0 if it is down."""
+    number = _nic_index(profile, rail)
+    own = [fault for fault in faults if fault.subject is Subject.NIC and fault.index == number]
+    return 0.0 if is_nic_down(own) else nic_gb_s(profile.nic[number], own) or 0.0
 
 
 def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: scan.ScanFabric) -> SimulatedFabric:
     """Return the effect of these faults between nodes. Raises UsageError for a fault on a missing part."""
     check_nodes(machine, faults)
     names = list(dict.fromkeys(leaf for leaf in fabric.leaves if leaf is not None))
-    cells: dict[scan.NodeRail, float] = {}
-    for node in sorted({fault.node_number for fault in faults}):
-        own = [fault for fault in faults if fault.node_number == node and fault.subject not in _OF_LEAVES]
-        cells |= {
-            scan.NodeRail(node, rail): share for rail, share in enumerate(_shares(machine.profile, own)) if share < 1
-        }
+    cells = {
+        scan.NodeRail(node, rail): share
+        for node, own in sorted(faults_by_node(_node_faults(faults)).items())
+        for rail, share in enumerate(_rail_shares(machine.profile, own))
+        if share < 1
+    }
     leaf_rails: dict[tuple[str, int], float] = {}
     uplinks: dict[tuple[str, int], float] = {}
-    for fault in (each for each in faults if each.subject in _OF_LEAVES):
+    for fault in (fault for fault in faults if fault.subject in _LEAF_SUBJECTS):
         leaf, rails = _leaf(fault, names), _rails(fault, fabric)
         for key, shares in (("bandwidth", leaf_rails), ("uplink", uplinks)):
             value = fault.get(key)
@@ -188,22 +189,18 @@ def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: 
 def simulated_local_figures(
     machine: SimulatedMachine, faults: Sequence[Fault], nodes: Sequence[int], seed: int
 ) -> Iterator[scan.LocalFigure]:
-    """Return round 0 of these nodes: copies of every GPU with host memory and with every other GPU, and an
-    all-reduce.
-    """
-    usual = list(_inside(machine.profile, ()))
-    of_nodes = [fault for fault in faults if fault.subject not in _OF_LEAVES]
+    """Yield round 0 of these nodes: copies between each GPU and host memory, copies between GPUs, an all-reduce."""
+    usual = list(_local_figures(machine.profile, ()))
     faulty = {
-        node: list(_inside(machine.profile, [each for each in of_nodes if each.node_number == node]))
-        for node in {each.node_number for each in of_nodes}
+        node: list(_local_figures(machine.profile, own)) for node, own in faults_by_node(_node_faults(faults)).items()
     }
     source = random.Random(f"{seed}/local")
     for node in nodes:
-        for each in faulty.get(node, usual):
-            yield each._replace(node=node, gb_s=each.gb_s * (1 + _LOCAL_SPREAD * source.gauss(0.0, 1.0)))
+        for figure in faulty.get(node, usual):
+            yield figure._replace(node=node, gb_s=figure.gb_s * (1 + _LOCAL_SPREAD * source.gauss(0.0, 1.0)))
 
 
-def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[scan.LocalFigure]:
+def _local_figures(profile: Profile, faults: Sequence[Fault]) -> Iterator[scan.LocalFigure]:
     links = node_links(profile, faults)
     gpus = links.gpus
     for gpu in gpus:
@@ -212,12 +209,12 @@ def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[scan.LocalFig
     copies, staged = profile.find("p2p.write_gb_s"), profile.find("p2p.staged_gb_s")
     if not copies:
         return
-    through_host = staged[0].value if staged else profile.gpu.host_gb_s
-    corrupted = {frozenset((fault.index, fault.second)) for fault in faults if fault.get("corrupts")}
+    staged_gb_s = staged[0].value if staged else profile.gpu.host_gb_s
+    corrupted = corrupted_pairs(faults)
     for one, other in combinations(range(len(gpus)), 2):
         gb_s = copies[0].value * links.share(one, other)
         first, second = gpus[one].index, gpus[other].index
-        gb_s = min(gb_s, through_host) if second in gpus[one].staged_with else gb_s
+        gb_s = min(gb_s, staged_gb_s) if second in gpus[one].staged_peers else gb_s
         wrong = scan.WRONG_DATA_ARRIVED if frozenset((first, second)) in corrupted else ""
         yield scan.LocalFigure(
             0, first, scan.LocalQuantity.PAIR, 0.0 if wrong else scan.BOTH_WAYS * gb_s, second, wrong
@@ -229,45 +226,40 @@ def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[scan.LocalFig
         yield scan.LocalFigure(0, 0, scan.LocalQuantity.ALL_REDUCE, busbw)
 
 
-_OF_LEAVES = (Subject.LEAF, Subject.RAIL)
+_LEAF_SUBJECTS = (Subject.LEAF, Subject.RAIL)
 
 
-def _shares(profile: Profile, faults: Sequence[Fault]) -> list[float]:
-    """Return the remaining share of every rail of a node, after faults of its NIC, its GPU's links, and the node."""
-    whole = 1.0
+def _node_faults(faults: Iterable[Fault]) -> Iterator[Fault]:
+    return (fault for fault in faults if fault.subject not in _LEAF_SUBJECTS)
+
+
+def _rail_shares(profile: Profile, faults: Sequence[Fault]) -> Iterator[float]:
+    """Yield the remaining share of every rail of a node, after faults of its NIC, its GPU's links, and the node."""
+    node_share = 1.0
     for fault in faults:
         if fault.subject is Subject.NODE:
-            whole *= float(fault.get("bandwidth") or 1)
-            whole *= 0.0 if fault.get("driver_missing") else 1.0
-    links = node_links(profile, faults)
-    return [
-        whole * _nic_share(profile, faults, rail) * _gpu_share(profile, links, rail)
-        for rail in range(profile.match.visible)
-    ]
+            node_share *= 0.0 if fault.get("driver_missing") else float(fault.get("bandwidth") or 1)
+    gpus = {gpu.index: gpu for gpu in node_links(profile, faults).gpus}
+    for rail in range(profile.match.visible):
+        nic_share = _nic_share(profile, faults, rail)
+        nic_gb_s_reached = _nic_rate(profile, (), rail) * NIC_EFFICIENCY
+        gpu_gb_s = profile.gpu.host_gb_s * gpus[rail].host_share if rail in gpus else 0.0
+        gpu_share = min(1.0, gpu_gb_s / nic_gb_s_reached) if nic_gb_s_reached else float(rail in gpus)
+        yield node_share * nic_share * gpu_share
 
 
 def _nic_share(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
-    number = _nic_of(profile, rail)
+    number = _nic_index(profile, rail)
     own = [fault for fault in faults if fault.subject is Subject.NIC and fault.index == number]
-    if any(each.get("missing") or each.get("state") for each in own):
+    if is_nic_down(own):
         return 0.0
     usual = nic_gb_s(profile.nic[number], ())
     left = nic_gb_s(profile.nic[number], own)
     share = left / usual if left is not None and usual else 1.0
-    for each in own:
-        share *= float(each.get("bandwidth") or 1)
-    return share
+    return share * prod(float(fault.get("bandwidth") or 1) for fault in own)
 
 
-def _gpu_share(profile: Profile, links: NodeLinks, rail: int) -> float:
-    gpu = next((each for each in links.gpus if each.index == rail), None)
-    if gpu is None:
-        return 0.0
-    nic = (nic_gb_s(profile.nic[_nic_of(profile, rail)], ()) or 0.0) * NIC_EFFICIENCY
-    return min(1.0, profile.gpu.host_gb_s * gpu.host_share / nic) if nic else 1.0
-
-
-def _nic_of(profile: Profile, rail: int) -> int:
+def _nic_index(profile: Profile, rail: int) -> int:
     return rail * len(profile.nic) // profile.match.visible
 
 

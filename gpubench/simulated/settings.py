@@ -1,19 +1,24 @@
-"""Models NCCL variables of simulated ranks: those with a known effect, and the GPU pairs that lose peer access."""
+"""Models NCCL variables of simulated ranks: those with a known effect, GPU pairs without peer access, and the time of
+NCCL's algorithms and protocols.
+"""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from gpubench.collectives.expected import BASE_US, NVLINK_US
+from gpubench.collectives.record import Collective
 from gpubench.conditions import nccl_settings
 from gpubench.conditions.circumstances import OFF, Facts
-from gpubench.errors import UsageError
+from gpubench.conditions.nccl_settings import ALGORITHMS, PROTOCOLS, chosen
+from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology, is_beyond_policy, level_allows
 from gpubench.model.profiles.fault import ENV, Fault, Subject
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.settings import ALGORITHM_VARIABLE, PER_COMMUNICATOR, PROTOCOL_VARIABLE
-from gpubench.simulated.choices import is_known_choice
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.simulated.links import NodeLinks, node_links
 from gpubench.simulated.node import healthy_node
 
@@ -37,14 +42,85 @@ def variables_by_node(faults: Iterable[Fault]) -> dict[int, dict[str, str]]:
 
 def distinct_variables(faults: Iterable[Fault]) -> list[dict[str, str]]:
     """Return the distinct sets of variables of all nodes."""
-    return [dict(each) for each in {tuple(sorted(own.items())) for own in variables_by_node(faults).values()}]
+    distinct = {tuple(sorted(variables.items())) for variables in variables_by_node(faults).values()}
+    return [dict(variables) for variables in distinct]
+
+
+_SHARES = {
+    "ring": {"ll": 0.44, "ll128": 0.92, "simple": 1.0},
+    "tree": {"ll": 0.41, "ll128": 7 / 9, "simple": 0.92},
+}
+"""Shares of the link bandwidth. Every rank of a tree forwards all data in both directions.
+
+The values come from NCCL (src/graph/tuning.cc of NCCL 2.28), except for LL: on four H200s a ring with LL reached 0.44
+of a ring with Simple, and a tree with LL 0.31. Kind: derived. The model is within 40 % of the times in
+docs/settings.md. Only a tree with Simple at 16 MiB took twice as long.
+"""
+
+_NAMES = {ALGORITHM_VARIABLE: ALGORITHMS, PROTOCOL_VARIABLE: PROTOCOLS}
+
+
+def is_known_choice(name: str, value: str) -> bool:
+    """True if a value of NCCL_ALGO or NCCL_PROTO allows rings, trees or protocols for every collective."""
+    found = chosen(value, _NAMES[name])
+    known = {*_SHARES} if name == ALGORITHM_VARIABLE else PROTOCOLS
+    return set(found) == {""} and not known.isdisjoint(found[""])
+
+
+def allows_nvls(variables: Mapping[str, str]) -> bool:
+    """True if NCCL may still reduce in NVSwitches, which needs the protocol Simple."""
+    needed = {ALGORITHM_VARIABLE: "nvls", PROTOCOL_VARIABLE: "simple"}
+    return all(
+        word in chosen(variables[name], _NAMES[name]).get("", ()) for name, word in needed.items() if name in variables
+    )
+
+
+def slower_by_choice(
+    variables: Mapping[str, str], collective: Collective, size_bytes: int, ranks: int, gb_s: float
+) -> float:
+    """Return how many times slower NCCL's best choice under these variables is than its best ring or tree.
+
+    `gb_s` is the busbw of the unrestricted choice. Raises CouldNotMeasureError if NCCL has no such algorithm.
+    """
+    if collective.point_to_point or variables.keys().isdisjoint(_NAMES):
+        return 1.0
+    times = dict(_times_by_choice(collective, size_bytes, ranks, gb_s))
+    allowed = {name: chosen(value, _NAMES[name])[""] for name, value in variables.items() if name in _NAMES}
+    algorithms = allowed.get(ALGORITHM_VARIABLE, ALGORITHMS)
+    protocols = allowed.get(PROTOCOL_VARIABLE, PROTOCOLS)
+    allowed_times = [
+        seconds for (algorithm, protocol), seconds in times.items() if algorithm in algorithms and protocol in protocols
+    ]
+    if not allowed_times:
+        raise CouldNotMeasureError(f"NCCL has no {' or '.join(sorted(algorithms))} for {collective.name}")
+    return min(allowed_times) / min(times.values())
+
+
+def _times_by_choice(
+    collective: Collective, size_bytes: int, ranks: int, gb_s: float
+) -> Iterator[tuple[tuple[str, str], float]]:
+    """Yield the seconds of each algorithm and protocol, with the latencies that NCCL compares."""
+    is_all_reduce = collective.name == "allreduce"
+    link_seconds = size_bytes * collective.busbw_factor(ranks) / (gb_s * BYTES_PER_GB)
+    steps = (2 if is_all_reduce else 1) * (ranks - 1)
+    for algorithm in ("ring", "tree") if is_all_reduce else ("ring",):
+        # Between two ranks a tree equals a ring.
+        part = (ranks - 1) / ranks if algorithm == "tree" and ranks > 2 else 1.0
+        for protocol, share in _SHARES[algorithm].items():
+            base_us = BASE_US[algorithm.upper()][protocol.upper()]
+            hop_us = NVLINK_US[algorithm.upper()][protocol.upper()]
+            latency = (base_us + steps * hop_us) / MICROSECONDS_PER_SECOND
+            yield (algorithm, protocol), latency + link_seconds / (share * part)
 
 
 def known_effects(profile: Profile, variables: Mapping[str, str], nodes: int = 1) -> dict[str, str]:
     """Return the variables with a known effect on this machine. The simulation ignores all others."""
     node, many = Topology(healthy_node(profile)), nodes > 1
-    effects = {name: knows for name, knows in _EFFECTS.items() if not (many and name in PER_COMMUNICATOR)}
-    return {name: value for name, value in variables.items() if name in effects and effects[name](node, value)}
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in _EFFECTS and not (many and name in PER_COMMUNICATOR) and _EFFECTS[name](node, value)
+    }
 
 
 def check_variables(profile: Profile, faults: Iterable[Fault], nodes: int) -> None:
@@ -67,9 +143,7 @@ def _raises_no_level(node: Topology, value: str) -> bool:
 
 
 def _is_hopper(node: Topology) -> bool:
-    """True for Hopper. Channels, algorithms and protocols were measured on H200s, and H100s have the same SMs and
-    NVLinks.
-    """
+    """True for Hopper. Channels and algorithms were measured on H200s. H100s have the same SMs and NVLinks."""
     return all((gpu.compute_capability, bool(gpu.nvlinks)) == ("9.0", True) for gpu in node.gpus)
 
 
@@ -102,12 +176,10 @@ def rank_facts(rank: int, variables: Mapping[str, str], node: Snapshot, number: 
 
 def channel_cap(variables: Mapping[str, str]) -> int | None:
     """Return the maximum number of channels, or None without a cap. NCCL prefers a minimum to a maximum."""
-    most = [
-        nccl_settings.nccl_number(variables[name]) or 0 for name in nccl_settings.MOST_CHANNELS if name in variables
-    ]
-    least = [
-        nccl_settings.nccl_number(variables[name]) or 0 for name in nccl_settings.LEAST_CHANNELS if name in variables
-    ]
+    most, least = (
+        [nccl_settings.nccl_number(variables[name]) or 0 for name in names if name in variables]
+        for names in (nccl_settings.MOST_CHANNELS, nccl_settings.LEAST_CHANNELS)
+    )
     return max(1, min(most), *least) if most else None
 
 
@@ -119,18 +191,15 @@ def nccl_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
     if not lost:
         return links
     gpus = (
-        replace(gpu, staged_with=gpu.staged_with | {other for one, other in lost if one == gpu.index})
+        replace(gpu, staged_peers=gpu.staged_peers | {other for one, other in lost if one == gpu.index})
         for gpu in links.gpus
     )
     return replace(links, gpus=tuple(gpus))
 
 
 def pairs_without_peers(profile: Profile, variables: Mapping[str, str]) -> frozenset[tuple[int, int]]:
-    """The GPU pairs, by index, that NCCL keeps off peer access because of variables."""
-    if (
-        all(value in OFF for name, value in variables.items() if name != nccl_settings.P2P_LEVEL)
-        and nccl_settings.P2P_LEVEL not in variables
-    ):
+    """Return the GPU pairs, by index, that NCCL keeps off peer access because of variables."""
+    if nccl_settings.P2P_LEVEL not in variables and all(value in OFF for value in variables.values()):
         return frozenset()
     node = healthy_node(profile)
     run = Facts([Topology(node)], ranks=[rank_facts(0, variables, node, 0)]).circumstances

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gpubench.collectives.curve import Curve, curve
@@ -29,25 +30,31 @@ from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms import overlap
 from gpubench.model.terms.settings import PER_COMMUNICATOR
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names, plural
-from gpubench.simulated.choices import leaves_nvls, slower_by_choice
-from gpubench.simulated.links import Hop, NodeLinks, node_links, ring_hops
-from gpubench.simulated.machine import SimulatedMachine, check_nodes, merge_domains
-from gpubench.simulated.settings import NVLS, channel_cap, distinct_variables, nccl_links, pairs_without_peers
+from gpubench.simulated.links import Hop, NodeLinks, corrupted_pairs, node_links, ring_hops
+from gpubench.simulated.machine import SimulatedMachine, check_nodes, faults_by_node, merge_domains
+from gpubench.simulated.settings import (
+    NVLS,
+    allows_nvls,
+    channel_cap,
+    distinct_variables,
+    nccl_links,
+    pairs_without_peers,
+    slower_by_choice,
+)
 
 LEAST_STEP = 0.49  # Smallest share of a channel's bandwidth that the search tries
-_FEWEST_GPUS = 2
 _ROUNDING = 1 + 1e-9
 
 
 def channels_of_node(nics_gb_s: Sequence[float]) -> tuple[int, ...]:
     """Return the NIC index of each channel that the search finds. Empty without NICs."""
     count, gb_s = 0, 0.0
-    for each in sorted({rate / share for rate in nics_gb_s for share in (1, 2)}, reverse=True):
-        if count and each < LEAST_STEP * gb_s:
+    for step in sorted({rate / share for rate in nics_gb_s for share in (1, 2)}, reverse=True):
+        if count and step < LEAST_STEP * gb_s:
             break
-        fitting = sum(int(rate / each * _ROUNDING) for rate in nics_gb_s)
-        if fitting * each > count * gb_s * _ROUNDING:
-            count, gb_s = fitting, each
+        fitting = sum(int(rate / step * _ROUNDING) for rate in nics_gb_s)
+        if fitting * step > count * gb_s * _ROUNDING:
+            count, gb_s = fitting, step
     turns = [int(rate / gb_s * _ROUNDING) if count else 0 for rate in nics_gb_s]
     return tuple(nic for turn in range(max(turns, default=0)) for nic, most in enumerate(turns) if turn < most)
 
@@ -100,37 +107,40 @@ class CollectiveTimes:
         check_nodes(machine, faults)
         self._shape = shape
         faults = (*shape, *faults)
-        self._root = root
         self._whole_nodes = whole_nodes
-        self._given = machine
-        variables = distinct_variables(faults)
-        self._choice = {
-            name: value for variable in variables for name, value in variable.items() if name in PER_COMMUNICATOR
-        }
-        self._nvls = all(variable.get(NVLS) != "0" and leaves_nvls(variable) for variable in variables)
-        self._channels = min(filter(None, map(channel_cap, variables)), default=None)
-        forbidden = any(pairs_without_peers(machine.profile, variable) for variable in variables)
+        self._requested = machine
+        settings = distinct_variables(faults)
+        forbidden = any(pairs_without_peers(machine.profile, variables) for variables in settings)
         machine, faults = merge_domains(machine, faults, joined=not forbidden)
-        self._joined = self._given.nodes // machine.nodes
-        self._machine = machine
+        self._nodes_merged = self._requested.nodes // machine.nodes
         self._seed = seed
         self._noise = noise
-        self._healthy = node_links(machine.profile, [fault for fault in shape if fault.node_number == 0])
-        self._faulty = _links_by_node(machine.profile, faults)
-        self._corrupting: dict[int, list[frozenset[int]]] = {}
-        for fault in faults:
-            if fault.get("corrupts") and fault.index is not None and fault.second is not None:
-                self._corrupting.setdefault(fault.node_number, []).append(frozenset((fault.index, fault.second)))
+        healthy = node_links(machine.profile, [fault for fault in shape if fault.node_number == 0])
+        faulty = _links_by_node(machine.profile, faults)
+        kinds = [*faulty.values(), *([healthy] if len(faulty) < machine.nodes else [])]
+        self._job = _Job(
+            machine=machine,
+            healthy=healthy,
+            faulty=faulty,
+            kinds=list({id(links): links for links in kinds}.values()),
+            root=root,
+            nvls=all(variables.get(NVLS) != "0" and allows_nvls(variables) for variables in settings),
+            channels=min(filter(None, map(channel_cap, settings)), default=None),
+            choice={
+                name: value for variables in settings for name, value in variables.items() if name in PER_COMMUNICATOR
+            },
+        )
+        self._corrupting = {number: corrupted_pairs(own) for number, own in faults_by_node(faults).items()}
 
     @property
     def gpus(self) -> int:
         """GPUs that every node has, the default number of ranks per node."""
-        return min(len(links.gpus) for links in self._kinds_of_node()) // self._joined
+        return min(len(links.gpus) for links in self._job.kinds) // self._nodes_merged
 
     @property
     def has_network(self) -> bool:
         """False if nodes of this kind have no NIC with a known rate, so that nothing crosses nodes."""
-        return self._machine.nodes == 1 or any(links.nics_gb_s for links in self._kinds_of_node())
+        return self._job.machine.nodes == 1 or any(links.nics_gb_s for links in self._job.kinds)
 
     def seconds(self, name: str, size_bytes: int, *, row: int, ranks_per_node: int | None = None) -> list[float]:
         """Return the seconds of one operation per rank. `row` distinguishes repeats. Raises UsageError,
@@ -149,34 +159,30 @@ class CollectiveTimes:
 
     def healthy_seconds(self, name: str, size_bytes: int, *, ranks_per_node: int | None = None) -> float:
         """Return the seconds on the same machine without faults and noise. Raises like `seconds`."""
-        healthy = CollectiveTimes(self._given, noise=0.0, shape=self._shape)
+        healthy = CollectiveTimes(self._requested, noise=0.0, shape=self._shape)
         return healthy.seconds(name, size_bytes, row=0, ranks_per_node=ranks_per_node)[0]
 
     def staged_pairs(self, ranks_per_node: int) -> list[tuple[int, int]]:
         """Return the ordered pairs of ranks, node by node, whose copies a fault makes host-staged."""
-        ranks_per_node *= self._joined
+        ranks_per_node *= self._nodes_merged
         return [
             (number * ranks_per_node + source, number * ranks_per_node + destination)
-            for number, links in self._faulty.items()
+            for number, links in self._job.faulty.items()
             for source, gpu in enumerate(links.gpus[:ranks_per_node])
             for destination, other in enumerate(links.gpus[:ranks_per_node])
-            if source != destination and other.index in gpu.staged_with
+            if source != destination and other.index in gpu.staged_peers
         ]
 
     def corrupted(self, name: str, ranks_per_node: int) -> list[int]:
         """Return the ranks of a collective whose data a fault corrupts."""
         return self._model(name, ranks_per_node).corrupted(self._corrupting)
 
-    def _kinds_of_node(self) -> list[NodeLinks]:
-        healthy = [self._healthy] if len(self._faulty) < self._machine.nodes else []
-        return list({id(links): links for links in [*self._faulty.values(), *healthy]}.values())
-
     def _model(self, name: str, ranks_per_node: int | None) -> "_Model":
         if name not in SUMMARIES:
             raise invalid_choice("collective", name, tuple(SUMMARIES))
         if not self.gpus:
             raise UsageError(
-                f"{name} on {self._given}, which has no GPU",
+                f"{name} on {self._requested}, which has no GPU",
                 expected="a machine with GPUs",
                 next_step="--simulate hgx-h100-8",
             )
@@ -184,114 +190,93 @@ class CollectiveTimes:
         local = self.gpus if ranks_per_node is None else ranks_per_node
         if not 1 <= local <= self.gpus:
             raise UsageError(
-                f"{plural(local, 'rank')} per node of {self._given}", expected=f"1 to {self.gpus} ranks per node"
+                f"{plural(local, 'rank')} per node of {self._requested}", expected=f"1 to {self.gpus} ranks per node"
             )
-        if local * self._given.nodes < _FEWEST_GPUS:
-            board, part, _ = str(self._given).partition("/")
+        if local * self._requested.nodes == 1:
+            board, part, _ = str(self._requested).partition("/")
             raise UsageError(
-                f"{name} on one GPU of {self._given}",
+                f"{name} on one GPU of {self._requested}",
                 expected="at least 2 GPUs",
                 reason="a collective moves data between GPUs",
                 next_step=f"--simulate {board}/2" if part else f"--simulate '{board}*2'",
             )
-        with_nics = (self.gpus if self._whole_nodes else local) * self._joined
-        return _Model(
-            self._machine,
-            collective,
-            local * self._joined,
-            self._faulty,
-            self._kinds_of_node(),
-            with_nics,
-            self._root,
-            nvls=self._nvls,
-            channels=None if collective.point_to_point else self._channels,
-            choice=self._choice,
-            healthy=self._healthy,
-        )
+        nic_gpus = (self.gpus if self._whole_nodes else local) * self._nodes_merged
+        return _Model(self._job, collective, local * self._nodes_merged, nic_gpus)
 
 
 def _links_by_node(profile: Profile, faults: Sequence[Fault]) -> dict[int, NodeLinks]:
     """Return the links of nodes with faults. Nodes with equal faults share one value."""
-    by_node: dict[int, list[Fault]] = {}
-    for fault in faults:
-        by_node.setdefault(fault.node_number, []).append(fault)
-    alike: dict[tuple[object, ...], NodeLinks] = {}
+    distinct: dict[tuple[object, ...], NodeLinks] = {}
     found = {}
-    for number, own in sorted(by_node.items()):
-        key = tuple((each.subject, each.settings, each.index, each.second) for each in own)
-        if key not in alike:
-            alike[key] = nccl_links(profile, own)
-        found[number] = alike[key]
+    for number, node_faults in sorted(faults_by_node(faults).items()):
+        key = tuple((fault.subject, fault.settings, fault.index, fault.second) for fault in node_faults)
+        if key not in distinct:
+            distinct[key] = nccl_links(profile, node_faults)
+        found[number] = distinct[key]
     return found
 
 
+class _Job(Struct, frozen=True, kw_only=True):
+    """What all collectives of a simulated job share. `faulty` has nodes with faults, `kinds` each distinct node."""
+
+    machine: SimulatedMachine
+    healthy: NodeLinks
+    faulty: Mapping[int, NodeLinks]
+    kinds: Sequence[NodeLinks]
+    root: int
+    nvls: bool
+    channels: int | None
+    choice: Mapping[str, str]
+
+
 class _Model:
-    def __init__(
-        self,
-        machine: SimulatedMachine,
-        collective: Collective,
-        local: int,
-        faulty: Mapping[int, NodeLinks],
-        kinds: Sequence[NodeLinks],
-        with_nics: int,
-        root: int,
-        *,
-        nvls: bool,
-        channels: int | None,
-        choice: Mapping[str, str],
-        healthy: NodeLinks,
-    ) -> None:
-        self._healthy = healthy
-        self._choice = choice
-        self._root = root
-        self.ranks = local * machine.nodes
-        self._channels = channels
-        self._with_nics = with_nics
-        self._profile = machine.profile
-        self._nodes = machine.nodes
+    """The times of one collective with `local` ranks per node. NICs serve `nic_gpus` GPUs of a node."""
+
+    def __init__(self, job: _Job, collective: Collective, local: int, nic_gpus: int) -> None:
+        self._job = job
+        self._profile = profile = job.machine.profile
+        self._nodes = job.machine.nodes
+        self._kinds = job.kinds
+        self.ranks = local * self._nodes
+        self._channels = None if collective.point_to_point else job.channels
+        self._nic_gpus = nic_gpus
         self._collective = collective
         self._local = local
-        self._faulty = faulty
-        self._kinds = kinds
         # A single rank on a node has no local peer, so all its time is the network's.
-        single = Curve(((1, 0.0),), machine.profile.link_gb_s)
-        self._curve = single if local == 1 else curve(machine.profile, collective, local, self.ranks, nvls=nvls)
+        single = Curve(((1, 0.0),), profile.link_gb_s)
+        self._curve = single if local == 1 else curve(profile, collective, local, self.ranks, nvls=job.nvls)
         self._factor = collective.busbw_factor(self.ranks)
-        known = machine.profile.all_expected
-        by_nvls = any(each.nvls and each.quantity.startswith(f"{collective.name}.") for each in known)
-        self._in_switches = by_nvls and nvls and not (machine.profile.nvlink and machine.profile.nvlink.pairs)
-        self._inside_node = Inside.of(machine.profile, collective, local) if machine.nodes > 1 else Inside()
-        if not nvls:
+        has_nvls_values = any(
+            expected.nvls and expected.quantity.startswith(f"{collective.name}.") for expected in profile.all_expected
+        )
+        self._in_switches = has_nvls_values and job.nvls and not (profile.nvlink and profile.nvlink.pairs)
+        self._inside_node = Inside.of(profile, collective, local) if self._nodes > 1 else Inside()
+        if not job.nvls:
             self._inside_node = replace(self._inside_node, nvls=None)
-        staged = machine.profile.find("p2p.staged_gb_s")
-        copied_gb_s = staged[0].value if staged else machine.profile.gpu.host_gb_s
+        staged = profile.find("p2p.staged_gb_s")
+        copied_gb_s = staged[0].value if staged else profile.gpu.host_gb_s
         self._staged_gb_s = copied_gb_s * STAGED_SHARE.get(collective.name, STAGED_SHARE_OF_OTHERS)
 
     def seconds(self, size_bytes: int) -> float:
         """Return the seconds under the job's NCCL variables. Raises CouldNotMeasureError."""
-        own = self._own_seconds(size_bytes)
-        if self._choice:
-            gb_s = _LARGE_BYTES * self._factor / self._own_seconds(_LARGE_BYTES) / BYTES_PER_GB
-            own *= slower_by_choice(self._choice, self._collective, size_bytes, self.ranks, gb_s)
-        return own if self._channels is None else capped(own, size_bytes * self._factor, self._channels)
+        seconds = self._unrestricted_seconds(size_bytes)
+        if self._job.choice:
+            gb_s = _LARGE_BYTES * self._factor / self._unrestricted_seconds(_LARGE_BYTES) / BYTES_PER_GB
+            seconds *= slower_by_choice(self._job.choice, self._collective, size_bytes, self.ranks, gb_s)
+        return seconds if self._channels is None else capped(seconds, size_bytes * self._factor, self._channels)
 
-    def _own_seconds(self, size_bytes: int) -> float:
+    def _unrestricted_seconds(self, size_bytes: int) -> float:
         slowest = max(self._inside(links, size_bytes) for links in self._kinds)
         across = self._across(self._kinds, size_bytes)
         seconds = max(self._curve.latency + max(slowest, across), self.least_seconds(size_bytes))
-        return seconds * self._longer_by_clocks(size_bytes, seconds)
-
-    def _longer_by_clocks(self, size_bytes: int, seconds: float) -> float:
-        """Return the factor by which lower clocks slow a GPU's CTAs. 1 if links are the limit."""
+        # Lower clocks slow a GPU's CTAs, unless links are the limit.
         share = min(gpu.clock_share for links in self._kinds for gpu in links.gpus[: self._local])
         reached = size_bytes * self._factor / seconds / BYTES_PER_GB / (own_ctas(self._profile) * _CTA_GB_S)
         longer: float = (1 + (share**-_ROUNDNESS - 1) * reached**_ROUNDNESS) ** (1 / _ROUNDNESS)
-        return min(longer, 1 / share)
+        return seconds * min(longer, 1 / share)
 
     def least_seconds(self, size_bytes: int) -> float:
-        """Return the seconds that a GPU's links need for the bytes of a node's own ranks, at the slowest GPU's
-        share.
-        """
+        """Return the seconds that the slowest GPU's links need for the bytes between ranks of its node."""
         if self._local == 1:
             return 0.0
         share = min(self._slowest(links)[1] for links in self._kinds)
@@ -299,32 +284,30 @@ class _Model:
         return size_bytes * factor / (self._curve.limit_gb_s * share * BYTES_PER_GB)
 
     def slowest_rank(self, size_bytes: int) -> int | None:
-        """Return the rank that all others wait for: the one on the faulty GPU, or the first on the node with faulty
-        NICs.
-        """
-        links = self._healthy
+        """Return the rank that all others wait for, the first of its node if NICs are faulty. None without faults."""
+        links = self._job.healthy
         if not links.nics_gb_s:
             # If only faults set rates, the fastest NICs among them are the healthy ones.
             links = replace(links, nics_gb_s=max((kind.nics_gb_s for kind in self._kinds), key=sum))
         healthy = self._latency_overhead(links, size_bytes)
-        times = {number: self._latency_overhead(links, size_bytes) for number, links in self._faulty.items()}
+        times = {number: self._latency_overhead(links, size_bytes) for number, links in self._job.faulty.items()}
         worst = max(times, key=times.__getitem__, default=None)
         if worst is None or times[worst] <= healthy:
-            gpus = [gpu for links in self._by_node() for gpu in links.gpus[: self._local]]
+            gpus = [gpu for links in self._nodes_links() for gpu in links.gpus[: self._local]]
             slow = min(range(self.ranks), key=lambda rank: gpus[rank].clock_share)
             return slow if gpus[slow].clock_share < 1 else None
-        links = self._faulty[worst]
+        links = self._job.faulty[worst]
         staged = links.staged(self._local)
         return worst * self._local + (self._slowest(links)[0] if staged is None else staged)
 
-    def _by_node(self) -> list[NodeLinks]:
+    def _nodes_links(self) -> list[NodeLinks]:
         healthy = node_links(self._profile, ())
-        return [self._faulty.get(number, healthy) for number in range(self._nodes)]
+        return [self._job.faulty.get(number, healthy) for number in range(self._nodes)]
 
-    def corrupted(self, pairs: Mapping[int, Collection[frozenset[int]]]) -> list[int]:
+    def corrupted(self, pairs: Mapping[int, Collection[frozenset[int | None]]]) -> list[int]:
         """Return the ranks with corrupted data, if the paths between these GPU pairs, by node, corrupt it."""
         found: set[int] = set()
-        for number, links in enumerate(self._by_node()):
+        for number, links in enumerate(self._nodes_links()):
             for hop in self._hops(links) if number in pairs else ():
                 if frozenset(links.gpus[end].index for end in hop) in pairs[number]:
                     found |= {number * self._local + end for end in hop}
@@ -334,24 +317,23 @@ class _Model:
         """Return the GPU pairs whose path the collective uses, none for a reduction in NVSwitches."""
         if self._in_switches:
             return []
-        exchanges = self._collective.point_to_point and self._collective.name != "sendrecv"
-        return self._exchanging() if exchanges else ring_hops(self._profile, links, self._local)
-
-    def _slowest(self, links: NodeLinks) -> tuple[int, float]:
-        """Return the GPU that the others wait for, and its remaining share of bandwidth.
-
-        Collectives made of sends and receives serve one peer after another, so a slow path stretches only its part of
-        the time.
-        """
-        in_turn = self._collective.point_to_point and self._collective.name != "sendrecv"
-        return links.slowest(self._local, self._hops(links), 1 / (self.ranks - 1) if in_turn else 1.0)
-
-    def _exchanging(self) -> list[Hop]:
+        if not self._serves_peers_in_turn:
+            return ring_hops(self._profile, links, self._local)
         hops = combinations(range(self._local), 2)
         if not self._collective.rooted:
             return list(hops)
         # With several nodes, a root waits for its NICs.
-        return [hop for hop in hops if self._root in hop] if self._nodes == 1 else []
+        return [hop for hop in hops if self._job.root in hop] if self._nodes == 1 else []
+
+    def _slowest(self, links: NodeLinks) -> tuple[int, float]:
+        """Return the GPU that the others wait for, and its remaining share of bandwidth."""
+        # If peers are served in turn, a slow path stretches only its part of the time.
+        part = 1 / (self.ranks - 1) if self._serves_peers_in_turn else 1.0
+        return links.slowest(self._local, self._hops(links), part)
+
+    @property
+    def _serves_peers_in_turn(self) -> bool:
+        return self._collective.point_to_point and self._collective.name != "sendrecv"
 
     def _latency_overhead(self, links: NodeLinks, size_bytes: int) -> float:
         return max(self._inside(links, size_bytes), self._across([links], size_bytes))
@@ -373,15 +355,18 @@ class _Model:
         if self._nodes == 1:
             return 0.0
         if not all(links.nics_gb_s for links in kinds):
-            cut_off = compress_names([f"node{number}" for number, links in self._faulty.items() if not links.nics_gb_s])
+            numbers = [number for number, links in self._job.faulty.items() if not links.nics_gb_s]
+            cut_off = compress_names([f"node{number}" for number in numbers])
             raise CouldNotMeasureError(
                 f"{cut_off or 'a simulated node'} has no NIC that is up and whose rate is known",
                 expected="one, to reach the other nodes",
             )
         slowest = min(min(links.nics_gb_s) for links in kinds)
-        most = self._with_nics * self._profile.gpu.host_gb_s
-        alike = min(len(links.nics_gb_s) for links in kinds) * slowest
-        node_gb_s = alike if self._collective.point_to_point else rings_gb_s(links.nics_gb_s for links in kinds)
+        most = self._nic_gpus * self._profile.gpu.host_gb_s
+        if self._collective.point_to_point:
+            node_gb_s = min(len(links.nics_gb_s) for links in kinds) * slowest
+        else:
+            node_gb_s = rings_gb_s(links.nics_gb_s for links in kinds)
         rdma = any(nic.kind is not NicKind.ETHERNET for nic in self._profile.nic)
         network = NodeNetwork(self._nodes, self.ranks, min(node_gb_s, most), min(slowest, most), rdma)
         share = min(self._slowest(links)[1] for links in kinds)
@@ -510,8 +495,8 @@ class OverlapModel:
 
 def capped(own_seconds: float, moved_bytes: float, ctas: int) -> float:
     """Return the seconds of an operation over `ctas` channels of one CTA each."""
-    by_ctas = moved_bytes / (ctas * _CTA_GB_S * BYTES_PER_GB)
-    total: float = (own_seconds**_ROUNDNESS + by_ctas**_ROUNDNESS) ** (1 / _ROUNDNESS)
+    cta_seconds = moved_bytes / (ctas * _CTA_GB_S * BYTES_PER_GB)
+    total: float = (own_seconds**_ROUNDNESS + cta_seconds**_ROUNDNESS) ** (1 / _ROUNDNESS)
     return total
 
 

@@ -16,8 +16,8 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Origin
-from gpubench.simulated.links import SimulatedTraffic
 from gpubench.simulated.machine import parse_machine, snapshots
+from gpubench.simulated.traffic import SimulatedTraffic
 from tests.fakes.stand_in import stand_in
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import CouldNotMeasureError
-from gpubench.simulated.choices import is_known_choice, slower_by_choice
+from gpubench.simulated.settings import is_known_choice, slower_by_choice
 
 _K, _M = 2**10, 2**20
 MEASURED_US = {

@@ -21,7 +21,7 @@ from gpubench.ports.backend import Region
 from gpubench.ports.copies import CopyStream
 from gpubench.profiles import all_profiles
 from gpubench.simulated.links import SimulatedCopies
-from gpubench.simulated.machine import SimulatedMachine, parse_machine, snapshot_of, snapshots
+from gpubench.simulated.machine import SimulatedMachine, parse_machine, snapshots
 from gpubench.simulated.times import CollectiveTimes
 
 MACHINES = tuple(profile.name for profile in all_profiles() if profile.match.visible)
@@ -146,7 +146,7 @@ Observed = Mapping[Name, object]
 def observe(machine: SimulatedMachine, *texts: str) -> Observed:
     """Everything that is read and measured of the first node. Raises UsageError for a fault that it cannot have."""
     faults = [parse_fault(text) for text in texts]
-    node = snapshot_of(machine, faults, 0, 0)
+    node = snapshots(machine, faults, 0, [0])[0]
     return {**dict(facts_of(node)), **dict(copies_of(machine, *texts)), **dict(times_of(machine, *texts))}
 
 
@@ -275,7 +275,7 @@ def problems_of(key: FaultKey, name: str) -> Iterator[str]:
         if not line.refused or (line.refused not in str(error) and line.refused != NO_LINK):
             yield f"{text} is refused: {error}"
         return
-    devices = snapshot_of(machine, (), 0, 0).gpus
+    devices = snapshots(machine, (), 0, [0])[0].gpus
     fault = Planted(text, key, line, {devices[gpu].bus_id for gpu in gpus if gpu < len(devices)})
     changed = differences(healthy(name), now)
     yield from fault.problems_of_facts(changed, name in WITHOUT_PEER_ACCESS)
@@ -335,7 +335,7 @@ class Planted(NamedTuple):
 def test_a_gpu_that_is_gone_takes_its_own_rows_with_it_and_no_others(key: str) -> None:
     for name in MACHINES:
         before, gone = healthy(name), min(1, parse_machine(name).profile.match.visible - 1)
-        node = snapshot_of(parse_machine(name), (), 0, 0)
+        node = snapshots(parse_machine(name), (), 0, [0])[0]
         bus, now = node.gpus[gone].bus_id, observe(parse_machine(name), f"gpu{gone}:{key}=yes")
         own = {each for each in before if each[2] == bus or (isinstance(each[2], frozenset) and bus in each[2])}
         assert not [each for each in now if each in own and each[0] == "copy"], name
@@ -374,8 +374,8 @@ def test_a_fault_stays_on_its_node(key: FaultKey) -> None:
             first, second, *_ = snapshots(machine, [parse_fault(on_second(text))])
         except UsageError:
             continue
-        assert first == snapshot_of(machine, (), 0, 0), name
-        assert second != snapshot_of(machine, (), 0, 1) or key.key in NO_FACT, name
+        assert first == snapshots(machine, (), 0, [0])[0], name
+        assert second != snapshots(machine, (), 0, [1])[0] or key.key in NO_FACT, name
 
 
 NO_FACT = ("speed", "staged", "corrupts", "mnnvl", "env")

@@ -4,8 +4,8 @@ import pytest
 
 from gpubench.model.facts.traffic import NodeRates, NodeReading, compute_rates
 from gpubench.model.profiles.fault import TRAFFIC, parse_fault
-from gpubench.simulated.links import SimulatedTraffic
 from gpubench.simulated.machine import parse_machine, snapshots
+from gpubench.simulated.traffic import SimulatedTraffic
 
 
 def readings(machine: str, *faults: str, seed: int = 0) -> list[NodeReading]:
