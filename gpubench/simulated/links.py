@@ -484,8 +484,8 @@ class SimulatedManaged:
     def _copy_seconds(
         self, source: Place, destination: Place, by: int, size_bytes: int, engine: Engine = Engine.CE
     ) -> float:
-        regions = (
+        one, other = (
             Region(self._copies.allocate(HostMemory.PINNED if place is HOST else place, size_bytes), 0)
             for place in (source, destination)
         )
-        return self._copies.seconds([CopyStream(by, engine, *regions, size_bytes)], 1)
+        return self._copies.seconds([CopyStream(by, engine, one, other, size_bytes)], 1)

@@ -232,11 +232,10 @@ PCIE_GB_S = {"PIX": 26.4, "PXB": 26.0, "PHB": 25.5, "NODE": 22.5}
 @pytest.mark.parametrize("name", ["l40s-8", "l4-8", "a10-4"])
 def test_paths_of_several_kinds_raise_no_alarm(name: str, across_gb_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """PIX, PHB, NODE and SYS at once, as measured on machines with PCIe 4."""
-    paths = links._paths(parse_machine(name).profile)
     gb_s = PCIE_GB_S | {"SYS": across_gb_s}
 
-    def direct(_copies: links.SimulatedCopies, _stream: CopyStream, source: int, destination: int) -> float:
-        return gb_s[paths[source, destination]]
+    def direct(copies: links.SimulatedCopies, _stream: CopyStream, source: int, destination: int) -> float:
+        return gb_s[copies._paths[source, destination]]
 
     monkeypatch.setattr(links.SimulatedCopies, "_direct_gb_s", direct)
     found = said(name, lambda _: 1.0)
