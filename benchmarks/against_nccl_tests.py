@@ -33,7 +33,7 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import median
 
-from gpubench.machine.host import mps_serves, sharing_settings
+from gpubench.machine.host import is_mps_running, sharing_settings
 
 PEERS = {
     "allreduce": "all_reduce_perf",
@@ -143,7 +143,7 @@ def parse() -> argparse.Namespace:
         parser.error(f"no collective: {', '.join(sorted(unknown))}")
     arguments.shared = arguments.ranks_per_gpu is not None
     arguments.ranks = arguments.ranks_per_gpu or arguments.ranks
-    if arguments.shared and not mps_serves(os.environ):
+    if arguments.shared and not is_mps_running(os.environ):
         parser.error("no MPS server runs, without which ranks that share a GPU take turns: nvidia-cuda-mps-control -d")
     arguments.deadline = time.monotonic() + arguments.seconds
     return arguments

@@ -29,11 +29,11 @@ from gpubench.machine.drivers import (
     MPS_ENABLED,
     CudaUnavailableError,
     device_uuid,
+    format_version,
     load_cuda,
     read_attribute,
-    version_text,
 )
-from gpubench.machine.host import mps_serves
+from gpubench.machine.host import is_mps_running
 from gpubench.machine.nvml import Driver
 from gpubench.model.terms.operation import WORD, Block, DataPattern, DataType, ReduceOp
 from gpubench.model.terms.ranks import Progress
@@ -241,7 +241,7 @@ def load_cupy(driver: Driver) -> Any:
     if runs == 0:
         raise errors.no_gpu(driver.absent or "CUDA finds no driver")
     if built_for // 1000 > runs // 1000:
-        raise errors.cupy_of_wrong_cuda(version_text(built_for), version_text(runs))
+        raise errors.cupy_of_wrong_cuda(format_version(built_for), format_version(runs))
     return cupy
 
 
@@ -251,7 +251,7 @@ def opening(runtime: Any) -> Iterator[None]:
     try:
         yield
     except (runtime.CUDARuntimeError, CudaUnavailableError) as error:
-        if any(name in str(error) for name in _REFUSED_BY_MPS) and mps_serves(os.environ):
+        if any(name in str(error) for name in _REFUSED_BY_MPS) and is_mps_running(os.environ):
             raise errors.mps_refuses_clients(str(error)) from error
         raise errors.no_gpu(str(error)) from error
     except (RuntimeError, ImportError, OSError) as error:
@@ -282,14 +282,14 @@ def identify(runtime: Any, index: int) -> GpuIdentity:
         bus_id=runtime.deviceGetPCIBusId(index).lower(),
         uuid=uuid,
         # If the driver does not know the attribute, look for the MPS server's socket.
-        mps=mps_serves(os.environ) if mps is None else bool(mps),
+        mps=is_mps_running(os.environ) if mps is None else bool(mps),
     )
 
 
 def library_versions(cupy: Any, driver: Driver) -> dict[str, str]:
     """Return the versions of driver, CUDA and CuPy for the metadata."""
-    runtime = version_text(cupy.cuda.runtime.runtimeGetVersion())
-    runs = version_text(cupy.cuda.runtime.driverGetVersion())
+    runtime = format_version(cupy.cuda.runtime.runtimeGetVersion())
+    runs = format_version(cupy.cuda.runtime.driverGetVersion())
     return {"driver": f"{driver.version} (runs CUDA {runs})", "CuPy": f"{cupy.__version__} (CUDA {runtime})"}
 
 

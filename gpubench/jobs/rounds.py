@@ -18,7 +18,7 @@ from gpubench.formats.presenter import ProgressDisplay, progress_on
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.plans import ScanPlan
 from gpubench.jobs.runner import presenting
-from gpubench.machine.host import mps_serves, sm_percent
+from gpubench.machine.host import is_mps_running, sm_percent
 from gpubench.measure.check.health import judge
 from gpubench.measure.scan.judging import find_slowest, not_measured_inside, slow_figures, wrong_data_inside
 from gpubench.measure.scan.report import ScanResult, report_of
@@ -482,5 +482,5 @@ def deliver(
 def _gpu_sharing(ranks_per_gpu: int) -> dict[str, float]:
     if ranks_per_gpu == 1:
         return {}
-    share = {"sm_percent": sm_percent(os.environ)} if mps_serves(os.environ) else {}
+    share = {"sm_percent": sm_percent(os.environ)} if is_mps_running(os.environ) else {}
     return {"ranks_per_gpu": ranks_per_gpu, **share}

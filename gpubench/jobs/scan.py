@@ -42,7 +42,7 @@ from gpubench.jobs.rounds import (
 from gpubench.jobs.runner import check_file_writable, check_writable
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, Simulated, Simulation, refuse_under_launcher
 from gpubench.machine.environment import NODE_VARIABLE
-from gpubench.machine.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
+from gpubench.machine.host import cost_of_turns, count_gpus, is_mps_running, sharing_settings
 from gpubench.machine.nvml import visible_count
 from gpubench.machine.probe import probe
 from gpubench.measure.scan import judging
@@ -157,7 +157,7 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor,
     secret = bytes.fromhex(group.broadcast(secrets.token_hex(_SECRET_BYTES) if group.rank == 0 else None))
     hosts = group.gather(mpi.host_name())
     check_node_count(len(set(nodes)))
-    gpus = gpus_of_host()
+    gpus = count_gpus()
     visible = visible_count(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     hosts_of_nccl = group.gather(_host_of_nccl())
     backend = check_backend(plan.backend, group.gather(gpus if visible else 0), hosts_of_nccl)
@@ -357,7 +357,7 @@ def _become_launcher(ranks: int, arguments: Sequence[str]) -> None:
     usable_driver(f"scan {SHARING_OPTION} {ranks}")
     mpirun = find_launcher()
     environment = mpirun.environment(os.environ, "", sharing_settings(ranks))
-    if not mps_serves(environment):
+    if not is_mps_running(environment):
         say(f"gpubench: {cost_of_turns(ranks)}", to=sys.stderr)
     os.execve(mpirun.path, mpirun.command(ranks, arguments), environment)
 

@@ -31,7 +31,7 @@ class CudaUnavailableError(Exception):
 
 
 class CudaGpu(Struct, frozen=True, kw_only=True):
-    """A GPU under CUDA's index in this process."""
+    """A GPU as CUDA shows it to this process."""
 
     index: int
     bus_id: str
@@ -49,7 +49,7 @@ class CudaFacts(Struct, frozen=True, kw_only=True):
     absent: str | None = None
 
 
-def version_text(encoded: int) -> str:
+def format_version(encoded: int) -> str:
     """Decode a version from `cudaDriverGetVersion`: 13000 → '13.0'."""
     return f"{encoded // 1000}.{encoded % 1000 // 10}"
 
@@ -197,8 +197,8 @@ class GpuQueries:
         return self.read_first(fact, (function, *arguments))
 
     def read_first(self, fact: str, *calls: tuple[Any, ...]) -> Any:
-        """Return the first value of several calls, each a function name with arguments. If all fail, keep the reason of
-        the first.
+        """Return the first value of several calls, each a function name with arguments. If all fail, keep the first
+        reason.
         """
         replies = (self.call(function, *arguments) for function, *arguments in calls)
         reasons = []

@@ -139,7 +139,7 @@ def read_library(library: Any) -> MpiFacts:
 
 
 def cuda_built(library: Any) -> bool | None:
-    """Tell whether Open MPI was built with support for GPU memory. The variable is also valid before MPI starts."""
+    """True if Open MPI was built with support for GPU memory. The variable is also valid before MPI starts."""
     try:
         return bool(ctypes.c_bool.in_dll(library, "opal_built_with_cuda_support").value)
     except ValueError:
@@ -251,8 +251,8 @@ def read_nccl_files(
     return found, unknown
 
 
-def effective(environment: Mapping[str, str], files: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Merge NCCL's variables as NCCL does."""
+def merge_settings(environment: Mapping[str, str], files: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Merge NCCL's variables from the environment and from its files, in this order. The first value counts."""
     in_order = (environment, *files.values())
     return {
         name: value for settings in reversed(in_order) for name, value in settings.items() if name.startswith("NCCL_")
@@ -260,7 +260,7 @@ def effective(environment: Mapping[str, str], files: Mapping[str, Mapping[str, s
 
 
 @contextmanager
-def environment_set(variables: Mapping[str, str], environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+def set_environment(variables: Mapping[str, str], environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
     """Set these variables while a communicator is created. NCCL reads some of them again each time."""
     before = {name: environment.get(name) for name in variables}
     environment.update(variables)

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from gpubench.machine.drivers import INVALID_ARGUMENT, NOT_SUPPORTED, GpuQueries, decode, enum_name, version_text
+from gpubench.machine.drivers import INVALID_ARGUMENT, NOT_SUPPORTED, GpuQueries, decode, enum_name, format_version
 from gpubench.model.facts import snapshot
 from gpubench.model.facts.process import THROTTLE_REASONS, GpuProcess
 from gpubench.model.terms.units import format_mask
@@ -32,9 +32,7 @@ _HOPPER = (9, 0)
 
 
 def _read_nvlinks(queries: GpuQueries, capability: tuple[int, int] | None) -> tuple[snapshot.NvLink, ...] | None:
-    """Return the links of a GPU, or None if NVML does not report them. `unknown` has reasons, for example
-    `nvlinks.version`.
-    """
+    """Return the links of a GPU. None if NVML does not report them, with the reason in `unknown`."""
     common = queries.fields([(_LINK_COUNT, 0), (_COMMON_SPEED, 0)])
     count = common.get((_LINK_COUNT, 0))
     if count is None:
@@ -48,9 +46,7 @@ def _read_nvlinks(queries: GpuQueries, capability: tuple[int, int] | None) -> tu
 
 
 def _count_by_asking(queries: GpuQueries) -> int | None:
-    """Count links by querying each index. Past the last it is invalid, and without NVLink every index is not
-    supported.
-    """
+    """Count the links by querying one index after another. NVML rejects the index after the last link."""
     most: int = queries.library.NVML_NVLINK_MAX_LINKS
     for link in range(most):
         reply = queries.call("nvmlDeviceGetNvLinkState", link)
@@ -89,7 +85,7 @@ class _LinkReader(Struct):
 
     def _state(self, link: int) -> int | None:
         state = self.fields.get((_STATE, link))
-        # Like NCCL, query the field first from Hopper on, and the function first before.
+        # Like NCCL, use the field first from Hopper on, and the function first on older GPUs.
         if self.capability >= _HOPPER and state is not None:
             return state
         reply = self.queries.call("nvmlDeviceGetNvLinkState", link)
@@ -146,7 +142,7 @@ def read_settings(library: Any, handles: Mapping[int, object]) -> snapshot.Drive
 
 
 def _confidential_computing(library: Any, unknown: dict[str, str]) -> snapshot.ConfidentialComputing | None:
-    """Read the settings of confidential computing. Older drivers only report its state, without the multi-GPU mode."""
+    """Read the settings of confidential computing. Older drivers report only its state."""
     state = None
     with contextlib.suppress(AttributeError, library.NVMLError):
         settings = library.c_nvmlSystemConfComputeSettings_v1_t()
@@ -240,7 +236,7 @@ def read_node(library: Any, cpus: int) -> NvmlFacts:
     return NvmlFacts(
         driver=snapshot.DriverFacts(
             version=decode(library.nvmlSystemGetDriverVersion()),
-            cuda=version_text(library.nvmlSystemGetCudaDriverVersion()),
+            cuda=format_version(library.nvmlSystemGetCudaDriverVersion()),
         ),
         settings=read_settings(library, alive),
         gpus=tuple(sorted((*gpus, *gone), key=lambda gpu: gpu.index)),
@@ -377,7 +373,7 @@ def _pcie(queries: GpuQueries) -> snapshot.PcieLink:
 
 
 def _fabric(queries: GpuQueries) -> snapshot.Fabric | None:
-    """Read the registration with the NVLink fabric, in the driver's newest form. It has a status only if completed."""
+    """Read the registration with the NVLink fabric, with the newest structure that the driver has."""
     for structure, function in (
         ("c_nvmlGpuFabricInfo_v4_t", "nvmlDeviceGetGpuFabricInfo_v4"),
         ("c_nvmlGpuFabricInfo_v3_t", "nvmlDeviceGetGpuFabricInfoV"),

@@ -58,7 +58,7 @@ def exists(path: Path) -> bool:
 
 
 def is_link(path: Path) -> bool:
-    """True for a symbolic link, wherever it leads. Never raises."""
+    """True for a symbolic link, even a broken one. Never raises."""
     try:
         path.readlink()
     except (OSError, ValueError):
@@ -95,7 +95,7 @@ def call_with_deadline(function: Callable[[], T], seconds: float) -> T | None:
 
 
 class UnknownFields:
-    """Reads facts, and keeps the reason for each one that cannot be read, by the name of the fact."""
+    """Reads files and folders. If one cannot be read, keeps the reason by the name of the fact."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
@@ -263,7 +263,7 @@ with 132 SMs, 8 ranks ran with 8 CTAs each and 4 ranks with 16. 4 ranks without 
 _TURNS_MS = {2: 4.5, 4: 27.0, 8: 126.0}
 
 
-def mps_serves(environment: Mapping[str, str]) -> bool:
+def is_mps_running(environment: Mapping[str, str]) -> bool:
     """True if a process with this environment reaches an MPS control daemon."""
     control = Path(environment.get(MPS_PIPES) or _DEFAULT_PIPES, "control")
     try:
@@ -314,7 +314,7 @@ def cost_of_turns(ranks_per_gpu: int) -> str:
     )
 
 
-def gpus_of_host(root: Path = Path("/")) -> int:
+def count_gpus(root: Path = Path("/")) -> int:
     """Count the GPUs that the driver lists in /proc, which answers even if the driver hangs."""
     return len(list_names(root / "proc/driver/nvidia/gpus"))
 

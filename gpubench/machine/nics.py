@@ -21,7 +21,7 @@ from gpubench.machine.host import (
     read_number,
     read_text,
 )
-from gpubench.machine.pci import driver_of, pci_address, pci_folder, place_of, trained_link
+from gpubench.machine.pci import driver_name, pci_address, pci_folder, read_place, trained_link
 from gpubench.model.facts.snapshot import SOFTWARE_RDMA, Gid, NicFacts, NicKind, RdmaPort
 from gpubench.model.facts.traffic import LOOPBACK, NicReading
 
@@ -254,8 +254,8 @@ def _hardware(device: Path, *, hca_type: str | None, name: str) -> NicFacts:
     folder = None if name.startswith(_SOFTWARE_NAMES) else pci_folder(device)
     if folder is None:
         model = SOFTWARE_RDMA if name and (exists(device.parent) or name.startswith(_SOFTWARE_NAMES)) else None
-        return NicFacts(name=name, kind=NicKind.ETHERNET, driver=None if name else driver_of(device), model=model)
-    vendor, number, driver = read_number(folder / "vendor"), read_number(folder / "device"), driver_of(device)
+        return NicFacts(name=name, kind=NicKind.ETHERNET, driver=None if name else driver_name(device), model=model)
+    vendor, number, driver = read_number(folder / "vendor"), read_number(folder / "device"), driver_name(device)
     model = None if vendor is None or number is None else f"PCI {vendor:04x}:{number:04x}"
     if hca_type is not None:
         model = f"{_MODELS[hca_type]} ({hca_type})" if hca_type in _MODELS else hca_type
@@ -267,7 +267,7 @@ def _hardware(device: Path, *, hca_type: str | None, name: str) -> NicFacts:
         model=model,
         driver=driver,
         pcie=trained_link(folder),
-        place=place_of(device),
+        place=read_place(device),
     )
 
 
@@ -326,7 +326,7 @@ def _resolve(path: Path) -> Path | None:
 
 
 def _read_words(name: str, path: Path, unknown: UnknownFields) -> int | None:
-    """Return a counter of words in bytes."""
+    """Return a counter of 4-byte words in bytes."""
     words = parse_number(unknown.text(name, path))
     if words is None:
         unknown.reasons.setdefault(name, f"{path.name} holds no number")

@@ -1,4 +1,4 @@
-"""Imports pynvml, the only module that does: the driver, its visible GPUs, and byte counters of links."""
+"""Reads the driver, its visible GPUs, and byte counters of links. No other module imports pynvml."""
 
 import ctypes
 import os
@@ -35,7 +35,7 @@ class Driver(Struct, frozen=True):
     absent: str = ""
 
     def hidden_gpus(self, root: Path = Path("/")) -> str:
-        """Return why GPUs in `root`/dev cannot be used, or '' if there are none or they can."""
+        """Return why the GPUs of this host cannot be used, or '' if it has none or they can."""
         if self.visible:
             return ""
         if self.gpus:

@@ -17,7 +17,7 @@ from gpubench.machine.host import UnknownFields, list_names, read_number, read_t
 from gpubench.model.facts import snapshot
 from gpubench.model.paths.topology import PCIE_GENERATION_OF_GT_S
 
-# Intel VMD has domains of more than four digits (10000:e1:00.0). Hyper-V counts them up from odd numbers.
+# Intel VMD has domains of more than four digits (10000:e1:00.0). Hyper-V has domains such as eb75.
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s", re.ASCII)
@@ -51,19 +51,19 @@ def find_nvidia_devices(root: Path) -> PciDevices:
 
 def pci_address(device: Path) -> str | None:
     """Return the bus id of the PCI device in a sysfs path. A virtio interface is below one."""
-    ports = _ports_of(device)
+    ports = _find_ports(device)
     return snapshot.normalize_bus_id(ports[-1].name) if ports else None
 
 
 def pci_folder(device: Path) -> Path | None:
     """Return the folder of the PCI device in a sysfs path."""
-    ports = _ports_of(device)
+    ports = _find_ports(device)
     return ports[-1] if ports else None
 
 
-def place_of(device: Path) -> snapshot.PciPlace:
+def read_place(device: Path) -> snapshot.PciPlace:
     """Return a device's place in the PCI tree. A PCIe switch appears as two bridges."""
-    ports = _ports_of(device)
+    ports = _find_ports(device)
     if not ports:
         return snapshot.PciPlace()
     bridges = ports[:-1]
@@ -77,7 +77,7 @@ def place_of(device: Path) -> snapshot.PciPlace:
     )
 
 
-def link_of(device: Path) -> snapshot.PcieLink:
+def read_link(device: Path) -> snapshot.PcieLink:
     """Return the current and maximum link of a device towards the CPU, as the device reports them."""
     return snapshot.PcieLink(
         generation=_generation(device / "current_link_speed"),
@@ -89,11 +89,11 @@ def link_of(device: Path) -> snapshot.PcieLink:
 
 def trained_link(device: Path) -> snapshot.PcieLink:
     """Return the link of a PCI device towards the CPU. Each maximum is the lower one of both ends."""
-    ports = _ports_of(device)
-    link = link_of(ports[-1] if ports else device)
+    ports = _find_ports(device)
+    link = read_link(ports[-1] if ports else device)
     if len(ports) < 2:
         return link
-    above = link_of(ports[-2])
+    above = read_link(ports[-2])
     return replace(
         link,
         max_generation=_best(link.max_generation, above.max_generation, link.generation),
@@ -103,14 +103,14 @@ def trained_link(device: Path) -> snapshot.PcieLink:
 
 def switches_above(devices: Iterable[Path]) -> tuple[snapshot.PciSwitch, ...]:
     """Return the PCIe switches above these devices, without duplicates, by bus id."""
-    ports = {snapshot.normalize_bus_id(port.name): port for device in devices for port in _ports_of(device)[1:-1:2]}
+    ports = {snapshot.normalize_bus_id(port.name): port for device in devices for port in _find_ports(device)[1:-1:2]}
     return tuple(
-        snapshot.PciSwitch(bus_id=name, link=trained_link(port), place=place_of(port))
+        snapshot.PciSwitch(bus_id=name, link=trained_link(port), place=read_place(port))
         for name, port in sorted(ports.items())
     )
 
 
-def driver_of(device: Path) -> str | None:
+def driver_name(device: Path) -> str | None:
     """Return the name of the device's kernel driver."""
     try:
         return (device / "driver").readlink().name
@@ -118,13 +118,13 @@ def driver_of(device: Path) -> str | None:
         return None
 
 
-def _ports_of(device: Path) -> list[Path]:
+def _find_ports(device: Path) -> list[Path]:
     """Return the folders of the bridges above a PCI device, from the CPU on, and its own. Empty if there is none."""
-    return list(_ports_on(os.path.realpath(device)))
+    return list(_ports_in_path(os.path.realpath(device)))
 
 
 @lru_cache(maxsize=4096)
-def _ports_on(path: str) -> tuple[Path, ...]:
+def _ports_in_path(path: str) -> tuple[Path, ...]:
     parts = path.split("/")
     ports: list[Path] = []
     for end in range(len(parts), 0, -1):
@@ -184,7 +184,7 @@ def _names(bits: int) -> tuple[str, ...]:
 
 
 def _capability(device: Path, identity: int, field: str, unknown: UnknownFields) -> int | None:
-    """Return the word after a capability's header, or None with the reason. Each word that is read costs time."""
+    """Return the word after a capability's header, or None with the reason. Reading a word costs time."""
     try:
         file = os.open(device / "config", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -293,7 +293,7 @@ def read_pci_devices(
 
 def _chain(device: Path, kind: snapshot.PciKind) -> Iterable[tuple[Path, snapshot.PciKind]]:
     """Yield the bridges above a device, from the CPU on, and the device. Below the root port, bridges come in pairs."""
-    ports = _ports_of(device)
+    ports = _find_ports(device)
     for position, folder in enumerate(ports[:-1]):
         inner = snapshot.PciKind.UPSTREAM_PORT if position % 2 else snapshot.PciKind.DOWNSTREAM_PORT
         yield folder, inner if position else snapshot.PciKind.ROOT_PORT
@@ -317,7 +317,7 @@ def _read_device(
         bus_id=name,
         kind=kind,
         above=above,
-        link=link_of(folder),
+        link=read_link(folder),
         identity=None if vendor is None or model is None else f"{vendor:04x}:{model:04x}",
         access_control=read_access_control(folder, unknown) if is_bridge else None,
         address_translation=None if is_bridge else _read_address_translation(folder, unknown),

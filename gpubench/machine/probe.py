@@ -120,7 +120,7 @@ class _Child:
             self._start_error = str(error)
 
     def read(self) -> bool:
-        """Read the available output. True if nothing more of interest will come."""
+        """Read the available output. True at its end, or if it has the answer."""
         assert self.output is not None
         chunk = os.read(self.output.fileno(), _CHUNK_BYTES)
         self._written += chunk
@@ -277,9 +277,7 @@ def _add_cuda(gpu: GpuFacts, cuda: CudaFacts | None, unseen: str) -> GpuFacts:
 
 
 def _why_unseen(gpus: int, cuda: CudaFacts | None) -> str:
-    """Return why CUDA shows fewer GPUs than the driver, or '' if no setting explains it. CUDA shows one MIG
-    instance.
-    """
+    """Return why CUDA shows fewer GPUs than the driver, or '' if no setting explains it."""
     if cuda is None or cuda.visible_devices is None:
         return ""
     named = visible_count(gpus, cuda.visible_devices)

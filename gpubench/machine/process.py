@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from gpubench.errors import UsageError
 from gpubench.machine import host
 from gpubench.machine.environment import (
-    effective,
     find_libraries,
     has_loader_folders,
+    merge_settings,
     read_mpi,
     read_nccl_files,
     verbs_providers,
@@ -100,7 +100,8 @@ def cpu_quota(root: Path) -> CpuQuota | None:
     found: list[CpuQuota] = []
     for folder in host.control_groups(root, "cpu"):
         limits: dict[str, Sequence[str | None]] = {
-            "cpu.max": (host.read_text(folder / "cpu.max") or "").split(),  # '200000 100000', or 'max 100000' for none
+            # '200000 100000' is two CPUs, 'max 100000' no limit
+            "cpu.max": (host.read_text(folder / "cpu.max") or "").split(),
             "cpu.cfs_quota_us": [host.read_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")],
         }
         for file, words in limits.items():
@@ -177,7 +178,7 @@ class UserFiles(Struct, frozen=True, kw_only=True):
 
 def _read_user_files(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path) -> UserFiles:
     nccl_files, unknown = read_nccl_files(environment, root)
-    settings = effective(environment, nccl_files)
+    settings = merge_settings(environment, nccl_files)
     search_path = os.environ.get("LD_LIBRARY_PATH", "")
     loadable = find_libraries(wanted_libraries(settings), loaded, search_path, root)
     if not has_loader_folders(root):
@@ -229,7 +230,7 @@ def read_rank_facts(
         local_rank=local_rank,
         pid=os.getpid(),
         boot_id=host.read_text(root / "proc/sys/kernel/random/boot_id"),
-        namespaces=namespaces_in(root / "proc/self/ns"),
+        namespaces=read_namespaces(root / "proc/self/ns"),
         **read_shared_memory(root / "dev/shm"),
         visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
         device_files=device_files,
@@ -280,7 +281,7 @@ def read_plugins(facts: RankFacts, root: Path = Path("/")) -> RankFacts:
     return replace(facts, libraries={**facts.libraries, **plugins})
 
 
-def namespaces_in(folder: Path) -> dict[str, int]:
+def read_namespaces(folder: Path) -> dict[str, int]:
     """Return namespace inodes by kind, without those of future children (pid_for_children)."""
     found = {}
     for name in host.list_names(folder):
@@ -296,7 +297,7 @@ def namespaces_in(folder: Path) -> dict[str, int]:
 
 
 def read_shared_memory(folder: Path) -> dict[str, Any]:
-    """Return the fields of RankFacts about /dev/shm, none if it cannot be read."""
+    """Return the fields of RankFacts about /dev/shm. Empty if it cannot be read."""
     try:
         device, space = folder.stat().st_dev, os.statvfs(folder)
     except OSError:

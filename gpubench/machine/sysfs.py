@@ -28,7 +28,7 @@ _CHASSIS = {
     **dict.fromkeys((3, 4, 5, 6, 7, 13, 15, 16, 24, 35), "desktop"),
     **dict.fromkeys((17, 23, 25, 28, 29), "server"),
 }
-"""Chassis types by the firmware's number (DMTF DSP0134, SMBIOS, 7.4.1). Others tell nothing."""
+"""Chassis types by the firmware's number (DMTF DSP0134, SMBIOS, 7.4.1)."""
 
 
 def read_machine(root: Path) -> snapshot.HostFacts:
@@ -168,8 +168,8 @@ _LOGS = {
     "nvlsm": ("var/log/nvlsm.log", rb"(?:nvlsm|NVLSM|OpenSM) (?:version )?"),
     "nvidia-imex": ("var/log/nvidia-imex.log", rb"IMEX (?:Log )?[Vv]ersion"),
 }
-"""Default log files of the services, and the text before the version in them. The fabric manager's line about a
-mismatched driver is as users quote it. The others were not tried.
+"""Default log files of the services, and the text before the version in them. The fabric manager's pattern follows
+a line that users quote. The others are untested.
 """
 
 _LOG_BYTES = 2**16
@@ -320,15 +320,14 @@ def _read_modprobe(root: Path, unknown: host.UnknownFields) -> dict[str, str] | 
     return found
 
 
-_SECONDS_FOR_NAMES = 2.0  # Reading a GPU's name in /proc takes the driver's lock, so a wedged driver blocks the reader
+# Reading a GPU's name in /proc takes the driver's lock, so a driver that hangs blocks the reader
+_SECONDS_FOR_NAMES = 2.0
 _DEVICE_FILE = re.compile(r"nvidia\d+", re.ASCII)
 _MINOR = re.compile(r"\d{1,6}", re.ASCII)
 
 
 class SysfsFacts(Struct, frozen=True, kw_only=True):
-    """The node according to the kernel. `gpu_drivers` and `device_files` distinguish lost GPUs from other machines'
-    GPUs.
-    """
+    """The node according to the kernel. `gpu_drivers` and `device_files` help to recognize lost GPUs."""
 
     machine: snapshot.HostFacts = field(default_factory=snapshot.HostFacts)
     driver: snapshot.DriverFacts = field(default_factory=snapshot.DriverFacts)
@@ -348,7 +347,7 @@ class SysfsFacts(Struct, frozen=True, kw_only=True):
 def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
     """Read /sys, /proc and /dev below `root`. Missing files are unknown facts."""
     devices = pci.find_nvidia_devices(root)
-    drivers = {snapshot.normalize_bus_id(gpu.name): pci.driver_of(gpu) for gpu in devices.gpus}
+    drivers = {snapshot.normalize_bus_id(gpu.name): pci.driver_name(gpu) for gpu in devices.gpus}
     pages = _read_driver_pages(root) if devices.gpus else {}
     minors = {address: page.get("Device Minor", "") for address, page in pages.items()}
     nics = nic_devices(root)
@@ -383,7 +382,7 @@ def _gpus(folders: Sequence[Path], pages: Mapping[str, Mapping[str, str]]) -> It
             name=page.get("Model") or f"NVIDIA GPU 0x{host.read_number(folder / 'device') or 0:04x}",
             uuid=uuid if uuid and "?" not in uuid else None,
             pcie=pci.trained_link(folder),
-            place=pci.place_of(folder),
+            place=pci.read_place(folder),
         )
 
 

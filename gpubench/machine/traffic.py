@@ -46,7 +46,7 @@ from gpubench.machine.process import (
     NO_ANSWER,
     SECONDS_TO_ANSWER,
     mapped_libraries,
-    namespaces_in,
+    read_namespaces,
     read_shared_memory,
 )
 from gpubench.model.facts.health import GpuLoad
@@ -123,7 +123,9 @@ class NvmlLoad(NvmlReader):
 
 
 class NvmlUse(NvmlReader):
-    """Remembers who had a context on this host's GPUs before this job. In a container pids may be the host's."""
+    """Remembers who had a context on this host's GPUs before this job. In a container NVML may report the host's
+    pids.
+    """
 
     def __init__(self, root: Path = Path("/")) -> None:
         super().__init__()
@@ -134,7 +136,7 @@ class NvmlUse(NvmlReader):
             self._before[name] = read_processes(queries) or (), None if memory is None else int(memory.used)
 
     def other_users(self, bus_ids: Sequence[str], own_pids: Collection[int]) -> "OtherUsers":
-        """Return the use of GPUs with these PCI bus ids by others than these processes."""
+        """Return the use of these GPUs by other processes than `own_pids`."""
         return OtherUsers(self, bus_ids, own_pids)
 
     def read(self, name: str, own_pids: Collection[int]) -> GpuUse:
@@ -387,7 +389,7 @@ class Tasks:
             local_rank=0,
             pid=pid,
             boot_id=read_text(self._root / "proc/sys/kernel/random/boot_id"),
-            namespaces=namespaces_in(folder / "ns"),
+            namespaces=read_namespaces(folder / "ns"),
             **read_shared_memory(root / "dev/shm"),
             visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
             environment=settings,

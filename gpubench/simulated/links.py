@@ -61,7 +61,7 @@ class NodeLinks(Struct, frozen=True):
         return min(end.share for end in ends) * left * self.pair_share(one, other)
 
     def pair_share(self, one: int, other: int) -> float:
-        """Return the share that faults of the pair, not of either GPU, leave."""
+        """Return the share of bandwidth that is left after faults of the pair itself."""
         return self.pair_shares.get(frozenset((self.gpus[one].index, self.gpus[other].index)), 1.0)
 
     def slowest(self, ranks: int, hops: Iterable[Hop] = (), part: float = 1.0) -> tuple[int, float]:
@@ -223,7 +223,7 @@ def _nics_gb_s(profile: Profile, faults: Sequence[Fault]) -> tuple[float, ...]:
 
 
 def is_nic_down(faults: Iterable[Fault]) -> bool:
-    """True if one of these faults of a NIC takes it away."""
+    """True if a fault removes the NIC or takes its port down."""
     return any(fault.get("missing") or fault.get("state") for fault in faults)
 
 
@@ -266,7 +266,7 @@ class _NoMemory:
     def fill_byte(self, size_bytes: int, value: int) -> None: ...
 
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:  # noqa: ARG002
-        """Return all lost elements: the fabric drops the writes, and the destination keeps its old contents."""
+        """Count all elements that are lost on the way as wrong. The destination keeps its old contents."""
         lost = self._lost
         if lost is None:
             raise NotImplementedError("simulated memory holds no data")
@@ -432,7 +432,9 @@ between GPUs.
 """
 
 _FAULTS_SHARE, _FAULTS_BETWEEN_SHARE = 0.205, 0.031
-"""Share of it by page faults: 11.4 of 55.3 GB/s from the host, 12.1 of 388 from another GPU."""
+"""Share of the copy engine's bandwidth that page faults reach: 11.4 of 55.3 GB/s from the host, 12.1 of 388 from
+another GPU.
+"""
 
 _LOCAL_GB_S = 1000.0  # A kernel's copy within GPU memory: H200 1080. Derived
 

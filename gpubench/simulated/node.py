@@ -1,4 +1,4 @@
-"""Builds a healthy node of a profile's kind with made-up addresses, and its faults outside GPUs and NICs."""
+"""Builds a healthy node of a profile's kind with made-up addresses, and applies faults of PCI devices and settings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -21,7 +21,7 @@ from gpubench.simulated.links import corrupted_pairs, is_nic_down, nic_gb_s, nod
 from gpubench.simulated.machine import SimulatedMachine, check_nodes, faults_by_node, wrong_value
 from gpubench.simulated.times import CollectiveTimes
 
-NOISE = 0.02  # Standard deviation of a bandwidth. benchmarks/scan_confusion.py holds the scan's thresholds against it
+NOISE = 0.02  # Standard deviation of a bandwidth. benchmarks/scan_confusion.py tests the scan's thresholds with it
 DIPS = 0.01  # Share of bandwidths that a passing disturbance lowers by 5 to 40 %
 _SMALLEST_DIP, _LARGEST_DIP = 0.05, 0.4
 

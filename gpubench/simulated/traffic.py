@@ -35,9 +35,9 @@ class Rates(NamedTuple):
 
 
 class SimulatedTraffic:
-    """Readings of a simulated node whose job began `clock()` seconds ago.
+    """Readings of a simulated node during a job. `several` is true if the machine has other nodes.
 
-    `several` tells whether the machine has other nodes. `links` are the node's links as the job's library uses them.
+    `links` are the node's links as the job's library uses them. `clock` returns seconds.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class SimulatedTraffic:
         rails = sum(nic.rdma for nic in self._node.nics)
         for nic in self._node.nics:
             rate = self._network_gb_s(nic)
-            if self._kind == "staged":  # each GPU forwards to the next what leaves the node over all rails
+            if self._kind == "staged":  # a staged ring leaves the node once, spread over all rails
                 rate = min(rate, out_gb_s / max(len(self._node.gpus), 1) / max(rails, 1))
             moved_gb = self._add_noise(rate) * seconds if trains else 0.0
             found.append(self._nic(nic.name, moved_gb, rdma=nic.rdma, state=nic.state))

@@ -14,7 +14,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
 from gpubench.jobs.collective.opened import Opened
 from gpubench.jobs.collective.rank_job import CollectiveRankJob
 from gpubench.jobs.rank import agree, usable_driver
-from gpubench.machine.environment import environment_set, nccl_settings
+from gpubench.machine.environment import nccl_settings, set_environment
 from gpubench.machine.traffic import NvmlLoad
 from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.sweep import Issue, Observers
@@ -140,7 +140,7 @@ def _cap(ctas: int, request: SweepRequest, group: Group, backend: NcclBackend, l
         if by_configuration:
             opened.append(backend.adopt(GroupCommunicator(library, group, {"max_ctas": ctas})))
         else:
-            with environment_set({_BY_ENVIRONMENT: str(ctas)}):
+            with set_environment({_BY_ENVIRONMENT: str(ctas)}):
                 opened.append(backend.open(group))
         return partial(request.collective.issue, opened[-1])
 

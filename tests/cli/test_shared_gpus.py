@@ -318,7 +318,7 @@ def test_a_rank_knows_its_share_of_the_sms(
 ) -> None:
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1))
     monkeypatch.setattr(cupy_on_numpy.CudaDriver, "attributes", attributes)
-    monkeypatch.setattr(cuda, "mps_serves", lambda _environment: serves)
+    monkeypatch.setattr(cuda, "is_mps_running", lambda _environment: serves)
     monkeypatch.setenv(PERCENT, "25")
     device = cuda.open_device(0, 1, "n0", Driver())
     assert gpus.identify(rank(0), device.identity).sm_percent == percent
@@ -335,7 +335,7 @@ def test_a_server_that_refuses_clients_is_named(monkeypatch: pytest.MonkeyPatch,
     runtime = cupy_on_numpy.Runtime(1)
     runtime.fail["setDevice 0"] = "cudaErrorDevicesUnavailable: CUDA-capable device(s) is/are busy or unavailable"
     cupy_on_numpy.install(monkeypatch, runtime)
-    monkeypatch.setattr(cuda, "mps_serves", lambda _environment: serves)
+    monkeypatch.setattr(cuda, "is_mps_running", lambda _environment: serves)
     with pytest.raises(CouldNotMeasureError, match=seen) as caught:
         cuda.open_device(0, 1, "n0", Driver())
     assert ("ten seconds" in caught.value.next_step) is serves

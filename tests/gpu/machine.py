@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import FIRST_NCCL_FOR_SHARED_GPUS
-from gpubench.machine.host import MPS_PIPES, mps_serves, sharing_settings
+from gpubench.machine.host import MPS_PIPES, is_mps_running, sharing_settings
 from gpubench.machine.nvml import read_driver
 from tests.cli.running import MPI_ENVIRONMENT, environment
 
@@ -143,7 +143,7 @@ def serving() -> Iterator[None]:
     ) as keeper:
         try:
             deadline = time.monotonic() + _SECONDS_TO_START
-            while not mps_serves(places):
+            while not is_mps_running(places):
                 assert keeper.poll() is None, f"{_CONTROL} -d ended with {keeper.returncode}"
                 assert time.monotonic() < deadline, "no MPS server"
                 time.sleep(0.02)

@@ -1,7 +1,5 @@
 """libcuda by ctypes, on an object that has the same functions."""
 
-import ctypes
-import os
 from typing import Any
 
 import pytest
@@ -117,10 +115,3 @@ def test_a_host_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CudaUnavailableError, match="libcuda-that-is-nowhere") as caught:
         load_cuda()
     assert caught.value.absent
-
-
-def test_a_library_that_is_there_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drivers, "_LIBRARY", "libc.so.6")
-    library = load_cuda()
-    assert isinstance(library, ctypes.CDLL)
-    assert library.getpid() == os.getpid()

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from gpubench.machine import sysfs
 from gpubench.machine.sysfs import read_driver_settings, read_services
-from gpubench.model.facts.snapshot import DriverSettings, Service
-from gpubench.model.terms.plain import from_plain, to_plain
 from tests.fakes.sysfs import Tree
 
 PARAMS = """\
@@ -127,14 +125,6 @@ def test_the_version_that_a_service_last_wrote(tree: Tree, log: str, version: st
     assert found["nv-fabricmanager"].version == version
     reason = unknown.get("services.nv-fabricmanager.version")
     assert reason == (None if version else "fabricmanager.log names no version near its end")
-
-
-def test_settings_survive_being_sent(tree: Tree) -> None:
-    tree.write("proc/driver/nvidia/params", PARAMS)
-    a_host(tree, p71="nvlsm")
-    settings = read_driver_settings(tree.root)
-    assert from_plain(DriverSettings, to_plain(settings)) == settings
-    assert settings.services["nvlsm"] == Service(running=True)
 
 
 @given(st.text(max_size=80), st.sampled_from(["", "NvLinkDisable: ", 'RegistryDwords: "ForceP2P']))

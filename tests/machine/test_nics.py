@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpubench.machine.nics import read_nics
 from gpubench.machine.sysfs import read_sysfs
@@ -138,17 +136,3 @@ def test_a_card_can_do_no_more_than_its_slot(tree: Tree, slot: dict[str, str], e
     tree.pci("pci0000:15/0000:15:01.0/0000:19:00.0", H200 | here)
     facts = read_sysfs(tree.root)
     assert facts.nics[0].pcie == facts.gpus[0].pcie == expected
-
-
-@given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=20))
-def test_no_text_of_a_port_is_an_error(
-    tmp_path_factory: pytest.TempPathFactory, state: str, rate: str, link_layer: str
-) -> None:
-    tree = Tree(tmp_path_factory.mktemp("nic"))
-    tree.rdma("mlx5_0", None, {})
-    ports = tree.root / "sys/devices/virtual/infiniband/mlx5_0/ports/1"
-    for name, text in (("state", state), ("rate", rate), ("link_layer", link_layer)):
-        (ports / name).write_bytes(text.encode("utf-8", "surrogatepass"))
-    nic = only(tree)
-    assert nic.name == "mlx5_0"
-    assert (nic.rate_gbit_s is None) == ("rate_gbit_s" in nic.unknown)

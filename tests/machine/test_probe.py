@@ -12,11 +12,10 @@ from msgspec.structs import replace
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.machine import probe as probe_module
-from gpubench.machine import probe as stages_module
 from gpubench.machine.drivers import CudaFacts, CudaGpu, CudaUnavailableError
 from gpubench.machine.gpus import NvmlFacts, read_node
 from gpubench.machine.host import RunDelay
-from gpubench.machine.probe import Probe, merge, probe, run_stages, stage_commands, watch_errors
+from gpubench.machine.probe import Probe, merge, probe, run_stages, watch_errors
 from gpubench.machine.stage import main, read_stage
 from gpubench.machine.sysfs import SysfsFacts
 from gpubench.model.facts.health import HIDDEN
@@ -273,7 +272,7 @@ def test_ends_without_an_answer(command: list[str], error: str) -> None:
 
 
 def test_an_answer_counts_though_the_process_then_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages_module, "_SECONDS_TO_END", 0.05)
+    monkeypatch.setattr(probe_module, "_SECONDS_TO_END", 0.05)
     processes = started(monkeypatch)
     results = run_stages({"one": saying('{"a": 1}', "time.sleep(300)")}, ENVIRONMENT, 30)
     assert results["one"].document == {"a": 1}
@@ -281,7 +280,7 @@ def test_an_answer_counts_though_the_process_then_hangs(monkeypatch: pytest.Monk
 
 
 def test_a_process_that_closed_its_output_and_lives_on_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages_module, "_SECONDS_TO_EXIT", 0.05)
+    monkeypatch.setattr(probe_module, "_SECONDS_TO_EXIT", 0.05)
     result = run_stages({"one": saying("x", "os.close(1); time.sleep(300)")}, ENVIRONMENT, 30)["one"]
     assert result.error == "it ended without an answer"
 
@@ -344,9 +343,3 @@ def test_the_cuda_and_nvml_children_answer(monkeypatch: pytest.MonkeyPatch, tmp_
     assert read_stage("cuda", tmp_path, {}) == cuda(6)
     monkeypatch.setattr("gpubench.machine.nvml.read_nvml", nvml)
     assert read_stage("nvml", tmp_path, {}) == nvml()
-
-
-def test_the_command_lines_of_the_children() -> None:
-    commands = stage_commands(Path("/recorded"))
-    assert list(commands) == ["sysfs", "nvml", "cuda"]
-    assert commands["nvml"] == [sys.executable, "-P", "-m", "gpubench.machine.stage", "nvml", "/recorded"]

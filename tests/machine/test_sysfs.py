@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.machine.host import read_number, read_text
-from gpubench.machine.pci import find_nvidia_devices, link_of, pci_address, pci_folder, place_of, switches_above
+from gpubench.machine.host import read_number
+from gpubench.machine.pci import find_nvidia_devices, pci_address, pci_folder, read_link, read_place, switches_above
 from gpubench.machine.sysfs import read_sysfs
 from gpubench.model.facts.snapshot import DriverFacts, GpuDirectFacts, PcieLink, PciPlace
 from tests.fakes.sysfs import CONNECTX7, H200, NVSWITCH, Tree, link
@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> Tree:
 def test_places_of_other_platforms(tmp_path: Path, path: str, bridge: str, address: str) -> None:
     device = tmp_path / "sys/devices" / path
     device.mkdir(parents=True)
-    assert place_of(device).host_bridge == bridge
+    assert read_place(device).host_bridge == bridge
     assert pci_address(device) == address
     folder = pci_folder(device)
     assert folder is not None
@@ -42,7 +42,7 @@ def test_places_of_other_platforms(tmp_path: Path, path: str, bridge: str, addre
 
 
 def test_a_path_without_a_pci_device(tmp_path: Path) -> None:
-    assert place_of(tmp_path) == PciPlace()
+    assert read_place(tmp_path) == PciPlace()
     assert pci_address(tmp_path) is None
     assert pci_folder(tmp_path) is None
     assert switches_above([tmp_path]) == ()
@@ -58,7 +58,7 @@ def test_a_path_without_a_pci_device(tmp_path: Path) -> None:
     ],
 )
 def test_links(tree: Tree, files: dict[str, str], expected: PcieLink) -> None:
-    assert link_of(tree.pci("pci0000:00/0000:00:06.0", files)) == expected
+    assert read_link(tree.pci("pci0000:00/0000:00:06.0", files)) == expected
 
 
 def test_only_nvidias_gpus_and_nvswitches_are_found(tree: Tree) -> None:
@@ -165,13 +165,3 @@ def test_numbers_are_read_in_both_spellings(
     path = tmp_path_factory.getbasetemp() / "number"
     path.write_text(f"{number:#010x}\n" if hexadecimal else f"{number}\n")
     assert read_number(path) == number
-
-
-@given(st.binary(max_size=40))
-def test_no_content_of_a_file_is_an_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "content"
-    path.write_bytes(content)
-    text = read_text(path)
-    assert text is None or text.strip("\0 \t\r\n") == text
-    read_number(path)
-    link_of(path.parent)

@@ -23,7 +23,7 @@ from gpubench.formats.delivery import announced, delivering
 from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan
 from gpubench.jobs.runner import check_writable
 from gpubench.jobs.sources import Here, Replayed, refuse_under_launcher
-from gpubench.machine.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
+from gpubench.machine.host import cost_of_turns, count_gpus, is_mps_running, sharing_settings
 from gpubench.machine.nvml import Driver, read_driver
 from gpubench.model.facts.environment import PLAN_VARIABLE, detect_launcher
 from gpubench.model.terms.operation import HOST, TORCH
@@ -68,7 +68,7 @@ def run_as_rank(
 
         return CollectiveRankJob(group, progress, plan, arguments)
 
-    imports: tuple[str, ...] = ON_GPUS if plan.backend != HOST and gpus_of_host() else ON_HOSTS
+    imports: tuple[str, ...] = ON_GPUS if plan.backend != HOST and count_gpus() else ON_HOSTS
     # The first libnccl.so.2 of a process is everybody's, so torch is imported before what loads NCCL.
     measures_torch = plan.nccl_library is None and any(name.startswith(TORCH) for name in plan.backends)
     defaults, rendezvous = plan.presentation.job_defaults, rank.rendezvous_of(launch, plan.timeout_s)
@@ -168,7 +168,7 @@ class RankStart(Struct, frozen=True, kw_only=True):
         if plan.backend is None and self.driver.hidden_gpus():
             take_back()
             presenter.note(f"no GPU is measured: {self.driver.hidden_gpus()}")
-        if self.sharing and not mps_serves({**os.environ, **self.sharing}):
+        if self.sharing and not is_mps_running({**os.environ, **self.sharing}):
             take_back()
             presenter.note(cost_of_turns(plan.ranks_per_gpu))
         return presenter

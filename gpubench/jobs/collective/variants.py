@@ -10,7 +10,7 @@ from gpubench.backends.registry import BackendKind
 from gpubench.collectives.record import Hierarchy, SweepRequest
 from gpubench.errors import CouldNotMeasureError
 from gpubench.jobs.rank import agree
-from gpubench.machine.environment import environment_set
+from gpubench.machine.environment import set_environment
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.sweep import Issue
 from gpubench.measure.collective.variants import NamedBackend, SweepVariant
@@ -123,7 +123,7 @@ class VariantMaker(Struct, frozen=True):
         registered: list[Registration] = []
 
         def open_() -> Issue:
-            with environment_set(setting.variables):
+            with set_environment(setting.variables):
                 calls, how = self._open(setting, backend, library)
             opened.append(calls)
             registered[:] = [how]

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from gpubench.machine.children import module_command, package_environment
-from gpubench.machine.host import leave_core, mps_serves, process_state
+from gpubench.machine.host import is_mps_running, leave_core, process_state
 from gpubench.model.facts.environment import strip_launcher
 from gpubench.model.results.scan import LocalFigure, LocalQuantity
 from gpubench.ranks.scan import messages
@@ -42,7 +42,7 @@ class WorkerProcess:
         self._received = b""
         self._ended_with: int | None = None
         self._task: messages.WorkerTask | None = None
-        self._under_mps = backend == "nccl" and mps_serves(os.environ)
+        self._under_mps = backend == "nccl" and is_mps_running(os.environ)
 
     @property
     def is_lost(self) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.machine.gpus import NvmlFacts, read_node
+from gpubench.machine.gpus import read_node
 from gpubench.machine.nvml import read_nvml
 from gpubench.model.facts.process import GpuProcess, mps_in_use
 from gpubench.model.facts.snapshot import Fabric, GpuFacts, NvlinkPeer
@@ -30,15 +30,11 @@ from tests.fakes.nvml import (
 )
 
 
-def node(library: FakeNvml, cpus: int = 64) -> NvmlFacts:
-    return read_node(library, cpus)
-
-
 def only(gpu: FakeGpu, **changes: Any) -> GpuFacts:
     library = FakeNvml(gpu)
     for name, value in changes.items():
         setattr(library, name, value)
-    return node(library).gpus[0]
+    return read_node(library, 64).gpus[0]
 
 
 def test_peers_on_bare_metal() -> None:
@@ -93,7 +89,7 @@ def test_a_counter_that_is_not_supported_is_asked_for_once() -> None:
             replies={"nvmlDeviceGetNvLinkErrorCounter": NVMLError(3)}, fields=lambda link: fields(link) | {163: None}
         )
     )
-    gpu = node(library).gpus[0]
+    gpu = read_node(library, 64).gpus[0]
     assert gpu.nvlinks is not None
     assert all(link.errors == {"replay": 0, "recovery": 0} for link in gpu.nvlinks)
     assert library.calls.count("nvmlDeviceGetNvLinkErrorCounter") == 1
@@ -150,14 +146,14 @@ def test_one_refusal_costs_one_fact(function: str, fact: str) -> None:
     ],
 )
 def test_the_margin_to_the_slowdown_temperature(replies: dict[str, Any], margin: int | None) -> None:
-    assert node(FakeNvml(FakeGpu(replies=replies))).gpus[0].slowdown_margin_c == margin
+    assert read_node(FakeNvml(FakeGpu(replies=replies)), 64).gpus[0].slowdown_margin_c == margin
 
 
 def test_a_lost_gpu_is_not_asked_again_and_costs_none_of_the_others() -> None:
     library = FakeNvml(
         FakeGpu("06"), FakeGpu("07", replies={"nvmlDeviceGetName": NVMLError(15)}), FakeGpu("08", handle_error=15)
     )
-    gpus = node(library).gpus
+    gpus = read_node(library, 64).gpus
     assert [gpu.lost for gpu in gpus] == [None, "GPU is lost", "GPU is lost"]
     assert [gpu.bus_id for gpu in gpus] == ["0000:06:00.0", "0000:07:00.0", None]
     assert library.calls.count("nvmlDeviceGetUUID") == 1
@@ -239,7 +235,7 @@ def test_a_fabric_that_failed_or_has_not_finished() -> None:
 )
 def test_pcie_paths(level: int, path: str | None) -> None:
     replies = {"nvmlDeviceGetTopologyCommonAncestor": level, "nvmlDeviceGetP2PStatus": NVMLError(3)}
-    pair = node(FakeNvml(*(FakeGpu(bus, replies=replies) for bus in ("06", "07")))).pairs[0]
+    pair = read_node(FakeNvml(*(FakeGpu(bus, replies=replies) for bus in ("06", "07"))), 64).pairs[0]
     assert pair.pcie_path == path
     assert (pair.read, pair.unknown["read"]) == (None, "Not Supported")
 

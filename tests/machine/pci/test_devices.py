@@ -11,7 +11,6 @@ from gpubench.machine.host import UnknownFields
 from gpubench.machine.pci import NEEDS_ROOT, read_access_control, read_errors
 from gpubench.machine.sysfs import read_sysfs
 from gpubench.model.facts.snapshot import AccessControl, PciDevice, PcieErrors
-from gpubench.model.terms.plain import from_plain, to_plain
 from tests.fakes.sysfs import BRIDGE, H200, Tree, config_space, link
 
 ROOT_PORT, UPSTREAM, DOWNSTREAM, GPU = "0000:15:01.0", "0000:16:00.0", "0000:17:02.0", "0000:1b:00.0"
@@ -122,16 +121,6 @@ def test_errors_are_counted_in_all_and_by_name(tmp_path: Path) -> None:
     assert unknown.reasons == {}
 
 
-@given(st.text(max_size=60))
-def test_no_text_of_errors_is_an_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    folder = tmp_path_factory.getbasetemp() / "aer"
-    folder.mkdir(exist_ok=True)
-    (folder / "aer_dev_correctable").write_bytes(text.encode("utf-8", "surrogatepass"))
-    unknown = UnknownFields()
-    errors = read_errors(folder, unknown)
-    assert (errors is None or errors.nonfatal is None) == ("errors" in unknown.reasons)
-
-
 def test_iommu_groups_are_read_without_root(tree: Tree) -> None:
     folder = a_switch(tree)
     (folder / "iommu_group").symlink_to("../../../kernel/iommu_groups/31")
@@ -170,11 +159,3 @@ def test_sizes_of_windows_that_are_none(tree: Tree, text: str) -> None:
     tree.pci("pci0000:00/0000:00:06.0", H200 | {"resource1_resize": text})
     gpu = devices(tree)["0000:00:06.0"]
     assert (gpu.bar1_most_bytes, gpu.unknown["bar1_most_bytes"]) == (None, "resource1_resize names no size")
-
-
-def test_devices_survive_being_sent(tree: Tree) -> None:
-    folder = a_switch(tree)
-    (folder.parent / "config").write_bytes(config_space((ACS, REDIRECTING)))
-    (folder / "aer_dev_correctable").write_text(CORRECTABLE)
-    found = tuple(devices(tree).values())
-    assert tuple(from_plain(PciDevice, to_plain(each)) for each in found) == found

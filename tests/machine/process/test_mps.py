@@ -6,39 +6,39 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.machine.host import cost_of_turns, mps_serves, sharing_settings, sm_percent
+from gpubench.machine.host import cost_of_turns, is_mps_running, sharing_settings, sm_percent
 
 
 def test_a_server_is_one_that_listens(tmp_path: Path) -> None:
     """A socket that a server left behind when it was killed is still there, and nobody listens on it."""
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
-    assert not mps_serves(environment)
+    assert not is_mps_running(environment)
     for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
         with socket.socket(socket.AF_UNIX, kind) as server:
             server.bind(str(tmp_path / "control"))
             server.listen()
-            assert mps_serves(environment)
+            assert is_mps_running(environment)
             assert server.gettimeout() is None
             server.setblocking(False)
             with pytest.raises(BlockingIOError):
                 server.accept()  # the server heard nothing of it
-        assert not mps_serves(environment)
+        assert not is_mps_running(environment)
         (tmp_path / "control").unlink()
 
 
 def test_a_pipe_has_a_server_while_it_is_read(tmp_path: Path) -> None:
     pipe, environment = tmp_path / "control", {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
     os.mkfifo(pipe)
-    assert not mps_serves(environment)
+    assert not is_mps_running(environment)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    assert mps_serves(environment)
+    assert is_mps_running(environment)
     os.close(reader)
-    assert not mps_serves(environment)
+    assert not is_mps_running(environment)
 
 
 def test_a_file_in_its_place_is_no_server(tmp_path: Path) -> None:
     (tmp_path / "control").write_text("")
-    assert not mps_serves({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+    assert not is_mps_running({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubench.machine.environment import effective, read_nccl_files
+from gpubench.machine.environment import merge_settings, read_nccl_files
 from tests.fakes.sysfs import Tree
 
 
@@ -27,7 +27,7 @@ def test_each_file_with_its_own_variables_in_nccls_order(tree: Tree) -> None:
     ]
     assert unknown == {}
     environment = {"NCCL_P2P_DISABLE": "0", "HOME": "/root"}
-    assert effective(environment, files) == {"NCCL_P2P_DISABLE": "0", "NCCL_P2P_LEVEL": "PIX"}
+    assert merge_settings(environment, files) == {"NCCL_P2P_DISABLE": "0", "NCCL_P2P_LEVEL": "PIX"}
 
 
 def test_a_file_that_cannot_be_read_says_why(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
