@@ -22,7 +22,7 @@ from gpubench.backends.timing import (
     MarkedLaunch,
     Marks,
     Pace,
-    in_order,
+    join_launches,
     no_garbage_collection,
 )
 from gpubench.machine.drivers import (
@@ -430,7 +430,7 @@ class GatedClock:
         device: CudaDevice,
         group: Group,
         progress: Progress,
-        join: Callable[[Sequence[Launch]], Launch] = in_order,
+        join: Callable[[Sequence[Launch]], Launch] = join_launches,
         wait_until_idle: Callable[[Callable[[], object]], None] | None = None,
     ) -> None:
         self._cupy, self._stream, self._capture = device.cupy, device.stream, device.capture
@@ -442,8 +442,8 @@ class GatedClock:
         self._marks = Marks(self._cupy, self._stream, progress)
         self._aborted = False
 
-    def in_order(self, launches: Sequence[Launch]) -> Launch:
-        return in_order(launches)
+    def chain(self, launches: Sequence[Launch]) -> Launch:
+        return join_launches(launches)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
         """Return one launch of all, or a captured graph, which needs no gate: no operation waits for the host."""
@@ -455,7 +455,9 @@ class GatedClock:
     def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         self._stream.synchronize()
         starts = range(0, len(launches), operations)
-        return GatedLaunch(launches, [min(operations, len(launches) - start) for start in starts], in_order(launches))
+        return GatedLaunch(
+            launches, [min(operations, len(launches) - start) for start in starts], join_launches(launches)
+        )
 
     def once(self, launch: Launch) -> None:
         launch()

@@ -85,10 +85,10 @@ class CudaManaged:
 
         return self._copies.time_call(by, doing, issue)
 
-    def advise(self, memory: Memory, place: Place, accessed_by: int, *, stays: bool) -> None:
+    def advise(self, memory: Memory, place: Place, accessor: int, *, stays: bool) -> None:
         """Set or remove the preferred location, and the mapping for the accessing GPU."""
         self._advise(memory, _SET_PREFERRED if stays else _UNSET_PREFERRED, place)
-        self._advise(memory, _SET_ACCESSED_BY if stays else _UNSET_ACCESSED_BY, accessed_by)
+        self._advise(memory, _SET_ACCESSED_BY if stays else _UNSET_ACCESSED_BY, accessor)
 
     def seconds(self, stream: CopyStream) -> float:
         """Time copies. Managed memory has one address for all, so they are timed as other copies are."""

@@ -230,7 +230,7 @@ class GpuSteps:
             look(before - len(waiting))
 
         for stream in (self._compute, self._device.stream):
-            self._backend.wait_for(stream, report)
+            self._backend.wait_until_idle(stream, report)
         report()
         return self._marks(events)
 

@@ -62,7 +62,7 @@ def copy_seconds(size_bytes: int, samples: int) -> list[float]:
     return seconds
 
 
-def in_order(launches: Sequence[Launch]) -> Launch:
+def join_launches(launches: Sequence[Launch]) -> Launch:
     """Join launches into one. A single launch is returned unchanged, to add nothing to its time."""
     if len(launches) == 1:
         return launches[0]
@@ -149,8 +149,8 @@ class BlockingClock:
         self._no_graphs = no_graphs
         self._pace = Pace(_SECONDS_BETWEEN_REPORTS)
 
-    def in_order(self, launches: Sequence[Launch]) -> Launch:
-        return in_order(launches)
+    def chain(self, launches: Sequence[Launch]) -> Launch:
+        return join_launches(launches)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
         """Return one launch of all. Raise UsageError for replays, because nothing here can be captured in a graph."""
@@ -172,7 +172,7 @@ class BlockingClock:
             return self._seconds_since(start)
 
     def _loop(self, launches: Sequence[Launch]) -> Launch:
-        return in_order(launches)
+        return join_launches(launches)
 
     def _seconds_since(self, start: float) -> float:
         """Return the seconds of the last calls, and report them as progress."""

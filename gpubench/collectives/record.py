@@ -120,7 +120,7 @@ class Hierarchy(Struct, frozen=True):
     across: CollectiveCalls
     place: int
     ranks_a_node: int
-    in_order: Callable[[Sequence[Launch]], Launch]
+    chain: Callable[[Sequence[Launch]], Launch]
 
     @staticmethod
     def fits(count: int, dtype: DataType, ranks_a_node: int) -> bool:
@@ -140,7 +140,7 @@ class Hierarchy(Struct, frozen=True):
         if done < call.count:
             send, receive = (_from(region, done, call.dtype) for region in (call.send, call.receive))
             parts.append(self.whole.all_reduce(send, receive, call.count - done, call.dtype, call.op))
-        return self.in_order(parts)
+        return self.chain(parts)
 
 
 def _from(region: Region, elements: int, dtype: DataType) -> Region:

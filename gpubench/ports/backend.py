@@ -202,7 +202,7 @@ class MultiGroupBackend(Backend, Protocol):
     def drop(self, calls: CollectiveCalls) -> None:
         """Drop a communicator from `open`, even if it is broken."""
 
-    def in_order(self, launches: Sequence[Launch]) -> Launch:
+    def chain(self, launches: Sequence[Launch]) -> Launch:
         """Join operations into one. Each begins when the one before it is done."""
 
 

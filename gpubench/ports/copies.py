@@ -80,7 +80,7 @@ class ManagedMemory(Protocol):
     def prefetch(self, memory: Memory, place: Place, by: int) -> float:
         """Return the seconds in which the driver moved all pages, on a stream of the GPU `by`."""
 
-    def advise(self, memory: Memory, place: Place, accessed_by: int, *, stays: bool) -> None:
+    def advise(self, memory: Memory, place: Place, accessor: int, *, stays: bool) -> None:
         """Advise the driver to keep pages at a place and map them for a GPU, or remove this advice."""
 
     def seconds(self, stream: CopyStream) -> float:

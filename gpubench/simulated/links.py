@@ -468,7 +468,7 @@ class SimulatedManaged:
         share = _BETWEEN_SHARE if HOST not in (source, place) else _TO_HOST_SHARE if place is HOST else _TO_GPU_SHARE
         return self._copy_seconds(source, place, by, memory.size_bytes) / share
 
-    def advise(self, memory: Memory, place: Place, accessed_by: int, *, stays: bool) -> None:  # noqa: ARG002
+    def advise(self, memory: Memory, place: Place, accessor: int, *, stays: bool) -> None:  # noqa: ARG002
         """Make pages stay from now on, or move to the GPU that uses them."""
         self._stays = stays
 

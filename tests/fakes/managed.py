@@ -69,10 +69,10 @@ class FakeManaged:
             self.location = source
         return self._moved(source, place, memory.size_bytes) / PREFETCH_SHARE
 
-    def advise(self, memory: Memory, place: Place, accessed_by: int, *, stays: bool) -> None:
+    def advise(self, memory: Memory, place: Place, accessor: int, *, stays: bool) -> None:
         assert memory.size_bytes
         self.stays = stays
-        self.advice.append((place, accessed_by, stays))
+        self.advice.append((place, accessor, stays))
 
     def seconds(self, stream: CopyStream) -> float:
         size = stream.size_bytes

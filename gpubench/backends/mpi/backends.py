@@ -17,7 +17,13 @@ from gpubench.backends.cuda import CudaDevice, GpuBuffers
 from gpubench.backends.mpi import group as mpi
 from gpubench.backends.mpi.group import MOST_ELEMENTS, MpiCalls, MpiLaunch, MpiLoop
 from gpubench.backends.mpi.trial import SIZES_BYTES
-from gpubench.backends.timing import BlockingClock, HostClockedLaunch, StartingLine, in_order, no_garbage_collection
+from gpubench.backends.timing import (
+    BlockingClock,
+    HostClockedLaunch,
+    StartingLine,
+    join_launches,
+    no_garbage_collection,
+)
 from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
 from gpubench.machine import host as host_memory
 from gpubench.machine.children import module_command
@@ -99,8 +105,8 @@ class _MpiClock(BlockingClock):
         super().__init__(group, progress, no_graphs)
         self._starting_line = StartingLine(group)
 
-    def in_order(self, launches: Sequence[Launch]) -> Launch:
-        return mpi.mpi_in_order(launches)
+    def chain(self, launches: Sequence[Launch]) -> Launch:
+        return mpi.join_mpi_launches(launches)
 
     def drop(self, calls: CollectiveCalls) -> None:
         """Do nothing. MPI's communicators last as long as the job."""
@@ -124,7 +130,7 @@ class _MpiClock(BlockingClock):
 
     def _loop(self, launches: Sequence[Launch]) -> Launch:
         calls = [launch for launch in launches if isinstance(launch, MpiLaunch)]
-        return MpiLoop(calls) if len(calls) == len(launches) else in_order(launches)
+        return MpiLoop(calls) if len(calls) == len(launches) else join_launches(launches)
 
 
 def _complete(launch: Launch) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
 
 from msgspec import Struct
 
-from gpubench.backends.timing import CallFailedError, CallTable, Entry, in_order
+from gpubench.backends.timing import CallFailedError, CallTable, Entry, join_launches
 from gpubench.errors import UsageError, missing_mpi_library, separate_jobs
 from gpubench.machine.host import leave_core
 from gpubench.model.facts.environment import LaunchedRank
@@ -153,7 +153,7 @@ def measure_clock_offset(group: NumberChannel) -> ClockOffset:
     return min(offsets, key=lambda offset: offset.uncertainty)
 
 
-def start(launched_by: LaunchedRank, imports: Sequence[str] = ()) -> MpiGroup:
+def start(launch: LaunchedRank, imports: Sequence[str] = ()) -> MpiGroup:
     """Initialise MPI, start to import `imports` in a thread, and return the group of all ranks.
 
     No module is imported during MPI_Init, because its setenv crashed a getenv of OpenBLAS (glibc 2.36). Raise
@@ -179,8 +179,8 @@ def start(launched_by: LaunchedRank, imports: Sequence[str] = ()) -> MpiGroup:
     if imports:
         threading.Thread(target=_import, args=(imports,), name=_IMPORTING).start()
     group = MpiGroup(MPI.COMM_WORLD)
-    if group.size == 1 and launched_by.size > 1:
-        raise separate_jobs(launched_by.launcher, launched_by.size)
+    if group.size == 1 and launch.size > 1:
+        raise separate_jobs(launch.launcher, launch.size)
     return group
 
 
@@ -364,11 +364,11 @@ def raising_mpi_errors() -> Iterator[None]:
         raise MPI.Exception(error.status) from error
 
 
-def mpi_in_order(launches: Sequence[Launch]) -> Launch:
+def join_mpi_launches(launches: Sequence[Launch]) -> Launch:
     """Join operations into one, of which each needs the result of the one before."""
     calls = [launch for launch in launches if isinstance(launch, MpiLaunch)]
     if not calls or len(calls) < len(launches) or any(launch.then for launch in calls[:-1]):
-        return in_order(launches)
+        return join_launches(launches)
     memories = tuple(memory for launch in calls for memory in launch.memories)
     return MpiLaunch(tuple(entry for launch in calls for entry in launch.entries), memories, calls[-1].then)
 
@@ -399,7 +399,7 @@ class MpiCalls:
             self._bind("MPI_Allreduce", self._in_place if source == taken else source, taken, elements, *how)
             for elements, source, taken in self._pieces(count, dtype.size_bytes, send, receive)
         ]
-        return mpi_in_order([*launches, *self._divide(receive, count, dtype, op)])
+        return join_mpi_launches([*launches, *self._divide(receive, count, dtype, op)])
 
     def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         block = self._blocks(count, dtype)
@@ -413,7 +413,7 @@ class MpiCalls:
             op = ReduceOp.SUM if op is ReduceOp.AVG else op
             blocks = [_behind(send, owner * count * dtype.size_bytes) for owner in range(self._ranks)]
             launches = [self.reduce(block, receive, count, dtype, op, owner) for owner, block in enumerate(blocks)]
-            return mpi_in_order([*launches, *divide])
+            return join_mpi_launches([*launches, *divide])
         how = count, self._types[dtype].handle, self._ops[op]
         if send.memory is not receive.memory:
             launch = self._bind("MPI_Reduce_scatter_block", send, receive, *how)
@@ -421,7 +421,7 @@ class MpiCalls:
             # In place, MPI leaves the result in the first block, NCCL in the rank's own block.
             copy = None if send == receive else self._copy(send, receive, count, dtype)
             launch = self._bind("MPI_Reduce_scatter_block", self._in_place, send, *how, then=copy)
-        return mpi_in_order([launch, *divide])
+        return join_mpi_launches([launch, *divide])
 
     def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`MPI_Bcast`, which has one buffer. The root's copy to its receive buffer is not timed."""
@@ -430,7 +430,7 @@ class MpiCalls:
             buffer, then = send, self._copy(send, receive, count, dtype)
         pieces = list(self._pieces(count * dtype.size_bytes, 1, buffer))
         last = len(pieces) - 1
-        return mpi_in_order(
+        return join_mpi_launches(
             [
                 self._bind("MPI_Bcast", piece, size, self._bytes.handle, root, then=then if number == last else None)
                 for number, (size, piece) in enumerate(pieces)
@@ -445,7 +445,7 @@ class MpiCalls:
             self._bind("MPI_Reduce", self._in_place if is_root and source == taken else source, taken, elements, *how)
             for elements, source, taken in self._pieces(count, dtype.size_bytes, send, receive)
         ]
-        return mpi_in_order([*launches, *(self._divide(receive, count, dtype, op) if is_root else ())])
+        return join_mpi_launches([*launches, *(self._divide(receive, count, dtype, op) if is_root else ())])
 
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         block = self._blocks(count, dtype)
@@ -480,7 +480,7 @@ class MpiCalls:
     ) -> Launch:
         """`MPI_Sendrecv` per piece, called from Python because it takes twelve arguments."""
         send_and_receive = partial(self._communicator.Sendrecv, dest=destination, source=source)
-        return in_order(
+        return join_launches(
             [
                 partial(
                     send_and_receive, (_array(outgoing, size), self._bytes), recvbuf=(_array(into, size), self._bytes)
@@ -509,7 +509,7 @@ class MpiCalls:
 
     def _copy(self, source: Region, destination: Region, count: int, dtype: DataType) -> Launch:
         origin, taken = (_array(region, count * dtype.size_bytes) for region in (source, destination))
-        return in_order([partial(taken.__setitem__, slice(None), origin), *self._settle])
+        return join_launches([partial(taken.__setitem__, slice(None), origin), *self._settle])
 
     def _divide(self, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> tuple[Launch, ...]:
         """Divide a sum for `ReduceOp.AVG`. Integers are rounded down."""

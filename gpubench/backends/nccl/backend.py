@@ -158,7 +158,7 @@ class NcclBackend:
         """Abort a communicator that NCCL refuses to use. Destroying it could wait forever."""
         self._communicators.pop(id(calls)).abort()
 
-    def in_order(self, launches: Sequence[Launch]) -> Launch:
+    def chain(self, launches: Sequence[Launch]) -> Launch:
         return NcclLaunch(tuple(entry for launch in cast("Sequence[NcclLaunch]", launches) for entry in launch.entries))
 
     def libraries(self) -> Mapping[str, str]:
@@ -227,9 +227,9 @@ class NcclBackend:
         self._library.issue(launch)
 
     def _wait(self, launch: Launch) -> None:
-        self.wait_for(self._device.stream, launch.look if isinstance(launch, timing.MarkedLaunch) else None)
+        self.wait_until_idle(self._device.stream, launch.look if isinstance(launch, timing.MarkedLaunch) else None)
 
-    def wait_for(self, stream: Any, look: Callable[[], object] | None = None) -> None:
+    def wait_until_idle(self, stream: Any, look: Callable[[], object] | None = None) -> None:
         """Wait until a stream is idle, and poll NCCL's asynchronous errors. Raise AbortedError after an abort."""
         communicators = cycle(self._communicators.values())
         while not stream.done:
@@ -275,7 +275,7 @@ class GatedNccl(NcclBackend):
         progress: Progress = UNWATCHED,
     ) -> None:
         super().__init__(group, device, library, allocator, progress)
-        self._clock = GatedClock(device, group, progress, self._join, partial(self.wait_for, device.stream))
+        self._clock = GatedClock(device, group, progress, self._join, partial(self.wait_until_idle, device.stream))
 
     def _join(self, launches: Sequence[Launch]) -> Launch:
         return partial(self.issue, call_table(launches))

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpubench.backends.cuda import CudaDevice, CudaMemory, GatedClock, GpuBuffers
 from gpubench.backends.mpi.backends import HostBuffers, NumpyMemory
-from gpubench.backends.timing import BlockingClock, in_order
+from gpubench.backends.timing import BlockingClock, join_launches
 from gpubench.backends.torch import distributed
 from gpubench.backends.torch.distributed import TorchDistributed
 from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp, divides_sum
@@ -173,7 +173,7 @@ class TorchCalls:
         return exchange
 
     def _launch(self, parts: Sequence[Launch]) -> Launch:
-        return in_order([*parts, *self._settle])
+        return join_launches([*parts, *self._settle])
 
     def _op(self, op: ReduceOp, dtype: DataType) -> Any:
         return self._ops[ReduceOp.SUM if op is ReduceOp.AVG and divides_sum(self._name, dtype) else op]

@@ -223,10 +223,10 @@ def store_place(environment: Mapping[str, str]) -> str:
     return f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
 
 
-def meet(distributed: Any, launched_by: LaunchedRank, environment: Mapping[str, str], seconds: float) -> Any:
+def meet(distributed: Any, launch: LaunchedRank, environment: Mapping[str, str], seconds: float) -> Any:
     """Wait for all ranks at the store of torchrun's agent or rank 0. Raise RanksMissingError, CouldNotMeasureError."""
-    store = _open_store(distributed, launched_by, environment, seconds)
-    rank, size = launched_by.rank, launched_by.size
+    store = _open_store(distributed, launch, environment, seconds)
+    rank, size = launch.rank, launch.size
     store.set(str(rank), host_name())
     if store.add(_ARRIVED, 1) == size:
         store.set(_ALL_THERE, "")
@@ -237,23 +237,23 @@ def meet(distributed: Any, launched_by: LaunchedRank, environment: Mapping[str, 
         if len(came) == size:
             return store
         hosts = [store.get(str(rank)).decode() for rank in came]
-        raise _missing(store_place(environment), launched_by, came, hosts, seconds) from error
+        raise _missing(store_place(environment), launch, came, hosts, seconds) from error
     return store
 
 
-def _open_store(distributed: Any, launched_by: LaunchedRank, environment: Mapping[str, str], seconds: float) -> Any:
+def _open_store(distributed: Any, launch: LaunchedRank, environment: Mapping[str, str], seconds: float) -> Any:
     """Open a store for this attempt. After a restart torchrun's agent still has the keys of earlier attempts."""
     is_of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    serves = launched_by.rank == 0 and not is_of_agent
+    serves = launch.rank == 0 and not is_of_agent
     host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     silence = "" if serves else why_silent(host, port, seconds)
     if silence:
-        raise _unreachable(launched_by, environment, silence, seconds)
+        raise _unreachable(launch, environment, silence, seconds)
     try:
         store = distributed.TCPStore(
             host,
             port,
-            launched_by.size,
+            launch.size,
             is_master=serves,
             timeout=timedelta(seconds=seconds),
             wait_for_workers=False,
@@ -278,14 +278,14 @@ def why_silent(host: str, port: int, seconds: float) -> str:
 
 
 def _missing(
-    place: str, launched_by: LaunchedRank, came: Sequence[int], hosts: Sequence[str], seconds: float
+    place: str, launch: LaunchedRank, came: Sequence[int], hosts: Sequence[str], seconds: float
 ) -> RanksMissingError:
-    others = [rank for rank in range(launched_by.size) if rank not in came]
+    others = [rank for rank in range(launch.size) if rank not in came]
     error = RanksMissingError(
-        f"{len(came)} of {launched_by.size} ranks came to the store at {place} within {seconds:g} s",
-        expected=f"{plural(launched_by.size, 'rank')}, as WORLD_SIZE says",
+        f"{len(came)} of {launch.size} ranks came to the store at {place} within {seconds:g} s",
+        expected=f"{plural(launch.size, 'rank')}, as WORLD_SIZE says",
         reason="torchrun was not started on every host, or there with another address, port or number of nodes",
-        next_step=_next_step(launched_by),
+        next_step=_next_step(launch),
     )
     error.details = [
         f"  missing:  rank {format_ranges(others)}",
@@ -295,24 +295,22 @@ def _missing(
     return error
 
 
-def _unreachable(
-    launched_by: LaunchedRank, environment: Mapping[str, str], said: str, seconds: float
-) -> RanksMissingError:
+def _unreachable(launch: LaunchedRank, environment: Mapping[str, str], said: str, seconds: float) -> RanksMissingError:
     """Return the error of a rank that cannot reach the store. The first rank of each host reports it."""
     error = RanksMissingError(
         f"nobody answered at {store_place(environment)}, where rank 0 keeps the store, within {seconds:g} s: {said}",
-        expected=f"rank 0 of {launched_by.size} there, and a way to it",
+        expected=f"rank 0 of {launch.size} there, and a way to it",
         reason="rank 0 was not started, has ended, or MASTER_ADDR and MASTER_PORT are another job's",
-        next_step=_next_step(launched_by),
+        next_step=_next_step(launch),
     )
-    error.speaker = launched_by.rank if environment.get("LOCAL_RANK") == "0" else -1
+    error.speaker = launch.rank if environment.get("LOCAL_RANK") == "0" else -1
     return error
 
 
-def _next_step(launched_by: LaunchedRank) -> str:
+def _next_step(launch: LaunchedRank) -> str:
     return (
         "the same torchrun command on every host; on this host alone: "
-        f"torchrun --standalone --nproc-per-node {launched_by.size} -m gpubench ...; --timeout S waits longer"
+        f"torchrun --standalone --nproc-per-node {launch.size} -m gpubench ...; --timeout S waits longer"
     )
 
 
@@ -378,17 +376,17 @@ class TorchGroup:
         return TorchGroup(self._torch, part, members)
 
 
-def start(launched_by: LaunchedRank, _imports: Sequence[str] = (), seconds: float = LEAST_SECONDS) -> TorchGroup:
+def start(launch: LaunchedRank, _imports: Sequence[str] = (), seconds: float = LEAST_SECONDS) -> TorchGroup:
     """Meet the other ranks of torchrun's job within `seconds`. Raise CouldNotMeasureError."""
     found = load_torch("gloo")
-    store = meet(found.distributed, launched_by, os.environ, seconds)
+    store = meet(found.distributed, launch, os.environ, seconds)
     try:
         found.distributed.init_process_group(
-            "gloo", store=store, rank=launched_by.rank, world_size=launched_by.size, timeout=_HOURS
+            "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=_HOURS
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise torch_refused("gloo", first_line(error)) from error
-    return TorchGroup(found.torch, found.distributed.group.WORLD, range(launched_by.size))
+    return TorchGroup(found.torch, found.distributed.group.WORLD, range(launch.size))
 
 
 def finish() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpubench.backends.cuda import CudaDevice
 from gpubench.backends.mpi.group import host_name
-from gpubench.backends.timing import in_order
+from gpubench.backends.timing import join_launches
 from gpubench.backends.torch.backend import EnqueuedOnCuda, Tensors, TorchCalls, TorchGroups
 from gpubench.backends.torch.distributed import TorchDistributed, first_line, torch_without
 from gpubench.errors import CouldNotMeasureError, UsageError
@@ -76,7 +76,7 @@ class SymmetricCalls(TorchCalls):
         how = op.value, self._name_of_group
         if choose_kernel(TORCH_SYMM, count * dtype.size_bytes, self._kernel) == TWO_SHOT:
             copied = self._copied(send, receive, count, dtype)
-            return in_order([*copied, partial(self._operations.two_shot_all_reduce_, into, *how)])
+            return join_launches([*copied, partial(self._operations.two_shot_all_reduce_, into, *how)])
         if send == receive:
             held = self._tensors.of(Region(self._workspace[0], 0), count, dtype)
             return partial(self._operations.one_shot_all_reduce_copy_out, held, into, *how, into)

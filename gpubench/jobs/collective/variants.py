@@ -165,7 +165,7 @@ class VariantMaker(Struct, frozen=True):
         def open_() -> Issue:
             inside, across = (backend.open(self.group.split(color, rank)) for color in (node, place))
             opened[:] = inside, across
-            return Hierarchy(backend.calls, inside, across, place, levels.ranks_per_node, backend.in_order).all_reduce
+            return Hierarchy(backend.calls, inside, across, place, levels.ranks_per_node, backend.chain).all_reduce
 
         def drop(_issue: Issue) -> None:
             while opened:

@@ -94,10 +94,10 @@ class Seat(Struct, frozen=True, array_like=True):
     """The place of a rail of this rank in a ring of `size`, between two rails of other ranks or its own."""
 
     rail: int
-    before: int
-    before_rail: int
-    after: int
-    after_rail: int
+    previous: int
+    previous_rail: int
+    next: int
+    next_rail: int
     place: int
     size: int
 

@@ -284,13 +284,13 @@ class Supervisor:
             seat.rail: messages.WorkerTask(
                 order.number,
                 seat.rail,
-                seat.before,
+                seat.previous,
                 self._rank,
                 order.deadline_s,
-                cards[seat.after].places(cards[seat.after].ports[seat.after_rail], own_host),
+                cards[seat.next].places(cards[seat.next].ports[seat.next_rail], own_host),
                 seat.size,
                 seat.place,
-                seat.before_rail,
+                seat.previous_rail,
                 order.all_reduce,
             )
             for seat in order.seats

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.backends.timing import HostClockedLaunch, Pace, in_order, join_groups
+from gpubench.backends.timing import HostClockedLaunch, Pace, join_groups, join_launches
 from gpubench.model.terms.ranks import Phase
 from tests.fakes.progress import FakeProgress
 
@@ -32,7 +32,7 @@ def test_groups_hold_every_operation_and_take_no_longer_than_asked(count: int, r
 def test_a_group_that_is_through_is_told(groups: list[int]) -> None:
     progress, seen = FakeProgress(), []
     progress.enter(Phase.OPERATION)
-    parts = join_groups([lambda: seen.append(progress.state().done)] * 5, groups, in_order)
+    parts = join_groups([lambda: seen.append(progress.state().done)] * 5, groups, join_launches)
     HostClockedLaunch(parts, progress)()
     assert seen == [sum(groups[:number]) for number, group in enumerate(groups) for _ in range(group)]
     assert progress.state().done == 5
@@ -42,7 +42,7 @@ def test_launches_with_a_clock_know_how_long_each_group_took() -> None:
     progress, seen = FakeProgress(), []
     progress.enter(Phase.OPERATION)
     clocked = HostClockedLaunch(
-        join_groups([lambda: seen.append(progress.state().done)] * 7, [3, 3, 1], in_order), progress
+        join_groups([lambda: seen.append(progress.state().done)] * 7, [3, 3, 1], join_launches), progress
     )
     for _ in range(2):
         clocked()

@@ -145,7 +145,7 @@ def test_wrong_data_of_one_way_fail_the_run_and_win_nothing(monkeypatch: pytest.
         request: SweepRequest, _group: ThreadGroup, backend: NcclBackend, _library: NcclLibrary
     ) -> list[SweepVariant]:
         def nothing(call: object) -> Launch:
-            return backend.in_order([])
+            return backend.chain([])
 
         return [SweepVariant(setting="ring", backend=backend, open=lambda: nothing)]
 
@@ -164,7 +164,7 @@ def hierarchical(nodes: str) -> Others:
 
         def open_() -> Issue:
             inside, across = (backend.open(group.split(color, group.rank)) for color in (node, place))
-            return Hierarchy(backend.calls, inside, across, place, levels.ranks_per_node, backend.in_order).all_reduce
+            return Hierarchy(backend.calls, inside, across, place, levels.ranks_per_node, backend.chain).all_reduce
 
         def fits(case: Any) -> bool:
             return Hierarchy.fits(case.layout.count, case.dtype, levels.ranks_per_node)

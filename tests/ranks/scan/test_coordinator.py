@@ -199,7 +199,7 @@ def test_a_ring_is_as_fast_as_its_slowest_node_on_every_rail() -> None:
     with coordinated(answer(10.0), answer(1.0), answer(12.0), answer(11.0)) as found:
         assert found.collective([0, 2, 3]) == 10.0 + 20.0
     orders = sorted(seen, key=lambda order: order.seats[0].place)
-    assert [[(seat.rail, seat.before, seat.after, seat.size) for seat in order.seats] for order in orders] == [
+    assert [[(seat.rail, seat.previous, seat.next, seat.size) for seat in order.seats] for order in orders] == [
         [(rail, 3, 2, 3) for rail in (0, 1)],
         [(rail, 0, 3, 3) for rail in (0, 1)],
         [(rail, 2, 0, 3) for rail in (0, 1)],
@@ -245,7 +245,7 @@ def test_rings_inside_nodes_have_seats_by_rail_and_failures_by_cell() -> None:
     assert broken.failures[NodeRail(1, 0)] == RingFailure(1, "its worker died (signal 9)", is_own=True)
     (order,) = seen
     assert (order.all_reduce, order.repeats_failures) == (True, True)
-    assert [(seat.rail, seat.before_rail, seat.after_rail, seat.place) for seat in order.seats] == [
+    assert [(seat.rail, seat.previous_rail, seat.next_rail, seat.place) for seat in order.seats] == [
         (0, 1, 1, 0),
         (1, 0, 0, 1),
     ]
