@@ -1,4 +1,4 @@
-"""What ranks recorded about their collectives, and the ranks that keep others waiting."""
+"""Records of ranks about their collectives, and the ranks that keep others waiting."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -7,9 +7,10 @@ from msgspec import Struct, field
 
 
 class RecordedCall(Struct, frozen=True):
-    """One collective as a rank called it. `place` is the line of the program, '' if not recorded.
+    """One collective as a rank called it.
 
-    `sequence` counts the collectives of the group from 1. `called_ns` is on the rank's clock.
+    `sequence` counts the collectives of the group from 1. `called_ns` is on the rank's clock. `place` is the line of
+    the program, '' if not recorded.
     """
 
     group: str
@@ -25,7 +26,7 @@ class RecordedCall(Struct, frozen=True):
 class RankRecord(Struct, frozen=True):
     """A rank's dump of PyTorch's Flight Recorder: its collectives, and the ranks of its groups if listed.
 
-    `unfinished_sends` is the number of sends and receives that did not end.
+    `unfinished_sends` counts unfinished sends and receives.
     """
 
     rank: int
@@ -35,10 +36,9 @@ class RankRecord(Struct, frozen=True):
 
 
 class ProcessStack(Struct, frozen=True):
-    """The stack of a process by py-spy: the innermost line of its main thread, then the innermost line of the
-    program.
+    """The stack of a process by py-spy: the innermost line of its main thread, then that of the program.
 
-    `rank` is None if the file name has no number.
+    `rank` is the number in the file name, or None.
     """
 
     pid: int
@@ -47,10 +47,7 @@ class ProcessStack(Struct, frozen=True):
 
 
 class RasRank(Struct, frozen=True):
-    """A rank in a RAS answer: its launched operations per collective, and its problems.
-
-    `error` is what NCCL reported, `status` RAS's word for its state if given.
-    """
+    """A rank in an answer of NCCL's RAS: the operations that it launched per collective, and its problems."""
 
     rank: int
     host: str = ""
@@ -64,10 +61,10 @@ class RasRank(Struct, frozen=True):
 
 
 class RasCommunicator(Struct, frozen=True):
-    """A communicator in a RAS answer: the named ranks out of `size`.
+    """A communicator in an answer of NCCL's RAS, with the ranks that the answer lists.
 
-    `unnamed` has the operation counts of unnamed ranks, those of most ranks first. `remarks` are problems of this or of
-    all communicators, with or without ranks.
+    `unnamed` has the operation counts of other ranks by collective, the most frequent count first. `remarks` are
+    problems of this or of all communicators.
     """
 
     id: str
@@ -78,7 +75,7 @@ class RasCommunicator(Struct, frozen=True):
 
 
 class HangReason(StrEnum):
-    """Why the blamed ranks keep others waiting."""
+    """Why ranks keep others waiting."""
 
     ABSENT = "did not join"
     STARTING = "is still in its initialization (status INIT)"
@@ -100,12 +97,11 @@ class HangReason(StrEnum):
 
 
 class Hang(Struct, frozen=True, kw_only=True):
-    """A collective that did not end: its group, its operation, the blamed ranks and the reason.
+    """A collective that did not end, with the ranks that keep others waiting.
 
-    `operation` has name, size and data type as the waiting ranks called it, `theirs` what the blamed ranks did instead
-    or last. `since` is UTC on a waiting rank's clock, '' if unknown. `is_sure` is false if a job that makes progress
-    may look like this briefly. `process` is host and process of the first blamed rank if known, `now` its current line
-    by py-spy.
+    `operation` has name, size and data type according to the waiting ranks. `theirs` is what `ranks` called instead or
+    last. `since` is UTC on a waiting rank's clock, '' if unknown. `is_sure` is false if a working job may briefly look
+    like this. `process` is host and pid of the first of `ranks`, and `now` its current line by py-spy.
     """
 
     group: str

@@ -1,6 +1,6 @@
-"""NCCL's log of a job as facts: communicators, their ranks and connections, and remarks that may explain them.
+"""Facts from NCCL's log of a job: communicators with their ranks and connections, and explanatory remarks.
 
-A job of a thousand ranks has a million pairs but few distinct sets of channels, so equal sets are one object.
+A job of a thousand ranks has a million pairs but few distinct sets of channels. Equal sets are one object.
 """
 
 import re
@@ -14,26 +14,24 @@ from msgspec import Struct, field
 from gpubench.model.paths.hang import Hang, ProcessStack, RankRecord, RasCommunicator
 from gpubench.model.paths.transport import LoggedChannels, Route, Transport, TransportKind, Tuning, routes
 from gpubench.model.terms.operation import algbw_gb_s, all_but_own_factor, ring_allreduce_factor, whole_factor
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, group_by
 
-MOST_CHANNELS = 1024
-"""NCCL has 64 channels. Larger numbers come from garbled lines."""
+MOST_CHANNELS = 1024  # NCCL has 64. Larger numbers come from garbled lines.
 
 _MOST_TRANSPORTS = 4096
 _ONE_TOO_MANY = Transport("one of many more", TransportKind.UNKNOWN)
-_KINDS_A_TRANSPORT = 4
-"""Sent or received, over NCCL's connection 0 or 1."""
+_KINDS_PER_TRANSPORT = 4  # Sent or received, over NCCL's connection 0 or 1
 
 
 def channel_code(channel: int, connection: int) -> int:
-    """Return the code of a channel of NCCL's connection 0 (collectives) or 1 (send and receive)."""
+    """Encode a channel of NCCL's connection 0 (collectives) or 1 (send and receive)."""
     return connection * MOST_CHANNELS + channel
 
 
 class ChannelSet:
     """The channels to one peer that one rank logs. `bits_by_kind` has channel bits by kind of line, ascending.
 
-    `plus` caches the sets with one more channel, by that channel's code: `ChannelSets.line_code` + `channel_code`.
+    `plus` caches the sets with one more channel by code: `ChannelSets.line_code` + `channel_code`.
     """
 
     __slots__ = ("_sets", "bits_by_kind", "logged", "plus", "receives")
@@ -42,7 +40,7 @@ class ChannelSet:
         self._sets = sets
         self.bits_by_kind = bits_by_kind
         self.logged = tuple(sets.logged(kind, bits) for kind, bits in bits_by_kind)
-        self.receives = any(each.received for each in self.logged)
+        self.receives = any(channels.received for channels in self.logged)
         self.plus: dict[int, ChannelSet] = {}
 
     def add_channel(self, code: int) -> "ChannelSet":
@@ -59,9 +57,11 @@ class ChannelSet:
         return union
 
     def has(self, code: int) -> bool:
-        """True if the channel was logged at that end of that NCCL connection, with any transport."""
+        """True if the channel of this code was logged with any transport."""
         kind, channel = divmod(code, MOST_CHANNELS)
-        return any(bits >> channel & 1 and not (other - kind) % _KINDS_A_TRANSPORT for other, bits in self.bits_by_kind)
+        return any(
+            bits >> channel & 1 and not (other - kind) % _KINDS_PER_TRANSPORT for other, bits in self.bits_by_kind
+        )
 
     def _add_bits(self, kind: int, bits: int) -> "ChannelSet":
         merged = dict(self.bits_by_kind)
@@ -79,18 +79,18 @@ class ChannelSets:
         self.empty = self.channel_set(())
 
     def line_code(self, transport: Transport, *, received: bool) -> int:
-        """Return the code of a line's transport and end. `channel_code` adds channel and NCCL connection."""
+        """Encode the transport and the end of a line. Add `channel_code` for its channel."""
         if transport not in self._numbers and len(self._transports) >= _MOST_TRANSPORTS:
             transport = _ONE_TOO_MANY
         number = self._numbers.setdefault(transport, len(self._transports))
         if number == len(self._transports):
             self._transports.append(transport)
-        return (number * _KINDS_A_TRANSPORT + 2 * received) * MOST_CHANNELS
+        return (number * _KINDS_PER_TRANSPORT + 2 * received) * MOST_CHANNELS
 
     def logged(self, kind: int, bits: int) -> LoggedChannels:
-        """Return the channels with these bits of a kind of line, a code without its channel."""
-        number, of_transport = divmod(kind, _KINDS_A_TRANSPORT)
-        received, connection = divmod(of_transport, 2)
+        """Decode channels from their bits and their kind, which is a code without the channel."""
+        number, end = divmod(kind, _KINDS_PER_TRANSPORT)
+        received, connection = divmod(end, 2)
         return LoggedChannels(self._transports[number], bits, bool(connection), bool(received))
 
     def channel_set(self, bits_by_kind: tuple[tuple[int, int], ...]) -> ChannelSet:
@@ -111,11 +111,9 @@ class RankConnections(dict[int, ChannelSet]):
         self.size = size
 
     def channels_to(self, peer: int) -> ChannelSet:
-        """Return the channels to a peer, empty if there are none."""
         return self.get(peer, self.empty)
 
     def add(self, peer: int, code: int) -> None:
-        """Add a channel by its code."""
         self[peer] = self.channels_to(peer).add_channel(code)
 
     def add_all(self, other: Mapping[int, ChannelSet]) -> None:
@@ -125,7 +123,7 @@ class RankConnections(dict[int, ChannelSet]):
 
 
 class PairRoutes(Struct, frozen=True, eq=False):
-    """The routes from one rank to another. Pairs with equal channels share one object, so identity is its key."""
+    """The routes from one rank to another. Pairs with equal channels share this object, so it compares by identity."""
 
     routes: tuple[Route, ...]
 
@@ -137,12 +135,12 @@ class Connections(Struct, frozen=True):
 
     @property
     def joins_ranks(self) -> bool:
-        """True if any rank is connected with another one. A reducing switch does not count."""
+        """True if any rank is connected to another rank, not only to a reducing switch."""
         return any(peer != rank for rank, peers in self.ranks.items() for peer in peers)
 
     def routes_by_source(self) -> Iterator[tuple[int, dict[int, PairRoutes]]]:
-        """Yield every source with its destinations in order, and the routes to each."""
-        joined = cache(_routes)
+        """Yield every source with the routes to each destination."""
+        joined = cache(_join_ends)
         receivers: dict[int, dict[int, ChannelSet]] = {}
         for rank, peers in self.ranks.items():
             for peer, channels in peers.items():
@@ -156,18 +154,17 @@ class Connections(Struct, frozen=True):
                 yield src, found
 
 
-def _routes(at_source: ChannelSet | None, at_destination: ChannelSet | None) -> PairRoutes:
-    sent = [each for each in at_source.logged if not each.received] if at_source else []
-    received = [each for each in at_destination.logged if each.received] if at_destination else []
+def _join_ends(source: ChannelSet | None, destination: ChannelSet | None) -> PairRoutes:
+    sent = [channels for channels in source.logged if not channels.received] if source else []
+    received = [channels for channels in destination.logged if channels.received] if destination else []
     return PairRoutes(routes([*sent, *received]))
 
 
 class Member(Struct, frozen=True, kw_only=True):
     """A rank of a communicator. None was not logged.
 
-    `bus_id` is in lspci's form. `nvml_index` is nvidia-smi's, whatever CUDA_VISIBLE_DEVICES is. `node` is the machine
-    for NCCL: the host, or NCCL_HOSTID if set. `machine` is the real one, as far as the log shows. `process` is
-    `host:pid`.
+    `nvml_index` is nvidia-smi's, regardless of CUDA_VISIBLE_DEVICES. `node` is the host or NCCL_HOSTID, by which NCCL
+    groups ranks. `machine` is the real host, as far as the log shows it.
     """
 
     rank: int
@@ -181,17 +178,16 @@ class Member(Struct, frozen=True, kw_only=True):
 
     @property
     def process(self) -> str:
-        """Its process, as settings and remarks name it."""
+        """The name of its process in settings and remarks."""
         return f"{self.host}:{self.pid}"
 
 
 class Communicator(Struct, frozen=True, kw_only=True):
-    """One communicator according to all logs together.
+    """One communicator in the logs of all its ranks.
 
-    `id` is NCCL's commId. A split communicator has its parent's with the color. For NCCL before 2.17, which prints
-    none, it is built from order and size. It is None for lines of an unknown communicator. `size` and `nodes` are None
-    if no line has them. `unfinished_ranks` logged the start of their init but not its end. `candidates` are the ids of
-    communicators that ambiguous lines may belong to.
+    `id` is NCCL's commId. For a split communicator it is the parent's with the color. NCCL before 2.17 prints none, so
+    there it has order and size. It is None for lines of an unknown communicator, and `candidates` are then the ids that
+    are possible. `unfinished_ranks` logged the start of their init but not its end.
     """
 
     id: str | None
@@ -211,9 +207,9 @@ class Communicator(Struct, frozen=True, kw_only=True):
 
 
 class LoggedSetting(Struct, frozen=True):
-    """A variable that NCCL read from the environment or a configuration file, and the processes that logged it.
+    """A variable that NCCL read, with the processes that logged it.
 
-    `by_command` is true if a command in the same text sets it for all processes.
+    `is_from_command` is true if a command in the same text sets it for all processes.
     """
 
     name: str
@@ -223,7 +219,7 @@ class LoggedSetting(Struct, frozen=True):
 
 
 class RemarkKind(StrEnum):
-    """The kinds of lines that explain a choice, with the values in the line."""
+    """The kinds of lines that explain a choice. In brackets are the values of a line."""
 
     NO_RDMA_DEVICE = "no-rdma-device"
     RDMA_DEVICES = "rdma-devices"
@@ -244,9 +240,9 @@ class RemarkKind(StrEnum):
     DMA_BUF = "dma-buf"
     """(CUDA device)"""
     P2P_TYPE = "p2p-type"
-    """(all direct, all possible for the driver: '' where not logged)"""
+    """(all direct, all possible for the driver; '' if not logged)"""
     DRIVER_REFUSED = "driver-refused"
-    """(two NVML indices), or nothing where it is said of all GPUs of the machine"""
+    """(two NVML indices), or nothing if the line is about all GPUs of the machine"""
     NVLINK_REFUSED = "nvlink-refused"
     """(two NVML indices)"""
     PEER_ACCESS_REFUSED = "peer-access-refused"
@@ -268,7 +264,7 @@ class RemarkKind(StrEnum):
     FABRIC = "fabric"
     """(cluster, clique), both in hexadecimal"""
     PROCESSOR = "processor"
-    """(architecture/vendor, as NCCL numbers them: 1/1 is Intel's x86, 1/2 AMD's)"""
+    """(NCCL's numbers architecture/vendor: 1/1 is Intel, 1/2 is AMD)"""
 
 
 SIGNS_OF_RDMA = (RemarkKind.RDMA_DEVICES, RemarkKind.RDMA_UNOPENED)
@@ -278,7 +274,7 @@ _DEVICES = re.compile(r",| between (?:dev |GPU\d)| \d")
 
 
 class Note(Struct, frozen=True):
-    """An explanatory line: its kind, its values (devices, HCAs, numbers), and its text."""
+    """An explanatory line. `about` has its values, such as devices and HCAs."""
 
     kind: RemarkKind
     about: tuple[str, ...]
@@ -286,19 +282,19 @@ class Note(Struct, frozen=True):
 
     @property
     def gist(self) -> str:
-        """The line without its devices, equal for lines about many pairs."""
+        """The text without its devices, to compare lines."""
         return _DEVICES.split(self.text)[0]
 
 
 class Remark(Struct, frozen=True):
-    """A note with the text of the first process that logged it."""
+    """A note with the processes that logged it. Its text is from the first process."""
 
     note: Note
     processes: tuple[str, ...]
 
 
 class Complaint(Struct, frozen=True):
-    """A warning of NCCL, or an error that a program reports about it, with its count and processes."""
+    """A warning of NCCL, or an error that a program reports, with its count and processes."""
 
     text: str
     count: int
@@ -308,7 +304,7 @@ class Complaint(Struct, frozen=True):
 class FailedCall(Struct, frozen=True):
     """An NCCL function that returned an error: its place in the source, the code, and the processes.
 
-    `warning` is the last warning of the first process before the error, or ''.
+    `warning` is the first process's last warning before the error, or ''.
     """
 
     place: str
@@ -318,7 +314,7 @@ class FailedCall(Struct, frozen=True):
 
 
 class ReachedLimit(Struct, frozen=True):
-    """An exceeded limit: the first excess, the limit, and how often it was exceeded."""
+    """An exceeded limit of the reader: the first excess, the limit, and the number of excesses."""
 
     seen: str
     most: str
@@ -328,16 +324,17 @@ class ReachedLimit(Struct, frozen=True):
 class LogFacts(Struct, frozen=True, kw_only=True):
     """The facts in the logs of a job.
 
-    `versions` are NCCL's; `networks` has the number of processes by network. `paths` is NCCL's own matrix of path types
-    by host and bus ids, where the GRAPH subsystem printed it, and `nvlink_hosts` are those of which any line shows
-    NVLinks. `complaints` and `failed_calls` are from before the end of the communicators: what closes them fails in
-    healthy jobs too. `gpu_models` are those of the ranks where a program says so, `listed_models` others in the same
-    text, maybe of another machine. `lines` are all that were read, `nccl_lines` those of NCCL, `unreadable` those of
-    connections that were cut or garbled; `left_out` counts lines that a collector left out as repetitions, `cut_files`
-    are those that end before their end, `limits` those behind which something was left unread. `records` are dumps of
-    PyTorch's Flight Recorder, `watchdogs` what its watchdog printed of each rank, `missed_barrier` the ranks that a
-    monitored barrier names, `ras` answers of NCCL's RAS, `stacks` what py-spy says of
-    processes, `inspected` operations that NCCL's Inspector timed, `hangs` what these show together.
+    `networks` has the number of processes by network. `paths` is NCCL's matrix of path types by host and bus ids, from
+    the GRAPH subsystem. `nvlink_hosts` are hosts with a line about NVLinks. `complaints` and `failed_calls` happened
+    before communicators ended, because their cleanup also fails in healthy jobs. `gpu_models` are those of ranks.
+    `listed_models` may belong to another machine.
+
+    `lines` counts all lines, `nccl_lines` those of NCCL, `unreadable` cut or garbled lines of connections, and
+    `left_out` repetitions that a collector omitted. `cut_files` are truncated.
+
+    `records` are dumps of PyTorch's Flight Recorder, and `watchdogs` the output of its watchdog. `missed_barrier` are
+    ranks that a monitored barrier reports. `ras` are answers of NCCL's RAS, `stacks` are from py-spy, and `inspected`
+    operations from NCCL's Inspector. `hangs` are the conclusions from all of these.
     """
 
     versions: tuple[str, ...] = ()
@@ -373,13 +370,13 @@ INSPECTED: Mapping[str, tuple[str, Callable[[int], float]]] = {
     "Broadcast": ("broadcast", whole_factor),
     "Reduce": ("reduce", whole_factor),
 }
-"""gpubench's name and factor by NCCL's name, for collectives whose bandwidth the Inspector reports."""
+"""gpubench's name and busbw factor by NCCL's name, for collectives in the Inspector's output."""
 
 _FACTORS = dict(INSPECTED.values())
 
 
 class InspectedOperation(Struct, frozen=True):
-    """One operation of a communicator: nccl-tests' size, and its kernel's time on each rank in microseconds.
+    """One operation of a communicator, with its kernel's time on each rank in microseconds.
 
     A late rank has the shortest time, because the kernels of the others wait for it.
     """
@@ -393,7 +390,7 @@ class InspectedOperation(Struct, frozen=True):
 
 
 class InspectedSize(Struct, frozen=True):
-    """The time of all operations of a size once every rank was there: the median of the shortest times."""
+    """The operations of one size. `time_us` is the median of their shortest times, without waiting for late ranks."""
 
     collective: str
     size_bytes: int
@@ -404,7 +401,6 @@ class InspectedSize(Struct, frozen=True):
 
     @property
     def algbw_gb_s(self) -> float:
-        """Size over time."""
         return algbw_gb_s(self.size_bytes, self.time_us / MICROSECONDS_PER_SECOND)
 
     @property
@@ -414,10 +410,8 @@ class InspectedSize(Struct, frozen=True):
 
 
 def summarize_by_size(operations: Iterable[InspectedOperation]) -> Iterator[InspectedSize]:
-    """Group operations by collective, ranks, nodes and size."""
-    found: dict[tuple[str, int, int, int], list[float]] = {}
-    for operation in operations:
-        key = operation.collective, operation.ranks, operation.nodes, operation.size_bytes
-        found.setdefault(key, []).append(min(operation.times.values()))
-    for (collective, ranks, nodes, size), times in sorted(found.items()):
-        yield InspectedSize(collective, size, ranks, nodes, len(times), median(times))
+    """Summarize operations by collective, ranks, nodes and size."""
+    groups = group_by(operations, lambda call: (call.collective, call.ranks, call.nodes, call.size_bytes))
+    for (collective, ranks, nodes, size), calls in sorted(groups.items()):
+        time_us = median(min(call.times.values()) for call in calls)
+        yield InspectedSize(collective, size, ranks, nodes, len(calls), time_us)

@@ -1,4 +1,4 @@
-"""Decides which RDMA ports of a node carry GPU traffic, and which belong to storage, a front end or nobody."""
+"""Decide which RDMA ports of a node carry GPU traffic, and which belong to storage or a front end."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,7 @@ from gpubench.model.facts.snapshot import NicFacts, NicKind
 from gpubench.model.paths.topology import BITS_PER_BYTE, UNKNOWN_PATH, Topology, pcie_gb_s
 
 VIRTUAL = "Virtual Function"
-NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")  # Names of states without data (Linux, infiniband/core/sysfs.c)
-_BELOW_ITS_SWITCH = ("PIX", "PXB")
+NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")  # Port states without traffic (Linux, infiniband/core/sysfs.c)
 
 _MOST_GBIT_S = {
     "ConnectX-4 Lx": 50.0,
@@ -44,7 +43,7 @@ def is_below_card(nic: NicFacts) -> bool:
 class PortRoles(Struct, frozen=True):
     """The roles of RDMA ports: `working` ports carry GPU traffic, `failing` ones should, `others` need not.
 
-    `below` are the ports below each GPU's PCIe switches, None if a path is unknown.
+    `below` has the ports below each GPU's PCIe switches, None if unknown.
     """
 
     working: tuple[NicFacts, ...]
@@ -65,8 +64,8 @@ class PortRoles(Struct, frozen=True):
 def port_roles(node: Topology) -> PortRoles:
     """Sort the RDMA ports of a node by role.
 
-    Ports for GPUs are below the GPUs' switches, or any port if no switch has one. The most frequent kind, model and
-    rate of active ports is the working one. A different port fails only if a GPU next to it has fewer working ports
+    Candidates are ports below the GPUs' switches, or all ports if there are none. Working ports have the most frequent
+    kind, model and rate of active candidates. Another candidate fails only if a GPU next to it has fewer working ports
     than its siblings. Other ports belong to storage or a front end, or have no cable.
     """
     ports = [nic for nic in node.nics if nic.rdma]
@@ -74,7 +73,7 @@ def port_roles(node: Topology) -> PortRoles:
     near = [known for known in below.values() if known]
     candidates = [nic for nic in ports if any(nic in known for known in near)] if near else ports
     alike = Counter(map(_type, (nic for nic in candidates if nic.state in ("active", None))))
-    usual = max(alike, key=lambda each: (alike[each], each[2] or 0.0), default=None)
+    usual = max(alike, key=lambda port: (alike[port], port[2] or 0.0), default=None)
     working = [nic for nic in candidates if nic.state not in NOT_ACTIVE and _is_alike(nic, usual)]
     if near:
         failing = _unlike_siblings(candidates, working, [known or () for known in below.values()])
@@ -97,7 +96,7 @@ def _is_alike(nic: NicFacts, usual: _Type | None) -> bool:
 
 def _ports_below(node: Topology, gpu: str, ports: Sequence[NicFacts]) -> list[NicFacts] | None:
     paths = [(nic, node.matrix[gpu][nic.device]) for nic in ports if VIRTUAL not in (nic.model or "")]
-    found = [nic for nic, path in paths if path in _BELOW_ITS_SWITCH]
+    found = [nic for nic, path in paths if path in ("PIX", "PXB")]
     return found if found or all(path != UNKNOWN_PATH for _, path in paths) else None
 
 
@@ -112,25 +111,25 @@ def _unlike_siblings(
 
 
 def _uneven(candidates: Sequence[NicFacts], working: Sequence[NicFacts], gpus: int) -> list[NicFacts]:
-    """Return the failing ports of a node whose PCI tree does not show which GPUs they serve.
+    """Return the failing ports of a node whose PCI tree does not show which GPUs the ports serve.
 
-    One working port per GPU is enough. A port that is down next to an active one of its card may have no cable, if the
-    working ports divide the GPUs evenly. Without any working port, only InfiniBand is known to need one.
+    One working port per GPU is enough. If the working ports divide the GPUs evenly, a port that is down next to an
+    active one of its card may have no cable. Without any working port, only InfiniBand ports certainly fail.
     """
     if not working:
         return [nic for nic in candidates if nic.kind is NicKind.INFINIBAND]
     if gpus > 1 and len(working) % gpus == 0:
         return []
-    kinds, cards = {(nic.kind, nic.model) for nic in working}, {card_of(nic) for nic in working}
+    kinds, cards = {(nic.kind, nic.model) for nic in working}, {_card(nic) for nic in working}
     is_even = gpus <= 1 or gpus % len(working) == 0
 
     def may_be_spare(nic: NicFacts) -> bool:
-        return nic.state in NOT_ACTIVE and (VIRTUAL in (nic.model or "") or (is_even and card_of(nic) in cards))
+        return nic.state in NOT_ACTIVE and (VIRTUAL in (nic.model or "") or (is_even and _card(nic) in cards))
 
     others = (nic for nic in candidates if nic not in working and (nic.kind, nic.model) in kinds)
     return [nic for nic in others if not may_be_spare(nic)]
 
 
-def card_of(nic: NicFacts) -> str:
-    """Return the card of a port: its bus id without the function, or else the device's name without the port."""
+def _card(nic: NicFacts) -> str:
+    """Return the bus id without the function, or else the device's name without the port."""
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Groups nodes by their facts, so that a thousand equal ones are one line and a different one stands out."""
+"""Group nodes by their facts, so that a thousand equal ones are one line and a different one stands out."""
 
 import re
 from collections import Counter
@@ -11,55 +11,53 @@ from msgspec.structs import replace
 
 from gpubench.model.facts.snapshot import GpuFacts, HostFacts, NicFacts, Snapshot
 from gpubench.model.paths.topology import Topology, active_links, generation_and_width
-from gpubench.model.terms.units import compress_names
+from gpubench.model.terms.units import compress_names, group_by
 
-Traits = Mapping[str, object]  # Traits of a node by name; of pairs as 'GPU0 GPU1 path'
-Place = tuple[int, ...]  # The rank of a value among others of its trait: the higher, the more of a healthy machine
-_NUMBER = re.compile(r"\d{1,18}", re.ASCII)  # Python reads no number of thousands of digits
-
-
-def _numbers(value: object) -> Place:
-    return tuple(int(each) for each in _NUMBER.findall(str(value)))
+Traits = Mapping[str, object]  # Traits of a node by name, such as 'driver' and 'GPU0 memory'
+Score = tuple[int, ...]  # Of a value: the higher, the healthier
 
 
-def _one_of(good: tuple[object, ...]) -> Callable[[object], Place]:
+def _numbers(value: object) -> Score:
+    # Limit the digits, because Python refuses to convert thousands of them.
+    return tuple(map(int, re.findall(r"\d{1,18}", str(value), re.ASCII)))
+
+
+def _is_any(good: tuple[object, ...]) -> Callable[[object], Score]:
     return lambda value: (int(value in good),)
 
 
-_COUNTS = ("GPUs", "NICs")  # Traits that decide alone: with a device less, all that are counted after it seem to differ
-_PLACES: Mapping[str, Callable[[object], Place]] = {
+_COUNTS = ("GPUs", "NICs")  # They decide alone: if a device is missing, all devices after it seem to differ
+_SCORES: Mapping[str, Callable[[object], Score]] = {
     **dict.fromkeys((*_COUNTS, "driver", "CUDA", "kernel", "firmware", "CPUs"), _numbers),
     **dict.fromkeys(("memory", "NVLinks", "NVLinks active", "PCIe", "PCIe at most", "PCIe width", "rate"), _numbers),
-    **dict.fromkeys(("ECC", "persistence", "nvidia-peermem"), _one_of((True,))),
-    **dict.fromkeys(("MIG", "row remapping pending", "row remapping failed"), _one_of((False, None))),
-    "silent": _one_of((None,)),
-    "state": _one_of(("present", "active")),
-    "fabric": _one_of(("completed",)),
+    **dict.fromkeys(("ECC", "persistence", "nvidia-peermem"), _is_any((True,))),
+    **dict.fromkeys(("MIG", "row remapping pending", "row remapping failed"), _is_any((False, None))),
+    "silent": _is_any((None,)),
+    "state": _is_any(("present", "active")),
+    "fabric": _is_any(("completed",)),
 }
-"""What a higher value means by trait, without its device. No model or product is better than another."""
+"""The score of a value by trait. No model or product is better than another."""
 
 
 def compare_traits(one: Traits, other: Traits) -> int:
-    """Return how many more traits of a healthy machine one node has than the other, negative if fewer."""
-    counts = [_compared(name, one, other) for name in _COUNTS]
-    return next(filter(None, counts), 0) or sum(_compared(name, one, other) for name in one.keys() & other.keys())
+    """Return the number of traits that are healthier on one node, minus those that are healthier on the other."""
+    counts = [_compare_trait(name, one, other) for name in _COUNTS]
+    return next(filter(None, counts), 0) or sum(_compare_trait(name, one, other) for name in one.keys() & other.keys())
 
 
-def _compared(name: str, one: Traits, other: Traits) -> int:
+def _compare_trait(name: str, one: Traits, other: Traits) -> int:
     device, space, trait = name.partition(" ")
-    place = _PLACES.get(trait if space and device[-1:].isdigit() else name)
-    if place is None or one.get(name) == other.get(name):
+    score = _SCORES.get(trait if space and device[-1:].isdigit() else name)
+    if score is None or one.get(name) == other.get(name):
         return 0
-    mine, theirs = place(one.get(name)), place(other.get(name))
+    mine, theirs = score(one.get(name)), score(other.get(name))
     return (mine > theirs) - (mine < theirs)
 
 
 Models = tuple[str, ...]
 
-_IN_EVERY_DEVICE = " NUMA node"
-
-_EXPLAINED = ("paths", "peer access")  # Traits that follow from others, where those differ
-SMALLEST_SHARE = 4  # A variant is a kind from a quarter of the nodes with the same GPUs on
+_DERIVED_TRAITS = ("paths", "peer access")  # They follow from other traits
+SMALLEST_SHARE = 4  # A variant with a quarter of the nodes with the same GPUs is a kind
 
 
 class Difference(Struct, frozen=True):
@@ -76,7 +74,7 @@ class Difference(Struct, frozen=True):
 class MachineKind(Struct, frozen=True):
     """Equal nodes (`alike`) and similar ones (`odd`), by position. `name` is a letter.
 
-    `differs` is the difference from `differs_from`. `rivals` are nodes that may as well be the usual ones.
+    `differs` are the differences from kind `differs_from`. `rivals` are nodes that may as well be the usual ones.
     """
 
     name: str
@@ -88,45 +86,41 @@ class MachineKind(Struct, frozen=True):
 
     @property
     def representative(self) -> int:
-        """The first node that is exactly of this kind."""
         return self.alike[0]
 
 
 def group_nodes(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
     """Group nodes into kinds, largest first. Nodes with equal traits form a variant.
 
-    A kind is the largest variant of each set of GPU models, or one with a quarter of those nodes. Other nodes are odd
-    ones of the nearest kind. Among equally large variants, the one with more traits of a healthy machine comes first.
+    For each set of GPU models, the largest variant is a kind, and so is any with a quarter of the nodes. Other nodes
+    are odd ones of the nearest kind. Of equally large variants, the healthier one comes first.
     """
     models = [tuple(sorted({gpu.name or "" for gpu in topology.snapshot.gpus if not gpu.lost})) for topology in nodes]
-    variants: dict[tuple[tuple[str, object], ...], list[int]] = {}
-    traits_of: list[Traits] = []
-    are_alike = len({id(topology.like) for topology in nodes}) == 1  # Nothing to tell them apart by is looked for
+    all_traits: list[Traits] = []
+    are_alike = len({id(topology.like) for topology in nodes}) == 1  # Skip reading traits that are equal anyway
     known: dict[int, Traits] = {id(nodes[0].like): {}} if are_alike else {}
-    for position, topology in enumerate(nodes):
+    for topology in nodes:
         like = id(topology.like)
         traits = known[like] = known[like] if like in known else node_traits(topology)
-        traits_of.append(traits)
-        variants.setdefault(tuple(traits.items()), []).append(position)
-    by_models: dict[Models, list[list[int]]] = {}
+        all_traits.append(traits)
+    variants = group_by(range(len(nodes)), lambda node: tuple(all_traits[node].items())).values()
 
     def smaller(one: list[int], other: list[int]) -> int:
-        return len(other) - len(one) or compare_traits(traits_of[other[0]], traits_of[one[0]])
+        return len(other) - len(one) or compare_traits(all_traits[other[0]], all_traits[one[0]])
 
-    for members in sorted(variants.values(), key=cmp_to_key(smaller)):
-        by_models.setdefault(models[members[0]], []).append(members)
-    groups = [kind for same_models in by_models.values() for kind in _kinds_of(same_models, traits_of)]
+    same_models = group_by(sorted(variants, key=cmp_to_key(smaller)), lambda members: models[members[0]])
+    groups = [kind for members in same_models.values() for kind in _find_kinds(members, all_traits)]
     groups.sort(key=_size_and_place)
-    groups = sorted(_merge_strays(groups, models, traits_of), key=_size_and_place)
+    groups = sorted(_merge_strays(groups, models, all_traits), key=_size_and_place)
     kinds: dict[Models, MachineKind] = {}
     named = []
     for number, (alike, odd) in enumerate(groups):
         first = kinds.get(models[alike[0]])
-        usual = traits_of[alike[0]]
-        rivals = tuple(node for node in odd if len(alike) == 1 and not compare_traits(traits_of[node], usual))
+        usual = all_traits[alike[0]]
+        rivals = tuple(node for node in odd if len(alike) == 1 and not compare_traits(all_traits[node], usual))
         kind = MachineKind(_letter(number), tuple(alike), odd, rivals=rivals)
         if first is not None:
-            found = differences(usual, traits_of[first.representative])
+            found = differences(usual, all_traits[first.representative])
             rivals = first.alike if len(first.alike) == len(alike) else ()
             kind = replace(kind, differs_from=first.name, differs=found, rivals=rivals)
         kinds.setdefault(models[alike[0]], kind)
@@ -134,14 +128,14 @@ def group_nodes(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
     return tuple(named)
 
 
-_Group = tuple[list[int], dict[int, tuple[Difference, ...]]]  # Alike nodes, and odd ones with differences
+_Group = tuple[list[int], dict[int, tuple[Difference, ...]]]  # Equal nodes, and odd ones with their differences
 
 
 def _size_and_place(group: _Group) -> tuple[int, int]:
     return -len(group[0]) - len(group[1]), group[0][0]
 
 
-def _merge_strays(groups: Sequence[_Group], models: Sequence[Models], traits_of: Sequence[Traits]) -> list[_Group]:
+def _merge_strays(groups: Sequence[_Group], models: Sequence[Models], all_traits: Sequence[Traits]) -> list[_Group]:
     """Merge small groups with other GPU models, or without GPUs, into the largest group as odd nodes."""
     if not groups:
         return []
@@ -152,37 +146,32 @@ def _merge_strays(groups: Sequence[_Group], models: Sequence[Models], traits_of:
         few = len(nodes) == 1 or len(nodes) * SMALLEST_SHARE < len(models)
         if len(alike) > 1 and few and models[nodes[0]] != models[alike[0]]:
             for node in nodes:
-                odd[node] = _other_models(node, alike[0], models, traits_of)
+                seen, usual = (", ".join(models[each]) or "none" for each in (node, alike[0]))
+                changes = [
+                    difference
+                    for difference in differences(all_traits[node], all_traits[alike[0]])
+                    if not difference.trait.partition(" ")[0][-1].isdigit()
+                    and difference.trait not in ("GPUs", "devices", *_DERIVED_TRAITS)
+                ]
+                odd[node] = (Difference("GPU models", seen, usual), *changes)
         else:
             kept.append((members, odd_members))
     return kept
 
 
-def _other_models(
-    node: int, usual: int, models: Sequence[Models], traits_of: Sequence[Traits]
-) -> tuple[Difference, ...]:
-    seen = Difference("GPU models", *(", ".join(models[each]) or "none" for each in (node, usual)))
-    return seen, *(
-        difference
-        for difference in differences(traits_of[node], traits_of[usual])
-        if not difference.trait.partition(" ")[0][-1].isdigit()
-        and difference.trait not in ("GPUs", "devices", *_EXPLAINED)
-    )
-
-
-def _kinds_of(variants: Sequence[list[int]], traits_of: Sequence[Traits]) -> list[_Group]:
+def _find_kinds(variants: Sequence[list[int]], all_traits: Sequence[Traits]) -> list[_Group]:
     """Group variants of the same GPU models, largest first, into kinds with their odd nodes."""
     total = sum(map(len, variants))
-    kinds = [
-        (members, dict[int, tuple[Difference, ...]]())
-        for number, members in enumerate(variants)
-        if number == 0 or (len(members) > 1 and len(members) * SMALLEST_SHARE >= total)
-    ]
-    for members in variants[1:]:
-        if any(members is alike for alike, _ in kinds):
-            continue
-        against = [(differences(traits_of[members[0]], traits_of[alike[0]]), odd) for alike, odd in kinds]
-        fewest, odd = min(against, key=lambda each: len(each[0]))
+    kinds: list[_Group] = []
+    small: list[list[int]] = []
+    for members in variants:
+        if not kinds or (len(members) > 1 and len(members) * SMALLEST_SHARE >= total):
+            kinds.append((members, {}))
+        else:
+            small.append(members)
+    for members in small:
+        compared = [(differences(all_traits[members[0]], all_traits[alike[0]]), odd) for alike, odd in kinds]
+        fewest, odd = min(compared, key=lambda pair: len(pair[0]))
         odd.update(dict.fromkeys(members, fewest))
     return kinds
 
@@ -197,18 +186,18 @@ _NODE_FACTS = _all_but(Snapshot, "host", "taken_at", "machine", "gpus")
 
 
 def build_topologies(snapshots: Sequence[Snapshot]) -> list[Topology]:
-    """Return one Topology per snapshot. Consecutive nodes with equal facts share the first one's."""
+    """Return a Topology per snapshot. If consecutive nodes have equal facts, the first one is `like` of the others."""
     found: list[Topology] = []
-    facts: list[tuple[object, ...]] = []
+    previous: list[tuple[object, ...]] = []
     for snapshot in snapshots:
-        own = [_NODE_FACTS(snapshot), _HOST_FACTS(snapshot.machine), *map(_GPU_FACTS, snapshot.gpus)]
-        found.append(Topology(snapshot, found[-1].like if own == facts else None))
-        facts = own
+        facts = [_NODE_FACTS(snapshot), _HOST_FACTS(snapshot.machine), *map(_GPU_FACTS, snapshot.gpus)]
+        found.append(Topology(snapshot, found[-1].like if facts == previous else None))
+        previous = facts
     return found
 
 
 def node_traits(topology: Topology) -> Traits:
-    """The traits that are equal for two nodes of a kind: no serial numbers, bus ids, load, or error counters."""
+    """Return the traits that two healthy nodes of a kind share: no serial numbers, bus ids, load or error counters."""
     snapshot = topology.snapshot
     traits: dict[str, object] = {
         "GPUs": len(snapshot.gpus),
@@ -265,23 +254,28 @@ def _nic_traits(nic: NicFacts) -> dict[str, object]:
 
 
 def differences(seen: Traits, usual: Traits) -> tuple[Difference, ...]:
-    """Return the traits in which two nodes differ. Paths count only if nothing else explains them."""
+    """Return the traits in which two nodes differ. Report paths and peer access only if no other trait differs."""
     found = [
         Difference(name, seen[name], usual[name])
         for name in usual
-        if name in seen and name not in _EXPLAINED and seen[name] != usual[name]
+        if name in seen and name not in _DERIVED_TRAITS and seen[name] != usual[name]
     ]
-    if not found:
-        found = [Difference(name, "differ", "as in the matrix") for name in _EXPLAINED if seen[name] != usual[name]]
-    return tuple(found) or (Difference("devices", _devices(seen), _devices(usual)),)
-
-
-def _devices(traits: Traits) -> str:
-    return compress_names([name.removesuffix(_IN_EVERY_DEVICE) for name in traits if name.endswith(_IN_EVERY_DEVICE)])
+    found = found or [
+        Difference(name, "differ", "as in the matrix") for name in _DERIVED_TRAITS if seen[name] != usual[name]
+    ]
+    if found:
+        return tuple(found)
+    # Every device has a NUMA node.
+    suffix = " NUMA node"
+    devices = (
+        compress_names([name.removesuffix(suffix) for name in traits if name.endswith(suffix)])
+        for traits in (seen, usual)
+    )
+    return (Difference("devices", *devices),)
 
 
 def describe_differences(found: Sequence[Difference], others: str = "others") -> list[str]:
-    """Describe differences, with equal ones of several devices together: 'GPU0-7 ECC False (others True)'."""
+    """Describe differences, and join equal ones of several devices: 'GPU0, GPU1 ECC off (others on)'."""
     shared: dict[tuple[str, str, str], list[str]] = {}
     for difference in found:
         device, space, trait = difference.trait.partition(" ")
@@ -306,7 +300,7 @@ def _letter(number: int) -> str:
 
 
 def rename_duplicates(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Rename nodes that share a host name: `gpu`, `gpu~2`."""
+    """Rename nodes that share a host name: 'gpu', 'gpu~2'."""
     seen: Counter[str] = Counter()
     named = []
     for snapshot in snapshots:

@@ -1,44 +1,36 @@
-"""Finds pairs of GPUs with fewer NVLinks than their siblings, from the number of NVLinks between each pair.
-
-`topology` uses it for the matrix of `nvidia-smi topo -m`, which does not show where a GPU's NVLinks lead.
-"""
+"""Find pairs of GPUs with lost NVLinks in the matrix of `nvidia-smi topo -m`, which has only the number per pair."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 Links = Mapping[frozenset[str], int]
 """The number of NVLinks for every pair of GPUs of one model."""
 
-_MOST_LINKS_OF_A_GPU = 18  # H100 to B300; more in a row of the matrix are shared by NVSwitches
-_LEAST_GPUS_OF_A_MESH = 4  # Of three GPUs, any two may have a bridge of their own
-
 
 def pairs_with_lost_links(links: Links) -> dict[frozenset[str], int]:
-    """Return the pairs that lost NVLinks, each with the number of its siblings.
+    """Return the pairs that lost NVLinks, each with the number of links of its siblings.
 
-    NVSwitches connect all GPUs of a board equally. A mesh or a set of bridges is uneven by design, in a regular pattern
-    (hybrid cube mesh: NV1, NV2, SYS), so there only a single pair or a single GPU counts as odd.
+    NVSwitches connect all GPUs of a board equally. A mesh or a set of bridges is uneven by design, so there only a
+    single pair or a single GPU counts as odd.
     """
     gpus = sorted({gpu for pair in links for gpu in pair})
     joined = {pair for pair, count in links.items() if count}
     totals = [sum(count for pair, count in links.items() if gpu in pair) for gpu in gpus]
-    if max(totals, default=0) > _MOST_LINKS_OF_A_GPU:
+    # H100 to B300 have 18 links. A row of the matrix with more counts links to NVSwitches once per GPU.
+    if max(totals, default=0) > 18:
         usual = max(links.values())
-        parts = {gpu: _neighbours(gpu, joined) for gpu in gpus}
+        parts = {gpu: frozenset({gpu}.union(*(pair for pair in joined if gpu in pair))) for gpu in gpus}
         odd = [pair for pair, count in links.items() if count < usual and not _apart(pair, parts)]
-    elif len(gpus) >= _LEAST_GPUS_OF_A_MESH and joined:
+    # Of three GPUs, any two may have their own bridge.
+    elif len(gpus) > 3 and joined:
         tally = Counter(links[pair] for pair in joined)
         usual = max(tally, key=lambda count: (tally[count], count))
         odd = [pair for pair, count in links.items() if count < usual]
-        of_one_gpu = bool(odd) and joined.issuperset(odd) and bool(frozenset.intersection(*odd))
-        odd = odd if len(odd) == 1 or of_one_gpu else []
+        share_one_gpu = bool(odd) and joined.issuperset(odd) and bool(frozenset.intersection(*odd))
+        odd = odd if len(odd) == 1 or share_one_gpu else []
     else:
         return {}
     return dict.fromkeys(odd, usual)
-
-
-def _neighbours(gpu: str, joined: Collection[frozenset[str]]) -> frozenset[str]:
-    return frozenset({gpu}.union(*(pair for pair in joined if gpu in pair)))
 
 
 def _apart(pair: frozenset[str], parts: Mapping[str, frozenset[str]]) -> bool:

@@ -1,5 +1,6 @@
-"""Judges measured copies against limit, siblings and profile, and as evidence for the path that they took."""
+"""Compare measured copies with limits and siblings, and find the path that they took."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
 from statistics import median
@@ -11,11 +12,11 @@ from gpubench.model.paths.transport import Evidence, State, Transport
 from gpubench.model.terms.operation import Direction, Engine
 from gpubench.model.terms.plain import Bytes, Count, MeasuredSeconds
 from gpubench.model.terms.plain import StrictStruct as Struct
-from gpubench.model.terms.units import format_size
+from gpubench.model.terms.units import format_size, group_by
 
 Pair = tuple[int, int]
 
-JUDGED_FROM_BYTES = 64 * 2**20  # The latency of smaller copies differs from machine to machine
+JUDGED_FROM_BYTES = 64 * 2**20  # Latency, which differs between machines, affects smaller copies
 
 
 def is_large_copy(size_bytes: int | None) -> bool:
@@ -23,26 +24,26 @@ def is_large_copy(size_bytes: int | None) -> bool:
     return (size_bytes or 0) >= JUDGED_FROM_BYTES
 
 
-LATENCY_BYTES = 16  # The copy whose time is called latency, as in NVIDIA's p2pBandwidthLatencyTest
+LATENCY_BYTES = 16  # The time of this copy is the latency, as in NVIDIA's p2pBandwidthLatencyTest
 SLOW_SHARE, FAILED_SHARE = 0.9, 0.75
-"""Shares of the bandwidth of sibling pairs, or of healthy machines of the type. Below the first is a warning, below
-the second a failure. Pairs of four H200s differ by 0.1 % with copy engines.
+"""Warn below the first share of the bandwidth of siblings or healthy machines, fail below the second. Copy engines of
+four H200s differ by 0.1 %.
 """
 
 LIMIT_WARN_SHARE, LIMIT_FAIL_SHARE = 0.6, 0.4
-"""Shares of the physical limit, if there are no siblings and no profile: copies reach 80 to 92 % of it, and 69 to
-72 % between root ports of PCIe 4 (https://github.com/NVIDIA/nvbandwidth/issues/50).
+"""The same shares of the physical limit, if there are no siblings and no profile. Copies reach 80 to 92 % of it, and 69
+to 72 % between root ports of PCIe 4 (https://github.com/NVIDIA/nvbandwidth/issues/50).
 """
 
-ABOVE_HOST = 1.2  # A bandwidth by so much above what both GPUs' links to host memory carry did not come from there
+ABOVE_HOST = 1.2  # A bandwidth this much above the limit through host memory is direct
 MOVED_SHARE, STILL_SHARE = 0.5, 0.1
-"""Shares of the copied bytes. Counters that moved by less than the first were not on the path, and by less than the
-second stood still.
+"""If counters moved by less than the first share of the copied bytes, their links were not on the path. Below the
+second share, the links were idle.
 """
 
 MOST_SHARE = 1.1
-"""Links that carried more than this multiple of the copied bytes also carried other traffic. NVLink counters move
-by exactly the copied bytes, PCIe counters by up to 1.094 times as much.
+"""If counters moved by more than this multiple of the copied bytes, the links also carried other traffic. NVLink counts
+exactly the copied bytes, PCIe up to 1.094 times as much.
 """
 
 SOMEBODY_ELSE = "somebody else uses these links"
@@ -59,24 +60,23 @@ class Series(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its name in sections: 'ce write', 'ce write peer off', with the size if there are several."""
+        """Its name in sections: 'ce write', 'ce write peer off', 'nccl'."""
         if self.network:
             return "nccl"
         return f"{self.engine} {self.direction}" + ("" if self.peer else " peer off")
 
     @property
     def is_large(self) -> bool:
-        """True if the bandwidth of its copies reflects the links."""
         return is_large_copy(self.size_bytes)
 
     @property
     def is_judged(self) -> bool:
-        """True if all its pairs get a verdict, as large copies with peer access do."""
+        """True if all its pairs get a verdict."""
         return self.peer and self.is_large
 
     @property
     def quantity(self) -> str | None:
-        """The quantity in profiles to compare with. Profiles have none for networks."""
+        """The quantity in profiles to compare with, or None."""
         if self.network:
             return None
         if not self.peer:
@@ -88,7 +88,7 @@ class Series(Struct, frozen=True):
 
 
 class Carried(Struct, frozen=True):
-    """Bytes that one end's links carried, and their multiple of the copied bytes. None if not counted."""
+    """Bytes that the links of one end carried, and the ratio to the copied bytes. None if not counted."""
 
     nvlink_bytes: int | None = None
     nvlink_share: float | None = None
@@ -99,8 +99,8 @@ class Carried(Struct, frozen=True):
 class Cell(Struct, frozen=True):
     """The measurement of one pair in one series.
 
-    `seconds` are the samples, each the mean time of one copy. `carried` is what links counted in the last sample.
-    `transports` are NCCL's, worst first, if NCCL sends.
+    Each sample of `seconds` is the mean time of one copy. `carried` is from the last sample. If NCCL sends,
+    `transports` are its transports, slowest first.
     """
 
     seconds: tuple[MeasuredSeconds, ...] = ()
@@ -111,7 +111,7 @@ class Cell(Struct, frozen=True):
 
     @property
     def is_staged(self) -> bool | None:
-        """True if the counters show that it was host-staged. None if they show nothing, or moved too much."""
+        """True if the counters show host staging. None if they do not decide, for example because of other traffic."""
         carried = self.carried
         if carried.nvlink_share is not None and carried.nvlink_share <= MOST_SHARE:
             return carried.nvlink_share < MOVED_SHARE
@@ -119,7 +119,6 @@ class Cell(Struct, frozen=True):
 
     @property
     def typical_seconds(self) -> float:
-        """The median sample."""
         return median(self.seconds)
 
     @property
@@ -128,7 +127,7 @@ class Cell(Struct, frozen=True):
         return (max(self.seconds) - min(self.seconds)) / self.typical_seconds
 
     def extended(self, more: "Cell") -> "Cell":
-        """Return this cell with the samples of a repeated measurement, and the wrong elements or error of either."""
+        """Add the samples of a repeated measurement, with its wrong elements and its error."""
         if more.error:
             return more
         wrong = None if self.wrong is None or more.wrong is None else self.wrong + more.wrong
@@ -136,23 +135,20 @@ class Cell(Struct, frozen=True):
 
 
 def upper_quartile(figures: Sequence[float]) -> float:
-    """Return the upper quartile, which healthy values reach: one bad GPU of four affects half of all pairs."""
+    """Return the upper quartile as the usual value, because one bad GPU of four affects half of all pairs."""
     return sorted(figures, reverse=True)[len(figures) // 4]
 
 
-_STAGED_GAIN = 1.15  # Host-staged copies measured with peer access are within 15 % of those without
-_STAGED_LATENCY_GAIN = 2.0  # 16-byte copies: H200 2.2 µs against 12 to 18 staged, RTX 3090 1.0 against 15
-
-
-AS_SLOW_AS_STAGED = "copies are as slow as without peer access"  # What is seen of a pair that `looks_staged`
+AS_SLOW_AS_STAGED = "copies are as slow as without peer access"  # What was seen of a pair that `looks_staged`
 
 
 def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell | None, *, outruns_host: bool) -> bool:
-    """True if large copies with peer access are as slow as those without, and nothing else explains it.
+    """True if large copies with peer access (`on`) are as slow as those without (`off`), and latency confirms it.
 
-    Latencies decide if measured (staged 8 to 20 µs, direct 1 to 2.5), else bandwidths if `outruns_host`.
+    Without latencies, bandwidths decide if direct copies are faster than the host (`outruns_host`).
     """
-    if not (on.seconds and off.seconds) or off.typical_seconds / on.typical_seconds > _STAGED_GAIN:
+    # Host-staged copies with peer access on are at most 15 % faster than those with peer access off.
+    if not (on.seconds and off.seconds) or off.typical_seconds / on.typical_seconds > 1.15:
         return False
     if latency_on is None or latency_off is None or not (latency_on.seconds and latency_off.seconds):
         return outruns_host
@@ -160,12 +156,15 @@ def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell
 
 
 def is_direct_latency(on: Cell, off: Cell) -> bool:
-    """True if a copy with peer access takes so much less time than without that it must be direct."""
-    return on.typical_seconds <= off.typical_seconds / _STAGED_LATENCY_GAIN
+    """True if a small copy with peer access (`on`) is at least twice as fast as one without, so that it is direct.
+
+    On H200 16 bytes take 2.2 µs, host-staged 12 to 18 µs. On RTX 3090 they take 1.0 and 15 µs.
+    """
+    return on.typical_seconds <= off.typical_seconds / 2
 
 
 class Oddity(Struct, frozen=True):
-    """One GPU or pair that is slower than the rest: `gpus` has one or two positions, `role` its part in the copies."""
+    """A GPU or pair that is slower than the rest. `role` is sending, receiving, both ways, or pair."""
 
     role: str
     gpus: tuple[int, ...]
@@ -176,21 +175,25 @@ class Oddity(Struct, frozen=True):
 def find_oddities(
     figures: Mapping[Pair, float], gpus: int, paths: Mapping[Pair, str] | None = None
 ) -> tuple[Oddity, ...]:
-    """Find the GPUs and pairs that make a matrix uneven: a GPU with a slow row, column or both, or a single slow
-    pair.
+    """Find slow GPUs (a slow row or column of the matrix), and slow pairs of other GPUs.
 
-    Slow is below `SLOW_SHARE` of the usual bandwidth of its path class. A GPU is named if more than half of its cells
-    are.
+    A pair is slow below `SLOW_SHARE` of the usual bandwidth of its path class. A GPU is slow if more than half of its
+    pairs are.
     """
     if len(figures) < 2:
         return ()
-    by_path: dict[str, list[float]] = {}
-    for pair, figure in figures.items():
-        by_path.setdefault((paths or {}).get(pair, ""), []).append(figure)
-    common = {pair: upper_quartile(by_path[(paths or {}).get(pair, "")]) for pair in figures}
+    classes = group_by(figures, lambda pair: (paths or {}).get(pair, ""))
+    common: dict[Pair, float] = {}
+    for pairs in classes.values():
+        common |= dict.fromkeys(pairs, upper_quartile([figures[pair] for pair in pairs]))
     slow = {pair for pair, figure in figures.items() if figure < SLOW_SHARE * common[pair]}
-    sending = [gpu for gpu in range(gpus) if _mostly({pair for pair in figures if pair[0] == gpu}, slow)]
-    receiving = [gpu for gpu in range(gpus) if _mostly({pair for pair in figures if pair[1] == gpu}, slow)]
+
+    def slow_gpus(end: int) -> list[int]:
+        ends = Counter(pair[end] for pair in figures)
+        slow_ends = Counter(pair[end] for pair in slow)
+        return [gpu for gpu in range(gpus) if ends[gpu] > 1 and 2 * slow_ends[gpu] > ends[gpu]]
+
+    sending, receiving = slow_gpus(0), slow_gpus(1)
     found = []
     for gpu in sorted({*sending, *receiving}):
         both = gpu in sending and gpu in receiving
@@ -202,21 +205,16 @@ def find_oddities(
     return tuple(found)
 
 
-def _mostly(cells: set[Pair], slow: set[Pair]) -> bool:
-    return len(cells) > 1 and 2 * len(cells & slow) > len(cells)
-
-
 def pairing_rounds(ranks: int) -> tuple[tuple[Pair, ...], ...]:
     """Return all unordered pairs in as few rounds of disjoint pairs as possible, by the circle method."""
     seats: list[int | None] = [*range(ranks), *([None] if ranks % 2 else [])]
     played = []
     for _ in range(len(seats) - 1):
-        opposite = zip(seats, reversed(seats), strict=True)
-        met = [(one, other) for one, other in list(opposite)[: len(seats) // 2]]
+        met = list(zip(seats, reversed(seats), strict=True))[: len(seats) // 2]
         pairs = [(min(one, other), max(one, other)) for one, other in met if one is not None and other is not None]
         played.append(tuple(sorted(pairs)))
         seats[1:] = [seats[-1], *seats[1:-1]]
-    return tuple(each for each in played if each)
+    return tuple(filter(None, played))
 
 
 def parse_pairs(texts: Sequence[str]) -> tuple[Pair, ...]:
@@ -230,20 +228,12 @@ def parse_pairs(texts: Sequence[str]) -> tuple[Pair, ...]:
     return tuple(found)
 
 
-_ABOVE_HOST = 1.2  # So much more than the PCIe links carry, a bandwidth is not that of host memory
-_MOST_COPIES = 3.0
-"""Maximum multiple of the buffer that a rank sends or receives with any algorithm: in a tree it sends one to its
-parent and one to each of two children.
-"""
-
-_MOST_FRAMED = 2.2
-"""Maximum bytes that NVLinks count per byte of data: NCCL's protocol LL adds a flag to every 4 bytes, plus 10 %."""
-
-_NARROW = 2.0  # NVLinks of less than so many times what PCIe carries are not told from it by bandwidth
+_MOST_COPIES = 3.0  # In a tree, a rank sends the buffer to its parent and to two children
+_MOST_OVERHEAD = 2.2  # NCCL's protocol LL adds a flag of 4 bytes to every 4 bytes, plus 10 %
 
 
 class Speed(Struct, frozen=True, kw_only=True):
-    """The speed of the largest operation. `passed_gb_s` is the minimum rate on the path."""
+    """The speed of the largest operation. `passed_gb_s` is the rate that the path carried at least."""
 
     size_bytes: int
     passed_gb_s: float
@@ -253,8 +243,8 @@ class Speed(Struct, frozen=True, kw_only=True):
 class Flow(Struct, frozen=True, kw_only=True):
     """The counters, speed and limits of a path in GB/s.
 
-    `ends` are the counters of its GPUs, `most_shares` the maximum shares of each end that the operation can have moved,
-    and `foreign_gb_s` the NVLink traffic while this job was idle.
+    `ends` are the counters of its GPUs, and `most_shares` their maximum if only this job uses the links.
+    `foreign_gb_s` is the NVLink traffic while this job was idle.
     """
 
     ends: tuple[Carried, ...]
@@ -267,8 +257,8 @@ class Flow(Struct, frozen=True, kw_only=True):
 
 
 def most_share(expected: float) -> float:
-    """Return the maximum multiple of an end's minimum bytes that may pass it, relative to the operation's size."""
-    return _MOST_COPIES * _MOST_FRAMED / expected if expected else inf
+    """Return the maximum ratio of counted to `expected` bytes of an end, both per byte of the operation."""
+    return _MOST_COPIES * _MOST_OVERHEAD / expected if expected else inf
 
 
 def flow_evidence(flow: Flow) -> Evidence:
@@ -279,9 +269,7 @@ def flow_evidence(flow: Flow) -> Evidence:
 
 
 def _foreign_traffic_evidence(flow: Flow) -> Evidence | None:
-    """Return missing evidence if other traffic moved the counters, which slows copies too. None if nothing shows
-    that.
-    """
+    """Return that evidence is missing if other traffic used the links. None if nothing shows other traffic."""
     counted = (end.pcie_share if end.nvlink_share is None else end.nvlink_share for end in flow.ends)
     ends = zip(counted, flow.most_shares, strict=False)
     shares = [share for share, most in ends if share is not None and share > most]
@@ -294,7 +282,7 @@ def _foreign_traffic_evidence(flow: Flow) -> Evidence | None:
 
 
 def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
-    """Return the evidence of both ends' counters. None if they neither clearly moved nor stood still."""
+    """Return the evidence of counters. None if they neither clearly moved nor stood still."""
     nvlink = [end.nvlink_share for end in ends if end.nvlink_share is not None]
     if nvlink and min(nvlink) >= MOVED_SHARE:
         return Evidence(State.PRESENT, f"NVLink counters moved by {min(nvlink):.2g} times the bytes that had to pass")
@@ -302,18 +290,18 @@ def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
         return Evidence(State.CONTRADICTING, "NVLink counters, which moved elsewhere in this run, stood still here")
     if nvlink:
         return None
-    pcie = [end.pcie_share for end in ends if end.pcie_share is not None and _nvlink_stood_still(end)]
-    if pcie and len(pcie) == len(ends) and min(pcie) >= MOVED_SHARE:
-        seen = f"PCIe counters moved by {min(pcie):.2g} times the bytes that had to pass, NVLink counters did not"
+    pcie = [
+        end.pcie_share
+        for end in ends
+        if None not in (end.pcie_share, end.nvlink_bytes, end.pcie_bytes)
+        # NVLink counters may not work. They count only if PCIe's moved far more.
+        and (end.nvlink_bytes or 0) < STILL_SHARE * (end.pcie_bytes or 0)
+    ]
+    moved = min((share for share in pcie if share is not None), default=0.0)
+    if len(pcie) == len(ends) and moved >= MOVED_SHARE:
+        seen = f"PCIe counters moved by {moved:.2g} times the bytes that had to pass, NVLink counters did not"
         return Evidence(State.CONTRADICTING, seen)
     return None
-
-
-def _nvlink_stood_still(end: Carried) -> bool:
-    """True if NVLink counters, which may not work, moved by a negligible share of PCIe's."""
-    if end.nvlink_bytes is None or end.pcie_bytes is None:
-        return False
-    return end.nvlink_bytes < STILL_SHARE * end.pcie_bytes
 
 
 def _timed(flow: Flow) -> Evidence:
@@ -321,15 +309,14 @@ def _timed(flow: Flow) -> Evidence:
     if speed is None or through_host is None or flow.limit_gb_s is None:
         return Evidence(seen="nothing was counted, and nothing tells what host memory would carry")
     most = f"the way through host memory carries {through_host:.3g} GB/s at most"
-    if speed.passed_gb_s > _ABOVE_HOST * through_host:
+    if speed.passed_gb_s > ABOVE_HOST * through_host:
         return Evidence(State.PRESENT, f"{speed.passed_gb_s:.3g} GB/s passed, {most}")
     if speed.size_bytes < JUDGED_FROM_BYTES:
         return Evidence(seen=f"nothing was counted, and {format_size(speed.size_bytes)} is too little to tell by time")
     if speed.busbw_gb_s is None:
         return Evidence(seen="nothing was counted, and slower paths may have held this one up")
-    if speed.busbw_gb_s < through_host and flow.limit_gb_s > _NARROW * through_host:
-        seen = (
-            f"{speed.busbw_gb_s:.3g} GB/s at {format_size(speed.size_bytes)}, NVLinks carry {flow.limit_gb_s:g}; {most}"
-        )
-        return Evidence(State.CONTRADICTING, seen)
+    # Bandwidth distinguishes PCIe only from NVLinks that are more than twice as fast.
+    if speed.busbw_gb_s < through_host and flow.limit_gb_s > 2 * through_host:
+        seen = f"{speed.busbw_gb_s:.3g} GB/s at {format_size(speed.size_bytes)}"
+        return Evidence(State.CONTRADICTING, f"{seen}, NVLinks carry {flow.limit_gb_s:g}; {most}")
     return Evidence(seen=f"nothing was counted, and {speed.busbw_gb_s:.3g} GB/s may be either: {most}")

@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, permutations
+from itertools import chain, permutations, takewhile
 from typing import TypeVar, cast
 
 from msgspec import Struct
@@ -26,6 +26,7 @@ from gpubench.model.facts.snapshot import (
     is_virtual_gpu,
 )
 from gpubench.model.paths.nvlink_matrix import pairs_with_lost_links
+from gpubench.model.terms.units import group_by
 from gpubench.model.terms.verdict import Verdict
 
 PCIE_GB_S_PER_LANE = {
@@ -36,24 +37,24 @@ PCIE_GB_S_PER_LANE = {
     5: 32.0 * 128 / 130 / 8,
     6: 64.0 * 242 / 256 / 8,
 }
-"""Transfer rate × encoding / 8 bits (PCI Express Base Specification: 8b/10b, 128b/130b, FLITs of 242 in 256 bytes).
-Packet headers are included: copies reach 82 to 90 % of this.
+"""Transfer rate × encoding / 8 bits (PCI Express Base Specification: 8b/10b, 128b/130b, FLITs of 242 in 256 bytes),
+including packet headers. Copies reach 82 to 90 % of it.
 """
 
 PCIE_GENERATION_OF_GT_S = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 NVLINK_GB_S = {"1.0": 20.0, "2.0": 25.0, "2.2": 25.0, "4.0": 25.0, "5.0": 50.0}
-"""Usable bandwidth per link and direction by NVLink version. 3.x is missing on purpose: it has 25 on A100 and
-14.0625 on GA102, which only the line rate distinguishes.
+"""Usable bandwidth per link and direction by NVLink version. Version 3 is missing, because it has 25 on A100 and
+14.0625 on GA102. The line rate distinguishes them.
 """
 
 _USABLE_GB_S = (14.0625, 20.0, 25.0, 50.0)
 _MOST_OVERHEAD = 0.07  # Line rates are up to 6.25 % above usable ones (26.5625 for 25; V100 25.78125)
-_ROUNDING = 0.0005  # The driver cuts off after whole MB/s: it says 14.062 for GA102's 14.0625
+_ROUNDING = 0.0005  # The driver prints whole MB/s: 14.062 for GA102's 14.0625
 
 
 def pcie_gb_s(generation: int | None, width: int | None) -> float | None:
-    """Return GB/s per direction of a PCIe link. None if either is unknown or zero (hidden by a virtual machine)."""
+    """Return GB/s per direction of a PCIe link. None if generation or width is unknown, or hidden as 0 by a VM."""
     if generation not in PCIE_GB_S_PER_LANE or not width:
         return None
     return PCIE_GB_S_PER_LANE[generation] * width
@@ -64,28 +65,23 @@ def pcie_ceiling_gb_s(link: PcieLink) -> float | None:
     return pcie_gb_s(link.generation or link.max_generation, link.width or link.max_width)
 
 
-_STATES_AT_WORK = 2  # P0 to P2: at P5 and P8 the driver trains links down, also while a desktop uses the GPU
-_LOWEST_GENERATION = 1
-
-
 def may_save_power(gpu: GpuFacts) -> bool:
-    """True if a GPU may have lowered its PCIe generation to save power, because nothing shows that it works."""
+    """True unless a GPU is busy, so that it may have lowered its PCIe generation to save power."""
     if gpu.performance_state is not None:
-        return gpu.performance_state > _STATES_AT_WORK
-    return gpu.idle is not False or gpu.pcie.generation == _LOWEST_GENERATION
+        # A busy GPU is in P0 to P2. At P5 and P8 the driver trains links down, even while a desktop uses the GPU.
+        return gpu.performance_state > 2
+    return gpu.idle is not False or gpu.pcie.generation == 1
 
 
 def link_under_load(device: GpuFacts | NicFacts) -> PcieLink:
-    """Return a device's link as under load: an idle GPU lowers only its generation, and raises it again."""
+    """Return a device's link as under load. An idle GPU lowers only the generation of its link."""
     link = device.pcie
     rises = isinstance(device, GpuFacts) and may_save_power(device)
     return replace(link, generation=link.max_generation or link.generation) if rises else link
 
 
 def describe_pcie(link: PcieLink, *, idle: bool | None = None) -> str | None:
-    """Describe a link, and its maximum if it differs: '4 x16', '1 x16 (idle; 5 x16)', '5 x8 of 5 x16', 'at most 5
-    x16'.
-    """
+    """Describe a link: '4 x16', '1 x16 (idle; 5 x16)', '5 x8 of 5 x16', 'at most 5 x16'."""
     now = generation_and_width(link.generation, link.width)
     if now is None:
         most = generation_and_width(link.max_generation, link.max_width)
@@ -93,40 +89,40 @@ def describe_pcie(link: PcieLink, *, idle: bool | None = None) -> str | None:
     most = generation_and_width(link.max_generation or link.generation, link.max_width or link.width)
     if now == most:
         return now
-    is_wide = link.width == (link.max_width or link.width)
-    return f"{now} (idle; {most})" if is_wide and idle else f"{now} of {most}"
+    rests = idle and link.width == (link.max_width or link.width)
+    return f"{now} (idle; {most})" if rests else f"{now} of {most}"
 
 
 def generation_and_width(generation: int | None, width: int | None) -> str | None:
-    """Format '5 x16', or return None if either is unknown."""
+    """Return '5 x16', or None if either is unknown."""
     return None if generation is None or width is None else f"{generation} x{width}"
 
 
 def active_links(gpu: GpuFacts) -> int | None:
     """Return the number of a GPU's active NVLinks. None if the state of any is unknown."""
-    states = None if gpu.nvlinks is None else [link.active for link in gpu.nvlinks]
-    return None if states is None or None in states else states.count(True)
+    if gpu.nvlinks is None or any(link.active is None for link in gpu.nvlinks):
+        return None
+    return sum(link.active is True for link in gpu.nvlinks)
 
 
 def leads_to_switches(gpus: Iterable[GpuFacts]) -> bool | None:
-    """True if NVLinks of these GPUs lead to NVSwitches, False if only to GPUs, None if unknown."""
+    """True if these GPUs have NVLinks to NVSwitches, False if only to GPUs, None if unknown."""
     peers = {link.peer for gpu in gpus for link in gpu.nvlinks or ()}
     return True if NvlinkPeer.SWITCH in peers else False if NvlinkPeer.GPU in peers else None
 
 
 def nvlink_gb_s(link: NvLink) -> float | None:
     """Return usable GB/s per direction of one NVLink, by its line rate if known, else by its version."""
-    if link.raw_gb_s:
-        fitting = [usable for usable in _USABLE_GB_S if -_ROUNDING < link.raw_gb_s / usable - 1 < _MOST_OVERHEAD]
-        if fitting:
-            return fitting[0]
+    for usable in _USABLE_GB_S:
+        if -_ROUNDING < (link.raw_gb_s or 0.0) / usable - 1 < _MOST_OVERHEAD:
+            return usable
     return NVLINK_GB_S.get(link.version or "")
 
 
 SELF = "X"
 UNKNOWN_PATH = "?"
 ACROSS_SOCKETS = "SYS"
-PATH_CLASSES = ("PIX", "PXB", "PHB", "NODE", ACROSS_SOCKETS)  # `nvidia-smi topo -m`, nearest first
+PATH_CLASSES = ("PIX", "PXB", "PHB", "NODE", ACROSS_SOCKETS)  # As in `nvidia-smi topo -m`, nearest first
 BITS_PER_BYTE = 8
 
 P2P_STATUS = {
@@ -139,30 +135,21 @@ P2P_STATUS = {
     "U": "unknown to the driver",
 }
 
-_ASK_BOTH = "nvidia-smi topo -p2p r and -p2p w decide"
-
-
-def _other_statuses(facts: PairFacts) -> list[tuple[str, str]]:
-    """Return the statuses of a pair in `topo -p2p p`, `n` and `a`, which do not decide whether copies are direct."""
-    said = (("over PCIe", facts.pci), ("over NVLink", facts.nvlink), ("atomics", facts.atomics))
-    return [(what, status) for what, status in said if status is not None]
-
-
 """The words of `nvidia-smi topo -p2p`."""
 
-NOT_SAID = "U"  # The word that is no answer, neither leave nor refusal
+NOT_SAID = "U"
 Device = GpuFacts | NicFacts
 
 
 class Limit(Struct, frozen=True):
-    """A physical limit in GB/s per direction. None if unknown. `note` has the reason, or what sets the limit."""
+    """A physical limit in GB/s per direction, None if unknown. `note` is what sets it, or the reason for None."""
 
     gb_s: float | None
     note: str
 
 
 class PeerAccess(Struct, frozen=True):
-    """Peer access from one GPU to another's memory, as CUDA and NVML report it. `reason` describes both."""
+    """Peer access from one GPU to another's memory. `reason` describes the answers of CUDA and NVML."""
 
     cuda: bool | None
     nvml: str | None
@@ -170,24 +157,19 @@ class PeerAccess(Struct, frozen=True):
 
     @property
     def contradicts(self) -> bool:
-        """True if CUDA and NVML disagree."""
         return self.cuda is not None and self.nvml is not None and self.cuda != (self.nvml == "OK")
 
     @property
     def possible(self) -> bool | None:
-        """True if both agree that it is possible, False if either refuses it, None if unknown."""
+        """False if CUDA or NVML refuses it, True if one of them allows it, None if both are silent."""
         answers = [self.cuda, None if self.nvml is None else self.nvml == "OK"]
-        if False in answers:
-            return False
-        return True if True in answers else None
+        return False if False in answers else True if True in answers else None
 
     @property
     def label(self) -> str:
-        """One word for a matrix: OK, the driver's refusal, `no` if only CUDA refuses, or `?`."""
-        if self.contradicts:
-            return f"{self.nvml}!"
+        """One word for a matrix: NVML's with `!` if CUDA disagrees, else `OK` or `no` by CUDA, or `?`."""
         if self.nvml is not None:
-            return self.nvml
+            return self.nvml + "!" * self.contradicts
         return {True: "OK", False: "no", None: UNKNOWN_PATH}[self.cuda]
 
 
@@ -195,23 +177,22 @@ _Answer = TypeVar("_Answer")
 _Two = TypeVar("_Two", bound=Device)
 
 
-def _asked_once(
-    answer: "Callable[[Topology, _Two, _Two], _Answer]",
-) -> "Callable[[Topology, _Two, _Two], _Answer]":
-    """Cache the answer for two devices: a matrix of copies needs those of each pair twenty times."""
+def _cached(method: "Callable[[Topology, _Two, _Two], _Answer]") -> "Callable[[Topology, _Two, _Two], _Answer]":
+    """Cache a method of two devices: a matrix of copies calls it twenty times per pair."""
 
-    def kept(self: "Topology", source: _Two, destination: _Two) -> _Answer:
-        key = answer, id(source), id(destination)
-        known = self._kept.get(key)
+    def cached(self: "Topology", source: _Two, destination: _Two) -> _Answer:
+        key = method, id(source), id(destination)
+        known = self._cache.get(key)
         if known is None:
-            known = self._kept[key] = answer(self, source, destination), source, destination  # whose ids stay theirs
+            # Keep the devices too, so that no other object gets their ids.
+            known = self._cache[key] = method(self, source, destination), source, destination
         return cast("_Answer", known[0])
 
-    return kept
+    return cached
 
 
 class Topology:
-    """What a snapshot implies about its GPUs and NICs. `like` is a node with equal facts, or itself."""
+    """The paths, limits and peer access of a snapshot's devices. `like` is a node with equal facts, or itself."""
 
     def __init__(self, snapshot: Snapshot, like: "Topology | None" = None) -> None:
         self.snapshot = snapshot
@@ -219,16 +200,17 @@ class Topology:
         self.gpus = snapshot.gpus
         self.nics = snapshot.nics
         self.devices: tuple[Device, ...] = (*snapshot.gpus, *snapshot.nics)
-        self._kept: dict[Hashable, tuple[object, Device, Device]] = {}
+        self._cache: dict[Hashable, tuple[object, Device, Device]] = {}
         self._pairs = {(pair.source, pair.destination): pair for pair in snapshot.pairs}
         self._uplinks = {switch.bus_id: switch.link for switch in snapshot.switches}
 
-    @_asked_once
+    @_cached
     def path(self, source: Device, destination: Device) -> str:
         """Return the path class: NV#, or one of `PATH_CLASSES`, or `?` if unknown."""
         return self._path(source, destination)
 
     def _path(self, source: Device, destination: Device) -> str:
+        """Return the path class without a cache: a matrix needs every pair once."""
         if source is destination:
             return SELF
         links = self.nvlinks(source, destination)
@@ -237,9 +219,7 @@ class Topology:
         return self.pcie_path(source, destination) or UNKNOWN_PATH
 
     def nvlinks(self, source: Device, destination: Device) -> int | None:
-        """Return the number of active NVLinks from one GPU to another, directly or through NVSwitches. None if
-        unknown.
-        """
+        """Return the number of active NVLinks between two GPUs, direct or through NVSwitches. None if unknown."""
         if not isinstance(source, GpuFacts) or not isinstance(destination, GpuFacts):
             return 0
         stated = self.pair_facts(source, destination).path
@@ -249,22 +229,26 @@ class Topology:
         if own is None or others is None:
             return None
         direct = own.get(destination.bus_id, 0) if destination.bus_id else 0
-        through_switch = min(own.get(NvlinkPeer.SWITCH, 0), others.get(NvlinkPeer.SWITCH, 0))
-        return direct or (through_switch if _same_fabric(source, destination) else 0)
+        switched = min(own.get(NvlinkPeer.SWITCH, 0), others.get(NvlinkPeer.SWITCH, 0))
+        one, other = source.fabric, destination.fabric
+        # Assume one fabric unless both GPUs name their cliques and these differ.
+        if one is not None and other is not None and None not in (one.clique, other.clique):
+            switched *= (one.cluster_uuid, one.clique) == (other.cluster_uuid, other.clique)
+        return direct or switched
 
     def states_path(self, source: Device, destination: Device) -> bool:
-        """True if the source states the path class of a pair, as `nvidia-smi topo -m` does."""
+        """True if the snapshot has the path class of a pair, for example from `nvidia-smi topo -m`."""
         return self.pair_facts(source, destination).path is not None
 
     @cached_property
     def lost_links(self) -> Mapping[frozenset[str], int]:
         """The pairs with fewer NVLinks than their siblings in `nvidia-smi topo -m`, with the siblings' number."""
-        by_model = dict[str | None, dict[frozenset[str], int]]()
+        models = dict[str | None, dict[frozenset[str], int]]()
         for one, other in permutations(self.gpus, 2):
             if one.name == other.name and self.states_path(one, other):
-                links, pair = by_model.setdefault(one.name, {}), frozenset((one.device, other.device))
+                links, pair = models.setdefault(one.name, {}), frozenset((one.device, other.device))
                 links[pair] = max(links.get(pair, 0), self.nvlinks(one, other) or 0)
-        return dict(chain.from_iterable(pairs_with_lost_links(each).items() for each in by_model.values()))
+        return dict(chain.from_iterable(pairs_with_lost_links(links).items() for links in models.values()))
 
     @cached_property
     def gpu_paths(self) -> frozenset[str]:
@@ -272,7 +256,7 @@ class Topology:
 
     @cached_property
     def usual_active_links(self) -> Mapping[str | None, int]:
-        """The most frequent number of active links by GPU model. Of equally frequent ones, the larger."""
+        """The most frequent number of active links by GPU model, the larger of equally frequent ones."""
         counts: dict[str | None, Counter[int]] = {}
         for gpu in self.gpus:
             active = active_links(gpu)
@@ -296,7 +280,7 @@ class Topology:
         return counts
 
     def pcie_path(self, source: Device, destination: Device) -> str | None:
-        """Return the path class without NVLink, as the source states it, else from both places in the PCI tree."""
+        """Return the path class without NVLink, from the snapshot or from the PCI tree."""
         facts = self.pair_facts(source, destination)
         if facts.pcie_path:
             return facts.pcie_path
@@ -306,8 +290,9 @@ class Topology:
             return "PIX"
         return pcie_path_class(source.place, destination.place, len(self.snapshot.machine.numa_nodes))
 
-    @_asked_once
+    @_cached
     def peer_access(self, source: GpuFacts, destination: GpuFacts) -> PeerAccess:
+        """Return the answers of CUDA and NVML. Of NVML's two statuses, a refusal counts."""
         facts = self.pair_facts(source, destination)
         said = [status for status in (facts.read, facts.write) if status not in (None, NOT_SAID)]
         nvml = next((status for status in said if status != "OK"), said[0] if said else None)
@@ -319,29 +304,34 @@ class Topology:
         if facts.cuda is not None:
             answer = "possible" if facts.cuda else "refused by CUDA"
             return PeerAccess(facts.cuda, None, "; ".join([answer, *silent]))
-        others = [f"{what} {P2P_STATUS.get(status, status)} ({status})" for what, status in _other_statuses(facts)]
-        others += [_ASK_BOTH] if others else []
+        # These statuses do not decide whether copies are direct.
+        statuses = (("over PCIe", facts.pci), ("over NVLink", facts.nvlink), ("atomics", facts.atomics))
+        others = [f"{what} {P2P_STATUS.get(word, word)} ({word})" for what, word in statuses if word is not None]
+        others += ["nvidia-smi topo -p2p r and -p2p w decide"] if others else []
         reasons = dict.fromkeys([*silent, *facts.unknown.values()]) or others
-        return PeerAccess(None, None, "; ".join(reasons) or source.lost or destination.lost or self._why_silent)
+        failed = [each for each in self.snapshot.failures if each.stage in ("nvml", "cuda")]
+        why = (
+            "; ".join(reasons)
+            or source.lost
+            or destination.lost
+            or "; ".join(f"{failure.stage}: {failure.error}" for failure in failed)
+            or self.snapshot.driver.absent
+            or "nvidia-smi topo -p2p r decides"
+        )
+        return PeerAccess(None, None, why)
 
     @cached_property
     def granted_over_pcie(self) -> frozenset[frozenset[str | None]]:
-        """The models of pairs that have peer access without NVLinks between them."""
+        """The model pairs that have peer access without NVLinks."""
         return frozenset(
             frozenset((one.name, other.name))
             for one, other in permutations(self.gpus, 2)
             if self.peer_access(one, other).possible and not self.nvlinks(one, other)
         )
 
-    @property
-    def _why_silent(self) -> str:
-        stages = ("nvml", "cuda")
-        failed = [f"{failure.stage}: {failure.error}" for failure in self.snapshot.failures if failure.stage in stages]
-        return "; ".join(failed) or self.snapshot.driver.absent or "nvidia-smi topo -p2p r decides"
-
-    @_asked_once
+    @_cached
     def limit(self, source: Device, destination: Device) -> Limit:
-        """Return the limit between two devices: the NVLinks between them, else the narrowest PCIe hop or NIC port."""
+        """Return the limit of a pair: the NVLinks between the devices, else the slowest PCIe hop or NIC port."""
         links = self.nvlinks(source, destination)
         if links is None:
             lost = [each.lost for each in (source, destination) if isinstance(each, GpuFacts) and each.lost]
@@ -372,11 +362,11 @@ class Topology:
         return Limit(sum(known), f"{len(active)} NVLinks × {known[0]:g}")
 
     def pcie_total(self, device: Device) -> Limit:
-        """Return GB/s per direction of the narrowest link on a device's PCIe path to the CPU."""
+        """Return GB/s per direction of the slowest link on a device's PCIe path to the CPU."""
         return self._narrowest({device.device: link_under_load(device)} | self._above(device.place, 0), device)
 
     def own_link_gb_s(self, gpu: GpuFacts) -> float | None:
-        """Return GB/s per direction that leave a GPU towards the CPU, or towards a NIC behind the same switch."""
+        """Return GB/s per direction from a GPU to the CPU, or to a NIC below the same switch."""
         known = (self.pcie_total(gpu).gb_s, pcie_ceiling_gb_s(link_under_load(gpu)))
         return max((gb_s for gb_s in known if gb_s is not None), default=None)
 
@@ -388,28 +378,26 @@ class Topology:
         return slot if port.gb_s is not None and slot.gb_s is not None and slot.gb_s < port.gb_s else port
 
     def combined_nic_limit(self, nics: Sequence[NicFacts], near: Mapping[str, GpuFacts]) -> Limit:
-        """Return the limit of several NICs for data of the GPU near each. NICs on one physical port share it."""
-        by_port: dict[str, list[NicFacts]] = {}
-        for nic in nics:
-            by_port.setdefault(nic.port or nic.name, []).append(nic)
-        carried = {nic.name: self.nic_limit(nic, near.get(nic.name)) for nic in nics}
-        unknown = next((limit for limit in carried.values() if limit.gb_s is None), None)
+        """Return the limit of several NICs together. `near` has the GPU whose data each of them sends."""
+        limits = {nic.name: self.nic_limit(nic, near.get(nic.name)) for nic in nics}
+        unknown = next((limit for limit in limits.values() if limit.gb_s is None), None)
         if unknown is not None:
             return unknown
-        ports = (
-            min(sum(carried[nic.name].gb_s or 0.0 for nic in own), max(_rate_limit(nic).gb_s or 0.0 for nic in own))
-            for own in by_port.values()
+        ports = group_by(nics, lambda nic: nic.port or nic.name).values()
+        total = sum(
+            min(sum(limits[nic.name].gb_s or 0.0 for nic in own), max(_rate_limit(nic).gb_s or 0.0 for nic in own))
+            for own in ports
         )
-        return Limit(sum(ports), ", ".join(nic.name for nic in nics))
+        return Limit(total, ", ".join(nic.name for nic in nics))
 
     def nearest_gpus(self, nic: NicFacts) -> tuple[GpuFacts, ...]:
-        """Return the GPUs with the shortest PCIe path to a NIC, empty if unknown."""
+        """Return the GPUs with the shortest PCIe path to a NIC."""
         paths = {gpu.index: self.pcie_path(gpu, nic) for gpu in self.gpus}
         nearest = next((class_ for class_ in PATH_CLASSES if class_ in paths.values()), None)
         return tuple(gpu for gpu in self.gpus if nearest is not None and paths[gpu.index] == nearest)
 
     def gpudirect(self, nic: NicFacts) -> tuple[bool | None, str]:
-        """Tell whether GPUDirect RDMA is possible through a NIC (None if unknown), with the module or the reason."""
+        """Return whether GPUDirect RDMA through a NIC is possible (None if unknown), and the module or the reason."""
         facts, efa = self.snapshot.gpudirect, nic.kind is NicKind.EFA
         module, loaded = ("efa_nv_peermem", facts.efa_peermem) if efa else ("nvidia-peermem", facts.peermem)
         if not nic.rdma:
@@ -440,7 +428,7 @@ class Topology:
         }
 
     def fingerprint(self) -> str:
-        """12 hexadecimal digits of the machine's models, links and wiring, without serial numbers or load."""
+        """Return a hash of models, links and wiring, which is equal for machines that differ only in ids or load."""
         return self._fingerprint if self.like is self else self.like.fingerprint()
 
     @cached_property
@@ -453,8 +441,8 @@ class Topology:
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
 
     def pair_facts(self, source: Device, destination: Device) -> PairFacts:
-        """Return the snapshot's facts about a pair, empty if it has none."""
-        return self._pairs.get((source.device, destination.device), _NOTHING)
+        """Return the snapshot's facts about a pair. They may be empty."""
+        return self._pairs.get((source.device, destination.device), _NO_FACTS)
 
     def _pcie_limit(self, source: Device, destination: Device) -> Limit:
         shared = _shared_switches(source.place, destination.place)
@@ -463,7 +451,7 @@ class Topology:
         return self._narrowest(hops, source, destination)
 
     def _above(self, place: PciPlace, shared: int) -> dict[str, PcieLink]:
-        """Return the uplinks above a device, without the `shared` outermost switches."""
+        """Return the uplinks above a device, without those of the `shared` outermost switches."""
         return {
             f"the uplink of switch {bus_id}": self._uplinks.get(bus_id, PcieLink())
             for bus_id in place.switches[shared:]
@@ -474,21 +462,21 @@ class Topology:
         for device in ends:
             if ceilings[device.device] is None:
                 return Limit(None, device.unknown.get("pcie", f"the PCIe link of {device.device} is not known"))
-        known = [(gb_s, name) for name, gb_s in ceilings.items() if gb_s is not None]
-        lowest, name = min(known, key=lambda hop: hop[0])
+        known = {name: gb_s for name, gb_s in ceilings.items() if gb_s is not None}
+        name = min(known, key=known.__getitem__)
         link = hops[name]
         described = f"PCIe {link.generation or link.max_generation} x{link.width or link.max_width} at {name}"
         hidden = [name for name, gb_s in ceilings.items() if gb_s is None]
-        return Limit(lowest, described + (f"; {', '.join(hidden)} is not known" if hidden else ""))
+        return Limit(known[name], described + (f"; {', '.join(hidden)} is not known" if hidden else ""))
 
 
-_NOTHING = PairFacts(source="", destination="")
+_NO_FACTS = PairFacts(source="", destination="")
 
 
 def pcie_path_class(one: PciPlace, other: PciPlace, numa_nodes: int) -> str | None:
-    """Return the PCIe path class of two places (`nvidia-smi topo -m`). None if unknown.
+    """Return the path class of `nvidia-smi topo -m` for two places in the PCI tree. None if unknown.
 
-    PIX: at most one switch. PXB: several. PHB: a host bridge. NODE: two host bridges of one NUMA node. SYS: two NUMA
+    PIX passes at most one switch, PXB several, PHB a host bridge, NODE two host bridges of a NUMA node, SYS two NUMA
     nodes.
     """
     if one.host_bridge is None or other.host_bridge is None:
@@ -505,27 +493,15 @@ def pcie_path_class(one: PciPlace, other: PciPlace, numa_nodes: int) -> str | No
 
 
 def round_gb_s(gb_s: float | None) -> float | None:
-    """Round to three decimals, because PCIe bandwidths are fractions of 130ths."""
+    """Round to three decimals."""
     return None if gb_s is None else round(gb_s, 3)
 
 
 def _shared_switches(one: PciPlace, other: PciPlace) -> int:
     if one.host_bridge != other.host_bridge:
         return 0
-    shared = 0
-    for mine, theirs in zip(one.switches, other.switches, strict=False):
-        if mine != theirs:
-            break
-        shared += 1
-    return shared
-
-
-def _same_fabric(one: GpuFacts, other: GpuFacts) -> bool:
-    """True if two GPUs behind NVSwitches share them, or nothing shows that they do not."""
-    mine, theirs = one.fabric, other.fabric
-    if mine is None or theirs is None or mine.clique is None or theirs.clique is None:
-        return True
-    return (mine.cluster_uuid, mine.clique) == (theirs.cluster_uuid, theirs.clique)
+    pairs = zip(one.switches, other.switches, strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def _rate_limit(nic: NicFacts) -> Limit:
@@ -535,55 +511,53 @@ def _rate_limit(nic: NicFacts) -> Limit:
 
 
 _LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
-_NUMBERED = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
+_LEVEL_NUMBERS = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
 """The numeric values of NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL."""
 
 DEFAULT_LEVEL = "PXB"
-_MOST_GPUS_ON_AMD = 2
 
 
 def parse_level(setting: str) -> str | None:
-    """Return the path type in a value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL."""
-    name = _NUMBERED.get(setting, setting.upper())
+    """Parse the path type in NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL, or return None."""
+    name = _LEVEL_NUMBERS.get(setting, setting.upper())
     return name if name in _LEVELS else None
 
 
 def is_within(path: str, limit: str = DEFAULT_LEVEL) -> bool:
-    """True if a path is no longer than a path type. A type that only NCCL knows counts as longer."""
+    """True if a path type is at most as long as `limit`. False for an unknown type."""
     return path in _LEVELS and _LEVELS.index(path) <= _LEVELS.index(limit)
 
 
 def is_nvlink(path: str | None) -> bool:
-    """True if a path consists of NVLinks."""
     return path in ("NVL", "NVB", "C2C")
 
 
 def nccl_path_type(path_class: str) -> str | None:
-    """Return NCCL's type of a path class, or None. NCCL does not distinguish host bridges of one NUMA node."""
+    """Return NCCL's path type, or None if it has none. For NODE it is PHB."""
     if path_class.startswith("NV"):
         return "NVL"
     return {"NODE": "PHB"}.get(path_class, path_class if path_class in _LEVELS else None)
 
 
 def level_allows(setting: str, path_class: str) -> bool:
-    """True if this value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL allows a path class."""
+    """True if a value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL allows a path class."""
     limit, path = parse_level(setting), nccl_path_type(path_class)
     return limit is not None and path is not None and is_within(path, limit)
 
 
 def amd_takes_all(gpus: int) -> bool:
-    """True if NCCL uses peer access over any path, as on AMD processors (ncclTopoCheckP2p in src/graph/paths.cc)."""
-    return gpus <= _MOST_GPUS_ON_AMD
+    """True if NCCL uses peer access over any path on AMD processors (ncclTopoCheckP2p in src/graph/paths.cc)."""
+    return gpus <= 2
 
 
 NCCL_POLICY = f"NCCL takes peer access up to path class {DEFAULT_LEVEL} (NCCL_P2P_LEVEL)"
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """A kind of refusal of peer access by the driver. `status` is NVML's word, '' if only CUDA refuses.
+    """A refusal of peer access. `status` is NVML's, '' if only CUDA refuses.
 
-    `wired`: NVLinks connect the two GPUs. `mesh`: for TNS, NVLinks connect each to others. `mig`: MIG is on. `odd`: for
-    GNS, equal models have access. `apart`: one is a vGPU or a display card.
+    `wired`: NVLinks connect the pair. `mesh`: the status is TNS, and NVLinks connect each GPU to others. `mig`: MIG is
+    on. `odd`: the status is GNS, but the same models have access elsewhere. `apart`: one is a vGPU or display card.
     """
 
     status: str
@@ -595,12 +569,12 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
     @property
     def is_by_design(self) -> bool:
-        """True if there is nothing to repair."""
+        """True if the pair cannot have peer access, so that there is nothing to repair."""
         return self.mig or self.apart or (not self.wired and (self.mesh or (self.status == "GNS" and not self.odd)))
 
     @property
     def severity(self) -> Verdict:
-        """FAIL if other pairs show that it can do better, SKIP if it cannot. WARN if nothing proves either.
+        """SKIP by design, FAIL if NVLinks or other pairs prove that access is possible, else WARN.
 
         CNS, NS, TNS and DR over PCIe are WARN: a slot, the BIOS, a driver or a hypervisor may be the reason.
         """
@@ -621,78 +595,65 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 def find_refusal(node: Topology, source: GpuFacts, destination: GpuFacts, access: PeerAccess) -> Refusal:
     """Return the kind of refusal of a pair without peer access."""
+    models = frozenset((source.name, destination.name))
+    gpus = (source, destination)
+    in_mesh = all(any(link.active and link.peer is NvlinkPeer.GPU for link in gpu.nvlinks or ()) for gpu in gpus)
     return Refusal(
         status=access.nvml or "",
         wired=bool(node.nvlinks(source, destination)),
-        mesh=access.nvml == "TNS"
-        and _has_peers(source)
-        and _has_peers(destination)
-        and not lost_links_between(node, source, destination),
+        mesh=access.nvml == "TNS" and in_mesh and not lost_links_between(node, source, destination),
         mig=bool(source.mig or destination.mig),
-        odd=access.nvml == "GNS" and _is_granted_alike(node, source, destination),
-        apart=any(is_virtual_gpu(gpu) or gpu in find_display_cards(node.gpus) for gpu in (source, destination)),
+        odd=access.nvml == "GNS" and None not in models and models in node.granted_over_pcie,
+        apart=any(is_virtual_gpu(gpu) or gpu in find_display_cards(node.gpus) for gpu in gpus),
     )
-
-
-def _is_granted_alike(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
-    models = frozenset((source.name, destination.name))
-    return None not in models and models in node.granted_over_pcie
-
-
-def _has_peers(gpu: GpuFacts) -> bool:
-    return any(link.active and link.peer is NvlinkPeer.GPU for link in gpu.nvlinks or ())
 
 
 def is_beyond_policy(node: Topology, path_class: str) -> bool:
     """True if NCCL avoids peer access over a path class by default (ncclTopoCheckP2p in src/graph/paths.cc)."""
     path = nccl_path_type(path_class)
-    on_amd = "AMD" in (node.snapshot.machine.cpu or "")
-    return path is not None and not is_within(path) and not (on_amd and amd_takes_all(len(node.gpus)))
+    is_amd = "AMD" in (node.snapshot.machine.cpu or "")
+    return path is not None and not is_within(path) and not (is_amd and amd_takes_all(len(node.gpus)))
 
 
 def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> str:
     """Return why NCCL avoids a pair's peer access by default, or '' if it uses it or NVLinks are lost."""
     path = node.path(source, destination)
-    if not is_beyond_policy(node, path) or any(lost_switch_links(node, gpu) for gpu in (source, destination)):
-        return ""
-    if lost_links_between(node, source, destination):
-        return ""
-    return f"{NCCL_POLICY}, and this is {path}"
+    lost = lost_links_between(node, source, destination)
+    lost = lost or any(lost_switch_links(node, gpu) for gpu in (source, destination))
+    return f"{NCCL_POLICY}, and this is {path}" if is_beyond_policy(node, path) and not lost else ""
 
 
 def is_policy_known(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
-    """True if the driver stated the path, the processor is known (for two GPUs), and no pair of the node is nearer.
+    """True if the driver stated the path, no other pair is nearer, and the processor is known if it matters.
 
     NVLinks or a PCIe switch between other GPUs show that the machine may do better. Topology files may lack NVLinks.
     """
-    on_known = node.snapshot.machine.cpu is not None or not amd_takes_all(len(node.gpus))
+    is_cpu_known = node.snapshot.machine.cpu is not None or not amd_takes_all(len(node.gpus))
     is_far = not any(kind is not None and is_within(kind) for kind in map(nccl_path_type, node.gpu_paths))
-    return on_known and is_far and node.states_path(source, destination)
+    return is_cpu_known and is_far and node.states_path(source, destination)
 
 
 def lost_switch_links(node: Topology, gpu: GpuFacts) -> bool:
-    """True if a GPU has NVLinks to NVSwitches but none is active, unless it is the only GPU of its node."""
+    """True if none of a GPU's NVLinks to NVSwitches is active. False if it is the only GPU."""
     has_others = len(node.gpus) > 1 or (gpu.fabric is not None and gpu.fabric.spans_nodes)
     return has_others and is_switched(node, gpu) and bool(gpu.nvlinks) and active_links(gpu) == 0
 
 
 def lost_links_between(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
-    """True if no NVLink connects two GPUs although their siblings have some, or there are some in the other
-    direction.
-    """
-    is_odd = frozenset((source.device, destination.device)) in node.lost_links
-    is_odd = is_odd or bool(node.nvlinks(destination, source))
-    lost = is_odd or all(lost_some_links(node, gpu) for gpu in (source, destination))
-    return node.nvlinks(source, destination) == 0 and lost
+    """True if no NVLink connects two GPUs, but siblings or the other direction have some, or both GPUs lost some."""
+    if node.nvlinks(source, destination) != 0:
+        return False
+    is_odd = frozenset((source.device, destination.device)) in node.lost_links or node.nvlinks(destination, source)
+    return bool(is_odd) or all(lost_some_links(node, gpu) for gpu in (source, destination))
 
 
 def lost_some_links(node: Topology, gpu: GpuFacts) -> bool:
-    """True if a GPU without NVSwitches has fewer active NVLinks than its siblings, but has some."""
+    """True if a GPU without NVSwitches has some active NVLinks, but fewer than its siblings."""
     return 0 < (active_links(gpu) or 0) < node.usual_active_links[gpu.name] and not is_switched(node, gpu)
 
 
 def is_switched(node: Topology, gpu: GpuFacts) -> bool:
-    """True if a GPU's NVLinks lead to NVSwitches: it sees one, they show one, or its fabric was ready."""
+    """True if a GPU's NVLinks lead to NVSwitches: the node shows one, a link shows one, or its fabric completed."""
     registered = gpu.fabric is not None and gpu.fabric.state == "completed"
     leads = any(link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
     return bool(node.snapshot.nvswitches) or leads or registered

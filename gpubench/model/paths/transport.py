@@ -1,10 +1,13 @@
-"""Paths between ranks: NCCL's transports, its connections, and the verdict on the evidence of a path."""
+"""Paths between ranks: NCCL's transports and connections, and the verdict on the evidence of a path."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
+from itertools import permutations
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.verdict import Verdict
@@ -24,10 +27,9 @@ class TransportKind(StrEnum):
 class Transport(Struct, frozen=True):
     """The transport of a connection.
 
-    `name` is as NCCL prints it, without parts that vary by channel: `P2P/CUMEM`, `P2P/IPC`, `P2P/MNNVL`, `P2P/direct
-    pointer`, `P2P/indirect`, `SHM/direct`, `NET/IB/0/GDRDMA`, `NET/Socket/0`, `COLLNET/SHARP/0`. `gdr` is GPUDirect
-    RDMA, and `proxy_rank` the rank whose NIC is used (PXN). `modifiers` are the words left out of the name: `read`,
-    `CE`, `Shared`, `PCI`, or the GPU that `P2P/indirect` uses.
+    `name` is NCCL's, without parts that vary by channel: `P2P/CUMEM`, `P2P/direct pointer`, `SHM/direct`,
+    `NET/IB/0/GDRDMA`, `NET/Socket/0`, `COLLNET/SHARP/0`. `modifiers` are these parts: `read`, `CE`, `Shared`, `PCI`, or
+    the GPU that `P2P/indirect` uses. `gdr` is GPUDirect RDMA. `proxy_rank` is the rank whose NIC is used (PXN).
     """
 
     name: str
@@ -45,7 +47,7 @@ class Transport(Struct, frozen=True):
 
     @property
     def family(self) -> str:
-        """The name without the NIC's number: 'NET/IB/GDRDMA'."""
+        """The name without NIC number: 'NET/IB/GDRDMA'."""
         return self.name if self.network is None else _NIC.sub("", self.name)
 
     @property
@@ -56,7 +58,7 @@ class Transport(Struct, frozen=True):
         return _NETWORK.sub("", self.name)
 
 
-MULTICAST = Transport("NVLS", TransportKind.NVLS)  # NVLink SHARP: all of a node, through its NVSwitches
+MULTICAST = Transport("NVLS", TransportKind.NVLS)  # NVLink SHARP connects all GPUs of a node through NVSwitches
 _NIC = re.compile(r"/-?\d+(?=/GDRDMA$|$)", re.ASCII)
 _NETWORK = re.compile(r"^(?:NET|COLLNET)/|/-?\d+(?:/GDRDMA)?$", re.ASCII)
 _NET = re.compile(
@@ -81,9 +83,7 @@ _NET_ENDS = ("/GDRDMA(PCI)/Shared", "/GDRDMA/Shared", "/Shared")
 
 
 def parse_transport(via: str) -> Transport:
-    """Parse the transport after `via` in a line of NCCL 2.10 to 2.32. Never raises: other text is UNKNOWN, with
-    that name.
-    """
+    """Parse the text after `via` in a line of NCCL 2.10 to 2.32. Other text names an UNKNOWN transport."""
     text = via.strip()
     if found := _P2P.fullmatch(text):
         return Transport(found["name"], TransportKind.P2P, modifiers=_words(found["words"]))
@@ -113,10 +113,10 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 class LoggedChannels(NamedTuple):
-    """Channels of one connection that one rank logs with the same transport. `channel_bits` has one bit per
-    channel.
+    """Channels with the same transport that one end of a connection logs, as bits.
 
-    `peer_to_peer` is NCCL's connection 1. `received` marks lines of the receiver (P2P and SHM: only the sender logs).
+    `peer_to_peer` is NCCL's connection 1, for send and receive. `received` is true for the receiver's lines. It logs
+    none for P2P and SHM.
     """
 
     transport: Transport
@@ -134,7 +134,7 @@ class Edge(NamedTuple):
 
 
 class Route(Struct, frozen=True):
-    """Channels between two ranks with the same transports at both ends. None is an end that logged nothing."""
+    """The channels between two ranks that have these transports at their ends. None is an end without log lines."""
 
     sent: Transport | None
     received: Transport | None
@@ -151,28 +151,28 @@ class Route(Struct, frozen=True):
 
     @property
     def host_staged(self) -> bool | None:
-        """True if either end is host-staged, None if neither is known to be and one is unknown."""
+        """True if either end is host-staged. None if neither is, and one is unknown."""
         return is_staged([end for end in (self.sent, self.received) if end is not None])
 
     @property
     def name(self) -> str:
         """The transport's name, and the receiver's if it differs: 'NET/IB/0/GDRDMA, received NET/IB/0'."""
-        return _both(self.transport.name, (self.received or self.transport).name)
+        return self._describe("name")
 
     @property
     def family(self) -> str:
         """The name without NIC numbers: 'NET/IB/GDRDMA, received NET/IB'."""
-        return _both(self.transport.family, (self.received or self.transport).family)
+        return self._describe("family")
+
+    def _describe(self, attribute: str) -> str:
+        sent, received = (str(getattr(end, attribute)) for end in (self.transport, self.received or self.transport))
+        return sent if sent == received else f"{sent}, received {received}"
 
 
 def is_staged(transports: Iterable[Transport]) -> bool | None:
-    """True if any transport is host-staged. None if none is known to be, and one is unknown."""
+    """True if any transport is host-staged. None if none is, and one is unknown."""
     staged = [transport.host_staged for transport in transports]
     return True if True in staged else None if None in staged or not staged else False
-
-
-def _both(sent: str, received: str) -> str:
-    return sent if sent == received else f"{sent}, received {received}"
 
 
 class Path(Route, frozen=True):
@@ -197,11 +197,11 @@ def join_edges(edges: Iterable[Edge]) -> tuple[Path, ...]:
 def routes(logged: Iterable[LoggedChannels]) -> tuple[Route, ...]:
     """Return the routes of one pair of ranks from both logs: NCCL's connection 0 first, then 1."""
     channels = list(logged)
-    return tuple(route for peer_to_peer in (False, True) for route in _routes_of(channels, peer_to_peer=peer_to_peer))
+    return tuple(route for peer_to_peer in (False, True) for route in _match_ends(channels, peer_to_peer=peer_to_peer))
 
 
-def _routes_of(logged: Sequence[LoggedChannels], *, peer_to_peer: bool) -> Iterator[Route]:
-    ends = [each for each in logged if each.peer_to_peer is peer_to_peer]
+def _match_ends(logged: Sequence[LoggedChannels], *, peer_to_peer: bool) -> Iterator[Route]:
+    ends = [end for end in logged if end.peer_to_peer is peer_to_peer]
     received = [end for end in ends if end.received]
     both_ends = 0
     for sent in (end for end in ends if not end.received):
@@ -219,7 +219,7 @@ def _routes_of(logged: Sequence[LoggedChannels], *, peer_to_peer: bool) -> Itera
 
 
 class Tuning(Struct, frozen=True):
-    """NCCL's choice for one operation in its own words ('AllReduce', 'RING', 'SIMPLE'). None was not logged."""
+    """NCCL's choice for one operation ('AllReduce', 'RING', 'SIMPLE'). None was not logged."""
 
     function: str
     size_bytes: int
@@ -230,20 +230,22 @@ class Tuning(Struct, frozen=True):
 
 Pair = tuple[int, int]  # Source and destination rank
 RING, TREE = "RING", "TREE"
-_NVLS, _NVLS_TREE = "NVLS", "NVLS_TREE"
-_WITHOUT_CONNECTIONS = {
-    _NVLS: "NVLS",
-    _NVLS_TREE: "NVLS",
+_UNLOGGED_TRANSPORTS = {
+    "NVLS": "NVLS",
+    "NVLS_TREE": "NVLS",
     "SYMMETRIC": "symmetric memory",
     "COPY_ENGINE": "copy engine",
 }
-"""Algorithms whose bytes use no logged connection inside a node, by what they use instead. They need memory that
-ranks reach by load and store, or multicast by NVSwitch, so none passes through host memory.
+"""Transports inside a node by algorithm, if NCCL logs no connection for them. They need peer access or multicast, so
+none is host-staged.
 """
 
 
 class RankSelection(Struct, frozen=True, kw_only=True):
-    """The connections that one rank logs. `ring` and `tree` are its ordered pairs of neighbors."""
+    """The connections that one rank logs, and its ordered pairs of neighbors in rings and trees.
+
+    `no_log` is the reason for a missing log.
+    """
 
     no_log: str = ""
     edges: tuple[Edge, ...] = ()
@@ -252,19 +254,19 @@ class RankSelection(Struct, frozen=True, kw_only=True):
 
 
 class Used(Struct, frozen=True):
-    """The transports of every ordered pair of an operation, worst first. `unconnected` ranks logged none."""
+    """The transports of every ordered pair of an operation, slowest first. `unconnected` ranks logged none."""
 
     pairs: Mapping[Pair, tuple[Transport, ...]]
     unconnected: tuple[int, ...] = ()
 
     @property
     def transport(self) -> str | None:
-        """The names of all transports, worst first: 'NET/Socket/0+P2P/CUMEM'."""
+        """The names of all transports, slowest first: 'NET/Socket/0+P2P/CUMEM'."""
         return join_names(transport for transports in self.pairs.values() for transport in transports)
 
     @property
     def host_staged(self) -> bool | None:
-        """True if anything is host-staged. None if nothing is known to be, and not everything is known."""
+        """True if a pair is host-staged. None if none is, and one is unknown."""
         staged = [is_staged(transports) for transports in self.pairs.values()]
         if True in staged:
             return True
@@ -272,12 +274,12 @@ class Used(Struct, frozen=True):
 
 
 def join_names(transports: Iterable[Transport]) -> str | None:
-    """Join distinct transport names by '+', worst first. None if there are none."""
-    return "+".join(dict.fromkeys(transport.name for transport in sorted(transports, key=_badness))) or None
+    """Join distinct transport names by '+', slowest first. None if there are none."""
+    return "+".join(dict.fromkeys(transport.name for transport in sorted(transports, key=_speed_order))) or None
 
 
-def _badness(transport: Transport) -> tuple[int, str]:
-    """Sort key, slowest first: sockets and staging networks, shared memory, unknown, networks, other GPUs, direct."""
+def _speed_order(transport: Transport) -> tuple[int, str]:
+    """Sort key: host-staged networks, shared memory, unknown, direct networks, P2P and NVLS."""
     if transport.host_staged:
         return (0 if transport.network else 1), transport.name
     kinds = (TransportKind.UNKNOWN, TransportKind.COLLNET, TransportKind.NET)
@@ -285,18 +287,16 @@ def _badness(transport: Transport) -> tuple[int, str]:
 
 
 def drop_idle_pairs(pairs: Iterable[Pair], expected_bytes: Sequence[tuple[float, float]]) -> list[Pair]:
-    """Return the pairs of a ring that carry data: nothing enters a broadcast's root or leaves a reduction's root."""
-    only_sender, only_receiver = (_only(each[end] for each in expected_bytes) for end in (0, 1))
-    return [pair for pair in pairs if pair[1] != only_sender and pair[0] != only_receiver]
+    """Return the pairs of a ring that move data. None enters a broadcast's root, or leaves a reduction's root.
 
-
-def _only(expected_bytes: Iterable[float]) -> int | None:
-    ranks = [rank for rank, each in enumerate(expected_bytes) if each]
-    return ranks[0] if len(ranks) == 1 else None
+    `expected_bytes` are the bytes that each rank must send and receive.
+    """
+    senders, receivers = ([rank for rank, moved in enumerate(expected_bytes) if moved[end]] for end in (0, 1))
+    return [pair for pair in pairs if senders != [pair[1]] and receivers != [pair[0]]]
 
 
 class Selection:
-    """The connections that all ranks log. `nodes` are the ranks' nodes as MPI sees them."""
+    """The connections in the logs of all ranks. `nodes` has the node of each rank according to MPI."""
 
     def __init__(self, ranks: Sequence[RankSelection], nodes: Sequence[int]) -> None:
         self._nodes = nodes
@@ -306,14 +306,18 @@ class Selection:
         self.no_log = next((f"rank {number}: {rank.no_log}" for number, rank in enumerate(ranks) if rank.no_log), "")
 
     def algorithm_connections(self, algorithm: str | None) -> Used:
-        """Return the connections of a collective by its algorithm (None: all). Rings and trees use their neighbors.
+        """Return the connections that a collective with this algorithm uses. None uses all.
 
-        A log with more ranks belongs to another communicator too, whose connections are left out.
+        Skip ranks beyond this communicator's: the log then has a larger one too.
         """
         size = len(self._nodes)
         paths = [path for path in self._paths if not path.peer_to_peer and max(path.src, path.dst) < size]
-        if algorithm in _WITHOUT_CONNECTIONS:
-            return self._unconnected(algorithm, paths)
+        if algorithm in _UNLOGGED_TRANSPORTS:
+            through = Transport(_UNLOGGED_TRANSPORTS[algorithm], TransportKind.P2P)
+            nodes = self._nodes
+            inside = [pair for pair in permutations(range(size), 2) if nodes[pair[0]] == nodes[pair[1]]]
+            across = {(path.src, path.dst) for path in paths if nodes[path.src] != nodes[path.dst]}
+            return Used(dict.fromkeys(inside, (through,)) | _transports_by_pair(paths, across))
         logged = {RING: self._ring, TREE: self._tree}.get(algorithm or "", frozenset[Pair]())
         neighbours = {pair for pair in logged if max(pair) < size}
         if neighbours:
@@ -324,19 +328,9 @@ class Selection:
         return Used(pairs, tuple(rank for rank in ranks if rank not in connected))
 
     def send_connections(self, pairs: Iterable[Pair]) -> Used:
-        """Return the connections of sends and receives between these ranks. Lines of SHM do not identify them."""
+        """Return the connections of sends and receives. Include all of SHM, whose lines do not distinguish them."""
         paths = [path for path in self._paths if path.peer_to_peer or path.transport.kind is TransportKind.SHM]
         return Used(_transports_by_pair(paths, pairs))
-
-    def _unconnected(self, algorithm: str, paths: Sequence[Path]) -> Used:
-        through = Transport(_WITHOUT_CONNECTIONS[algorithm], TransportKind.P2P)
-        ranks = range(len(self._nodes))
-        inside = {(one, other) for one in ranks for other in ranks if one != other and self._together(one, other)}
-        across = {(path.src, path.dst) for path in paths if not self._together(path.src, path.dst)}
-        return Used(dict.fromkeys(sorted(inside), (through,)) | _transports_by_pair(paths, across))
-
-    def _together(self, one: int, other: int) -> bool:
-        return self._nodes[one] == self._nodes[other]
 
 
 def _transports_by_pair(paths: Sequence[Path], pairs: Iterable[Pair]) -> dict[Pair, tuple[Transport, ...]]:
@@ -345,7 +339,7 @@ def _transports_by_pair(paths: Sequence[Path], pairs: Iterable[Pair]) -> dict[Pa
         if (path.src, path.dst) in found:
             ends = (end for end in (path.sent, path.received) if end is not None)
             found[path.src, path.dst] |= dict.fromkeys(ends)
-    return {pair: tuple(sorted(transports, key=_badness)) for pair, transports in found.items()}
+    return {pair: tuple(sorted(transports, key=_speed_order)) for pair, transports in found.items()}
 
 
 class State(StrEnum):
@@ -357,7 +351,7 @@ class State(StrEnum):
 
 
 class EvidenceUse(StrEnum):
-    """The use of evidence on paths: also shown in the table, kept for JSON and the verdict, or not collected."""
+    """What to do with evidence on paths: show it in the table too, keep it for JSON and the verdict, or skip it."""
 
     SHOWN = "shown"
     KEPT = "kept"
@@ -365,7 +359,7 @@ class EvidenceUse(StrEnum):
 
 
 class Conclusion(StrEnum):
-    """The conclusion from all evidence on a path. The last two are for paths without traffic."""
+    """The conclusion from all evidence on a path. The last two apply to paths without traffic."""
 
     DIRECT = "direct"
     STAGED = "staged"
@@ -377,7 +371,7 @@ class Conclusion(StrEnum):
 
 
 class Confidence(StrEnum):
-    """The confidence in a conclusion: two kinds of evidence agree, there is one, they contradict, or there is none."""
+    """PROVEN by two kinds of evidence, LIKELY by one, WEAK if they contradict each other, NONE without evidence."""
 
     PROVEN = "proven"
     LIKELY = "likely"
@@ -393,9 +387,9 @@ class Evidence(Struct, frozen=True):
 
 
 class PathEvidence(Struct, frozen=True, kw_only=True):
-    """All evidence on one path: capability, selection, measurement, correctness, and why staging is `by_design`.
+    """All evidence on one path, and the reason why it is host-staged by design, if any.
 
-    `in_doubt`: nothing proves that the pair could avoid host memory, or that it could not.
+    `in_doubt`: nothing proves whether the pair can avoid host memory.
     """
 
     capability: Evidence = Evidence()
@@ -415,10 +409,10 @@ class Judgement(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """A line of the decision table: states of evidence, and what follows from them.
+    """A line of the decision table: the judgement for some states of evidence.
 
-    `states` has a word each for capability, selection, measurement and correctness, with the allowed letters P(resent),
-    A(bsent) and C(ontradicting).
+    `states` has a word each for capability, selection, measurement and correctness, with the letters of the matching
+    states: P(resent), A(bsent) and C(ontradicting).
     """
 
     states: str
@@ -431,21 +425,13 @@ class Rule(Struct, frozen=True):
 
 
 _DIRECT_PROVEN = Judgement(Conclusion.DIRECT, Verdict.PASS, Confidence.PROVEN)
-
 _DIRECT_LIKELY = Judgement(Conclusion.DIRECT, Verdict.PASS, Confidence.LIKELY)
-
 _DIRECT_WEAK = Judgement(Conclusion.DIRECT, Verdict.PASS, Confidence.WEAK)
-
 _DISPUTED = Judgement(Conclusion.DISPUTED, Verdict.WARN, Confidence.WEAK)
-
 _STAGED_PROVEN = Judgement(Conclusion.STAGED, Verdict.FAIL, Confidence.PROVEN)
-
 _STAGED_LIKELY = Judgement(Conclusion.STAGED, Verdict.FAIL, Confidence.LIKELY)
-
 _STAGED_WEAK = Judgement(Conclusion.STAGED, Verdict.FAIL, Confidence.WEAK)
-
 _WRONG = Judgement(Conclusion.WRONG, Verdict.FAIL, Confidence.PROVEN)
-
 _UNKNOWN = Judgement(Conclusion.UNKNOWN, Verdict.WARN, Confidence.NONE)
 
 RULES = (
@@ -476,18 +462,17 @@ RULES = (
 def decide(evidence: PathEvidence) -> Rule:
     """Return the matching line of the table."""
     kinds = (evidence.capability, evidence.selection, evidence.measurement, evidence.correctness)
-    return _line_for(*(kind.state for kind in kinds))
+    return _find_rule(*(kind.state for kind in kinds))
 
 
 @cache
-def _line_for(*states: State) -> Rule:
+def _find_rule(*states: State) -> Rule:
     return next(rule for rule in RULES if rule.holds(states))
 
 
 def judge(evidence: PathEvidence) -> Judgement:
-    """Judge the evidence. Host memory by design is no failure."""
+    """Judge the evidence. Host staging by design is SKIP, and WARN if that is in doubt."""
     judgement = decide(evidence).judgement
     if judgement.conclusion is Conclusion.STAGED and (evidence.by_design or evidence.in_doubt):
-        verdict = Verdict.SKIP if evidence.by_design else Verdict.WARN
-        return Judgement(judgement.conclusion, verdict, judgement.confidence)
+        return replace(judgement, verdict=Verdict.SKIP if evidence.by_design else Verdict.WARN)
     return judgement
