@@ -127,7 +127,7 @@ def _before_command(
         bool, typer.Option("--version", "-V", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Nothing: a command follows."""
+    """Do nothing: the subcommand follows."""
 
 
 def main() -> None:
@@ -143,7 +143,7 @@ def run_command_line(launch: LaunchedRank | None) -> int:
             raise errors.exit_style_under_launcher(launch.launcher)
         return app(standalone_mode=False) or 0
     except SystemExit as ended:
-        # Where nobody reads a help any more, typer exits with the code of what was judged and failed.
+        # If the reader of help is gone, typer exits with 1.
         return errors.DONE if ended.code == errors.JUDGED_AND_FAILED else int(ended.code or errors.DONE)
     except typer.TyperException as error:
         # The command whose help page fits the error.

@@ -101,7 +101,7 @@ def variable_of(key: str) -> str:
 def read_defaults(command: str, parameters: Iterable[Any], environment: Mapping[str, str] = os.environ) -> Defaults:
     """Return the defaults of a command's options; the environment outranks the file.
 
-    Raises UsageError for a file that cannot be read, an option that no command has, or a value that is none.
+    Raises UsageError for a file that cannot be read, an unknown option, or an invalid value.
     """
     if _are_off(environment):
         return Defaults({})
@@ -119,7 +119,7 @@ def read_defaults(command: str, parameters: Iterable[Any], environment: Mapping[
 
 
 def asked_by_default(key: str, command: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the default of one option, to report an error about the others; None if it cannot be read either."""
+    """Return the default of one option, to report an error about the others. None if that one cannot be read either."""
     try:
         if _are_off(environment):
             return None
@@ -216,7 +216,7 @@ def _read_toml(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def _read_text(path: Path, name: str) -> str | None:
-    """Read a defaults file; None for a pyproject.toml without a gpubench table, whoever owns it."""
+    """Read a defaults file. None for a pyproject.toml without a gpubench table, whoever owns the file."""
     try:
         with open_file(path, _EXPECTED, pipes=False) as file:
             # The file, and the link that leads to it.
@@ -249,7 +249,7 @@ def options_of_all_commands() -> Sequence[str]:
 
 
 _SEVERAL = ("dtype", "op", "algo", "proto", "backend", "partner")
-"""Options that take several words with commas between."""
+"""Options that take several words, separated by commas."""
 
 
 def words_for(option: str, incomplete: str) -> list[str]:

@@ -78,7 +78,7 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
         "--global-batch": (("--microbatches",), "each follows from the other"),
     },
 }
-"""By command, or `collective`: an option, those that cannot be combined with it, and why."""
+"""For each command (`collective` for all collectives): an option, the options that exclude it, and why."""
 
 
 def without_excluded(

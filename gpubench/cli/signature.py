@@ -60,7 +60,7 @@ class HelpfulCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """'[OPTIONS]' and the arguments, optional ones in brackets."""
+        """Return '[OPTIONS]' and the arguments, optional ones in brackets."""
         pieces = ["[OPTIONS]"]
         for param in self.params:
             if param.param_type_name == "argument":
@@ -69,7 +69,7 @@ class HelpfulCommand(TyperCommand):
         return pieces
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
-        """'Usage: gpubench topo [OPTIONS]'; the command without a name has no word in it."""
+        """Write 'Usage: gpubench topo [OPTIONS]', or 'Usage: gpubench [OPTIONS]' for the command without a name."""
         formatter.write_usage(ctx.command_path.strip(), " ".join(self.collect_usage_pieces(ctx)))
 
     def get_help(self, ctx: Any) -> str:
@@ -123,7 +123,7 @@ class HelpfulCommand(TyperCommand):
                 formatter.write_dl(list(list_fault_keys(self.name or "")), col_max=width)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options, with --help, which typer adds."""
+        """Return the options and typer's --help."""
         return switched_off(super().get_params(ctx))
 
 
@@ -133,18 +133,16 @@ class HelpfulGroup(TyperGroup):
     flags: ClassVar[Sequence[tuple[str, str]]] = (("-h, --help", "Show this page."),)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The flags before the command."""
         return switched_off(super().get_params(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The flags, and the commands."""
         with formatter.section("Options"):
             formatter.write_dl(self.flags)
         self.format_commands(ctx, formatter)
 
 
 def option_names(parameter: Any) -> str:
-    """'-d, --dtype TYPE', '--check / --no-check'."""
+    """Return '-d, --dtype TYPE' or '--check / --no-check'."""
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name.upper())
     names = ", ".join(sorted(parameter.opts, key=len))
@@ -154,7 +152,7 @@ def option_names(parameter: Any) -> str:
 
 
 def option_help(parameter: Any) -> str:
-    """'Random seed (default: 0).'"""
+    """Return the help text with the default: 'Random seed (default: 0).'"""
     help_text = str(parameter.help or "")
     default = parameter.default
     if parameter.param_type_name == "argument" or not parameter.show_default or default is None:
@@ -283,7 +281,7 @@ def app_of(
 
 
 def runner_of(job: str, checked: Callable[[Plan], Plan] | None = None) -> Callable[[Plan], int]:
-    """Return what runs a plan by the module of its job.
+    """Return a function that runs a plan by the module of its job.
 
     `checked` completes the plan and raises UsageError if it cannot be run. Without it,
     only the presentation is checked.

@@ -50,7 +50,7 @@ Block = Listing | Grid | Chart
 
 
 def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
-    """List the circumstances that a reader needs to believe a number, as labels and words."""
+    """Yield label and text of what the results depend on: command, hosts, ranks, libraries, settings."""
     yield "command", " ".join(metadata.command)
     yield "began", metadata.started_at
     hosts = list(dict.fromkeys(metadata.hosts))
@@ -84,7 +84,7 @@ def outcome(run: DocumentRun) -> str:
 
 
 def blocks(run: DocumentRun) -> Iterator[Block]:
-    """Make the page, below header and findings."""
+    """Yield the blocks below header and findings."""
     yield from charts(run.rows)
     yield from compared_charts(run.report.rows(ComparisonRow))
     collectives = [row for row in (*run.rows, *run.report.rows(CollectiveRow)) if isinstance(row, CollectiveRow)]
@@ -101,7 +101,7 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
 
 
 def copies_of_report(report: Report) -> Iterator[Block]:
-    """Make the blocks of the copies that a report of one node holds in a section, as a check does."""
+    """Yield the blocks of copies that a report of a single node has in its section `pairs`, as `check` writes it."""
     table = report.sections.get(PairRow.section)
     if isinstance(table, Table) and table.parts is not None and len(list(islice(table.parts(), 2))) > 1:
         return
@@ -111,9 +111,9 @@ def copies_of_report(report: Report) -> Iterator[Block]:
 
 
 def gravest(rows: Iterable[R], most: int, section: str, *, sort: bool = False) -> tuple[list[R], str]:
-    """Return the rows that a table has room for, and a remark on how many it leaves out and where those are.
+    """Return at most `most` rows, and a remark about the rows left out: how many, and which command shows them.
 
-    The gravest verdict comes first if rows are left out, or on `sort`. Rows with one verdict keep their order.
+    If rows are left out, or with `sort`, sort by verdict, worst first. Rows with the same verdict keep their order.
     """
     found = list(rows)
     if sort or len(found) > most:
@@ -134,7 +134,7 @@ def _verdict(row: object) -> Verdict | None:
 def _listing(
     title: str, columns: Sequence[Column], rows: Sequence[Any], more: str = "", *, folds: bool = False
 ) -> Listing:
-    """Make a table of the columns in which anything stands."""
+    """Return a table without empty columns."""
     texts = {column: [column.text(row) for row in rows] for column in columns}
     kept = {column: cells for column, cells in texts.items() if not {"", "-"}.issuperset(cells)}
     heads = [column.on_page or column.head for column in kept]
@@ -161,7 +161,7 @@ def _section_blocks(metadata: Metadata, report: Report) -> Iterator[Listing | Gr
 
 
 def _link_kinds(report: Report) -> dict[tuple[str, str], str]:
-    """Return the kind of link between two devices, as far as the matrix of paths says."""
+    """Return the kind of link for each pair of devices in the path matrix."""
     paths = report.sections.get("matrix")
     kinds = {}
     for row, columns in (paths.cells if isinstance(paths, Matrix) else {}).items():
@@ -172,7 +172,7 @@ def _link_kinds(report: Report) -> dict[tuple[str, str], str]:
 
 
 def _words(name: str) -> str:
-    """Spell the name of a column or a section as a person would: units as units, abbreviations as they are used."""
+    """Turn the name of a column or section into words: 'pcie_gb_s' into 'PCIe GB/s'."""
     for ending, unit in _UNITS.items():
         name = name.replace(ending, unit)
     return " ".join(_SPELLING.get(word, word) for word in name.removesuffix("_bytes").replace("_", " ").split(" "))
@@ -193,7 +193,7 @@ def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) ->
     best: dict[str, float] = {}
     for row, cells in section.cells.items():
         for column, value in cells.items():
-            if isinstance(value, float) and name != "ratios":  # no ratio is good or bad
+            if isinstance(value, float) and name != "ratios":  # a ratio is neither good nor bad
                 kind = kinds.get((row, column), column)
                 best[kind] = max(best.get(kind, 0.0), value)
 
@@ -216,7 +216,7 @@ def _cell_words(value: object) -> str:
 
 
 def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Block]:
-    """Make curves, a grid of steps by size and cap for every partner, and a table of all rows."""
+    """Yield curves, a grid of step times by size and CTA cap per computation, and a table of all rows."""
     yield from overlap_charts(rows)
     for partner, members in group_by(rows, lambda row: row.partner).items():
         lines: dict[str, dict[str, GridCell]] = {}
@@ -235,7 +235,7 @@ def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Block]:
 
 
 def _map(report: Report) -> Iterator[Grid]:
-    """Make the grid of nodes and rails of a scan. Of very many nodes only leaves with a bad node are shown."""
+    """Yield the grid of nodes and rails of a scan. With many nodes, show only leaves with a bad node."""
     cells = report.rows(ScanCellRow)
     if not cells:
         return
@@ -267,7 +267,7 @@ def _title(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
 
 
 def _copy_blocks(rows: Sequence[PairRow], gpus: Collection[str] = ()) -> Iterator[Block]:
-    """Make matrices, and a table if only some pairs of these GPUs were measured, or many sizes."""
+    """Yield matrices, or a table if only some pairs of `gpus` or many sizes were measured."""
     between = [row for row in rows if HOST not in (row.source, row.destination)]
     series = group_by(between, lambda row: (row.size_bytes, row.engine, row.direction, row.peer, row.scope))
     ways = {key[1:] for key in series}
@@ -297,7 +297,7 @@ def _copy_grid(rows: Sequence[PairRow]) -> Grid:
 
     lines = p2p.copy_cells(rows, words)
     ordered = list(rows)
-    if len(lines) > MOST_COLUMNS:  # what does not pass has its place on the page
+    if len(lines) > MOST_COLUMNS:  # keep pairs that do not pass
         ordered.sort(key=lambda row: gravity(row.verdict or Verdict.SKIP))
     names = list(dict.fromkeys(name for row in ordered for name in (row.source, row.destination)))
     cut = (

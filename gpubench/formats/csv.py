@@ -46,7 +46,7 @@ class CsvWriter:
             self._write([[_cell(value) for value in (*(record[column] for column in self._columns), *self._own_cells)]])
 
     def end(self, report: Report) -> None:
-        """Write a section of the report unless rows were written, and close a file of our own."""
+        """Write a section of the report unless rows were written. Close the stream if this writer opened it."""
         if not self._columns:
             own = chain([self._own_heads], repeat(list(map(_cell, self._own_cells))))
             self._write([*line, *cells] for line, cells in zip(_lines(report, self._section or report.main), own))  # noqa: B905 - one has no end
@@ -84,7 +84,7 @@ def _lines(report: Report, name: str) -> Iterator[Sequence[object]]:
 
 
 _MOST_KINDS = 32
-"""Kinds of nodes whose lines are kept for equal nodes."""
+"""Keep the lines of so many different nodes, to reuse them for equal nodes."""
 
 
 def lines(report: Report, name: str) -> Iterator[Sequence[Any]]:
@@ -107,7 +107,7 @@ def lines(report: Report, name: str) -> Iterator[Sequence[Any]]:
 
 
 def _cell(value: object) -> object:
-    """Return a cell: numbers as they are, everything else as text that a spreadsheet does not run."""
+    """Return a cell: numbers unchanged, everything else as text that no spreadsheet evaluates as a formula."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):

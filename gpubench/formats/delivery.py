@@ -1,4 +1,4 @@
-"""How a command ends before its last line: Ctrl-C, a closed pipe, a full disk."""
+"""What ends a command early: Ctrl-C, a closed pipe, a full disk."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ from gpubench.model.terms.units import format_error, plural, printable_line
 
 
 class Delivered(Protocol):
-    """What was shown of a run so far, and its end if it is cut short."""
+    """The output of a run so far. `cut_short` ends it early."""
 
     @property
     def rows(self) -> int: ...
@@ -28,7 +28,7 @@ class Delivered(Protocol):
 
 
 class ReaderGoneError(InterruptedRunError):
-    """Nobody reads stdout any more, as behind `| head`: the run ends without a message.
+    """The reader of stdout exited, for example `| head`. The run ends without a message.
 
     The exit code is 1 if something had failed before.
     """
@@ -38,7 +38,7 @@ class ReaderGoneError(InterruptedRunError):
 
 @contextmanager
 def delivering(presenter: Delivered) -> Iterator[None]:
-    """Turn an early end into an error of one line. What was measured stays, marked incomplete.
+    """Convert an interrupt or an output error into a one-line error. Keep the rows so far, marked incomplete.
 
     Raises: InterruptedRunError after Ctrl-C, SIGTERM, or if nobody reads stdout any more. CouldNotMeasureError if an
     output cannot be written.
@@ -62,7 +62,7 @@ def delivering(presenter: Delivered) -> Iterator[None]:
 def say(*lines: str, to: TextIO | None = None) -> None:
     """Print some lines on stdout or another stream. Raise InterruptedRunError if nobody reads stdout any more.
 
-    Foreign text stays on its line and does nothing. A closed stderr ends no run.
+    Control characters in foreign text are escaped. A closed stderr does not end the run.
     """
     try:
         print(*map(printable_line, lines), sep="\n", file=to, flush=True)
@@ -95,7 +95,7 @@ def announced(text: str, to: TextIO | None) -> Iterator[Callable[[], None]]:
 
 
 def tell(error: GpubenchError, to: TextIO) -> None:
-    """Print an error on stderr, unless nobody is there to read it."""
+    """Print an error on stderr. Ignore a closed stream."""
     if isinstance(error, ReaderGoneError):
         return
     text = f"gpubench: {printable_line(error.seen)}" if isinstance(error, InterruptedRunError) else format_error(error)
@@ -106,17 +106,17 @@ def tell(error: GpubenchError, to: TextIO) -> None:
 
 
 def full_output(error: OutputError, rows: int = 0) -> GpubenchError:
-    """Return the error about an output that cannot be written any more."""
+    """Return the error for an output that can no longer be written."""
     if error.filename == "stdout":
         forget(sys.stdout)
     return output_failed(str(error.filename), os.strerror(error.errno or 0), rows or error.rows)
 
 
-_SIZES = ("--sizes", "-b", "-e", "-f", "-i")  # Options that say which sizes are measured
+_SIZES = ("--sizes", "-b", "-e", "-f", "-i")  # Options that choose the measured sizes
 
 
 def interruption(rows: int = 0, kept_in: str = "") -> str:
-    """Return the last line of a run that Ctrl-C or SIGTERM ended: what is kept, and the next command."""
+    """Return the last line after Ctrl-C or SIGTERM: which results are kept, and what to type next."""
     words = ["gpubench", *sys.argv[1:]]
     if not rows or words[1:2] == ["report"]:
         return f"interrupted before the first result. Try: {shlex.join(words)}"
@@ -141,7 +141,7 @@ def is_reader_gone(stream: TextIO) -> bool:
 
 
 def forget(stream: TextIO) -> None:
-    """Point a stream elsewhere, so that neither a footer nor Python's exit writes into a closed pipe again."""
+    """Redirect a stream to /dev/null, so that nothing, such as Python's exit, writes into a closed pipe again."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, stream.fileno())
     os.close(nothing)

@@ -21,7 +21,7 @@ def read_frame(path: str | Path) -> "pandas.DataFrame":
 
     path = Path(path)
     if path.suffix == ".csv":
-        # Of text, pandas would take 'NA' and '007' for what they are not.
+        # Read texts as texts: pandas would turn 'NA' into a missing value and '007' into 7.
         texts = {
             name: "string" for name, kind in get_type_hints(CollectiveRow).items() if str in (kind, *get_args(kind))
         }

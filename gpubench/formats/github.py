@@ -1,6 +1,6 @@
-"""Annotations of GitHub Actions on stdout: the worst ten of what was found, then the verdict.
+"""Annotations of GitHub Actions on stdout: the ten worst findings, then the verdict.
 
-GitHub shows ten errors and ten warnings of a step. `markdown` has the whole.
+GitHub shows at most ten errors and ten warnings per step. The `markdown` format has all findings.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ def render(run: DocumentRun) -> Iterator[str]:
 
 
 def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
-    """Return the findings, or if there are none everything else that went wrong."""
+    """Yield the findings, or without any the judged rows."""
     from gpubench.model.results.sentence import JudgedCase, cases
 
     findings = run.report.findings
@@ -51,9 +51,9 @@ def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
 
 
 def _command(kind: str, title_: str, lines: Sequence[str]) -> str:
-    """Return a workflow command, the only kind of line in this format: no text in it can begin another.
+    """Return a workflow command, escaped so that no text in it starts another one.
 
-    A message cannot hold percent signs and line ends, and a property no colons and commas either.
+    Percent signs and line ends are escaped in the message. Properties also escape colons and commas.
     """
     title_ = printable_line(title_).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
     message = "%0A".join(printable_line(line).replace("%", "%25") for line in lines)

@@ -100,11 +100,11 @@ footer { color: var(--faint); font-size: .8rem; margin: 2.5rem 0 1rem; }
 _WIDTH, _HEIGHT = 480, 310
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 24, 12, 54
 _HIT = 8
-"""Radius of the area with a tooltip where no marker is drawn."""
+"""Radius of the tooltip area around points without a marker."""
 
 _MOST_TICKS = 7
 _KINDS = 4
-"""Colours and dashes that the style sheet has for curves."""
+"""Number of curve styles in the style sheet."""
 
 
 class _Scale(Struct, frozen=True):
@@ -229,7 +229,7 @@ _LEAST_SPAN = 0.1
 
 
 class Past:
-    """The earlier runs of this machine from a folder of dated results, which is read once."""
+    """Earlier runs of this machine in a folder of dated results. The folder is read once."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -237,7 +237,7 @@ class Past:
         self._problem = ""
 
     def section(self, run: DocumentRun) -> Iterator[str]:
-        """Return the part of the page, if a folder was given and any run has values."""
+        """Yield the section of the page, if there is a folder and any run has values."""
         if self._folder is None:
             return
         runs = list(self._read(self._folder, run))
@@ -316,7 +316,7 @@ def _y(value: float, low: float, high: float) -> float:
 
 
 def _mark(verdict: Verdict, x: float, y: float, words: str) -> str:
-    """Return a shape for each verdict, so that none is shown by colour alone."""
+    """Return a marker whose shape depends on the verdict, not only its colour."""
     title = f"<title>{html_text(words)}</title>"
     if verdict is Verdict.FAIL:
         return f'<path class="t {verdict}" d="M{x - 5:.1f} {y - 5:.1f}l10 10m0-10l-10 10">{title}</path>'
@@ -330,7 +330,7 @@ def _mark(verdict: Verdict, x: float, y: float, words: str) -> str:
 _SIGNS = {Verdict.PASS: "✓", Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.SKIP: "–"}
 _MARKS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.INCONCLUSIVE: "~", Verdict.ERROR: "?"}
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""No script and nothing from elsewhere, should text ever become markup; the page's own style is inline."""
+"""If foreign text ever became markup, it could run no script and load nothing. The style sheet is inline."""
 
 _GOOD_SHARE, _NEAR_SHARE = 0.95, 0.9
 _LOW_SHARE = 2 / 3
@@ -372,7 +372,7 @@ _LEAST_HEADS = 4
 
 
 class _Headings:
-    """Gives each heading a name that links can lead to."""
+    """Adds a unique id to each heading, for links."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -449,7 +449,7 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 
 def _sentence_html(words: str) -> str:
-    """Return a sentence as HTML. What stands between backquotes is code, which a click selects."""
+    """Return a sentence as HTML. Text in backquotes becomes code, which a click selects."""
     pieces = enumerate(words.split("`"))
     return "".join(f"<code>{html_text(piece)}</code>" if number % 2 else html_text(piece) for number, piece in pieces)
 
@@ -494,7 +494,7 @@ def _cell(cell: GridCell) -> str:
 
 
 def _listing(listing: Listing) -> Iterator[str]:
-    """Return a table. If it folds, lines that pass are hidden behind their number."""
+    """Yield a table. If it folds, lines that pass are hidden behind a summary with their number."""
     yield f"<h2>{html_text(capitalised(listing.title))}</h2>"
     lines = list(zip(listing.lines, listing.verdicts, strict=False))
     passed = [line for line in lines if line[1] is Verdict.PASS] if listing.folds else []
@@ -529,7 +529,7 @@ def writer(target: Target, shown: Presentation) -> DocumentWriter:
     past = Past(shown.history)
 
     def render_ascii(run: DocumentRun) -> Iterator[str]:
-        """The page with references in the place of characters that not every encoding of stdout has."""
+        """Return the page with character references for non-ASCII characters, because stdout may not encode them."""
         return (piece.encode("ascii", "xmlcharrefreplace").decode("ascii") for piece in render(run, past))
 
     return DocumentWriter(target, render_ascii)

@@ -1,4 +1,4 @@
-"""JSON: one document a run, in a file, a folder of dated results, or a baseline; and all documents written whole."""
+"""JSON: one document per run, in a file, a folder of dated results, or a baseline. Also the writer of documents."""
 
 import json
 import os
@@ -35,14 +35,14 @@ UNFINISHED = Report(
 _BETWEEN_LINES = ",\n    "
 
 _AT_EVERY_ROW = 500
-"""Up to here each row is written as it comes. Of more, a file lacks at most one in 500 until the end."""
+"""Up to this number the file is rewritten after each row. Later at most one row in 500 is missing until the end."""
 
 
 class JsonWriter:
     """Writes the document: to a stream once, at the end, and to a file again as rows come.
 
-    A file is replaced atomically, so that no reader and no crash meets half a document, and says `complete: false`
-    until the end. Of many rows it is not written at each one: the time would grow with the square of their number.
+    A file is replaced atomically, so that readers and crashes never see half a document. It has `complete: false`
+    until the end. With many rows it is not rewritten after each: the time would grow with the square of their number.
     """
 
     def __init__(self, target: Target, _shown: Presentation) -> None:
@@ -53,7 +53,7 @@ class JsonWriter:
         self._rows_written = 0
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
-        # Made once: of thousands of ranks it takes longer than all the rest of a row.
+        # Made once: with thousands of ranks this takes longer than writing a row.
         self._metadata = json_text(metadata.to_record(), indent=2).replace("\n", "\n  ")
         self._rows_section = metadata.rows_section
         self._rows = [] if columns else None
@@ -135,7 +135,7 @@ def _row_texts(section: Section) -> Iterator[str]:
             shared, cut = part.rows, []
             yield _joined(part)
             continue
-        # To cut the text takes as long as to make it, so it waits for a second node that has the same rows.
+        # Splitting the text takes as long as making it, so do it only for a second node with the same rows.
         if not cut:
             name = f"node-{uuid4()}"
             cut = _joined(replace(part, host=name)).split(json_text(name))
@@ -177,7 +177,7 @@ def replace_atomically(path: Path, text: Iterable[str]) -> None:
 
 
 class DocumentRun(Struct, frozen=True):
-    """What is known of a run: its metadata, the rows so far, and its outcome."""
+    """Metadata, rows so far and outcome of a run."""
 
     metadata: Metadata
     rows: Sequence[Row]
@@ -188,10 +188,10 @@ Render = Callable[[DocumentRun], Iterable[str]]
 
 
 class DocumentWriter:
-    """Writes what `render` makes of a run: to a file when the run begins, as unfinished, and when it ends.
+    """Writes the document that `render` returns: to a file as unfinished when the run begins, and when it ends.
 
-    Rows are only kept in between, because writing a document for each would cost time between measurements. csv, json,
-    jsonl and table have every row on disk.
+    Rows are kept in memory until then, because rewriting the document would take time between measurements. csv, json,
+    jsonl and table write every row to disk.
     """
 
     def __init__(self, target: Target, render: Render, *, marks_unfinished: bool = True) -> None:
@@ -202,7 +202,7 @@ class DocumentWriter:
         self._rows: list[Row] = []
 
     def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
-        """Mark a file as unfinished: no result of an earlier run may pass for this one's."""
+        """Write an unfinished document, so that the file of an earlier run is not mistaken for this one."""
         self._metadata = metadata
         if self._marks_unfinished and self._target.path is not None:
             self._write(UNFINISHED)
@@ -225,7 +225,7 @@ class DocumentWriter:
 
 
 def documents(render: Render, *, marks_unfinished: bool = True) -> Callable[[Target, Presentation], DocumentWriter]:
-    """Return what makes the writers of a format from its `render`."""
+    """Return the writer factory of a format from its `render` function."""
     return lambda target, _shown: DocumentWriter(target, render, marks_unfinished=marks_unfinished)
 
 
@@ -240,7 +240,7 @@ class DatedWriter(JsonWriter):
 
 
 def _claimed(folder: Path, metadata: Metadata) -> Path:
-    """Create a new file. Whoever creates it owns its name, even if runs on several hosts begin in one second."""
+    """Create a new file exclusively, because runs on several hosts may begin in the same second."""
     for number in count(1):
         path = folder / str(DatedName.of(metadata, number))
         try:
@@ -260,7 +260,7 @@ class BaselineWriter(JsonWriter):
 
 
 def is_kept(report: Report) -> bool:
-    """True for a result that others can be compared with: of a complete run that could be measured."""
+    """True if later results can be compared with this one: the run is complete and could measure."""
     return report.complete and report.verdict is not Verdict.ERROR
 
 

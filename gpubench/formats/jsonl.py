@@ -1,4 +1,4 @@
-"""JSON Lines: one object a line, `kind` first: metadata, rows as they come or section by section, then the report."""
+"""JSON Lines: one object per line, `kind` first. Metadata, then rows or sections, then the report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO

@@ -1,7 +1,7 @@
-"""JUnit XML for CI: a test case for every row that was judged, every finding, and the run itself; failures first.
+"""JUnit XML for CI: a test case per judged row, per finding, and for the run itself. Failures come first.
 
-FAIL is a failure, ERROR (could not be measured) an error; SKIP (not applicable, not judged) and INCONCLUSIVE are
-skipped; a warning passes, with its words as the case's output.
+FAIL is a failure, ERROR (could not be measured) an error. SKIP (not applicable, not judged) and INCONCLUSIVE are
+skipped. A warning passes, with its text as output.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ def _add(suite: "Element", subject: str, case: "JudgedCase") -> None:
 
 
 def _element(parent: "Element | None", tag: str, attributes: Mapping[str, str], lines: Sequence[str] = ()) -> "Element":
-    """Add an element, the only way for text into the document. XML has no control characters, even escaped."""
+    """Add an element. All text goes through here, because XML allows no control characters, even escaped."""
     from xml.etree.ElementTree import Element, SubElement
 
     shown = {name: printable_line(value) for name, value in attributes.items()}

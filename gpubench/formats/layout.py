@@ -1,4 +1,4 @@
-"""Columns, grids and curves: what Markdown and HTML draw as well, and how a terminal lays them out.
+"""Columns and grids, which Markdown and HTML draw too, and the layout of tables, grids and curves on a terminal.
 
 `table.py` prints these lines, `blocks.py` makes the tables and grids of pages.
 """
@@ -16,7 +16,7 @@ from gpubench.model.terms.verdict import Verdict
 
 INDENT = "  "
 VERDICT_MARKS = {Verdict.FAIL: "!", Verdict.WARN: "*", Verdict.INCONCLUSIVE: "~"}
-"""Marks follow a value that is not as it should be, so that it is seen without colours too."""
+"""Marks after a value that does not pass, visible without colours."""
 
 _GAP = 2
 _UNKNOWN = {"", "-", "?"}
@@ -41,7 +41,7 @@ class Column(NamedTuple):
     when: Callable[[Any], bool] | None = None
 
     def text(self, row: Any) -> str:
-        """Return the cell of a row. Escapes count towards its width."""
+        """Return the cell of a row, with control characters escaped."""
         found = field_text(self.cell, getattr(row, self.cell)) if isinstance(self.cell, str) else self.cell(row)
         return units.printable_line(found)
 
@@ -147,17 +147,17 @@ def described_lines(columns: Sequence[Column], rows: Sequence[Any], width: int) 
 
 
 def row_line(cells: Sequence[tuple[Column, str]]) -> str:
-    """Lay out a row of columns that have a width. A cell that is too wide still stands apart."""
+    """Lay out a row of columns with fixed widths. A cell that is too wide keeps one blank before it."""
     return "".join(text.rjust(column.width) if len(text) < column.width else f" {text}" for column, text in cells)
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Break a sentence at a width and indent its further lines. An empty one is an empty line."""
+    """Wrap a sentence at a width and indent its further lines. An empty sentence is an empty line."""
     return textwrap.wrap(units.printable_line(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 class GridCell(Struct, frozen=True):
-    """A cell of a grid: its words, its verdict, and how near it is to what is expected, else to the best of its kind.
+    """A cell of a grid: text, verdict, and its share of the expected value, else of the best cell of its kind.
 
     The share is between 0 and 1, and None for a cell that is no number. Cells that are only compared with each other
     (`is_relative`) are not known to be good.
@@ -181,12 +181,12 @@ class Grid(Struct, frozen=True):
 def grid_of_words(
     corner: str, cells: Mapping[str, Mapping[str, str]], rows: Sequence[str], columns: Sequence[str]
 ) -> Grid:
-    """Return a grid of some rows and columns, whose cells were not judged."""
+    """Return a grid of cells that were not judged."""
     return Grid("", corner, columns, {row: {name: GridCell(text) for name, text in cells[row].items()} for row in rows})
 
 
 def grid_lines(grid: Grid, width: int) -> Iterator[list[tuple[str, GridCell]]]:
-    """Lay out a grid in as many blocks of columns as a width asks for: a text for each cell, with its mark."""
+    """Lay out a grid within a width, in several blocks of columns if needed. Each cell has its text with its mark."""
     words = {
         (row, column): cells.get(column, GridCell("X" if row == column else "-"))
         for row, cells in grid.lines.items()
@@ -213,7 +213,7 @@ _LIMIT, _EXPECTED, _SEVERAL = "-", ".", "@"
 
 
 def plot_lines(chart: compare.Chart, width: int) -> Iterator[str]:
-    """Draw a chart with a value axis from 0, as wide as asked for but never too narrow for a picture."""
+    """Draw a chart with a value axis from 0, at least 16 columns wide."""
     columns = max(width - _LABEL - 3, _NARROWEST)
     highest = chart.highest or 1.0
     sizes = sorted({size for line in chart.lines for size, _ in line.points})
@@ -265,7 +265,7 @@ class _Canvas:
 
 
 def _size_labels(sizes: Sequence[int], canvas: _Canvas) -> str:
-    """Return sizes below their columns, as many as have room."""
+    """Return the line with as many sizes below their columns as fit."""
     cells = [" "] * canvas.columns
     free = 0
     for size in sizes:

@@ -1,7 +1,7 @@
 """A picture of a machine as inline SVG: its devices in their places, and the wires between them.
 
-Lines have colours by what was measured over what is expected. Devices with findings have a sign too, because nothing is
-shown by colour alone.
+The colour of a wire is its measured share of the expected bandwidth. Devices with findings also have a sign, because
+nothing is shown by colour alone.
 """
 
 import re
@@ -40,7 +40,7 @@ Pair = tuple[str, str]
 
 
 class Reach(Struct, frozen=True):
-    """The bandwidth of a wire in GB/s and what it is compared with. None if unknown."""
+    """The bandwidth of a wire in GB/s and its reference. None if unknown."""
 
     gb_s: float | None = None
     of_gb_s: float | None = None
@@ -98,7 +98,7 @@ class Machine(Struct, frozen=True):
     fabric: str = ""
 
     def median_reach(self, name: str) -> Reach:
-        """Return the median of what a GPU reaches with the others."""
+        """Return the median of the bandwidths between a GPU and the others."""
         own = [wire.reach for wire in self.wires if name in wire.ends and wire.reach.gb_s is not None]
         if not own:
             return Reach()
@@ -137,7 +137,7 @@ def _machine(
 
 
 def _parts(tree: Sequence[TreeRow]) -> Iterator[MachinePart]:
-    """Return the devices without host bridges. What is below one moves to its NUMA node."""
+    """Yield the devices without host bridges. Devices below a host bridge move to its NUMA node."""
     above: list[tuple[int, int]] = []
     position = 0
     for row in tree:
@@ -257,7 +257,7 @@ _SHARES = (
     (0.75, "s1", "75 to 90 %"),
     (0.0, "s0", "below 75 %"),
 )
-"""Classes of the style sheet by the share that is reached, the thresholds of the verdicts on copies among them."""
+"""CSS classes by measured share. They include the thresholds of the verdicts on copies."""
 
 _ORDER = ("s", *(kind for _, kind, _ in _SHARES))
 
@@ -332,7 +332,7 @@ def _class(reach: Reach) -> str:
 def _lines(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
     """Draw PCIe: a line from each part to its parent, coloured by copies with host memory."""
     placed = list(zip(machine.parts, spots, strict=False))
-    # The worst last: where lines share a way, it is the one that is seen.
+    # Draw the worst last: where lines overlap, it stays visible.
     for part, spot in sorted(placed, key=lambda item: _ORDER.index(_class(item[0].reach))):
         if part.above is None:
             continue
@@ -377,14 +377,14 @@ def _arcs(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
 
 
 def _is_odd(machine: Machine, wire: Wire) -> bool:
-    """True if a wire is marked. It is not if one of its GPUs is slow with all others and has its own mark."""
+    """True if a wire gets a mark. It gets none if one of its GPUs is equally slow with all others."""
     if wire.verdict is None:
         return False
     return not any(_class(machine.median_reach(end)) == _class(wire.reach) for end in wire.ends) or not machine.fabric
 
 
 def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: bool) -> Iterator[str]:
-    """Draw a curve. An odd one has its value beside it, away from the `lines` of GPUs."""
+    """Draw a curve. A marked one has its value next to it, away from the `lines` of GPUs."""
     away = _ARCS + min(72.0, abs(other.y - one.y) / 3)
     path = (
         f"M{one.right:.0f} {one.y:.1f}C{away:.0f} {one.y:.1f} {away:.0f} {other.y:.1f} {other.right:.0f} {other.y:.1f}"

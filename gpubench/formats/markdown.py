@@ -1,4 +1,4 @@
-"""Markdown: the verdict, what was found, and the figures, for `$GITHUB_STEP_SUMMARY`, issues and merge requests."""
+"""Markdown: verdict, findings and tables, for `$GITHUB_STEP_SUMMARY`, issues and merge requests."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,10 @@ _ESCAPES = str.maketrans(
     {character: f"\\{character}" for character in "\\`*_[]|~$"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 )
 _BLOCK = re.compile(r"^(?P<space> *)(?P<mark>[-+=#]|\d+(?=[.)](?: |$)))")
-"""The beginning of a heading, a list, a rule."""
+"""Matches the beginning of a heading, a list or a rule."""
 
 _LINK = re.compile(r"(?P<before>(?i:https?|ftp)(?=://)|(?i:\bwww)(?=\.)|(?i:mailto|xmpp)(?=:))|(?P<at>@)")
-"""What GitHub makes a link of, or a mention, without any markup."""
+"""Matches text that GitHub turns into a link or a mention without markup."""
 
 
 def render(run: DocumentRun) -> Iterator[str]:
@@ -85,7 +85,8 @@ def _broken_block(found: re.Match[str]) -> str:
 
 
 def _broken_link(found: re.Match[str]) -> str:
-    # A backslash breaks a link, but no mention: that is looked for in what is shown, which an invisible space divides.
+    # A backslash breaks a link but not a mention. GitHub finds mentions in the rendered text, so split that by an
+    # invisible space.
     return "@&#8203;" if found["at"] else f"{found['before']}\\"
 
 

@@ -1,4 +1,4 @@
-"""What a person or a file sees of a run: its rows and its progress."""
+"""The outputs and the progress display of a run."""
 
 import dataclasses
 import os
@@ -42,14 +42,14 @@ class ProgressDisplay:
     """Shows how far a run is. The base class shows nothing."""
 
     def update(self, done: int, total: int, label: str) -> None:
-        """`done` of `total` steps are over, and `label` is next."""
+        """Show that `done` of `total` steps are over and `label` is next."""
 
     def waiting(self, label: str, seconds: float) -> None:
-        """Something has begun that has no steps and takes about so many seconds."""
+        """Show that work without steps began, which takes about `seconds`."""
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Get out of the way while something else is written to the same terminal."""
+        """Hide the display while something else is written to the terminal."""
         yield
 
     def stop(self) -> None: ...
@@ -78,7 +78,7 @@ class ProgressLines(ProgressDisplay):
 
 
 class ProgressBar(ProgressDisplay):
-    """A bar of rich, removed when the run is over."""
+    """A progress bar, removed when the run is over."""
 
     def __init__(self, stream: TextIO) -> None:
         self._progress = _bar(stream)
@@ -194,9 +194,9 @@ class Presenter:
         self._begun = False
 
     def begin(self, metadata: Metadata, columns: Sequence[str] | None = None) -> None:
-        """Write headers, and on stderr what stdout has no room for.
+        """Write headers, and on stderr the sizes that are not measured unless a table shows them.
 
-        `columns` are those of rows that come one by one, empty for none. None means those of the subject.
+        `columns` are those of the following rows, empty without rows, None for those of the metadata's subject.
         """
         if columns is None:
             columns = COLLECTIVE_COLUMNS
@@ -235,7 +235,7 @@ class Presenter:
             self._write(lambda writer: writer.row(row))
 
     def end(self, report: Report) -> None:
-        """Write footers and verdict. On stderr repeat what must be seen of fallback if stdout is for programs."""
+        """Write footers and verdict. If stdout is for programs, also print lines on fallback on stderr."""
         report = self.report = self._add_sentence(report)
         self._progress.stop()
         self._write(lambda writer: writer.end(report))
@@ -259,7 +259,7 @@ class Presenter:
         self.report = self._add_sentence(report)
         for name, writer in self._writers.items():
             if name == "stdout" and self._is_table and sys.stdout.isatty():
-                continue  # the line on stderr, which the same person reads, is the last one
+                continue  # the error on stderr is the last line, on the same terminal
             with suppress(OSError):
                 writer.end(self.report)
 
@@ -283,7 +283,7 @@ class Presenter:
         return self._options.exit_code(self._metadata, self.report)
 
     def _add_sentence(self, report: Report) -> Report:
-        """Add the last line, from the rows that were presented and those in sections. A stored report has it."""
+        """Add the last line, from streamed rows and rows in sections. A stored report already has it."""
         has_style = self._options.exit_style is not None
         if self._metadata is None or (report.sentence and not has_style):
             return report

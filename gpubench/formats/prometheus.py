@@ -1,8 +1,8 @@
 """Prometheus text for node_exporter's textfile collector, in base units (bytes, seconds).
 
-Written once, at the end, and whole: the collector reads whenever it likes, and one bad line costs it the whole file.
-No sample has a timestamp, which the collector refuses; `gpubench_last_run_timestamp_seconds` says how old all this is.
-What a killed run leaves is the file of the run before, which grows old.
+The file is replaced once, at the end: the collector may read at any time, and one bad line makes it drop the file.
+The collector refuses timestamps, so `gpubench_last_run_timestamp_seconds` is the age of all samples. A killed run
+leaves the file of the run before.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ _WHICH_PAIR = (
 _WHICH_WAY = ("source_node", "destination_node", "scope", "direction", "engine", "peer", "size_bytes")
 _BUILD = {"driver": "driver", "nccl": "NCCL", "mpi": "MPI"}
 _MOST_SUBJECTS = 1000
-"""A file has no more findings by subject; `gpubench_findings` counts all."""
+"""At most so many findings by subject. `gpubench_findings` counts all."""
 
 _WHICH_ROW = (
     *("collective", "backend", "group", "ranks", "nodes", "size_bytes", "dtype", "op", "root", "placement", "mode"),
@@ -137,11 +137,11 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
         (("connected_pairs", "pairs", "Pairs that an NCCL log connects alike."),),
     ),
 }
-"""By a column that only rows of one kind have: the columns that tell its rows apart, and the metrics."""
+"""Labels and metrics of each kind of row, by a column that only this kind has."""
 
 
 class _Exposition:
-    """Samples by metric and labels: the collector refuses a file that has a sample twice."""
+    """Samples by metric and labels. The collector refuses a file with a duplicate sample."""
 
     def __init__(self, common: Mapping[str, str]) -> None:
         self._common = common
@@ -168,7 +168,7 @@ def _label(text: str) -> str:
 
 
 def render(run: DocumentRun, *, pairs: bool = False) -> Iterator[str]:
-    """Return the file. With `pairs` it has values for every pair, of which two nodes have thousands."""
+    """Yield the file. `pairs` adds every GPU pair: two nodes have thousands."""
     metadata, report = run.metadata, run.report
     exposition = _Exposition({"command": metadata.subject, "origin": metadata.origin})
     started = datetime.fromisoformat(metadata.started_at).timestamp()

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Writer(Protocol):
-    """An output: `begin`, then rows, then `end`, also if the run was cut short. A row is on disk when `row` returns.
+    """Writes one output: `begin`, then rows, then `end`, even if the run was cut short. `row` puts the row on disk.
 
-    `columns` are those of the rows that follow, empty if everything comes with the report.
+    `columns` are those of the following rows, empty if all rows come with the report.
     """
 
     def begin(self, metadata: "Metadata", columns: Sequence[str]) -> None: ...
@@ -35,7 +35,7 @@ class Writer(Protocol):
 
 
 class Target(Struct, frozen=True):
-    """The place of an output: an open stream, or a file that is opened when the run begins."""
+    """The destination of an output: an open stream, or a file that is opened when the run begins."""
 
     stream: TextIO | None = None
     path: Path | None = None
@@ -53,7 +53,7 @@ _SECONDS_BETWEEN_TRIES = 0.05
 
 
 def target_of(path: Path) -> Target:
-    """Return the target of an output file. A named pipe is opened once: closing it tells its reader that it ends.
+    """Return the target of an output file. A named pipe is opened once, because closing it ends its reader.
 
     Raises: UsageError if nobody reads the pipe.
     """
@@ -73,7 +73,7 @@ def target_of(path: Path) -> Target:
 
 
 class Format(Struct, frozen=True):
-    """An output format: its name, the file suffix that picks it, and what makes its writers.
+    """An output format: its name, its file suffix, and the factory of its writers.
 
     A format without a suffix is for stdout only. `maker` is 'module:name', imported for the first writer.
     """
@@ -107,7 +107,7 @@ FORMATS = (
 )
 
 DATED = Format("dated json", None, "a json of every run, in a folder", "json:DatedWriter")
-"""The format of an output that is a folder; it is none of FORMATS, since nobody asks for it by name."""
+"""The format of `--output FOLDER/`. It is not in FORMATS, because it has no name for `--format`."""
 
 BASELINE = Format("baseline", None, "a json of this run under a name, once it is whole", "json:BaselineWriter")
 """The format of `--save-baseline`."""
@@ -160,7 +160,7 @@ NAGIOS_STATES = {
     Verdict.FAIL: "CRITICAL",
     Verdict.ERROR: "UNKNOWN",
 }
-"""Nagios' word for each verdict; what was not judged is never OK."""
+"""Nagios' word for each verdict. Without a judgement it is never OK."""
 
 NAGIOS_CODES = {"OK": 0, "WARNING": 1, "CRITICAL": 2, "UNKNOWN": 3}
 
@@ -196,7 +196,7 @@ EXIT_STYLE = "--exit-style"
 
 @dataclass(frozen=True, kw_only=True)
 class Presentation:
-    """Output files and the look of a report: the options of every command, and what a writer needs to know.
+    """Output files and look of a report: the options that every command has. Writers read it too.
 
     `checked` completes `format` and `outputs`. `defaults` are options from the environment or `defaults_file`, with
     their places. `job_defaults` are those that ranks must agree about. `terminal` breaks the last line at the width
@@ -364,7 +364,7 @@ def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
 
 
 def _is_folder(path: Path) -> bool:
-    """True for a folder. A path that cannot be read, or is too long, is refused when it is written."""
+    """True for a folder. A path that cannot be read, or is too long, raises later, when it is written."""
     try:
         return path.is_dir()
     except OSError:

@@ -1,10 +1,8 @@
-"""Formats of one line: for monitoring, the last sentence alone, and a line of shell for a launcher.
+"""Formats of one line: `--exit-style` for monitoring, `--summary`, and `p2p --veto` for a launcher.
 
-They come with `--exit-style`, which also chooses the exit code; they are no formats of their own.
-
-The driver's word is a list of models and chipsets: platforms exist on which it says yes and the fabric drops what GPUs
-write to each other (https://github.com/vllm-project/vllm/issues/51513). The line is shell, so that a launcher takes it
-with `eval "$(gpubench p2p --veto)"`: an export, or a comment alone where nothing has to be avoided.
+The driver allows peer access by a list of models and chipsets. On some platforms it says yes and the fabric drops
+writes between GPUs (https://github.com/vllm-project/vllm/issues/51513). `eval "$(gpubench p2p --veto)"` in a launcher
+then exports variables that avoid peer access, or only prints a comment.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,13 +19,13 @@ _MOST_CHARACTERS = 80
 """Characters that node-problem-detector keeps of a message: its default `max_output_length`."""
 
 _MOST_BYTES = 1024
-"""Bytes of a line that every way to Nagios carries, its end included: those of NRPE 2."""
+"""Longest line in bytes that every transport to Nagios accepts, line end included (NRPE 2)."""
 
 _MOST_BYTES_OF_REASON = 240
 """Bytes of a reason for draining, so that 'gpubench: ' and the reason fit the 255 of slurmdbd's column (tinytext)."""
 
 _SPELLED = str.maketrans({"|": "/", "\\": "/", "%": " percent", "`": "'", "$": "?"})
-"""A bar begins figures; the others mean something to printf, to shells or to Nagios' macros."""
+"""A bar starts performance data. The others are special in printf, shells or Nagios' macros."""
 
 _IN_ASCII = str.maketrans({"→": "->", "×": "x", "µ": "u", "·": ".", "−": "-", "–": "-", "±": "+-", "°": "", "…": "..."})
 
@@ -66,7 +64,7 @@ def _is_inert(text: str) -> bool:
 
 
 def _inert(text: str) -> str:
-    """Return a text in which no figure begins, and that no shell, macro or printf changes."""
+    """Return a text without characters that Nagios, a shell or printf would interpret."""
     return " ".join(printable_line(" ".join(text.split())).translate(_SPELLED).split())
 
 
@@ -77,7 +75,7 @@ def _cut(text: str, most_bytes: int) -> str:
 
 
 class _Figure(NamedTuple):
-    """A performance figure with its least and most. Its name has the unit: Nagios has none for bandwidth."""
+    """A value of Nagios' performance data. The unit is in the name, because Nagios has none for bandwidth."""
 
     label: str
     value: float
@@ -88,7 +86,7 @@ class _Figure(NamedTuple):
 
 
 def _nagios(run: DocumentRun) -> Iterator[str]:
-    """Return the line, or nothing for a run that was cut short: whoever ended it prints the only line."""
+    """Yield the line. After an interrupt the error handler prints the only line."""
     if not run.report.complete:
         return
     from gpubench.formats.blocks import title
@@ -168,7 +166,7 @@ OFF = "NCCL_P2P_DISABLE=1 VLLM_SKIP_P2P_CHECK=0; unset GGML_CUDA_P2P"
 the variable, 0 too, switches peer access on."""
 
 OFF_OVER_PCIE = "NCCL_P2P_LEVEL=NVL VLLM_SKIP_P2P_CHECK=0; unset GGML_CUDA_P2P"
-"""The same where only pairs without NVLinks are to be avoided."""
+"""The same, but NVLink pairs keep peer access."""
 
 _MOST_PAIRS = 3
 
@@ -178,7 +176,7 @@ _SAID = {
     Conclusion.DISPUTED: "P2P is not known to work",
     Conclusion.UNKNOWN: "P2P is not known to work",
 }
-"""What is said of the gravest, in this order."""
+"""Words for the worst conclusion, worst first."""
 
 
 class VetoWriter:
@@ -194,7 +192,7 @@ class VetoWriter:
     def row(self, row: Row) -> None: ...
     def end(self, report: Report) -> None:
         line = veto_line(report.rows(EvidenceRow), complete=report.complete)
-        # A line break in foreign text would end the comment, and the shell would run what follows.
+        # A line break in foreign text would end the comment, and the shell would run the rest.
         self._target.open().write(printable_line(line + (" (simulated)" if self._simulated else "")) + "\n")
 
 

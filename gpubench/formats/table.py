@@ -1,4 +1,4 @@
-"""The table for people: the page that the view of every subject prints on, with findings and verdict."""
+"""The table for people: the page on which the view of each command prints, with findings and verdict."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ class CauseText(NamedTuple):
 
 
 def named_causes(report: Report) -> frozenset[str]:
-    """Return the ids of the causes that are printed below the verdict on fallback, and need not be repeated in it."""
+    """Return the ids of the causes that are printed below the lines on fallback, so that those need not repeat them."""
     return frozenset(row.id for row in _root_findings(report))
 
 
@@ -58,12 +58,12 @@ def top_causes(report: Report) -> Iterator[CauseText]:
 
 
 def all_causes(report: Report) -> Iterator[CauseText]:
-    """Return all causes that hold, with everything that the catalogue says about them."""
+    """Return all causes that apply, with their full description."""
     return (_cause_text(report, row, whole=True) for row in report.rows(CauseRow) if not row.implied_by)
 
 
 def unread_lines(report: Report) -> list[str]:
-    """Return which causes could not be checked and why. Those of one reason share a line."""
+    """Return one line per reason why causes could not be checked."""
     ids: dict[str, dict[str, None]] = {}
     subjects: dict[str, dict[str, None]] = {}
     for row in report.rows(UnreadRow):
@@ -180,7 +180,7 @@ def fallback_lines(report: Report) -> list[str]:
 
 
 def fallback_notes(report: Report) -> Iterator[str]:
-    """Return the same lines with cures, for a run whose findings nobody reads."""
+    """Yield the same lines with cures, for stderr."""
     yield from fallback_lines(report)
     for row in report.rows(FallbackRow):
         if row.verdict != Verdict.SKIP:
@@ -259,7 +259,7 @@ def evidence_notes(report: Report) -> list[str]:
 
 
 def line_text(line: str, style: str = "") -> "Text":
-    """Return a line as rich prints it. Foreign text in it stays one line and does nothing."""
+    """Return a line for rich, with control characters escaped and without markup."""
     from rich.text import Text
 
     return Text(printable_line(line), style=style)
@@ -318,14 +318,14 @@ _WORD_STYLES = {
     r"(?<!\S)(CNS|GNS|TNS|DR|NS|U|down|init|lost|\S+!)(?!\S)": _VERDICT_STYLES[Verdict.FAIL],
     r"(?<!\S)(\S+\*)(?!\S)": _VERDICT_STYLES[Verdict.WARN],
 }
-"""A colour shows a verdict. Wiring has none, however fast it is."""
+"""Colours show verdicts only."""
 
 _PART = re.compile(r"(?<!\S)(\d+(?: x\d+)?) of (\d+(?: x\d+)?)(?!\S)")
 """'12 of 18' NVLinks, or a PCIe link of '5 x8 of 5 x16'."""
 
 
 class Page:
-    """The page that a view prints on. `charts` are drawn before the outcome, or None if nobody asked for any."""
+    """The page on which a view prints. `charts` are drawn before the outcome. None means without --plot."""
 
     def __init__(self, target: Target, shown: Presentation) -> None:
         self.width = shown.columns
@@ -344,7 +344,7 @@ class Page:
         self._show(lines, lambda line: line_text(line, style))
 
     def _show(self, lines: Iterable[str], colored: "Callable[[str], Text]") -> None:
-        """Print lines. rich is loaded only for colours: it takes a tenth of a start."""
+        """Print lines. rich is imported only for colours, because it takes a tenth of the start time."""
         for line in lines:
             if self._shown.is_colored:
                 self._console.print(colored(line))
@@ -412,7 +412,7 @@ class Page:
         self.all_causes(report)
 
     def all_causes(self, report: Report) -> None:
-        """Print all causes that hold, and which could not be checked."""
+        """Print all causes that apply, and those that could not be checked."""
         causes, unread = list(all_causes(report)), unread_lines(report)
         self._causes(causes)
         for line in unread:
@@ -512,11 +512,11 @@ class ReportView:
 
 
 def _console(stream: TextIO, shown: Presentation) -> "Console":
-    """Return a console that shows text unchanged. If its reader is gone, the measurement decides what happens."""
+    """Return a console that prints text unchanged and raises BrokenPipeError if its reader is gone."""
     from rich.console import Console
 
     class PipeConsole(Console):
-        """Rich ends the process when its reader is gone."""
+        """rich would exit the process if its reader is gone."""
 
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
@@ -527,7 +527,7 @@ def _console(stream: TextIO, shown: Presentation) -> "Console":
         markup=False,
         emoji=False,
         width=shown.columns,
-        height=1,  # else the terminal is asked for its size with each line
+        height=1,  # otherwise rich asks the terminal for its size before each line
         force_terminal=shown.is_colored,
         color_system="standard" if shown.is_colored else None,
         soft_wrap=True,
@@ -547,7 +547,7 @@ class QuietWriter:
 
 
 class View(Protocol):
-    """The part of a table that shows one subject."""
+    """Prints the rows and the report of one command."""
 
     def row(self, row: Row) -> None: ...
 

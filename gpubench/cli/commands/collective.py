@@ -1,4 +1,4 @@
-"""The command of every collective: its help, what excludes what, and the run."""
+"""The command of every collective: help and checks of its options."""
 
 from typing import TYPE_CHECKING
 
@@ -127,7 +127,7 @@ SECTIONS = (
 
 
 def app(command: Command) -> typer.Typer:
-    """The command for typer, with the options that mean something for this collective."""
+    """Return the typer command, with the options that apply to this collective."""
     collective = collective_named(command.name)
     means_something = {
         "ops": collective.reduces,
@@ -144,7 +144,7 @@ def app(command: Command) -> typer.Typer:
 
 
 def help_of(collective: "Collective") -> HelpPage:
-    """The help of a collective: its size and bus bandwidth, and commands to start from."""
+    """Return the help page of a collective."""
     if collective.reduces:
         example, own = "Measure another data type, and two reductions", "--dtype bfloat16 --op sum,max"
     elif collective.rooted:

@@ -188,7 +188,7 @@ def _check_hang(plan: WatchPlan) -> None:
 
 
 def _checked_watch(plan: WatchPlan) -> WatchPlan:
-    """The plan, which ends if its machine is simulated. Raises UsageError for a fault that counters do not show."""
+    """Return the plan. A simulated watch ends. Raises UsageError for a fault that counters do not show."""
     _check_seconds(plan, plan.interval_s)
     if plan.simulation is None:
         return plan
@@ -222,5 +222,4 @@ _APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
 
 
 def app(command: Command) -> typer.Typer:
-    """The command for typer."""
     return _APPS[command.name](command)

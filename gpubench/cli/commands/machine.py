@@ -101,5 +101,4 @@ _APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
 
 
 def app(command: Command) -> typer.Typer:
-    """The command for typer."""
     return _APPS[command.name](command)

@@ -1,4 +1,4 @@
-"""`gpubench overlap`: its help, what excludes what, and the run."""
+"""`gpubench overlap`: help and checks of its options."""
 
 from gpubench.cli.exclusions import check_evidence, check_profile
 from gpubench.cli.signature import HelpPage, app_of, runner_of, with_sections

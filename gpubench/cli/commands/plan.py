@@ -1,4 +1,4 @@
-"""`gpubench plan`: its help, what excludes what, and the prediction."""
+"""`gpubench plan`: help and checks of its options."""
 
 from gpubench.cli.signature import HelpPage, app_of, runner_of, with_sections
 from gpubench.errors import UsageError

@@ -168,7 +168,7 @@ def learn(
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file that is never there by half; UsageError where it cannot be written."""
+    """Write a file atomically. Raises UsageError if it cannot be written."""
     part = path.with_name(path.name + ".part")
     try:
         part.write_text(text, encoding="utf-8")
@@ -209,7 +209,7 @@ def _described(profile: "Profile", *, verbose: bool) -> Iterator[str]:
 
 
 def _where(expected: "Expected") -> str:
-    """'size 4G, algorithm RING': what the value holds for."""
+    """Return the conditions of a value: 'size 4G, algorithm RING'."""
     keys = {
         "GPUs": expected.gpus,
         "nodes": expected.nodes if expected.nodes > 1 else None,
@@ -222,6 +222,5 @@ def _where(expected: "Expected") -> str:
 
 
 def app(command: Command) -> typer.Typer:
-    """The commands for typer."""
     _app.info.name, _app.info.help = command.name, f"{command.summary}\n{HELP}"
     return _app

@@ -100,7 +100,7 @@ def _check_compared(plan: ComparePlan) -> None:
 
 
 def _run_report(plan: ReportPlan) -> int:
-    """Raises UsageError for a file that is no result, or a section it has not."""
+    """Raise UsageError for a file that is no result, or a section that it lacks."""
     from gpubench.jobs import report
     from gpubench.readers.documents import read_text
     from gpubench.readers.registry import WANTED
@@ -122,5 +122,4 @@ _APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
 
 
 def app(command: Command) -> typer.Typer:
-    """The command for typer."""
     return _APPS[command.name](command)

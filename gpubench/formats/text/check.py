@@ -21,7 +21,7 @@ class CheckView(ReportView):
     """Checks, devices that do not pass, findings, verdict."""
 
     def end(self, report: Report) -> None:
-        """Print everything, or only the verdict of a run that was cut short."""
+        """Print all sections. A run that was cut short has only a verdict."""
         self._header()
         if report.sections:
             verdicts = report.rows(VerdictRow)
@@ -46,7 +46,7 @@ class CheckView(ReportView):
         self._page.print("")
 
     def _checks(self, rows: Sequence[CheckRow]) -> None:
-        """Print verdicts. Checks that pass share a line, and so do those that were skipped for one reason."""
+        """Print verdicts. Checks that passed share a line, and so do checks skipped for the same reason."""
         alike: dict[tuple[str, str | None], list[str]] = {}
         for row in rows:
             if row.verdict == Verdict.PASS or row.note:
@@ -104,10 +104,10 @@ _SCOPES = {"node": "node", "gpu": "GPU", "nic": "NIC", "link": "link"}
 _LABEL_WIDTH = 9
 _MOST_FINDINGS = 2
 _SMALL_BYTES = 2**16
-"""Below this size the time of an operation says more than its bandwidth."""
+"""Below this size, show time instead of bandwidth."""
 
 _REMARKED_BELOW_PERCENT = 80
-"""A small size that passes below this percentage of the expected speed needs a remark."""
+"""A small size that passes below this percentage of the expected speed gets a remark."""
 
 _BAD = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, Verdict.INCONCLUSIVE)
 _SCOPES_IN_BRIEF = {"gpu": "GPU", "nic": "NIC", "link": "link"}
@@ -250,7 +250,7 @@ def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Ver
 
 
 def _select_copies(rows: Iterable[PairRow]) -> tuple[list[PairRow], list[PairRow]]:
-    """Return the large copies between GPUs by copy engine, and those with pinned host memory.
+    """Return the large copies between GPUs by copy engine, and the large copies with pinned host memory.
 
     Rows with peer access off that were not judged are baselines.
     """

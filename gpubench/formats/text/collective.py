@@ -1,4 +1,4 @@
-"""Collectives for people: a header, a line a size as it is measured, a footer, and backends side by side."""
+"""Collectives for people: a header, a line per size as it is measured, a footer, and a comparison of backends."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ from gpubench.model.terms.verdict import Verdict, gravity, parse_doubt
 
 _SIZE, _NARROW_SIZE = 9, 8
 _LIMITED_FROM_BYTES = 64 * 2**10
-"""Smaller operations take the time of a launch: their share of the limit says nothing."""
+"""Below this size launch time dominates, so the share of the limit is meaningless."""
 
 _FOOTER_LABEL = 18
 _MOST_LINES = 2
@@ -49,7 +49,7 @@ def _series_words(row: BackendRow | WinnerRow) -> str:
 
 
 def _are_alone(metadata: Metadata) -> bool:
-    """True if operations run alone: they have no bandwidth, which many at once make."""
+    """True if operations run one at a time. Then bandwidth is not measured."""
     return metadata.options.get("mode") == Mode.LATENCY
 
 
@@ -136,7 +136,7 @@ def page_columns(metadata: Metadata) -> list[Column]:
 
 
 def _labels(metadata: Metadata) -> tuple[str, Callable[[CollectiveRow], str]]:
-    """Return what stands before the size: the setting in a sweep of settings, else the group of ranks."""
+    """Return the column before the size: the setting in a sweep of settings, else the group of ranks."""
     if not way_names(metadata):
         return "group", lambda row: row.group or ""
     several = bool(backends_beside(metadata))
@@ -146,7 +146,7 @@ def _labels(metadata: Metadata) -> tuple[str, Callable[[CollectiveRow], str]]:
 class CollectiveView:
     """Prints lines of fixed width, so that rows can be shown as they are measured.
 
-    Both placements of a size stand in one line, as in nccl-tests. A single placement leaves room for the fastest and
+    Both placements of a size share a line, as in nccl-tests. With a single placement there is room for the fastest and
     slowest rank.
     """
 
@@ -220,7 +220,7 @@ class CollectiveView:
         yield group + "size".rjust(self._size_width) + heads
 
     def _fitting(self, columns: Sequence[Column]) -> tuple[int, list[Column]]:
-        """Return the width of sizes, and the columns that fit: busbw has the mark if % exp has no room."""
+        """Return the width of the size column and the columns that fit. If '% exp' does not fit, busbw has the mark."""
 
         def total_width(column: Column) -> int:
             return column.width * (1 if _is_once(column) else len(self._placements))
@@ -267,7 +267,7 @@ class CollectiveView:
             self._remark(f"beside            {speed_words(series)}")
 
     def _trials(self, rows: Sequence[MpiTrialRow]) -> None:
-        """Print how every operation ended that MPI was handed GPU memory for."""
+        """Print the outcome of each trial of MPI on GPU memory."""
         if rows:
             sizes = dict.fromkeys(row.size_bytes for row in rows)
             self._page.print("", "MPI on GPU memory, each operation in a job of its own")
@@ -296,7 +296,7 @@ def way_name(backend: str, setting: str | None, *, several: bool) -> str:
 
 
 def way_names(metadata: Metadata) -> list[str]:
-    """Return the names of all ways of a sweep. There are none if the sweep compares nothing."""
+    """Return the names of all settings and backends that a sweep compares, empty if it compares nothing."""
     names = list(metadata.options.get("settings") or ())
     if not names:
         return []

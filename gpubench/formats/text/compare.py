@@ -1,4 +1,4 @@
-"""A comparison for people: both sides, what else changed, the rows that got worse first, and how the rest fared."""
+"""A comparison for people: both sides, changed circumstances, rows that got worse, then a summary of the rest."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ class CompareView(ReportView):
     """Both sides, the rows that changed, findings, verdict."""
 
     def end(self, report: Report) -> None:
-        """Print everything, or only the verdict of a run that was cut short."""
+        """Print all sections. A run that was cut short has only a verdict."""
         if report.sections:
             metadata = self._metadata
             self._page.heading(metadata, "compare")
@@ -117,7 +117,7 @@ class CompareView(ReportView):
             )
 
     def _comparison(self, own: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
-        """Print a series. `own` has the number of each row in `rows`, from which the shown rows are made."""
+        """Print a series. `own` has the index of each row in `rows`. Only rows that are shown are made."""
         compared = [row for row in own if row[1].status == Status.COMPARED]
         self._table(compared, rows)
         self._page.print("")
@@ -168,7 +168,7 @@ class CompareView(ReportView):
             self._page.print(f"left out: {plural(left, 'file')} more: --format csv --section {HistoryRow.section}")
 
     def _table(self, compared: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
-        """Print the rows that got worse, then those that got faster. The rest is summed up."""
+        """Print the rows that got worse, then those that got faster."""
         worse = [number for number, judged in compared if judged.verdict != Verdict.PASS]
         faster = [number for number, judged in reversed(compared) if (judged.change, judged.verdict) == _FASTER]
         shown = rows.made([*worse[:_MOST_ROWS], *faster[:_MOST_FASTER]])
@@ -218,7 +218,7 @@ def _percent_of_before(slower_percent: float | None) -> str:
 
 
 class _Judged(NamedTuple):
-    """The columns of a row that are summed up."""
+    """The columns of a row that the summary needs."""
 
     series: str | None
     status: str

@@ -79,7 +79,7 @@ class ExplainView(ReportView):
     """Communicators, their pairs by transport, causes, verdict."""
 
     def end(self, report: Report) -> None:
-        """Print everything, or only the verdict of a run that was cut short."""
+        """Print all sections. A run that was cut short has only a verdict."""
         if report.sections:
             communicators = report.rows(CommunicatorRow)
             transports = report.rows(TransportRow)

@@ -50,7 +50,7 @@ class PlanView(ReportView):
     """Layouts, exposed communication, costs of faults."""
 
     def end(self, report: Report) -> None:
-        """Print everything, or only the verdict of a run that was cut short."""
+        """Print all sections. A run that was cut short has only a verdict."""
         self._header()
         if report.sections:
             layouts = report.rows(LayoutRow)

@@ -29,7 +29,7 @@ class ScanView(ReportView):
     """Bad cells, rounds, exclude lists, findings, verdict."""
 
     def end(self, report: Report) -> None:
-        """Print everything, or only the verdict of a run that was cut short."""
+        """Print all sections. A run that was cut short has only a verdict."""
         self._header()
         if report.sections:
             self._cells(report.rows(ScanCellRow), report.rows(ScanPartRow))

@@ -248,7 +248,7 @@ class TopoView(ReportView):
     """Machines by kind: devices and matrices, or the causes of slow paths."""
 
     def end(self, report: Report) -> None:
-        """Print everything, or only the verdict of a run that was cut short."""
+        """Print all sections. A run that was cut short has only a verdict."""
         if not report.sections:
             self._page.outcome(report)
             return
