@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 from typer.testing import CliRunner
@@ -88,24 +87,3 @@ def other_parts(fault: Planted, finding: Mapping[str, Any]) -> list[str]:
         if elsewhere or (devices and fault.name not in devices):
             found.append(subject)
     return found
-
-
-@pytest.mark.parametrize(
-    ("subject", "is_other"),
-    [
-        ("node1 GPU2 (0000:05:00.0)", False),
-        ("node1 GPU0 (0000:03:00.0) → GPU2 (0000:05:00.0)", False),
-        ("node1", False),
-        ("node0 GPU2 (0000:05:00.0)", True),
-        ("node1 GPU3 (0000:05:00.0)", True),
-        ("GPU2 (0000:05:00.0)", True),
-        ("node1 mlx5_0", True),
-    ],
-)
-def test_another_part_is_told_from_the_one_at_fault(subject: str, *, is_other: bool) -> None:
-    fault = two_nodes_with_a_nic()
-    assert other_parts(fault, {"subjects": [subject]}) == [subject] * is_other
-
-
-def two_nodes_with_a_nic() -> Planted:
-    return Planted(Machine(load("hgx-h100-8"), 2), "lost=yes", 1, "GPU2")

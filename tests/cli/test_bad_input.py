@@ -87,14 +87,6 @@ def test_a_command_that_is_nearly_right_is_named(typed: str, meant: str) -> None
     assert "gpubench --help" in result.stderr
 
 
-def test_help_says_what_to_type_first() -> None:
-    result = gpubench("--help")
-    assert result.returncode == 0
-    start = result.stdout.partition("Start with:")[2]
-    assert start.split()[:4] == ["gpubench", "check", "this", "machine:"]
-    assert "--simulate hgx-h100-8" in start
-
-
 @pytest.mark.parametrize(("arguments", "name"), [*((RUNS[1], each.name) for each in FORMATS), (RUNS[-1], "table")])
 def test_no_format_needs_utf_8(arguments: tuple[str, ...], name: str) -> None:
     result = gpubench(*arguments, "--format", name, env=ASCII)
