@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from gpubench import profiles
 from gpubench.cli.app import app, typer_command
-from gpubench.cli.functions import TYPE_NAMES, signature_of
+from gpubench.cli.functions import TYPE_NAMES, make_signature
 from gpubench.cli.process import COMMANDS
 from gpubench.cli.signature import option_help, option_names
 from gpubench.collectives.registry import collective_named
@@ -258,7 +258,7 @@ def stub() -> str:
         "",
     ]
     for command in functions:
-        parameters = signature_of(command.name).parameters.values()
+        parameters = make_signature(command.name).parameters.values()
         lines.append(f"def {command.name}(")
         lines += ["    *,"] if all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters) else []
         for parameter in parameters:

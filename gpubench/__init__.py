@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
     if name in _OF_LIBRARY:
         found = getattr(import_module("gpubench.jobs.library"), name)
     elif name in _commands():
-        found = import_module("gpubench.cli.functions").function_of(name)
+        found = import_module("gpubench.cli.functions").make_function(name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     globals()[name] = found

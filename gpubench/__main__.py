@@ -46,14 +46,14 @@ def main() -> None:
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and not ignored, as behind `&`
     if is_usual:
         signal.signal(signal.SIGINT, _end_at_once)
-    from gpubench.cli.process import exit_with
+    from gpubench.cli.process import run_and_exit
 
     if _CHANNEL not in os.environ:
         import gpubench.cli.app  # noqa: F401 - half of all imports
     if is_usual:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        exit_with(run)
+        run_and_exit(run)
     except KeyboardInterrupt:
         if is_usual:
             signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -12,7 +12,7 @@ import typer.completion
 from typer.core import TyperCommand
 
 from gpubench import __version__, errors
-from gpubench.cli.process import COMMANDS, exit_with
+from gpubench.cli.process import COMMANDS, run_and_exit
 from gpubench.cli.signature import HELP_ALL, HelpfulGroup
 from gpubench.model.facts.environment import LaunchedRank
 from gpubench.model.terms.commands import BARE, Command
@@ -83,7 +83,7 @@ class LazyCommands(HelpfulGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Import the command that the first word names; return it with the remaining words."""
         name, _, rest = super().resolve_command(ctx, args)
-        chosen = next((each for each in (BARE, *COMMANDS) if each.name == name), None)
+        chosen = next((command for command in (BARE, *COMMANDS) if command.name == name), None)
         if chosen is None:
             return name, None, rest
         return name, typer_command(chosen), rest
@@ -132,7 +132,7 @@ def _before_command(
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    exit_with(run_command_line)
+    run_and_exit(run_command_line)
 
 
 def run_command_line(launch: LaunchedRank | None) -> int:

@@ -50,7 +50,7 @@ class Defaults(NamedTuple):
         sources = {name: context.get_parameter_source(name) for name in self.by_name}
         return self.keep(name for name, source in sources.items() if getattr(source, "name", "") == "DEFAULT_MAP")
 
-    def noted_in(self, presentation: Presentation) -> Presentation:
+    def note_in(self, presentation: Presentation) -> Presentation:
         """Return the presentation with all defaults, and those that must be equal on all ranks of a job.
 
         Options of outputs and looks may differ.
@@ -93,7 +93,7 @@ def _options_by_key(parameters: Iterable[Any]) -> dict[str, Any]:
     return found
 
 
-def variable_of(key: str) -> str:
+def variable_name(key: str) -> str:
     """Return the environment variable of an option: GPUBENCH_EXPECT_GPUS for `expect-gpus`."""
     return PREFIX + key.upper().replace("-", "_")
 
@@ -109,8 +109,8 @@ def read_defaults(command: str, parameters: Iterable[Any], environment: Mapping[
     file, values = _read_file(command, Path(), options)
     found = {}
     for key, option in options.items():
-        if text := environment.get(variable_of(key)):
-            source = f"{variable_of(key)}={text}"
+        if text := environment.get(variable_name(key)):
+            source = f"{variable_name(key)}={text}"
             found[option.name] = Default(f"--{key}", _parse_text(option, text, source), source)
         elif key in values:
             value, source = values[key]
@@ -123,7 +123,7 @@ def asked_by_default(key: str, command: str, environment: Mapping[str, str] = os
     try:
         if _are_off(environment):
             return None
-        return environment.get(variable_of(key)) or str(_read_file(command, Path(), {key: None})[1][key][0])
+        return environment.get(variable_name(key)) or str(_read_file(command, Path(), {key: None})[1][key][0])
     except (UsageError, KeyError):
         return None
 
@@ -252,7 +252,7 @@ _SEVERAL = ("dtype", "op", "algo", "proto", "backend", "partner")
 """Options that take several words, separated by commas."""
 
 
-def words_for(option: str, incomplete: str) -> list[str]:
+def complete_words(option: str, incomplete: str) -> list[str]:
     """Return the values of an option that complete the text, or its part after the last comma."""
     before, comma, last = incomplete.rpartition(",") if option in _SEVERAL else ("", "", incomplete)
     already = before.split(",")

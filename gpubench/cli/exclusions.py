@@ -81,7 +81,7 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
 """For each command (`collective` for all collectives): an option, the options that exclude it, and why."""
 
 
-def without_excluded(
+def resolve_exclusions(
     command: Command, declared: Iterable["Option"], values: Mapping[str, Any], context: Any
 ) -> dict[str, Any]:
     """Return the values without the defaults that an option of the command line excludes.

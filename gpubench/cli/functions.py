@@ -42,7 +42,7 @@ could be measured, and if the command does not end within `deadline_s` seconds.\
 """
 
 
-def function_of(command: str) -> Callable[..., RunResult]:
+def make_function(command: str) -> Callable[..., RunResult]:
     """Return a command as a function."""
 
     def call(*arguments: FileName, deadline_s: float | None = None, **options: Value) -> RunResult:
@@ -51,11 +51,11 @@ def function_of(command: str) -> Callable[..., RunResult]:
     call.__name__ = call.__qualname__ = command
     call.__module__ = "gpubench"
     call.__doc__ = _docstring(command)
-    call.__signature__ = signature_of(command)  # type: ignore[attr-defined]
+    call.__signature__ = make_signature(command)  # type: ignore[attr-defined]
     return call
 
 
-def signature_of(command: str) -> inspect.Signature:
+def make_signature(command: str) -> inspect.Signature:
     """Return the parameters of a command's function: its files, `deadline_s`, and its options as keywords."""
     named = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("deadline_s", named, default=None, annotation=float | None)]
@@ -71,7 +71,7 @@ def signature_of(command: str) -> inspect.Signature:
                     name,
                     named,
                     default=default,
-                    annotation=_type_of(option, get_args(types[option.name].annotation)[0]),
+                    annotation=_parameter_type(option, get_args(types[option.name].annotation)[0]),
                 )
             )
     return inspect.Signature(parameters, return_annotation=RunResult)
@@ -91,10 +91,10 @@ def _parameters(command: str) -> Iterator[tuple[str, Any]]:
 
 
 def _typed(command: str) -> Any:
-    return typer_command(next(each for each in COMMANDS if each.name == command))
+    return typer_command(next(known for known in COMMANDS if known.name == command))
 
 
-def _type_of(option: Any, annotation: Any) -> Any:
+def _parameter_type(option: Any, annotation: Any) -> Any:
     if option.multiple:
         return Several
     if annotation in (bool, bool | None):
@@ -103,7 +103,7 @@ def _type_of(option: Any, annotation: Any) -> Any:
 
 
 def _docstring(command: str) -> str:
-    summary = next(each.summary for each in COMMANDS if each.name == command)
+    summary = next(known.summary for known in COMMANDS if known.name == command)
     texts = [f"{name}: {option.help or ''}" for name, option in _parameters(command)]
     wrapped = [textwrap.fill(text, 100, initial_indent="    ", subsequent_indent="        ") for text in texts]
     return "\n".join((summary, "", _RUNS.format(command), "", "Parameters:", *wrapped))

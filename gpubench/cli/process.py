@@ -61,8 +61,8 @@ def _prepare_streams() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_HANDLER)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        by_line, encoding = sys.stdout.line_buffering, sys.stdout.encoding
-        sys.stdout = _Stdout(open(1, "wb", closefd=False), encoding, _HANDLER, line_buffering=by_line)  # noqa: SIM115
+        line_buffering, encoding = sys.stdout.line_buffering, sys.stdout.encoding
+        sys.stdout = _Stdout(open(1, "wb", closefd=False), encoding, _HANDLER, line_buffering=line_buffering)  # noqa: SIM115
 
 
 def showable(text: str) -> str:
@@ -91,7 +91,7 @@ DEFAULTS_FILES = (OWN_FILE, PROJECT_FILE)
 _OWN_FAULT = "gpubench itself failed, as shown above; this says nothing about the machine"
 
 
-def exit_with(run: Callable[[LaunchedRank | None], int]) -> None:
+def run_and_exit(run: Callable[[LaunchedRank | None], int]) -> None:
     """Run, and exit with the code; under a launcher only the first rank reports wrong usage."""
     _prepare_streams()
     launch = _own_launch()

@@ -268,7 +268,7 @@ def _number(kind: type[int] | type[float], typed: Any, parameter: Any, bounds: M
 Plan = TypeVar("Plan")
 
 
-def app_of(
+def make_app(
     page: HelpPage,
     kind: type[Plan],
     run: Callable[[Plan], int],
@@ -280,7 +280,7 @@ def app_of(
     return lambda command: typer_app(command, page, kind, run, without=without if plots else ("plot", *without))
 
 
-def runner_of(job: str, checked: Callable[[Plan], Plan] | None = None) -> Callable[[Plan], int]:
+def job_runner(job: str, checked: Callable[[Plan], Plan] | None = None) -> Callable[[Plan], int]:
     """Return a function that runs a plan by the module of its job.
 
     `checked` completes the plan and raises UsageError if it cannot be run. Without it,
@@ -289,13 +289,13 @@ def runner_of(job: str, checked: Callable[[Plan], Plan] | None = None) -> Callab
 
     def run(plan: Plan) -> int:
         module = import_module(job)
-        code: int = module.run(checked(plan) if checked else with_sections(plan, module.SECTIONS), sys.argv[1:])
+        code: int = module.run(checked(plan) if checked else check_presentation(plan, module.SECTIONS), sys.argv[1:])
         return code
 
     return run
 
 
-def with_sections(plan: Plan, sections: Sequence[str]) -> Plan:
+def check_presentation(plan: Plan, sections: Sequence[str]) -> Plan:
     """Return the plan with a presentation that fits these sections. Raises UsageError."""
     any_plan: Any = plan
     changed: Plan = replace(any_plan, presentation=any_plan.presentation.checked(sections))
@@ -315,7 +315,7 @@ def typer_app(
 
     `settle` translates options that only the command has.
     """
-    from gpubench.cli.exclusions import without_excluded
+    from gpubench.cli.exclusions import resolve_exclusions
     from gpubench.model.terms.options import options_of, plan_from
 
     declared = {option.field: option for option in options_of(kind) if option.field not in without}
@@ -330,13 +330,13 @@ def typer_app(
     def call(context: typer.Context, **values: Any) -> None:
         defaults: Defaults | None = context.meta.get(_DEFAULTS)
         try:
-            chosen: Mapping[str, Any] = without_excluded(command, declared.values(), values, context)
+            chosen: Mapping[str, Any] = resolve_exclusions(command, declared.values(), values, context)
             if defaults is not None:
                 defaults = defaults.keep(name for name in defaults.by_name if chosen[name] is values[name])
             chosen = chosen if settle is None else settle(chosen)
             plan: Any = plan_from(kind, {**chosen, "command": command.name}, command.name)
             if defaults is not None:
-                plan = replace(plan, presentation=defaults.noted_in(plan.presentation))
+                plan = replace(plan, presentation=defaults.note_in(plan.presentation))
             raise typer.Exit(run(plan))
         except GpubenchError as error:
             if defaults is not None:
@@ -358,19 +358,19 @@ def _parameter(option: "Option") -> inspect.Parameter:
         info: Any = typer.Argument(**settings)
     else:
         if option.completed_as:
-            settings["autocompletion"] = completer(option.completed_as)
+            settings["autocompletion"] = make_completer(option.completed_as)
         info = typer.Option(*option.names.split(" "), rich_help_panel=option.group, **settings)
     default = inspect.Parameter.empty if option.default is ... else option.default
     annotation: Any = Annotated[option.typed, info]
     return inspect.Parameter(option.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def completer(option: str) -> Callable[[str], list[str]]:
+def make_completer(option: str) -> Callable[[str], list[str]]:
     """Return the shell completion of an option, by its name without dashes."""
 
     def complete(incomplete: str) -> list[str]:
-        from gpubench.cli.defaults import words_for
+        from gpubench.cli.defaults import complete_words
 
-        return words_for(option, incomplete)
+        return complete_words(option, incomplete)
 
     return complete

@@ -22,7 +22,7 @@ class Delivered(Protocol):
     def code_so_far(self) -> int: ...
 
     @property
-    def kept_in(self) -> str: ...
+    def stored_result(self) -> str: ...
 
     def cut_short(self) -> None: ...
 
@@ -47,7 +47,7 @@ def delivering(presenter: Delivered) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise InterruptedRunError(interruption(presenter.rows, presenter.kept_in)) from None
+        raise InterruptedRunError(interruption(presenter.rows, presenter.stored_result)) from None
     except BrokenPipeError:
         forget(sys.stdout)
         gone = ReaderGoneError("the reader of stdout went away")
@@ -115,14 +115,14 @@ def full_output(error: OutputError, rows: int = 0) -> GpubenchError:
 _SIZES = ("--sizes", "-b", "-e", "-f", "-i")  # Options that choose the measured sizes
 
 
-def interruption(rows: int = 0, kept_in: str = "") -> str:
+def interruption(rows: int = 0, stored_result: str = "") -> str:
     """Return the last line after Ctrl-C or SIGTERM: which results are kept, and what to type next."""
     words = ["gpubench", *sys.argv[1:]]
     if not rows or words[1:2] == ["report"]:
         return f"interrupted before the first result. Try: {shlex.join(words)}"
     seen = f"interrupted after {plural(rows, 'row')}"
-    if kept_in:
-        return f"{seen}, kept in {kept_in}. Try: gpubench report {shlex.quote(kept_in)}"
+    if stored_result:
+        return f"{seen}, kept in {stored_result}. Try: gpubench report {shlex.quote(stored_result)}"
     sized = [word.partition("=")[0] in _SIZES for word in words]
     others = [word for word, *is_size in zip(words, sized, [False, *sized], strict=False) if not any(is_size)]
     return f"{seen}. Try: {shlex.join([*others, '--sizes', '1M'])}"

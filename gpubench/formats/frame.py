@@ -39,7 +39,7 @@ def read_frame(path: str | Path) -> "pandas.DataFrame":
     )
 
 
-def frame_of(section: Matrix | Sequence[Record | Finding]) -> "pandas.DataFrame":
+def make_frame(section: Matrix | Sequence[Record | Finding]) -> "pandas.DataFrame":
     """Return rows of one kind, or a matrix, as a data frame with pandas' nullable types."""
     import pandas
 

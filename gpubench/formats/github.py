@@ -31,8 +31,8 @@ def render(run: DocumentRun) -> Iterator[str]:
     lines = [outcome(run), *fallback_lines(run.report)]
     if len(worst) > _MOST:
         cut = Counter(case.verdict for case in worst[_MOST:])
-        by_verdict = ", ".join(f"{many} {verdict}" for verdict, many in cut.items())
-        lines.insert(1, f"{by_verdict} more than the {_MOST} annotations shown; --output summary.md has all")
+        verdict_counts = ", ".join(f"{many} {verdict}" for verdict, many in cut.items())
+        lines.insert(1, f"{verdict_counts} more than the {_MOST} annotations shown; --output summary.md has all")
     yield _command("notice", name, lines)
 
 

@@ -94,10 +94,10 @@ def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> dict[Column, list[
     }
 
 
-def fitting(columns: Sequence[Column], width: int, width_of: Callable[[Column], int]) -> list[Column]:
+def fitting(columns: Sequence[Column], width: int, measure: Callable[[Column], int]) -> list[Column]:
     """Drop columns until the others fit a width or none can be spared. Of equally spare ones the first goes first."""
     kept = list(columns)
-    while sum(map(width_of, kept)) > width and (spare := max(kept, key=lambda column: column.spare)).spare:
+    while sum(map(measure, kept)) > width and (spare := max(kept, key=lambda column: column.spare)).spare:
         kept.remove(spare)
     return kept
 
@@ -196,9 +196,9 @@ def grid_lines(grid: Grid, width: int) -> Iterator[list[tuple[str, GridCell]]]:
     head = GridCell("")
     lead = max(map(len, (grid.corner, *grid.lines)))
     wide = max(map(len, (*grid.columns, *texts.values()))) + _GAP
-    at_once = max(1, (width - lead) // wide)
-    for start in range(0, len(grid.columns), at_once):
-        block = grid.columns[start : start + at_once]
+    columns_per_block = max(1, (width - lead) // wide)
+    for start in range(0, len(grid.columns), columns_per_block):
+        block = grid.columns[start : start + columns_per_block]
         yield [(grid.corner.ljust(lead), head), *((column.rjust(wide), head) for column in block)]
         for row in grid.lines:
             cells = ((texts[row, column].rjust(wide), words[row, column]) for column in block)
@@ -251,16 +251,16 @@ class _Canvas:
     def marks(self, points: compare.Points, mark: str) -> None:
         """Draw a mark per point, or another one where two lines meet."""
         for size, value in points:
-            row, column = self._row(value), self.column(size)
+            row, column = self._line_of(value), self.column(size)
             self.rows[row][column] = _SEVERAL if self.rows[row][column] in _MARKS.replace(mark, "") else mark
 
     def across(self, points: compare.Points, mark: str) -> None:
         for number, (size, value) in enumerate(points):
             following = self.column(points[number + 1][0]) if number + 1 < len(points) else self.columns
             for column in range(self.column(size), following):
-                self.rows[self._row(value)][column] = mark
+                self.rows[self._line_of(value)][column] = mark
 
-    def _row(self, value: float) -> int:
+    def _line_of(self, value: float) -> int:
         return _HEIGHT - 1 - round(max(value, 0.0) / self._highest * (_HEIGHT - 1))
 
 

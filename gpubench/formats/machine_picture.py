@@ -43,19 +43,23 @@ class Reach(Struct, frozen=True):
     """The bandwidth of a wire in GB/s and its reference. None if unknown."""
 
     gb_s: float | None = None
-    of_gb_s: float | None = None
+    reference_gb_s: float | None = None
     what: str = ""
 
     @property
     def share(self) -> float | None:
-        return self.gb_s / self.of_gb_s if self.gb_s is not None and self.of_gb_s else None
+        return self.gb_s / self.reference_gb_s if self.gb_s is not None and self.reference_gb_s else None
 
     @property
     def words(self) -> str:
         """Return '392 of 393 GB/s expected'."""
         if self.gb_s is None:
             return "not measured"
-        return f"{self.gb_s:.3g}" + (f" of {self.of_gb_s:.3g}" if self.of_gb_s else "") + f" GB/s {self.what}".rstrip()
+        return (
+            f"{self.gb_s:.3g}"
+            + (f" of {self.reference_gb_s:.3g}" if self.reference_gb_s else "")
+            + f" GB/s {self.what}".rstrip()
+        )
 
 
 class MachinePart(Struct, frozen=True):
@@ -103,7 +107,7 @@ class Machine(Struct, frozen=True):
         if not own:
             return Reach()
         gb_s = median(reach.gb_s for reach in own if reach.gb_s is not None)
-        held = [reach.of_gb_s for reach in own if reach.of_gb_s]
+        held = [reach.reference_gb_s for reach in own if reach.reference_gb_s]
         return Reach(gb_s, median(held) if held else None, own[0].what)
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpubench.errors import COULD_NOT_MEASURE, DONE, JUDGED_AND_FAILED, OutputError, name_output
 from gpubench.formats.delivery import is_reader_gone, say
-from gpubench.formats.registry import BASELINE, Color, Presentation, Target, Writer, target_of
+from gpubench.formats.registry import BASELINE, Color, Presentation, Target, Writer, make_target
 from gpubench.formats.table import line_text
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import (
@@ -118,7 +118,7 @@ class ProgressBar(ProgressDisplay):
         self._progress.stop()
 
 
-def progress_on(stream: TextIO, *, is_rank: bool, say: Callable[[str], None]) -> ProgressDisplay:
+def make_progress_display(stream: TextIO, *, is_rank: bool, say: Callable[[str], None]) -> ProgressDisplay:
     """Return a bar if `stream` is a terminal. A rank's may be a pty of mpirun and counts as none."""
     if not is_rank and stream.isatty() and os.environ.get("TERM") != "dumb":
         return ProgressBar(stream)
@@ -185,12 +185,14 @@ class Presenter:
         self._figures = SpeedFigures()
         self._options = options
         self._is_table = options.format.name in ("table", "quiet", "veto")
-        shown = on_plain_stream(options) if is_rank else on_stream(options, sys.stdout)
+        shown = adapt_to_plain_stream(options) if is_rank else adapt_to_stream(options, sys.stdout)
         self._writers: dict[str, Writer] = {"stdout": options.format.writer(Target(stream=sys.stdout), shown)}
         plain = dataclasses.replace(options, color=Color.NEVER)
         for output in options.outputs:
-            self._writers[str(output.path)] = output.format.writer(target_of(output.path), plain)
-        self._progress = progress_on(sys.stderr, is_rank=is_rank, say=self._say) if progress else ProgressDisplay()
+            self._writers[str(output.path)] = output.format.writer(make_target(output.path), plain)
+        self._progress = (
+            make_progress_display(sys.stderr, is_rank=is_rank, say=self._say) if progress else ProgressDisplay()
+        )
         self._begun = False
 
     def begin(self, metadata: Metadata, columns: Sequence[str] | None = None) -> None:
@@ -264,7 +266,7 @@ class Presenter:
                 writer.end(self.report)
 
     @property
-    def kept_in(self) -> str:
+    def stored_result(self) -> str:
         """Return the file of this run that `gpubench report` shows, if there is one."""
         return next(
             (str(output.path) for output in self._options.outputs if output.format.suffix in (".json", ".jsonl")), ""
@@ -317,13 +319,15 @@ class Presenter:
                 raise
 
 
-def on_stream(presentation: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Presentation:
+def adapt_to_stream(
+    presentation: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ
+) -> Presentation:
     """Decide width and colours on `stream`: the terminal's, unless options or `environment` say otherwise.
 
     COLUMNS is a width, and NO_COLOR comes before FORCE_COLOR, even if the stream is no terminal.
     """
     if not stream.isatty():
-        return on_plain_stream(presentation, environment)
+        return adapt_to_plain_stream(presentation, environment)
     has_colors = _is_forced(environment) or environment.get("TERM") != "dumb"
     return dataclasses.replace(
         presentation,
@@ -333,7 +337,7 @@ def on_stream(presentation: Presentation, stream: TextIO, environment: Mapping[s
     )
 
 
-def on_plain_stream(presentation: Presentation, environment: Mapping[str, str] = os.environ) -> Presentation:
+def adapt_to_plain_stream(presentation: Presentation, environment: Mapping[str, str] = os.environ) -> Presentation:
     """Decide width and colours without a terminal."""
     return dataclasses.replace(
         presentation,

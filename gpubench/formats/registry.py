@@ -52,7 +52,7 @@ _SECONDS_FOR_A_READER = 10.0
 _SECONDS_BETWEEN_TRIES = 0.05
 
 
-def target_of(path: Path) -> Target:
+def make_target(path: Path) -> Target:
     """Return the target of an output file. A named pipe is opened once, because closing it ends its reader.
 
     Raises: UsageError if nobody reads the pipe.

@@ -110,11 +110,11 @@ def _slurm(run: DocumentRun) -> Iterator[str]:
 
     if not run.report.complete:
         return
-    at_fault = find_worst([finding for finding in run.report.findings if drains(finding)])
-    code = ExitStyle.SLURM.code(run.report.verdict, strict=is_strict(run.metadata.options), drains=at_fault is not None)
+    blamed = find_worst([finding for finding in run.report.findings if drains(finding)])
+    code = ExitStyle.SLURM.code(run.report.verdict, strict=is_strict(run.metadata.options), drains=blamed is not None)
     text = _summary(run.report.sentence, run.report)
-    if at_fault is not None and at_fault != find_worst(run.report.findings):
-        text = f"{at_fault.subject}: {at_fault.seen}"
+    if blamed is not None and blamed != find_worst(run.report.findings):
+        text = f"{blamed.subject}: {blamed.seen}"
     yield _slurm_line(code, text)
 
 
@@ -208,8 +208,8 @@ def veto_line(paths: Sequence[EvidenceRow], *, complete: bool = True) -> str:
             seen = first.correctness_seen if conclusion is Conclusion.WRONG else first.selection_seen
             reason = first.by_design or seen or first.measurement_seen
             findings = f"{said} on {len(found)} of {plural(len(paths), 'pair')}: {names}"
-            by_nvlink = [path for path in paths if (path.path_class or "").startswith("NV")]
-            off = OFF_OVER_PCIE if by_nvlink and not any(path in by_nvlink for path in found) else OFF
+            nvlink_pairs = [path for path in paths if (path.path_class or "").startswith("NV")]
+            off = OFF_OVER_PCIE if nvlink_pairs and not any(path in nvlink_pairs for path in found) else OFF
             return f"export {off}  # {findings}{f' ({reason})' if reason else ''}"
     if not paths:
         return "# P2P: one GPU, which has no other to reach"

@@ -177,11 +177,11 @@ class RunResult(Struct, frozen=True):
 
     def to_frame(self, section: str | None = None) -> "DataFrame":
         """Return a section as pandas data frame; by default rows of collectives, else pairs, else the main section."""
-        from gpubench.formats.frame import frame_of
+        from gpubench.formats.frame import make_frame
 
         if section is None:
-            return frame_of(self._streamed() or self.rows or self.pairs or self._find_section(self.report.main))
-        return frame_of(self._find_section(section))
+            return make_frame(self._streamed() or self.rows or self.pairs or self._find_section(self.report.main))
+        return make_frame(self._find_section(section))
 
     def __repr__(self) -> str:
         """`<allreduce: FAIL, 12 rows, 1 finding: host-staged ranks 0 → 6 (simulated)>`."""

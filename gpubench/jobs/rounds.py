@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gpubench.conditions.circumstances import Facts
 from gpubench.errors import CouldNotMeasureError, UsageError, name_output
 from gpubench.formats.delivery import say
-from gpubench.formats.presenter import ProgressDisplay, progress_on
+from gpubench.formats.presenter import ProgressDisplay, make_progress_display
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.plans import ScanPlan
 from gpubench.jobs.runner import presenting
@@ -166,7 +166,7 @@ def _most_rounds(phase: scan.ScanPhase) -> int:
 def _display(plan: ScanPlan, *, is_rank: bool) -> ProgressDisplay:
     if not plan.presentation.show_progress:
         return ProgressDisplay()
-    return progress_on(sys.stderr, is_rank=is_rank, say=partial(say, to=sys.stderr))
+    return make_progress_display(sys.stderr, is_rank=is_rank, say=partial(say, to=sys.stderr))
 
 
 FILE = "scan.jsonl"

@@ -162,9 +162,9 @@ class Place:
         return self.presenter.code_so_far if self._has_presenter else DONE
 
     @property
-    def kept_in(self) -> str:
+    def stored_result(self) -> str:
         """The output file that `gpubench report` can show, or an empty text."""
-        return self.presenter.kept_in if self._has_presenter else ""
+        return self.presenter.stored_result if self._has_presenter else ""
 
     def cut_short(self) -> None:
         """Mark the outputs as incomplete, unless the report was delivered."""

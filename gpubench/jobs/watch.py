@@ -525,14 +525,14 @@ def _is_live(shown: Presentation, *, is_terminal: bool) -> bool:
 @contextmanager
 def shown(plan: WatchPlan, machines: "Machines", *, is_terminal: bool) -> "Iterator[tuple[Screen, Wait]]":
     """Yield the screen that shows intervals, and the function that waits for the next one."""
-    from gpubench.formats.presenter import chosen_width, on_stream
+    from gpubench.formats.presenter import adapt_to_stream, chosen_width
     from gpubench.formats.text.watch import NoScreen, PlainScreen, live_screen
 
     presentation = plan.presentation
     if isinstance(plan.source, sources.Replayed) or not _is_live(presentation, is_terminal=is_terminal):
         yield (PlainScreen(chosen_width(presentation)) if presentation.format is TABLE else NoScreen()), sleep
         return
-    color = on_stream(presentation, sys.stdout).is_colored
+    color = adapt_to_stream(presentation, sys.stdout).is_colored
     with live_screen(sys.stdout, _header(plan, machines), color=color) as (screen, wait):
         yield screen, wait
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.commands.collective import checked, help_of
+from gpubench.cli.commands.collective import checked, collective_help
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
-from gpubench.formats.presenter import on_plain_stream, on_stream
+from gpubench.formats.presenter import adapt_to_plain_stream, adapt_to_stream
 from gpubench.formats.registry import Color, Presentation, parse_outputs
 from gpubench.jobs.collective import job as alone
 from gpubench.jobs.collective.nccl_tests import settle_nccl_tests
@@ -56,7 +56,7 @@ def test_every_collective_has_help_of_its_own_in_eighty_columns(collective: Coll
     assert ("--op" in result.output) == collective.reduces
     assert ("--root" in result.output) == collective.rooted
     assert f"gpubench {collective.name}" in result.output
-    assert collective.description in help_of(collective).about
+    assert collective.description in collective_help(collective).about
 
 
 @pytest.mark.parametrize(
@@ -281,16 +281,16 @@ def test_colours(color: str, terminal: bool, environment: dict[str, str], colore
     chosen = options(color=color, width=90).presentation
     assert chosen.color is Color(color)
     stream = Terminal(terminal=terminal)
-    shown = on_stream(chosen, stream, environment)  # type: ignore[arg-type]
+    shown = adapt_to_stream(chosen, stream, environment)  # type: ignore[arg-type]
     assert (shown.width, shown.is_colored, shown.terminal) == (90, colored, terminal)
 
 
 def test_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "77")
-    assert on_stream(Presentation(), Terminal(terminal=True), {}).columns == 77  # type: ignore[arg-type]
-    assert on_stream(Presentation(), Terminal(terminal=False), {}).columns == 100  # type: ignore[arg-type]
-    assert on_plain_stream(Presentation()).columns == 77
-    assert on_plain_stream(Presentation(width=60)).columns == 60
+    assert adapt_to_stream(Presentation(), Terminal(terminal=True), {}).columns == 77  # type: ignore[arg-type]
+    assert adapt_to_stream(Presentation(), Terminal(terminal=False), {}).columns == 100  # type: ignore[arg-type]
+    assert adapt_to_plain_stream(Presentation()).columns == 77
+    assert adapt_to_plain_stream(Presentation(width=60)).columns == 60
 
 
 @pytest.mark.parametrize("arguments", [("topo", "--simulate", "hgx-h100-8"), ("allreduce", "--simulate", "hgx-h200-4")])

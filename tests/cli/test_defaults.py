@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 import pytest
 
 from gpubench.backends.mpi.group import AloneGroup
-from gpubench.cli.defaults import MOST_BYTES, options_of_all_commands, variable_of
+from gpubench.cli.defaults import MOST_BYTES, options_of_all_commands, variable_name
 from gpubench.errors import UsageError
 from gpubench.jobs.rank import AgreedError, agree_on_defaults
 from gpubench.ranks.launch import find_launcher
@@ -292,7 +292,7 @@ def test_no_option_has_the_name_of_a_variable_that_gpubench_uses() -> None:
     pattern = re.compile(r'"(GPUBENCH_[A-Z_]+)"')
     used = {name for path in (ROOT / "gpubench").rglob("*.py") for name in pattern.findall(path.read_text())}
     assert {"GPUBENCH_CHANNEL", "GPUBENCH_SETTINGS", "GPUBENCH_PROFILES", "GPUBENCH_DEFAULTS"} <= used
-    options = {variable_of(option) for option in options_of_all_commands()}
+    options = {variable_name(option) for option in options_of_all_commands()}
     assert {"GPUBENCH_TIMEOUT", "GPUBENCH_EXPECT_GPUS", "GPUBENCH_AS"} <= options
     assert not used & options
     assert not [name for name in options if name.startswith("GPUBENCH_TEST_")]

@@ -63,7 +63,7 @@ def test_ctrl_c_is_one_line_with_the_next_command(
 
 
 @pytest.mark.parametrize(
-    ("typed", "rows", "kept_in", "said"),
+    ("typed", "rows", "stored_result", "said"),
     [
         ("topo", 0, "", "before the first result. Try: gpubench topo"),
         ("allreduce --sizes 1K:4G -v", 12, "", "after 12 rows. Try: gpubench allreduce -v --sizes 1M"),
@@ -73,10 +73,10 @@ def test_ctrl_c_is_one_line_with_the_next_command(
     ],
 )
 def test_what_is_kept_and_what_to_type_after_ctrl_c(
-    typed: str, rows: int, kept_in: str, said: str, monkeypatch: pytest.MonkeyPatch
+    typed: str, rows: int, stored_result: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["gpubench", *shlex.split(typed)])
-    assert interruption(rows, kept_in).endswith(said)
+    assert interruption(rows, stored_result).endswith(said)
 
 
 def test_a_working_folder_that_is_gone_is_said_so(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(registry, "_SECONDS_FOR_A_READER", 0.1)
     os.mkfifo(tmp_path / "x.json")
     with pytest.raises(UsageError) as refused:
-        registry.target_of(tmp_path / "x.json")
+        registry.make_target(tmp_path / "x.json")
     assert refused.value.reason == "it is a pipe that nobody reads"
 
 

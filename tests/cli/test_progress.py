@@ -49,7 +49,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     display = Heard()
     monkeypatch.setattr(sys, "argv", sys.argv)
     for module in (presenting, scan_progress):
-        monkeypatch.setattr(module, "progress_on", lambda *_, **__: display)
+        monkeypatch.setattr(module, "make_progress_display", lambda *_, **__: display)
     return display
 
 

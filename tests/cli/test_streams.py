@@ -144,7 +144,7 @@ def test_a_recording_that_does_not_fit_is_named_and_not_stdout(words: Sequence[s
 
 
 def test_a_fault_of_the_program_itself_judges_nothing() -> None:
-    broken = "import gpubench.cli.process as process; process.exit_with(lambda launch: 1 // 0)"
+    broken = "import gpubench.cli.process as process; process.run_and_exit(lambda launch: 1 // 0)"
     ended = subprocess.run(
         [sys.executable, "-c", broken], capture_output=True, text=True, check=False, env=environment()
     )

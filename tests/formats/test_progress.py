@@ -9,7 +9,7 @@ from typing import TextIO
 
 import pytest
 
-from gpubench.formats.presenter import ProgressBar, ProgressLines, duration, progress_on, time_left
+from gpubench.formats.presenter import ProgressBar, ProgressLines, duration, make_progress_display, time_left
 from tests.cli.running import ROOT, environment
 
 
@@ -64,7 +64,7 @@ def test_a_rank_s_terminal_is_taken_for_none(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TERM", "xterm")
 
     def kind(stream: TextIO, *, is_rank: bool) -> type[object]:
-        return type(progress_on(stream, is_rank=is_rank, say=lambda _: None))
+        return type(make_progress_display(stream, is_rank=is_rank, say=lambda _: None))
 
     assert kind(Terminal(), is_rank=False) is ProgressBar
     assert kind(Terminal(), is_rank=True) is ProgressLines

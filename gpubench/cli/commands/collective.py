@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpubench.cli.exclusions import check_evidence, check_profile
-from gpubench.cli.signature import HelpPage, runner_of, typer_app, with_sections
+from gpubench.cli.signature import HelpPage, check_presentation, job_runner, typer_app
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.collective.nccl_tests import settle_nccl_tests
@@ -35,7 +35,7 @@ def checked(plan: CollectivePlan) -> CollectivePlan:
             )
     check_evidence(plan.shows_evidence, strict=plan.strict)
     check_profile(plan.profile)
-    plan = with_sections(plan, SECTIONS)
+    plan = check_presentation(plan, SECTIONS)
     if not plan.collective.in_place and plan.in_place:
         raise UsageError(
             f"{plan.command} has no in-place form",
@@ -139,11 +139,13 @@ def app(command: Command) -> typer.Typer:
     }
     without = {option for option, has_meaning in means_something.items() if not has_meaning}
 
-    run = runner_of("gpubench.jobs.collective.job", checked)
-    return typer_app(command, help_of(collective), CollectivePlan, run, without=without, settle=settle_nccl_tests)
+    run = job_runner("gpubench.jobs.collective.job", checked)
+    return typer_app(
+        command, collective_help(collective), CollectivePlan, run, without=without, settle=settle_nccl_tests
+    )
 
 
-def help_of(collective: "Collective") -> HelpPage:
+def collective_help(collective: "Collective") -> HelpPage:
     """Return the help page of a collective."""
     if collective.reduces:
         example, own = "Measure another data type, and two reductions", "--dtype bfloat16 --op sum,max"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import typer
 
 from gpubench.cli.exclusions import check_profile
-from gpubench.cli.signature import HelpPage, app_of, runner_of, with_sections
+from gpubench.cli.signature import HelpPage, check_presentation, job_runner, make_app
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.plans import CheckPlan, ExplainPlan, ScanPlan, TypedSeconds, WatchPlan
 from gpubench.model.terms.commands import BARE, Command
@@ -129,7 +129,7 @@ def checked(plan: CheckPlan) -> CheckPlan:
     from gpubench.jobs.check import SECTIONS
 
     check_profile(plan.profile)
-    return with_sections(plan, (*SECTIONS, *(("nodes", "gpus", "nics") if plan.brief else ())))
+    return check_presentation(plan, (*SECTIONS, *(("nodes", "gpus", "nics") if plan.brief else ())))
 
 
 def _run_check(plan: CheckPlan) -> int:
@@ -156,7 +156,7 @@ def _checked_scan(plan: ScanPlan) -> ScanPlan:
 
     if plan.ranks_per_gpu > 1 and plan.backend == "host":
         raise exclusive(("--backend host", "--ranks-per-gpu"), "one of them: its ranks measure this machine's GPUs")
-    return with_sections(plan, SECTIONS)
+    return check_presentation(plan, SECTIONS)
 
 
 _MOST_SECONDS, _SIMULATED_SECONDS = 7 * 86400.0, 10.0
@@ -167,10 +167,10 @@ def _run_watch(plan: WatchPlan) -> int:
         from gpubench.jobs import hangs
 
         _check_hang(plan)
-        return hangs.run(with_sections(plan, hangs.SECTIONS), sys.argv[1:])
+        return hangs.run(check_presentation(plan, hangs.SECTIONS), sys.argv[1:])
     from gpubench.jobs import watch
 
-    return watch.run(with_sections(_checked_watch(plan), watch.SECTIONS), sys.argv[1:])
+    return watch.run(check_presentation(_checked_watch(plan), watch.SECTIONS), sys.argv[1:])
 
 
 def _check_hang(plan: WatchPlan) -> None:
@@ -208,16 +208,16 @@ def _check_seconds(plan: WatchPlan, least: float) -> None:
 
 
 _APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
-    BARE.name: app_of(
+    BARE.name: make_app(
         _BARE,
         CheckPlan,
         _run_briefly,
         without=("full", "hosts", "slurm", "ranks_per_gpu"),
     ),
-    "check": app_of(_CHECK, CheckPlan, _run_check),
-    "scan": app_of(_SCAN, ScanPlan, runner_of("gpubench.jobs.scan", _checked_scan)),
-    "watch": app_of(_WATCH, WatchPlan, _run_watch),
-    "explain": app_of(_EXPLAIN, ExplainPlan, runner_of("gpubench.jobs.explain")),
+    "check": make_app(_CHECK, CheckPlan, _run_check),
+    "scan": make_app(_SCAN, ScanPlan, job_runner("gpubench.jobs.scan", _checked_scan)),
+    "watch": make_app(_WATCH, WatchPlan, _run_watch),
+    "explain": make_app(_EXPLAIN, ExplainPlan, job_runner("gpubench.jobs.explain")),
 }
 
 

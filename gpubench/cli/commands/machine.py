@@ -6,7 +6,7 @@ from dataclasses import replace
 import typer
 
 from gpubench.cli.exclusions import check_profile
-from gpubench.cli.signature import HelpPage, app_of, runner_of, with_sections
+from gpubench.cli.signature import HelpPage, check_presentation, job_runner, make_app
 from gpubench.errors import UsageError
 from gpubench.jobs.plans import LibrariesPlan, MemoryKind, P2pPlan, TopoPlan
 from gpubench.model.terms.commands import Command
@@ -72,7 +72,7 @@ def checked_topo(plan: TopoPlan) -> TopoPlan:
     from gpubench.model.results.topo import TOPO_SECTIONS
 
     check_profile(plan.profile)
-    return with_sections(plan, TOPO_SECTIONS)
+    return check_presentation(plan, TOPO_SECTIONS)
 
 
 def checked_p2p(plan: P2pPlan) -> P2pPlan:
@@ -87,16 +87,16 @@ def checked_p2p(plan: P2pPlan) -> P2pPlan:
             next_step="--sizes 256M",
         )
     check_profile(plan.profile)
-    plan = with_sections(plan, SECTIONS)
+    plan = check_presentation(plan, SECTIONS)
     if plan.veto:
         return replace(plan, presentation=replace(plan.presentation, format=VETO, no_progress=True))
     return plan
 
 
 _APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
-    "topo": app_of(_TOPO, TopoPlan, runner_of("gpubench.jobs.topo", checked_topo)),
-    "p2p": app_of(_P2P, P2pPlan, runner_of("gpubench.jobs.p2p", checked_p2p), plots=True),
-    "libraries": app_of(_LIBRARIES, LibrariesPlan, runner_of("gpubench.jobs.libraries")),
+    "topo": make_app(_TOPO, TopoPlan, job_runner("gpubench.jobs.topo", checked_topo)),
+    "p2p": make_app(_P2P, P2pPlan, job_runner("gpubench.jobs.p2p", checked_p2p), plots=True),
+    "libraries": make_app(_LIBRARIES, LibrariesPlan, job_runner("gpubench.jobs.libraries")),
 }
 
 

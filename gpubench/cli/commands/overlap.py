@@ -1,7 +1,7 @@
 """`gpubench overlap`: help and checks of its options."""
 
 from gpubench.cli.exclusions import check_evidence, check_profile
-from gpubench.cli.signature import HelpPage, app_of, runner_of, with_sections
+from gpubench.cli.signature import HelpPage, check_presentation, job_runner, make_app
 from gpubench.training.overlap_options import OverlapPlan
 
 HELP = HelpPage(
@@ -35,7 +35,7 @@ def checked(plan: OverlapPlan) -> OverlapPlan:
     check_profile(plan.profile)
     if plan.simulation is not None and plan.ranks_per_gpu > 1:
         plan.collective_plan.refuse_gpu_options("a simulated machine has no real GPUs")
-    return with_sections(plan, SECTIONS)
+    return check_presentation(plan, SECTIONS)
 
 
-app = app_of(HELP, OverlapPlan, runner_of("gpubench.training.overlap", checked))
+app = make_app(HELP, OverlapPlan, job_runner("gpubench.training.overlap", checked))

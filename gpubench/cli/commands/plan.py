@@ -1,6 +1,6 @@
 """`gpubench plan`: help and checks of its options."""
 
-from gpubench.cli.signature import HelpPage, app_of, runner_of, with_sections
+from gpubench.cli.signature import HelpPage, check_presentation, job_runner, make_app
 from gpubench.errors import UsageError
 from gpubench.training.options import TrainingPlan
 
@@ -50,7 +50,7 @@ def _checked(plan: TrainingPlan) -> TrainingPlan:
             expected="the layout that it was measured with",
             next_step="--layout fsdp",
         )
-    return with_sections(plan, SECTIONS)
+    return check_presentation(plan, SECTIONS)
 
 
-app = app_of(HELP, TrainingPlan, runner_of("gpubench.training.job", _checked))
+app = make_app(HELP, TrainingPlan, job_runner("gpubench.training.job", _checked))

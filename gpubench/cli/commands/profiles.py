@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.cli.signature import HelpfulCommand, HelpfulGroup, completer
+from gpubench.cli.signature import HelpfulCommand, HelpfulGroup, make_completer
 from gpubench.errors import invalid_choice, no_gpu, unwritable_output
 from gpubench.formats.delivery import say
 from gpubench.model.terms.commands import Command
@@ -41,7 +41,7 @@ _app = typer.Typer(
 
 _NAMED = Annotated[
     str,
-    typer.Argument(metavar="NAME|FILE", help="Name of a profile, or a file.", autocompletion=completer("profile")),
+    typer.Argument(metavar="NAME|FILE", help="Name of a profile, or a file.", autocompletion=make_completer("profile")),
 ]
 _FILES = Annotated[
     list[Path] | None,
@@ -70,19 +70,19 @@ def _list_if_no_command(context: typer.Context) -> None:
 def list_profiles() -> None:
     """List all profiles: name, GPUs, number of values."""
     from gpubench.formats.layout import Column, described_lines
-    from gpubench.formats.presenter import on_stream
+    from gpubench.formats.presenter import adapt_to_stream
     from gpubench.formats.registry import Presentation
     from gpubench.profiles import all_profiles, user_folder, user_profiles
 
     own = user_profiles(os.environ)
-    rows = [*(("yours: ", each) for each in own), *(("", profile) for profile in all_profiles())]
+    rows = [*(("yours: ", profile) for profile in own), *(("", profile) for profile in all_profiles())]
     columns = [
         Column("name", lambda row: row[1].name),
         Column("GPUs", lambda row: _gpus(row[1])),
         Column("values", lambda row: _kinds(row[1])),
         Column("machine", lambda row: f"{row[0]}{row[1].title}"),
     ]
-    say(*described_lines(columns, rows, on_stream(Presentation(), sys.stdout).columns))
+    say(*described_lines(columns, rows, adapt_to_stream(Presentation(), sys.stdout).columns))
     if not own:
         say(f"you have no profiles in {user_folder(os.environ)}", to=sys.stderr)
 
@@ -91,11 +91,11 @@ def list_profiles() -> None:
 def show(name: _NAMED, verbose: _VERBOSE = False) -> None:  # noqa: FBT002
     """Show a profile: its machine, every expected value, its source."""
     from gpubench.formats.layout import wrapped
-    from gpubench.formats.presenter import on_stream
+    from gpubench.formats.presenter import adapt_to_stream
     from gpubench.formats.registry import Presentation
     from gpubench.profiles import find
 
-    width = on_stream(Presentation(), sys.stdout).columns
+    width = adapt_to_stream(Presentation(), sys.stdout).columns
     for line in _described(find(name, os.environ), verbose=verbose):
         say(*wrapped(line, width, " " * (len(line) - len(line.lstrip()) + 4)))
 
@@ -128,8 +128,8 @@ def lint(files: _FILES = None) -> None:
 
     checked = [read_file(path) for path in files] if files else [*all_profiles(), *user_profiles(os.environ)]
     for profile in checked:
-        for each in profile.all_expected:
-            name, _, quantity = each.quantity.partition(".")
+        for value in profile.all_expected:
+            name, _, quantity = value.quantity.partition(".")
             if quantity in ("time_us", "busbw_gb_s") and name not in SUMMARIES:
                 raise invalid_choice("collective", name, tuple(SUMMARIES))
         say(f"{profile.name}: {len(profile.all_expected)} values, no errors")
@@ -199,7 +199,7 @@ def _described(profile: "Profile", *, verbose: bool) -> Iterator[str]:
         links = f"{profile.nvlink.links} per GPU to {profile.nvlink.to}"
         yield f"  NVLink {profile.nvlink.version}: {links}, {profile.link_gb_s:g} GB/s"
     yield f"  machine: {profile.facts.kind}: {profile.facts.source}"
-    for (kind, source), values in group_by(profile.all_expected, lambda each: (each.kind, each.source)).items():
+    for (kind, source), values in group_by(profile.all_expected, lambda value: (value.kind, value.source)).items():
         yield ""
         yield f"{kind}, {source}: {profile.sources[source]}"
         for value in values:

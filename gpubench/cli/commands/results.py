@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from gpubench.cli.signature import HelpPage, app_of, with_sections
+from gpubench.cli.signature import HelpPage, check_presentation, make_app
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.plans import ComparePlan, ReportPlan
 from gpubench.model.terms.commands import Command
@@ -73,7 +73,7 @@ def _run_compare(plan: ComparePlan) -> int:
     sections: tuple[str, ...] = compare.SECTIONS if plan.last is None else compare.SECTIONS_OF_HISTORY
     sections += compare.SECTIONS_OF_MACHINES if plan.other_machine else ()
     _check_compared(plan)
-    return compare.run(with_sections(plan, tuple(dict.fromkeys(sections))), sys.argv[1:])
+    return compare.run(check_presentation(plan, tuple(dict.fromkeys(sections))), sys.argv[1:])
 
 
 def _check_compared(plan: ComparePlan) -> None:
@@ -108,7 +108,7 @@ def _run_report(plan: ReportPlan) -> int:
 
     text = read_text(Path(plan.name), WANTED)
     if not is_stored(text):
-        return report.judge_results(with_sections(plan, report.SECTIONS), text, sys.argv[1:])
+        return report.judge_results(check_presentation(plan, report.SECTIONS), text, sys.argv[1:])
     for name, _ in changed_options(plan):
         raise exclusive((plan.name, name), "one of them: a result of gpubench has all this, and its verdict")
     run = parse_stored(text, plan.name)
@@ -116,8 +116,8 @@ def _run_report(plan: ReportPlan) -> int:
 
 
 _APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
-    "compare": app_of(_COMPARE, ComparePlan, _run_compare),
-    "report": app_of(_REPORT, ReportPlan, _run_report, plots=True),
+    "compare": make_app(_COMPARE, ComparePlan, _run_compare),
+    "report": make_app(_REPORT, ReportPlan, _run_report, plots=True),
 }
 
 

@@ -173,8 +173,8 @@ def _machine_lines(report: Report, hidden: object) -> Iterator[str]:
     if not gpus:
         yield "no GPU"
     for (model, memory, links), number in Counter(map(_gpu, gpus)).items():
-        of_total = f" of {len(gpus) + hidden}" if isinstance(hidden, int) else ""
-        yield ", ".join(filter(None, (f"{number}{of_total} × {model}", memory, links)))
+        total = f" of {len(gpus) + hidden}" if isinstance(hidden, int) else ""
+        yield ", ".join(filter(None, (f"{number}{total} × {model}", memory, links)))
     if isinstance(hidden, int):
         yield f"CUDA_VISIBLE_DEVICES hides {hidden}"
     for text, number in Counter(map(_cpus, nodes)).items():
@@ -189,8 +189,8 @@ def _gpu(row: GpuRow) -> tuple[str, str, str]:
     links = hidden or ("" if row.nvlinks_active is None else "no NVLink")
     if row.nvlinks:
         ends = shorten(row.nvlink_peers) if len(row.nvlink_peers) == 1 else ""
-        of_total = "" if row.nvlinks_active == row.nvlinks else f" of {row.nvlinks}"
-        links = f"{row.nvlinks_active}{of_total} NVLinks" + (f" to {ends}" if ends not in ("", "unknown") else "")
+        total = "" if row.nvlinks_active == row.nvlinks else f" of {row.nvlinks}"
+        links = f"{row.nvlinks_active}{total} NVLinks" + (f" to {ends}" if ends not in ("", "unknown") else "")
     return (row.name or "GPU of a model that is not known") if not row.lost else "GPU that is lost", memory, links
 
 
@@ -226,14 +226,14 @@ def _health_words(report: Report) -> Iterator[str]:
 
 
 def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Verdict | None]]:
-    between_gpus, with_host = _select_copies(report.rows(PairRow))
-    if between_gpus:
+    gpu_copies, host_copies = _select_copies(report.rows(PairRow))
+    if gpu_copies:
         verdicts = [row.verdict for row in report.rows(CheckRow) if row.check == "paths"]
-        yield "copies", _copies(between_gpus, verdicts), _worst_verdict(between_gpus)
-    elif with_host:
-        slowest = _slowest_copy(with_host)
+        yield "copies", _copies(gpu_copies, verdicts), _worst_verdict(gpu_copies)
+    elif host_copies:
+        slowest = _slowest_copy(host_copies)
         where = f"{slowest.source} → {slowest.destination}, the slowest with host memory"
-        yield "copies", f"{_speed_of_copy(slowest)}: {where}", _worst_verdict(with_host)
+        yield "copies", f"{_speed_of_copy(slowest)}: {where}", _worst_verdict(host_copies)
     rows = report.rows(CollectiveRow)
     if rows:
         rates = ", ".join(_collective_speed(row) for row in sorted(rows, key=lambda row: -row.size_bytes))
@@ -244,7 +244,7 @@ def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Ver
     if quick:
         yield "speed", "not measured: --quick", None
     elif not rows and not missing and left_out and left_out[0]:
-        yield "allreduce" if between_gpus or with_host else "speed", f"not measured: {left_out[0]}", None
+        yield "allreduce" if gpu_copies or host_copies else "speed", f"not measured: {left_out[0]}", None
     elif missing:
         yield "speed", f"not measured: {missing[-1]}", Verdict.ERROR
 
@@ -255,15 +255,15 @@ def _select_copies(rows: Iterable[PairRow]) -> tuple[list[PairRow], list[PairRow
     Rows with peer access off that were not judged are baselines.
     """
     copied = [row for row in rows if row.bandwidth_gb_s is not None and is_large_copy(row.size_bytes)]
-    with_host = [row for row in copied if HOST in (row.source, row.destination) and row.source != row.destination]
-    between_gpus = [
+    host_copies = [row for row in copied if HOST in (row.source, row.destination) and row.source != row.destination]
+    gpu_copies = [
         row
         for row in copied
         if HOST not in (row.source, row.destination)
         and (row.engine, row.direction) == (Engine.CE, Direction.WRITE)
         and (row.peer == "on" or row.verdict is not None)
     ]
-    return between_gpus, list(filter(is_pinned, with_host))
+    return gpu_copies, list(filter(is_pinned, host_copies))
 
 
 def _copies(pairs: Sequence[PairRow], paths: Sequence[str]) -> str:

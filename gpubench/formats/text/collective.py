@@ -139,7 +139,7 @@ def _labels(metadata: Metadata) -> tuple[str, Callable[[CollectiveRow], str]]:
     """Return the column before the size: the setting in a sweep of settings, else the group of ranks."""
     if not way_names(metadata):
         return "group", lambda row: row.group or ""
-    several = bool(backends_beside(metadata))
+    several = bool(other_backends(metadata))
     return "asked", lambda row: way_name(row.backend, row.setting, several=several)
 
 
@@ -300,7 +300,7 @@ def way_names(metadata: Metadata) -> list[str]:
     names = list(metadata.options.get("settings") or ())
     if not names:
         return []
-    beside, backend = backends_beside(metadata), str(metadata.backend)
+    beside, backend = other_backends(metadata), str(metadata.backend)
     own = [name for name in (None, *names, settings.AGAIN) if name not in beside]
     ways = [way_name(backend, name, several=bool(beside)) for name in own]
     for other in beside:
@@ -310,14 +310,14 @@ def way_names(metadata: Metadata) -> list[str]:
     return ways
 
 
-def backends_beside(metadata: Metadata) -> list[str]:
+def other_backends(metadata: Metadata) -> list[str]:
     names = metadata.options.get("settings") or ()
     return [name for name in names if name in BACKENDS and name != metadata.backend]
 
 
 def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     """Return the header of a collective: the machine, the libraries, and how to read the values."""
-    beside = "".join(f" and {backend}" for backend in backends_beside(metadata))
+    beside = "".join(f" and {backend}" for backend in other_backends(metadata))
     job = ranks_on_hosts(metadata)
     if any(rank.nccl_host is not None and rank.device is not None for rank in metadata.ranks):
         job += f", {plural(count_nccl_hosts(metadata.ranks), 'host')} for NCCL, by NCCL_HOSTID"
@@ -349,7 +349,7 @@ def _clock_lines(metadata: Metadata) -> Iterator[str]:
     """Name the clock that times each backend, unless the host times all of them."""
     if metadata.options.get("clock") != operation.GATE:
         return
-    names = [str(metadata.backend), *backends_beside(metadata)]
+    names = [str(metadata.backend), *other_backends(metadata)]
     timed_by_gpu = operation.gated_backends(names)
     how = "timed by the GPU, from a gate that opens once operations wait behind it"
     yield f"{INDENT}{' and '.join(timed_by_gpu)}: {how}"

@@ -35,7 +35,7 @@ _FASTER = (Change.FASTER, Verdict.PASS)
 ROWS = (
     Column("row", lambda row: replace(row, size_bytes=None).name),
     Column("size", "size_bytes", right=True, optional=True),
-    Column("before → now", lambda row: _before_and_now(row), 1, right=True, optional=True),
+    Column("before → now", lambda row: _format_change(row), 1, right=True, optional=True),
     Column("% of before", lambda row: _percent_of_before(row.slower_percent), right=True, optional=True),
     Column(
         "noise",
@@ -189,7 +189,7 @@ def _described(file: Mapping[str, Any]) -> str:
     return f"{file['file']}: {file['kind']}, {plural(file['rows'], 'row')}; {file['told']}{remarks}"
 
 
-def _before_and_now(row: ComparisonRow) -> str:
+def _format_change(row: ComparisonRow) -> str:
     if row.base_time_us is None and row.new_time_us is None:
         return "?"
     if (row.size_bytes or 0) < _BANDWIDTH_FROM_BYTES:

@@ -388,11 +388,11 @@ class TopoView(ReportView):
         rates = sorted({value for gpu in gpus if (value := kind.limits[gpu]["network"]) is not None})
         if not rates or kind.network_gb_s is None:
             return
-        per_gpu = " to ".join(_rounded(value) for value in dict.fromkeys((rates[0], rates[-1])))
+        gpu_rates = " to ".join(_rounded(value) for value in dict.fromkeys((rates[0], rates[-1])))
         node = f"{_rounded(kind.network_gb_s)} GB/s per node"
         if len(gpus) == 1:
             self._page.print("")
-        self._page.wrap(f"network      {per_gpu} GB/s per direction from each GPU over its nearest NICs, {node}", 13)
+        self._page.wrap(f"network      {gpu_rates} GB/s per direction from each GPU over its nearest NICs, {node}", 13)
 
     def _ranks(self, ranks: Sequence[RankRow]) -> None:
         if len(ranks) > 1:

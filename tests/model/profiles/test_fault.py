@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.cli.defaults import words_for
+from gpubench.cli.defaults import complete_words
 from gpubench.errors import UsageError
 from gpubench.model.profiles.fault import FAULT_KEYS, Fault, FaultKey, Subject, ValueKind, parse_fault, parse_faults
 
@@ -153,7 +153,7 @@ def test_the_nearest_key_is_suggested_and_every_key_explained() -> None:
     ],
 )
 def test_a_shell_completes_parts_keys_and_values_of_a_fault(incomplete: str, words: list[str]) -> None:
-    assert words_for("fault", incomplete) == words
+    assert complete_words("fault", incomplete) == words
     for word in words:
         if not word.endswith(":"):
             assert str(parse_fault(word)) == word
