@@ -167,7 +167,7 @@ def test_options_are_read() -> None:
     assert (options.source.simulation.machine.nodes, len(options.source.simulation.faults)) == (2, 1)
     assert options.presentation.section == "gpus"
     for section in TOPO_SECTIONS:
-        planned(TopoPlan, checked, {"section": section, "format_name": "csv"})
+        planned(TopoPlan, checked, {"section": section, "format": "csv"})
     with pytest.raises(UsageError):
         planned(TopoPlan, checked, {"section": "rows"})
 
