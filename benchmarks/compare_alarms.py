@@ -22,7 +22,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpubench.errors import GpubenchError
-from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import compare
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.result_file import ResultFile
@@ -66,7 +65,7 @@ def failures(scenario: Scenario, seeds: int) -> int:
     found = 0
     for seed in range(seeds):
         base, new = scenario.sides(seed)
-        found += compare(base, new, Rules()).verdict is Verdict.FAIL
+        found += compare(base, new).verdict is Verdict.FAIL
     return found
 
 
@@ -101,7 +100,7 @@ def real_counts(files: Sequence[ResultFile], most: int) -> list[Counter[Verdict]
     counts: list[Counter[Verdict]] = [Counter() for _ in PLANTED]
     for place, (base, new) in enumerate(sides[:most]):
         for count, slowdown in zip(counts, slowdowns(files[new], place), strict=True):
-            report = compare([files[base]], [slower(files[new], slowdown)], Rules(), other_machine=True)
+            report = compare([files[base]], [slower(files[new], slowdown)], other_machine=True)
             count[report.verdict] += 1
     return counts
 

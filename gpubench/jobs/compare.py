@@ -13,7 +13,6 @@ from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.plans import ComparePlan
 from gpubench.jobs.runner import presenting
 from gpubench.measure.compare.findings import describe_file, have_other_gpus
-from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import SECTIONS as SECTIONS
 from gpubench.measure.compare.report import SECTIONS_OF_HISTORY as SECTIONS_OF_HISTORY
 from gpubench.measure.compare.report import SECTIONS_OF_MACHINES as SECTIONS_OF_MACHINES
@@ -235,15 +234,13 @@ def _compare_files(plan: ComparePlan) -> tuple[list[_Sides], Report]:
     base, new = ([read_results(path, user_facts) for path in paths] for paths in (plan.base, plan.new))
     if plan.other_machine and have_other_gpus(base, new):
         return [_Sides(None, base, new)], compare_machines(base, new)
-    return [_Sides(None, base, new)], compare(
-        base, new, Rules(threshold_percent=plan.threshold_percent), other_machine=plan.other_machine
-    )
+    return [_Sides(None, base, new)], compare(base, new, plan.threshold_percent, other_machine=plan.other_machine)
 
 
 def _compare_folder(plan: ComparePlan, last: int) -> tuple[list[_Sides], Report]:
     chosen = choose(list_results(plan.folder), last)
     sides = [_Sides(series.name, series.base, [series.new]) for series in chosen.series]
-    return sides, compare_history(chosen, plan.folder, Rules(threshold_percent=plan.threshold_percent))
+    return sides, compare_history(chosen, plan.folder, plan.threshold_percent)
 
 
 def _metadata(plan: ComparePlan, arguments: Sequence[str], sides: Sequence[_Sides]) -> Metadata:

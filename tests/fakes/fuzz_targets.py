@@ -18,7 +18,6 @@ from gpubench.cli.app import app
 from gpubench.formats.registry import FORMATS, Output, Presentation
 from gpubench.jobs.report import run
 from gpubench.machine import recorded
-from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import compare
 from gpubench.measure.explain.report import explain
 from gpubench.measure.topo import examine
@@ -102,7 +101,7 @@ def _results(content: bytes) -> None:
         path = Path(folder, "a.txt")
         path.write_bytes(content)
         file = read_results(path)
-        _rows(compare([file], [file], Rules(threshold_percent=None)))
+        _rows(compare([file], [file]))
 
 
 def _head(content: bytes) -> None:

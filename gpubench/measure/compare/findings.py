@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -30,7 +31,7 @@ Texts = Mapping[str, str | None]
 def check_same_machine(base: Sequence[ResultFile], new: Sequence[ResultFile], option: str) -> None:
     """Raise UsageError if files are of machines with other GPUs, or simulated and measured.
 
-    What a file does not say cannot differ. `option` is the option that compares anyway.
+    A value that a file lacks does not differ. `option` is the option that compares anyway.
     """
     first = base[0]
     for other in (*base[1:], *new):
@@ -46,17 +47,17 @@ def check_same_machine(base: Sequence[ResultFile], new: Sequence[ResultFile], op
 
 def have_other_gpus(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
     """True if the sides have other GPU models, or another number of them."""
-    return any(True for _ in _other_gpus(base[0], new[0]))
+    return any(_gpu_differences(base[0], new[0]))
 
 
 def _differences(one: ResultFile, other: ResultFile) -> Iterator[str]:
-    yield from _other_gpus(one, other)
+    yield from _gpu_differences(one, other)
     simulated = [_simulated(file) for file in (one, other)]
     if None not in simulated and simulated[0] != simulated[1]:
         yield "simulated, and not measured" if simulated[1] else "measured, and not simulated"
 
 
-def _other_gpus(one: ResultFile, other: ResultFile) -> Iterator[str]:
+def _gpu_differences(one: ResultFile, other: ResultFile) -> Iterator[str]:
     before, after = one.circumstances.gpus, other.circumstances.gpus
     if before and after and Counter(before) != Counter(after):
         yield f"{_counted(after)}, and not {_counted(before)}"
@@ -95,31 +96,28 @@ def describe_file(file: ResultFile) -> str:
 
 def circumstance_rows(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[CircumstanceRow]:
     """Return every circumstance that a file names, those that changed first."""
-    parts: tuple[Callable[[FileCircumstances], Texts], ...] = (_single, _libraries, lambda known: known.options)
+    kinds: tuple[tuple[Callable[[FileCircumstances], Texts | None], str | None], ...] = (
+        (_machine_and_tool, None),
+        (_libraries, None),
+        (lambda known: known.options, None),
+        (lambda known: known.environment, "not set"),
+    )
     rows: list[CircumstanceRow] = []
-    for texts_of in parts:
-        before, after = ([texts_of(file.circumstances) for file in files] for files in (base, new))
-        rows += _rows(before, after, None)
-    before_set, after_set = ([file.circumstances.environment for file in files] for files in (base, new))
-    rows += _rows(before_set, after_set, "not set")
+    for read, absent in kinds:
+        before, after = ([read(file.circumstances) for file in files] for files in (base, new))
+        for name in dict.fromkeys(name for texts in (*before, *after) for name in texts or ()):
+            old, now = (_joined_values(name, side, absent) for side in (before, after))
+            rows.append(CircumstanceRow(name=name, base=old, new=now, changed=None not in (old, now) and old != now))
     return sorted(rows, key=lambda row: not row.changed)
 
 
-def _rows(
-    before: Sequence[Texts | None], after: Sequence[Texts | None], absent: str | None
-) -> Iterator[CircumstanceRow]:
-    """Return a row per name. `absent` is the value of a name that a file with such names lacks."""
-    for name in dict.fromkeys(name for names in (*before, *after) for name in names or ()):
-        base, new = (_joined(name, [texts for texts in side if texts is not None], absent) for side in (before, after))
-        yield CircumstanceRow(name=name, base=base, new=new, changed=None not in (base, new) and base != new)
+def _joined_values(name: str, files: Iterable[Texts | None], absent: str | None) -> str | None:
+    """Return the distinct values of a name. `absent` stands for it in files that have texts but not this name."""
+    values = [texts.get(name, absent) for texts in files if texts is not None]
+    return " or ".join(dict.fromkeys(value for value in values if value is not None)) or None
 
 
-def _joined(name: str, texts: Sequence[Texts], absent: str | None) -> str | None:
-    found = dict.fromkeys(text for names in texts if (text := names.get(name, absent)) is not None)
-    return " or ".join(found) or None
-
-
-def _single(known: FileCircumstances) -> Texts:
+def _machine_and_tool(known: FileCircumstances) -> Texts:
     return {
         "GPUs": _counted(known.gpus) or None,
         "hosts": ", ".join(known.hosts) or None,
@@ -130,7 +128,7 @@ def _single(known: FileCircumstances) -> Texts:
 
 
 def _libraries(known: FileCircumstances) -> Texts:
-    """Return versions without the loaded file: two environments with one version are alike."""
+    """Return versions without the path of the loaded file, so that two environments with one version are equal."""
     return {name: text.partition(" from ")[0] for name, text in known.libraries.items()}
 
 
@@ -191,7 +189,7 @@ _ADVICE: Mapping[str, tuple[str, str, verdict.Cure]] = {
 """Expected value, likely cause and cure by finding, in the order in which findings are shown."""
 
 
-def findings_of(
+def find_changes(
     judged: Sequence[judge.JudgedRow],
     compared: RowsByColumn[ComparisonRow],
     ranges: Sequence[verdict.Finding],
@@ -201,13 +199,14 @@ def findings_of(
 ) -> list[verdict.Finding]:
     """Return the findings about rows, ranges of rows, and the files of both sides.
 
-    `roots` are findings of the new results that the old ones lack. What they explain is folded below them there.
+    `roots` are findings that only the new results have. A finding that a root explains becomes one of its
+    consequences: this changes `roots`.
     """
     hosts = list(dict.fromkeys(host for file in sides[1] for host in file.circumstances.hosts))
     evidence = [
-        finding for finding in _evidence_findings(*sides) if not _is_below(finding, verdict.HOST_STAGED, roots, hosts)
+        finding for finding in _evidence_findings(*sides) if not _fold(finding, verdict.HOST_STAGED, roots, hosts)
     ]
-    ranges = [finding for finding in ranges if not _is_below(finding, verdict.SLOW_UNEXPLAINED, roots, hosts)]
+    ranges = [finding for finding in ranges if not _fold(finding, verdict.SLOW_UNEXPLAINED, roots, hosts)]
     wiring = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
     known = list(roots)
     stored = _new_cause(*sides)
@@ -233,7 +232,7 @@ def findings_of(
 
 
 _COMPARE_WIRING = verdict.Cure.of("gpubench topo", comment="Compare its output on both machines.")
-_GPUDIRECT = "/GDRDMA"  # As NCCL's log ends the name of a network with GPUDirect RDMA
+_GPUDIRECT = "/GDRDMA"  # The end of a network transport with GPUDirect RDMA in NCCL's log
 _WITHOUT_GPUDIRECT = (
     "a direct path, as before",
     "GPUDirect RDMA is off: NCCL_NET_GDR_LEVEL, no nvidia-peermem or DMA-BUF, or other NICs",
@@ -246,19 +245,24 @@ _FOLDS = {
     judge.SLOWER: (judge.STAGED, judge.NARROWER),
     judge.WORSE: (judge.WRONG, ABOVE_LIMIT, judge.STAGED, judge.NARROWER, judge.SLOWER, judge.LOST),
 }
-"""Findings that follow from others on the same row: one cause is one finding."""
+"""Findings with those that explain them if both are of the same row."""
 
 
 def _new_cause(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> verdict.Finding | None:
-    """Return the finding with which new results explain slow collectives, if the old ones lack it."""
-    before = {finding.id for file in base for finding in file.stored}
-    found = (finding for file in reversed(new) if file.findings is None for finding in file.stored)
-    own = [
-        finding
-        for finding in found
-        if finding.severity in (verdict.Verdict.FAIL, verdict.Verdict.WARN) and finding.id not in before
-    ]
-    return next((finding for finding in own if finding.consequences and finding.id not in _UNEXPLAINED), None)
+    """Return the first finding of the new results that has consequences, names a cause, and is not in the old ones."""
+    excluded = {finding.id for file in base for finding in file.stored}.union(_UNEXPLAINED)
+    return next(
+        (
+            finding
+            for file in reversed(new)
+            if file.findings is None
+            for finding in file.stored
+            if finding.severity in (verdict.Verdict.FAIL, verdict.Verdict.WARN)
+            and finding.id not in excluded
+            and finding.consequences
+        ),
+        None,
+    )
 
 
 _UNEXPLAINED = tuple(id_ for id_ in verdict.FIGURES if id_ != verdict.HOST_STAGED)
@@ -267,7 +271,7 @@ _UNEXPLAINED = tuple(id_ for id_ in verdict.FIGURES if id_ != verdict.HOST_STAGE
 def _add_cause(
     finding: verdict.Finding, wiring: Sequence[CircumstanceRow], stored: verdict.Finding | None
 ) -> verdict.Finding:
-    """Return the finding of slower rows with the cause that the results name, else a changed wiring."""
+    """Return a finding about rows with the new cause that the results name, else with a changed wiring as its cause."""
     if stored is not None and finding.id in (judge.SLOWER, judge.STAGED):
         return replace(finding, cause=f"{stored.id}: {stored.subject}: {stored.cause}", cure=stored.cure)
     if finding.id not in _BY_WIRING or not wiring:
@@ -276,11 +280,11 @@ def _add_cause(
     return replace(finding, cause=changed, cure=_COMPARE_WIRING)
 
 
-def _is_below(finding: verdict.Finding, kind: str, roots: list[verdict.Finding], hosts: Sequence[str]) -> bool:
-    """True if one of the roots explains a finding of this kind. It is folded there."""
+def _fold(finding: verdict.Finding, kind: str, roots: list[verdict.Finding], hosts: Sequence[str]) -> bool:
+    """Add a finding of this kind to the consequences of the root that explains it. False if no root does."""
     subjects = () if kind == verdict.SLOW_UNEXPLAINED else finding.subjects
     figure = replace(finding, id=kind, subject=", ".join(subjects), subjects=subjects)
-    number = _cause_of(figure, roots, hosts, nvlinked=True)
+    number = _find_cause(figure, roots, hosts, nvlinked=True)
     if number is not None:
         line = f"{finding.id}: {finding.subject}: {finding.seen}"
         roots[number] = replace(roots[number], consequences=(*roots[number].consequences, line))
@@ -288,55 +292,55 @@ def _is_below(finding: verdict.Finding, kind: str, roots: list[verdict.Finding],
 
 
 class _Causes:
-    """The findings that may explain changed rows, and the reasons that each explains."""
+    """The findings that may explain changed rows, with the reasons that each explains."""
 
     def __init__(self, roots: list[verdict.Finding], hosts: Sequence[str]) -> None:
         self._roots, self._hosts = roots, hosts
         self._known = tuple(roots)
         self._reasons: dict[int, list[judge.Reason]] = {}
-        self._of_figure = cache(self._cause)
+        self._find_cached = cache(self._find)
 
     def take(self, judged: judge.JudgedRow) -> bool:
-        """True if one of them explains a row. Its reasons are kept for it."""
+        """Record the reasons of a row for the finding that explains it. False if none does."""
         if not any(reason.finding in _FOLLOWS for reason in judged.reasons):
             return False
-        is_small = (judged.key.size_bytes or 0) < _LARGE_BYTES  # a small size shows latency, and no share of bandwidth
-        percent = None if judged.slower is None or is_small else round(100 / (1 + judged.slower))
-        paths = [run.path_class for run in (*judged.base, *judged.new) if run.path_class]
-        over = paths[0] if paths and judged.key.peer != "off" else ""
-        number = self._of_figure(_kind_of(judged), _ends_of(judged), percent, over)
+        shows_bandwidth = (judged.key.size_bytes or 0) >= _LARGE_BYTES
+        percent = round(100 / (1 + judged.slower)) if judged.slower is not None and shows_bandwidth else None
+        path_class = next((run.path_class for run in (*judged.base, *judged.new) if run.path_class), "")
+        nvlinked = path_class.startswith("NV") and judged.key.peer != "off"
+        number = self._find_cached(_finding_kind(judged), _pair_name(judged), percent, nvlinked)
         if number is not None:
             self._reasons.setdefault(number, []).extend(judged.reasons)
         return number is not None
 
     def fold(self) -> None:
-        """Put the reasons below their causes."""
+        """Add the recorded reasons to the consequences of their causes."""
         for number, reasons in self._reasons.items():
             root = self._roots[number]
             lines = _consequences([reason for reason in reasons if reason.finding in _FOLLOWS])
             self._roots[number] = replace(root, consequences=(*root.consequences, *lines))
 
-    def _cause(self, kind: str, ends: str, percent: int | None, over: str) -> int | None:
+    def _find(self, kind: str, pair: str, percent: int | None, nvlinked: bool) -> int | None:  # noqa: FBT001
         if kind == judge.MISSING:
             return next((number for number, root in enumerate(self._known) if root.id in _GONE), None)
         figure = verdict.Finding(
-            kind, verdict.Verdict.FAIL, ends, "", "", "", verdict.NO_CURE, expected_percent=percent
+            kind, verdict.Verdict.FAIL, pair, "", "", "", verdict.NO_CURE, expected_percent=percent
         )
-        return _cause_of(figure, self._known, self._hosts, nvlinked=over.startswith("NV"))
+        return _find_cause(figure, self._known, self._hosts, nvlinked=nvlinked)
 
 
-def _cause_of(
+def _find_cause(
     figure: verdict.Finding, roots: Sequence[verdict.Finding], hosts: Sequence[str], *, nvlinked: bool
 ) -> int | None:
     if not roots:
         return None
-    from gpubench.conditions.folding import cause_of  # a tenth of what a start takes, and healthy machines need none
+    from gpubench.conditions.folding import cause_of  # This import is a tenth of the start; healthy machines skip it
 
     return cause_of(figure, roots, hosts, nvlinked=nvlinked)
 
 
-def _kind_of(judged: judge.JudgedRow) -> str:
-    """Return the finding with which a check would report such a row."""
+def _finding_kind(judged: judge.JudgedRow) -> str:
+    """Return the id of the finding with which `check` would report such a row."""
     kinds = {reason.finding for reason in judged.reasons}
     if judge.MISSING in kinds:
         return judge.MISSING
@@ -347,17 +351,22 @@ def _kind_of(judged: judge.JudgedRow) -> str:
     return verdict.HOST_STAGED if kinds & {judge.LOST, judge.STAGED} else _PAIR_SLOW
 
 
-def _ends_of(judged: judge.JudgedRow) -> str:
-    """Return 'GPU0 (0000:16:00.0) → GPU3 (0000:19:00.0)', as findings name a pair, or nothing for a collective."""
+def _pair_name(judged: judge.JudgedRow) -> str:
+    """Return 'GPU0 (0000:16:00.0) → GPU3 (0000:19:00.0)', as findings name a pair, or '' for a collective."""
     key = judged.key
+    if key.collective is not None:
+        return ""
     names = next((run.devices for run in (*judged.new, *judged.base) if run.devices), (key.source, key.destination))
-    ends = (key.source_node, f"{names[0]} ({key.source})", "→", f"{names[1]} ({key.destination})")
-    return "" if key.collective is not None else " ".join(filter(None, ends))
+    parts = (key.source_node, f"{names[0]} ({key.source})", "→", f"{names[1]} ({key.destination})")
+    return " ".join(filter(None, parts))
 
 
 _PAIR_SLOW, _HOST_COPIES = "p2p-slow", "host-copies-slow"
 _LARGE_BYTES = 2**20
-_GONE = ("gpu-lost", "gpu-missing")  # New findings that explain rows which the new results lack
+"""Smaller copies show latency, so their loss is no share of bandwidth."""
+
+_GONE = ("gpu-lost", "gpu-missing")
+"""New findings that explain rows which the new results lack."""
 
 
 def _row_findings(
@@ -366,14 +375,15 @@ def _row_findings(
     evidence: list[verdict.Finding],
     causes: _Causes,
 ) -> Iterator[verdict.Finding]:
-    """Return one finding per cause with its rows. What follows from it on the same row is folded.
+    """Return one finding per cause with its rows, and its consequences on the same rows.
 
-    Rows of paths in `evidence` are folded there, and rows that one of the `causes` explains below that.
+    Rows that one of the `causes` explains become its consequences, and rows of the paths in `evidence` those of that
+    finding: this changes `evidence`.
     """
     folded: dict[str, list[judge.Reason]] = {}
-    held: dict[str, list[tuple[ComparisonRow, judge.Reason]]] = {}
+    rows_by_finding: dict[str, list[tuple[ComparisonRow, judge.Reason]]] = {}
     paths = {path: number for number, finding in enumerate(evidence) for path in finding.subjects}
-    of_paths: dict[int, list[judge.Reason]] = {}
+    below_evidence: dict[int, list[judge.Reason]] = {}
     numbers = [number for number, row in enumerate(judged) if row.reasons and not causes.take(row)]
     causes.fold()
     for place, row in zip(numbers, compared.made(numbers), strict=True):
@@ -381,17 +391,17 @@ def _row_findings(
         pair = " → ".join(map(str, row.ends))
         number = paths.get(pair) if row.collective is None else 0 if evidence else None
         for reason in judged[place].reasons:
-            root = next((one for one in _FOLDS.get(reason.finding, ()) if one in ids), None)
+            root = next((id_ for id_ in _FOLDS.get(reason.finding, ()) if id_ in ids), None)
             if number is not None and reason.finding in (judge.STAGED, judge.SLOWER, judge.WORSE):
-                of_paths.setdefault(number, []).append(reason)
+                below_evidence.setdefault(number, []).append(reason)
             elif root is not None:
                 folded.setdefault(root, []).append(reason)
             else:
-                held.setdefault(reason.finding, []).append((row, reason))
-    for number, reasons in of_paths.items():
+                rows_by_finding.setdefault(reason.finding, []).append((row, reason))
+    for number, reasons in below_evidence.items():
         evidence[number] = replace(evidence[number], consequences=_consequences(reasons))
     for finding, advice in _ADVICE.items():
-        if own := held.get(finding):
+        if own := rows_by_finding.get(finding):
             first = own[0][0]
             had_gpudirect = _GPUDIRECT in (first.base_transport or "")
             if finding == judge.STAGED and had_gpudirect and _GPUDIRECT not in (first.new_transport or ""):
@@ -447,17 +457,17 @@ def _evidence_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) ->
 
 
 def _unseen_path_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:
-    """Return a finding if direct paths have no new evidence, though other paths have or these pairs copied."""
+    """Return a finding if direct paths lost their evidence, but were measured or no path has evidence."""
     direct = {(row.source, row.destination) for row in _evidence(base) if row.conclusion == Conclusion.DIRECT}
     seen = {(row.source, row.destination) for row in _evidence(new)}
     unseen = direct - seen
     if seen and unseen:
-        cells = (
-            cells_of_pair
+        unseen &= {
+            (source, to)
             for file in new
-            for cells_of_pair in column_values(file.pairs, "source", "destination", "bandwidth_gb_s")
-        )
-        unseen &= {(source, to) for source, to, gb_s in cells if gb_s is not None}
+            for source, to, gb_s in column_values(file.pairs, "source", "destination", "bandwidth_gb_s")
+            if gb_s is not None
+        }
     paths = [f"{source} → {to}" for source, to in sorted(unseen)]
     if paths and len(direct) < MOST_ROWS and all(file.evidence is not None for file in new):
         yield verdict.Finding(
@@ -505,27 +515,19 @@ def worse_result(
     base: Sequence[ResultFile], new: Sequence[ResultFile], others: Iterable[verdict.Finding]
 ) -> Iterator[verdict.Finding]:
     """Return a finding for a new result that failed, if the old ones passed and no finding says why."""
-    before = min(
-        (verdict.gravity(file.verdict) for file in base if file.verdict), default=verdict.gravity(verdict.Verdict.PASS)
-    )
-    worst = min(
-        (file for file in new if file.verdict), key=lambda file: verdict.gravity(file.verdict or ""), default=None
-    )
-    if (
-        worst is None
-        or worst.verdict is None
-        or verdict.gravity(worst.verdict) > verdict.gravity(verdict.Verdict.ERROR)
-    ):
-        return
-    if verdict.gravity(worst.verdict) < min((before, *(verdict.gravity(finding.severity) for finding in others))):
+    known = [verdict.Verdict(file.verdict) for file in base if file.verdict] or [verdict.Verdict.PASS]
+    least = min(map(verdict.gravity, [*known, *(finding.severity for finding in others)]))
+    failed = [(verdict.gravity(file.verdict), file.name, file.verdict) for file in new if file.verdict]
+    gravity, name, worst = min(failed, key=itemgetter(0), default=(least, "", ""))
+    if gravity < least and gravity <= verdict.gravity(verdict.Verdict.ERROR):
         yield verdict.Finding(
             id=judge.WORSE,
-            severity=verdict.Verdict(worst.verdict),
-            subject=worst.name,
-            seen=f"the new result's own verdict is {worst.verdict}",
+            severity=verdict.Verdict(worst),
+            subject=name,
+            seen=f"the new result's own verdict is {worst}",
             expected="a verdict at least as good as that of the old results",
             cause="findings of the new result that the compared rows do not show",
-            cure=verdict.Cure.of(f"gpubench report {worst.name}"),
+            cure=verdict.Cure.of(f"gpubench report {name}"),
         )
 
 
@@ -535,7 +537,7 @@ def nothing_compared(base: RunsByRow, new: RunsByRow) -> verdict.Finding:
     for name in RowKey.columns():
         before, after = ({getattr(key, name) for key in side} for side in (base, new))
         if before and after and not before & after:
-            differ.append(f"{name} {_listed(name, after)}, not {_listed(name, before)}")
+            differ.append(f"{name} {_joined_cells(name, after)}, not {_joined_cells(name, before)}")
     return verdict.Finding(
         id="nothing-compared",
         severity=verdict.Verdict.ERROR,
@@ -547,7 +549,7 @@ def nothing_compared(base: RunsByRow, new: RunsByRow) -> verdict.Finding:
     )
 
 
-def _listed(column: str, values: set[Any]) -> str:
+def _joined_cells(column: str, values: set[Any]) -> str:
     known = sorted(value for value in values if value is not None)
     texts = [format_size(value) if column == "size_bytes" else str(value) for value in known]
     texts += ["unknown"] if None in values else []

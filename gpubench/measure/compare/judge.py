@@ -1,7 +1,7 @@
 """Judgement of a comparison: verdicts on rows and on ranges of sizes.
 
-Sixty rows that are each 4 % slower say more than one: their median is known seven times as precisely. How a run as a
-whole differs from another, no number of its rows shows. There the floor for single runs applies, or several runs.
+A range exists because the median of sixty rows is seven times as precise as one row. Rows of one run never show how
+whole runs differ, so a floor for single runs applies unless each side has several runs.
 """
 
 import math
@@ -24,7 +24,7 @@ from gpubench.measure.compare.noise import (
     NoiseBound,
     RunFigures,
     RunsByRow,
-    logs_of,
+    time_logs,
 )
 from gpubench.model.results import compare
 from gpubench.model.results.report import RowsByColumn
@@ -62,7 +62,7 @@ Runs = Sequence[RunFigures]
 
 
 class Reason(Struct, frozen=True):
-    """A reason for the verdict on a row, with the finding that reports it."""
+    """A reason for the verdict on a row. `finding` is the id of the finding that reports it."""
 
     finding: str
     verdict: Verdict
@@ -86,36 +86,27 @@ class JudgedRow(NamedTuple):
     change: compare.Change | None = None
 
 
-class Rules(Struct, frozen=True):
-    """A fixed bound in percent of bandwidth, below 100, that replaces noise."""
-
-    threshold_percent: float | None = None
-
-
-def judge_missing(key: compare.RowKey, base: Runs) -> JudgedRow:
-    return JudgedRow(key, compare.Status.MISSING, Verdict.WARN, base, (), _NOT_IN_NEW)
-
-
-_NOT_IN_NEW = (Reason(MISSING, Verdict.WARN, "not in the new results"),)
+NOT_IN_NEW = (Reason(MISSING, Verdict.WARN, "not in the new results"),)
 
 
 def judge_added(key: compare.RowKey, new: Runs) -> JudgedRow:
-    """Judge a row that only the new side has: it compares with nothing, but wrong data are wrong."""
-    reasons = (*_wrong(new), *_above(new))
-    return JudgedRow(key, compare.Status.ADDED, _verdict_of(reasons, Verdict.SKIP), (), new, reasons)
+    """Judge a row that only the new side has: wrong data and impossible bandwidths are errors without a baseline."""
+    reasons = (*_wrong_data(new), *_above_limit(new))
+    return JudgedRow(key, compare.Status.ADDED, _worst_verdict(reasons, Verdict.SKIP), (), new, reasons)
 
 
-def judge(key: compare.RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) -> JudgedRow:
-    reasons = () if _tell_the_same(base, new) else tuple(_other_reasons(base, new))
+def judge(key: compare.RowKey, base: Runs, new: Runs, noise: ChangeNoise, threshold_percent: float | None) -> JudgedRow:
+    """Judge a row of both sides. The threshold, in percent of bandwidth and below 100, replaces noise."""
+    reasons = () if _differ_only_in_time(base, new) else tuple(_reasons_besides_time(base, new))
     change = noise.change(key)
     if change is None:
         reasons = (*reasons, *_unmeasured(base, new))
-        return JudgedRow(key, compare.Status.COMPARED, _verdict_of(reasons), base, new, reasons)
+        return JudgedRow(key, compare.Status.COMPARED, _worst_verdict(reasons), base, new, reasons)
     slower = math.expm1(change)
     bound = noise.bound(key)
-    if rules.threshold_percent is not None:
-        bound = NoiseBound(rules.threshold_percent / (100 - rules.threshold_percent), "--threshold")
-    way = (
+    if threshold_percent is not None:
+        bound = NoiseBound(threshold_percent / (100 - threshold_percent), _THRESHOLD)
+    direction = (
         compare.Change.SLOWER
         if slower > bound.share
         else compare.Change.FASTER
@@ -125,50 +116,55 @@ def judge(key: compare.RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules:
     no_hiccup = slower > _NO_HICCUP and _outlasts_hiccups(
         base, slower, is_last=noise.is_largest(key) and key.backend != _ON_CPUS
     )
-    isolated = way is compare.Change.SLOWER and not no_hiccup and noise.is_isolated(key)
+    isolated = direction is compare.Change.SLOWER and not no_hiccup and noise.is_isolated(key)
     if slower > min(bound.share, UNSURE_FROM):
-        reasons = (*reasons, *_time(slower, bound, rules, isolated=isolated))
-    return JudgedRow(key, compare.Status.COMPARED, _verdict_of(reasons), base, new, reasons, slower, bound, way)
+        reasons = (*reasons, *_longer_time(slower, bound, isolated=isolated))
+    verdict = _worst_verdict(reasons)
+    return JudgedRow(key, compare.Status.COMPARED, verdict, base, new, reasons, slower, bound, direction)
 
 
-def _verdict_of(reasons: Sequence[Reason], quiet: Verdict = Verdict.PASS) -> Verdict:
-    return worst_verdict([quiet, *(reason.verdict for reason in reasons)]) if reasons else quiet
+_THRESHOLD = "--threshold"
 
 
-_BUT_TIME = attrgetter("transport", "host_staged", "path_class", "limit_gb_s", "verdict", "verified")
+def _worst_verdict(reasons: Sequence[Reason], default: Verdict = Verdict.PASS) -> Verdict:
+    return worst_verdict([default, *(reason.verdict for reason in reasons)]) if reasons else default
 
 
-def _tell_the_same(base: Runs, new: Runs) -> bool:
-    """True if two runs differ only in time, as most rows of a large cluster do."""
+_ALL_BUT_TIME = attrgetter("transport", "host_staged", "path_class", "limit_gb_s", "verdict", "verified")
+
+
+def _differ_only_in_time(base: Runs, new: Runs) -> bool:
+    """True if single runs differ only in time. Most rows of a large cluster do, so this saves most of the time."""
     if len(base) != 1 or len(new) != 1 or new[0].wrong or new[0].times_limit:
         return False
-    return bool(_BUT_TIME(base[0]) == _BUT_TIME(new[0]))
+    return bool(_ALL_BUT_TIME(base[0]) == _ALL_BUT_TIME(new[0]))
 
 
-def _other_reasons(base: Runs, new: Runs) -> Iterator[Reason]:
-    yield from (*_wrong(new), *_above(new), *_path(base, new), *_limit(base, new), *_verdict(base, new))
+def _reasons_besides_time(base: Runs, new: Runs) -> Iterator[Reason]:
+    yield from (*_wrong_data(new), *_above_limit(new))
+    yield from (*_changed_path(base, new), *_lower_limit(base, new), *_worse_verdict(base, new))
     if any(run.verified for run in base) and not any(run.verified for run in new):
         yield Reason(UNVERIFIED, Verdict.WARN, "its data are no longer verified")
 
 
-def _time(slower: float, bound: NoiseBound, rules: Rules, *, isolated: bool) -> Iterator[Reason]:
+def _longer_time(slower: float, bound: NoiseBound, *, isolated: bool) -> Iterator[Reason]:
     """Judge a time that is longer by the share `slower`. `isolated` means that its neighbours are not longer."""
     is_within = slower <= bound.share
-    if is_within and (rules.threshold_percent is not None or slower <= UNSURE_FROM):
+    if is_within and (bound.source == _THRESHOLD or slower <= UNSURE_FROM):
         return
-    how_much = f"{compare.bandwidth_lost(100 * slower):.1f} % slower"
-    figures = f"{how_much} (noise {compare.bandwidth_lost(100 * bound.share):.1f} %: {bound.source})"
+    loss = f"{compare.bandwidth_lost(100 * slower):.1f} % slower"
+    text = f"{loss} (noise {compare.bandwidth_lost(100 * bound.share):.1f} %: {bound.source})"
     if is_within:
         most = UNSURE_AT_MOST if bound.source in OF_ONE_RUN else math.inf
         if slower > min(bound.share / 2, most):
-            yield Reason(UNSURE, Verdict.INCONCLUSIVE, figures)
-    elif rules.threshold_percent is not None:
-        yield Reason(SLOWER, Verdict.FAIL, f"{how_much} than before")
+            yield Reason(UNSURE, Verdict.INCONCLUSIVE, text)
+    elif bound.source == _THRESHOLD:
+        yield Reason(SLOWER, Verdict.FAIL, f"{loss} than before")
     elif isolated:
-        # A run hiccups at times, by any factor: what one row alone shows in few runs is to be repeated.
-        yield Reason(UNSURE, Verdict.INCONCLUSIVE, f"{figures}; its neighbours are not, and runs are few")
+        # A hiccup can slow one row of a run by any factor, so an isolated row of few runs must be measured again.
+        yield Reason(UNSURE, Verdict.INCONCLUSIVE, f"{text}; its neighbours are not, and runs are few")
     else:
-        yield Reason(SLOWER, Verdict.FAIL, figures)
+        yield Reason(SLOWER, Verdict.FAIL, text)
 
 
 def _outlasts_hiccups(base: Runs, slower: float, *, is_last: bool) -> bool:
@@ -179,49 +175,46 @@ def _outlasts_hiccups(base: Runs, slower: float, *, is_last: bool) -> bool:
     return is_last and slower * all_iterations > _HICCUP_US
 
 
-def _wrong(new: Runs) -> Iterator[Reason]:
+def _wrong_data(new: Runs) -> Iterator[Reason]:
     wrong = sum(run.wrong or 0 for run in new)
     if wrong:
         yield Reason(WRONG, Verdict.FAIL, f"{wrong} wrong elements")
 
 
-def _above(new: Runs) -> Iterator[Reason]:
-    """Report a bandwidth that no link can carry: it is useless for a comparison."""
+def _above_limit(new: Runs) -> Iterator[Reason]:
+    """Report a bandwidth above the links' limit. No comparison can use it."""
     times = max((run.times_limit or 0.0 for run in new), default=0.0)
     if times:
         yield Reason(ABOVE_LIMIT, Verdict.ERROR, f"{times:.1f} times the limit")
 
 
-def _path(base: Runs, new: Runs) -> Iterator[Reason]:
+def _changed_path(base: Runs, new: Runs) -> Iterator[Reason]:
     before, after = staged(base), staged(new)
+    transports = transport(base), transport(new)
     if after and before is False:
-        ways = [transport(base), transport(new)]
-        which = f": {ways[1]}, not {ways[0]}" if all(ways) else ""
-        yield Reason(STAGED, Verdict.FAIL, f"direct before, through host memory now{which}")
-    elif after and before is None and any(run.host_staged is not None for run in new):
+        names = f": {transports[1]}, not {transports[0]}" if all(transports) else ""
+        yield Reason(STAGED, Verdict.FAIL, f"direct before, through host memory now{names}")
+    elif after and before is None:
         yield Reason(PATH, Verdict.WARN, "through host memory now; nothing says whether it was before")
-    for what, one, other in (
-        ("transport", transport(base), transport(new)),
-        ("path", _first(run.path_class for run in base), _first(run.path_class for run in new)),
-    ):
-        if one is not None and other is not None and one != other and not _more_links(one, other):
-            yield Reason(PATH, Verdict.WARN, f"{what} {one} before, {other} now")
+    classes = _distinct(run.path_class for run in base), _distinct(run.path_class for run in new)
+    for kind, (one, other) in (("transport", transports), ("path", classes)):
+        if one is not None and other is not None and one != other and not _has_more_nvlinks(one, other):
+            yield Reason(PATH, Verdict.WARN, f"{kind} {one} before, {other} now")
 
 
-def _more_links(one: str, other: str) -> bool:
-    """True if a path class gained NVLinks, NV12 → NV18, which is no reason to look."""
-    links = [_NVLINKS.fullmatch(path) for path in (one, other)]
-    return links[0] is not None and links[1] is not None and int(links[1][1]) > int(links[0][1])
+def _has_more_nvlinks(one: str, other: str) -> bool:
+    before, after = (_NVLINKS.fullmatch(path_class) for path_class in (one, other))
+    return before is not None and after is not None and int(after[1]) > int(before[1])
 
 
-def _limit(base: Runs, new: Runs) -> Iterator[Reason]:
+def _lower_limit(base: Runs, new: Runs) -> Iterator[Reason]:
     before = [run.limit_gb_s for run in base if run.limit_gb_s is not None]
     after = [run.limit_gb_s for run in new if run.limit_gb_s is not None]
     if before and after and min(after) < _LIMIT_FALLS * min(before):
         yield Reason(NARROWER, Verdict.FAIL, f"limit {min(before):.4g} GB/s before, {min(after):.4g} now")
 
 
-def _verdict(base: Runs, new: Runs) -> Iterator[Reason]:
+def _worse_verdict(base: Runs, new: Runs) -> Iterator[Reason]:
     before, after = worst(base), worst(new)
     if before is None or after is None or gravity(after) >= min(gravity(before), gravity(Verdict.PASS)):
         return
@@ -230,10 +223,10 @@ def _verdict(base: Runs, new: Runs) -> Iterator[Reason]:
 
 
 def _unmeasured(base: Runs, new: Runs) -> Iterator[Reason]:
-    """Return the reason why a side has no time. Rows that never have one, as those of topo, need none."""
+    """Return the reason why a side has no time. Rows without a time on both sides, such as those of topo, need none."""
     if any(run.wrong for run in base):
         yield Reason(LOST, Verdict.INCONCLUSIVE, "the old data were wrong: their time is no baseline")
-    elif logs_of(base) and not any(run.wrong for run in new):
+    elif time_logs(base) and not any(run.wrong for run in new):
         yield Reason(LOST, Verdict.ERROR, "measured before, and could not be now")
 
 
@@ -244,7 +237,7 @@ def staged(side: Runs) -> bool | None:
 
 
 def transport(side: Runs) -> str | None:
-    return _first([run.transport for run in side])
+    return _distinct(run.transport for run in side)
 
 
 def worst(side: Runs) -> Verdict | None:
@@ -252,9 +245,8 @@ def worst(side: Runs) -> Verdict | None:
     return min(verdicts, key=gravity, default=None)
 
 
-def _first(texts: Iterable[str | None]) -> str | None:
-    found = dict.fromkeys(texts)
-    return " or ".join([text for text in found if text is not None]) or None
+def _distinct(texts: Iterable[str | None]) -> str | None:
+    return " or ".join([text for text in dict.fromkeys(texts) if text is not None]) or None
 
 
 class ComparedRows(RowsByColumn[compare.ComparisonRow]):
@@ -271,10 +263,10 @@ class ComparedRows(RowsByColumn[compare.ComparisonRow]):
         return [_comparison_row(self._judged[number]) for number in numbers]
 
     def cells(self, *names: str) -> Iterator[tuple[Any, ...]]:
-        return zip(*(map(_SUMMED[name], self._judged) for name in names), strict=True)
+        return zip(*(map(_COLUMNS[name], self._judged) for name in names), strict=True)
 
 
-_SUMMED: Mapping[str, Callable[[JudgedRow], Any]] = {
+_COLUMNS: Mapping[str, Callable[[JudgedRow], Any]] = {
     "series": lambda _: None,
     "status": attrgetter("status"),
     "collective": attrgetter("key.collective"),
@@ -286,8 +278,8 @@ _SUMMED: Mapping[str, Callable[[JudgedRow], Any]] = {
 
 
 def _comparison_row(judged: JudgedRow) -> compare.ComparisonRow:
-    columns = judged.key.to_record() | {name: value(judged) for name, value in _SUMMED.items()}
-    for names, side in ((_OF_BASE, judged.base), (_OF_NEW, judged.new)):
+    columns = judged.key.to_record() | {name: value(judged) for name, value in _COLUMNS.items()}
+    for names, side in ((_BASE_COLUMNS, judged.base), (_NEW_COLUMNS, judged.new)):
         columns |= zip(names, _columns(side), strict=True)
     columns["source_device"], columns["destination_device"] = (judged.new or judged.base)[0].devices or _NO_DEVICES
     return compare.ComparisonRow(
@@ -298,7 +290,7 @@ def _comparison_row(judged: JudgedRow) -> compare.ComparisonRow:
 
 
 _NO_DEVICES = None, None
-_OF_BASE, _OF_NEW = (
+_BASE_COLUMNS, _NEW_COLUMNS = (
     [f"{side}_{name}" for name in ("time_us", "gb_s", "runs", "origin", "transport", "host_staged", "verdict")]
     for side in ("base", "new")
 )
@@ -309,11 +301,11 @@ def _columns(side: Runs) -> tuple[object, ...]:
         (one,) = side
         figures = one.time_us or None, one.gb_s or None
         return *figures, 1, one.origin, one.transport or None, one.host_staged, one.verdict
-    figures = _middle([run.time_us for run in side]), _middle([run.gb_s for run in side])
-    return *figures, len(side), _first([run.origin for run in side]), transport(side), staged(side), worst(side)
+    figures = _median([run.time_us for run in side]), _median([run.gb_s for run in side])
+    return *figures, len(side), _distinct(run.origin for run in side), transport(side), staged(side), worst(side)
 
 
-def _middle(figures: Sequence[float | None]) -> float | None:
+def _median(figures: Sequence[float | None]) -> float | None:
     known = [value for value in figures if value]
     return median(known) if known else None
 
@@ -324,26 +316,17 @@ _MEDIAN_WIDTH = math.sqrt(math.pi / 2)
 """The standard error of a median over that of a mean."""
 
 
-class Range(Struct, frozen=True):
-    """Rows of one kind with similar sizes, the change of their median, and its bound. Both are logarithms."""
-
-    keys: tuple[compare.RowKey, ...]
-    change: float
-    bound: float
-
-
 def slower_ranges(
-    before: RunsByRow, after: RunsByRow, noise: ChangeNoise, judged: Iterable[JudgedRow], rules: Rules
+    before: RunsByRow, after: RunsByRow, noise: ChangeNoise, judged: Iterable[JudgedRow]
 ) -> Iterator[Finding]:
-    """Return a finding for each range that is slower as a whole, unless most of its rows are named."""
-    named = {row.key for row in judged if row.change is compare.Change.SLOWER}
-    if rules.threshold_percent is not None:
-        return
-    families = [part for family in noise.families for part in _parts(family) if len(part) >= LEAST_VALUES]
-    for keys in families:
-        found = _range(keys, (before, after), noise, len(families))
-        if found is not None and found.change > found.bound and 2 * len(named.intersection(keys)) <= len(keys):
-            yield _finding(found)
+    """Return a finding for each range that is slower as a whole, unless most of its rows are slower alone."""
+    slower = {row.key for row in judged if row.change is compare.Change.SLOWER}
+    ranges = [part for family in noise.families for part in _parts(family) if len(part) >= LEAST_VALUES]
+    for keys in ranges:
+        change = median(known for key in keys if (known := noise.change(key)) is not None)
+        bound = _range_bound(keys, (before, after), noise, len(ranges))
+        if bound is not None and change > bound and 2 * len(slower.intersection(keys)) <= len(keys):
+            yield _range_finding(keys, change, bound)
 
 
 def _parts(keys: Sequence[compare.RowKey]) -> Iterator[list[compare.RowKey]]:
@@ -352,11 +335,13 @@ def _parts(keys: Sequence[compare.RowKey]) -> Iterator[list[compare.RowKey]]:
     yield [key for key in keys if (key.size_bytes or 0) >= LARGE_BYTES]
 
 
-def _range(
+def _range_bound(
     keys: Sequence[compare.RowKey], sides: tuple[RunsByRow, RunsByRow], noise: ChangeNoise, ranges: int
-) -> Range | None:
-    """Return a range with the smaller of two bounds: from its rows with the floor for single runs, or from its runs."""
-    middle = median(change for key in keys if (change := noise.change(key)) is not None)
+) -> float | None:
+    """Return the least change of a range's median that counts, as a logarithm.
+
+    It is the smaller of two bounds: from the rows with the floor for single runs, or from whole runs.
+    """
     bounds = []
     known = [deviation for key in keys if (deviation := noise.change_noise(key)) is not None]
     if known:
@@ -370,28 +355,28 @@ def _range(
         squares = sum((run - fmean(side)) ** 2 for side in runs for run in side)
         error = math.sqrt(squares / freedom * sum(1 / len(side) for side in runs))
         bounds.append(max(math.log1p(FLOOR), Noise(error, freedom).bound(TESTS * ranges)))
-    return Range(tuple(keys), middle, min(bounds)) if bounds else None
+    return min(bounds, default=None)
 
 
 def _run_middles(side: RunsByRow, keys: Sequence[compare.RowKey]) -> list[float]:
     """Return the median of the logarithms of each run, if every row has all runs."""
-    logs = [logs_of(side[key]) for key in keys]
+    logs = [time_logs(side[key]) for key in keys]
     runs = min(map(len, logs))
     return [median(row[run] for row in logs) for run in range(runs)] if runs == max(map(len, logs)) else []
 
 
-def _finding(found: Range) -> Finding:
-    first = found.keys[0]
-    sizes = sorted({key.size_bytes or 0 for key in found.keys})
+def _range_finding(keys: Sequence[compare.RowKey], change: float, bound: float) -> Finding:
+    first = keys[0]
+    sizes = sorted({key.size_bytes or 0 for key in keys})
     peer = f"peer {first.peer}" if first.peer else None
     what = first.collective or " ".join(filter(None, (first.direction, first.engine, peer)))
     span = " to ".join(dict.fromkeys(map(format_size, (sizes[0], sizes[-1]))))
     return Finding(
         id=RANGE,
         severity=Verdict.FAIL,
-        subject=f"{what} {span}: {len(found.keys)} rows together",
-        seen=f"{compare.bandwidth_lost(100 * math.expm1(found.change)):.1f} % slower in their middle "
-        f"(noise {compare.bandwidth_lost(100 * math.expm1(found.bound)):.1f} %)",
+        subject=f"{what} {span}: {len(keys)} rows together",
+        seen=f"{compare.bandwidth_lost(100 * math.expm1(change)):.1f} % slower in their middle "
+        f"(noise {compare.bandwidth_lost(100 * math.expm1(bound)):.1f} %)",
         expected="times as before, within noise",
         cause="one of the changed circumstances, clocks, or a fault",
         cure=Cure(comment="Measure again and add it: --new AGAIN.json."),

@@ -1,9 +1,8 @@
 """Noise of a comparison: the rows of both sides by key, and how much they differ by chance.
 
-If a side has several runs, their differences are the noise. Otherwise it is how unsteady the change is from size to
-size, because a real change moves many sizes alike. For pairs of devices it is how much the pairs differ. Neighbours
-share what they know: a row alone has too few values. docs/compare.md has the sources, and how often comparisons of
-other machines fail.
+With several runs per side, noise is the difference between runs. With single runs it is how much the change varies
+from size to size, or from pair to pair. Neighbouring rows are pooled, because one row has too few values.
+docs/compare.md has sources and error rates.
 """
 
 import math
@@ -22,7 +21,7 @@ from gpubench.model.paths.transport import is_staged, parse_transport
 from gpubench.model.results.compare import RowKey, collective_key, pair_keys, siblings
 from gpubench.model.results.figures import BY_CPU
 from gpubench.model.results.report import CollectiveRow, PairRow, column_values, make_record
-from gpubench.model.results.result_file import LatencyRow, ResultFile
+from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.speed import copies_times_limit, times_limit
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.statistics import MEDIAN_EFFICIENCY, Noise, robust_deviation
@@ -31,7 +30,7 @@ from gpubench.model.terms.statistics import MEDIAN_EFFICIENCY, Noise, robust_dev
 class RunFigures(NamedTuple):
     """The values of one row of one run. `time_us` is None if it was not measured.
 
-    A tuple, because every row has one and a dataclass takes ten times as long to make.
+    It is a tuple because every row needs one and a dataclass takes ten times as long to create.
     """
 
     time_us: float | None
@@ -56,30 +55,39 @@ RunsByRow = dict[RowKey, list[RunFigures]]
 
 
 def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsByRow, RunsByRow]:
-    """Return both sides by key. Pairs are known by bus id if the hosts are the same, else by device names."""
+    """Return both sides by key. Keys of pairs have bus ids if the hosts are the same, else device names."""
     keyed = [[[(collective_key(row), row) for row in file.rows] for file in files] for files in (base, new)]
-    settings = _swept(chain.from_iterable(keyed))
+    swept = _keys_with_several_settings(chain.from_iterable(keyed))
     hosts = [_pair_nodes(files) for files in (base, new)]
     sides: list[RunsByRow] = []
-    known: dict[RowKey, RowKey] = {}  # Both sides of a cluster have the same many keys
-    for files, rows, own_hosts in zip((base, new), keyed, hosts, strict=True):
+    known: dict[RowKey, RowKey] = {}  # Both sides of a cluster share many equal keys, so store each once
+    for files, rows, side_hosts in zip((base, new), keyed, hosts, strict=True):
         measured: RunsByRow = {}
-        places = None if hosts[0] == hosts[1] else {host: place for place, host in enumerate(own_hosts)}
-        for file, own_rows in zip(files, rows, strict=True):
-            for key, row in own_rows:
-                if key in settings:
+        places = None if hosts[0] == hosts[1] else {host: place for place, host in enumerate(side_hosts)}
+        for file, file_rows in zip(files, rows, strict=True):
+            for key, row in file_rows:
+                if key in swept:
                     key = replace(key, setting=_setting(row))
                 measured.setdefault(key, []).append(_collective_figures(row))
             for latency in file.latencies:
-                measured.setdefault(make_record(RowKey, latency), []).append(_latency_figures(latency))
+                figures = make_record(
+                    RunFigures,
+                    latency,
+                    gb_s=latency.busbw_gb_s,
+                    transport=None,
+                    host_staged=None,
+                    verdict=None,
+                    verified=latency.verified != "no",
+                )
+                measured.setdefault(make_record(RowKey, latency), []).append(figures)
             for key, figures in zip(pair_keys(file.pairs, places), _pair_figures(file.pairs), strict=True):
                 measured.setdefault(known.setdefault(key, key), []).append(figures)
         sides.append(measured)
     return sides[0], sides[1]
 
 
-def _swept(files: Iterable[Sequence[tuple[RowKey, CollectiveRow]]]) -> set[RowKey]:
-    """Return the keys of which one file has rows with several algorithms or protocols: a user chose these."""
+def _keys_with_several_settings(files: Iterable[Sequence[tuple[RowKey, CollectiveRow]]]) -> set[RowKey]:
+    """Return the keys for which a file has several algorithms or protocols, which a user must have chosen."""
     found = set()
     for rows in files:
         settings: dict[RowKey, set[str | None]] = {}
@@ -94,10 +102,8 @@ def _setting(row: CollectiveRow) -> str | None:
 
 
 def _pair_nodes(files: Iterable[ResultFile]) -> list[str]:
-    ends = (
-        ends_of_pair for file in files for ends_of_pair in column_values(file.pairs, "source_node", "destination_node")
-    )
-    return sorted(set(chain.from_iterable(ends)))
+    nodes = (pair for file in files for pair in column_values(file.pairs, "source_node", "destination_node"))
+    return sorted(set(chain.from_iterable(nodes)))
 
 
 def _collective_figures(row: CollectiveRow) -> RunFigures:
@@ -105,23 +111,11 @@ def _collective_figures(row: CollectiveRow) -> RunFigures:
         RunFigures,
         row,
         gb_s=row.busbw_gb_s,
-        error_of_mean=_error_of_mean(row),
+        error_of_mean=row.batch_cv if row.ci95_percent is None else row.ci95_percent / 100 / 1.96,
         host_staged=_staged(row.host_staged, row.transport),
         verified=row.verified != "no",
         limit_gb_s=None,
         times_limit=times_limit(row),
-    )
-
-
-def _latency_figures(row: LatencyRow) -> RunFigures:
-    return make_record(
-        RunFigures,
-        row,
-        gb_s=row.busbw_gb_s,
-        transport=None,
-        host_staged=None,
-        verdict=None,
-        verified=row.verified != "no",
     )
 
 
@@ -165,18 +159,11 @@ _FIGURES = (
 )
 
 
-def _error_of_mean(row: CollectiveRow) -> float | None:
-    """Return the relative standard error of a row's time: from its interval, else the spread of its batches."""
-    if row.ci95_percent is not None:
-        return row.ci95_percent / 100 / 1.96
-    return row.batch_cv
-
-
 @lru_cache(maxsize=256)
-def _staged(in_row: bool | None, transport: str | None) -> bool | None:  # noqa: FBT001 - a column's three answers
-    """True if the bytes went through host memory, according to the row, else to its transports."""
-    if in_row is not None or not transport:
-        return in_row
+def _staged(column: bool | None, transport: str | None) -> bool | None:  # noqa: FBT001 - the value of a column
+    """Return the row's `host_staged`, or derive it from the row's transports if it is empty."""
+    if column is not None or not transport:
+        return column
     return is_staged([parse_transport(part) for part in transport.split("+")])
 
 
@@ -213,7 +200,7 @@ _WORTH = 20.0
 
 
 def single_run_floor(key: RowKey, time_us: float, *, other_hosts: bool = False) -> float:
-    """Return how much single runs differ as a whole, relative to `time_us`, the time of the row."""
+    """Return how much whole runs differ, as a share of the row's time `time_us`."""
     if key.engine == BY_CPU:
         return _BY_CPU
     if key.setting in _WITH_HOST:
@@ -230,11 +217,10 @@ def is_over_network(key: RowKey) -> bool:
 
 
 def combine_with_usual_noise(key: RowKey, found: Noise | None) -> Noise | None:
-    """Return the noise that the files show, combined with what such rows usually have.
+    """Return the noise of the files combined with the usual noise of such rows, weighted by degrees of freedom.
 
-    Few rows give a deviation that is often half or twice the true one. Both are weighted by their degrees of freedom,
-    as Smyth does for genes (2004, "Linear models and empirical Bayes methods"). Only large rows of collectives need it:
-    others have a floor that is wider.
+    A deviation from few rows is often half or twice the true one (Smyth 2004, "Linear models and empirical Bayes
+    methods"). Only large rows of collectives need it, because the floor of all others is wider.
     """
     if key.collective is None or (key.size_bytes or 0) < LARGE_BYTES:
         return found
@@ -256,13 +242,13 @@ LEAST_FREEDOM, LEAST_VALUES = 4, 6
 """The least degrees of freedom and values for a useful standard deviation."""
 
 REPEATED_RUNS = 3
-"""With this many runs per side the difference between runs is known, and the floor for single runs does not apply."""
+"""With this many runs per side, the floor for single runs does not apply."""
 
 TESTS = 2
-"""Rows are judged alone and in ranges. Both may use half of the false alarms."""
+"""Tests per row: alone and in a range. Each may cause half of the false alarms."""
 
 SETTLED_RUNS = 5
-"""With this many runs per side, a row that is slower alone counts as slower."""
+"""With this many runs per side, an isolated slower row is no hiccup."""
 
 DENSE_ROWS, _APART = 8, math.sqrt(2)
 """A sweep has small steps if this many rows are within half an octave of a size."""
@@ -271,7 +257,7 @@ FLOOR = 0.01
 """A smaller change is of no interest."""
 
 _USUAL = "what single runs usually differ by"
-"""The source of noise where the files do not show enough."""
+"""The source of noise if the files do not show enough."""
 
 _NORMAL_MEDIAN = 1.4826
 """A normal deviation over the median distance from its centre."""
@@ -294,9 +280,9 @@ _LEAST = NoiseBound(FLOOR, "the least that counts")
 class ChangeNoise:
     """The noise of every row that both sides have.
 
-    `families` are rows that differ only in size or pair and have times on both sides. `files` is how many files the
-    sides have, or None if every run is one: rows that a file repeats come from one process, and do not show how whole
-    runs differ. `other_hosts` says that the sides ran on different hosts.
+    `families` are groups of rows that differ only in size or pair. `files` counts the files per side: rows that one
+    file repeats come from one process and do not show how whole runs differ. None means that every run is a file.
+    `other_hosts` means that the sides ran on different hosts.
     """
 
     def __init__(
@@ -306,10 +292,11 @@ class ChangeNoise:
         self._files = files
         self._files_repeat = files is None or min(files) >= REPEATED_RUNS
         self._times: dict[RowKey, _Times] = {}
-        for key, own in base.items():
-            others = new.get(key, ())
-            if (logs := logs_of(own)) and (new_logs := logs_of(others)):
-                self._times[key] = _Times(logs, new_logs, None if key.collective is None else _within(own, others))
+        for key, old_runs in base.items():
+            new_runs = new.get(key, ())
+            if (logs := time_logs(old_runs)) and (new_logs := time_logs(new_runs)):
+                error = None if key.collective is None else _standard_error(old_runs, new_runs)
+                self._times[key] = _Times(logs, new_logs, error)
         self.families = list(siblings(self._times))
         for number, family in enumerate(self.families):
             for key in family:
@@ -319,12 +306,12 @@ class ChangeNoise:
         self._noises: dict[tuple[tuple[int, int], tuple[int, int]], tuple[Noise | None, NoiseBound | None]] = {}
 
     def runs(self, key: RowKey) -> tuple[int, int]:
-        """Return the number of runs of both sides. Repetitions within a file count once."""
+        """Return the number of runs per side. Repetitions within a file count once."""
         (base, new), files = self._times[key].runs, self._files
         return (base, new) if files is None else (min(base, files[0]), min(new, files[1]))
 
     def shows_whole_runs(self, key: RowKey) -> bool:
-        """True if both sides have enough runs to show how whole runs differ. They never show other nodes."""
+        """True if both sides have enough runs to show how whole runs differ. Jobs on other nodes never do."""
         return (
             self._files_repeat
             and min(self._times[key].runs) >= REPEATED_RUNS
@@ -354,26 +341,26 @@ class ChangeNoise:
         _, found = self._noise(key, times)
         if found is None or found.share <= least.share:
             found = least
-        if times.within is not None:
-            own = self._bound_of(Noise(times.within, math.inf), OWN_SPREAD)
+        if times.standard_error is not None:
+            own = self._make_bound(Noise(times.standard_error, math.inf), OWN_SPREAD)
             found = own if own.share > found.share else found
         return found
 
-    def _bound_of(self, noise: Noise, source: str) -> NoiseBound:
+    def _make_bound(self, noise: Noise, source: str) -> NoiseBound:
         return NoiseBound(math.expm1(min(5.0, noise.bound(TESTS * len(self._times)))), source)
 
     def is_isolated(self, key: RowKey) -> bool:
         """True if a row of a collective is slower, but neither its other placement nor the next sizes are.
 
-        In a sweep of small steps it is isolated too if most rows of about its size are not slower: rows that follow
-        each other share a hiccup. False if there are no such rows, or so many runs that no two hiccups make their
-        median.
+        In a sweep of small steps, several successive rows share a hiccup. There a row is isolated too if most rows
+        within half an octave are not slower. False without neighbours, or with so many runs that hiccups cannot decide
+        the median.
         """
         if key.collective is None or min(self._times[key].runs) >= SETTLED_RUNS:
             return False
         half = (self.change(key) or 0.0) / 2
-        beside = [(self.change(neighbour) or 0.0) >= half for neighbour in self._beside(key)]
-        if beside and not any(beside):
+        slower = [(self.change(neighbour) or 0.0) >= half for neighbour in self._neighbours(key)]
+        if slower and not any(slower):
             return True
         size = key.size_bytes or 0
         half_an_octave = self._sizes(key).between(size / _APART, size * _APART)
@@ -384,7 +371,7 @@ class ChangeNoise:
         sizes = self._sizes(key).sizes
         return len(sizes) > 1 and key.size_bytes == sizes[-1]
 
-    def _beside(self, key: RowKey) -> Iterator[RowKey]:
+    def _neighbours(self, key: RowKey) -> Iterator[RowKey]:
         """Return the other placement of a row, and the next sizes of the same placement."""
         for neighbour in self._sizes(key).near(key.size_bytes or 0, 1):
             alike = neighbour.size_bytes == key.size_bytes or neighbour.placement == key.placement
@@ -398,14 +385,14 @@ class ChangeNoise:
         return self._by_size[family]
 
     def _noise(self, key: RowKey, times: "_Times") -> tuple[Noise | None, NoiseBound | None]:
-        """Return the noise of a row's change, from the runs of its neighbours if possible, else from changes."""
+        """Return the noise of a row's change: from the runs of its neighbours if possible, else from their changes."""
         place = times.family, 0 if key.collective is None else key.size_bytes or 0
         if (known := self._noises.get((place, times.runs))) is None:
             if place not in self._near_noise:
                 near = tuple(self._near(key))
                 self._near_noise[place] = self._run_noise(near), self._change_spread(near)
             noise, source = self._combine_neighbours(key, *self._near_noise[place])
-            bound = None if noise is None else self._bound_of(noise, source)
+            bound = None if noise is None else self._make_bound(noise, source)
             known = self._noises[place, times.runs] = noise, bound
         return known
 
@@ -415,7 +402,7 @@ class ChangeNoise:
             usual = combine_with_usual_noise(key, changes if runs is None else None)
         if runs is None:
             return usual or changes, _USUAL if changes is None else _NEIGHBOURS
-        share = math.sqrt(sum(map(_part_of_variance, self._times[key].runs)))
+        share = math.sqrt(sum(map(_relative_variance, self._times[key].runs)))
         between = Noise(runs.deviation * share, runs.freedom)
         if usual is not None and usual.deviation > between.deviation:
             return usual, _USUAL
@@ -437,13 +424,13 @@ class ChangeNoise:
         return Noise(_NORMAL_MEDIAN * median(distances) / math.sqrt(2), freedom)
 
     def _change_spread(self, keys: Sequence[RowKey]) -> Noise | None:
-        """Return how much the changes of pairs differ, or how unsteady the change is from size to size."""
+        """Return how much the change differs from pair to pair, or from size to size."""
         changes = {key: self.change(key) or 0.0 for key in keys}
-        unsteady = list(changes.values()) if keys[0].collective is None else list(_second_differences(changes))
-        found = robust_deviation(unsteady) if len(unsteady) >= LEAST_VALUES else None
+        values = list(changes.values()) if keys[0].collective is None else list(_second_differences(changes))
+        found = robust_deviation(values) if len(values) >= LEAST_VALUES else None
         if found is None or keys[0].collective is None:
             return found
-        # Every change has a part in four of these figures, so about half of them know something new.
+        # Every change enters four of these values, so about half of them are independent.
         return Noise(found.deviation, max(LEAST_FREEDOM, found.freedom / 2))
 
 
@@ -453,19 +440,19 @@ _ONE_EACH = 1, 1
 class _Times:
     """Logarithms of the times of a row on both sides, and the change from one median to the other."""
 
-    __slots__ = ("change", "family", "middle", "runs", "sides", "within")
+    __slots__ = ("change", "family", "middle", "runs", "sides", "standard_error")
 
-    def __init__(self, base: list[float], new: list[float], within: float | None) -> None:
+    def __init__(self, base: list[float], new: list[float], standard_error: float | None) -> None:
         self.runs = _ONE_EACH if len(base) == len(new) == 1 else (len(base), len(new))
         self.sides = () if self.runs is _ONE_EACH else (base, new)  # One run does not differ from others
         self.middle = middle_of(base)
         self.change = middle_of(new) - self.middle
-        self.within = within
+        self.standard_error = standard_error
         self.family = 0
 
 
 class _RowsBySize(Struct, frozen=True):
-    """The rows of a family by ascending size, so that bisection finds the neighbours of one."""
+    """The rows of a family by ascending size, so that bisection finds neighbours."""
 
     sizes: Sequence[int]
     rows: Mapping[int, Sequence[tuple[int, RowKey]]]
@@ -480,20 +467,20 @@ class _RowsBySize(Struct, frozen=True):
     def near(self, size: int, steps: int) -> Iterator[RowKey]:
         """Return the rows of a size and of some sizes before and after it, in the family's order."""
         place = bisect_left(self.sizes, size)
-        return self._of(self.sizes[max(0, place - steps) : place + steps + 1])
+        return self._rows_of_sizes(self.sizes[max(0, place - steps) : place + steps + 1])
 
     def between(self, least: float, most: float) -> Iterator[RowKey]:
-        return self._of(self.sizes[bisect_left(self.sizes, least) : bisect_right(self.sizes, most)])
+        return self._rows_of_sizes(self.sizes[bisect_left(self.sizes, least) : bisect_right(self.sizes, most)])
 
-    def _of(self, sizes: Sequence[int]) -> Iterator[RowKey]:
+    def _rows_of_sizes(self, sizes: Sequence[int]) -> Iterator[RowKey]:
         return (key for _, key in sorted((row for size in sizes for row in self.rows[size]), key=itemgetter(0)))
 
 
 def _second_differences(changes: Mapping[RowKey, float]) -> Iterator[float]:
-    """Return differences that no real change explains, each scaled to the deviation of one change.
+    """Return differences that only noise explains, each scaled to the deviation of one change.
 
-    They are the distance of a size from the mean of its neighbours, which a change that grows with the size does not
-    affect, and the difference between out of place and in place.
+    They are the distance of a size from the mean of its neighbours, and the difference between out of place and in
+    place. A change that grows steadily with the size affects neither.
     """
     curves: dict[str | None, dict[int, float]] = {}
     for key, change in changes.items():
@@ -507,8 +494,8 @@ def _second_differences(changes: Mapping[RowKey, float]) -> Iterator[float]:
         yield from ((one[size] - other[size]) / math.sqrt(2) for size in one.keys() & other.keys())
 
 
-def _part_of_variance(runs: int) -> float:
-    """Return the variance of the middle of some runs, relative to one run: π/2 times as much for a median."""
+def _relative_variance(runs: int) -> float:
+    """Return the variance of the middle of some runs, relative to one run. A median has π/2 times that of a mean."""
     return 1 / runs if runs < REPEATED_RUNS else math.pi / 2 / runs
 
 
@@ -516,12 +503,12 @@ def middle_of(values: Sequence[float]) -> float:
     return values[0] if len(values) == 1 else median(values)
 
 
-def logs_of(seen: Sequence[RunFigures]) -> list[float]:
-    """Return the logarithms of the times of a side. Wrong data have no time."""
-    return [math.log(run.time_us) for run in seen if run.time_us and not run.wrong]
+def time_logs(runs: Sequence[RunFigures]) -> list[float]:
+    """Return the logarithms of the times of runs. Skip runs with wrong data."""
+    return [math.log(run.time_us) for run in runs if run.time_us and not run.wrong]
 
 
-def _within(base: Sequence[RunFigures], new: Sequence[RunFigures]) -> float | None:
+def _standard_error(base: Sequence[RunFigures], new: Sequence[RunFigures]) -> float | None:
     """Return the standard error of a change from the spread within rows, or None if no row has one."""
     sides = [[run.error_of_mean for run in side if run.error_of_mean is not None] for side in (base, new)]
     squares = [sum(error * error for error in errors) / len(errors) ** 2 for errors in sides if errors]

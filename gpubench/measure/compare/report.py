@@ -1,8 +1,8 @@
 """Reports of a comparison: two sets of results, two health checks, a history of dated results, or two machines.
 
-Two machines are compared by collective: the peak, the size that reaches half of it, latency, and ratios. Bus bandwidth
-is the bandwidth of one GPU's links for any number of ranks, so jobs of any size compare per GPU. Times grow with the
-number of ranks and compare only between jobs of one size.
+Two machines are compared by collective: peak bandwidth, the size that reaches half of it, latency, and their ratios.
+Bus bandwidth does not depend on the number of ranks, so jobs of any size compare. Times grow with the number of ranks,
+so they compare only between jobs of one size.
 """
 
 import re
@@ -19,17 +19,16 @@ from gpubench.measure.compare.findings import (
     are_other_hosts,
     check_same_machine,
     circumstance_rows,
-    findings_of,
+    find_changes,
     nothing_compared,
     worse_result,
 )
 from gpubench.measure.compare.judge import (
+    NOT_IN_NEW,
     ComparedRows,
     JudgedRow,
-    Rules,
     judge,
     judge_added,
-    judge_missing,
     slower_ranges,
 )
 from gpubench.measure.compare.noise import ChangeNoise, RunsByRow, gather
@@ -85,7 +84,7 @@ def compare_machines(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> R
     before, after = _curves(base), _curves(new)
     rows = [_machine_row(name, before[name], after[name]) for name in before if name in after]
     sections = Table.group_by_section({MachineRow: rows, CircumstanceRow: circumstance_rows(base, new)})
-    findings = () if rows else (_nothing_in_common(before, after),)
+    findings = () if rows else (_no_common_collective(before, after),)
     verdict = Verdict.SKIP if rows else Verdict.ERROR
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=MachineRow.section)
 
@@ -94,7 +93,7 @@ def _machine_row(name: str, base: MachineCurve, new: MachineCurve) -> MachineRow
     common = base.gb_s.keys() & new.gb_s.keys()
     sizes = (max(common),) * 2 if common else (base.peak_size, new.peak_size)
     figures = base.gb_s[sizes[0]], new.gb_s[sizes[1]]
-    of_nodes = base.node_bandwidth(sizes[0]), new.node_bandwidth(sizes[1])
+    node_figures = base.node_bandwidth(sizes[0]), new.node_bandwidth(sizes[1])
     timed = base.time_us.keys() & new.time_us.keys()
     reason = None
     if base.gpus != new.gpus:
@@ -112,8 +111,8 @@ def _machine_row(name: str, base: MachineCurve, new: MachineCurve) -> MachineRow
         base_gb_s=figures[0],
         new_gb_s=figures[1],
         ratio=figures[1] / figures[0],
-        base_node_gb_s=of_nodes[0],
-        new_node_gb_s=of_nodes[1],
+        base_node_gb_s=node_figures[0],
+        new_node_gb_s=node_figures[1],
         base_peak_gb_s=base.gb_s[base.peak_size],
         new_peak_gb_s=new.gb_s[new.peak_size],
         base_peak_bytes=base.peak_size,
@@ -178,7 +177,7 @@ def _ends(row: PairRow) -> tuple[tuple[str, str], tuple[str, str]]:
     return (row.source_node, row.source), (row.destination_node, row.destination)
 
 
-def _nothing_in_common(before: Mapping[str, MachineCurve], after: Mapping[str, MachineCurve]) -> Finding:
+def _no_common_collective(before: Mapping[str, MachineCurve], after: Mapping[str, MachineCurve]) -> Finding:
     listed = [shorten(list(side)) if side else "no figures" for side in (after, before)]
     return Finding(
         id="nothing-compared",
@@ -194,7 +193,7 @@ def _nothing_in_common(before: Mapping[str, MachineCurve], after: Mapping[str, M
 NEW, GRAVER, NOT_LOOKED_AT, GONE = "new-finding", "graver-finding", "not-looked-at", "device-gone"
 
 _INDEX = re.compile(r"GPU\d+ (?=\()", re.ASCII)
-"""The number of a GPU before its bus id. It changes for all later GPUs when one is missing."""
+"""The index of a GPU before its bus id. It changes for all later GPUs if one is missing."""
 
 _FindingsBySubject = Mapping[tuple[str, str], Finding]
 """Findings per subject, by id and subject without the numbers of GPUs."""
@@ -209,14 +208,14 @@ def _all_have_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) ->
 
 def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[FindingChangeRow]:
     """Return a row per finding and subject, most severe first. The most severe of several runs counts."""
-    before, after = _found(base), _found(new)
+    before, after = _findings_by_subject(base), _findings_by_subject(new)
     if not before and not after:
         return []
     # The import is a tenth of what a start takes, and healthy machines need none.
     from gpubench.conditions.registry import current_ids
 
     def now(key: tuple[str, str]) -> tuple[str, str]:
-        """The key of an old finding in the new results: some conditions were renamed or split."""
+        """Return the key of an old finding in the new results, where conditions may have other names."""
         ids = ((id_, key[1]) for id_ in current_ids(key[0]))
         return key if key in after else next((candidate for candidate in ids if candidate in after), key)
 
@@ -225,17 +224,17 @@ def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> li
     return sorted(rows, key=lambda row: (gravity(row.verdict), _STATUSES.index(FindingStatus(row.status))))
 
 
-def _found(files: Sequence[ResultFile]) -> _FindingsBySubject:
+def _findings_by_subject(files: Sequence[ResultFile]) -> _FindingsBySubject:
     found: dict[tuple[str, str], Finding] = {}
     for finding in (finding for file in files for finding in file.findings or ()):
         for subject in finding.subjects or (finding.subject,):
-            known = found.setdefault(_key(finding.id, subject), finding)
+            known = found.setdefault(_finding_key(finding.id, subject), finding)
             if known is finding or gravity(finding.severity) < gravity(known.severity):
-                found[_key(finding.id, subject)] = replace(finding, subject=subject, subjects=())
+                found[_finding_key(finding.id, subject)] = replace(finding, subject=subject, subjects=())
     return found
 
 
-def _key(finding: str, subject: str) -> tuple[str, str]:
+def _finding_key(finding: str, subject: str) -> tuple[str, str]:
     return finding, _INDEX.sub("", subject)
 
 
@@ -255,7 +254,7 @@ def _finding_change(before: Finding | None, after: Finding | None) -> FindingCha
         finding=named.id,
         subject=named.subject,
         status=status,
-        verdict=_verdict(named.severity) if worse else Verdict.PASS,
+        verdict=named.severity if worse and named.severity is not Verdict.SKIP else Verdict.PASS,
         base_severity=before.severity if before is not None else None,
         new_severity=after.severity if after is not None else None,
         base_seen=before.seen if before is not None else None,
@@ -263,21 +262,23 @@ def _finding_change(before: Finding | None, after: Finding | None) -> FindingCha
     )
 
 
-def _verdict(severity: Verdict) -> Verdict:
-    """Return the verdict on a new finding. A SKIP is not a change."""
-    return Verdict.PASS if severity is Verdict.SKIP else severity
-
-
 def _worse_findings(new: Sequence[ResultFile], rows: Sequence[FindingChangeRow]) -> tuple[list[str], list[Finding]]:
-    """Return the ids of new or graver findings, and the findings of the comparison that they become."""
-    after = _found(new)
+    """Return the new or graver findings of the new results, with the comparison's id for each of them."""
+    after = _findings_by_subject(new)
     names: list[str] = []
     findings: list[Finding] = []
     for status, name in ((FindingStatus.NEW, NEW), (FindingStatus.GRAVER, GRAVER)):
         if worse := [row for row in rows if row.status == status and row.verdict != Verdict.PASS]:
             from gpubench.conditions.checks import merged
 
-            found = merged(_renewed_finding(after[_key(row.finding, row.subject)], row) for row in worse)
+            renewed = []
+            for row in worse:
+                finding = after[_finding_key(row.finding, row.subject)]
+                before = (
+                    "not found before" if row.base_severity is None else f"{row.base_severity} before, {row.base_seen}"
+                )
+                renewed.append(replace(finding, severity=Verdict(row.verdict), seen=f"{finding.seen}; {before}"))
+            found = merged(renewed)
             findings += found
             names += [name] * len(found)
     return names, findings
@@ -301,13 +302,8 @@ def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iter
 
 
 def _place(row: VerdictRow) -> tuple[str, str]:
-    """Return the node and bus id of a device, else its name: numbers change when another device is gone."""
+    """Return node and bus id of a device, or its name without one. Indices change if another device is gone."""
     return row.node, row.subject.rpartition("(")[2]
-
-
-def _renewed_finding(finding: Finding, row: FindingChangeRow) -> Finding:
-    before = "not found before" if row.base_severity is None else f"{row.base_severity} before, {row.base_seen}"
-    return replace(finding, severity=Verdict(row.verdict), seen=f"{finding.seen}; {before}")
 
 
 def _lost_checks(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
@@ -332,7 +328,11 @@ SECTIONS = ("comparison", "finding_changes", "circumstances", "findings")
 
 
 def compare(
-    base: Sequence[ResultFile], new: Sequence[ResultFile], rules: Rules, *, other_machine: bool = False
+    base: Sequence[ResultFile],
+    new: Sequence[ResultFile],
+    threshold_percent: float | None = None,
+    *,
+    other_machine: bool = False,
 ) -> Report:
     """Return the report on new results compared with old ones, worst row first. Files of a side are its runs.
 
@@ -343,16 +343,16 @@ def compare(
     before, after = gather(base, new)
     noise = ChangeNoise(before, after, other_hosts=are_other_hosts(base, new), files=(len(base), len(new)))
     judged = sorted(
-        _judged(before, after, noise, rules),
+        _judge_rows(before, after, noise, threshold_percent),
         key=lambda row: (gravity(row.verdict), row.status is not Status.COMPARED, -100 * (row.slower or 0.0)),
     )
     circumstances = circumstance_rows(base, new)
-    ranges = list(slower_ranges(before, after, noise, judged, rules))
+    ranges = list(slower_ranges(before, after, noise, judged)) if threshold_percent is None else []
     rows = ComparedRows(judged)
     have_findings = _all_have_findings(base, new)
     changes = finding_changes(base, new) if have_findings else []
     names, roots = _worse_findings(new, changes)
-    findings = findings_of(judged, rows, ranges, (base, new), circumstances, roots)
+    findings = find_changes(judged, rows, ranges, (base, new), circumstances, roots)
     shown = [
         replace(root, id=name, subject=f"{root.id}: {root.subject}") for name, root in zip(names, roots, strict=True)
     ]
@@ -368,22 +368,24 @@ def compare(
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=ComparisonRow.section)
 
 
-def _judged(before: RunsByRow, after: RunsByRow, noise: ChangeNoise, rules: Rules) -> list[JudgedRow]:
+def _judge_rows(
+    before: RunsByRow, after: RunsByRow, noise: ChangeNoise, threshold_percent: float | None
+) -> list[JudgedRow]:
     both, missing = list[JudgedRow](), list[JudgedRow]()
-    for key, own in before.items():
+    for key, base in before.items():
         if (new := after.get(key)) is not None:
-            both.append(judge(key, own, new, noise, rules))
+            both.append(judge(key, base, new, noise, threshold_percent))
         else:
-            missing.append(judge_missing(key, own))
+            missing.append(JudgedRow(key, Status.MISSING, Verdict.WARN, base, (), NOT_IN_NEW))
     added = after.items() if len(both) < len(after) else ()
     return [*both, *missing, *(judge_added(key, new) for key, new in added if key not in before)]
 
 
 MOST_LOOKED_AT = 5000
-"""The newest results, whose beginnings are read: a second or two."""
+"""Number of the newest results whose metadata are read. More would take longer than two seconds."""
 
 MOST_SERIES = 64
-"""Kinds of results that are compared. More come from a cluster, which needs a folder per machine."""
+"""Kinds of results that are compared. A folder with more mixes machines, and each needs a folder."""
 
 
 class ResultSeries(Struct, frozen=True):
@@ -395,9 +397,9 @@ class ResultSeries(Struct, frozen=True):
 
 
 class HistorySelection(Struct, frozen=True):
-    """The comparisons of a folder, every file that was examined, newest first, and doubts.
+    """The comparisons of a folder, its files, newest first, and doubts.
 
-    A doubt is a result that a person would expect to have been compared, with the reason why it was not.
+    A doubt is a file that users would expect in a comparison, with the reason why it is in none.
     """
 
     series: tuple[ResultSeries, ...]
@@ -464,7 +466,6 @@ def _kinds(folder: _Folder) -> list[Kind]:
 
 
 def _read_metadata(folder: _Folder, name: DatedName) -> ResultHead | None:
-    """Return the metadata of a result, or None if it cannot be compared."""
     try:
         head = folder.heads[name] = read_head(folder.kept.path(name))
     except UsageError as error:
@@ -477,7 +478,7 @@ def _read_metadata(folder: _Folder, name: DatedName) -> ResultHead | None:
 
 
 def _strip_folder(folder: _Folder, error: UsageError) -> str:
-    """Return an error about a file without its path, which stands next to it."""
+    """Return an error message without the file's path, because the table shows the file next to it."""
     return error.seen.removeprefix(f"{folder.kept.folder}/").partition(" ")[2]
 
 
@@ -517,7 +518,7 @@ def _drop_unusual(folder: _Folder, kind: Kind, last: int) -> Kind:
 
 
 def _verdict_place(head: ResultHead) -> int:
-    """Return the rank of a run's verdict, worst first. A run that judged nothing is as good as PASS."""
+    """Return the rank of a run's verdict, worst first. A run without a judgement ranks like PASS."""
     return min(gravity(head.verdict), gravity(Verdict.PASS))
 
 
@@ -540,9 +541,9 @@ def _readable(folder: _Folder, kind: Kind, count: int) -> list[tuple[DatedName, 
 
 
 def _leave_out_single(folder: _Folder, result: tuple[DatedName, ResultHead], kinds: Sequence[Kind]) -> None:
-    """Leave out a result that compares with nothing, and say how it differs from the nearest one.
+    """Leave out a result without a counterpart, with its differences from the most similar result as the reason.
 
-    If its own machine ran the same command before, something changed, which is a doubt.
+    It is a doubt if the same machine ran the same command before, because the options or the GPUs changed since.
     """
     name, head = result
     others = [
@@ -563,7 +564,7 @@ def _leave_out_single(folder: _Folder, result: tuple[DatedName, ResultHead], kin
 
 
 def _doubt_unfit(folder: _Folder) -> None:
-    """Doubt unusable files that are newer than all usable ones of their command and host."""
+    """Record a doubt for each unusable file that is newer than all usable ones of its command and host."""
     usable = {name for name, row in folder.uses.items() if name not in folder.unfit and row.run_verdict is not None}
     for name, reason in folder.unfit.items():
         if all(other < name for other in usable if (other.command, other.host) == (name.command, name.host)):
@@ -575,16 +576,28 @@ SECTIONS_OF_HISTORY = (*SECTIONS, HistoryRow.section)
 R = TypeVar("R", ComparisonRow, CircumstanceRow, FindingChangeRow)
 
 
-def compare_history(chosen: HistorySelection, folder: Path, rules: Rules) -> Report:
-    """Return the report on all comparisons of a folder, and on what was left out."""
-    reports = {series.name: compare(series.base, [series.new], rules, other_machine=True) for series in chosen.series}
-    findings = sorted([*_labelled(reports, folder), *_doubts(chosen)], key=lambda finding: gravity(finding.severity))
+def compare_history(chosen: HistorySelection, folder: Path, threshold_percent: float | None = None) -> Report:
+    """Return the report on all comparisons of a folder, and on the files that were left out."""
+    reports = {
+        series.name: compare(series.base, [series.new], threshold_percent, other_machine=True)
+        for series in chosen.series
+    }
+    again = Cure(comment=f"Run the same command again with `--output {folder}/`.")
+    findings = [
+        replace(
+            finding,
+            subject=f"{name}: {finding.subject}" if len(reports) > 1 else finding.subject,
+            cure=again if "`--new`" in finding.comment else finding.cure,
+        )
+        for name, report in reports.items()
+        for finding in report.findings
+    ]
+    findings = sorted([*findings, *_doubts(chosen)], key=lambda finding: gravity(finding.severity))
     if not reports:
-        findings.append(_nothing(chosen, folder))
+        findings.append(_nothing_to_compare(chosen, folder))
+    verdicts = [report.verdict for report in reports.values()]
     return Report(
-        verdict=worst_verdict(
-            [*(report.verdict for report in reports.values()), *(finding.severity for finding in findings)]
-        ),
+        verdict=worst_verdict([*verdicts, *(finding.severity for finding in findings)]),
         complete=True,
         findings=findings,
         sections=Table.group_by_section(
@@ -597,14 +610,6 @@ def compare_history(chosen: HistorySelection, folder: Path, rules: Rules) -> Rep
         ),
         main=ComparisonRow.section,
     )
-
-
-def _labelled(reports: Mapping[str, Report], folder: Path) -> Iterator[Finding]:
-    for name, report in reports.items():
-        for finding in report.findings:
-            subject = f"{name}: {finding.subject}" if len(reports) > 1 else finding.subject
-            again = Cure(comment=f"Run the same command again with `--output {folder}/`.")
-            yield replace(finding, subject=subject, cure=again if "`--new`" in finding.comment else finding.cure)
 
 
 def _doubts(chosen: HistorySelection) -> Iterator[Finding]:
@@ -620,7 +625,7 @@ def _doubts(chosen: HistorySelection) -> Iterator[Finding]:
         )
 
 
-def _nothing(chosen: HistorySelection, folder: Path) -> Finding:
+def _nothing_to_compare(chosen: HistorySelection, folder: Path) -> Finding:
     return Finding(
         id="nothing-before",
         severity=Verdict.ERROR,

@@ -1,4 +1,4 @@
-"""What a comparison of two checks says of their findings."""
+"""Comparison of the findings of two checks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpubench.errors import UsageError
-from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import compare
 from gpubench.model.results.compare import FindingChangeRow
 from gpubench.model.results.report import Report, Table, VerdictRow
@@ -46,7 +45,7 @@ def rows_of(report: Report) -> list[FindingChangeRow]:
 
 
 def ids(report: Report) -> list[tuple[str, str]]:
-    return [(each.id, each.severity.value) for each in report.findings]
+    return [(finding.id, finding.severity.value) for finding in report.findings]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def ids(report: Report) -> list[tuple[str, str]]:
 def test_what_a_finding_makes_of_a_comparison(
     before: tuple[Finding, ...], after: tuple[Finding, ...], status: str, verdict: Verdict, said: list[tuple[str, str]]
 ) -> None:
-    report = compare([checked(*before)], [checked(*after)], Rules())
+    report = compare([checked(*before)], [checked(*after)])
     assert (report.verdict, ids(report)) == (verdict, said)
     assert [(row.status, row.verdict) for row in rows_of(report)] == [(status, verdict)]
 
@@ -73,31 +72,31 @@ def test_what_a_finding_makes_of_a_comparison(
 def test_gpus_that_are_counted_anew_keep_their_findings_and_the_one_that_is_gone_fails() -> None:
     before = checked(ECC, devices=(gpu(2, 8), gpu(3, 9)))
     after = checked(replace(ECC, subject="GPU2 (0000:09:00.0)"), devices=(gpu(2, 9),))
-    report = compare([before], [after], Rules())
+    report = compare([before], [after])
     assert [row.status for row in rows_of(report)] == ["same"]
     assert ids(report) == [("device-gone", "FAIL")]
     assert report.findings[0].subject == "GPU2 (0000:08:00.0)"
-    assert compare([after], [before], Rules()).verdict is Verdict.PASS
+    assert compare([after], [before]).verdict is Verdict.PASS
 
 
 def test_devices_of_another_host_are_not_gone() -> None:
     one, other = checked(devices=(gpu(2, 8),)), checked(devices=(gpu(2, 8, "n2"),))
     other = replace(other, circumstances=replace(other.circumstances, hosts=("n2",)))
-    assert compare([one], [other], Rules()).verdict is Verdict.PASS
+    assert compare([one], [other]).verdict is Verdict.PASS
 
 
 def test_what_is_not_looked_at_any_more_is_a_doubt() -> None:
-    report = compare([checked(checks={"ecc": "PASS"})], [checked(checks={"ecc": "SKIP", "mig": "PASS"})], Rules())
+    report = compare([checked(checks={"ecc": "PASS"})], [checked(checks={"ecc": "SKIP", "mig": "PASS"})])
     assert ids(report) == [("not-looked-at", "WARN")]
     assert report.findings[0].subject == "ecc"
-    assert ids(compare([checked(checks={"ecc": "PASS"})], [checked()], Rules())) == [("not-looked-at", "WARN")]
+    assert ids(compare([checked(checks={"ecc": "PASS"})], [checked()])) == [("not-looked-at", "WARN")]
 
 
 def test_another_model_and_a_simulation_are_refused() -> None:
     other = checked()
     for change in ({"models": ("H100",)}, {"origin": "simulated"}):
         with pytest.raises(UsageError, match="of another machine"):
-            compare([checked()], [replace(other, circumstances=replace(other.circumstances, **change))], Rules())
+            compare([checked()], [replace(other, circumstances=replace(other.circumstances, **change))])
 
 
 FINDINGS = st.lists(
@@ -114,14 +113,14 @@ FINDINGS = st.lists(
 
 @given(FINDINGS)
 def test_nothing_is_worse_than_itself(findings: list[Finding]) -> None:
-    report = compare([checked(*findings)], [checked(*findings)], Rules())
+    report = compare([checked(*findings)], [checked(*findings)])
     assert (report.verdict, report.findings) == (Verdict.PASS, [])
 
 
 @given(FINDINGS, FINDINGS)
 def test_what_is_new_one_way_is_gone_the_other(before: list[Finding], after: list[Finding]) -> None:
     def statuses(one: list[Finding], other: list[Finding], status: str) -> set[tuple[str, str]]:
-        rows = rows_of(compare([checked(*one)], [checked(*other)], Rules()))
+        rows = rows_of(compare([checked(*one)], [checked(*other)]))
         return {(row.finding, row.subject) for row in rows if row.status == status}
 
     assert statuses(before, after, "new") == statuses(after, before, "gone")
@@ -138,8 +137,8 @@ def test_what_is_new_one_way_is_gone_the_other(before: list[Finding], after: lis
     ],
 )
 def test_a_condition_that_had_another_id_is_the_same_condition(old: str, new: str) -> None:
-    found = compare([checked(replace(HOT, id=old))], [checked(replace(HOT, id=new))], Rules())
+    found = compare([checked(replace(HOT, id=old))], [checked(replace(HOT, id=new))])
     assert [(row.finding, row.status, row.verdict) for row in rows_of(found)] == [(new, "same", Verdict.PASS)]
     elsewhere = replace(HOT, id=new, subject="GPU4 (0000:0a:00.0)")
-    found = compare([checked(replace(HOT, id=old))], [checked(elsewhere)], Rules())
+    found = compare([checked(replace(HOT, id=old))], [checked(elsewhere)])
     assert {(row.finding, row.status) for row in rows_of(found)} == {(new, "new"), (old, "gone")}

@@ -1,4 +1,4 @@
-"""Two machines side by side: per GPU, per node, the size with half of the peak, and what does not compare."""
+"""Comparison of two machines by collective."""
 
 from typing import Any
 

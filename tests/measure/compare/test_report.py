@@ -1,4 +1,4 @@
-"""Comparisons of which the right answer is known."""
+"""Comparisons with known answers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.measure.compare.findings import describe_file
-from gpubench.measure.compare.judge import JudgedRow, Rules, slower_ranges
+from gpubench.measure.compare.judge import JudgedRow, slower_ranges
 from gpubench.measure.compare.noise import ChangeNoise, RunFigures, gather
 from gpubench.measure.compare.report import compare
 from gpubench.model.results.compare import Change, CircumstanceRow, ComparisonRow, RowKey, Status
@@ -35,8 +35,8 @@ def file(*rows: Any, **circumstances: Any) -> ResultFile:
     )
 
 
-def one(base: ResultFile, new: ResultFile, rules: Rules = Rules()) -> ComparisonRow:  # noqa: B008
-    (row,) = rows_of(compare([base], [new], rules))
+def one(base: ResultFile, new: ResultFile, threshold: float | None = None) -> ComparisonRow:
+    (row,) = rows_of(compare([base], [new], threshold))
     assert isinstance(row, ComparisonRow)
     return row
 
@@ -68,9 +68,7 @@ def pair(**changes: Any) -> PairRow:
 
 @pytest.mark.parametrize("base", [(), (pair(),)])
 def test_a_new_figure_that_no_link_carries_is_an_error_however_it_compares(base: tuple[PairRow, ...]) -> None:
-    report = compare(
-        [file(pair(size_bytes=2**20), *base)], [file(pair(size_bytes=2**20), pair(bandwidth_gb_s=1800.0))], Rules()
-    )
+    report = compare([file(pair(size_bytes=2**20), *base)], [file(pair(size_bytes=2**20), pair(bandwidth_gb_s=1800.0))])
     (finding,) = [each for each in report.findings if each.id == "above-limit"]
     assert (finding.severity, report.verdict) == (Verdict.ERROR, Verdict.ERROR)
     assert "4.0 times the limit" in finding.seen
@@ -79,7 +77,7 @@ def test_a_new_figure_that_no_link_carries_is_an_error_however_it_compares(base:
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if "usual" in each.name], ids=lambda each: each.name)
 def test_false_alarms_and_detection(scenario: Scenario) -> None:
     seeds = range(SEEDS // 2)
-    failed = sum(compare(*scenario.sides(seed), Rules()).verdict is Verdict.FAIL for seed in seeds)
+    failed = sum(compare(*scenario.sides(seed)).verdict is Verdict.FAIL for seed in seeds)
     assert failed == (len(seeds) if scenario.changed else 0)
 
 
@@ -114,7 +112,7 @@ def test_what_a_verdict_rests_on(change: dict[str, Any], verdict: Verdict, said:
 def test_doubts_are_warnings() -> None:
     base = [collective_row(size, transport="P2P/CUMEM") for size in (1024, 2048)]
     new = [replace(base[0], transport="P2P/IPC")]
-    report = compare([file(*base)], [file(*new)], Rules())
+    report = compare([file(*base)], [file(*new)])
     assert report.verdict is Verdict.WARN
     assert {(row.status, row.verdict) for row in rows_of(report)} == {
         (Status.COMPARED, Verdict.WARN),
@@ -128,7 +126,7 @@ def test_wrong_data_make_no_baseline() -> None:
 
 
 def test_wrong_data_of_a_row_that_is_new() -> None:
-    report = compare([file(collective_row(1024))], [file(collective_row(1024), collective_row(2048, wrong=1))], Rules())
+    report = compare([file(collective_row(1024))], [file(collective_row(1024), collective_row(2048, wrong=1))])
     assert report.verdict is Verdict.FAIL
 
 
@@ -137,7 +135,7 @@ def test_one_cause_is_one_finding_and_rows_are_sorted_by_loss() -> None:
     after = [
         replace(row, time_us=row.time_us * by, verdict="WARN") for row, by in zip(before, (1.5, 2, 1.8), strict=True)
     ]
-    report = compare([file(*before, topology="a")], [file(*after, topology="b")], Rules())
+    report = compare([file(*before, topology="a")], [file(*after, topology="b")])
     assert [row.size_bytes for row in rows_of(report)] == [2**29, 2**30, 2**28]
     (finding,) = report.findings
     assert (finding.id, finding.cause) == ("slower", "a device or link changed: topology a before, b now")
@@ -151,7 +149,7 @@ def test_slow_pairs_follow_from_their_path_through_host_memory() -> None:
     values: dict[str, Any] = dict.fromkeys(EvidenceRow.columns())
     direct = EvidenceRow(**values | {"source": "GPU0", "destination": "GPU1", "conclusion": "direct"})
     base = replace(file(pair()), evidence=(direct,))
-    report = compare([base], [replace(file(slow), evidence=(replace(direct, conclusion="staged"),))], Rules())
+    report = compare([base], [replace(file(slow), evidence=(replace(direct, conclusion="staged"),))])
     (finding,) = report.findings
     assert (finding.id, finding.subject) == ("path-was-direct", "GPU0 → GPU1")
     assert finding.consequences[0].startswith("1 row slower: 9")
@@ -159,14 +157,13 @@ def test_slow_pairs_follow_from_their_path_through_host_memory() -> None:
 
 def test_wrong_data_that_only_the_footer_counts() -> None:
     base = file(collective_row(1024))
-    report = compare([base], [file(collective_row(1024), wrong_elements=4)], Rules())
+    report = compare([base], [file(collective_row(1024), wrong_elements=4)])
     assert (report.verdict, report.findings[0].id) == (Verdict.FAIL, "wrong-data")
 
 
 @pytest.mark.parametrize(("threshold", "verdict"), [(16.0, Verdict.FAIL), (17.0, Verdict.PASS)])
 def test_a_fixed_threshold_replaces_noise(threshold: float, verdict: Verdict) -> None:
-    rules = Rules(threshold_percent=threshold)
-    assert one(file(collective_row(1024)), file(collective_row(1024, time_us=120.0)), rules).verdict == verdict
+    assert one(file(collective_row(1024)), file(collective_row(1024, time_us=120.0)), threshold).verdict == verdict
 
 
 def test_the_rows_own_interval_counts() -> None:
@@ -178,7 +175,7 @@ def test_the_rows_own_interval_counts() -> None:
 
 def test_algorithms_of_a_sweep_are_rows_of_their_own() -> None:
     base = [collective_row(1024, algorithm=name, time_us=us) for name, us in (("RING", 10.0), ("TREE", 20.0))]
-    report = compare([file(*base)], [file(*base)], Rules())
+    report = compare([file(*base)], [file(*base)])
     assert {(row.setting, row.base_runs, row.slower_percent) for row in rows_of(report)} == {
         ("RING", 1, 0.0),
         ("TREE", 1, 0.0),
@@ -199,7 +196,7 @@ def test_algorithms_of_a_sweep_are_rows_of_their_own() -> None:
     ],
 )
 def test_pairs(change: dict[str, Any], verdict: Verdict) -> None:
-    report = compare([file(pair())], [file(pair(**change))], Rules())
+    report = compare([file(pair())], [file(pair(**change))])
     assert report.verdict is verdict
 
 
@@ -211,7 +208,7 @@ def test_pairs_of_other_hosts_are_told_by_name() -> None:
 
 def test_kinds_of_host_memory_are_told_apart() -> None:
     rows = [pair(source="host", source_bus_id=None, note=f"{kind} host memory") for kind in ("pinned", "pageable")]
-    assert len(rows_of(compare([file(*rows)], [file(*rows)], Rules()))) == 2
+    assert len(rows_of(compare([file(*rows)], [file(*rows)]))) == 2
 
 
 @pytest.mark.parametrize(
@@ -240,9 +237,9 @@ def test_evidence_that_a_path_is_staged_fails() -> None:
         row = EvidenceRow(**(values | {"source": "rank 0", "destination": "rank 1", "conclusion": conclusion}))
         return replace(file(collective_row(1024)), evidence=(row,))
 
-    report = compare([with_evidence("direct")], [with_evidence("staged")], Rules())
+    report = compare([with_evidence("direct")], [with_evidence("staged")])
     assert (report.verdict, report.findings[0].id) == (Verdict.FAIL, "path-was-direct")
-    assert compare([with_evidence("staged")], [with_evidence("staged")], Rules()).verdict is Verdict.PASS
+    assert compare([with_evidence("staged")], [with_evidence("staged")]).verdict is Verdict.PASS
 
 
 def test_changed_circumstances() -> None:
@@ -250,13 +247,13 @@ def test_changed_circumstances() -> None:
     new = file(
         collective_row(1024), libraries={"NCCL": "2.28.9 from /b"}, environment={"NCCL_ALGO": "Ring"}, topology="bb"
     )
-    report = compare([base], [new], Rules())
+    report = compare([base], [new])
     changed = [row for row in rows_of(report, "circumstances") if row.changed]
     assert changed == [
         CircumstanceRow(name="topology", base="aa", new="bb", changed=True),
         CircumstanceRow(name="NCCL_ALGO", base="not set", new="Ring", changed=True),
     ]
-    assert (report.verdict, [each.id for each in report.findings]) == (Verdict.WARN, ["topology-changed"])
+    assert (report.verdict, [finding.id for finding in report.findings]) == (Verdict.WARN, ["topology-changed"])
 
 
 @pytest.mark.parametrize(
@@ -270,28 +267,28 @@ def test_changed_circumstances() -> None:
 def test_other_machines_are_refused(new: ResultFile, said: str) -> None:
     base = file(collective_row(1024), gpus=("NVIDIA H200",) * 2)
     with pytest.raises(UsageError, match=said):
-        compare([base], [new], Rules())
+        compare([base], [new])
     with pytest.raises(UsageError, match=said):
-        compare([base, new], [base], Rules())
-    assert compare([base], [new], Rules(), other_machine=True).verdict is Verdict.PASS
+        compare([base, new], [base])
+    assert compare([base], [new], other_machine=True).verdict is Verdict.PASS
 
 
 def test_nothing_in_common_is_no_pass() -> None:
-    report = compare([file(collective_row(1024, ranks=8))], [file(collective_row(1024, ranks=4))], Rules())
+    report = compare([file(collective_row(1024, ranks=8))], [file(collective_row(1024, ranks=4))])
     assert report.verdict is Verdict.ERROR
     assert report.findings[0].seen == "ranks 4, not 8"
-    assert compare([file()], [file()], Rules()).verdict is Verdict.ERROR
+    assert compare([file()], [file()]).verdict is Verdict.ERROR
 
 
 def test_an_incomplete_run_is_said() -> None:
     new = replace(file(collective_row(1024)), complete=False, remarks=("the run was cut short",))
-    report = compare([file(collective_row(1024))], [new], Rules())
+    report = compare([file(collective_row(1024))], [new])
     assert (report.verdict, report.findings[0].id) == (Verdict.WARN, "incomplete")
 
 
 def test_the_same_results_are_the_same() -> None:
     base, _ = Scenario("s", 2, *QUIET, from_size(0, 1.0)).sides(0)
-    report = compare(base, base, Rules())
+    report = compare(base, base)
     assert report.verdict is Verdict.PASS
     assert {row.slower_percent for row in rows_of(report)} == {0.0}
 
@@ -328,13 +325,13 @@ def test_wrong_data_are_the_only_reason_of_a_row_that_has_them() -> None:
     ],
 )
 def test_a_finding_names_rows_without_what_is_usual(row: Any, name: str) -> None:
-    report = compare([file(row, collective_row(64))], [file(collective_row(64))], Rules())
-    assert [each.subjects for each in report.findings] == [(name,)]
+    report = compare([file(row, collective_row(64))], [file(collective_row(64))])
+    assert [finding.subjects for finding in report.findings] == [(name,)]
 
 
 def test_sizes_are_told_as_sizes_where_none_is_in_common() -> None:
-    report = compare([file(collective_row(2**20))], [file(collective_row(2**21))], Rules())
-    assert [each.seen for each in report.findings] == ["size_bytes 2M, not 1M"]
+    report = compare([file(collective_row(2**20))], [file(collective_row(2**21))])
+    assert [finding.seen for finding in report.findings] == ["size_bytes 2M, not 1M"]
 
 
 def test_a_file_in_words_names_two_hosts_and_counts_the_rest() -> None:
@@ -346,8 +343,6 @@ def test_a_file_in_words_names_two_hosts_and_counts_the_rest() -> None:
 
 
 def noise_of(logs: Mapping[RowKey, Sequence[float]]) -> ChangeNoise:
-    """Of rows with the same times on both sides."""
-
     def figures(log: float) -> RunFigures:
         (runs,) = gather([file(collective_row(64, time_us=math.exp(log)))], [])[0].values()
         return runs[0]
@@ -358,7 +353,7 @@ def noise_of(logs: Mapping[RowKey, Sequence[float]]) -> ChangeNoise:
 
 @pytest.mark.parametrize(
     ("runs", "part"),
-    # The distances between runs, and the variance of the middle of so many runs on two sides.
+    # The distance between runs, and the variance of the middle of all runs on both sides.
     [((0.0, 0.1), 1 / 2 + 1 / 2), ((0.0, 0.1, 0.2), math.pi / 2 * (1 / 3 + 1 / 3))],
 )
 def test_the_noise_between_runs_is_that_of_their_middles(runs: Sequence[float], part: float) -> None:
@@ -391,13 +386,13 @@ def test_a_range_is_named_unless_most_of_its_rows_are(named: int, found: int) ->
         JudgedRow(key, Status.COMPARED, Verdict.FAIL, before[key], after[key], change=Change.SLOWER)
         for key in list(before)[:named]
     ]
-    findings = list(slower_ranges(before, after, ChangeNoise(before, after), judged, Rules()))
-    assert [each.subject for each in findings] == ["allreduce 16M to 8G: 10 rows together"][:found]
+    findings = list(slower_ranges(before, after, ChangeNoise(before, after), judged))
+    assert [finding.subject for finding in findings] == ["allreduce 16M to 8G: 10 rows together"][:found]
 
 
 @pytest.mark.parametrize(("slower", "found"), [(0.012, 0), (0.016, 1)])
 def test_a_range_of_three_runs_a_side_is_known_as_well_as_these_agree(slower: float, found: int) -> None:
-    """Runs 0.3 % apart: 4 degrees of freedom, so that 1.4 % is noise."""
+    """Runs are 0.3 % apart. With 4 degrees of freedom, 1.4 % is noise."""
 
     def side(change: float) -> list[ResultFile]:
         logs = [change + run * 0.003 for run in range(3)]
@@ -406,7 +401,7 @@ def test_a_range_of_three_runs_a_side_is_known_as_well_as_these_agree(slower: fl
         ]
 
     before, after = gather(side(0.0), side(slower))
-    assert len(list(slower_ranges(before, after, ChangeNoise(before, after), [], Rules()))) == found
+    assert len(list(slower_ranges(before, after, ChangeNoise(before, after), []))) == found
 
 
 def test_a_path_that_was_seen_and_is_not_any_more_is_a_doubt() -> None:
@@ -417,10 +412,12 @@ def test_a_path_that_was_seen_and_is_not_any_more_is_a_doubt() -> None:
     pairs = [pair(source="a0", destination=to, destination_bus_id=to) for to in ("a1", "a2")]
     before = replace(file(*pairs), evidence=(row("a1"), row("a2"), row("a3")))
     for evidence, lost in (((), ("a1", "a2", "a3")), ((row("a1"),), ("a2",)), ((row("a1"), row("a2")), ())):
-        report = compare([before], [replace(before, evidence=evidence)], Rules())
-        assert [each.subjects for each in report.findings] == [tuple(f"a0 → {each}" for each in lost)] * bool(lost)
+        report = compare([before], [replace(before, evidence=evidence)])
+        assert [finding.subjects for finding in report.findings] == [tuple(f"a0 → {each}" for each in lost)] * bool(
+            lost
+        )
         assert report.verdict is (Verdict.WARN if lost else Verdict.PASS)
-    without = compare([before], [replace(before, evidence=None)], Rules())
+    without = compare([before], [replace(before, evidence=None)])
     assert without.verdict is Verdict.PASS, "a file that cannot hold any"
 
 
@@ -431,7 +428,7 @@ def test_a_lost_gpudirect_is_named_as_the_cause_of_slower_rows() -> None:
         for power in range(24, 30)
     ]
     new = [replace(row, time_us=1.6e4, transport=now, host_staged=True) for row in rows]
-    (finding,) = (each for each in compare([file(*rows)], [file(*new)], Rules()).findings if each.id == "now-staged")
+    (finding,) = (each for each in compare([file(*rows)], [file(*new)]).findings if each.id == "now-staged")
     assert finding.seen.endswith(f"through host memory now: {now}, not NET/IB/GDRDMA+P2P/CUMEM")
     assert finding.cause.startswith("GPUDirect RDMA is off")
     assert finding.next_command.startswith("gpubench topo --causes")
@@ -441,5 +438,5 @@ def test_a_lost_gpudirect_is_named_as_the_cause_of_slower_rows() -> None:
 def test_a_staged_path_that_never_had_gpudirect_has_another_cause() -> None:
     rows = [collective_row(2**24, transport="P2P/CUMEM")]
     new = [replace(row, transport="SHM/direct") for row in rows]
-    (finding,) = (each for each in compare([file(*rows)], [file(*new)], Rules()).findings if each.id == "now-staged")
+    (finding,) = (each for each in compare([file(*rows)], [file(*new)]).findings if each.id == "now-staged")
     assert finding.cause == "a setting, driver, container or GPU that refuses peer access"

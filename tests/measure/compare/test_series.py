@@ -1,4 +1,4 @@
-"""Which dated results are compared with which, and what is said of the rest."""
+"""The choice of dated results to compare."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from gpubench.formats.registry import DATED, Presentation, Target
 from gpubench.measure.compare import report as history
-from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import HistorySelection, choose, compare_history
 from gpubench.model.results.compare import HistoryRow, Use
 from gpubench.model.results.history import CUT_SHORT, ResultHead
@@ -31,7 +30,6 @@ def keep(
     whole: bool = True,
     verdict: Verdict = Verdict.PASS,
 ) -> str:
-    """A dated result; its name."""
     before = set(folder.iterdir())
     writer = DATED.writer(Target(path=folder), Presentation())
     writer.begin(replace(metadata, started_at=f"2026-11-{day:02}T08:00:00+00:00"), COLLECTIVE_COLUMNS)
@@ -51,7 +49,7 @@ def left_out(found: HistorySelection) -> dict[str, str | None]:
 
 
 def report_on(folder: Path) -> Report:
-    return compare_history(chosen(folder), folder, Rules(threshold_percent=None))
+    return compare_history(chosen(folder), folder)
 
 
 def with_options(**options: Any) -> Metadata:
@@ -159,7 +157,7 @@ def test_more_kinds_than_one_looks_at(tmp_path: Path, monkeypatch: pytest.Monkey
     for day, host in enumerate(("n2", "n2", "n1", "n1"), 1):
         keep(tmp_path, day, replace(METADATA, hosts=(host,)))
     found = chosen(tmp_path)
-    assert [each.name for each in found.series] == ["2026-11-04T080000Z-allreduce-n1"]
+    assert [one_series.name for one_series in found.series] == ["2026-11-04T080000Z-allreduce-n1"]
     assert set(left_out(found).values()) == {"not of the newest 1 kinds: keep a folder a machine"}
 
 

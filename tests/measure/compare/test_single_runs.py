@@ -1,4 +1,4 @@
-"""What single runs of healthy machines differ by, and what is found all the same."""
+"""Differences between single runs of healthy machines, and slowdowns that exceed them."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -6,7 +6,6 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
-from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.noise import combine_with_usual_noise, single_run_floor
 from gpubench.measure.compare.report import compare
 from gpubench.model.results.compare import RowKey
@@ -27,7 +26,7 @@ def healthy_run(seed: str) -> ResultFile:
 
 def failures(slowdown: Slowdown, seeds: int) -> int:
     sides = [([healthy_run(f"{seed} old")], [node_run(f"{seed} new", slowdown)]) for seed in range(seeds)]
-    return sum(compare(*each, Rules()).verdict is Verdict.FAIL for each in sides)
+    return sum(compare(*side).verdict is Verdict.FAIL for side in sides)
 
 
 @seeds
@@ -96,7 +95,6 @@ def test_pairs_and_small_sizes_have_a_floor_alone(row: RowKey) -> None:
 
 
 def of_rows(times_us: list[float], nodes: int = 1) -> ResultFile:
-    """A sweep in steps of 1 MiB from 64 MiB on."""
     rows = [collective_row((64 + step) * 2**20, time_us=time, nodes=nodes) for step, time in enumerate(times_us)]
     return result_file(rows)
 
@@ -111,15 +109,15 @@ def result_file(rows: Sequence[CollectiveRow]) -> ResultFile:
 def test_rows_measured_one_after_the_other_have_a_hiccup_in_common(slow: int, verdict: Verdict) -> None:
     base = [1000.0 + step for step in range(90)]
     new = [time * (1.5 if 40 <= step < 40 + slow else 1.0) for step, time in enumerate(base)]
-    assert compare([of_rows(base)], [of_rows(new)], Rules()).verdict is verdict
+    assert compare([of_rows(base)], [of_rows(new)]).verdict is verdict
 
 
 @pytest.mark.parametrize(("slower", "verdict"), [(1.09, Verdict.PASS), (1.105, Verdict.INCONCLUSIVE)])
 def test_what_noise_hides_is_unsure_from_ten_percent_on(slower: float, verdict: Verdict) -> None:
-    """Five sizes of an all-to-all, where 12 % is noise."""
+    """Five sizes of an all-to-all, with a noise of 12 %."""
     base = [collective_row(2**power, time_us=1000.0, collective="alltoall") for power in range(25, 30)]
     new = [replace(row, time_us=1000.0 * slower) for row in base]
-    assert compare([result_file(base)], [result_file(new)], Rules()).verdict is verdict
+    assert compare([result_file(base)], [result_file(new)]).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -135,13 +133,13 @@ def test_between_other_nodes_lies_another_part_of_the_network(
         file = of_rows([time_us] * 4, nodes=2)
         return [replace(file, circumstances=FileCircumstances(tool="", hosts=hosts))] * runs
 
-    assert compare(side(1000.0, ("n1", "n2")), side(1120.0, hosts), Rules()).verdict is verdict
+    assert compare(side(1000.0, ("n1", "n2")), side(1120.0, hosts)).verdict is verdict
 
 
 def test_a_long_operation_that_takes_twice_as_long_is_no_hiccup() -> None:
     base = [collective_row(2**power, time_us=2.0**power / 1e5) for power in range(20, 33)]
     new = [*base[:-1], replace(base[-1], time_us=2 * base[-1].time_us)]
-    assert compare([result_file(base)], [result_file(new)], Rules()).verdict is Verdict.FAIL
+    assert compare([result_file(base)], [result_file(new)]).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(
@@ -150,7 +148,7 @@ def test_a_long_operation_that_takes_twice_as_long_is_no_hiccup() -> None:
 def test_a_result_that_failed_by_itself_is_no_pass(before: str, verdict: Verdict) -> None:
     rows = [collective_row(2**power, time_us=1000.0) for power in range(25, 30)]
     base, new = (replace(result_file(rows), verdict=each) for each in (before, "FAIL"))
-    assert compare([base], [new], Rules()).verdict is verdict
+    assert compare([base], [new]).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -167,7 +165,7 @@ def test_a_result_that_failed_by_itself_is_no_pass(before: str, verdict: Verdict
 def test_a_last_row_that_takes_longer_by_more_than_a_hiccup_is_slower(
     milliseconds: float, iterations: int, backend: str, verdict: Verdict
 ) -> None:
-    """The longest hiccup that was seen on GPUs lasted 10 ms."""
+    """The longest hiccup on a GPU lasted 10 ms."""
     last = 1000 * milliseconds
     base = [
         collective_row(2**power, time_us=last * 2.0 ** (power - 30), iterations=iterations, backend=backend)
@@ -176,4 +174,4 @@ def test_a_last_row_that_takes_longer_by_more_than_a_hiccup_is_slower(
     for slow, expected in ((-1, verdict), (-3, Verdict.INCONCLUSIVE)):
         new = list(base)
         new[slow] = replace(base[slow], time_us=2 * base[slow].time_us)
-        assert compare([result_file(base)], [result_file(new)], Rules()).verdict is expected
+        assert compare([result_file(base)], [result_file(new)]).verdict is expected

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import compare
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.verdict import Verdict
@@ -124,7 +123,7 @@ def test_older_versions_say_where_buffers_are() -> None:
 
 
 def verdict_of(base: str, new: str) -> Verdict:
-    return compare([read_run(base)], [read_run(new)], Rules()).verdict
+    return compare([read_run(base)], [read_run(new)]).verdict
 
 
 def test_compared_with_each_other() -> None:
