@@ -26,7 +26,7 @@ from gpubench.backends.mpi import group as mpi
 from gpubench.backends.mpi.backends import HostBackend, NumpyMemory
 from gpubench.collectives.record import Call
 from gpubench.collectives.registry import collective_named
-from gpubench.measure.collective.cases import in_turn
+from gpubench.measure.collective.cases import rotate
 from gpubench.model.facts.environment import LaunchedRank
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.units import format_size
@@ -142,7 +142,7 @@ def loops_of(
         call = Call(send, receive, layout.count, dtype, ReduceOp.SUM, 0, group.rank, group.size)
         return collective.issue(backend.calls, call)
 
-    bound = backend.bind(in_turn([launch(number) for number in range(rotated)], operations), 0)
+    bound = backend.bind(rotate([launch(number) for number in range(rotated)], operations), 0)
     addresses = [each.address for each in memories]
     c_loops = [partial(in_c, KINDS[name], *addresses, size, buffers, in_place, operations) for buffers in (1, rotated)]
     return [*c_loops, lambda: backend.together(bound) / operations]

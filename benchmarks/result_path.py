@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import SweepRequest
 from gpubench.formats.registry import FORMATS, Presentation, Target, Writer
-from gpubench.measure.collective.report import Answer
+from gpubench.measure.collective.cases import Answer
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp

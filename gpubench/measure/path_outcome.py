@@ -1,4 +1,4 @@
-"""Converts the verdict on paths to parts of a report. Ranks that judge no paths do not import the conditions for it."""
+"""The verdict on paths as parts of a report. It is a module without conditions, which ranks without a verdict skip."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PathOutcome(Struct, frozen=True):
-    """The verdict on paths: three sections, findings, and the causes of the run. None if paths were not observed."""
+    """The verdict on paths: three sections, findings, and the causes. `explained` is None without observations."""
 
     sections: Mapping[str, Section]
     findings: tuple[Finding, ...]
@@ -25,12 +25,12 @@ class PathOutcome(Struct, frozen=True):
 def report_on(
     paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, causes: Sequence[CauseRow]
 ) -> PathOutcome:
-    """Return the verdict on all paths. `rows` and `causes` are the sections of the same names."""
+    """Return the verdict on all paths. `rows` and `causes` become the sections fallback and causes."""
     return PathOutcome(_path_sections(evidence_rows(paths, origin), rows, causes), make_findings(rows, paths))
 
 
 def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
-    """Return the report of a run with unobserved paths, with the reason, or '' if there are no paths."""
+    """Add to a report that paths were not observed. `why` is the reason, or empty if the run has no paths."""
     sections = _path_sections((), [unknown_row(origin, why)] if why else (), ())
     return replace(report, sections={**sections, **report.sections})
 

@@ -14,7 +14,7 @@ from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.jobs.collective.metadata import collective_metadata
 from gpubench.measure.collective.cases import Case, DescribedCollective, JobFacts
 from gpubench.measure.collective.report import RowCollector
-from gpubench.measure.collective.sweep import Observers, job_facts
+from gpubench.measure.collective.sweep import Observers
 from gpubench.measure.collective.variants import SweepVariant, VariantPreparation, VariantRun, finished, measure_runs
 from gpubench.model.facts.health import GpuLoad, job_load, mean_load
 from gpubench.model.results.backends import RefusedRow
@@ -31,7 +31,7 @@ from gpubench.model.results.report import (
 from gpubench.model.terms import overlap
 from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, group_by, percent
-from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict
+from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Origin, Verdict
 from gpubench.ports.backend import Launch, OverlapSteps
 from gpubench.ports.group import Group, Listener
 from gpubench.training.overlap_options import OverlapPlan
@@ -327,7 +327,7 @@ def measure_overlap(
     undisturbed = _AloneRows(listener)
     collector, _ = measure_runs(preparation, runs[:1], undisturbed)
     meter = StepMeter(group, steps, observers.progress, read_load)
-    job = job_facts(caps[0].variant.opened, identities)
+    job = JobFacts.of(caps[0].variant.opened.name, Origin.MEASURED, identities)
     bench = _OverlapBench(request, plan, meter, observers, job, collector)
     own_seconds = {row.size_bytes: row.time_us / MICROSECONDS_PER_SECOND for row in undisturbed.rows}
     by_variant = {cap.variant.setting: cap for cap in caps if cap.ctas in plan.ctas}
@@ -392,7 +392,7 @@ class _OverlapBench(Struct, frozen=True):
     ) -> OverlapRow | None:
         """Measure the phases of a row, verify the data of the last one, and return the row on rank 0."""
         sweep, check, seconds = run.sweep, self.request.check, self.plan.seconds
-        launches = [sweep.launch(case, buffer) for buffer in range(min(sweep.rotated(case), _MOST_BUFFERS))]
+        launches = [sweep.launch(case, buffer) for buffer in range(min(sweep.count_buffers(case), _MOST_BUFFERS))]
         label = f"{case.label}, {overlap.describe_cap(cap.ctas)}, {partner}"
         self.observers.progress.enter(Phase.WARM_UP, label)
         sweep.fill(number, case, len(launches))

@@ -78,4 +78,4 @@ def test_caps_alone_have_a_best_without_a_gain() -> None:
 
 def test_every_size_is_on_its_own() -> None:
     rows = [row(None, 1000), row(8, 950), row(None, 10, size=2**10), row(8, 20, size=2**10)]
-    assert [(each.size_bytes, each.ctas) for each in shortest_steps(rows, {})] == [(2**20, 8), (2**10, None)]
+    assert [(step.size_bytes, step.ctas) for step in shortest_steps(rows, {})] == [(2**20, 8), (2**10, None)]

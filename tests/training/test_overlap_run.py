@@ -162,7 +162,7 @@ def run(
         steps, received = ModelledSteps(backend), Received()
         change(steps, group.rank)
         caps = [Cap(None, SweepVariant(setting=None, backend=backend))]
-        caps += [cap_of(each, group, backend, refused=refused) for each in asked.ctas if each is not None]
+        caps += [cap_of(cta, group, backend, refused=refused) for cta in asked.ctas if cta is not None]
         load = GpuLoad(1755, 690.0, ("sw_power_cap",))
         observers = Observers(progress=UNWATCHED)
         identities = [identity(rank) for rank in range(2)]

@@ -42,7 +42,7 @@ from gpubench.machine.nvml import read_driver
 from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.report import NO_RECORDER, Recorder
 from gpubench.measure.collective.sweep import Observers, check_root, fitting_all, fitting_sizes
-from gpubench.measure.collective.variants import GroupRows, InStep, Soak, SweepVariant, measure_variants
+from gpubench.measure.collective.variants import GroupRows, Soak, SweepVariant, SynchronizedGroup, measure_variants
 from gpubench.model.results.report import CollectiveRow, Metadata, Report
 from gpubench.model.terms.operation import KERNELS, NCCL_ALONE
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, split_ranks
@@ -237,7 +237,7 @@ class CollectiveRankJob:
         if self._part is None:
             return measure_variants(request, self._group, variants, identities, listener, observers)
         rows = GroupRows(self._part, self._own, self._group, listener)
-        together = InStep(self._own, self._group)
+        together = SynchronizedGroup(self._own, self._group)
         own = self._measuring(identities)
         return rows.merged(measure_variants(request, together, variants[:1], own, rows, observers))
 

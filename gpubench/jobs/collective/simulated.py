@@ -27,6 +27,7 @@ from gpubench.jobs.sources import Simulated, Simulation, say_what_is_ignored
 from gpubench.machine import recorded
 from gpubench.measure.collective import recording
 from gpubench.measure.collective.cases import (
+    Answer,
     Case,
     DescribedCollective,
     Model,
@@ -43,16 +44,16 @@ from gpubench.measure.collective.recording import (
     RecordingLine,
     RowWriter,
     Write,
-    file_of,
+    file_name,
     read_recorded,
     replay,
     simulate,
     simulated_cases,
     wrong_elements,
 )
-from gpubench.measure.collective.report import Answer, MeasuredRow, Recorder, RowSample, SpeedJudge
+from gpubench.measure.collective.report import MeasuredRow, Recorder, RowSample, SpeedJudge
 from gpubench.measure.collective.sweep import check_root, sizes_left
-from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, together
+from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, merge_parts
 from gpubench.measure.path_outcome import PathOutcome
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
@@ -128,7 +129,7 @@ class CollectiveRecorder(Recorder, Struct):
 @contextmanager
 def written(directory: Path, first: RecordedCollective, machines: Machines) -> Iterator[Write]:
     """Write nodes, processes and the first line of a recording; yield a function that writes more lines."""
-    name = recording.file_of(first.collective)
+    name = recording.file_name(first.collective)
     recorded.write_recording(directory, machines.snapshots, machines.processes)
     with recorded.recording_samples(directory, name) as write:
         write(first)
@@ -276,9 +277,9 @@ def report_on_groups(
         rows.append(collector.collectives)
     siblings = SiblingJudge()
     for of_case in zip(*rows, strict=True):
-        for row in siblings.judged(of_case):
+        for row in siblings.judge(of_case):
             listener.row(row)
-    return siblings.report(together(parts))
+    return siblings.report(merge_parts(parts))
 
 
 def _report(
@@ -475,7 +476,7 @@ def _open_recording(place: Place) -> Iterator[tuple[RecordedCollective, Recorded
     plan: CollectivePlan = place.plan
     source, collective = place.plan.source, plan.collective
     machines = source.machines()
-    lines = recorded.read_samples(source.directory, file_of(collective.name), collective.name)
+    lines = recorded.read_samples(source.directory, file_name(collective.name), collective.name)
     found, rows = read_recorded(lines, collective, source.text)
     evidence = found.options.evidence
     if plan.evidence is EvidenceUse.SHOWN and evidence is not EvidenceUse.OFF:

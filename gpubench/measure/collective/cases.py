@@ -22,6 +22,7 @@ from gpubench.model.terms.operation import (
     choose_kernel,
     describe_composition,
 )
+from gpubench.model.terms.plain import Count, MeasuredSeconds, Seconds
 from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.ranks import RankGroup, RankIdentity, count_nccl_hosts, ranks_per_gpu
 from gpubench.model.terms.statistics import (
@@ -34,7 +35,6 @@ from gpubench.model.terms.statistics import (
     Mode,
     Percentiles,
     RankTimes,
-    RowTimes,
     Sampling,
     Spread,
     Straggler,
@@ -65,13 +65,12 @@ class Case(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The text for a progress line."""
         placed = f"{format_size(self.size_bytes)} {self.placement.replace('_', ' ')}"
         return placed if self.setting is None else f"{placed}, {self.setting}"
 
 
 class JobFacts(Struct, frozen=True):
-    """What all rows of a job repeat. `ranks_per_gpu` is None without GPUs."""
+    """The columns that are the same in all rows of a job. `ranks_per_gpu` is None without GPUs."""
 
     backend: str
     origin: Origin
@@ -81,7 +80,7 @@ class JobFacts(Struct, frozen=True):
 
     @classmethod
     def of(cls, backend: str, origin: Origin, ranks: Sequence[RankIdentity]) -> "JobFacts":
-        """Return the facts of ranks that measure together. Nodes are counted by NCCL's names of hosts."""
+        """Return the facts of ranks that measure together. Count nodes by the host names that NCCL uses."""
         return cls(backend, origin, len(ranks), count_nccl_hosts(ranks), ranks_per_gpu(ranks))
 
 
@@ -97,12 +96,11 @@ def cases(request: SweepRequest, ranks: int) -> Iterator[Case]:
 
 
 def layout(request: SweepRequest, size_bytes: int, dtype: DataType, ranks: int) -> Layout:
-    """Split a size over the ranks."""
     return request.collective.layout(size_bytes // dtype.size_bytes, dtype, ranks)
 
 
 def drop_empty_sizes(request: SweepRequest, sizes: Sequence[int], ranks: int) -> tuple[DroppedSize, ...]:
-    """Return sizes of which a rank's share rounds to nothing, with the reason."""
+    """Return the sizes that leave a rank no element, with the reason."""
     empty = {size: dtype for size in sizes for dtype in request.dtypes if not layout(request, size, dtype, ranks).count}
     return tuple(
         DroppedSize(size, f"a rank's share rounds down to 0 elements of {dtype} on {ranks} ranks")
@@ -110,9 +108,14 @@ def drop_empty_sizes(request: SweepRequest, sizes: Sequence[int], ranks: int) ->
     )
 
 
-def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, wrong: int) -> CollectiveRow:
-    """Return the row of a case from its times. Recorded wrong elements count even without a check."""
-    collective, ranks = request.collective, times.ranks
+def describe(
+    request: SweepRequest, case: Case, job: JobFacts, times: "OwnTimes", ranks: RankTimes, wrong: int
+) -> CollectiveRow:
+    """Return the row of a case from the times of this rank and of all ranks.
+
+    Wrong elements of a recording count even without a check.
+    """
+    collective = request.collective
     algbw = algbw_gb_s(case.size_bytes, ranks.mean_seconds)
     if not request.check:
         verified = Verified.NO
@@ -120,7 +123,7 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         verified = Verified.REPEAT if case.placement is Placement.IN_PLACE else Verified.LAST
     batches, percentiles = times.batches, times.percentiles
     kernel = choose_kernel(job.backend, case.size_bytes, case.setting)
-    make_record = describe_composition(job.backend, collective.name, case.dtype, case.op, case.placement, kernel)
+    parts = describe_composition(job.backend, collective.name, case.dtype, case.op, case.placement, kernel)
     return CollectiveRow(
         collective=collective.row_name or collective.name,
         backend=job.backend,
@@ -145,7 +148,7 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         wrong=wrong if request.check or wrong else None,
         verified=verified,
         verdict=_verdict(request, job, wrong),
-        note="; ".join(filter(None, (ONE_RANK if job.ranks == 1 else None, times.note, make_record))) or None,
+        note="; ".join(filter(None, (ONE_RANK if job.ranks == 1 else None, times.note, parts))) or None,
         ranks_per_gpu=job.ranks_per_gpu,
         setting=case.setting,
         algorithm=kernel,
@@ -170,7 +173,7 @@ RECORDING_VERSION = 1
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
-    """Options in the metadata that are not part of the sweep. `settings` are names of variants."""
+    """Options in the metadata that do not change the sweep. `settings` are names of variants."""
 
     allocator: str
     timeout_s: float
@@ -181,7 +184,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """The source of simulated times, and the pairs that faults make host-staged."""
+    """The source of simulated times, and the pairs of ranks that faults make host-staged."""
 
     source: str
     seed: int
@@ -190,7 +193,10 @@ class Model(Struct, frozen=True, kw_only=True):
 
 
 class DescribedCollective(Struct, frozen=True, kw_only=True):
-    """A run before it is observed. `unwatched` says why paths are not; `parts` are groups of --split."""
+    """A run before anything is measured. `parts` are the groups of --split.
+
+    `unwatched` is the reason why paths are not observed, or empty.
+    """
 
     schema_version: int
     collective: str
@@ -209,22 +215,25 @@ class DescribedCollective(Struct, frozen=True, kw_only=True):
 
     @property
     def groups(self) -> tuple[RankGroup | None, ...]:
-        """The groups that measure rows; None stands for all ranks together."""
+        """The groups that measure rows. None stands for all ranks together."""
         return self.parts or (None,)
 
-    def ranks_of(self, part: RankGroup | None) -> tuple[RankIdentity, ...]:
+    def identities(self, part: RankGroup | None) -> tuple[RankIdentity, ...]:
         return self.ranks if part is None else tuple(self.ranks[rank] for rank in part.ranks)
 
 
-_SECONDS_TO_LEARN = 2e-3  # Operations back to back: a short warm-up says too much of the first of them
-_MOST_TO_LEARN = 1000
+_SECONDS_TO_ESTIMATE = 2e-3  # The first operation of a short warm-up is slow, so estimate from more of them
+_MOST_TO_ESTIMATE = 1000
 
-_FIRST_ALONE = 100  # Operations alone that are timed before anything is decided
-_MOST_SAMPLES = 10_000  # That are kept of a row: a recording of a sweep stays within what is read of a file
+_FIRST_ALONE = 100  # Operations that latency mode times before it checks the confidence interval
+_MOST_SAMPLES = 10_000  # Samples kept per row, so that the recording of a sweep stays below the size limit for reading
 
 
 class OwnTimes(Struct, frozen=True):
-    """The times of a row on this rank: seconds per operation, count, first samples, and agreed values."""
+    """The times of a row on this rank: seconds per operation, number of operations and first samples.
+
+    Batches, percentiles, the interval and the note are the same on every rank.
+    """
 
     seconds: float
     iterations: Annotated[int, Meta(ge=1)]
@@ -236,11 +245,6 @@ class OwnTimes(Struct, frozen=True):
     samples: tuple[float, ...] = ()
     issue_seconds: float | None = None
 
-    def combine_ranks(self, seconds_by_rank: Sequence[float]) -> RowTimes:
-        """Return the times of the row from the seconds of all ranks."""
-        ranks = RankTimes.of(seconds_by_rank)
-        return RowTimes(ranks, self.iterations, self.batches, self.percentiles, self.interval, self.note)
-
 
 class Timer(Struct, frozen=True):
     """Times the operations of a row. Every rank calls every method in the same order."""
@@ -250,30 +254,31 @@ class Timer(Struct, frozen=True):
     backend: LaunchTimer
     graph_replays: int
 
-    def learn(self, launches: Sequence[Launch], warm_seconds: float) -> float:
-        """Return seconds per operation on the slowest rank, if batches need it. 0 `warm_seconds`: no warm-up."""
-        if not self._run_batches:
+    def estimate_seconds(self, launches: Sequence[Launch], warm_seconds: float) -> float:
+        """Estimate seconds per operation on the slowest rank, which batches need.
+
+        `warm_seconds` is the time per operation of the warm-up, or 0 without one.
+        """
+        if not self._runs_batches:
             return warm_seconds
         (seconds,) = self.group.largest([warm_seconds])
-        if seconds < _SECONDS_TO_LEARN:
-            count = min(_MOST_TO_LEARN, max(1, int(_SECONDS_TO_LEARN / seconds))) if seconds else 1
-            learnt = self.backend.together(self.backend.bind(in_turn(launches, count), 0)) / count
-            (seconds,) = self.group.largest([learnt])
+        if seconds < _SECONDS_TO_ESTIMATE:
+            count = min(_MOST_TO_ESTIMATE, max(1, int(_SECONDS_TO_ESTIMATE / seconds))) if seconds else 1
+            timed = self.backend.together(self.backend.bind(rotate(launches, count), 0)) / count
+            (seconds,) = self.group.largest([timed])
         return seconds
 
     def time(self, launches: Sequence[Launch], seconds_each: float, clean: Callable[[], None]) -> OwnTimes:
         """Time operations that rotate over `launches`. `clean` prepares the buffers before the timed part."""
         if self.sampling.mode is Mode.LATENCY:
             clean()
-            return self._alone(launches)
-        if self._run_batches:
+            return self._time_alone(launches)
+        if self._runs_batches:
             clean()
-            return self._batches(launches, operations_per_batch(seconds_each))
-        return self._run_one_loop(launches, self.sampling.least_iterations, clean)
-
-    def _run_one_loop(self, launches: Sequence[Launch], iterations: int, clean: Callable[[], None]) -> OwnTimes:
-        """nccl-tests' loop: one operation, a barrier, then one time for all operations."""
-        timed = self.backend.bind(in_turn(launches, iterations), self.graph_replays)
+            return self._time_batches(launches, operations_per_batch(seconds_each))
+        # The loop of nccl-tests: one operation, a barrier, then one time for all operations.
+        iterations = self.sampling.least_iterations
+        timed = self.backend.bind(rotate(launches, iterations), self.graph_replays)
         operations = iterations * max(1, self.graph_replays)
         self.backend.once(launches[0])
         clean()
@@ -281,26 +286,34 @@ class Timer(Struct, frozen=True):
         return OwnTimes(seconds, iterations, issue_seconds=self._issue_seconds(timed, operations))
 
     def _issue_seconds(self, timed: Launch, operations: int) -> float | None:
-        """Return the host's seconds to issue one operation, if the backend knows them."""
+        """Return the host's seconds to issue one operation, or None if the backend does not measure them."""
         clock = self.backend
         return clock.issue_seconds(timed, operations) if isinstance(clock, IssueClock) else None
 
     @property
-    def _run_batches(self) -> bool:
+    def _runs_batches(self) -> bool:
         return self.sampling.mode is Mode.THROUGHPUT and self.sampling.iterations is None
 
-    def _batches(self, launches: Sequence[Launch], a_batch: int) -> OwnTimes:
+    def _time_batches(self, launches: Sequence[Launch], batch_size: int) -> OwnTimes:
         seconds, operations, values, issued = 0.0, 0, list[float](), list[float]()
         more = FIRST_BATCHES
         while True:
-            count = (more + 1) * a_batch
-            timed = self.backend.batch_launches(in_turn(launches, count), a_batch)
+            count = (more + 1) * batch_size
+            timed = self.backend.batch_launches(rotate(launches, count), batch_size)
             seconds += self.backend.together(timed)
             operations += count
             values += timed.batch_seconds()
-            each = self._issue_seconds(timed, count)
-            issued += [] if each is None else [each]
-            batches, effort = self._agree(values, a_batch, seconds)
+            issue_seconds = self._issue_seconds(timed, count)
+            issued += [] if issue_seconds is None else [issue_seconds]
+            collected = self.group.collect((Spread.of(values), seconds))
+            decision = None
+            if collected is not None:
+                spreads = [spread for spread, _ in collected]
+                batches = BatchTimes.of(spreads, batch_size)
+                slowest = max(spent for _, spent in collected)
+                mean = max(spread.mean for spread in spreads)
+                decision = batches, Effort(len(values), mean, batches.interval, slowest)
+            batches, effort = self.group.broadcast(decision)
             more = effort.needed_values(self.sampling.budget_seconds)
             if not more:
                 return OwnTimes(
@@ -313,18 +326,7 @@ class Timer(Struct, frozen=True):
                     issue_seconds=min(issued, default=None),
                 )
 
-    def _agree(self, values: Sequence[float], a_batch: int, seconds: float) -> tuple[BatchTimes, Effort]:
-        collected = self.group.collect((Spread.of(values), seconds))
-        decision = None
-        if collected is not None:
-            spreads = [spread for spread, _ in collected]
-            batches = BatchTimes.of(spreads, a_batch)
-            slowest = max(spent for _, spent in collected)
-            each = max(spread.mean for spread in spreads)
-            decision = batches, Effort(len(values), each, batches.interval, slowest)
-        return self.group.broadcast(decision)
-
-    def _alone(self, launches: Sequence[Launch]) -> OwnTimes:
+    def _time_alone(self, launches: Sequence[Launch]) -> OwnTimes:
         bound = [self.backend.bind([launch], self.graph_replays) for launch in launches]
         divisor = max(1, self.graph_replays)
         own, values = list[float](), list[float]()
@@ -353,11 +355,11 @@ class Timer(Struct, frozen=True):
                 )
 
     def _entries(self, entered: Sequence[float], before: ClockOffset, start: float) -> EntryTimes:
-        """Return when this rank entered operations relative to others. Clocks were compared `before`, at `start`."""
+        """Return how late this rank entered operations. `before` compares the clocks at the time `start`."""
         end, after = perf_counter(), self.group.clock_offset()
         own = convert_to_rank0_clock(entered, before, after, start, end)
         last = self.group.largest(own)
-        first = [-each for each in self.group.largest([-each for each in own])]
+        first = [-seconds for seconds in self.group.largest([-seconds for seconds in own])]
         return EntryTimes.of(own, first, last, max(before.uncertainty, after.uncertainty))
 
     def _note(self, effort: Effort) -> str | None:
@@ -370,12 +372,18 @@ class Timer(Struct, frozen=True):
         return f"95 % interval ±{100 * interval:.1f} %, budget {self.sampling.budget_seconds:g} s; {needed}"
 
 
-def in_turn(launches: Sequence[Launch], count: int) -> list[Launch]:
-    """Return `count` launches, rotating over those given."""
+def rotate(launches: Sequence[Launch], count: int) -> list[Launch]:
     return list(islice(cycle(launches), count))
 
 
-RankPart = tuple[float, EntryTimes | None]  # A rank's seconds an operation, and when it entered them
+class Answer(Struct, frozen=True):
+    """One rank's part of a row."""
+
+    seconds: MeasuredSeconds
+    entries: EntryTimes | None = None
+    wrong: Count = 0
+    condition: GpuCondition | None = None
+    issue_seconds: Seconds | None = None
 
 
 class RankTimings:
@@ -383,46 +391,42 @@ class RankTimings:
 
     def __init__(self, identities: Sequence[RankIdentity]) -> None:
         self._identities = identities
-        self._rows: list[tuple[CollectiveRow, Sequence[RankPart]]] = []
+        self._rows: list[tuple[CollectiveRow, Sequence[Answer]]] = []
         self._conditions: dict[int, GpuCondition] = {}
 
-    def add_row(self, row: CollectiveRow, parts: Sequence[RankPart]) -> None:
-        """Add a row with the times of each rank, in rank order."""
-        self._rows.append((row, parts))
-
-    def add_conditions(self, conditions: Sequence[GpuCondition | None]) -> None:
-        """Add clocks and temperatures of the ranks' GPUs after a row. None is unknown."""
-        for rank, condition in enumerate(conditions):
-            if condition is not None:
+    def add(self, row: CollectiveRow, answers: Sequence[Answer]) -> None:
+        """Add a row with the answers of all ranks, in rank order."""
+        self._rows.append((row, answers))
+        for rank, answer in enumerate(answers):
+            if answer.condition is not None:
                 before = self._conditions.get(rank)
-                self._conditions[rank] = condition if before is None else before.combine(condition)
+                self._conditions[rank] = answer.condition if before is None else before.combine(answer.condition)
 
     def sections(self) -> dict[str, Section]:
         """Return one line per rank and row."""
-        if not self._rows:
-            return {}
-        return Table.group_by_section({RankTimeRow: lambda: list(self._lines())})
+        return Table.group_by_section({RankTimeRow: lambda: list(self._rank_rows())}) if self._rows else {}
 
     def findings(self) -> tuple[Finding, ...]:
-        """Return the finding on ranks that are usually late. Ranks of one GPU are late because they take turns."""
+        """Return the finding on ranks that are usually late, unless ranks share GPUs and so take turns."""
         if (ranks_per_gpu(self._identities) or 1) > 1:
             return ()
         known = []
-        for row, parts in self._rows:
-            entries = [each for _, each in parts if each is not None]
+        for row, answers in self._rows:
+            entries = [answer.entries for answer in answers if answer.entries is not None]
             if len(entries) == len(self._identities):
                 known.append((entries, row.time_us / MICROSECONDS_PER_SECOND))
         found = find_straggler(known, [identity.node for identity in self._identities])
         return () if found is None else (self._finding(found),)
 
-    def _lines(self) -> Iterator[RankTimeRow]:
-        for row, parts in self._rows:
-            for identity, (seconds, entries) in zip(self._identities, parts, strict=True):
+    def _rank_rows(self) -> Iterator[RankTimeRow]:
+        for row, answers in self._rows:
+            for identity, answer in zip(self._identities, answers, strict=True):
+                entries = answer.entries
                 yield make_record(
                     RankTimeRow,
                     row,
                     identity,
-                    time_us=seconds * MICROSECONDS_PER_SECOND,
+                    time_us=answer.seconds * MICROSECONDS_PER_SECOND,
                     late_us=None if entries is None else entries.late_seconds * MICROSECONDS_PER_SECOND,
                     clock_uncertainty_us=None if entries is None else entries.uncertainty * MICROSECONDS_PER_SECOND,
                     last_percent=None if entries is None else 100 * entries.last / entries.operations,
@@ -432,8 +436,8 @@ class RankTimings:
         late = [self._identities[rank] for rank in found.ranks]
         subject = str(late[0])
         if len(late) > 1:
-            hosts = compress_names(sorted({each.host for each in late}))
-            subject = f"ranks {format_ranges([each.rank for each in late])} on {hosts}"
+            hosts = compress_names(sorted({identity.host for identity in late}))
+            subject = f"ranks {format_ranges([identity.rank for identity in late])} on {hosts}"
         usual = len(late) / len(self._identities)
         return Finding(
             id=STRAGGLER,
@@ -450,7 +454,7 @@ class RankTimings:
                 comment="Run it on that host to see throttling, errors and other users of its GPU; then run top.",
             ),
             subjects=tuple(map(str, late)),
-            places=tuple(each.place for each in late),
+            places=tuple(identity.place for identity in late),
         )
 
     def _remarks(self, late: Sequence[RankIdentity]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Judge rows that another program measured: their limits, expectations and verdict."""
+"""Judge rows that another program measured."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
-from gpubench.measure.collective.paths import limited
-from gpubench.measure.collective.report import SpeedJudge, wrong_data
+from gpubench.measure.collective.paths import add_limit
+from gpubench.measure.collective.report import ALL_CORRECT, CORRUPTED, SpeedJudge, wrong_data, wrong_data_cure
 from gpubench.measure.path_outcome import unwatched
 from gpubench.model.paths.topology import Limit
 from gpubench.model.paths.wiring import Wiring, assumed_limit, busbw_limit, internode_limit
@@ -27,14 +27,14 @@ NICS_ASSUMED = "NICs assumed, --nics tells others"
 
 DOMAIN_ASSUMED = "NVLinks between the nodes assumed, --machine tells others"
 
-_NOT_SAID = "the file does not say which paths the data took"
+_NO_PATHS = "the file does not say which paths the data took"
 
 _LIKELY = {
     "": "a slow NIC, or data through host memory or sockets",
     NICS_ASSUMED: "other NICs than assumed, which --nics tells, or a slow path",
     DOMAIN_ASSUMED: "NICs in the place of NVLinks between the nodes",
 }
-"""The reason of slow rows by what was assumed of their machine."""
+"""The likely cause of slow rows by the assumption about their machine."""
 
 _INSIDE_A_NODE = "host memory, links down or narrow, or slow or busy GPUs"
 
@@ -44,21 +44,21 @@ _LOGGING = verdict.Cure.of(
 
 _MOST_OF_LIMIT = 2.5
 
-_PRECISE_GB_S = 10.0  # From here on two decimals are four digits, as many as a time is printed with
-_MOST_OFF = 2.0  # Size over time against algbw: both are rounded, a wrong unit makes 8 or 1,000 of it
+_PRECISE_GB_S = 10.0  # From here on two decimals are four digits, as many as nccl-tests prints for a time
+_MOST_OFF = 2.0  # Rounding changes size over time against algbw by less. A wrong unit changes it 8 or 1,000 times
 
 
 def check_figures(rows: Sequence[CollectiveRow], name: str) -> None:
     """Raise UsageError if size over time is far from algbw: a column has another unit, or was edited."""
-    row = max(rows, key=lambda each: each.size_bytes)
-    reckoned = algbw_gb_s(row.size_bytes, row.time_us / MICROSECONDS_PER_SECOND)
+    row = max(rows, key=lambda row: row.size_bytes)
+    computed = algbw_gb_s(row.size_bytes, row.time_us / MICROSECONDS_PER_SECOND)
     if (
         row.algbw_gb_s >= 1
         and CPU_TIME not in (row.note or "")
-        and not 1 / _MOST_OFF < row.algbw_gb_s / reckoned < _MOST_OFF
+        and not 1 / _MOST_OFF < row.algbw_gb_s / computed < _MOST_OFF
     ):
         raise UsageError(
-            f"{name}: {row.size_bytes} bytes in {row.time_us:g} µs are {reckoned:.4g} GB/s, and algbw is "
+            f"{name}: {row.size_bytes} bytes in {row.time_us:g} µs are {computed:.4g} GB/s, and algbw is "
             f"{row.algbw_gb_s:g}",
             expected="bytes, µs and GB/s of 1e9 bytes, as nccl-tests prints them",
             reason="a column has another unit (ms, Gb/s, MB/s), or was moved or edited",
@@ -66,13 +66,14 @@ def check_figures(rows: Sequence[CollectiveRow], name: str) -> None:
         )
 
 
-LimitOf = Callable[[str | None], Limit]  # The ceiling of busbw by algorithm, None for one that is not known
+FindLimit = Callable[[str | None], Limit]
+"""Returns the limit of busbw of an algorithm. None is an unknown algorithm."""
 
 
-def check_limits(rows: Sequence[CollectiveRow], limit_of: LimitOf, name: str) -> None:
-    """Raise UsageError if a busbw is far above the links' limit. NICs with reducing switches reach twice of it."""
-    row = max(rows, key=lambda each: each.reached_gb_s)
-    limit = limit_of(row.algorithm).gb_s
+def check_limits(rows: Sequence[CollectiveRow], find_limit: FindLimit, name: str) -> None:
+    """Raise UsageError if a busbw is far above the links' limit. Switches that reduce allow twice the limit."""
+    row = max(rows, key=lambda row: row.reached_gb_s)
+    limit = find_limit(row.algorithm).gb_s
     if limit and row.reached_gb_s > _MOST_OF_LIMIT * limit:
         raise UsageError(
             f"{name}: busbw is {row.reached_gb_s:.4g} GB/s at {format_size(row.size_bytes)}, and links of this machine "
@@ -88,40 +89,48 @@ def judge_rows(
     rows: Sequence[CollectiveRow],
     collective: Collective,
     ranks: Sequence[RankIdentity],
-    limit_of: LimitOf | None,
+    find_limit: FindLimit | None,
     speed: SpeedJudge,
     listener: Listener[CollectiveRow],
 ) -> Report:
-    """Pass on a table's rows with limit, expectation and verdict of a healthy machine; return the report."""
+    """Pass the rows of a table on with their limit, expectation and verdict, and return the report."""
     verdicts, wrong = [verdict.Verdict.SKIP], []
     factor = collective.busbw_factor(rows[0].ranks)
-    exact = [_restore_digits(each, factor) for each in rows]
-    if limit_of is not None:
-        exact = [limited(each, limit_of(each.algorithm)) if each.limit_gb_s is None else each for each in exact]
-    speed.note_tries([(replace(each, host_staged=None), 1) for each in exact])
+    exact = [_restore_digits(row, factor) for row in rows]
+    if find_limit is not None:
+        exact = [add_limit(row, find_limit(row.algorithm)) if row.limit_gb_s is None else row for row in exact]
+    speed.note_tries([(replace(row, host_staged=None), 1) for row in exact])
     for row in exact:
         if row.wrong is not None:
             row = replace(row, verdict=verdict.Verdict.FAIL if row.wrong else verdict.Verdict.PASS)
-        # What is expected is the direct path; that it was not taken is a finding of its own.
+        # The expectation is that of the direct path. Another finding reports host-staged paths.
         row = replace(speed.row(replace(row, host_staged=None)), host_staged=row.host_staged)
         listener.row(row)
         verdicts += [verdict.Verdict(row.verdict)] if row.verdict else []
         wrong += [(row, ())] if row.wrong else []
-    staged = tuple(_staging_finding(file.name, rows, ranks))
-    found = (
-        list(speed.findings(staged, None))
-        if staged
-        else [_advised(finding, speed, ranks) for finding in speed.findings((), None)]
-    )
+    if staged := [row for row in rows if row.host_staged]:
+        found = list(speed.findings([_staging_finding(file.name, staged[0], ranks)], None))
+    else:
+        found = [_add_likely_cause(finding, speed, ranks) for finding in speed.findings((), None)]
     found += left_out_findings(file) or ([] if found else list(_unfinished(file)))
-    found = [wrong_data(wrong, ranks), *found] if wrong else [*_wrong_in_all(file, rows, ranks), *found]
+    total = file.circumstances.wrong_elements
+    if wrong:
+        found = [wrong_data(wrong, ranks), *found]
+    elif total:
+        seen = f"Out of bounds values: {total}, in the last lines of the run"
+        subject = plural(len(ranks), "rank")
+        cure = wrong_data_cure(f"gpubench {rows[0].command}")
+        found = [
+            verdict.Finding(verdict.WRONG_DATA, verdict.Verdict.FAIL, subject, seen, ALL_CORRECT, CORRUPTED, cure),
+            *found,
+        ]
     report = Report(
-        verdict=verdict.worst_verdict([verdict.worst_row_verdict(verdicts), *(each.severity for each in found)]),
+        verdict=verdict.worst_verdict([verdict.worst_row_verdict(verdicts), *(finding.severity for finding in found)]),
         complete=True,
         findings=tuple(found),
     )
-    is_known = any(row.transport for row in rows)
-    return report if is_known else unwatched(report, _NOT_SAID, verdict.Origin.RECORDED)
+    has_paths = any(row.transport for row in rows)
+    return report if has_paths else unwatched(report, _NO_PATHS, verdict.Origin.RECORDED)
 
 
 def _restore_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
@@ -132,11 +141,11 @@ def _restore_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
     return replace(row, algbw_gb_s=algbw, busbw_gb_s=algbw * factor)
 
 
-def limits(collective: Collective, wiring: Wiring) -> LimitOf:
+def limits(collective: Collective, wiring: Wiring) -> FindLimit:
     """Return a function that derives the limit of a collective on a machine once per algorithm."""
 
     @cache
-    def limit_of(algorithm: str | None) -> Limit:
+    def find_limit(algorithm: str | None) -> Limit:
         joined = wiring.networks
         if joined is not None and joined[0].nodes > 1:
             return internode_limit(algorithm, collective, joined[0])
@@ -144,10 +153,10 @@ def limits(collective: Collective, wiring: Wiring) -> LimitOf:
             return assumed_limit(collective, wiring)
         return busbw_limit(algorithm, list(permutations(range(len(wiring.gpus)), 2)), wiring)
 
-    return limit_of
+    return find_limit
 
 
-def _advised(found: verdict.Finding, speed: SpeedJudge, ranks: Sequence[RankIdentity]) -> verdict.Finding:
+def _add_likely_cause(found: verdict.Finding, speed: SpeedJudge, ranks: Sequence[RankIdentity]) -> verdict.Finding:
     likely = _LIKELY[speed.expected.assumed]
     if len({rank.host for rank in ranks}) == 1:
         likely = _INSIDE_A_NODE
@@ -156,13 +165,8 @@ def _advised(found: verdict.Finding, speed: SpeedJudge, ranks: Sequence[RankIden
     return replace(found, cause=likely, cure=_LOGGING)
 
 
-def _staging_finding(
-    name: str, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]
-) -> Iterator[verdict.Finding]:
-    row = next((each for each in rows if each.host_staged), None)
-    if row is None:
-        return
-    yield verdict.Finding(
+def _staging_finding(name: str, row: CollectiveRow, ranks: Sequence[RankIdentity]) -> verdict.Finding:
+    return verdict.Finding(
         id=verdict.HOST_STAGED,
         severity=verdict.Verdict.FAIL,
         subject=plural(len(ranks), "rank"),
@@ -173,29 +177,10 @@ def _staging_finding(
     )
 
 
-def _wrong_in_all(
-    file: ResultFile, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]
-) -> Iterator[verdict.Finding]:
-    """Return the finding on wrong elements that only the last lines of a run count."""
-    wrong = file.circumstances.wrong_elements
-    if not wrong:
-        return
-    yield verdict.Finding(
-        id=verdict.WRONG_DATA,
-        severity=verdict.Verdict.FAIL,
-        subject=plural(len(ranks), "rank"),
-        seen=f"Out of bounds values: {wrong}, in the last lines of the run",
-        expected="every element correct",
-        cause="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
-        cure=verdict.Cure.of(
-            f"gpubench {rows[0].command}",
-            comment="Then run it with NCCL_P2P_DISABLE=1: if the data are correct, peer-to-peer copies are at fault.",
-        ),
-    )
-
-
 def left_out_findings(file: ResultFile) -> list[verdict.Finding]:
     """Return the finding on rows of a file that could not be read."""
+    if not file.left_out:
+        return []
     return [
         verdict.Finding(
             id=INCOMPLETE,
@@ -206,7 +191,6 @@ def left_out_findings(file: ResultFile) -> list[verdict.Finding]:
             cause="the text was cut or edited, or other output stands among its rows",
             cure=verdict.Cure.of(f"less -N {file.name}"),
         )
-        for _ in file.left_out[:1]
     ]
 
 

@@ -12,7 +12,7 @@ from gpubench.conditions.nccl_settings import split_by_design
 from gpubench.conditions.ranking import UNKNOWN
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.path_outcome import PathOutcome, report_on
-from gpubench.measure.paths import CounterReading, Explained, Meter, NcclLogListener
+from gpubench.measure.paths import Explained, Meter, NcclLogListener
 from gpubench.model.facts.health import describe_mig_split
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.traffic import IdleGpu, combine_idle_gpus
@@ -53,20 +53,20 @@ from gpubench.ports.backend import LibraryLog
 from gpubench.ports.copies import LinkCounters
 from gpubench.ports.group import Group
 
-COUNTED_BYTES = 64 * 2**20  # So much has to pass to be counted: other traffic ticks too
-_MOST_OPERATIONS = 64  # Sizes of which it takes more to move that much are not counted
+COUNTED_BYTES = 64 * 2**20  # Count at least this much traffic, because other traffic advances the counters too
+_MOST_OPERATIONS = 64  # Skip sizes that need more operations than this for it
 _GPU = 0
 _NOTHING = Carried()
 
 
 class Traffic(Struct, frozen=True, forbid_unknown_fields=True):
-    """The bytes that a rank's GPU sent and received in a batch; empty if none had to pass."""
+    """The bytes that a rank's GPU sent and received in a batch, or nothing in a direction without data."""
 
     sent: Carried = _NOTHING
     received: Carried = _NOTHING
 
     def merged(self, earlier: "Traffic") -> "Traffic":
-        """Fill gaps from an earlier batch: PCIe counters are too small for the largest batches."""
+        """Fill gaps from an earlier batch, because PCIe counters are too small for the largest batches."""
         ends = ((self.sent, earlier.sent), (self.received, earlier.received))
         return Traffic(*(before if now.nvlink_share is now.pcie_share is None else now for now, before in ends))
 
@@ -79,7 +79,7 @@ class Counting:
         self._moved: tuple[int, int] | None = None
 
     def expected_bytes(self, case: Case) -> tuple[float, float]:
-        """Return the least bytes that this rank must send and receive, per byte of the size."""
+        """Return the least bytes that this rank must send and receive per byte of the size."""
         sent, received = (blocks * case.layout.count / case.layout.largest for blocks in self._blocks(case))
         return sent, received
 
@@ -96,16 +96,14 @@ class Counting:
             barrier()
             for _ in range(operations):
                 run_once(case)
-            found = self._since(before, case, operations).merged(found)
+            block_bytes = case.layout.count * case.dtype.size_bytes
+            sent, received = (blocks * block_bytes * operations for blocks in self._blocks(case))
+            traffic = Traffic(
+                sent=self._meter.since(before, sent) if sent else _NOTHING,
+                received=self._meter.since(before, received, receives=True) if received else _NOTHING,
+            )
+            found = traffic.merged(found)
         return found
-
-    def _since(self, before: CounterReading, case: Case, operations: int) -> Traffic:
-        bytes_a_block = case.layout.count * case.dtype.size_bytes
-        sent, received = (blocks * bytes_a_block * operations for blocks in self._blocks(case))
-        return Traffic(
-            sent=self._meter.since(before, sent) if sent else _NOTHING,
-            received=self._meter.since(before, received, receives=True) if received else _NOTHING,
-        )
 
     def _blocks(self, case: Case) -> tuple[int, int]:
         """Return the blocks that this rank sends and receives, in units of NCCL's count."""
@@ -116,7 +114,8 @@ class Counting:
         return self._moved
 
 
-OperationKey = tuple[DataType, ReduceOp | None, int]  # The type, reduction and size that the library chooses by
+OperationKey = tuple[DataType, ReduceOp | None, int]
+"""Type, reduction and size. The library chooses algorithm and protocol by them."""
 
 
 class Choice(Struct, frozen=True):
@@ -125,8 +124,7 @@ class Choice(Struct, frozen=True):
     used: Used
     tuning: Tuning | None
 
-    def in_row(self, row: CollectiveRow) -> CollectiveRow:
-        """Fill the choice into a row."""
+    def fill_row(self, row: CollectiveRow) -> CollectiveRow:
         tuning = self.tuning
         return replace(
             row,
@@ -139,15 +137,18 @@ class Choice(Struct, frozen=True):
 
 
 class LoggedChoices(Struct, frozen=True):
-    """What the logs of all ranks show together. `no_log` and `no_tuning` are reasons, or empty."""
+    """The library's choices according to the logs of all ranks.
+
+    `no_log` and `no_tuning` are the reasons why there is no log or no algorithm, or empty.
+    """
 
     by_operation: Mapping[OperationKey, Choice] = field(default_factory=dict)
     no_log: str = ""
     no_tuning: str = ""
 
 
-def key_of(case: Case) -> OperationKey:
-    """Return the key of a case's operation, which is the same in place and out of place."""
+def operation_key(case: Case) -> OperationKey:
+    """Return the key of a case's operation. In place and out of place have the same key."""
     return case.dtype, case.op, case.size_bytes
 
 
@@ -159,40 +160,36 @@ def read_choices(
     cases: Sequence[Case],
     try_once: Callable[[Case], object],
 ) -> LoggedChoices | None:
-    """Run every operation once and gather its log on the first rank. Return None on others."""
+    """Run every operation once and collect its log on the first rank. Return None on the others."""
     listener = NcclLogListener(log)
     listener.listen()
     tunings: dict[OperationKey, Tuning | None] = {}
     for case in cases:
-        if key_of(case) not in tunings:
+        if operation_key(case) not in tunings:
             try_once(case)
-            tunings[key_of(case)] = listener.listen()
+            tunings[operation_key(case)] = listener.listen()
     collected = group.collect(listener.selection())
     if collected is None:
         return None
     selection = Selection(collected, nodes)
-    pairs = exchanges(request.collective, cases[0].layout, group.size, request.root)
-    used = _used_by(selection, tuple(pairs) if request.collective.point_to_point else ())
+    pairs: Sequence[Pair] = ()
+    if request.collective.point_to_point:
+        pairs = tuple(exchanges(request.collective, cases[0].layout, group.size, request.root))
+
+    @cache
+    def find_used(algorithm: str | None) -> Used:
+        if algorithm is None and pairs:
+            return selection.send_connections(pairs)
+        return selection.algorithm_connections(algorithm)
+
     return LoggedChoices(
         by_operation={
-            key: Choice(used(None if each is None else each.algorithm), each) for key, each in tunings.items()
+            key: Choice(find_used(None if tuning is None else tuning.algorithm), tuning)
+            for key, tuning in tunings.items()
         },
         no_log=selection.no_log,
         no_tuning=log.no_tuning,
     )
-
-
-def _used_by(selection: Selection, pairs: Sequence[tuple[int, int]]) -> Callable[[str | None], Used]:
-
-    @cache
-    def used(algorithm: str | None) -> Used:
-        return (
-            selection.send_connections(pairs)
-            if algorithm is None and pairs
-            else selection.algorithm_connections(algorithm)
-        )
-
-    return used
 
 
 def distinct_uses(choices: LoggedChoices) -> Iterator[Used]:
@@ -204,15 +201,15 @@ def distinct_uses(choices: LoggedChoices) -> Iterator[Used]:
             yield choice.used
 
 
-_Kind = tuple[bool, bool, bool | None]  # True if a path is inside a node, over NVLinks, host-staged
-_MOST_NODES = 64  # Of a simulated machine, that are read to find why it is slow
+_Kind = tuple[bool, bool, bool | None]  # Whether a path is inside a node, over NVLinks, and host-staged
+_MOST_NODES = 64  # Nodes of a simulated machine that are read to find causes
 _ANOTHER_BACKEND = Cure(comment="Use `--backend nccl` or `torch:nccl`, which copy from GPU to GPU.")
 
 _OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
 
 
 class PathObservations(Struct, frozen=True, kw_only=True):
-    """All observations of paths before timing, on the first rank. Bytes are per byte of size."""
+    """All observations of paths before timing, on the first rank. `expected_bytes` are per byte of size."""
 
     choices: LoggedChoices
     choices_by_setting: Mapping[str, LoggedChoices] = field(default_factory=dict)
@@ -222,12 +219,12 @@ class PathObservations(Struct, frozen=True, kw_only=True):
     idle: Sequence[IdleGpu] = ()
     by_design: str = ""
 
-    def with_idle(self, later: Sequence[IdleGpu]) -> "PathObservations":
+    def add_idle(self, later: Sequence[IdleGpu]) -> "PathObservations":
         return replace(self, idle=combine_idle_gpus(self.idle, later))
 
     @property
-    def beyond(self) -> dict[int, float]:
-        """Return how many times more the NVLinks carried than the ranks can have moved, if more than once."""
+    def foreign_traffic(self) -> dict[int, float]:
+        """Ranks whose NVLinks carried more than the rank can have moved, with the ratio of both."""
         found = {}
         for rank, (traffic, expected) in enumerate(zip(self.traffic, self.expected_bytes, strict=True)):
             ends = zip((traffic.sent, traffic.received), map(most_share, expected), strict=True)
@@ -238,20 +235,20 @@ class PathObservations(Struct, frozen=True, kw_only=True):
 
     @property
     def contended(self) -> Circumstances:
-        """Return the facts with what others do on GPUs and links."""
-        at_work = {rank: each.at_work for rank, each in enumerate(self.idle) if each.at_work is not None}
-        waited = {rank: each.waited for rank, each in enumerate(self.idle) if each.waited is not None}
+        """The circumstances together with the work of other processes on GPUs and links."""
+        at_work = {rank: gpu.at_work for rank, gpu in enumerate(self.idle) if gpu.at_work is not None}
+        waited = {rank: gpu.waited for rank, gpu in enumerate(self.idle) if gpu.waited is not None}
         return replace(
             self.circumstances,
             idle_gpus=dict(enumerate(self.idle)),
-            beyond=self.beyond,
+            beyond=self.foreign_traffic,
             at_work=at_work,
             waited={**self.circumstances.waited, **waited},
         )
 
 
 class RowObservations(Struct):
-    """The evidence of rows so far on the first rank: wrong elements per rank, and the largest, fastest row."""
+    """The evidence of rows on the first rank: wrong elements per rank, and the fastest row of the largest size."""
 
     wrong: dict[int, int] = field(default_factory=dict)
     checked: bool = False
@@ -269,20 +266,22 @@ class RowObservations(Struct):
 def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origin = Origin.MEASURED) -> PathOutcome:
     """Return the verdict on all paths."""
     choices = observed.choices
-    paths = _Paths(observed, rows).known()
+    paths = _Paths(observed, rows).known_paths()
     wiring = observed.circumstances.wiring
     leaves_a_gpu = not all(wiring.share_gpu((0, rank)) for rank in range(len(wiring.gpus)))
-    not_heard = f"NCCL's log was not heard: {choices.no_log}" if choices.no_log and leaves_a_gpu else ""
+    no_log = f"NCCL's log was not heard: {choices.no_log}" if choices.no_log and leaves_a_gpu else ""
     wrong = frozenset(_ranks(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG)
     explained = Explained(replace(observed.contended, staged=_staged(paths), wrong=wrong))
-    own_way = Explanation("by-design", observed.by_design, _ANOTHER_BACKEND, by_design=True)
+    by_backend = Explanation("by-design", observed.by_design, _ANOTHER_BACKEND, by_design=True)
 
-    def cause_of(members: Sequence[KnownPath]) -> Explanation:
-        return own_way if observed.by_design else explained.first(_staged(members))
+    def find_cause(members: Sequence[KnownPath]) -> Explanation:
+        return by_backend if observed.by_design else explained.first(_staged(members))
 
     if not observed.by_design:
         paths = explained.add_causes(paths, _ranks)
-    fallback = fallback_rows(paths, origin, cause_of, not_heard, _unconnected(choices))
+    unconnected = {rank for used in distinct_uses(choices) for rank in used.unconnected}
+    names_of_unconnected = [] if choices.no_log else [str(rank) for rank in sorted(unconnected)]
+    fallback = fallback_rows(paths, origin, find_cause, no_log, names_of_unconnected)
     if fallback and choices.no_tuning and not choices.no_log:
         fallback[0] = replace(fallback[0], how=f"{fallback[0].how}; no algorithms: {choices.no_tuning}")
     outcome = report_on(paths, fallback, origin, explained.rows(of_programs=bool(choices.no_log)))
@@ -297,12 +296,13 @@ def simulated(
 ) -> PathOutcome:
     """Return the verdict on host-staged pairs of a simulated machine.
 
-    Of many nodes, only those pairs' nodes are read. `facts` are the processes of ranks with NCCL variables.
+    If the machine has many nodes, read only the nodes of these pairs and one node per set of NCCL variables. `facts`
+    are the processes of ranks with NCCL variables.
     """
     numbers = {gpu.node for gpu in gpus}
     if len(numbers) > _MOST_NODES:
-        own_settings = {tuple(rank.nccl_settings.items()): rank.node for rank in reversed(facts)}
-        numbers = {*own_settings.values(), *(gpus[rank].node for pair in staged for rank in pair)}
+        node_by_settings = {tuple(rank.nccl_settings.items()): rank.node for rank in reversed(facts)}
+        numbers = {*node_by_settings.values(), *(gpus[rank].node for pair in staged for rank in pair)}
     wiring = Wiring(gpus, {number: node(number) for number in sorted(numbers)})
     paths = [
         KnownPath(
@@ -319,27 +319,22 @@ def simulated(
         )
         for pair in staged
     ]
-    of_nodes = [rank for rank in facts if rank.node in wiring.nodes]
+    known = [rank for rank in facts if rank.node in wiring.nodes]
     explained = Explained(
-        Circumstances(wiring=wiring, facts=of_nodes, settings=user_settings(of_nodes), staged=dict.fromkeys(staged, ()))
+        Circumstances(wiring=wiring, facts=known, settings=user_settings(known), staged=dict.fromkeys(staged, ()))
     )
     copied = Explained(replace(explained.circumstances, copied=dict.fromkeys(staged, AS_SLOW_AS_STAGED)))
 
-    def cause_of(members: Sequence[KnownPath]) -> Explanation:
-        """Return the cause that the facts show, otherwise that of `gpubench p2p`."""
+    def find_cause(members: Sequence[KnownPath]) -> Explanation:
+        """Return the cause that the facts show, or else the cause that `gpubench p2p` would report."""
         found = explained.first(_staged(members))
         by_design = any(path.evidence.by_design for path in members)
         return found if found is not UNKNOWN and found.by_design == by_design else copied.first(_staged(members))
 
     paths = explained.add_causes(paths, _ranks)
-    rows = fallback_rows(paths, Origin.SIMULATED, cause_of)
+    rows = fallback_rows(paths, Origin.SIMULATED, find_cause)
     outcome = report_on(paths, rows, Origin.SIMULATED, explained.rows())
     return replace(outcome, explained=explained)
-
-
-def _unconnected(choices: LoggedChoices) -> list[str]:
-    ranks = {rank for used in distinct_uses(choices) for rank in used.unconnected}
-    return [] if choices.no_log else [str(rank) for rank in sorted(ranks)]
 
 
 def _staged(paths: Sequence[KnownPath]) -> dict[Pair, Sequence[Transport]]:
@@ -350,8 +345,8 @@ def _ranks(path: KnownPath) -> Pair:
     return int(path.source.short), int(path.destination.short)
 
 
-def _by_design(pair: Pair, transports: Sequence[Transport], run: Circumstances) -> str:
-    """Return why host memory is no fault here. Within a node that is so for ranks of one GPU only."""
+def _design_reason(pair: Pair, transports: Sequence[Transport], run: Circumstances) -> str:
+    """Return the reason why host memory is no fault on this path, or ''."""
     if run.wiring.share_node(pair) and any(transport.network for transport in transports):
         return split_by_design(run, pair)
     return run.wiring.why_staged(pair)
@@ -372,8 +367,8 @@ class _Paths:
             self._into.setdefault(pair[1], set()).add(self._kind(pair))
         self._kinds = {kind for kinds in self._out.values() for kind in kinds}
 
-    def known(self) -> list[KnownPath]:
-        """The pairs in use. Without a log, those within a node that counters or times show."""
+    def known_paths(self) -> list[KnownPath]:
+        """Return the paths in use. Without a log, return the pairs inside nodes that counters or times show."""
         pairs = set(self._chosen)
         if self._observed.choices.no_log:
             ranks = range(len(self._wiring.gpus))
@@ -395,7 +390,7 @@ class _Paths:
                 selection=_selection(transports, self._observed.by_design),
                 measurement=self._measurement(pair),
                 correctness=self._correctness(pair),
-                by_design=self._observed.by_design or _by_design(pair, transports, self._observed.circumstances),
+                by_design=self._observed.by_design or _design_reason(pair, transports, self._observed.circumstances),
                 in_doubt=self._wiring.is_refusal_doubtful(pair)
                 and not any(transport.network for transport in transports),
             ),
@@ -411,10 +406,14 @@ class _Paths:
         if len(self._out.get(pair[0], set()) | self._into.get(pair[1], set())) > 1:
             return Evidence(seen=_OF_SEVERAL_KINDS)
         sent, received = self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1]
+        source, destination = (self._observed.traffic[rank] for rank in pair)
+        idle, foreign_gb_s = self._observed.idle, 0.0
+        if idle:
+            foreign_gb_s = max(idle[pair[0]].rates.nvlink_sent or 0.0, idle[pair[1]].rates.nvlink_received or 0.0)
         flow = Flow(
-            ends=self._ends(pair),
-            most_shares=tuple(most_share(each) for each in (sent, received) if each),
-            foreign_gb_s=self._foreign_gb_s(pair),
+            ends=(*([source.sent] if sent else []), *([destination.received] if received else [])),
+            most_shares=tuple(most_share(moved) for moved in (sent, received) if moved),
+            foreign_gb_s=foreign_gb_s,
             speed=self._speed(pair),
             has_nvlinks=self._wiring.has_nvlinks(pair),
             limit_gb_s=self._wiring.limit(pair).gb_s,
@@ -426,17 +425,6 @@ class _Paths:
         wiring = self._wiring
         return wiring.share_node(pair), wiring.has_nvlinks(pair), is_staged(tuple(self._chosen[pair]))
 
-    def _ends(self, pair: Pair) -> tuple[Carried, ...]:
-        source, destination = (self._observed.traffic[rank] for rank in pair)
-        sent, received = self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1]
-        return (*([source.sent] if sent else []), *([destination.received] if received else []))
-
-    def _foreign_gb_s(self, pair: Pair) -> float:
-        idle = self._observed.idle
-        if not idle:
-            return 0.0
-        return max(idle[pair[0]].rates.nvlink_sent or 0.0, idle[pair[1]].rates.nvlink_received or 0.0)
-
     def _speed(self, pair: Pair) -> Speed | None:
         row = self._rows.largest
         if row is None:
@@ -446,7 +434,7 @@ class _Paths:
         return Speed(size_bytes=row.size_bytes, passed_gb_s=row.algbw_gb_s * expected, busbw_gb_s=busbw)
 
     def _bandwidth_gb_s(self, transports: Sequence[Transport]) -> float | None:
-        """The busbw is that of the slowest paths. If some are staged, it says nothing about the others."""
+        """Return the busbw, which is that of the slowest paths, or None for direct paths if others are staged."""
         row = self._rows.largest
         some_staged = any(staged is not False for *_, staged in self._kinds)
         return None if row is None or (some_staged and is_staged(transports) is False) else row.busbw_gb_s
@@ -462,9 +450,9 @@ class _Paths:
         return Evidence(State.PRESENT, "every element that arrived is right")
 
 
-def _selection(transports: Sequence[Transport], own_way: str) -> Evidence:
-    if own_way:
-        return Evidence(State.CONTRADICTING, own_way)
+def _selection(transports: Sequence[Transport], by_design: str) -> Evidence:
+    if by_design:
+        return Evidence(State.CONTRADICTING, by_design)
     if not transports:
         return Evidence(seen="NCCL named no connection")
     staged, said = is_staged(transports), f"NCCL chose {join_names(transports)}"
@@ -494,30 +482,33 @@ class PathJudge:
         """Return a row with its paths, and use it as evidence."""
         if case.setting is None:
             self._rows.add(row, wrong_by_rank)
-        return self.described(case, row)
+        return self.describe(case, row)
 
-    def described(self, case: Case, row: CollectiveRow) -> CollectiveRow:
-        """Return a row with NCCL's choices and its limit."""
+    def describe(self, case: Case, row: CollectiveRow) -> CollectiveRow:
+        """Return a row with NCCL's choices, its limit, and a note if NCCL did not follow the setting."""
         setting = None if case.setting == AGAIN else case.setting
-        if setting is None and self.heard(row.backend):
+        if setting is None and self.has_log_of(row.backend):
             setting = row.backend
         choices = self.observations.choices
         if setting is not None:
             choices = self.observations.choices_by_setting.get(setting, LoggedChoices())
-        choice = choices.by_operation.get(key_of(case))
-        return row if choice is None else _remarked(limited(choice.in_row(row), self._limit(setting, choice)))
+        choice = choices.by_operation.get(operation_key(case))
+        if choice is None:
+            return row
+        algorithm = None if choice.tuning is None else choice.tuning.algorithm
+        if (setting, algorithm) not in self._limits:
+            self._limits[setting, algorithm] = self._find_limit(algorithm, choice.used)
+        row = add_limit(choice.fill_row(row), self._limits[setting, algorithm])
+        if not differs_from_request(row):
+            return row
+        taken = f"asked for {row.setting}, NCCL took {format_choice(row.algorithm, row.protocol)}"
+        return replace(row, note="; ".join(filter(None, (taken, row.note))))
 
-    def heard(self, backend: str) -> bool:
+    def has_log_of(self, backend: str) -> bool:
         """True if the choices of a further backend were logged too."""
         return backend in self.observations.choices_by_setting
 
-    def _limit(self, setting: str | None, choice: Choice) -> Limit:
-        key = setting, None if choice.tuning is None else choice.tuning.algorithm
-        if key not in self._limits:
-            self._limits[key] = self._limit_of(key[1], choice.used)
-        return self._limits[key]
-
-    def _limit_of(self, algorithm: str | None, used: Used) -> Limit:
+    def _find_limit(self, algorithm: str | None, used: Used) -> Limit:
         collective, expected_bytes = self._request.collective, self.observations.expected_bytes
         wiring = self.observations.circumstances.wiring
         if len(expected_bytes) == 1:
@@ -536,26 +527,17 @@ class PathJudge:
         return busbw_limit(algorithm, drop_idle_pairs(used.pairs, expected_bytes), wiring)
 
     def add_idle(self, after: Sequence[IdleGpu]) -> None:
-        """Add what was seen of idle GPUs after the last row."""
-        self.observations = self.observations.with_idle(after)
+        self.observations = self.observations.add_idle(after)
 
     def outcome(self, slow: Sequence[CollectiveRow] = ()) -> PathOutcome:
-        """Return the verdict on all paths with the causes, also of `slow` rows."""
+        """Return the verdict on all paths, with causes of staged paths and `slow` rows."""
         around = replace(self.observations.circumstances, issued=IssueTime.of(slow))
         observed = replace(self.observations, circumstances=around)
         return conclude(observed, self._rows, origin=self._origin)
 
 
-def _remarked(row: CollectiveRow) -> CollectiveRow:
-    """Add a note to a row if NCCL did not follow the setting."""
-    if not differs_from_request(row):
-        return row
-    taken = format_choice(row.algorithm, row.protocol)
-    return replace(row, note="; ".join(filter(None, (f"asked for {row.setting}, NCCL took {taken}", row.note))))
-
-
-def limited(row: CollectiveRow, limit: Limit) -> CollectiveRow:
-    """Return a row with the limit of its busbw, and a note if that is unknown or assumed."""
+def add_limit(row: CollectiveRow, limit: Limit) -> CollectiveRow:
+    """Add the limit of its busbw to a row, and a note if the limit is unknown or assumed."""
     if limit.gb_s is None or limit.note == NVLS_ASSUMED:
         why = "" if limit.note in (row.note or "") else limit.note
         row = replace(row, note="; ".join(filter(None, (row.note, why))) or None)

@@ -15,12 +15,13 @@ from gpubench.measure.collective.cases import (
     Case,
     DescribedCollective,
     JobFacts,
+    OwnTimes,
     cases,
     describe,
     drop_empty_sizes,
 )
 from gpubench.measure.collective.report import MeasuredRow, RowCollector, RowSample, SpeedJudge, middle, wrong_data
-from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, add_winners, together
+from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, add_winners, merge_parts
 from gpubench.measure.path_outcome import PathOutcome, unwatched
 from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.transport import Pair, Transport, Tuning, Used
@@ -31,7 +32,7 @@ from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.ranks import UNWATCHED, RankGroup, RankIdentity, check_hosts
 from gpubench.model.terms.settings import AGAIN
-from gpubench.model.terms.statistics import RankTimes, RowTimes
+from gpubench.model.terms.statistics import RankTimes
 from gpubench.model.terms.units import MOST_SIZES, plural
 from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, worst_row_verdict, worst_verdict
 from gpubench.ports.backend import LibraryLog
@@ -47,8 +48,26 @@ class RecordedPairs(Struct, frozen=True):
 
 
 class RecordedUse(Struct, frozen=True):
+    """The connections of an operation, grouped by transports. `unheard` are ranks without a connection."""
+
     connections: tuple[RecordedPairs, ...]
     unheard: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, used: Used) -> "RecordedUse":
+        by_transports: dict[tuple[Transport, ...], list[Pair]] = {}
+        for pair, transports in used.pairs.items():
+            by_transports.setdefault(transports, []).append(pair)
+        connections = tuple(RecordedPairs(transports, tuple(pairs)) for transports, pairs in by_transports.items())
+        return cls(connections, used.unconnected)
+
+    def restore(self) -> Used:
+        pairs = {
+            (source, destination): connection.transports
+            for connection in self.connections
+            for source, destination in connection.pairs
+        }
+        return Used({pair: pairs[pair] for pair in sorted(pairs)}, self.unheard)
 
 
 class RecordedChoice(Struct, frozen=True):
@@ -62,7 +81,7 @@ class RecordedChoice(Struct, frozen=True):
 
 
 class RecordedLoggedChoices(Struct, frozen=True):
-    """All choices. `silence` says why a rank's log cannot be read."""
+    """All choices of the library. `silence` is the reason why a rank's log cannot be read, or empty."""
 
     uses: tuple[RecordedUse, ...] = ()
     choices: tuple[RecordedChoice, ...] = ()
@@ -71,27 +90,25 @@ class RecordedLoggedChoices(Struct, frozen=True):
 
     @classmethod
     def of(cls, logged: paths.LoggedChoices) -> "RecordedLoggedChoices":
-        """Convert choices for writing."""
         uses = list(paths.distinct_uses(logged))
         choices = (
             RecordedChoice(dtype, op, size_bytes, uses.index(choice.used), choice.tuning)
             for (dtype, op, size_bytes), choice in logged.by_operation.items()
         )
-        return cls(tuple(map(_recorded, uses)), tuple(choices), logged.no_log, logged.no_tuning)
+        return cls(tuple(map(RecordedUse.of, uses)), tuple(choices), logged.no_log, logged.no_tuning)
 
-    def restored(self) -> paths.LoggedChoices:
-        """Convert them back."""
-        uses = [_used(use) for use in self.uses]
+    def restore(self) -> paths.LoggedChoices:
+        uses = [use.restore() for use in self.uses]
         choices = {
             (choice.dtype, choice.op, choice.size_bytes): paths.Choice(uses[choice.use], choice.tuning)
             for choice in self.choices
         }
         return paths.LoggedChoices(choices, self.silence, self.no_tuning)
 
-    def is_of(self, ranks: int) -> bool:
-        """True if these can be the choices of a job with so many ranks."""
-        pairs = [pair for each in self.uses for alike in each.connections for pair in alike.pairs]
-        named = [rank for each in (*pairs, *(use.unheard for use in self.uses)) for rank in each]
+    def fits(self, ranks: int) -> bool:
+        """True if these can be the choices of a job with this number of ranks."""
+        pairs = [pair for use in self.uses for connection in use.connections for pair in connection.pairs]
+        named = [rank for named_ranks in (*pairs, *(use.unheard for use in self.uses)) for rank in named_ranks]
         return (
             all(0 <= rank < ranks for rank in named)
             and all(len(pair) == 2 for pair in pairs)
@@ -99,31 +116,15 @@ class RecordedLoggedChoices(Struct, frozen=True):
         )
 
 
-def _recorded(used: Used) -> RecordedUse:
-    alike: dict[tuple[Transport, ...], list[Pair]] = {}
-    for pair, transports in used.pairs.items():
-        alike.setdefault(transports, []).append(pair)
-    return RecordedUse(tuple(RecordedPairs(each, tuple(pairs)) for each, pairs in alike.items()), used.unconnected)
-
-
-def _used(recorded: RecordedUse) -> Used:
-    pairs = {
-        (source, destination): connection.transports
-        for connection in recorded.connections
-        for source, destination in connection.pairs
-    }
-    return Used({pair: pairs[pair] for pair in sorted(pairs)}, recorded.unheard)
-
-
 Write = Callable[[object], None]
 
 
-def file_of(collective: str) -> str:
+def file_name(collective: str) -> str:
     return f"{collective}.jsonl"
 
 
 class RecordedObservations(Struct, frozen=True, kw_only=True):
-    """Observations of paths, without nodes and processes, which have their own files."""
+    """Observations of paths. Nodes and processes are in other files of a recording."""
 
     heard: RecordedLoggedChoices
     under: Mapping[str, RecordedLoggedChoices] = field(default_factory=dict)
@@ -136,10 +137,9 @@ class RecordedObservations(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, observed: paths.PathObservations) -> "RecordedObservations":
-        """Convert observations for writing."""
         return cls(
             heard=RecordedLoggedChoices.of(observed.choices),
-            under={name: RecordedLoggedChoices.of(each) for name, each in observed.choices_by_setting.items()},
+            under={name: RecordedLoggedChoices.of(choices) for name, choices in observed.choices_by_setting.items()},
             due=tuple(observed.expected_bytes),
             traffic=tuple(observed.traffic),
             settings={name: tuple(values) for name, values in observed.circumstances.settings.items()},
@@ -148,12 +148,12 @@ class RecordedObservations(Struct, frozen=True, kw_only=True):
             by_design=observed.by_design,
         )
 
-    def restored(self, circumstances: Circumstances) -> paths.PathObservations:
-        """Convert them back, with the nodes and processes of the recording."""
+    def restore(self, circumstances: Circumstances) -> paths.PathObservations:
+        """Return the observations, with the nodes and processes of the recording."""
         waited = {int(rank): share for rank, share in self.waited.items()}
         return paths.PathObservations(
-            choices=self.heard.restored(),
-            choices_by_setting={name: each.restored() for name, each in self.under.items()},
+            choices=self.heard.restore(),
+            choices_by_setting={name: choices.restore() for name, choices in self.under.items()},
             expected_bytes=[(sent, received) for sent, received in self.due],
             traffic=self.traffic,
             circumstances=replace(circumstances, settings=self.settings, waited=waited),
@@ -163,14 +163,14 @@ class RecordedObservations(Struct, frozen=True, kw_only=True):
 
 
 class RecordedCollective(DescribedCollective, frozen=True, kw_only=True):
-    """The first line: everything that was known before the first row."""
+    """The first line of a recording: the run and the observations before its first row."""
 
     testimony: RecordedObservations | None = None
     refused: tuple[RefusedRow, ...] | None = None
 
     @classmethod
     def of(cls, described: DescribedCollective, **known: Any) -> "RecordedCollective":
-        """Add what was known before the first row. `known` has further fields."""
+        """Add the observations before the first row, which are the fields in `known`."""
         return cls(**{name: getattr(described, name) for name in described.__struct_fields__} | known)
 
 
@@ -184,7 +184,7 @@ class RecordedRow(Struct, frozen=True):
 
 
 class RecordingLine(Struct, frozen=True):
-    """Any other line: a row, or at the end the number of rows and the idle GPUs."""
+    """Any later line of a recording: a row, or at the end the number of rows and the idle GPUs."""
 
     row: RecordedRow | None = None
     rows: int | None = None
@@ -192,7 +192,7 @@ class RecordingLine(Struct, frozen=True):
 
 
 Collect = Callable[[RecordedRow | None], Sequence[RecordedRow | None] | None]
-"""Collects the rows of all groups' first ranks on the first rank of the job; every rank has to call it."""
+"""Collects the rows of all groups' first ranks on the first rank of the job. Every rank has to call it."""
 
 
 class RowWriter:
@@ -215,7 +215,6 @@ class RowWriter:
                 self._rows += 1
 
     def after_rows(self, idle: Sequence[IdleGpu]) -> None:
-        """Keep what was seen of idle GPUs for the last line."""
         self._idle = tuple(idle)
 
     def end(self) -> None:
@@ -249,15 +248,16 @@ class RecordedLog:
         return b"".join(line + b"\n" for line in self._kept)
 
 
-_MOST = 1e15  # Of any number with a fraction, so that nothing made of it is infinite
+_MOST = 1e15  # Limit of fractional numbers, so that no product of them is infinite
 _MOST_WHOLE = 2**63
 
-_WHITE = str.maketrans("", "", "\n\t")  # White space that libraries have in their texts
-CasesByGroup = Mapping[str | None, frozenset[Case]]  # Cases that each group can have measured; None: all ranks
+_WHITE = str.maketrans("", "", "\n\t")  # White space in the texts of libraries
+CasesByGroup = Mapping[str | None, frozenset[Case]]
+"""The possible cases of each group. The key None is all ranks together."""
 
 
 def _check_recorded(found: RecordedCollective, collective: Collective, where: str) -> CasesByGroup:
-    """Return the cases that can have rows. Raises UsageError for an impossible first line."""
+    """Return the cases that can have rows. Raises UsageError for an inconsistent first line."""
     check_version(found.schema_version, RECORDING_VERSION, where)
     if found.collective != collective.name:
         raise UsageError(f"{where}: samples of {found.collective[:40]!a}", expected=f"those of {collective.name}")
@@ -265,12 +265,12 @@ def _check_recorded(found: RecordedCollective, collective: Collective, where: st
     if found.testimony is not None:
         _check_values(found.testimony, where, but=("settings",))
     _check_ranks(found, where)
-    _check_asked(found.asked, collective, min(len(found.ranks_of(part)) for part in found.groups), where)
+    _check_request(found.asked, collective, min(len(found.identities(part)) for part in found.groups), where)
     _check_paths(found, where)
     request = found.asked.request(collective)
     by_group = {}
     for part in found.groups:
-        ranks = len(found.ranks_of(part))
+        ranks = len(found.identities(part))
         if drop_empty_sizes(request, request.sizes, ranks):
             raise UsageError(f"{where}: a size of which {ranks} ranks have no share each", expected="sizes with data")
         by_group[None if part is None else part.name] = frozenset(cases(request, ranks))
@@ -278,15 +278,15 @@ def _check_recorded(found: RecordedCollective, collective: Collective, where: st
 
 
 def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGroup, where: str) -> None:
-    """Raise UsageError for a row that does not fit this run by group, size, ranks or values."""
+    """Raise UsageError if the group, case, ranks or values of a row do not fit this run."""
     _check_values(row, where)
     if row.group not in by_group:
         raise UsageError(f"{where}: a row of the group {row.group!a}", expected="a group that the first line names")
     case = row.case
     if replace(case, setting=None) not in by_group[row.group]:
         raise UsageError(f"{where}: a row that was not asked for", expected="sizes, types and placements of line 1")
-    part = next((each for each in found.parts if each.name == row.group), None)
-    ranks = len(found.ranks_of(part))
+    part = next((part for part in found.parts if part.name == row.group), None)
+    ranks = len(found.identities(part))
     if len(row.sample.answers) != ranks:
         raise UsageError(f"{where}: answers of {len(row.sample.answers)} ranks", expected=f"{ranks} ranks")
     for entries in (answer.entries for answer in row.sample.answers if answer.entries is not None):
@@ -298,11 +298,11 @@ def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGrou
 
 def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
     plain = {name: held for name, held in to_plain(value).items() if name not in but}
-    for _, each in walk_values(plain, where):
-        if isinstance(each, str):
-            if not each.translate(_WHITE).isprintable():
-                raise UsageError(f"{where}: {each[:40]!a}", expected="printable characters")
-        elif each is not None and abs(each) > (_MOST if isinstance(each, float) else _MOST_WHOLE):
+    for _, leaf in walk_values(plain, where):
+        if isinstance(leaf, str):
+            if not leaf.translate(_WHITE).isprintable():
+                raise UsageError(f"{where}: {leaf[:40]!a}", expected="printable characters")
+        elif leaf is not None and abs(leaf) > (_MOST if isinstance(leaf, float) else _MOST_WHOLE):
             raise UsageError(f"{where}: a number beyond {_MOST:g}", expected="a figure that a machine can have")
 
 
@@ -311,17 +311,13 @@ def _check_ranks(found: RecordedCollective, where: str) -> None:
     if not count or [rank.rank for rank in found.ranks] != list(range(count)):
         raise UsageError(f"{where}: ranks that are not counted from 0", expected="every rank of the job, in order")
     check_hosts(found.ranks, found.hosts, where)
-    if found.parts and not _are_all(found.parts, count):
+    ranks = sorted(rank for part in found.parts for rank in part.ranks)
+    names = {part.name for part in found.parts if part.ranks}
+    if found.parts and (ranks != list(range(count)) or len(names) < len(found.parts)):
         raise UsageError(f"{where}: groups that are not made of {count} ranks", expected="every rank in one group")
 
 
-def _are_all(parts: Sequence[RankGroup], count: int) -> bool:
-    ranks = sorted(rank for part in parts for rank in part.ranks)
-    names = {part.name for part in parts}
-    return ranks == list(range(count)) and all(part.ranks for part in parts) and len(names) == len(parts)
-
-
-def _check_asked(asked: Asked, collective: Collective, ranks: int, where: str) -> None:
+def _check_request(asked: Asked, collective: Collective, ranks: int, where: str) -> None:
     if not 1 <= len(asked.sizes) <= MOST_SIZES:
         raise UsageError(f"{where}: {len(asked.sizes)} sizes", expected=f"1 to {MOST_SIZES:,}")
     for words in (asked.dtypes, asked.ops, asked.placements):
@@ -336,7 +332,14 @@ def _check_asked(asked: Asked, collective: Collective, ranks: int, where: str) -
 def _check_paths(found: RecordedCollective, where: str) -> None:
     ranks = len(found.ranks)
     known = found.testimony
-    if known is not None and (found.parts or found.model is not None or not _is_of(known, ranks)):
+    if known is not None and (
+        found.parts
+        or found.model is not None
+        or not len(known.due) == len(known.traffic) == ranks
+        or len(known.idle) not in (0, ranks)
+        or not all(len(moved) == 2 and min(moved) >= 0 for moved in known.due)
+        or not all(choices.fits(ranks) for choices in (known.heard, *known.under.values()))
+    ):
         raise UsageError(f"{where}: what was found out of paths is not that of {ranks} ranks", expected=_OF_RANKS)
     for pair in () if found.model is None else found.model.staged:
         if len(pair) != 2 or pair[0] == pair[1] or not all(0 <= rank < ranks for rank in pair):
@@ -346,25 +349,17 @@ def _check_paths(found: RecordedCollective, where: str) -> None:
 _OF_RANKS = "pairs, bytes and counts of the ranks of the job"
 
 
-def _is_of(known: RecordedObservations, ranks: int) -> bool:
-    return (
-        len(known.due) == len(known.traffic) == ranks
-        and len(known.idle) in (0, ranks)
-        and all(len(each) == 2 and min(each) >= 0 for each in known.due)
-        and all(heard.is_of(ranks) for heard in (known.heard, *known.under.values()))
-    )
-
-
 SIMULATED_BACKEND = "simulated"
 
-MOST_SIMULATED_ROWS = 10**6  # More than any sweep has, to number tries of rows apart from rows
-Times = Callable[[Case, int, int], Sequence[float]]  # Seconds by rank for a case; then row and try
+MOST_SIMULATED_ROWS = 10**6  # Above the rows of any sweep, so that row + try × this is unique
+Times = Callable[[Case, int, int], Sequence[float]]
+"""Returns the seconds of each rank for a case, a row number and a try."""
 
 
 def simulated_cases(request: SweepRequest, ranks: int, settings: Sequence[str]) -> Iterator[Case]:
     """Return every case without settings, then with each setting, then without again."""
-    ways = (None, *settings, AGAIN) if settings else (None,)
-    return (replace(case, setting=way) for case in cases(request, ranks) for way in ways)
+    variants = (None, *settings, AGAIN) if settings else (None,)
+    return (replace(case, setting=setting) for case in cases(request, ranks) for setting in variants)
 
 
 def wrong_elements(case: Case, ranks: int, corrupted: Collection[int]) -> list[int]:
@@ -388,20 +383,20 @@ def simulate(
     refused: Sequence[RefusedRow] = (),
     corrupted: Collection[int] = (),
 ) -> Report:
-    """Give every case the times of a model, and repeat slow rows; `keep` gets the times.
+    """Make the rows of a sweep from the times of a model, and repeat slow rows.
 
-    `recorded_rows` are rows of a recording, which cannot be repeated. `corrupted` ranks get wrong elements. `refused`
-    are settings that NCCL refuses.
+    `keep` gets the times of each row. `recorded_rows` are rows of a recording, which cannot be repeated. `corrupted`
+    ranks get wrong elements. `refused` are settings that NCCL refuses.
     """
     unchecked = replace(request, check=False)
     job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, ranks, nodes)
     every_case = tuple(simulated_cases(unchecked, ranks, settings))
     rows: list[CollectiveRow] = []
 
-    def measured(number: int, case: Case, attempt: int) -> tuple[CollectiveRow, Sequence[float]]:
+    def measure(number: int, case: Case, attempt: int) -> tuple[CollectiveRow, Sequence[float]]:
         seconds = times(case, number, attempt)
-        row_times = RowTimes(RankTimes.of(seconds), unchecked.sampling.least_iterations)
-        return describe(unchecked, case, job, row_times, sum(wrong_by_rank(number, case))), seconds
+        own = OwnTimes(seconds[0], unchecked.sampling.least_iterations)
+        return describe(unchecked, case, job, own, RankTimes.of(seconds), sum(wrong_by_rank(number, case))), seconds
 
     def wrong_by_rank(number: int, case: Case) -> Sequence[int]:
         if recorded_rows is not None:
@@ -410,15 +405,15 @@ def simulate(
 
     if speed is not None and recorded_rows is not None:
         numbered = enumerate(zip(every_case, recorded_rows, strict=False))
-        speed.note_tries([(measured(number, case, 0)[0], sample.tries) for number, (case, sample) in numbered])
+        speed.note_tries([(measure(number, case, 0)[0], sample.tries) for number, (case, sample) in numbered])
     most_rows = None if recorded_rows is None else len(recorded_rows)
     for number, case in enumerate(every_case[:most_rows]):
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
-        tries = [measured(number, case, 0)]
+        tries = [measure(number, case, 0)]
         judge = speed if case.setting is None else None
         while judge is not None and recorded_rows is None and judge.needs_repetition([row for row, _ in tries]):
-            tries.append(measured(number, case, len(tries)))
-        row, seconds = middle(tries, lambda each: each[0].time_us)
+            tries.append(measure(number, case, len(tries)))
+        row, seconds = middle(tries, lambda attempt: attempt[0].time_us)
         keep(seconds)
         rows.append(row if judge is None else judge.row(row))
         listener.row(rows[-1])
@@ -437,27 +432,27 @@ def simulate(
 
 CUT_SHORT = "recording-cut-short"
 
-_Lines = Sequence[tuple[str, str]]
-
-SpeedJudgeOf = Callable[[Sequence[RankIdentity]], SpeedJudge | None]
-"""Makes the judge of the speed of what some ranks measured; None where nobody judges it."""
+MakeSpeedJudge = Callable[[Sequence[RankIdentity]], SpeedJudge | None]
+"""Makes the speed judge of the rows that some ranks measured, or returns None if speed is not judged."""
 
 
 class RecordedRows(Struct, frozen=True):
-    """All lines but the first. `is_whole`: the run was complete. `idle` are the GPUs at the end."""
+    """All lines but the first. `is_whole` means that the run was complete. `idle` are the GPUs at its end."""
 
     rows: tuple[RecordedRow, ...]
     is_whole: bool
     idle: tuple[IdleGpu, ...] = ()
 
 
-def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[RecordedCollective, RecordedRows]:
-    """Read a recording from its lines, each with its place. Raises UsageError."""
+def read_recorded(
+    lines: Sequence[tuple[str, str]], collective: Collective, name: str
+) -> tuple[RecordedCollective, RecordedRows]:
+    """Read a recording from pairs of a line and its place. Raises UsageError."""
     command = f"record it again: gpubench {collective.name} --record DIR"
     with add_advice(reason="the recording was edited by hand, or is of a newer gpubench", next_step=command):
         if not lines:
-            file = file_of(collective.name)
-            raise UsageError(f"{name}, {file}: empty", expected=f"a recorded run of {collective.name}")
+            expected = f"a recorded run of {collective.name}"
+            raise UsageError(f"{name}, {file_name(collective.name)}: empty", expected=expected)
         found = read_json_line(RecordedCollective, *lines[0])
         by_group = _check_recorded(found, collective, lines[0][1])
         rows: list[RecordedRow] = []
@@ -465,8 +460,8 @@ def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[Rec
             line = read_json_line(RecordingLine, text, where)
             if line.row is None:
                 _check_end(line, len(rows), where, is_last=(text, where) == lines[-1])
-                for each in line.idle:
-                    _check_values(each, where)
+                for gpu in line.idle:
+                    _check_values(gpu, where)
                 if line.idle and (found.testimony is None or len(line.idle) != len(found.ranks)):
                     raise UsageError(f"{where}: {len(line.idle)} GPUs after the last row", expected=_OF_RANKS)
                 return found, RecordedRows(tuple(rows), is_whole=True, idle=line.idle)
@@ -489,15 +484,15 @@ def replay(
     collective: Collective,
     circumstances: Circumstances,
     listener: Listener[CollectiveRow],
-    speed_judge_of: SpeedJudgeOf,
+    make_speed_judge: MakeSpeedJudge,
 ) -> Report:
-    """Pass the recorded rows to the listener; return the same report as the recorded run."""
+    """Pass the recorded rows to the listener, and return the same report as the recorded run."""
     request, rows = found.asked.request(collective), recorded.rows
     if found.model is not None:
         seconds = [[answer.seconds for answer in row.sample.answers] for row in rows]
         staged = [(source, destination) for source, destination in found.model.staged]
-        node_of = circumstances.wiring.nodes.__getitem__
-        outcome = paths.simulated(staged, found.ranks, node_of, circumstances.facts)
+        nodes = circumstances.wiring.nodes
+        outcome = paths.simulated(staged, found.ranks, nodes.__getitem__, circumstances.facts)
         report = simulate(
             request,
             len(found.ranks),
@@ -505,7 +500,7 @@ def replay(
             lambda _case, row, _try: seconds[row],
             listener,
             outcome,
-            speed_judge_of(found.ranks),
+            make_speed_judge(found.ranks),
             recorded_rows=[row.sample for row in rows],
             identities=found.ranks,
             settings=found.options.settings,
@@ -513,51 +508,52 @@ def replay(
     else:
         judge = None
         if found.testimony is not None:
-            observations = found.testimony.restored(circumstances).with_idle(recorded.idle)
+            observations = found.testimony.restore(circumstances).add_idle(recorded.idle)
             judge = paths.PathJudge(request, observations, origin=Origin.RECORDED)
-        report = _measured(found, rows, request, listener, judge, speed_judge_of)
+        report = _replay_measured(found, rows, request, listener, judge, make_speed_judge)
     return report if recorded.is_whole else _cut_short(report, rows, collective)
 
 
-def _measured(
+def _replay_measured(
     found: RecordedCollective,
     rows: Sequence[RecordedRow],
     request: SweepRequest,
     listener: Listener[CollectiveRow],
     judge: paths.PathJudge | None,
-    speed_judge_of: SpeedJudgeOf,
+    make_speed_judge: MakeSpeedJudge,
 ) -> Report:
     groups = {None if part is None else part.name: part for part in found.groups}
     siblings = _RowsOfCases(listener, len(groups))
     collectors = {
         name: RowCollector(
-            found.ranks_of(part),
+            found.identities(part),
             listener if part is None else NamedRows(part, siblings),
             judge,
-            speed=speed_judge_of(found.ranks_of(part)),
+            speed=make_speed_judge(found.identities(part)),
         )
         for name, part in groups.items()
     }
     measured = []
     for row in rows:
-        job = JobFacts.of(row.backend, Origin.RECORDED, found.ranks_of(groups[row.group]))
+        job = JobFacts.of(row.backend, Origin.RECORDED, found.identities(groups[row.group]))
         measured.append(MeasuredRow(row.sample.row(request, row.case, job), row.sample))
     for name, collector in collectors.items():
-        own = [(each.row, row.sample.tries) for each, row in zip(measured, rows, strict=True) if row.group == name]
-        collector.note_tries(own)
+        collector.note_tries(
+            [(one.row, row.sample.tries) for one, row in zip(measured, rows, strict=True) if row.group == name]
+        )
     shown = [
-        collectors[row.group].add(row.case, each, UNWATCHED, observed=row.backend == found.backend)
-        for each, row in zip(measured, rows, strict=True)
+        collectors[row.group].add(row.case, one, UNWATCHED, observed=row.backend == found.backend)
+        for one, row in zip(measured, rows, strict=True)
     ]
-    reports = [each.report() for each in collectors.values()]
-    report = siblings.report([PartReport.of(each) for each in reports]) if found.parts else reports[0]
+    reports = [collector.report() for collector in collectors.values()]
+    report = siblings.report([PartReport.of(report) for report in reports]) if found.parts else reports[0]
     if found.refused is not None:
         report = add_winners(report, shown, found.refused)
     return report if judge is not None else unwatched(report, found.unwatched, Origin.RECORDED)
 
 
 class _RowsOfCases:
-    """Passes on rows when all groups have one of the same case, to compare them."""
+    """Collects one row per group for each case, compares them and passes them on."""
 
     def __init__(self, listener: Listener[CollectiveRow], groups: int) -> None:
         self._listener, self._groups = listener, groups
@@ -568,15 +564,15 @@ class _RowsOfCases:
     def row(self, row: CollectiveRow) -> None:
         self._waiting.append(row)
         if len(self._waiting) == self._groups:
-            self._hand_on()
+            self._pass_on()
 
     def report(self, parts: Sequence[PartReport]) -> Report:
         """Return the report on all groups. If the run was cut short, some groups may lack rows."""
-        self._hand_on()
-        return self._siblings.report(together(parts))
+        self._pass_on()
+        return self._siblings.report(merge_parts(parts))
 
-    def _hand_on(self) -> None:
-        for row in self._siblings.judged(self._waiting):
+    def _pass_on(self) -> None:
+        for row in self._siblings.judge(self._waiting):
             self._listener.row(row)
         self._waiting.clear()
 

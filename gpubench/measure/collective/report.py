@@ -7,8 +7,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.collectives.record import Collective, SweepRequest
-from gpubench.measure.collective.cases import Case, JobFacts, OwnTimes, RankTimings, describe
-from gpubench.model.facts.process import GpuCondition
+from gpubench.measure.collective.cases import Answer, Case, JobFacts, OwnTimes, RankTimings, describe
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.neighbours import LONE, RowPlace, lone_slow_rows, shows_more
 from gpubench.model.results.report import CollectiveRow, Effect, Report
@@ -26,9 +25,8 @@ from gpubench.model.results.speed import (
     times_limit,
 )
 from gpubench.model.terms.operation import TORCH_NCCL, DataType, Placement, ReduceOp, describe_composition
-from gpubench.model.terms.plain import Count, MeasuredSeconds, Seconds
 from gpubench.model.terms.ranks import GPUS_ARE_SPLIT, DevicePlace, Phase, Progress, RankIdentity
-from gpubench.model.terms.statistics import EntryTimes
+from gpubench.model.terms.statistics import RankTimes
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, plural, shorten
 from gpubench.model.terms.verdict import (
     HOST_STAGED,
@@ -44,7 +42,6 @@ from gpubench.model.terms.verdict import (
 from gpubench.ports.group import Listener
 
 if TYPE_CHECKING:
-    from gpubench.conditions.ranking import Named
     from gpubench.measure.collective.paths import PathJudge, PathObservations
     from gpubench.measure.paths import Explained
     from gpubench.model.facts.traffic import IdleGpu
@@ -56,14 +53,7 @@ if TYPE_CHECKING:
 _MOST_TRIES = 3
 
 _SIMULATED, _HOST = "simulated", "host"
-_BY_NCCL = ("nccl", _SIMULATED)  # Backends whose times profiles and limits are of
-PastTime = Callable[[CollectiveRow], ExpectedTime | None]
-
-
-def _no_past(_row: CollectiveRow) -> None:
-    return None
-
-
+_NCCL_BACKENDS = ("nccl", _SIMULATED)  # Profiles and limits hold for these backends
 T = TypeVar("T")
 
 
@@ -75,21 +65,21 @@ def middle(tries: Sequence[T], time_of: Callable[[T], float]) -> T:
 class ExpectedTimes(Struct, frozen=True, kw_only=True):
     """The sources of expected times, in order of preference.
 
-    `unlike` says why nothing is expected. `assumed` is a doubt about the NICs. `launches` is the number of GPUs that
-    one thread launches on.
+    `past` returns the time of this machine's earlier runs. `unlike` is the reason why nothing is expected, and
+    `assumed` a doubt about the NICs. `launches` is the number of GPUs that one thread launches on.
     """
 
     collective: Collective
     profile: "Profile | None" = None
     nccl: str | None = None
-    past: PastTime = _no_past
+    past: Callable[[CollectiveRow], ExpectedTime | None] = lambda _row: None
     network: "NodeNetwork | None" = None
     unlike: str = ""
     assumed: str = ""
     launches: int = 1
 
     def of(self, row: CollectiveRow) -> ExpectedTime | None:
-        """Return the expected time of a row, None if no source has one."""
+        """Return the expected time of a row, or None if no source has one."""
         found = None if self.unlike or row.ranks == 1 else self._known(row)
         if found is not None and self.launches > 1:
             launch_us = LAUNCH_OF_SENDS_US if self.collective.point_to_point else LAUNCH_US
@@ -97,8 +87,13 @@ class ExpectedTimes(Struct, frozen=True, kw_only=True):
         return found.doubted(self.assumed) if found is not None and self.assumed and row.nodes > 1 else found
 
     def _known(self, row: CollectiveRow) -> ExpectedTime | None:
-        if row.backend not in _BY_NCCL and not _is_one_call_of_nccl(row):
-            return self.past(row) or self._link_time(row)
+        if row.backend not in _NCCL_BACKENDS and not _is_one_nccl_call(row):
+            found = self.past(row)
+            if found is None and self.network is not None and row.backend == _HOST:
+                from gpubench.collectives.expected import time_from_links
+
+                found = time_from_links(self.collective, row, self.network)
+            return found
         from gpubench.collectives.expected import time_from_limit, time_from_network, time_from_profile
 
         found, like_model = None, row.backend == _SIMULATED
@@ -111,15 +106,8 @@ class ExpectedTimes(Struct, frozen=True, kw_only=True):
             )
         return found or time_from_limit(self.collective, row)
 
-    def _link_time(self, row: CollectiveRow) -> ExpectedTime | None:
-        if self.network is None or row.backend != _HOST:
-            return None
-        from gpubench.collectives.expected import time_from_links
 
-        return time_from_links(self.collective, row, self.network)
-
-
-def _is_one_call_of_nccl(row: CollectiveRow) -> bool:
+def _is_one_nccl_call(row: CollectiveRow) -> bool:
     """True if a framework passes the operation to NCCL as one call."""
     op = None if row.op is None else ReduceOp(row.op)
     parts = describe_composition(row.backend, row.collective, DataType(row.dtype), op, Placement(row.placement))
@@ -127,7 +115,10 @@ def _is_one_call_of_nccl(row: CollectiveRow) -> bool:
 
 
 class SpeedJudge(Struct):
-    """Judges the rows of a sweep, and explains slow ones. Rows of a framework next to NCCL are only compared."""
+    """Judges the rows of a sweep and explains slow ones. Rows of a framework next to NCCL are only compared.
+
+    `turns_on_cpus` is a note if ranks of the host backend take turns on too few CPUs, or empty.
+    """
 
     expected: ExpectedTimes
     hosts: Sequence[str]
@@ -139,14 +130,14 @@ class SpeedJudge(Struct):
     _first: str | None = None
 
     def note_tries(self, rows: Sequence[tuple[CollectiveRow, int]]) -> None:
-        """Note rows that cannot be repeated. One slow row that was measured once is not evidence."""
+        """Note rows that cannot be repeated, with their number of tries. A lone slow row with one try is a doubt."""
         known = ((row, self.expected.of(row)) for row, _ in rows if is_judged(row))
         verdicts = {RowPlace.of(row): expected.verdict(row) for row, expected in known if expected is not None}
         once = {RowPlace.of(row) for row, tries in rows if tries == 1}
         self._lone = lone_slow_rows(verdicts) & once
 
     def needs_repetition(self, tries: Sequence[CollectiveRow]) -> bool:
-        """True if a row should be repeated: nearly slow, or tries disagree. Host-staged rows are not repeated."""
+        """True if a row should be repeated: it is nearly slow, or its tries disagree. Never repeat host-staged rows."""
         first, *more = tries
         if not is_judged(first) or any(row.wrong or row.host_staged for row in tries) or len(tries) >= _MOST_TRIES:
             return False
@@ -159,72 +150,74 @@ class SpeedJudge(Struct):
         """Return a row with its expectation and verdict. Settings that are compared get no verdict on speed."""
         self._first = self._first or row.backend
         expected = self.expected.of(row)
-        is_beside = row.backend == TORCH_NCCL and self._first != TORCH_NCCL
-        if is_beside or not is_judged(row):
+        is_only_compared = row.backend == TORCH_NCCL and self._first != TORCH_NCCL
+        if is_only_compared or not is_judged(row):
             return row if expected is None else add_expectation(row, expected)
-        row = self._not_known(row) if expected is None else judge_row(row, expected)
+        if expected is not None:
+            row = judge_row(row, expected)
+        else:
+            if self.expected.unlike == GPUS_ARE_SPLIT:
+                row = _add_note(row, GPUS_ARE_SPLIT)
+            if not row.wrong and row.ranks > 1 and is_lost_in_noise(row.ci95_percent):
+                row = replace(row, verdict=Verdict.INCONCLUSIVE)
         if self.turns_on_cpus and row.backend == _HOST and not row.wrong:
-            row = replace(
-                row, verdict=Verdict.INCONCLUSIVE, note="; ".join(filter(None, (row.note, self.turns_on_cpus)))
-            )
+            row = replace(_add_note(row, self.turns_on_cpus), verdict=Verdict.INCONCLUSIVE)
         if is_slow(row) and RowPlace.of(row) in self._lone:
-            row = replace(row, verdict=Verdict.INCONCLUSIVE, note="; ".join(filter(None, (row.note, LONE))))
+            row = replace(_add_note(row, LONE), verdict=Verdict.INCONCLUSIVE)
         if is_slow(row):
             self.slow.append(row)
         self._rows.append(row)
         return row
 
-    def _not_known(self, row: CollectiveRow) -> CollectiveRow:
-        """Return a row without an expectation: INCONCLUSIVE if noise hides its time."""
-        if self.expected.unlike == GPUS_ARE_SPLIT:
-            row = replace(row, note="; ".join(filter(None, (row.note, GPUS_ARE_SPLIT))))
-        if row.wrong or row.ranks == 1 or not is_lost_in_noise(row.ci95_percent):
-            return row
-        return replace(row, verdict=Verdict.INCONCLUSIVE)
-
     def findings(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
         """Return the findings on paths with the slow rows that they explain, or on slow rows, then all others.
 
-        If rows are slow, rows that could not be judged are not reported.
+        Do not report rows that could not be judged if others are slow.
         """
-        found = self._findings_on_slow_rows(found, explained)
-        if not shows_more(self._rows):  # a third of what a rank imports stays away
+        found = self._explain_slow_rows(found, explained)
+        if not shows_more(self._rows):  # Skip the import: it is a third of what a rank imports
             return found
         from gpubench.conditions.measured import sweep_findings
 
         rows = [row for row in self._rows if not (self.slow and row.verdict == Verdict.INCONCLUSIVE)]
         return (*found, *sweep_findings(rows, self.ranks))
 
-    def _findings_on_slow_rows(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
+    def _explain_slow_rows(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
+        """Add slow rows to the finding on host-staged paths, else findings on their cause, else on the rows."""
         if not self.slow:
             return tuple(found)
         slowness = Slowness.of(self.slow)
-        staged = next((each for each in found if each.id == HOST_STAGED and each.severity is Verdict.FAIL), None)
-        if staged is not None:
-            with_slowness = replace(staged, consequences=(*staged.consequences, str(slowness)))
-            return tuple(with_slowness if each is staged else each for each in found)
-        return (*found, *self._slow_findings(slowness, explained))
-
-    def _slow_findings(self, slowness: Slowness, explained: "Explained | None") -> tuple[Finding, ...]:
-        """Return the findings on the cause of slow rows, or on the rows if the cause is unknown."""
+        for number, finding in enumerate(found):
+            if finding.id == HOST_STAGED and finding.severity is Verdict.FAIL:
+                staged = replace(finding, consequences=(*finding.consequences, str(slowness)))
+                return (*found[:number], staged, *found[number + 1 :])
         where = self.hosts[0] if len(self.hosts) == 1 else plural(len(self.hosts), "host")
-        why = _NOT_LOOKED_AT if explained is None else _not_explained(explained)
-        places = tuple(map(DevicePlace, self.hosts))
-        slow = replace(slow_unexplained(slowness, where, why), subjects=tuple(self.hosts), places=places)
-        cause = None if explained is None else _first_cause(explained, slowness)
-        return (slow,) if cause is None else _cause_findings(cause, slow, slowness)
+        cause, why = None, _NOT_LOOKED_AT
+        if explained is not None:
+            causes = explained.add_slow_rows(slowness.rows).slowing(
+                small=slowness.is_of_small, percent=slowness.percent
+            )
+            cause = next((cause for cause in causes if cause.confidence is not Confidence.WEAK), None)
+            weak = [cause.seen for cause in explained.diagnosis.of_effect(Effect.SLOW)]
+            perhaps = f"; perhaps {', or '.join(weak)}" if weak else ""
+            why = f"no setting, process, device or link that could be read explains it{perhaps}"
+        if cause is None:
+            places = tuple(map(DevicePlace, self.hosts))
+            unexplained = slow_unexplained(slowness, where, why)
+            return (*found, replace(unexplained, subjects=tuple(self.hosts), places=places))
+        from gpubench.conditions.checks import merged
+        from gpubench.conditions.condition import NONE_EXPECTED
+
+        first, *others = merged(
+            replace(finding, expected=slowness.expected) if finding.expected == NONE_EXPECTED else finding
+            for finding in cause.findings()
+        )
+        severity = worst_verdict((slowness.severity, first.severity))
+        return (*found, replace(first, severity=severity, consequences=(str(slowness),)), *others)
 
 
-def _cause_findings(cause: "Named", slow: Finding, slowness: Slowness) -> tuple[Finding, ...]:
-    from gpubench.conditions.checks import merged
-    from gpubench.conditions.condition import NONE_EXPECTED
-
-    first, *others = merged(
-        replace(finding, expected=slow.expected) if finding.expected == NONE_EXPECTED else finding
-        for finding in cause.findings()
-    )
-    severity = worst_verdict((slow.severity, first.severity))
-    return (replace(first, severity=severity, consequences=(str(slowness),)), *others)
+def _add_note(row: CollectiveRow, note: str) -> CollectiveRow:
+    return replace(row, note="; ".join(filter(None, (row.note, note))))
 
 
 _NOT_LOOKED_AT = "unknown: neither paths nor settings were examined"
@@ -249,27 +242,6 @@ def slow_unexplained(slowness: Slowness, where: str, why: str = _NOT_LOOKED_AT) 
     )
 
 
-def _first_cause(explained: "Explained", slowness: Slowness) -> "Named | None":
-    found = explained.add_slow_rows(slowness.rows).slowing(small=slowness.is_of_small, percent=slowness.percent)
-    return next((each for each in found if each.confidence is not Confidence.WEAK), None)
-
-
-def _not_explained(explained: "Explained") -> str:
-    weak = [each.seen for each in explained.diagnosis.of_effect(Effect.SLOW)]
-    perhaps = f"; perhaps {', or '.join(weak)}" if weak else ""
-    return f"no setting, process, device or link that could be read explains it{perhaps}"
-
-
-class Answer(Struct, frozen=True, forbid_unknown_fields=True):
-    """One rank's part of a row."""
-
-    seconds: MeasuredSeconds
-    entries: EntryTimes | None = None
-    wrong: Count = 0
-    condition: GpuCondition | None = None
-    issue_seconds: Seconds | None = None
-
-
 class RowSample(Struct, frozen=True, forbid_unknown_fields=True):
     """The times of a row, with one answer per rank. `tries` is how often the row was measured."""
 
@@ -278,10 +250,10 @@ class RowSample(Struct, frozen=True, forbid_unknown_fields=True):
     tries: int = 1
 
     def row(self, request: SweepRequest, case: Case, job: JobFacts) -> CollectiveRow:
-        times = self.own.combine_ranks([answer.seconds for answer in self.answers])
-        row = describe(request, case, job, times, sum(answer.wrong for answer in self.answers))
+        ranks = RankTimes.of([answer.seconds for answer in self.answers])
+        row = describe(request, case, job, self.own, ranks, sum(answer.wrong for answer in self.answers))
         if self.tries > 1:
-            row = replace(row, note="; ".join(filter(None, (row.note, f"measured {self.tries} times"))))
+            row = _add_note(row, f"measured {self.tries} times")
         issued = [answer.issue_seconds for answer in self.answers if answer.issue_seconds is not None]
         return replace(row, issue_us=MICROSECONDS_PER_SECOND * max(issued)) if issued else row
 
@@ -294,22 +266,22 @@ class MeasuredRow(Struct, frozen=True):
 
 
 class Recorder:
-    """Records what rows and verdicts are made of. Every rank calls it. This one records nothing."""
+    """Records the inputs of rows and verdicts. Every rank calls it. This class records nothing."""
 
     def begin(self, observations: "PathObservations | None", refused: "Sequence[RefusedRow] | None") -> None:
-        """Record what is known before the first row. `refused` is None for a sweep of one variant."""
+        """Record the observations before the first row. `refused` is None for a sweep of one variant."""
 
     def row(self, case: Case, measured: MeasuredRow) -> None: ...
 
     def end(self, idle: "Sequence[IdleGpu]") -> None:
-        """Record what was seen of idle GPUs after the last row."""
+        """Record the idle GPUs after the last row."""
 
 
 NO_RECORDER = Recorder()
 
 
 class RowCollector:
-    """Passes on rows as they are measured, and makes the report. Only the first rank has judges."""
+    """Passes rows to the listener as they are measured, and makes the report. Only the first rank has judges."""
 
     def __init__(
         self,
@@ -329,32 +301,30 @@ class RowCollector:
         recorder.begin(None if judge is None else judge.observations, refused)
 
     def needs_repetition(self, case: Case, tries: Sequence[MeasuredRow], *, observed: bool = True) -> bool:
-        """True if a case should be repeated: it is nearly slow, or tries disagree."""
+        """True if a case should be repeated: it is nearly slow, or its tries disagree."""
         if self._speed is None:
             return False
-        rows = [each.row for each in tries]
-        if self._judge is not None and (observed or self._judge.heard(rows[0].backend)):
-            rows = [self._judge.described(case, row) for row in rows]
+        rows = [measured.row for measured in tries]
+        if self._judge is not None and (observed or self._judge.has_log_of(rows[0].backend)):
+            rows = [self._judge.describe(case, row) for row in rows]
         return self._speed.needs_repetition(rows)
 
     def note_tries(self, rows: Sequence[tuple[CollectiveRow, int]]) -> None:
-        """Note all rows of a recording with their number of tries, because none can be repeated."""
         if self._speed is not None:
             self._speed.note_tries(rows)
 
     def add(self, case: Case, measured: MeasuredRow, progress: Progress, *, observed: bool = True) -> CollectiveRow:
-        """Add a row and pass it on, with its paths if they are observed; return it."""
+        """Pass a row to the listener, with its paths if they are observed, and return it."""
         row, answers = measured.row, () if measured.sample is None else measured.sample.answers
         wrong_by_rank = [answer.wrong for answer in answers]
         if answers:
-            self._rank_timings.add_row(row, [(answer.seconds, answer.entries) for answer in answers])
-            self._rank_timings.add_conditions([answer.condition for answer in answers])
+            self._rank_timings.add(row, answers)
         progress.enter(Phase.OUTPUT, case.label)
         self._recorder.row(case, measured)
         if self._judge is not None and observed:
             row = self._judge.row(case, row, wrong_by_rank)
-        elif self._judge is not None and self._judge.heard(row.backend):
-            row = self._judge.described(case, row)
+        elif self._judge is not None and self._judge.has_log_of(row.backend):
+            row = self._judge.describe(case, row)
         row = refuse_above_limit(row)
         if times_limit(row) is not None:
             self._above.append(row)
@@ -367,13 +337,11 @@ class RowCollector:
         return row
 
     def channels(self, case: Case, row: CollectiveRow) -> int | None:
-        """Return the number of channels that NCCL logged for a case, None if unknown."""
-        if self._judge is None:
-            return None
-        return self._judge.described(case, replace(row, channels=None)).channels
+        """Return the number of channels that NCCL logged for a case, or None if unknown."""
+        return None if self._judge is None else self._judge.describe(case, replace(row, channels=None)).channels
 
     def after_rows(self, idle: "Sequence[IdleGpu] | None") -> None:
-        """Add what was seen of idle GPUs after the last row. None on other ranks than the first."""
+        """Add the idle GPUs after the last row. They are None on all ranks but the first."""
         if idle and self._judge is not None:
             self._judge.add_idle(idle)
             self._recorder.end(idle)
@@ -404,24 +372,31 @@ class RowCollector:
         )
 
 
+ALL_CORRECT = "every element correct"
+CORRUPTED = "data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library"
+
+
+def wrong_data_cure(command: str) -> Cure:
+    return Cure.of(
+        command,
+        comment="Then run it with NCCL_P2P_DISABLE=1: if the data are correct, peer-to-peer copies are at fault.",
+    )
+
+
 def wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identities: Sequence[RankIdentity]) -> Finding:
     """Return the finding on rows with wrong elements. Each row has the wrong elements per rank, if known."""
     row, wrong_by_rank = failures[0]
-    having = [identities[rank] for rank, wrong in enumerate(wrong_by_rank) if wrong]
-    ranks = list(map(str, having))
+    wrong_ranks = [identities[rank] for rank, wrong in enumerate(wrong_by_rank) if wrong]
     total = sum(failure.wrong or 0 for failure, _ in failures)
     wrong, first = plural(total, "wrong element"), plural(row.wrong or 0, "wrong element")
     return Finding(
         id=WRONG_DATA,
         severity=Verdict.FAIL,
-        subject=shorten(ranks) or plural(len(identities), "rank"),
+        subject=shorten(list(map(str, wrong_ranks))) or plural(len(identities), "rank"),
         seen=f"{wrong} in {plural(len(failures), 'row')}, first in {row.dtype} {format_size(row.size_bytes)} "
         f"{row.placement}: {first}",
-        expected="every element correct",
-        cause="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
-        cure=Cure.of(
-            f"gpubench {row.command} --sizes {row.size_bytes} --dtype {row.dtype}",
-            comment="Then run it with NCCL_P2P_DISABLE=1: if the data are correct, peer-to-peer copies are at fault.",
-        ),
-        places=tuple(each.place for each in having or identities),
+        expected=ALL_CORRECT,
+        cause=CORRUPTED,
+        cure=wrong_data_cure(f"gpubench {row.command} --sizes {row.size_bytes} --dtype {row.dtype}"),
+        places=tuple(identity.place for identity in wrong_ranks or identities),
     )

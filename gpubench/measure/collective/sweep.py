@@ -1,4 +1,4 @@
-"""Measure one collective over sizes: nccl-tests' timing loop, verified buffers, and observers."""
+"""Measure one collective over sizes: time and verify each row, and observe paths and GPUs meanwhile."""
 
 from collections.abc import Callable, Sequence
 from math import ceil
@@ -9,12 +9,11 @@ from msgspec.structs import replace
 
 from gpubench.collectives.record import Call, Collective, SweepRequest
 from gpubench.errors import UsageError, no_size_left
-from gpubench.measure.collective.cases import Case, JobFacts, OwnTimes, Timer, drop_empty_sizes, in_turn
-from gpubench.measure.collective.report import NO_RECORDER, Answer, MeasuredRow, Recorder, RowSample
+from gpubench.measure.collective.cases import Answer, Case, JobFacts, OwnTimes, Timer, drop_empty_sizes, rotate
+from gpubench.measure.collective.report import NO_RECORDER, MeasuredRow, Recorder, RowSample
 from gpubench.model.terms.operation import POISON, Block, DataPattern, Placement, ReduceOp
 from gpubench.model.terms.ranks import UNWATCHED, Phase, Progress, RankIdentity
 from gpubench.model.terms.units import DroppedSize, describe_dropped, split_by_memory
-from gpubench.model.terms.verdict import Origin
 from gpubench.ports.backend import Backend, Launch, LibraryLog, Memory, Region
 from gpubench.ports.copies import LinkCounters
 from gpubench.ports.group import Group
@@ -30,19 +29,18 @@ if TYPE_CHECKING:
 
 _GPU = 0
 
-ReadCondition = Callable[[], "GpuCondition | None"]  # Of this rank's GPU; None where there is none
-ReadCircumstances = Callable[[], "Circumstances | None"]  # On the first rank; every rank has to call it
+ReadCondition = Callable[[], "GpuCondition | None"]
+"""Reads the condition of this rank's GPU. None without a GPU."""
+
+ReadCircumstances = Callable[[], "Circumstances | None"]
+"""Reads the circumstances on the first rank. Every rank has to call it, and gets None on the others."""
 
 MakeSpeedJudge = Callable[["Circumstances | None"], "SpeedJudge | None"]
-"""Makes the judge of speed on the first rank, from what is known of machines; None where nobody judges."""
-
-
-def _judging_no_speed(_circumstances: "Circumstances | None") -> None:
-    return None
+"""Makes the speed judge on the first rank from the circumstances, or returns None if speed is not judged."""
 
 
 class ObservationSources(Struct, frozen=True):
-    """What a rank observes: NCCL's log, the counters of its GPU, facts, and the node of every rank."""
+    """The sources of a rank's observations: NCCL's log, GPU counters, circumstances, and the node of every rank."""
 
     log: LibraryLog
     counters: LinkCounters
@@ -54,7 +52,7 @@ class ObservationSources(Struct, frozen=True):
 
 
 class PathObserver(Struct):
-    """Observes the paths of a sweep on one rank. The first rank gets the observations of all."""
+    """Observes the paths of a sweep on one rank. The first rank gets the observations of all ranks."""
 
     request: SweepRequest
     group: Group
@@ -72,7 +70,7 @@ class PathObserver(Struct):
     def try_out(
         self, cases: Sequence[Case], try_once: Callable[[Case], object], then: Callable[[], object] = lambda: None
     ) -> None:
-        """Run every operation once before timing, to read its log and count its bytes. `then` tries settings."""
+        """Run every operation once before timing to read its log and count its bytes. `then` tries settings."""
         from gpubench.measure.collective.paths import PathObservations
 
         sources = self.sources
@@ -94,21 +92,24 @@ class PathObserver(Struct):
                 by_design=sources.by_design,
             )
 
-    def look_while_idle(self, at_work: "GpuCondition | None" = None) -> "tuple[IdleGpu, ...] | None":
-        """Look at every rank's GPU while no operation runs. Every rank calls it, the first gets the result."""
+    def look_while_idle(self, condition: "GpuCondition | None" = None) -> "tuple[IdleGpu, ...] | None":
+        """Look at every rank's GPU while no operation runs. Every rank calls it, and the first gets the result.
+
+        `condition` is the condition of the GPU at work, after the last row.
+        """
         window, group = self.sources.window, self.group
         group.barrier()
-        waited = None if at_work is None else self.sources.read_waited()
-        own = None if window is None else replace(window.look([_GPU])[0], at_work=at_work, waited=waited)
+        waited = None if condition is None else self.sources.read_waited()
+        own = None if window is None else replace(window.look([_GPU])[0], at_work=condition, waited=waited)
         group.barrier()
         collected = group.collect(own)
         if collected is None:
             return None
-        idle = tuple(each for each in collected if each is not None)
+        idle = tuple(gpu for gpu in collected if gpu is not None)
         return idle if len(idle) == len(collected) else ()
 
     def try_setting(self, setting: str, cases: Sequence[Case], try_once: Callable[[Case], object]) -> None:
-        """Read the log of the same operations with a setting, for its rows. Paths are not judged by it."""
+        """Read the log of the same operations with a setting. It fills columns of its rows but judges no path."""
         self._choices_by_setting[setting] = self._read_choices(cases, try_once)
 
     def _read_choices(self, cases: Sequence[Case], try_once: Callable[[Case], object]) -> "LoggedChoices":
@@ -121,9 +122,7 @@ class PathObserver(Struct):
         """Return the judge of the observed paths on the first rank, after `try_out`."""
         from gpubench.measure.collective.paths import PathJudge
 
-        if self._observations is None:
-            return None
-        return PathJudge(self.request, self._observations)
+        return None if self._observations is None else PathJudge(self.request, self._observations)
 
 
 class Observers(Struct, frozen=True, kw_only=True):
@@ -133,7 +132,7 @@ class Observers(Struct, frozen=True, kw_only=True):
     progress: Progress = UNWATCHED
     read_condition: ReadCondition = lambda: None
     recorder: Recorder = NO_RECORDER
-    make_speed_judge: MakeSpeedJudge = _judging_no_speed
+    make_speed_judge: MakeSpeedJudge = lambda _circumstances: None
     measures_again: bool = True
     soak: "Soak | None" = None
 
@@ -153,17 +152,17 @@ def fitting_sizes(
     Raises CouldNotMeasureError if none fits.
     """
     own_bytes = backend.free_bytes()
-    held = memory_holders() if max(request.sizes) * backend.buffers > own_bytes else ""
-    free_bytes, tightest, held = min(group.gather((own_bytes, str(identity), held)))
-    fitting, dropped = split_by_memory(request.sizes, backend.buffers, free_bytes, tightest, held)
+    holders = memory_holders() if max(request.sizes) * backend.buffers > own_bytes else ""
+    free_bytes, tightest, holders = min(group.gather((own_bytes, str(identity), holders)))
+    fitting, dropped = split_by_memory(request.sizes, backend.buffers, free_bytes, tightest, holders)
     dropped += drop_empty_sizes(request, fitting, group.size)
     return sizes_left(fitting, dropped), dropped
 
 
 def sizes_left(sizes: Sequence[int], dropped: Sequence[DroppedSize]) -> tuple[int, ...]:
     """Return the sizes that were not dropped. Raises CouldNotMeasureError if none is left."""
-    without = {each.size_bytes for each in dropped}
-    kept = tuple(size for size in sizes if size not in without)
+    dropped_bytes = {drop.size_bytes for drop in dropped}
+    kept = tuple(size for size in sizes if size not in dropped_bytes)
     if not kept:
         raise no_size_left("; ".join(describe_dropped(dropped)))
     return kept
@@ -176,7 +175,7 @@ def fitting_all(
 
     Raises CouldNotMeasureError if none fits.
     """
-    dropped = {each.size_bytes: each for _, left_out in parts for each in left_out}
+    dropped = {drop.size_bytes: drop for _, part in parts for drop in part}
     return sizes_left(parts[0][0], tuple(dropped.values())), tuple(dropped[size] for size in sorted(dropped))
 
 
@@ -186,20 +185,15 @@ def check_root(collective: Collective, root: int, ranks: int) -> None:
         raise UsageError(f"--root {root} with {ranks} ranks", expected=f"a rank from 0 to {ranks - 1}")
 
 
-def job_facts(backend: Backend, identities: Sequence[RankIdentity]) -> JobFacts:
-    return JobFacts.of(backend.name, Origin.MEASURED, identities)
+_WAKING_SECONDS = 20e-3
+"""On two H200s the first row took up to twice as long as the next at any size. After 5 ms of operations the difference
+was gone. The SM clock before and after was the same."""
 
-
-_SECONDS_TO_SET_TO_WORK = 20e-3
-"""On two H200s the first row took up to twice as long as the next, whatever its size, and no longer so after 5 ms of
-operations; the SM clock, read before and after, did not change.
-"""
-
-_MOST_TO_SET_TO_WORK = 5000
+_MOST_WAKING_OPERATIONS = 5000
 
 
 class Buffers(Struct, frozen=True):
-    """The send and receive buffers, as large as the largest size."""
+    """The send and receive buffers of the largest size."""
 
     send: Memory
     receive: Memory
@@ -213,7 +207,7 @@ Issue = Callable[[Call], Launch]  # Binds one operation
 
 
 class Sweep(Struct, frozen=True):
-    """What all rows of a sweep share. `issue` binds operations, None for the backend's own calls."""
+    """Measures the rows of a sweep. `issue` binds operations, or None uses the backend's calls."""
 
     request: SweepRequest
     group: Group
@@ -225,7 +219,7 @@ class Sweep(Struct, frozen=True):
 
     def row(self, number: int, case: Case) -> MeasuredRow:
         """Measure and verify one case. The data differ for every `number`."""
-        launches = [self.launch(case, buffer) for buffer in range(self.rotated(case))]
+        launches = [self.launch(case, buffer) for buffer in range(self.count_buffers(case))]
         own = self._time(number * 2, case, launches)
         condition = None if own.entries is None else self.observers.read_condition()
         wrong = self.verify(number * 2, case, launches) if self.request.check else 0
@@ -248,16 +242,16 @@ class Sweep(Struct, frozen=True):
         short = replace(self.request, sampling=replace(self.request.sampling, budget_seconds=0.0))
         replace(self, request=short).row(0, cases[0])
 
-    def set_to_work(self, case: Case) -> None:
+    def wake_up(self, case: Case) -> None:
         """Run operations for 20 ms on every rank, so that clocks and links leave their idle state."""
         self.observers.progress.enter(Phase.WARM_UP, case.label)
         launch = [self.launch(case, 0)] * min(1, self.request.warmup)
         (seconds,) = self.group.largest([self.backend.seconds(self.backend.bind(launch, 0))])
-        count = min(_MOST_TO_SET_TO_WORK, ceil(_SECONDS_TO_SET_TO_WORK / seconds)) - 1 if launch and seconds else 0
-        self.backend.seconds(self.backend.bind(in_turn(launch, count), 0))
+        count = min(_MOST_WAKING_OPERATIONS, ceil(_WAKING_SECONDS / seconds)) - 1 if launch and seconds else 0
+        self.backend.seconds(self.backend.bind(rotate(launch, count), 0))
 
-    def rotated(self, case: Case) -> int:
-        """Return the number of buffers to rotate: as many as fit into the largest size, and are surely used."""
+    def count_buffers(self, case: Case) -> int:
+        """Return how many buffers to rotate over: as many as fit into the largest size and as are surely used."""
         return min(self.buffers.send.size_bytes // case.size_bytes, self.request.sampling.least_iterations)
 
     def launch(self, case: Case, buffer: int) -> Launch:
@@ -285,8 +279,8 @@ class Sweep(Struct, frozen=True):
         self.observers.progress.enter(Phase.WARM_UP, case.label)
         self.fill(row, case, len(launches))
         timer = Timer(request.sampling, self.group, self.backend, request.graph_replays)
-        seconds = self.backend.seconds(self.backend.bind(in_turn(launches, self.request.warmup), 0))
-        seconds_each = timer.learn(launches, seconds / self.request.warmup if self.request.warmup else 0.0)
+        seconds = self.backend.seconds(self.backend.bind(rotate(launches, self.request.warmup), 0))
+        seconds_each = timer.estimate_seconds(launches, seconds / self.request.warmup if self.request.warmup else 0.0)
         operations = (request.sampling.iterations or 0) * max(1, request.graph_replays)
         self.observers.progress.enter(Phase.OPERATION, case.label, operations)
         return timer.time(launches, seconds_each, lambda: self.poison(case, len(launches)))
@@ -297,7 +291,7 @@ class Sweep(Struct, frozen=True):
             self.buffers.receive.fill_byte(buffers * case.size_bytes, POISON)
 
     def verify(self, row: int, case: Case, launches: Sequence[Launch]) -> int:
-        """Count wrong elements on this rank. In place, verify one more operation on fresh data."""
+        """Count wrong elements on this rank. In place, run and verify one more operation on fresh data."""
         rank, ranks, layout = self.group.rank, self.group.size, case.layout
         buffers, offset = len(launches), 0
         self.observers.progress.enter(Phase.VERIFICATION, case.label)
@@ -307,8 +301,8 @@ class Sweep(Struct, frozen=True):
             self.group.barrier()
             self.backend.seconds(self.backend.bind(launches[:1], min(1, self.request.graph_replays)))
         blocks = [
-            (Block(row, buffers, layout.largest, offset + each.offset, each.count, each.start), each.source)
-            for each in self.request.collective.expected(layout, rank, ranks, self.request.root)
+            (Block(row, buffers, layout.largest, offset + block.offset, block.count, block.start), block.source)
+            for block in self.request.collective.expected(layout, rank, ranks, self.request.root)
         ]
         return self.buffers.receive.count_wrong(self._pattern(case), blocks)
 

@@ -1,4 +1,4 @@
-"""Measure variants of a sweep side by side, and one sweep in several groups of ranks at once."""
+"""Measure variants of a sweep next to each other, and one sweep in several groups of ranks at once."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,16 +9,16 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.collectives.record import SweepRequest
-from gpubench.measure.collective.cases import Case, cases
+from gpubench.measure.collective.cases import Case, JobFacts, cases
 from gpubench.measure.collective.report import MeasuredRow, RowCollector, middle, slow_unexplained
-from gpubench.measure.collective.sweep import NO_OBSERVERS, Buffers, Issue, Observers, Sweep, job_facts
+from gpubench.measure.collective.sweep import NO_OBSERVERS, Buffers, Issue, Observers, Sweep
 from gpubench.model.results.compare import find_sibling_figures
 from gpubench.model.results.report import CollectiveRow, RankTimeRow, Report, Table
 from gpubench.model.results.speed import AMONG_SIBLINGS, ExpectedTime, Slowness, is_lost_in_noise, is_slow, judge_row
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity
 from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.units import plural
-from gpubench.model.terms.verdict import Finding, Verdict, worst_verdict
+from gpubench.model.terms.verdict import Finding, Origin, Verdict, worst_verdict
 from gpubench.ports.backend import Backend, SharedMemory
 from gpubench.ports.group import Group, Listener
 
@@ -31,11 +31,11 @@ SECONDS_BETWEEN_LINES = 60.0
 
 
 class Soak(Struct):
-    """The state of a soak on the first rank. 0 `cycles` run until `asked_to_end` is true; `say` prints lines."""
+    """The state of a soak on the first rank. With 0 `cycles` it runs until `should_end` returns true."""
 
     cycles: int
-    say: Callable[[str], None]
-    asked_to_end: Callable[[], bool] = lambda: False
+    print_line: Callable[[str], None]
+    should_end: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     wrong: int = 0
     rows: int = 0
@@ -43,18 +43,18 @@ class Soak(Struct):
     _first: dict[Case, float] = field(default_factory=dict)
     _slowest: tuple[float, str] | None = None
     _began: float | None = None
-    _said: float = 0.0
+    _printed_at: float = 0.0
 
     def begin(self, case: Case, row: CollectiveRow) -> None:
-        """Keep a row of the first cycle, which later cycles are compared with."""
+        """Keep a row of the first cycle to compare later cycles with it."""
         if self._began is None:
-            self._began = self._said = self.clock()
+            self._began = self._printed_at = self.clock()
         self._first[case] = row.time_us
         self._count(row)
 
     def is_over(self) -> bool:
-        """True after the last cycle, or when the user asked for the end."""
-        return self.asked_to_end() or 0 < self.cycles < self.cycle
+        """True after the last cycle, or if the user asked for the end."""
+        return self.should_end() or 0 < self.cycles < self.cycle
 
     def add(self, case: Case, row: CollectiveRow) -> None:
         """Count a row of a later cycle, and print a line every minute."""
@@ -63,9 +63,9 @@ class Soak(Struct):
         if self._slowest is None or slower > self._slowest[0]:
             label = f"{case.label} {_time(row.time_us)}, {_time(self._first[case])} in the first cycle"
             self._slowest = slower, label
-        if self.clock() - self._said >= SECONDS_BETWEEN_LINES:
-            self._said = self.clock()
-            self.say(self.line())
+        if self.clock() - self._printed_at >= SECONDS_BETWEEN_LINES:
+            self._printed_at = self.clock()
+            self.print_line(self.line())
             self._slowest = None
 
     def line(self) -> str:
@@ -89,18 +89,18 @@ T = TypeVar("T")
 
 
 class NamedBackend(Struct, frozen=True):
-    """The name of a backend that cannot be opened here."""
+    """A backend that cannot be opened here."""
 
     name: str
 
 
 class SweepVariant(Struct, frozen=True, kw_only=True):
-    """One variant of a sweep: a backend as it is, or with operations opened under a setting.
+    """One variant of a sweep: a backend as it is, or with a setting.
 
-    `setting` is its name in rows, None for the backend's own choice. `open` returns what binds operations, and `drop`
-    releases it. `fits` selects the cases that it can run. `refusals` are exceptions by which the library refuses a
-    setting, and `explain` returns their text. `refused` is a reason that is known before opening. `registered` says how
-    the buffers are registered.
+    `setting` is the name in rows, or None for the backend's default. `open` prepares the library and returns a function
+    that binds operations, and `drop` releases it. `fits` selects the cases that the variant can run. `refusals` are the
+    exceptions with which the library refuses a setting, and `explain` returns their text. `refused` is a reason that is
+    known before opening, or empty. `registered` returns how the buffers are registered.
     """
 
     setting: str | None
@@ -116,14 +116,13 @@ class SweepVariant(Struct, frozen=True, kw_only=True):
 
     @property
     def opened(self) -> Backend:
-        """The backend of a variant that can run."""
+        """The backend. Raises TypeError if it cannot be opened."""
         if isinstance(self.backend, NamedBackend):
             raise TypeError(f"{self.backend.name} is not there")
         return self.backend
 
     @property
     def name(self) -> str:
-        """The setting, otherwise the backend."""
         return self.setting or self.backend.name
 
 
@@ -135,11 +134,10 @@ def measure_variants(
     listener: Listener[CollectiveRow],
     observers: Observers = NO_OBSERVERS,
 ) -> Report:
-    """Measure each case in all variants in turn, and the first variant once more at the end.
+    """Measure each case in all variants in turn, and in the first variant once more.
 
-    Variants of a case are measured right after each other, and the two times of the first show the noise. Every rank
-    passes rows to `listener`. The report of the first rank has the verdict on paths. A variant that cannot run is left
-    out on all ranks, with the reason.
+    The two times of the first variant show the noise. Every rank passes rows to `listener`, and the report of the first
+    rank has the verdict on paths. All ranks leave out a variant that cannot run, with the reason.
     """
     preparation = VariantPreparation(request, group, identities, observers)
     runs = preparation.prepare(variants)
@@ -150,7 +148,7 @@ def measure_variants(
 
 
 _NUMBERS_A_CYCLE = 1 << 16
-"""By how much the numbers of rows, by which their data differ, are further in each cycle."""
+"""The increase of row numbers per cycle. Test data differ by row number."""
 
 
 def measure_runs(
@@ -171,21 +169,21 @@ def measure_runs(
     rows: list[CollectiveRow] = []
     plan = list(_plan(runs))
     soak = observers.soak
-    at_work: Backend | None = None
+    awake: Backend | None = None
     for number, (run, case) in enumerate(plan):
         listener.progress(number, len(plan), f"{request.collective.name} {case.label}")
         observed = run.sweep.backend is runs[0].sweep.backend
         tries: list[MeasuredRow] = []
-        if run.sweep.backend is not at_work:
-            at_work = run.sweep.backend
-            run.sweep.set_to_work(case)
+        if run.sweep.backend is not awake:
+            awake = run.sweep.backend
+            run.sweep.wake_up(case)
         while not tries or (
             observers.measures_again
             and group.broadcast(group.rank == 0 and collector.needs_repetition(case, tries, observed=observed))
         ):
-            # Data differ for every number: nothing that another variant left in the buffers can pass for its result.
+            # Data differ for every number, so that data of another variant in the buffers are wrong.
             tries.append(run.sweep.row(number + len(tries) * len(plan), case))
-        rows.append(collector.add(case, _chosen(tries), observers.progress, observed=observed))
+        rows.append(collector.add(case, _middle_try(tries), observers.progress, observed=observed))
         if soak is not None:
             soak.begin(case, rows[-1])
     if soak is not None:
@@ -202,15 +200,15 @@ def _repeat(
     observers: Observers,
 ) -> None:
     """Repeat all rows until the soak is over. Keep only rows with wrong data."""
-    at_work: Backend | None = None
+    awake: Backend | None = None
     while True:
         soak.cycle += 1
         for number, (run, case) in enumerate(plan):
             if group.broadcast(group.rank == 0 and soak.is_over()):
                 return
-            if run.sweep.backend is not at_work:
-                at_work = run.sweep.backend
-                run.sweep.set_to_work(case)
+            if run.sweep.backend is not awake:
+                awake = run.sweep.backend
+                run.sweep.wake_up(case)
             measured = run.sweep.row(soak.cycle * _NUMBERS_A_CYCLE + number, case)
             soak.add(case, measured.row)
             if measured.row.wrong:
@@ -225,13 +223,13 @@ def finished(collector: RowCollector, observers: Observers) -> Report:
     return collector.report()
 
 
-def _chosen(tries: Sequence[MeasuredRow]) -> MeasuredRow:
-    """Return the middle of several tries that are not lost in noise. A try with wrong data comes first."""
-    wrong = [each for each in tries if each.row.wrong]
+def _middle_try(tries: Sequence[MeasuredRow]) -> MeasuredRow:
+    """Return a try with wrong data, or else the middle of the tries that are not lost in noise."""
+    wrong = [measured for measured in tries if measured.row.wrong]
     if wrong or len(tries) == 1:
         return (wrong or tries)[0]
-    known = [each for each in tries if not is_lost_in_noise(each.row.ci95_percent)]
-    chosen = middle(known or tries, lambda each: each.row.time_us)
+    known = [measured for measured in tries if not is_lost_in_noise(measured.row.ci95_percent)]
+    chosen = middle(known or tries, lambda measured: measured.row.time_us)
     if chosen.sample is None:
         return chosen
     sample = replace(chosen.sample, tries=len(tries))
@@ -240,8 +238,6 @@ def _chosen(tries: Sequence[MeasuredRow]) -> MeasuredRow:
 
 
 class VariantRun(Struct, frozen=True):
-    """A variant that can run, its sweep, and its cases."""
-
     variant: SweepVariant
     sweep: Sweep
     cases: Sequence[Case]
@@ -249,17 +245,17 @@ class VariantRun(Struct, frozen=True):
 
 def _plan(runs: Sequence[VariantRun]) -> Iterator[tuple[VariantRun, Case]]:
     """Yield the rows to measure: each case in all variants that have it, then the first variant again."""
-    own, *others = runs
-    for case in own.cases:
-        having = [run for run in others if case in run.cases]
-        for run in (own, *having):
+    first, *others = runs
+    for case in first.cases:
+        further = [run for run in others if case in run.cases]
+        for run in (first, *further):
             yield run, replace(case, setting=run.variant.setting, registered=run.variant.registered())
-        if having:
-            yield own, replace(case, setting=AGAIN)
+        if further:
+            yield first, replace(case, setting=AGAIN)
 
 
 class VariantPreparation(Struct):
-    """Opens variants and finds the cases that each can run. `refused` has the others."""
+    """Opens variants and finds the cases that each can run. `refused` has a row for each of the others."""
 
     request: SweepRequest
     group: Group
@@ -272,8 +268,8 @@ class VariantPreparation(Struct):
     def prepare(self, variants: Sequence[SweepVariant]) -> list[VariantRun]:
         """Open every variant and run every operation once. The first variant has to work."""
         every_case = tuple(cases(self.request, self.group.size))
-        own, *others = variants
-        runs = [VariantRun(own, self._sweep(own, None), every_case)]
+        first, *others = variants
+        runs = [VariantRun(first, self._sweep(first, None), every_case)]
 
         def try_others() -> None:
             found = [self._run(variant, every_case) for variant in others]
@@ -292,7 +288,7 @@ class VariantPreparation(Struct):
         if buffers is None:
             buffers = Buffers.of(backend, max(self.request.sizes))
             self._buffers.append((backend, buffers))
-        job = job_facts(backend, self.identities)
+        job = JobFacts.of(backend.name, Origin.MEASURED, self.identities)
         return Sweep(self.request, self.group, backend, job, buffers, self.observers, issue)
 
     def _run(self, variant: SweepVariant, every_case: Sequence[Case]) -> VariantRun | None:
@@ -300,22 +296,21 @@ class VariantPreparation(Struct):
             self._refuse(variant, None, variant.refused)
         if variant.refused or variant.backend in self._unusable:
             return None
-        sweep, usable = self._tried(variant, [case for case in every_case if variant.fits(case)])
+        sweep, usable = self._try_cases(variant, [case for case in every_case if variant.fits(case)])
         if sweep is None or not usable:
             return None
         if self.observers.path_observer is not None and variant.logs_choices:
             self.observers.path_observer.try_setting(variant.name, usable, sweep.try_once)
         return VariantRun(variant, sweep, usable)
 
-    def _tried(self, variant: SweepVariant, every_case: Sequence[Case]) -> tuple[Sweep | None, Sequence[Case]]:
+    def _try_cases(self, variant: SweepVariant, every_case: Sequence[Case]) -> tuple[Sweep | None, Sequence[Case]]:
         """Return the sweep and the cases whose operation ran.
 
-        After a refusal, the same type and reduction are not tried again, and a new communicator replaces the one that
-        refused.
+        After a refusal, open a new communicator, and skip cases with the same type and reduction.
         """
-        from gpubench.measure.collective.paths import key_of
+        from gpubench.measure.collective.paths import operation_key
 
-        sweep = self._opened(variant)
+        sweep = self._open(variant)
         usable: list[Case] = []
         tried: set[OperationKey] = set()
         refused: set[tuple[object, object]] = set()
@@ -324,19 +319,19 @@ class VariantPreparation(Struct):
                 break
             if (case.dtype, case.op) in refused:
                 continue
-            if key_of(case) not in tried:
-                tried.add(key_of(case))
+            if operation_key(case) not in tried:
+                tried.add(operation_key(case))
                 _, reason = self._attempt(variant, partial(sweep.try_once, replace(case, setting=variant.setting)))
                 if reason:
                     refused.add((case.dtype, case.op))
                     self._refuse(variant, case, reason)
                     _drop(variant, sweep.issue)
-                    sweep = self._opened(variant)
+                    sweep = self._open(variant)
                     continue
             usable.append(case)
         return sweep, usable
 
-    def _opened(self, variant: SweepVariant) -> Sweep | None:
+    def _open(self, variant: SweepVariant) -> Sweep | None:
         if variant.open is None:
             return self._sweep(variant, None)
         self.observers.progress.enter(Phase.CONNECTING, variant.name)
@@ -350,7 +345,7 @@ class VariantPreparation(Struct):
         return self._sweep(variant, issue)
 
     def _attempt(self, variant: SweepVariant, action: Callable[[], T]) -> tuple[T | None, str]:
-        """Run an action; return its result, and why it failed on any rank. All ranks get the same reason."""
+        """Run an action and return its result, with the reason if it failed on any rank. All ranks get one reason."""
         outcome, reason = None, ""
         try:
             outcome = action()
@@ -402,18 +397,17 @@ def add_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequenc
         winners,
     )
 
-    best = winners(rows)
-    beside = compare_with_first(rows)
-    sections = Table.group_by_section({WinnerRow: best, RefusedRow: refused})
-    if beside or any(each.backend == each.setting for each in refused):
-        sections |= Table.group_by_section({BackendRow: beside})
-    found = (*find_newly_staged(beside), *find_slower_framework(beside), *find_ignored_requests(rows))
-    verdict = worst_verdict([report.verdict, *(each.severity for each in found)])
+    backends = compare_with_first(rows)
+    sections = Table.group_by_section({WinnerRow: winners(rows), RefusedRow: refused})
+    if backends or any(row.backend == row.setting for row in refused):
+        sections |= Table.group_by_section({BackendRow: backends})
+    found = (*find_newly_staged(backends), *find_slower_framework(backends), *find_ignored_requests(rows))
+    verdict = worst_verdict([report.verdict, *(finding.severity for finding in found)])
     findings = (*report.findings, *found)
     return replace(report, verdict=verdict, findings=findings, sections={**sections, **report.sections})
 
 
-class InStep:
+class SynchronizedGroup:
     """A group with the barriers of the whole job, so that all groups start each timed loop together."""
 
     def __init__(self, own: Group, whole: Group) -> None:
@@ -435,14 +429,13 @@ class PartReport(Struct, frozen=True):
         return cls(report.verdict, tuple(report.findings), tuple(report.rows(RankTimeRow)))
 
 
-def named(row: CollectiveRow, part: RankGroup) -> CollectiveRow:
-    """Return a row with its group's name, and the slowest rank as numbered in the job."""
+def name_group(row: CollectiveRow, part: RankGroup) -> CollectiveRow:
+    """Return a row with its group's name, and with the slowest rank's number in the job."""
     slowest = None if row.slowest_rank is None else part.ranks[row.slowest_rank]
     return replace(row, group=part.name, slowest_rank=slowest)
 
 
-def together(parts: Sequence[PartReport]) -> Report:
-    """Merge the reports of all groups."""
+def merge_parts(parts: Sequence[PartReport]) -> Report:
     rank_times = [line for part in parts for line in part.rank_times]
     return Report(
         verdict=worst_verdict(part.verdict for part in parts),
@@ -453,12 +446,12 @@ def together(parts: Sequence[PartReport]) -> Report:
 
 
 class SiblingJudge:
-    """Judges rows without another expectation by the rows of the other groups."""
+    """Judges rows without an expectation by the rows of the other groups."""
 
     def __init__(self) -> None:
         self._slow: list[CollectiveRow] = []
 
-    def judged(self, rows: Sequence[CollectiveRow]) -> Iterator[CollectiveRow]:
+    def judge(self, rows: Sequence[CollectiveRow]) -> Iterator[CollectiveRow]:
         """Yield the rows of all groups for one case, with their expectations."""
         for row, sibling in zip(rows, find_sibling_figures(rows), strict=True):
             if row.expected_us is not None or sibling is None:
@@ -479,7 +472,7 @@ class SiblingJudge:
 
 
 class NamedRows:
-    """Passes on one group's rows with the group's name."""
+    """Passes the rows of one group on, with the group's name."""
 
     def __init__(self, part: RankGroup, listener: Listener[CollectiveRow]) -> None:
         self._part = part
@@ -487,7 +480,7 @@ class NamedRows:
         self.begin, self.progress, self.end = listener.begin, listener.progress, listener.end
 
     def row(self, row: CollectiveRow) -> None:
-        self._listener.row(named(row, self._part))
+        self._listener.row(name_group(row, self._part))
 
 
 class GroupRows(NamedRows):
@@ -500,17 +493,14 @@ class GroupRows(NamedRows):
         self._siblings = SiblingJudge()
 
     def row(self, row: CollectiveRow) -> None:
-        """Pass on one row of every group. Every rank calls it.
-
-        Rows without another expectation are compared with other groups.
-        """
-        collected = self._whole.collect(named(row, self._part) if self._own.rank == 0 else None) or ()
-        for each in self._siblings.judged([each for each in collected if each is not None]):
-            self._listener.row(each)
+        """Pass one row of every group on. Every rank calls it."""
+        collected = self._whole.collect(name_group(row, self._part) if self._own.rank == 0 else None) or ()
+        for row in self._siblings.judge([row for row in collected if row is not None]):
+            self._listener.row(row)
 
     def merged(self, report: Report) -> Report:
-        """Return the report of the whole job on its first rank, and the group's own on others."""
+        """Return the report of the whole job on its first rank, and the report of the group on the others."""
         collected = self._whole.collect(PartReport.of(report) if self._own.rank == 0 else None)
         if collected is None:
             return report
-        return self._siblings.report(together([each for each in collected if each is not None]))
+        return self._siblings.report(merge_parts([part for part in collected if part is not None]))

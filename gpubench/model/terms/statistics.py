@@ -280,17 +280,6 @@ class Percentiles(Struct, frozen=True):
         return cls(*(percentile(seconds, percent) for percent in (50, 95, 99)))
 
 
-class RowTimes(Struct, frozen=True):
-    """All timings of a row. `interval` is half the 95 % confidence interval, relative to the mean."""
-
-    ranks: RankTimes
-    iterations: int
-    batches: BatchTimes | None = None
-    percentiles: Percentiles | None = None
-    interval: float | None = None
-    note: str | None = None
-
-
 LEAST_OPERATIONS = 30  # Name no straggler in fewer operations
 LEAST_SHARE = 0.05  # Ignore delays below this share of an operation's time
 LEAST_SECONDS = 20e-6  # A shorter delay is normal, because ranks do not leave a barrier at the same time

@@ -1,4 +1,4 @@
-"""What is read of logs that are whole, cut, mangled or somebody else's."""
+"""Choices from complete, truncated and garbled logs."""
 
 from collections.abc import Sequence
 from random import Random
@@ -18,7 +18,6 @@ RANKS = 4
 
 
 def read(logs: Sequence[FakeLog], sizes: tuple[int, ...] = (1024,)) -> tuple[LoggedChoices, list[Case]]:
-    """What the first rank knows in the end, and the cases that it tried."""
     request = request_for(ALLREDUCE, sizes=sizes)
     every_case = tuple(cases(request, len(logs)))
     tried: list[Case] = []
@@ -54,7 +53,6 @@ def test_junk_connects_nobody(junk: list[bytes]) -> None:
 
 @given(st.integers(0, 2**32), st.sampled_from(["normal", "p2p-disabled"]))
 def test_of_lines_that_were_cut_what_is_left_is_never_more_than_was_said(seed: int, name: str) -> None:
-    """A rank whose connections are all lost makes the path unknown; what is staged never looks direct."""
     random = Random(seed)
 
     def mangled(rank: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Sweeps that are watched, on threads with a fake NCCL: logs as four H200s wrote them, counters as they count."""
+"""Observed sweeps on threads with a fake NCCL, with logs of four H200s."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from gpubench.measure.collective.paths import (
     RowObservations,
     Traffic,
     conclude,
-    key_of,
+    operation_key,
     simulated,
 )
 from gpubench.measure.collective.sweep import ObservationSources, Observers, PathObserver
@@ -61,7 +61,7 @@ SIZE, COUNTED = 2**18, 2**21
 
 @dataclass
 class FakeCounters:
-    """Each reading finds that so much more was carried, both ways."""
+    """Counters that advance by the same number of bytes per reading."""
 
     nvlink: int | None = None
     pcie: int | None = None
@@ -75,8 +75,6 @@ class FakeCounters:
 
 
 class Users:
-    """Uses of a GPU by others, one after another; the last stays."""
-
     def __init__(self, *uses: GpuUse) -> None:
         self._uses = list(uses)
 
@@ -87,7 +85,7 @@ class Users:
 
 @dataclass
 class Job:
-    """How a job fares. `logs` are the ranks' logs, `users` what others do on their GPUs while it is idle."""
+    """A job with the logs of its ranks. `users` are other processes on its GPUs while it is idle."""
 
     logs: Callable[[int], FakeLog]
     counters: Callable[[int], FakeCounters] = lambda _rank: FakeCounters()
@@ -193,7 +191,6 @@ def shared_memory(rank: int) -> FakeLog:
 
 
 def sockets(rank: int) -> FakeLog:
-    """As each rank wrote it in a container of its own."""
     ends = [(rank, (rank + 1) % RANKS, "send"), ((rank - 1) % RANKS, rank, "receive")]
     lines = [f"Channel 0{n}/0 : {a}[{a}] -> {b}[{b}] [{end}] via NET/Socket/0" for a, b, end in ends for n in (0, 1)]
     trees = "Trees [0] " + ("1/-1/-1->0->-1" if rank == 0 else f"-1/-1/-1->{rank}->{rank - 1}")
@@ -229,7 +226,7 @@ def test_a_healthy_job_is_direct_and_says_how_it_knows(monkeypatch: pytest.Monke
 
 
 def test_a_real_machine_has_nothing_in_the_way_and_a_setting_is_named_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Facts as eight H200s gave them; logs as four wrote them."""
+    """The facts are of eight H200s, and the logs of four."""
     (machine,), (process,) = read_recording(ROOT / "tests" / "machines" / "h200x8-vm")
     healthy = run(monkeypatch, Job(direct, over_nvlink, machine=machine, process=process))
     assert healthy.report.verdict is Verdict.PASS
@@ -260,7 +257,7 @@ def test_an_operation_faster_than_its_links_is_an_error_of_the_facts(monkeypatch
 def test_ranks_of_one_gpu_are_healthy_by_peer_access_and_by_the_sockets_that_somebody_asked_for(
     monkeypatch: pytest.MonkeyPatch, log: str
 ) -> None:
-    """Facts and logs as one H100 gave them, whose driver hides its NVLinks."""
+    """Facts and logs are of one H100 whose driver hides its NVLinks."""
     (machine,), (process,) = read_recording(ROOT / "tests" / "machines" / "h100x1-vm")
     split = log == "two-hosts-of-two"
     hosts = [{"NCCL_HOSTID": f"h{rank // 2}"} if split else {} for rank in range(RANKS)]
@@ -274,7 +271,7 @@ def test_ranks_of_one_gpu_are_healthy_by_peer_access_and_by_the_sockets_that_som
     )
     result = run(monkeypatch, job)
     assert Topology(machine).snapshot.driver_settings.nvlink_disabled
-    first = [each for each in causes(result) if each[2] is None]
+    first = [cause for cause in causes(result) if cause[2] is None]
     assert first == ([("nccl-hostid", 2, None)] if split else []), "no NVLink, and what MPI cannot do"
     across = [row for row in result.fallback if row.conclusion == "staged"]
     assert [(row.transport, row.verdict, row.cause, row.limit_gb_s, row.times_slower) for row in across] == [
@@ -298,7 +295,6 @@ def causes(result: Result) -> list[tuple[str, int, str | None]]:
 def test_a_network_that_settings_led_to_is_no_cause_of_its_own(
     monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], cause: str
 ) -> None:
-    """Peer access alone leaves shared memory: the variable that takes that away is the cause, and the other beside."""
     settings = dict.fromkeys(names, ("1",))
     result = run(monkeypatch, Job(sockets, over_pcie, settings))
     assert causes(result) == [(cause, len(RING), None), ("nccl-net-in-node", len(RING), cause)]
@@ -344,21 +340,21 @@ def test_what_cannot_be_heard_is_empty_and_said_so(monkeypatch: pytest.MonkeyPat
     (verdict,) = result.fallback
     assert verdict.conclusion == "unknown"
     assert "rank 2: NCCL_DEBUG_SUBSYS=COLL leaves INIT out" in verdict.how
-    assert [(each.id, each.severity) for each in result.report.findings] == [("path-unknown", Verdict.WARN)]
+    assert [(finding.id, finding.severity) for finding in result.report.findings] == [("path-unknown", Verdict.WARN)]
 
 
 def test_a_ceiling_that_is_not_known_takes_no_other_words_away(monkeypatch: pytest.MonkeyPatch) -> None:
     row = replace(run(monkeypatch, Job(lambda rank: FakeLog(recorded("tuning", rank)))).rows[0], note="±2 %")
-    assert judge.limited(row, Limit(None, "why")).note == "±2 %; why"
-    assert judge.limited(replace(row, note=None), Limit(None, "why")).note == "why"
-    assert judge.limited(row, Limit(400.0, "NVLinks")).note == "±2 %"
+    assert judge.add_limit(row, Limit(None, "why")).note == "±2 %; why"
+    assert judge.add_limit(replace(row, note=None), Limit(None, "why")).note == "why"
+    assert judge.add_limit(row, Limit(400.0, "NVLinks")).note == "±2 %"
 
 
 def test_a_single_rank_has_no_link_to_be_limited_by() -> None:
     request = request_for(ALLREDUCE)
     case = next(cases(request, 1))
     circumstances = Circumstances(wiring=Wiring([], {}), facts=[], settings={})
-    choices = LoggedChoices(by_operation={key_of(case): Choice(Used({}), None)})
+    choices = LoggedChoices(by_operation={operation_key(case): Choice(Used({}), None)})
     observations = PathObservations(
         choices=choices, expected_bytes=[(0.0, 0.0)], traffic=[Traffic()], circumstances=circumstances
     )
@@ -372,7 +368,7 @@ def test_a_row_has_the_choice_that_was_made_under_its_setting() -> None:
 
     def chosen(algorithm: str) -> LoggedChoices:
         tuning = Tuning("AllReduce", case.size_bytes, algorithm, "SIMPLE", 2)
-        return LoggedChoices(by_operation={key_of(case): Choice(Used({}), tuning)})
+        return LoggedChoices(by_operation={operation_key(case): Choice(Used({}), tuning)})
 
     observations = PathObservations(
         choices=chosen("RING"),
@@ -407,7 +403,6 @@ def test_counters_speak_where_the_log_is_silent(monkeypatch: pytest.MonkeyPatch)
 def test_a_library_that_has_no_way_but_host_memory_takes_it(
     monkeypatch: pytest.MonkeyPatch, counters: Callable[[int], FakeCounters]
 ) -> None:
-    """Gloo's way is known without a log, and without counters, as between ranks that share a GPU."""
     result = run(monkeypatch, Job(lambda _rank: FakeLog(no_log="why"), counters, by_design="Gloo copies"))
     (verdict,) = result.fallback
     assert (verdict.conclusion, verdict.verdict, verdict.cause_seen) == ("staged", "SKIP", "Gloo copies")
@@ -416,7 +411,6 @@ def test_a_library_that_has_no_way_but_host_memory_takes_it(
 
 
 def test_ranks_of_one_gpu_have_no_path_that_a_log_must_tell_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of torch:symm: the data stay in the memory of the GPU."""
     monkeypatch.setattr(Wiring, "one_gpu", lambda _self, _pair: True)
     result = run(monkeypatch, Job(lambda _rank: FakeLog(no_log="why")))
     assert list(result.fallback) == []
@@ -476,7 +470,7 @@ def test_a_counter_against_the_log_is_a_dispute(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_traffic_of_others_is_no_proof_of_a_path_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on four H200s: another process copied from GPU 0 to GPU 1, and their counters moved by 16 times our bytes."""
+    """Another process copied from GPU 0 to GPU 1 of four H200s, whose counters advanced by 16 times our bytes."""
     counters = {0: FakeCounters(nvlink=8 * COUNTED), 1: FakeCounters(nvlink=8 * COUNTED)}
     result = run(monkeypatch, Job(direct, lambda rank: counters.get(rank) or over_nvlink(rank)))
     assert {pair: row.measurement for pair, row in result.evidence.items()} == {
@@ -499,7 +493,7 @@ def test_what_passes_while_the_job_is_idle_is_no_proof_either() -> None:
     )
     busy = IdleGpu(rates=LinkRates(nvlink_sent=371.0))
     for idle, state in (((), "present"), ((busy, *[IdleGpu()] * 3), "absent")):
-        section = conclude(observed.with_idle(idle), RowObservations()).sections["evidence"]
+        section = conclude(observed.add_idle(idle), RowObservations()).sections["evidence"]
         assert isinstance(section, Table)
         (row,) = [row for row in section.rows() if isinstance(row, EvidenceRow)]
         assert row.measurement == state

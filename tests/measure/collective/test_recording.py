@@ -1,4 +1,4 @@
-"""Sweeps on threads that are written down and made into a report again: the same one, or a refusal."""
+"""Replay of recorded sweeps: the same report, or a refusal."""
 
 import contextlib
 import json
@@ -31,13 +31,13 @@ from gpubench.measure.collective.recording import (
     RecordedLoggedChoices,
     RecordedObservations,
     RowWriter,
-    file_of,
+    file_name,
     read_recorded,
     replay,
 )
 from gpubench.measure.collective.report import Recorder
 from gpubench.measure.collective.sweep import ObservationSources, Observers, PathObserver
-from gpubench.measure.collective.variants import GroupRows, InStep, SweepVariant, measure_variants
+from gpubench.measure.collective.variants import GroupRows, SweepVariant, SynchronizedGroup, measure_variants
 from gpubench.measure.paths import IdleWindow
 from gpubench.model.facts.process import GpuCondition, GpuProcess
 from gpubench.model.facts.traffic import GpuUse, IdleGpu
@@ -76,8 +76,6 @@ Measure = Callable[[ThreadGroup, Backend, ReceivedRows, Recorder], Report]
 
 @dataclass
 class Recording:
-    """What was reported, and what a recording has of it."""
-
     report: Report
     rows: list[CollectiveRow]
     lines: list[str]
@@ -89,7 +87,7 @@ class Recording:
         numbered = [(line, f"recorded, line {number}") for number, line in enumerate(lines, 1)]
         found, rows = read_recorded(numbered, self.collective, "recorded")
         recorder = ReceivedRows()
-        # What settings there were is in the samples.
+        # The samples contain the settings.
         circumstances = replace(self.circumstances, settings={})
         report = replay(found, rows, self.collective, circumstances, recorder, lambda _: None)
         return report, recorder.rows
@@ -97,8 +95,6 @@ class Recording:
 
 @dataclass
 class InMemory(Recorder):
-    """A recorder whose first rank writes lines into a list."""
-
     described: RecordedCollective
     group: Group
     part: RankGroup | None = None
@@ -222,7 +218,9 @@ def in_groups(parts: tuple[RankGroup, ...]) -> Callable[[SweepRequest, Job], Mea
             of_group = GroupRows(part, own, group, rows)
             identities = [job.identities[rank] for rank in part.ranks]
             return of_group.merged(
-                measure(request, InStep(own, group), backend, identities, of_group, Observers(recorder=recorder))
+                measure(
+                    request, SynchronizedGroup(own, group), backend, identities, of_group, Observers(recorder=recorder)
+                )
             )
 
         return body
@@ -231,7 +229,6 @@ def in_groups(parts: tuple[RankGroup, ...]) -> Callable[[SweepRequest, Job], Mea
 
 
 def plain(report: Report, rows: Sequence[CollectiveRow]) -> dict[str, Any]:
-    """All that a report says, but for where it comes from."""
     sections = {
         name: [row.to_record() | {"origin": ""} for row in section.rows()]
         for name, section in report.sections.items()
@@ -266,7 +263,6 @@ def test_every_collective(monkeypatch: pytest.MonkeyPatch, collective: Collectiv
     "sampling", [Sampling(iterations=None, budget_seconds=0.002), Sampling(Mode.LATENCY, iterations=40)]
 )
 def test_every_way_of_timing(monkeypatch: pytest.MonkeyPatch, sampling: Sampling) -> None:
-    """Ranks that are asked when they come are asked too what their GPUs are like."""
     request = request_for(ALLREDUCE, sampling=sampling, sizes=(1024,))
     recorded = recording(monkeypatch, request, Job(direct), unwatched)
     own = json.loads(recorded.lines[1])["row"]["sample"]["own"]
@@ -275,12 +271,11 @@ def test_every_way_of_timing(monkeypatch: pytest.MonkeyPatch, sampling: Sampling
 
 
 def test_what_others_did_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who begins in between is seen after the last row, and is in the last line."""
     recorded = recording(monkeypatch, request_for(ALLREDUCE), Job(direct, users=comes_late), watched)
     first, last = json.loads(recorded.lines[0])["testimony"]["idle"], json.loads(recorded.lines[-1])["idle"]
     assert [each["use"]["utilization_percent"] for each in (first[2], last[2])] == [0, 100]
     causes = plain(recorded.report, ())["sections"]["causes"]
-    assert [(each["id"], each["confidence"]) for each in causes] == [("gpu-in-use", "proven")]
+    assert [(cause["id"], cause["confidence"]) for cause in causes] == [("gpu-in-use", "proven")]
     assert causes[0]["evidence"].startswith("GPU2 is in use by process 8342 (python), 12.0 GiB: 100 % busy")
     check_same(recorded)
 
@@ -353,7 +348,7 @@ def test_how_long_ranks_waited_for_a_cpu_is_kept() -> None:
     circumstances = Circumstances(wiring=Wiring([], {}), waited={1: 0.75})
     observed = PathObservations(choices=LoggedChoices(), expected_bytes=[], traffic=[], circumstances=circumstances)
     kept = from_plain(RecordedObservations, to_plain(RecordedObservations.of(observed)))
-    assert kept.restored(replace(circumstances, waited={})).circumstances.waited == {1: 0.75}
+    assert kept.restore(replace(circumstances, waited={})).circumstances.waited == {1: 0.75}
 
 
 @pytest.mark.parametrize(("kept", "said"), [(0, "0 rows, for it ended"), (1, "1 row, "), (3, "3 rows, ")])
@@ -420,7 +415,7 @@ def test_what_no_run_can_have_been_is_refused(line: int, path: tuple[str | int, 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda lines: [], f"{file_of('allreduce')}: empty"),
+        (lambda lines: [], f"{file_name('allreduce')}: empty"),
         (lambda lines: [*lines, lines[1]], "more lines after the last one"),
         (lambda lines: [lines[0], *lines[2:]], "the end of 4 rows"),
         (lambda lines: lines[1:], "unknown field 'row'"),
@@ -441,16 +436,14 @@ JSON = st.recursive(
 
 
 def places(document: Any) -> list[tuple[Any, Any]]:
-    """Every value in a document, as what holds it and under which name."""
     if isinstance(document, dict):
-        return [(document, name) for name in document] + [each for held in document.values() for each in places(held)]
+        return [(document, name) for name in document] + [place for held in document.values() for place in places(held)]
     if isinstance(document, list):
-        return [(document, at) for at in range(len(document))] + [each for held in document for each in places(held)]
+        return [(document, at) for at in range(len(document))] + [place for held in document for place in places(held)]
     return []
 
 
 def alike(value: object) -> st.SearchStrategy[Any]:
-    """Another value of the same kind, which the types of fields do not refuse."""
     if isinstance(value, bool):
         return st.booleans()
     if isinstance(value, int):
@@ -506,9 +499,9 @@ def test_what_was_heard_reads_back_equal(uses: list[Used], data: st.DataObject) 
     by_operation = data.draw(st.dictionaries(keys, st.builds(Choice, st.sampled_from(uses), TUNINGS), max_size=5))
     choices = LoggedChoices(by_operation, data.draw(st.sampled_from(["", "rank 0: deaf"])), "no tuning")
     recorded = RecordedLoggedChoices.of(choices)
-    assert recorded.is_of(4)
+    assert recorded.fits(4)
     assert len(recorded.uses) <= len(uses), "operations share them"
-    again = read_json_line(RecordedLoggedChoices, json_line(recorded), "x").restored()
+    again = read_json_line(RecordedLoggedChoices, json_line(recorded), "x").restore()
     assert again == choices
     assert list(again.by_operation) == list(choices.by_operation)
 

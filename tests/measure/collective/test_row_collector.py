@@ -1,10 +1,10 @@
-"""The report on the rows of a sweep: what their wrong elements, verdicts and late ranks add up to."""
+"""Wrong elements, verdicts and late ranks in the report on a sweep."""
 
 from msgspec.structs import replace
 
 from gpubench.collectives.allreduce import ALLREDUCE
-from gpubench.measure.collective.cases import JobFacts, OwnTimes, cases
-from gpubench.measure.collective.report import Answer, MeasuredRow, RowCollector, RowSample
+from gpubench.measure.collective.cases import Answer, JobFacts, OwnTimes, cases
+from gpubench.measure.collective.report import MeasuredRow, RowCollector, RowSample
 from gpubench.model.results.report import Report
 from gpubench.model.terms.ranks import UNWATCHED, RankIdentity
 from gpubench.model.terms.verdict import Origin, Verdict
@@ -18,7 +18,6 @@ IDENTITIES = [
 
 
 def report_of(*wrong_by_row: tuple[int, ...]) -> tuple[Report, ReceivedRows]:
-    """The report on rows with these wrong elements by rank."""
     request = replace(request_for(ALLREDUCE, sizes=SIZES), check=True)
     shown = ReceivedRows()
     collector = RowCollector(IDENTITIES, shown, None)

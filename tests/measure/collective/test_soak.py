@@ -1,4 +1,4 @@
-"""A sweep that is repeated: when it ends, what is said of it, and that wrong data are not lost."""
+"""End, progress lines and wrong data of a repeated sweep."""
 
 import pytest
 from msgspec.structs import replace
@@ -33,7 +33,6 @@ class Clock:
 
 
 def repeated(soak: Soak, clock: Clock, seconds_a_row: float, times: dict[int, float] | None = None) -> None:
-    """As measure_runs and _repeat drive it, until it is over."""
     for case in CASES:
         soak.begin(case, replace(ROW, time_us=10.0))
     while True:
@@ -73,7 +72,7 @@ def test_wrong_data_in_a_later_cycle_are_shown_and_fail_the_run(
 ) -> None:
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(2), cupy_on_numpy.Nccl(2))
     request = request_for(ALLREDUCE, sizes=(65536,), placements=(Placement.OUT_OF_PLACE,), warmup=2)
-    timed_before = 1 + cycles_until_wrong - 1  # a discarded row comes before the first cycle
+    timed_before = 1 + cycles_until_wrong - 1  # A discarded row comes before the first cycle
     timed: list[int] = []
 
     def late(data: Array) -> None:

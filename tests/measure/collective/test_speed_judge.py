@@ -1,4 +1,4 @@
-"""The judgement of a sweep's speed: by the first source that knows, and with the first cause that explains it."""
+"""Verdicts on the speed of a sweep, and the causes of slow rows."""
 
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,7 +39,7 @@ def judge(expected: ExpectedTimes = H200) -> SpeedJudge:
 
 
 def explained(*causes: tuple[str, Confidence], **where: Any) -> Explained:
-    by_id: dict[str, Condition] = {each.id: each for each in CONDITIONS}
+    by_id: dict[str, Condition] = {condition.id: condition for condition in CONDITIONS}
     named = tuple(
         Named(by_id[id_], (Sighting(subject="this job", seen=f"{id_} was seen", confidence=sure, **where),))
         for id_, sure in causes
@@ -104,8 +104,8 @@ NOISY = four(2**20, 18.0, ci95_percent=416.0)
 @pytest.mark.parametrize(
     ("row", "expected", "verdict"),
     [
-        (NOISY, H200, "INCONCLUSIVE"),  # PASS, as it is faster than the line
-        (replace(NOISY, backend="host"), H200, "INCONCLUSIVE"),  # nothing is expected of it
+        (NOISY, H200, "INCONCLUSIVE"),
+        (replace(NOISY, backend="host"), H200, "INCONCLUSIVE"),  # Has no expectation
         (replace(NOISY, ci95_percent=99.0), H200, "PASS"),
         (replace(NOISY, ci95_percent=None), H200, "PASS"),
         (replace(NOISY, size_bytes=512), H200, "PASS"),
@@ -118,7 +118,7 @@ def test_a_row_that_noise_hides_passes_nothing_and_is_measured_again(
     judging = judge(expected)
     assert judging.row(row).verdict == verdict
     hidden = verdict == "INCONCLUSIVE"
-    assert [each.id for each in judging.findings((), None)] == ["figures-too-noisy"] * hidden
+    assert [finding.id for finding in judging.findings((), None)] == ["figures-too-noisy"] * hidden
     assert judging.needs_repetition([row]) == hidden
 
 
@@ -161,7 +161,7 @@ def test_the_surest_cause_is_named_and_a_weak_one_only_as_perhaps() -> None:
     assert (found.id, found.severity) == ("gpu-throttled", Verdict.FAIL)
     assert found.seen == "gpu-throttled was seen"
     assert found.consequences[0].endswith("at 256M")
-    own = next(each for each in CONDITIONS if each.id == "gpu-throttled")
+    own = next(condition for condition in CONDITIONS if condition.id == "gpu-throttled")
     assert (found.subject, found.expected, found.cause) == ("this job", own.expected, own.likely)
 
 
@@ -177,7 +177,10 @@ def test_host_staged_paths_explain_slow_rows() -> None:
     assert found.id == "host-staged"
     assert found.consequences == ("allreduce: 24.93 GB/s (7 % of what is expected) at 256M",)
     by_design = replace(staged, severity=Verdict.SKIP)
-    assert [each.id for each in findings(explained(), SLOW, found=(by_design,))] == ["host-staged", SLOW_UNEXPLAINED]
+    assert [finding.id for finding in findings(explained(), SLOW, found=(by_design,))] == [
+        "host-staged",
+        SLOW_UNEXPLAINED,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,7 @@ def test_host_staged_paths_explain_slow_rows() -> None:
     ],
 )
 def test_a_doubtful_row_is_measured_until_two_agree(times: list[float], *, again: bool) -> None:
-    assert judge().needs_repetition([four(2**28, each) for each in times]) is again
+    assert judge().needs_repetition([four(2**28, time_) for time_ in times]) is again
 
 
 @pytest.mark.parametrize("changes", [{"wrong": 1}, {"host_staged": True}, {"setting": "ring/ll"}, {"backend": "host"}])

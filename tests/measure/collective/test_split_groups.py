@@ -1,12 +1,12 @@
-"""Groups that measure at once: in step, with a row each, and one report."""
+"""Groups that measure at the same time, and their merged report."""
 
 import pytest
 from msgspec.structs import replace
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.measure.collective.cases import RankTimings
+from gpubench.measure.collective.cases import Answer, RankTimings
 from gpubench.measure.collective.sweep import fitting_all
-from gpubench.measure.collective.variants import GroupRows, InStep
+from gpubench.measure.collective.variants import GroupRows, SynchronizedGroup
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.ranks import RankIdentity, split_ranks
 from gpubench.model.terms.units import DroppedSize
@@ -23,7 +23,7 @@ WRONG = Finding("wrong-data", Verdict.FAIL, "rank 4", "seen", "expected", "cause
 def test_groups_keep_in_step_and_talk_among_themselves() -> None:
     def body(group: ThreadGroup) -> tuple[object, ...]:
         own = group.split(group.rank // 3, group.rank)
-        together = InStep(own, group)
+        together = SynchronizedGroup(own, group)
         together.barrier()
         return (
             together.rank,
@@ -55,7 +55,7 @@ def test_the_first_rank_hears_the_rows_of_all_groups_and_their_verdict() -> None
         row = replace(ROW, slowest_rank=1)
         rows.row(row)
         rank_timings = RankTimings([FIVE[rank] for rank in PARTS[color].ranks])
-        rank_timings.add_row(row, [(1e-6, None)] * own.size)
+        rank_timings.add(row, [Answer(1e-6)] * own.size)
         verdict, findings = (Verdict.FAIL, (WRONG,)) if color else (Verdict.PASS, ())
         return rows.merged(Report(verdict=verdict, complete=True, findings=findings, sections=rank_timings.sections()))
 

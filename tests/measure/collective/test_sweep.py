@@ -1,4 +1,4 @@
-"""Whole sweeps on threads with a fake CuPy and NCCL: formulas, layouts, verification, rows."""
+"""Sweeps on threads with a fake CuPy and NCCL: formulas, layouts, verification and rows."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -34,7 +34,7 @@ BOTH = (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
 
 
 SIZES = (4096, 65536)
-"""For tests of what depends on there being several: of the smaller, operations take turns on several buffers."""
+"""Operations of the smaller size rotate over several buffers."""
 
 
 def request_for(collective: Collective, **changes: object) -> SweepRequest:
@@ -122,7 +122,6 @@ NARROW = (DataType.INT8, DataType.UINT8, DataType.FLOAT16, DataType.BFLOAT16)
 def test_every_type_and_reduction_is_exact(
     monkeypatch: pytest.MonkeyPatch, ranks: int, dtypes: tuple[DataType, ...], sizes: tuple[int, ...]
 ) -> None:
-    """Of more ranks than have a value of their own the narrow types tell first."""
     ops, once = tuple(ReduceOp), Sampling(iterations=1)
     request = request_for(ALLREDUCE, dtypes=dtypes, ops=ops, sizes=sizes, sampling=once, warmup=0, placements=BOTH[:1])
     report, rows, _ = run_sweep(monkeypatch, ranks, request)
@@ -141,8 +140,6 @@ def test_every_type_and_reduction_is_exact(
 def test_spoiled_data_are_caught(
     monkeypatch: pytest.MonkeyPatch, collective: Collective, fault: faults.Fault | None, skip: bool
 ) -> None:
-    """On the root alone, since every collective leaves data there; the repeat that verifies in place is spoiled too."""
-
     def wrap(backend: Backend, group: Group) -> Backend:
         if skip or group.rank == 0:
             return faults.FaultyBackend(backend, fault, skip=skip, timed=1 if in_place else 3)
@@ -166,8 +163,6 @@ def test_a_wrong_formula_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shifted(collective: Collective) -> Collective:
-    """A collective that expects the data four elements further on."""
-
     def expected(layout: Layout, rank: int, ranks: int, root: int) -> Sequence[Segment]:
         segments = collective.expected(layout, rank, ranks, root)
         return [replace(segment, start=segment.start + 4) for segment in segments]
@@ -207,7 +202,7 @@ def test_however_it_is_timed_every_timed_buffer_is_verified(
     monkeypatch: pytest.MonkeyPatch, collective: Collective, sampling: Sampling
 ) -> None:
     report, rows, _ = run_sweep(monkeypatch, 3, request_for(collective, sizes=SIZES, sampling=sampling))
-    # Ranks are threads here, of which one may really come late.
+    # Ranks are threads here, so one may really be late.
     assert {finding.id for finding in report.findings} <= {STRAGGLER}
     for row in rows:
         assert (row.wrong, row.verdict) == (0, "PASS")
@@ -224,7 +219,7 @@ def test_what_runs_to_learn_how_long_it_takes_cannot_pass_for_what_was_timed(
     monkeypatch: pytest.MonkeyPatch, sampling: Sampling
 ) -> None:
     class Lazy(faults.FaultyBackend):
-        """It times nothing: what it is asked to time in batches or alone does not run."""
+        """A backend that skips the operations of batches, or single operations."""
 
         def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
             return super().batch_launches([NcclLaunch(())] * len(launches), operations)
@@ -254,8 +249,6 @@ def test_nccl_may_allocate_the_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Room:
-    """A backend that has so much memory and does nothing."""
-
     name = "room"
     buffers = 2
 
@@ -297,7 +290,7 @@ def test_nothing_left_to_measure_is_an_error() -> None:
 
 
 def test_a_root_outside_the_job_is_refused() -> None:
-    broadcast = next(each for each in COLLECTIVES if each.name == "broadcast")
+    broadcast = next(collective for collective in COLLECTIVES if collective.name == "broadcast")
     check_root(broadcast, 3, 4)
     check_root(ALLREDUCE, 9, 4)
     with pytest.raises(UsageError, match="--root 4 with 4 ranks"):
@@ -306,7 +299,6 @@ def test_a_root_outside_the_job_is_refused() -> None:
 
 @pytest.mark.parametrize("mode", Mode)
 def test_gpus_are_looked_at_after_each_row_that_tells_who_is_late(monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
-    """Once a row, of which the first is a warm-up, and when all of its operations are timed."""
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(2), cupy_on_numpy.Nccl(2))
     phases: list[list[Phase]] = []
 

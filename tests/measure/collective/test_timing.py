@@ -1,4 +1,4 @@
-"""How rows are timed, with backends whose clocks are made up."""
+"""Timing of rows with fake clocks."""
 
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -37,7 +37,7 @@ class Batched:
 
 
 class Clocked:
-    """Every operation lasts as long as `seconds` says next; what ran is in `ran`."""
+    """A backend whose operations take `seconds`. `ran` lists the operations."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self.next_seconds = seconds
@@ -65,7 +65,6 @@ class Clocked:
 def timed(
     sampling: Sampling, backends: Sequence[Clocked], *, buffers: int = 1, warm: float = 0.0, replays: int = 0
 ) -> tuple[list[OwnTimes], list[int]]:
-    """What each rank found, and how often the first launched each buffer."""
     launched = [0] * buffers
 
     def body(group: ThreadGroup) -> OwnTimes:
@@ -77,7 +76,7 @@ def timed(
 
         timer = Timer(sampling, group, cast("Backend", backends[group.rank]), replays)
         launches = [launch(buffer) for buffer in range(buffers)]
-        each = timer.learn(launches, warm)
+        each = timer.estimate_seconds(launches, warm)
         launched[:] = [0] * buffers
         return timer.time(launches, each, lambda: None)
 
@@ -89,7 +88,6 @@ def steady(seconds: float) -> Callable[[], float]:
 
 
 def turning(*seconds: float) -> Callable[[], float]:
-    """These, again and again."""
     position = count()
     return lambda: seconds[next(position) % len(seconds)]
 

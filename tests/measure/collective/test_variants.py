@@ -1,4 +1,4 @@
-"""One sweep in several ways, on threads with a fake NCCL: what cannot run is left out, hierarchies are right."""
+"""Variants of a sweep on threads with a fake NCCL."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,7 +25,7 @@ from tests.fakes import cupy_on_numpy
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.collective.test_sweep import ReceivedRows, identity, request_for
 
-REDUCESCATTER = next(each for each in COLLECTIVES if each.name == "reducescatter")
+REDUCESCATTER = next(collective for collective in COLLECTIVES if collective.name == "reducescatter")
 EXACT = tuple(op for op in ReduceOp if op is not ReduceOp.AVG)
 Others = Callable[[SweepRequest, ThreadGroup, NcclBackend, NcclLibrary], Sequence[SweepVariant]]
 
@@ -55,7 +55,7 @@ def run(
 def variant_of(
     algorithm: str, request: SweepRequest, group: ThreadGroup, backend: NcclBackend, library: NcclLibrary
 ) -> SweepVariant:
-    """As `VariantMaker` makes it, but for the environment, which all threads share."""
+    """Return a variant like `VariantMaker`, but without the environment, which threads share."""
     opened: list[Any] = []
 
     def open_() -> Issue:
@@ -86,13 +86,13 @@ def records(report: Report, section: str) -> list[dict[str, Any]]:
 
 def test_gpus_are_at_work_again_before_a_row_that_follows_another_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     worked: list[tuple[int, str]] = []
-    set_to_work = Sweep.set_to_work
+    wake_up = Sweep.wake_up
 
     def noted(sweep: Sweep, case: Case) -> None:
         worked.append((sweep.group.rank, case.label))
-        set_to_work(sweep, case)
+        wake_up(sweep, case)
 
-    monkeypatch.setattr(Sweep, "set_to_work", noted)
+    monkeypatch.setattr(Sweep, "wake_up", noted)
 
     def another(
         request: SweepRequest, group: ThreadGroup, backend: NcclBackend, library: NcclLibrary
@@ -101,7 +101,6 @@ def test_gpus_are_at_work_again_before_a_row_that_follows_another_backends(monke
 
     _, rows, _ = run(monkeypatch, 2, request_for(ALLREDUCE), another)
     of_first = [label for rank, label in worked if rank == 0]
-    # nccl, the other, nccl again: the next case's first row follows one of its own backend.
     assert len(of_first) == 1 + 2 * (len(rows) // 3)
     worked.clear()
     run(monkeypatch, 2, request_for(ALLREDUCE), both)
@@ -115,7 +114,7 @@ def test_nothing_but_the_own_choice_is_measured_once(monkeypatch: pytest.MonkeyP
     report, rows, _ = run(monkeypatch, 2, request_for(REDUCESCATTER), tree)
     assert {row.setting for row in rows} == {None}
     assert records(report, "winners") == []
-    assert [each["setting"] for each in records(report, "refused")] == ["tree"]
+    assert [record["setting"] for record in records(report, "refused")] == ["tree"]
 
 
 def test_a_refusal_of_one_rank_is_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +133,11 @@ def test_a_refusal_of_one_rank_is_everybodys(monkeypatch: pytest.MonkeyPatch) ->
 
     report, rows, _ = run(monkeypatch, 3, request_for(ALLREDUCE), refusing)
     assert {row.setting for row in rows} == {None}
-    assert [each["reason"] for each in records(report, "refused")] == ["rank 1: no memory"]
+    assert [record["reason"] for record in records(report, "refused")] == ["rank 1: no memory"]
     assert records(report, "refused")[0]["size_bytes"] is None
 
 
 def test_wrong_data_of_one_way_fail_the_run_and_win_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does nothing at all: what is in the buffers is another way's result, of other data."""
-
     def idle(
         request: SweepRequest, _group: ThreadGroup, backend: NcclBackend, _library: NcclLibrary
     ) -> list[SweepVariant]:
