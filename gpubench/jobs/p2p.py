@@ -51,7 +51,7 @@ from gpubench.measure.p2p.request import (
     wiring_of_process,
 )
 from gpubench.measure.p2p.run import SECTIONS as SECTIONS
-from gpubench.measure.p2p.run import LookAgain, P2pRun
+from gpubench.measure.p2p.run import P2pRun, ReadErrors
 from gpubench.measure.paths import IdleWindow
 from gpubench.model.facts.environment import detect_launcher
 from gpubench.model.paths.p2p import LATENCY_BYTES, Pair, Series
@@ -401,13 +401,13 @@ def _measure(place: Place, setup: CopySetup) -> Report:
     if place.rank is not None:
         # Every rank judges, and measures again what is near a threshold: all have to know the same.
         (past,) = place.rank.group.broadcast((past,))
-    look_again = _looking_again(plan) if place.is_here and place.rank is None else None
+    read_errors = _error_reader(plan) if place.is_here and place.rank is None else None
     with setup.recorded_bench(metadata) if place.is_first else nullcontext(setup.bench) as bench:
         place.listener.begin(metadata, PAIR_COLUMNS)
-        if look_again is not None:
+        if read_errors is not None:
             cells = setup.request.steps(len(machine.gpus))
             place.presenter.waiting(f"{cells} copies to time", cells * _SECONDS_A_CELL)
-        return P2pRun(setup.request, bench, machine, place.listener, look_again, bandwidth_of(past)).run()
+        return P2pRun(setup.request, bench, machine, place.listener, read_errors, bandwidth_of(past)).run()
 
 
 STEPS = Steps(P2P_NAME, _open, _measure, shows_progress=True)
@@ -519,13 +519,13 @@ def _setup(
     )
 
 
-def _looking_again(plan: P2pPlan) -> LookAgain:
+def _error_reader(plan: P2pPlan) -> ReadErrors:
 
-    def look_again(machine: CopyMachine) -> CopyMachine:
+    def read_errors(machine: CopyMachine) -> CopyMachine:
         (node,) = machine.nodes
         snapshot = watch_errors(node.snapshot, plan.timeout_s, os.environ)
         if plan.recording.record is not None:
             recorded.write_recording(plan.recording.record, [snapshot], machine.processes)
         return replace(machine, wiring=replace(machine.wiring, nodes={0: Topology(snapshot)}))
 
-    return look_again
+    return read_errors

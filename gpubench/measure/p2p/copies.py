@@ -1,4 +1,4 @@
-"""Copies as they are measured: within one process, between ranks, with host memory, and in managed memory."""
+"""Measure copies: within one process, between ranks, with host memory, and in managed memory."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,12 +32,13 @@ from gpubench.ports.copies import HOST, Copies, CopyStream, LinkCounters, Manage
 from gpubench.ports.group import Group
 
 _SENDER, _SENDERS = 253, 256  # The number of managed memory as a sender of data
-_FIRST_ROW = 1 << 20  # Data of managed memory differ from those of every other copy of the run
-Buffers = Callable[[operation.Place], tuple[Memory, Memory]]  # Of a GPU, or pinned: one to send, one for arrivals
+_FIRST_ROW = 1 << 20  # Makes the data of managed memory differ from those of every other copy of the run
+Buffers = Callable[[operation.Place], tuple[Memory, Memory]]
+"""Returns a buffer to send from and one to receive into, on a GPU or in pinned memory."""
 
 
 class ManagedBench:
-    """One managed allocation, made before any plain one, and the passes over it."""
+    """Measures copies of managed memory in one allocation, which is made before any plain one."""
 
     def __init__(
         self, request: P2pRequest, copies: Copies, managed: ManagedMemory, meter: Meter, buffers: Buffers
@@ -49,47 +50,46 @@ class ManagedBench:
         self._pages = managed.allocate(self._size)
 
     def cell(self, copy: ManagedCopy) -> Cell:
-        """Samples of one pass each after one that does not count. Raises CouldNotMeasureError."""
-        pages = self._pages
+        """Measure a copy in samples of one pass each, after a warm-up pass. Raises CouldNotMeasureError."""
         if copy.way is not operation.ManagedWay.IN_PLACE:
-            return self._passes(copy)
-        self._managed.advise(pages, self._home(copy), copy.by, stays=True)
+            return self._measure_passes(copy)
+        self._managed.advise(self._pages, self._home(copy), copy.by, stays=True)
         try:
-            return self._passes(copy)
+            return self._measure_passes(copy)
         finally:
-            self._managed.advise(pages, self._home(copy), copy.by, stays=False)
+            self._managed.advise(self._pages, self._home(copy), copy.by, stays=False)
 
-    def _passes(self, copy: ManagedCopy) -> Cell:
-        self._ready(copy)
-        self._pass(copy)
+    def _measure_passes(self, copy: ManagedCopy) -> Cell:
+        self._move_home(copy)
+        self._time_pass(copy)
         samples = []
         for _ in range(self._request.method.samples - 1):
-            # Pages that shall stay were not to move: to put them back would hide that they did.
+            # Move pages back only if they were supposed to move. Otherwise it would hide that they did.
             if copy.way.is_migration:
-                self._ready(copy)
-            samples.append(self._pass(copy))
+                self._move_home(copy)
+            samples.append(self._time_pass(copy))
         if self._request.check:
-            self._fresh(copy)
-        self._ready(copy)
+            self._write_fresh_data(copy)
+        self._move_home(copy)
         receives = copy.source is None
         reading = self._meter.read(copy.by if copy.source is None else copy.source)
-        samples.append(self._pass(copy))
+        samples.append(self._time_pass(copy))
         carried = self._meter.since(reading, self._size, receives=receives)
-        return Cell(tuple(samples), self._wrong(copy) if self._request.check else None, carried)
+        return Cell(tuple(samples), self._count_wrong(copy) if self._request.check else None, carried)
 
     def _home(self, copy: ManagedCopy) -> operation.Place:
-        """Where the pages have to be when a pass begins: where they stay, or what they leave."""
+        """Return the place of the pages at the start of a pass: where they stay, or from where they move."""
         if copy.way is operation.ManagedWay.RESIDENT:
             return copy.by
         return HOST if copy.source is None or _writes_in_place(copy) else copy.source
 
-    def _ready(self, copy: ManagedCopy) -> None:
+    def _move_home(self, copy: ManagedCopy) -> None:
         if copy.way is operation.ManagedWay.RESIDENT:
             self._managed.prefetch(self._pages, HOST, copy.by)
         if copy.way.is_managed:
             self._managed.prefetch(self._pages, self._home(copy), copy.by)
 
-    def _pass(self, copy: ManagedCopy) -> float:
+    def _time_pass(self, copy: ManagedCopy) -> float:
         if copy.way is operation.ManagedWay.PREFETCH:
             return self._managed.prefetch(self._pages, _place(copy.destination), copy.by)
         source, destination = Region(self._source(copy), 0), Region(self._destination(copy), 0)
@@ -98,8 +98,7 @@ class ManagedBench:
 
     def _source(self, copy: ManagedCopy) -> Memory:
         if copy.way is operation.ManagedWay.PINNED_KERNEL or _writes_in_place(copy):
-            sent, _ = self._buffers(operation.HostMemory.PINNED if copy.source is None else copy.source)
-            return sent
+            return self._buffers(operation.HostMemory.PINNED if copy.source is None else copy.source)[0]
         return self._pages
 
     def _destination(self, copy: ManagedCopy) -> Memory:
@@ -107,8 +106,8 @@ class ManagedBench:
             return self._buffers(copy.destination)[1]
         return self._pages if copy.way.is_managed else self._buffers(operation.HostMemory.PINNED)[1]
 
-    def _fresh(self, copy: ManagedCopy) -> None:
-        """Fresh data at the source, other data at the destination; GPUs fill managed memory 1,000 × faster."""
+    def _write_fresh_data(self, copy: ManagedCopy) -> None:
+        """Write new data to the source and other data to the destination."""
         self._row += 1
         data, block = random_data(self._size, self._row, _SENDERS)
         source = self._source(copy)
@@ -122,11 +121,12 @@ class ManagedBench:
         destination.fill_byte(self._size, operation.POISON)
 
     def _gpu_memory(self, copy: ManagedCopy) -> Memory:
+        """Move the pages to a GPU, which fills managed memory 1,000 times faster than the host."""
         gpu = copy.by if copy.source is None else copy.source
         self._managed.prefetch(self._pages, gpu, gpu)
         return self._managed.on(self._pages, gpu)
 
-    def _wrong(self, copy: ManagedCopy) -> int:
+    def _count_wrong(self, copy: ManagedCopy) -> int:
         data, block = random_data(self._size, self._row, _SENDERS)
         if copy.way is operation.ManagedWay.PREFETCH:
             arrived = self._managed.on(self._pages, _place(copy.destination))
@@ -144,11 +144,11 @@ def _place(end: int | None) -> operation.Place:
 
 
 _IDENTITIES = {operation.HostMemory.PINNED: 254, operation.HostMemory.PAGEABLE: 255}
-"""Numbers of host memory as a sender of data; those of GPUs are their positions."""
+"""The numbers of host memory as a sender of data. The number of a GPU is its position."""
 
 
 class CopyBench(Bench):
-    """The buffers of a run and what is measured with them; those of host memory are made when first needed."""
+    """Measures copies of one process. Buffers in host memory are allocated when they are first needed."""
 
     def __init__(
         self,
@@ -169,13 +169,12 @@ class CopyBench(Bench):
         self._unusable: dict[operation.Place, str] = {}
         slots = max(1, len(copies.gpus) - 1) if request.patterns else 1
         self._managed: ManagedBench | None = None
-        if managed is not None and not all(each.missing_feature for each in request.managed):
+        if managed is not None and not all(gpu.missing_feature for gpu in request.managed):
             self._managed = ManagedBench(request, copies, managed, self._meter, self._buffers)
         for gpu in range(len(copies.gpus)):
             self._allocate(gpu, request.largest, max(request.largest, slots * request.pattern_bytes))
 
     def enable_peer_access(self) -> dict[Pair, str]:
-        """Enable it wherever CUDA says that it can be; the errors where it then fails."""
         refused = {}
         for pair in permutations(range(len(self._copies.gpus)), 2):
             if self._copies.can_reach(*pair):
@@ -186,15 +185,12 @@ class CopyBench(Bench):
         return refused
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        """One copy after another."""
         return map(self._cell, copies)
 
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
-        """The same copy, its samples added to those before."""
         return before.extended(self._cell(copy))
 
     def look_while_idle(self) -> tuple[IdleGpu, ...]:
-        """All GPUs at once, none of which copies."""
         return () if self._window is None else self._window.look(range(len(self._copies.gpus)))
 
     def _cell(self, copy: Copy) -> Cell:
@@ -203,12 +199,12 @@ class CopyBench(Bench):
                 if self._managed is None:
                     raise CouldNotMeasureError("managed memory is not used here")
                 return self._managed.cell(copy)
-            return self._measured(copy, self._streams(copy))
+            return self._measure_streams(copy, self._streams(copy))
         except CouldNotMeasureError as error:
             return Cell(error=error.seen)
 
     def _buffers(self, place: operation.Place) -> tuple[Memory, Memory]:
-        """The plain buffers of a place, made where it has none yet; CouldNotMeasureError where it cannot have any."""
+        """Return the plain buffers of a place, allocated if needed. Raises CouldNotMeasureError."""
         if place not in {*self._sent, *self._unusable}:
             self._allocate(place, self._request.largest, self._request.largest)
         if place in self._unusable:
@@ -245,7 +241,7 @@ class CopyBench(Bench):
         size_bytes: int,
         offset_bytes: int = 0,
     ) -> CopyStream:
-        """Copies from the first end to an offset in the second. Raises CouldNotMeasureError: no buffers."""
+        """Return the stream from the first end to an offset in the second. Raises CouldNotMeasureError."""
         for end in ends:
             if end in self._unusable:
                 raise CouldNotMeasureError(self._unusable[end])
@@ -259,29 +255,30 @@ class CopyBench(Bench):
         except CouldNotMeasureError as error:
             self._unusable[place] = error.seen
 
-    def _measured(self, copy: PairCopy | HostCopy | PatternCopy, streams: Sequence[CopyStream]) -> Cell:
-        """Timed in samples; fresh data are sent in the last, and the counters of one end are read around it."""
+    def _measure_streams(self, copy: PairCopy | HostCopy | PatternCopy, streams: Sequence[CopyStream]) -> Cell:
+        """Time samples. The last one sends fresh data, and the counters of one end are read before and after it."""
         method = self._request.method
         first = self._copies.seconds(streams, method.warmup) / method.warmup
-        repeats = method.repeats_for(first)
+        repeats = method.count_repeats(first)
         samples = [self._copies.seconds(streams, repeats) / repeats for _ in range(method.samples - 1)]
-        self._prepare(streams)
-        counted = _counted_gpu(copy)
-        reading = None if counted is None else self._meter.read(counted)
+        self._write_fresh_data(streams)
+        reading = None
+        if not isinstance(copy, PatternCopy):
+            reading = self._meter.read(copy.gpu if isinstance(copy, HostCopy) else copy.pair[0])
         samples.append(self._copies.seconds(streams, repeats) / repeats)
         carried = Carried()
         if reading is not None:
             receives = isinstance(copy, HostCopy) and copy.to_gpu
             carried = self._meter.since(reading, repeats * streams[0].size_bytes, receives=receives)
-        return Cell(tuple(samples), self._wrong(streams), carried)
+        return Cell(tuple(samples), self._count_wrong(streams), carried)
 
-    def _prepare(self, streams: Sequence[CopyStream]) -> None:
-        """Fresh data to send, and other data where it is to arrive; host memory is filled once, as it is slow."""
+    def _write_fresh_data(self, streams: Sequence[CopyStream]) -> None:
+        """Write new data to the sources and other data to the destinations. Fill host memory only once: it is slow."""
         if not self._request.check:
             return
         self._row += 1
         for place, memory in self._sent.items():
-            size_bytes = max((each.size_bytes for each in streams if each.source.memory is memory), default=0)
+            size_bytes = max((stream.size_bytes for stream in streams if stream.source.memory is memory), default=0)
             if size_bytes and place not in self._host_rows:
                 memory.fill_sent(*random_data(size_bytes, self._row, _SENDERS), _identity(place))
                 if isinstance(place, operation.HostMemory):
@@ -290,7 +287,7 @@ class CopyBench(Bench):
             memory = stream.destination.memory
             memory.fill_byte(stream.destination.offset_bytes + stream.size_bytes, operation.POISON)
 
-    def _wrong(self, streams: Sequence[CopyStream]) -> int | None:
+    def _count_wrong(self, streams: Sequence[CopyStream]) -> int | None:
         if not self._request.check:
             return None
         senders = {id(memory): place for place, memory in self._sent.items()}
@@ -304,7 +301,7 @@ class CopyBench(Bench):
 
 
 def unreachable_pairs(copies: Copies) -> frozenset[Pair]:
-    """Pairs of which CUDA says that one cannot address the other's memory."""
+    """Return the pairs of GPUs that cannot address each other's memory according to CUDA."""
     pairs = permutations(range(len(copies.gpus)), 2)
     return frozenset(
         pair for one, other in pairs if not copies.can_reach(one, other) for pair in ((one, other), (other, one))
@@ -315,25 +312,19 @@ def _issuer(direction: operation.Direction, pair: Pair) -> int:
     return pair[1] if direction is operation.Direction.READ else pair[0]
 
 
-def _counted_gpu(copy: PairCopy | HostCopy | PatternCopy) -> int | None:
-    if isinstance(copy, PairCopy):
-        return copy.pair[0]
-    return copy.gpu if isinstance(copy, HostCopy) else None
-
-
 def _identity(place: operation.Place) -> int:
-    """A number of its own for each sender, by which its data differ."""
+    """Return the number of a sender, by which its data differ from those of others."""
     return _IDENTITIES[place] if isinstance(place, operation.HostMemory) else place
 
 
 T = TypeVar("T")
 
-_OWN_GPU = 0  # Each rank counts what its one GPU carries
-_STEPS = 6  # Of a round: copies to learn, samples, fresh data, last sample, its counters, its check
+_OWN_GPU = 0  # Each rank reads the counters of its one GPU
+_STEPS = 6  # Steps of a round: estimate, samples, fresh data, last sample, counters, verification
 
 
 class _Offer(Struct, frozen=True):
-    """The two buffers of a rank, as the others get them: handles, or the reason why they cannot be used."""
+    """Handles of the two buffers of a rank, for the other ranks, or the reason why they cannot be used."""
 
     sent: bytes = b""
     arrived: bytes = b""
@@ -342,7 +333,7 @@ class _Offer(Struct, frozen=True):
 
 
 class RankBench(Bench):
-    """This rank's buffers, and its part in what all ranks measure together. Every rank calls every method alike."""
+    """Measures copies between ranks, with this rank's buffers. Every rank calls every method in the same order."""
 
     def __init__(
         self,
@@ -367,15 +358,15 @@ class RankBench(Bench):
         self.offers = group.gather(self._offer())
 
     def enable_peer_access(self) -> dict[Pair, str]:
-        """Nothing to do: CUDA enables it with memory of another process, which is opened for the first copy."""
+        """Do nothing: CUDA enables peer access when the first copy opens the memory of another process."""
         return {}
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        """One matrix: in as few rounds of disjoint pairs as can be, in each one way, then back."""
+        """Measure a matrix in as few rounds of disjoint pairs as possible, each round in both directions."""
         if not copies:
             return iter(())
-        asked = cast("Sequence[PairCopy]", copies)  # the other kinds of copies are for one process
-        series, pairs = asked[0].series, [each.pair for each in asked]
+        asked = cast("Sequence[PairCopy]", copies)  # Other kinds of copies need one process
+        series, pairs = asked[0].series, [copy.pair for copy in asked]
         if series.network and self._chosen is None:
             self._chosen = self._connect(series, pairs)
         cells = self._matrix(series, pairs)
@@ -383,13 +374,12 @@ class RankBench(Bench):
         return (replace(cells[pair], transports=chosen.get(pair, ())) for pair in pairs)
 
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
-        """One pair again while all other ranks wait."""
+        """Repeat one pair while all other ranks wait."""
         asked = cast("PairCopy", copy)
-        more = self._together("one pair again", asked.series, (asked.pair,))[asked.pair]
+        more = self._measure_round("one pair again", asked.series, (asked.pair,))[asked.pair]
         return before.extended(more)
 
     def look_while_idle(self) -> tuple[IdleGpu, ...]:
-        """Every rank its own GPU, while all of them wait."""
         if self._window is None:
             return ()
         self.group.barrier()
@@ -398,7 +388,7 @@ class RankBench(Bench):
         return tuple(self.group.gather(own))
 
     def _connect(self, series: Series, pairs: Sequence[Pair]) -> Mapping[Pair, tuple[Transport, ...]]:
-        """Send untimed for the first time, when NCCL connects each pair and its log names the transport."""
+        """Send once without timing. NCCL connects each pair then, and its log names the transport."""
         if self._log is None:
             return {}
         listener = NcclLogListener(self._log)
@@ -411,19 +401,19 @@ class RankBench(Bench):
         cells: dict[Pair, Cell] = {}
         wanted, met = set(pairs), pairing_rounds(self.group.size)
         for number, met_now in enumerate(met, 1):
-            for way in (met_now, tuple((other, one) for one, other in met_now)):
-                active = tuple(pair for pair in way if pair in wanted)
+            for pairs_now in (met_now, tuple((other, one) for one, other in met_now)):
+                active = tuple(pair for pair in pairs_now if pair in wanted)
                 if active:
-                    cells |= self._together(f"round {number} of {len(met)}", series, active, phase)
+                    cells |= self._measure_round(f"round {number} of {len(met)}", series, active, phase)
         return cells
 
     def unusable(self, series: Series, rank: int) -> str:
-        """The reason why a rank's buffers cannot be used for this; empty where they can."""
+        """Return the reason why a rank's buffers cannot be used for a series, or ''."""
         offer = self.offers[rank]
         return offer.unusable or ("" if series.network else offer.refused)
 
     def close(self) -> None:
-        """Give everything back, once no rank uses another's memory any more."""
+        """Release all memory after no rank uses the memory of another any more."""
         self.copies.release()
         self.group.barrier()
         self.copies.close()
@@ -432,14 +422,14 @@ class RankBench(Bench):
         try:
             sent, arrived = (self.copies.allocate(self.request.largest) for _ in range(2))
         except CouldNotMeasureError as error:
-            return _Offer(unusable=_words(error))
+            return _Offer(unusable=_error_text(error))
         self.buffers = (sent, arrived)
         try:
             return _Offer(self.copies.export(sent), self.copies.export(arrived))
         except CouldNotMeasureError as error:
-            return _Offer(refused=_words(error))
+            return _Offer(refused=_error_text(error))
 
-    def _together(
+    def _measure_round(
         self, title: str, series: Series, pairs: Sequence[Pair], phase: Phase = Phase.OPERATION
     ) -> dict[Pair, Cell]:
         self.row += 1
@@ -449,7 +439,7 @@ class RankBench(Bench):
 
 
 class _Round:
-    """Copies of disjoint pairs at the same time. Ranks go step by step, and each step ends when all have made it."""
+    """Copies of disjoint pairs at the same time. All ranks finish a step before the next one begins."""
 
     def __init__(self, bench: RankBench, series: Series, pairs: Sequence[Pair]) -> None:
         self._bench = bench
@@ -461,10 +451,10 @@ class _Round:
         self._reading: CounterReading | None = None
 
     def cells(self) -> dict[Pair, Cell]:
-        """The cells of each pair, the same on every rank; the last sample sends fresh data."""
+        """Return the cell of each pair, the same on every rank. The last sample sends fresh data."""
         method = self._bench.request.method
         first = self._step(lambda pair: self._copies(pair, method.warmup, 1))
-        repeats = {pair: method.repeats_for(_slower(first, pair)[0]) for pair in self._unbroken()}
+        repeats = {pair: method.count_repeats(_slower(first, pair)[0]) for pair in self._unbroken()}
         samples = self._step(lambda pair: self._copies(pair, repeats[pair], method.samples - 1))
         self._step(self._prepare)
         last = self._step(lambda pair: self._copies(pair, repeats[pair], 1))
@@ -480,22 +470,22 @@ class _Round:
         return [pair for pair in self._pairs if pair not in self._errors]
 
     def _step(self, action: Callable[[Pair], T]) -> list[T | None]:
-        """The result of `action` on each rank; None where a rank has no pair, or one that is broken."""
+        """Return the result of `action` on each rank, or None for a rank without a pair or with a broken one."""
         answer: T | None = None
         error = ""
         if self._own is not None and self._own not in self._errors:
             try:
                 answer = action(self._own)
             except CouldNotMeasureError as raised:
-                error = _words(raised)
-        # Ranks that have done their part are ahead of those that have not: so a watchdog sees for whom all wait.
+                error = _error_text(raised)
+        # Count the step before waiting, so that a watchdog sees which rank the others wait for.
         self._bench.progress.completed()
         answers = self._bench.group.gather((answer, error))
         for pair in self._unbroken():
             error = answers[pair[0]][1] or answers[pair[1]][1]
             if error:
                 self._errors[pair] = error
-        return [each for each, _ in answers]
+        return [answer for answer, _ in answers]
 
     def _copies(self, pair: Pair, repeats: int, samples: int) -> tuple[float, ...]:
         copies, series, (source, destination) = self._bench.copies, self._series, pair
@@ -540,10 +530,10 @@ class _Round:
 
 
 def _slower(samples: Sequence[tuple[float, ...] | None], pair: Pair) -> tuple[float, ...]:
-    """Each sample by the rank of a pair that took longer, where both have one."""
+    """Return each sample of a pair by its slower rank, if both ranks have samples."""
     both = [found for found in (samples[rank] for rank in pair) if found]
-    return tuple(max(each) for each in zip(*both, strict=True))
+    return tuple(max(pair) for pair in zip(*both, strict=True))
 
 
-def _words(error: CouldNotMeasureError) -> str:
+def _error_text(error: CouldNotMeasureError) -> str:
     return "; ".join(filter(None, (error.seen, error.reason)))

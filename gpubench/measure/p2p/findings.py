@@ -14,35 +14,32 @@ from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict
 
 _MOST_PAIRS = 4
 
-OutrunsHost = Callable[[p2p.Pair], bool]  # Whether a direct copy of a pair is faster than any through host memory
+OutrunsHost = Callable[[p2p.Pair], bool]
+"""True if a direct copy of a pair is faster than any copy through host memory."""
 
 
-def _no_pair(_pair: p2p.Pair) -> bool:
-    return False
-
-
-def findings_of(
+def copy_findings(
     matrices: Sequence[CopyMatrix],
     gpus: Sequence[CopyGpu],
     wrong_with_host: Sequence[str],
     others: Sequence[tuple[str, p2p.Cell]] = (),
-    path_of: Callable[[p2p.Pair], str] = lambda _: "",
+    find_path_class: Callable[[p2p.Pair], str] = lambda _: "",
     places: Sequence[DevicePlace] = (),
 ) -> tuple[Finding, ...]:
-    """Findings except slow copies, whose rows conditions judge, and host-staged paths, which follow from all evidence.
+    """Return the findings on wrong, failed, unprofitable and noisy copies.
 
-    `wrong_with_host` are GPUs with wrong data to or from host memory; `others` are copies outside the matrices;
-    `places` are where the GPUs are.
+    `wrong_with_host` are GPUs with wrong data to or from host memory. `others` are copies outside the matrices. Slow
+    copies are conditions of rows, and host-staged paths follow from all evidence.
     """
     return (
-        *_wrong(matrices, gpus, wrong_with_host, others, places),
-        *_errors(matrices, gpus, others, places),
-        *_unprofitable(matrices, gpus, path_of, places),
-        *_noisy(matrices, gpus, places),
+        *_find_wrong_data(matrices, gpus, wrong_with_host, others, places),
+        *_find_failed_copies(matrices, gpus, others, places),
+        *_find_slower_than_staging(matrices, gpus, find_path_class, places),
+        *_find_noisy_copies(matrices, gpus, places),
     )
 
 
-def _wrong(
+def _find_wrong_data(
     matrices: Sequence[CopyMatrix],
     gpus: Sequence[CopyGpu],
     wrong_with_host: Sequence[str],
@@ -59,7 +56,7 @@ def _wrong(
     where = next((name for wrong, _, name in cells if wrong == most), "")
     found = dict.fromkeys(pair for _, pair, _ in cells)
     with_host = [f"host and {device}" for device in dict.fromkeys(wrong_with_host)]
-    # Several pairs at once have wrong data if one of them has: they are subjects only where no pair is.
+    # A pattern has wrong data if one of its pairs has, so it is a subject only if no single pair is.
     at_once = [name for name, cell in others if cell.wrong and not with_host and not found]
     subjects = [_pair(pair, gpus) for pair in found] + with_host + at_once
     if subjects:
@@ -67,7 +64,9 @@ def _wrong(
             id=WRONG_DATA,
             severity=Verdict.FAIL,
             **_subjects(
-                subjects, [*found, *((gpu,) for gpu, each in enumerate(gpus) if each.device in wrong_with_host)], places
+                subjects,
+                [*found, *((number,) for number, gpu in enumerate(gpus) if gpu.device in wrong_with_host)],
+                places,
             ),
             seen=f"wrong data arrived: {plural(most, 'wrong element')}, {where}" if found else "wrong data arrived",
             expected="the destination reads exactly what the source sent",
@@ -79,7 +78,7 @@ def _wrong(
         )
 
 
-def _errors(
+def _find_failed_copies(
     matrices: Sequence[CopyMatrix],
     gpus: Sequence[CopyGpu],
     others: Sequence[tuple[str, p2p.Cell]],
@@ -105,10 +104,15 @@ def _errors(
         )
 
 
-def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = _no_pair) -> dict[p2p.Pair, str]:
-    """Host-staged pairs with peer access on, by NVLink counters, else by times equal to those with it off."""
+def staged_pairs(
+    matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = lambda _pair: False
+) -> dict[p2p.Pair, str]:
+    """Return the pairs that are host-staged although peer access is on, with the evidence.
+
+    The evidence is link counters, or else times as long as without peer access.
+    """
     found = {
-        pair: _counted(cell)
+        pair: _counter_text(cell)
         for matrix in matrices
         for pair, cell in matrix.cells.items()
         if matrix.series.peer and cell.is_staged
@@ -117,18 +121,21 @@ def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = _no
     size_bytes = max((size for size in off if size in on and on[size].series.is_judged), default=None)
     if size_bytes is None:
         return found
-    soon, late = (way[p2p.LATENCY_BYTES].cells if p2p.LATENCY_BYTES in way else {} for way in (on, off))
+    latencies_on, latencies_off = (
+        matrices_by_size[p2p.LATENCY_BYTES].cells if p2p.LATENCY_BYTES in matrices_by_size else {}
+        for matrices_by_size in (on, off)
+    )
     for pair, cell in on[size_bytes].cells.items():
         without = off[size_bytes].cells.get(pair)
         if without is None or cell.is_staged is not None:
             continue
-        latencies = soon.get(pair), late.get(pair)
+        latencies = latencies_on.get(pair), latencies_off.get(pair)
         if p2p.looks_staged(cell, without, *latencies, outruns_host=outruns_host(pair)):
             found.setdefault(pair, p2p.AS_SLOW_AS_STAGED)
     return found
 
 
-def _counted(cell: p2p.Cell) -> str:
+def _counter_text(cell: p2p.Cell) -> str:
     carried = cell.carried
     nvlink = f"{carried.nvlink_share:.0%} of the bytes went over NVLink, whose counters moved for other pairs"
     return f"{nvlink}; they went over PCIe" if (carried.pcie_share or 0) >= p2p.MOVED_SHARE else nvlink
@@ -143,13 +150,13 @@ def _written_cells(matrices: Sequence[CopyMatrix], *, peer: bool) -> dict[int, C
     }
 
 
-def _unprofitable(
+def _find_slower_than_staging(
     matrices: Sequence[CopyMatrix],
     gpus: Sequence[CopyGpu],
-    path_of: Callable[[p2p.Pair], str],
+    find_path_class: Callable[[p2p.Pair], str],
     places: Sequence[DevicePlace],
 ) -> Iterator[Finding]:
-    """Pairs of one socket to which host memory is the faster way; NCCL does not use peer access across sockets."""
+    """Find pairs that are faster through host memory. Skip pairs across sockets, where NCCL uses no peer access."""
     off = _written_cells(matrices, peer=False)
     for size_bytes, matrix in _written_cells(matrices, peer=True).items():
         if not matrix.series.is_judged or size_bytes not in off:
@@ -159,7 +166,9 @@ def _unprofitable(
             for pair, gb_s in matrix.gb_s.items()
             if pair in off[size_bytes].gb_s
         }
-        slower = [pair for pair, share in shares.items() if share < p2p.SLOW_SHARE and path_of(pair) != ACROSS_SOCKETS]
+        slower = [
+            pair for pair, share in shares.items() if share < p2p.SLOW_SHARE and find_path_class(pair) != ACROSS_SOCKETS
+        ]
         if slower:
             worst = min(slower, key=shares.__getitem__)
             yield Finding(
@@ -176,7 +185,9 @@ def _unprofitable(
             )
 
 
-def _noisy(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], places: Sequence[DevicePlace]) -> Iterator[Finding]:
+def _find_noisy_copies(
+    matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], places: Sequence[DevicePlace]
+) -> Iterator[Finding]:
     noisy = {
         pair: None
         for matrix in matrices
@@ -206,16 +217,16 @@ class _Subjects(TypedDict):
 
 
 def _subjects(named: Sequence[str], gpus: Iterable[Collection[int]], places: Sequence[DevicePlace]) -> _Subjects:
-    """The names of some copies, and the places of the GPUs that took part in each."""
-    at = tuple(dict.fromkeys(places[gpu] for each in gpus for gpu in each)) if places else ()
-    return {"subject": shorten(named, _MOST_PAIRS), "subjects": tuple(named), "places": at}
+    """Return the fields of a finding for copies with these names, each with the GPUs that took part in it."""
+    known = tuple(dict.fromkeys(places[gpu] for copy_gpus in gpus for gpu in copy_gpus)) if places else ()
+    return {"subject": shorten(named, _MOST_PAIRS), "subjects": tuple(named), "places": known}
 
 
 _MOST_SUBJECTS = 4
 
-_NOT_THERE_SHARE = 0.5
-"""A kernel that needs more than this share of the page fault time reads pages that are not on its GPU: on H200, reading
-local pages takes a twentieth of it."""
+_REMOTE_SHARE = 0.5
+"""If a kernel needs more than this share of the page fault time, its pages are not on its GPU. Local pages take a
+twentieth of that time on an H200."""
 
 _FASTER_THAN_LINK = 1.3  # A kernel this much faster than plain remote memory reads pages that have moved
 
@@ -223,12 +234,17 @@ _FASTER_THAN_LINK = 1.3  # A kernel this much faster than plain remote memory re
 def managed_findings(
     request: P2pRequest, cells: Mapping[ManagedCopy, p2p.Cell], machine: CopyMachine, matrices: Sequence[CopyMatrix]
 ) -> tuple[Finding, ...]:
-    """All findings about managed memory; none if it was not measured."""
-    seen = _Observed(request, cells, machine, matrices)
-    return (*seen.find_no_concurrent_access(), *seen.ignored_prefetch(), *seen.moved_anyway(), *seen.through_host())
+    """Return the findings about managed memory, which are none if it was not measured."""
+    judge = _ManagedJudge(request, cells, machine, matrices)
+    return (
+        *judge.find_missing_access(),
+        *judge.find_ignored_prefetches(),
+        *judge.find_ignored_advice(),
+        *judge.find_staged_copies(),
+    )
 
 
-class _Observed:
+class _ManagedJudge:
     def __init__(
         self,
         request: P2pRequest,
@@ -239,28 +255,28 @@ class _Observed:
         self._request, self._machine, self._matrices = request, machine, matrices
         self._cells = {copy: cell for copy, cell in cells.items() if cell.seconds}
 
-    def find_no_concurrent_access(self) -> Iterator[Finding]:
-        lacking = [each for each in self._request.managed if each.missing_feature]
+    def find_missing_access(self) -> Iterator[Finding]:
+        lacking = [gpu for gpu in self._request.managed if gpu.missing_feature]
         if lacking:
             yield self._finding(
                 "managed-without-concurrent-access",
-                [each.device for each in lacking],
-                seen="; ".join(each.missing_feature for each in lacking[:_MOST_SUBJECTS]),
+                [gpu.device for gpu in lacking],
+                seen="; ".join(gpu.missing_feature for gpu in lacking[:_MOST_SUBJECTS]),
                 expected="concurrentManagedAccess 1, as on Linux with GPUs since Pascal",
                 cause="Windows or WSL, a vGPU without unified memory, or an older GPU: whole allocations move at every "
                 "kernel launch, and the host must not use them meanwhile",
                 cure=Cure(comment="Use cudaMemcpy between plain allocations: prefetch and advice have no effect here."),
             )
 
-    def ignored_prefetch(self) -> Iterator[Finding]:
-        """GPUs whose pages were missing after an accepted prefetch from the host."""
+    def find_ignored_prefetches(self) -> Iterator[Finding]:
+        """Find GPUs that lack pages after a prefetch from the host that the driver accepted."""
         found = {}
         for copy, cell in self._cells.items():
             faults = self._cells.get(ManagedCopy(ManagedWay.FAULTS, copy.source, copy.destination))
             if copy.way is ManagedWay.RESIDENT and faults is not None:
                 share = cell.typical_seconds / faults.typical_seconds
-                if share > _NOT_THERE_SHARE:
-                    found[self._ends(copy)] = f"{share:.0%} of the page fault time"
+                if share > _REMOTE_SHARE:
+                    found[self._name(copy)] = f"{share:.0%} of the page fault time"
         if found:
             yield self._finding(
                 "managed-prefetch-ignored",
@@ -271,13 +287,13 @@ class _Observed:
                 cure=Cure.of("nvidia-smi", comment="Or query cudaMemRangeAttributeLastPrefetchLocation in a program."),
             )
 
-    def moved_anyway(self) -> Iterator[Finding]:
-        """Ends whose pages moved to the GPU that used them, against the advice."""
+    def find_ignored_advice(self) -> Iterator[Finding]:
+        """Find copies whose pages moved to the GPU that used them, against the advice."""
         found = {}
         for copy, cell in self._cells.items():
             plain = self._plain_seconds(copy)
             if copy.way is ManagedWay.IN_PLACE and plain is not None and plain > _FASTER_THAN_LINK * min(cell.seconds):
-                found[self._ends(copy)] = f"{self._gb_s(min(cell.seconds))} GB/s, plain memory {self._gb_s(plain)}"
+                found[self._name(copy)] = f"{self._gb_s(min(cell.seconds))} GB/s, plain memory {self._gb_s(plain)}"
         if found:
             yield self._finding(
                 "managed-moved-anyway",
@@ -290,7 +306,7 @@ class _Observed:
                 ),
             )
 
-    def through_host(self) -> Iterator[Finding]:
+    def find_staged_copies(self) -> Iterator[Finding]:
         direct = {
             pair
             for matrix in self._matrices
@@ -301,7 +317,7 @@ class _Observed:
         for copy, cell in self._cells.items():
             share = cell.carried.nvlink_share
             if (copy.source, copy.destination) in direct and share is not None and share < p2p.MOVED_SHARE:
-                found[f"{self._ends(copy)} ({copy.way})"] = f"{share:.0%} of the bytes went over NVLink"
+                found[f"{self._name(copy)} ({copy.way})"] = f"{share:.0%} of the bytes went over NVLink"
         if found:
             yield self._finding(
                 "managed-through-host",
@@ -325,7 +341,7 @@ class _Observed:
     def _gb_s(self, seconds: float) -> str:
         return f"{(self._request.managed_bytes or 0) / seconds / BYTES_PER_GB:.3g}"
 
-    def _ends(self, copy: ManagedCopy) -> str:
+    def _name(self, copy: ManagedCopy) -> str:
         ends = ("host" if end is None else self._machine.label(end) for end in (copy.source, copy.destination))
         return " → ".join(ends)
 

@@ -1,4 +1,4 @@
-"""What a run copies, on which GPUs, and the recording of its raw samples."""
+"""The copies to make, the GPUs that make them, and the recording of raw samples."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,34 +28,34 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.profiles import ProfileMatch
 from gpubench.readers.documents import check_version, read_json_line
 
-_MOST_REPEATS = 100  # Enough for a mean of microseconds, and as many as p2pBandwidthLatencyTest makes
+_MOST_REPEATS = 100  # The number that p2pBandwidthLatencyTest makes, enough for a mean of microseconds
 _TO_HOST = (operation.ManagedWay.PINNED_KERNEL, operation.ManagedWay.PREFETCH, operation.ManagedWay.IN_PLACE)
-"""A kernel's page faults fetch; to the host it only writes."""
+"""Without page faults, because a kernel only writes to the host."""
 
 _BETWEEN_GPUS = (operation.ManagedWay.PREFETCH, operation.ManagedWay.FAULTS, operation.ManagedWay.IN_PLACE)
-"""What a kernel does with plain memory of another GPU is a series of its own."""
+"""Without kernels on plain memory of another GPU, because they are the series with SM copies."""
 
 
 class Method(Struct, frozen=True):
-    """How to sample: `repeats` copies or `sample_seconds` per sample, and the median of `samples`."""
+    """The sampling: `repeats` copies or `sample_seconds` per sample. The median of `samples` counts."""
 
     warmup: int = 4
     samples: int = 3
     repeats: int | None = None
     sample_seconds: float = 0.01
 
-    def repeats_for(self, seconds: float) -> int:
-        """Return the number of copies per sample, if one takes so many seconds."""
+    def count_repeats(self, copy_seconds: float) -> int:
+        """Return the number of copies per sample from the duration of one copy."""
         if self.repeats is not None:
             return self.repeats
-        return max(1, min(_MOST_REPEATS, round(self.sample_seconds / seconds)))
+        return max(1, min(_MOST_REPEATS, round(self.sample_seconds / copy_seconds)))
 
 
-NVBANDWIDTH = Method(warmup=4, samples=3, repeats=16)  # 0.8: 4 copies to warm up, 16 in one go, median of 3
+NVBANDWIDTH = Method(warmup=4, samples=3, repeats=16)  # As nvbandwidth 0.8 measures
 
 
 class PairCopy(Struct, frozen=True):
-    """A copy from one GPU to another. Its text is its name in a recording."""
+    """A copy from one GPU to another. `str` of every copy is its name in a recording."""
 
     series: Series
     pair: Pair
@@ -73,7 +73,7 @@ class HostCopy(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The text for a progress line. It ends with the name of the GPU."""
+        """The text for a progress line, before the name of the GPU."""
         return f"{self.memory} host memory {'to' if self.to_gpu else 'from'}"
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class HostCopy(Struct, frozen=True):
 
 
 class PatternCopy(Struct, frozen=True):
-    """Copies of several pairs at once. Their total bytes count, until the last one has ended."""
+    """Copies of several pairs at once. Their bandwidth is the total bytes until the last copy ends."""
 
     pattern: operation.CopyPattern
     direction: operation.Direction
@@ -91,7 +91,7 @@ class PatternCopy(Struct, frozen=True):
 
 
 class ManagedCopy(Struct, frozen=True):
-    """A copy of managed memory, or of plain memory to compare with. None stands for the host."""
+    """A copy of managed memory, or of pinned memory for comparison. A source or destination None is the host."""
 
     way: operation.ManagedWay
     source: int | None
@@ -111,7 +111,7 @@ Copy = PairCopy | HostCopy | PatternCopy | ManagedCopy
 
 
 class P2pRequest(Struct, frozen=True, kw_only=True):
-    """The copies to make. `pairs` are positions of GPUs; `series` start with those without peer access."""
+    """The copies to make. `pairs` are positions of GPUs. `series` without peer access come first."""
 
     pairs: tuple[Pair, ...]
     series: tuple[Series, ...]
@@ -139,14 +139,14 @@ class P2pRequest(Struct, frozen=True, kw_only=True):
         ]
 
     def host_copies(self, gpus: int) -> Iterator[HostCopy]:
-        """Copies from and to both kinds of host memory for every GPU."""
+        """Yield copies from and to both kinds of host memory for every GPU."""
         for memory in operation.HostMemory if self.host_bytes else ():
             for to_gpu in (True, False):
                 for gpu in range(gpus):
                     yield HostCopy(memory, gpu, to_gpu)
 
     def managed_copies(self, gpus: int) -> Iterator[ManagedCopy]:
-        """Managed copies to every GPU, back to the host, and between the pairs."""
+        """Yield managed copies to every GPU, back to the host, and between the pairs."""
         if not self.managed_bytes:
             return
         for gpu in range(gpus) if self.host_bytes else ():
@@ -156,7 +156,7 @@ class P2pRequest(Struct, frozen=True, kw_only=True):
             yield from (ManagedCopy(way, source, destination) for way in _BETWEEN_GPUS)
 
     def steps(self, gpus: int) -> int:
-        """Return the number of copies, which are the steps of the progress."""
+        """Return the number of copies for the progress line."""
         single = len(list(self.host_copies(gpus))) + len(list(self.managed_copies(gpus)))
         return single + len(self.series) * len(self.pairs) + len(self.pattern_copies)
 
@@ -165,19 +165,19 @@ class Bench(Protocol):
     """Times copies and verifies their data: on GPUs of one process, between ranks, or from a recording."""
 
     def enable_peer_access(self) -> dict[Pair, str]:
-        """Enable peer access where CUDA allows it; return the errors of pairs for which that failed."""
+        """Enable peer access where CUDA allows it. Return the errors of pairs for which that failed."""
         ...
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        """Measure copies of one kind; return a cell for each in order, errors included."""
+        """Measure copies of one kind, and return a cell or an error for each, in order."""
         ...
 
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
-        """Repeat a copy; return its cell with all samples, or with the error."""
+        """Repeat a copy, and return its cell with all samples, or with the error."""
         ...
 
     def look_while_idle(self) -> tuple[IdleGpu, ...]:
-        """Return the GPUs while this run copies nothing; empty if that cannot be seen."""
+        """Return the traffic and users of the GPUs while this run copies nothing, or () if they cannot be read."""
         return ()
 
 
@@ -200,7 +200,7 @@ def sweep_series(sizes: Sequence[int]) -> tuple[Series, ...]:
 
 
 def add_latency_series(series: Sequence[Series], pairs: Iterable[Pair], wiring: Wiring) -> tuple[Series, ...]:
-    """Add 16-byte copies where bandwidth alone would not show a pair's path."""
+    """Add 16-byte copies if bandwidth alone would not show the path of some pair."""
     write = partial(Series, operation.Engine.CE, operation.Direction.WRITE, size_bytes=LATENCY_BYTES)
     off, on = write(peer=False), write(peer=True)
     if not series or all(wiring.outruns_host(pair) for pair in pairs):
@@ -216,12 +216,10 @@ def label(series: Series) -> str:
 def random_data(
     size_bytes: int, row: int, senders: int, offset_bytes: int = 0
 ) -> tuple[operation.DataPattern, operation.Block]:
-    """Return random bits for some bytes at an offset, different for each row."""
-    words = (
-        size_bytes % operation.DataType.INT64.size_bytes == 0
-        and offset_bytes % operation.DataType.INT64.size_bytes == 0
-    )
-    dtype = operation.DataType.INT64 if words else operation.DataType.UINT8
+    """Return the pattern and block of random bits at an offset, which differ for every row."""
+    word_bytes = operation.DataType.INT64.size_bytes
+    is_aligned = size_bytes % word_bytes == 0 and offset_bytes % word_bytes == 0
+    dtype = operation.DataType.INT64 if is_aligned else operation.DataType.UINT8
     offset, count = offset_bytes // dtype.size_bytes, size_bytes // dtype.size_bytes
     return operation.DataPattern(dtype, None, senders), operation.Block(row, 1, offset + count, offset, count)
 
@@ -245,7 +243,7 @@ class CopyMachine(Struct, frozen=True, dict=True):
     expected_gpus: int | None = None
 
     def facts(self, rows: Sequence[PairRow], patterns: Sequence[PatternRow] = ()) -> Facts:
-        """The nodes without this run's own use of GPUs, for conditions."""
+        """Return the facts for conditions, without the processes of this run."""
         own: dict[int, set[int]] = {}
         for process in self.processes:
             own.setdefault(process.node, set()).add(process.pid)
@@ -262,20 +260,20 @@ class CopyMachine(Struct, frozen=True, dict=True):
         return tuple(self.wiring.nodes.values())
 
     def limit(self, series: Series, pair: Pair) -> Limit:
-        """Return the limit of a pair. If both directions are copied, it is their sum."""
+        """Return the limit of a pair, or of both directions together if the series copies both."""
         limit = self.wiring.limit(pair)
         if series.direction is operation.Direction.BOTH and limit.gb_s is not None:
             return Limit(2 * limit.gb_s, f"{limit.note}, both ways")
         return limit
 
     def label(self, gpu: int) -> str:
-        """Return the name of a GPU in rows and matrices, or the number of its rank."""
+        """Return the name of a GPU in rows and matrices, which is its rank if there are ranks."""
         return str(gpu) if self.is_ranks else self.gpus[gpu].device
 
     def describe(self, gpu: int) -> str:
-        """Return the words for a GPU in a header."""
-        found = f"{self.gpus[gpu].bus_id} {self.gpus[gpu].name}"
-        return f"on {self.host(gpu)}: {found}" if self.is_ranks else found
+        """Return the text for a GPU in a header."""
+        text = f"{self.gpus[gpu].bus_id} {self.gpus[gpu].name}"
+        return f"on {self.host(gpu)}: {text}" if self.is_ranks else text
 
     def host(self, gpu: int) -> str:
         return self.wiring.host(gpu)
@@ -287,7 +285,7 @@ class CopyMachine(Struct, frozen=True, dict=True):
         return IPC if self.wiring.share_node(pair) else NETWORK
 
     def can_reach(self, pair: Pair) -> bool:
-        """True if peer access is possible by CUDA, otherwise by NVML. Between nodes it is not needed."""
+        """True if peer access is possible according to CUDA, else to NVML. Pairs between nodes do not need it."""
         if not self.is_ranks:
             return pair not in self.unreachable
         if not self.wiring.share_node(pair):
@@ -296,18 +294,18 @@ class CopyMachine(Struct, frozen=True, dict=True):
         return access.possible is not False if access.cuda is None else access.cuda
 
     def users(self, *gpus: int) -> str:
-        """Return other users of these GPUs."""
+        """Return the processes that use these GPUs beside this run, as text."""
         return ", ".join(f"{self.gpus[gpu].device} is in use by {self._busy[gpu]}" for gpu in gpus if gpu in self._busy)
 
     @cached_property
     def _busy(self) -> dict[int, str]:
-        """Return processes that used each GPU before this run. A mere context leaves a GPU idle."""
+        """The processes that used each GPU before this run. A context alone does not make a GPU busy."""
         own = {(process.node, process.pid) for process in self.processes}
         busy = {}
         for position, place in enumerate(self.wiring.gpus):
             gpu = self.wiring.gpu(position)
             held = gpu.processes or () if gpu is not None and gpu.idle is not True else ()
-            others = [each for each in held if (place.node, each.pid) not in own]
+            others = [process for process in held if (place.node, process.pid) not in own]
             if others:
                 busy[position] = ", ".join(other.label for other in others)
         return busy
@@ -356,7 +354,7 @@ Write = Callable[[object], None]
 
 
 class RecordedP2p(Struct, frozen=True, kw_only=True):
-    """The first line: the request, and the `gpus` of one process, or `ranks`."""
+    """The first line of a recording: the request, and the `gpus` of one process or the `ranks`."""
 
     schema_version: int
     origin: Origin
@@ -372,7 +370,7 @@ class RecordedP2p(Struct, frozen=True, kw_only=True):
 
 
 class RecordedCopy(Struct, frozen=True):
-    """Any other line: a measured cell, of which the latest counts. `idle` are GPUs before and after."""
+    """Any later line: a measured cell, or the idle GPUs before or after. The last cell of a copy counts."""
 
     of: str
     cell: Cell
@@ -380,7 +378,7 @@ class RecordedCopy(Struct, frozen=True):
 
 
 class RecordingBench(Bench):
-    """Records what another bench measures."""
+    """Measures with another bench, and records its cells."""
 
     def __init__(self, bench: Bench, write: Write) -> None:
         self._bench = bench
@@ -393,13 +391,11 @@ class RecordingBench(Bench):
         return refused
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        """Write a sample of each copy as soon as it is measured."""
         for copy, cell in zip(copies, self._bench.measure(copies), strict=True):
             self._write(RecordedCopy(str(copy), cell))
             yield cell
 
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
-        """Write another sample of a copy, which includes the earlier ones."""
         cell = self._bench.measure_again(copy, before)
         self._write(RecordedCopy(str(copy), cell))
         return cell
@@ -412,7 +408,7 @@ class RecordingBench(Bench):
 
 
 class ReplayedBench(Bench):
-    """Returns recorded samples, each as often as it was measured."""
+    """Returns the recorded cells, each as often as it was measured."""
 
     def __init__(self, recorded: RecordedP2p, samples: Iterable[RecordedCopy]) -> None:
         self._pairs = recorded.request.pairs
@@ -429,20 +425,19 @@ class ReplayedBench(Bench):
         return {pair: cell.error for pair, cell in refused.items() if cell is not None and cell.error}
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        """Return the first sample of each copy, or an error if the run ended before."""
+        """Return the next cell of each copy, or an error if the run ended before it."""
         return (self._next(str(copy)) or Cell(error=_CUT_SHORT) for copy in copies)
 
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
-        """Return the next sample of a copy, or the same one again: thresholds may have changed since."""
+        """Return the next cell of a copy, or `before` if it was not repeated, because thresholds may have changed."""
         cell = self._next(str(copy))
         if cell is None:
             return before
-        # Of copies with host memory, recordings from before 2026 hold the new samples alone.
+        # Recordings from before 2026 have only the new samples of copies with host memory.
         has_all = cell.seconds[: len(before.seconds)] == before.seconds
         return cell if has_all else before.extended(cell)
 
     def look_while_idle(self) -> tuple[IdleGpu, ...]:
-        """Return the GPUs of then, or nothing if the run was cut short."""
         return self._idle.popleft() if self._idle else ()
 
     def _next(self, name: str) -> Cell | None:
@@ -451,7 +446,7 @@ class ReplayedBench(Bench):
 
 
 def read_samples(lines: Sequence[tuple[str, str]], name: str) -> tuple[RecordedP2p, list[RecordedCopy]]:
-    """Read a recording from its lines, each with its place. Raises UsageError."""
+    """Read a recording from pairs of a line and its place. Raises UsageError."""
     if not lines:
         raise UsageError(f"{name}, {FILE}: empty", expected="a recorded run of p2p", reason="it was interrupted")
     recorded = read_json_line(RecordedP2p, *lines[0])

@@ -1,4 +1,4 @@
-"""Rows of measured copies: the matrix of each series, the expected bandwidth, and copies of several pairs at once."""
+"""Rows of measured copies: pairs, host memory, managed memory, and patterns of several pairs at once."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +19,12 @@ from gpubench.model.terms.statistics import Spread
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent
 from gpubench.model.terms.verdict import Verdict
 
-Judged = tuple[Verdict | None, str]  # A verdict, None where nothing is expected, and its reason
+Judged = tuple[Verdict | None, str]
+"""A verdict and its reason. The verdict is None if nothing is expected."""
 
 
 class CopyMatrix(Struct, frozen=True):
-    """The cells of a series, the verdicts on them, and the bandwidth in GB/s of those that were measured."""
+    """The cells of a series, their verdicts, and the bandwidth of those that were measured."""
 
     series: Series
     cells: Mapping[Pair, Cell]
@@ -32,13 +33,13 @@ class CopyMatrix(Struct, frozen=True):
 
 
 def bandwidth_gb_s(series: Series, cell: Cell) -> float:
-    """The bandwidth of a cell, of both directions together where both are copied."""
+    """Return the bandwidth of a cell, or of both directions together if the series copies both."""
     copies = 2 if series.direction is Direction.BOTH else 1
     return copies * series.size_bytes / cell.typical_seconds / BYTES_PER_GB
 
 
 def verdict_without_bandwidth(cell: Cell, users: str, *, is_judged: bool) -> Judged | None:
-    """The verdict on a cell whatever its bandwidth: failed, wrong, not judged; None if the bandwidth decides."""
+    """Return the verdict on a cell that failed, is wrong or is not judged, or None if its bandwidth decides."""
     if cell.error:
         return Verdict.ERROR, cell.error
     if cell.wrong:
@@ -48,21 +49,16 @@ def verdict_without_bandwidth(cell: Cell, users: str, *, is_judged: bool) -> Jud
     return (Verdict.SKIP, f"not judged: {users}") if users else None
 
 
-PastBandwidth = Callable[[PairRow], tuple[float, str] | None]  # GB/s of earlier results, and their source
+PastBandwidth = Callable[[PairRow], tuple[float, str] | None]
+"""Returns the bandwidth of earlier results in GB/s and their source, or None."""
 
-
-def no_past(_row: PairRow) -> None:
-    """For runs that keep no results."""
-
-
-_ALL_LINKS = 0.9  # A pair that may use so much of its GPU's NVLinks is joined by switches, and shares them with others
-PatternCells = Mapping[PatternCopy, Cell]
+_ALL_LINKS = 0.9  # A pair that can use this share of its GPU's NVLinks is connected by switches, and shares the links
 
 
 def pattern_row(
     machine: CopyMachine, request: P2pRequest, copy: PatternCopy, cell: Cell, matrices: Sequence[CopyMatrix]
 ) -> PatternRow:
-    """A pattern in one direction, judged by what the same pairs reach alone."""
+    """Return the row of a pattern in one direction, judged by the bandwidth of the same pairs alone."""
     pairs = pattern_pairs(copy.pattern, len(machine.gpus))
     total = _total_gb_s(request, cell, len(pairs))
     wanted = Series(Engine.CE, copy.direction, peer=True, size_bytes=request.pattern_bytes)
@@ -85,22 +81,16 @@ def pattern_row(
     )
     if not is_known or not pairs or machine.users(*range(len(machine.gpus))):
         return row
-    return judge_pattern(replace(row, expected_gb_s=_together_gb_s(machine, pairs, alone)))
-
-
-def _together_gb_s(machine: CopyMachine, pairs: Sequence[Pair], alone: Mapping[Pair, float]) -> float:
-    """What pairs reach at once if each link carries its copies one after another, as fast as each pair alone.
-
-    GPUs below one PCIe switch share its uplink, and all GPUs of a socket share the link to the other socket.
-    """
+    # Each link carries its copies one after another, each as fast as the pair alone.
     busy: dict[tuple[object, ...], float] = defaultdict(float)
     for pair in pairs:
         for link in set(_links(machine, pair)):
             busy[link] += 1 / alone[pair]
-    return len(pairs) / max(busy.values())
+    return judge_pattern(replace(row, expected_gb_s=len(pairs) / max(busy.values())))
 
 
 def _links(machine: CopyMachine, pair: Pair) -> Iterator[tuple[object, ...]]:
+    """Yield the links of a pair. GPUs share the uplink of their PCIe switch and the link between sockets."""
     wiring, path = machine.wiring, machine.wiring.path(pair)
     if wiring.has_nvlinks(pair):
         total, own = wiring.nvlink_total(pair[0]).gb_s, wiring.limit(pair).gb_s
@@ -114,8 +104,8 @@ def _links(machine: CopyMachine, pair: Pair) -> Iterator[tuple[object, ...]]:
         yield "shared", frozenset((gpu, *(other for other in others if wiring.path((gpu, other)) in near))), way
 
 
-def measured_both_ways(request: P2pRequest, measured: PatternCells, gpus: int) -> list[Together]:
-    """The patterns that were both written and read."""
+def bidirectional_patterns(request: P2pRequest, measured: Mapping[PatternCopy, Cell], gpus: int) -> list[Together]:
+    """Return the patterns that were both written and read."""
     found = []
     for pattern in request.patterns:
         pairs = pattern_pairs(pattern, gpus)
@@ -134,7 +124,6 @@ HOST = "host"
 
 
 def pair_row(machine: CopyMachine, series: Series, pair: Pair, cell: Cell, judged: Judged) -> PairRow:
-    """A cell of a matrix as a row."""
     source, destination = (machine.gpus[gpu] for gpu in pair)
     ceiling = machine.limit(series, pair)
     limit, why_no_limit = ceiling.gb_s, "" if ceiling.gb_s is not None else f"no limit: {ceiling.note}"
@@ -167,13 +156,13 @@ def pair_row(machine: CopyMachine, series: Series, pair: Pair, cell: Cell, judge
         note="; ".join(filter(None, (note, why_no_limit))) or None,
         ci95_percent=_ci95_percent(cell),
     )
-    # One NVLink carries less than PCIe: a copy that is faster went through host memory, and that is no impossible time.
+    # A single NVLink is slower than PCIe. A copy above its limit went through host memory, which is possible.
     through_host = copies_times_limit(bandwidth, machine.wiring.staged_gb_s(pair) or limit)
     return row if through_host is None else refuse_above_limit(row)
 
 
 def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) -> PairRow:
-    """A copy between host memory and a GPU as a row, not judged yet."""
+    """Return the row of a copy between host memory and a GPU, without a verdict on its bandwidth."""
     own, host, to_gpu = machine.gpus[copy.gpu], machine.host(copy.gpu), copy.to_gpu
     limit = machine.wiring.host_limit(copy.gpu).gb_s
     bandwidth = size_bytes / cell.typical_seconds / BYTES_PER_GB if cell.seconds else None
@@ -215,7 +204,7 @@ def _microseconds(cell: Cell) -> float | None:
 
 
 def _is_staged(series: Series, cell: Cell) -> bool | None:
-    """Between nodes as NCCL says; without peer access always; with it as the counters say, where they say something."""
+    """True for every copy without peer access. NCCL's log decides between nodes, else the link counters."""
     if series.network:
         return is_staged(cell.transports)
     if not series.peer:
@@ -230,7 +219,7 @@ def _verified(cell: Cell) -> str | None:
 
 
 def managed_row(machine: CopyMachine, copy: ManagedCopy, cell: Cell, size_bytes: int, lacks: str) -> PairRow:
-    """A pass over managed memory, or a kernel's over pinned memory, as a row; `lacks` is why nothing was measured."""
+    """Return the row of a managed copy. `lacks` is the reason why nothing was measured, or empty."""
     ends = copy.source, copy.destination
     names = [HOST if end is None else machine.label(end) for end in ends]
     bus_ids = [None if end is None else machine.gpus[end].bus_id for end in ends]

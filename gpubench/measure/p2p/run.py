@@ -1,4 +1,4 @@
-"""Run of copies: each matrix is judged when all its pairs are measured, and the paths of all pairs at the end."""
+"""Measure all copies of a request. Judge each matrix when its pairs are measured, and all paths at the end."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -6,11 +6,11 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from gpubench.conditions.checks import copy_findings, fact_findings
+from gpubench.conditions import checks
 from gpubench.conditions.circumstances import Circumstances, Together, user_settings
 from gpubench.conditions.folding import fold
 from gpubench.conditions.measured import impossible
-from gpubench.measure.p2p.findings import findings_of, managed_findings, staged_pairs
+from gpubench.measure.p2p.findings import copy_findings, managed_findings, staged_pairs
 from gpubench.measure.p2p.request import (
     NETWORK,
     Bench,
@@ -27,10 +27,9 @@ from gpubench.measure.p2p.rows import (
     Judged,
     PastBandwidth,
     bandwidth_gb_s,
+    bidirectional_patterns,
     host_row,
     managed_row,
-    measured_both_ways,
-    no_past,
     pair_row,
     pattern_row,
     verdict_without_bandwidth,
@@ -53,7 +52,7 @@ _REFUSED_HERE = "CUDA refuses it to this process"
 
 
 def conclude(machine: CopyMachine, matrices: Sequence[CopyMatrix], together: Sequence[Together] = ()) -> PathOutcome:
-    """The verdict on the path of every pair that was asked for; `together` explains slow ones."""
+    """Return the verdict on the path of every pair. `together` are patterns, which explain slow copies."""
     seen = _PairObservations(machine, matrices)
     paths = [seen.path(pair) for pair in dict.fromkeys(pair for matrix in matrices for pair in matrix.cells)]
     explained = Explained(replace(seen.circumstances(paths), together=together))
@@ -102,10 +101,11 @@ class _PairObservations:
             copied=dict.fromkeys(staged, _REFUSED_HERE) | self._staged,
             wrong=frozenset(self.pair(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG),
             idle_gpus=self._machine.idle_gpus,
-            beyond=self._nvlink_excess(),
+            beyond=self._foreign_traffic(),
         )
 
-    def _nvlink_excess(self) -> dict[int, float]:
+    def _foreign_traffic(self) -> dict[int, float]:
+        """Return GPUs whose NVLinks carried more than this run sent, with the ratio of both."""
         found: dict[int, float] = {}
         for (source, _), cell in ((pair, cell) for matrix in self._matrices for pair, cell in matrix.cells.items()):
             share = cell.carried.nvlink_share or 0.0
@@ -122,12 +122,12 @@ class _PairObservations:
         return End(known.device, machine.label(gpu), machine.host(gpu), known.bus_id, known.device)
 
     def _by_design(self, pair: p2p.Pair) -> str:
-        """The reason why staging is no fault: on a node only the driver's policy counts, not NCCL's."""
+        """Return the reason why staging is no fault. Inside a node it is the driver's policy, never NCCL's."""
         wiring = self._machine.wiring
         return wiring.why_refused(pair) if wiring.share_node(pair) else wiring.why_staged(pair)
 
     def _selection(self, pair: p2p.Pair) -> Evidence:
-        """The choice of a path: CUDA logs none, but without peer access there is only host memory; NCCL logs it."""
+        """Return the evidence of the chosen path: CUDA stages copies without peer access, and NCCL logs its choice."""
         if self._machine.scope(pair) != NETWORK:
             on = self._cells(pair, peer=True)
             if on and not any(cell.seconds or cell.error for _, cell in on):
@@ -151,28 +151,24 @@ class _PairObservations:
         broken = next((cell.error for _, cell in on if cell.error), None)
         if broken:
             return Evidence(seen=broken)
-        found = self._foreign_traffic_evidence(pair, on) or self._counted(on) or self._faster(pair)
+        found = self._foreign_traffic_evidence(pair, on) or self._counter_evidence(on) or self._speed_evidence(pair)
         return found or Evidence(seen="nothing was measured that would tell")
 
     def _foreign_traffic_evidence(self, pair: p2p.Pair, on: Sequence[tuple[p2p.Series, p2p.Cell]]) -> Evidence | None:
-        seen = self._sent_by_others(pair, on)
-        if not seen:
-            return None
+        shares = [cell.carried.nvlink_share for _, cell in on if cell.carried.nvlink_share is not None]
+        if max(shares, default=0.0) > p2p.MOST_SHARE:
+            seen = f"NVLink counters moved by {max(shares):.2g} times our bytes: {p2p.SOMEBODY_ELSE}"
+        else:
+            idle, limit_gb_s = self._machine.idle_gpus.get(pair[0]), self._machine.wiring.limit(pair).gb_s
+            foreign_gb_s = 0.0 if idle is None else idle.rates.nvlink_sent or 0.0
+            if limit_gb_s is None or foreign_gb_s <= FOREIGN_SHARE * limit_gb_s:
+                return None
+            seen = f"{foreign_gb_s:.3g} GB/s left over NVLink while this job was idle: {p2p.SOMEBODY_ELSE}"
         if any(cell.carried.pcie_share is not None and cell.carried.pcie_share < p2p.STILL_SHARE for _, cell in on):
             return Evidence(State.PRESENT, f"PCIe counters stood still while it was copied; {seen}")
         return Evidence(seen=seen)
 
-    def _sent_by_others(self, pair: p2p.Pair, on: Sequence[tuple[p2p.Series, p2p.Cell]]) -> str:
-        shares = [cell.carried.nvlink_share for _, cell in on if cell.carried.nvlink_share is not None]
-        if max(shares, default=0.0) > p2p.MOST_SHARE:
-            return f"NVLink counters moved by {max(shares):.2g} times our bytes: {p2p.SOMEBODY_ELSE}"
-        idle, limit_gb_s = self._machine.idle_gpus.get(pair[0]), self._machine.wiring.limit(pair).gb_s
-        foreign_gb_s = 0.0 if idle is None else idle.rates.nvlink_sent or 0.0
-        if limit_gb_s is None or foreign_gb_s <= FOREIGN_SHARE * limit_gb_s:
-            return ""
-        return f"{foreign_gb_s:.3g} GB/s left over NVLink while this job was idle: {p2p.SOMEBODY_ELSE}"
-
-    def _counted(self, on: Sequence[tuple[p2p.Series, p2p.Cell]]) -> Evidence | None:
+    def _counter_evidence(self, on: Sequence[tuple[p2p.Series, p2p.Cell]]) -> Evidence | None:
         shares = [
             share for _, cell in on if (share := cell.carried.nvlink_share) is not None and share <= p2p.MOST_SHARE
         ]
@@ -182,8 +178,8 @@ class _PairObservations:
             return Evidence(State.PRESENT, "PCIe counters stood still while it was copied")
         return None
 
-    def _faster(self, pair: p2p.Pair) -> Evidence | None:
-        """The evidence of times for it: more than host memory carries, or sooner than without peer access."""
+    def _speed_evidence(self, pair: p2p.Pair) -> Evidence | None:
+        """Return the evidence that copies are faster than host memory allows, or than without peer access."""
         through_host = self._machine.wiring.staged_gb_s(pair)
         on, off = self._copied(pair, peer=True), dict(self._copied(pair, peer=False))
         best = max((bandwidth_gb_s(series, cell) for series, cell in on), default=None)
@@ -198,8 +194,8 @@ class _PairObservations:
         return None
 
     def _correctness(self, pair: p2p.Pair) -> Evidence:
-        checked = [(each, cell.wrong) for each, cell in self._cells(pair, peer=None) if cell.wrong is not None]
-        wrong = next(((each, count) for each, count in checked if count), None)
+        checked = [(series, cell.wrong) for series, cell in self._cells(pair, peer=None) if cell.wrong is not None]
+        wrong = next(((series, count) for series, count in checked if count), None)
         if wrong is not None:
             return Evidence(State.CONTRADICTING, f"{wrong[1]} wrong elements arrived, {wrong[0].name}")
         if not checked:
@@ -207,11 +203,11 @@ class _PairObservations:
         return Evidence(State.PRESENT, "the destination compared what arrived, and it was right")
 
     def _bandwidth_gb_s(self, pair: p2p.Pair) -> float | None:
-        """The bandwidth that people compare: of the largest copies that engines wrote, with peer access where it is."""
+        """Return the bandwidth of the largest copies that engines wrote, with peer access if possible."""
         for peer in (True, False):
-            written = [each for each in self._copied(pair, peer=peer) if each[0].direction is Direction.WRITE]
+            written = [copy for copy in self._copied(pair, peer=peer) if copy[0].direction is Direction.WRITE]
             if written:
-                series, cell = max(written, key=lambda each: each[0].size_bytes)
+                series, cell = max(written, key=lambda copy: copy[0].size_bytes)
                 if series.is_large:
                     return bandwidth_gb_s(series, cell)
         return None
@@ -232,15 +228,16 @@ class _PairObservations:
 
 SECTIONS = ("pairs", "matrices", "ratios", "patterns", "evidence", "fallback", "causes", "tree", "findings")
 _MOST_REPEATS = 3
-_MOST_AGAIN = 64  # Copies that are measured again at once: if all of a large machine are slow, repeating takes minutes
+_MOST_AGAIN = 64  # Copies to repeat per round. Repeating all slow copies of a large machine takes minutes
 _ALARMS = (Verdict.WARN, Verdict.FAIL, Verdict.INCONCLUSIVE)
-_MOST_TREES = 4  # Nodes whose PCI tree a report holds
+_MOST_TREES = 4  # Nodes whose PCI tree is in the report
 Copied = TypeVar("Copied", HostCopy, PairCopy)
-LookAgain = Callable[[CopyMachine], CopyMachine]  # When everything was measured, with errors counted meanwhile
+ReadErrors = Callable[[CopyMachine], CopyMachine]
+"""Reads the machine again after all copies, with the errors that they caused."""
 
 
 class P2pRun:
-    """Measures a request and tells a listener; where ranks measure, each runs it and comes to the same report."""
+    """Measures a request, and passes rows to a listener. Every rank runs it, and makes the same report."""
 
     def __init__(
         self,
@@ -248,14 +245,14 @@ class P2pRun:
         bench: Bench,
         machine: CopyMachine,
         listener: Listener[report.PairRow],
-        look_again: LookAgain | None = None,
-        past: PastBandwidth = no_past,
+        read_errors: ReadErrors | None = None,
+        past: PastBandwidth = lambda _row: None,
     ) -> None:
         self._request = request
         self._bench = bench
         self._machine = machine
         self._listener = listener
-        self._look_again = look_again
+        self._read_errors = read_errors
         profile = None if machine.matched is None else machine.matched.profile
         self._judge = CopyJudge(profile, {node.snapshot.host: node for node in machine.nodes}, past)
         self._rows: list[report.PairRow] = []
@@ -269,7 +266,7 @@ class P2pRun:
         self._total = request.steps(len(machine.gpus))
 
     def run(self) -> report.Report:
-        """All of it. Peer access is off until every matrix without it is measured."""
+        """Measure all copies, those without peer access before it is enabled."""
         before = self._bench.look_while_idle()
         self._measure_host()
         self._measure_series(peer=False)
@@ -280,7 +277,7 @@ class P2pRun:
         copies = self._request.pattern_copies
         measured = self._bench.measure(copies)
         for copy in copies:
-            self._tell(str(copy).replace("_", " "))
+            self._show_progress(str(copy).replace("_", " "))
             cell = next(measured)
             for _ in range(_MOST_REPEATS):
                 row = pattern_row(self._machine, self._request, copy, cell, self._matrices)
@@ -292,8 +289,8 @@ class P2pRun:
         self._machine = replace(self._machine, idle_gpus=dict(enumerate(idle)))
         return self._report()
 
-    def _tell(self, what: str) -> None:
-        self._listener.progress(self._done, self._total, what)
+    def _show_progress(self, text: str) -> None:
+        self._listener.progress(self._done, self._total, text)
         self._done += 1
 
     def _measure_host(self) -> None:
@@ -303,45 +300,43 @@ class P2pRun:
         for alike in group_by(copies, lambda copy: (copy.memory, copy.to_gpu)).values():
             cells: dict[HostCopy, p2p.Cell] = {}
             for copy in alike:
-                self._tell(f"{copy.label} {self._machine.gpus[copy.gpu].device}")
+                self._show_progress(f"{copy.label} {self._machine.gpus[copy.gpu].device}")
                 cells[copy] = next(measured)
-            rows = self._judged(cells, lambda copy, cell: host_row(self._machine, copy, cell, size_bytes))
+            rows = self._judge_rows(cells, lambda copy, cell: host_row(self._machine, copy, cell, size_bytes))
             self._host_cells += cells.items()
             self._wrong_with_host += [self._machine.gpus[copy.gpu].device for copy, cell in cells.items() if cell.wrong]
             for row in rows.values():
                 self._listener.row(row)
 
-    def _judged(
-        self, cells: dict[Copied, p2p.Cell], row_of: Callable[[Copied, p2p.Cell], report.PairRow]
+    def _judge_rows(
+        self, cells: dict[Copied, p2p.Cell], make_row: Callable[[Copied, p2p.Cell], report.PairRow]
     ) -> dict[Copied, report.PairRow]:
-        """The rows of copies that are compared with each other; those about to raise an alarm are measured again."""
+        """Judge copies by comparison with each other. Repeat those whose row would raise an alarm."""
         for _ in range(_MOST_REPEATS):
-            rows = self._judge.judge([row_of(copy, cell) for copy, cell in cells.items()], self._rows)
-            doubtful = [copy for copy, row in zip(cells, rows, strict=True) if _is_doubtful(row, cells[copy])]
+            rows = self._judge.judge([make_row(copy, cell) for copy, cell in cells.items()], self._rows)
+            doubtful = [copy for copy, row in zip(cells, rows, strict=True) if _needs_repeat(row, cells[copy])]
             again = {copy: self._bench.measure_again(copy, cells[copy]) for copy in doubtful[:_MOST_AGAIN]}
             if all(cells[copy] == cell for copy, cell in again.items()):
                 break
             cells |= again
-        rows = self._judge.judge([row_of(copy, cell) for copy, cell in cells.items()], self._rows)
-        rows = [_explained(row) for row in rows]
+        rows = self._judge.judge([make_row(copy, cell) for copy, cell in cells.items()], self._rows)
+        rows = [_add_reason(row) for row in rows]
         self._rows += rows
         return dict(zip(cells, rows, strict=True))
 
     def _measure_managed(self) -> None:
-        """Managed memory of GPUs whose driver takes what is asked for; a row of each way says why not of the others."""
-        size_bytes = self._request.managed_bytes or 0
-        lacks = {copy: self._lacks(copy) for copy in self._request.managed_copies(len(self._machine.gpus))}
+        """Measure managed memory. Rows of GPUs whose driver does not support a copy have the reason instead."""
+        size_bytes, support = self._request.managed_bytes or 0, self._request.managed
+        lacks: dict[ManagedCopy, str] = {}
+        for copy in self._request.managed_copies(len(self._machine.gpus)):
+            ends = [end for end in (copy.source, copy.destination) if end is not None and copy.way.is_managed]
+            lacks[copy] = next((support[end].missing_feature for end in ends if support[end].missing_feature), "")
         measured = self._bench.measure([copy for copy, reason in lacks.items() if not reason])
         for copy, reason in lacks.items():
-            self._tell(str(copy))
+            self._show_progress(str(copy))
             self._managed[copy] = p2p.Cell() if reason else next(measured)
             if copy.way is not ManagedWay.RESIDENT:
                 self._listener.row(managed_row(self._machine, copy, self._managed[copy], size_bytes, reason))
-
-    def _lacks(self, copy: ManagedCopy) -> str:
-        support = self._request.managed
-        ends = [end for end in (copy.source, copy.destination) if end is not None and copy.way.is_managed]
-        return next((support[end].missing_feature for end in ends if support[end].missing_feature), "")
 
     def _measure_series(self, *, peer: bool) -> None:
         for series in (one_series for one_series in self._request.series if one_series.peer is peer):
@@ -354,10 +349,10 @@ class P2pRun:
         measured = self._bench.measure([PairCopy(series, pair) for pair in pairs if pair not in without])
         cells: dict[p2p.Pair, p2p.Cell] = {}
         for pair in pairs:
-            self._tell(label(series))
+            self._show_progress(label(series))
             cells[pair] = without[pair] if pair in without else next(measured)
         copies = {PairCopy(series, pair): cell for pair, cell in cells.items()}
-        rows = self._judged(copies, self._row)
+        rows = self._judge_rows(copies, self._pair_row)
         cells = {copy.pair: cell for copy, cell in copies.items()}
         gb_s = {pair: bandwidth_gb_s(series, cell) for pair, cell in cells.items() if cell.seconds}
         verdicts = {
@@ -368,51 +363,52 @@ class P2pRun:
         for row in rows.values():
             self._listener.row(row)
 
-    def _row(self, copy: PairCopy, cell: p2p.Cell) -> report.PairRow:
+    def _pair_row(self, copy: PairCopy, cell: p2p.Cell) -> report.PairRow:
         return pair_row(self._machine, copy.series, copy.pair, cell, self._verdict(copy.series, copy.pair, cell))
 
     def _cell_without_peer_access(self, series: p2p.Series, pair: p2p.Pair) -> p2p.Cell | None:
-        """The cell of a pair that needs peer access and has none: with the error, or empty; None of others."""
+        """Return an empty cell, or one with the error, if a pair lacks the peer access that it needs, else None."""
         if not series.peer:
             return None
         if pair in self._refused:
             return p2p.Cell(error=self._refused[pair])
         return None if self._machine.can_reach(pair) else p2p.Cell()
 
-    def _is_judged(self, series: p2p.Series, pair: p2p.Pair) -> bool:
-        by_design = series.is_large and not series.peer and not self._machine.can_reach(pair)
-        return series.is_judged or (by_design and bool(self._machine.wiring.why_refused(pair)))
-
     def _verdict(self, series: p2p.Series, pair: p2p.Pair, cell: p2p.Cell) -> Judged:
         if not (cell.seconds or cell.error):
             return Verdict.SKIP, f"no peer access: {self._machine.wiring.peer_access(pair).reason}"
-        is_judged = self._is_judged(series, pair) or (series.peer and not series.network)
+        lacks_access = series.is_large and not series.peer and not self._machine.can_reach(pair)
+        is_staged_by_design = lacks_access and bool(self._machine.wiring.why_refused(pair))
+        is_judged = series.is_judged or is_staged_by_design or (series.peer and not series.network)
         known = verdict_without_bandwidth(cell, self._machine.users(*pair), is_judged=is_judged)
         return known or (Verdict.PASS, "")
 
     def _report(self) -> report.Report:
-        if self._look_again is not None:
-            self._machine = self._look_again(self._machine)
+        if self._read_errors is not None:
+            self._machine = self._read_errors(self._machine)
         machine = self._machine
         others = [(copy.label, cell) for copy, cell in self._host_cells]
         others += [(str(copy).replace("_", " "), cell) for copy, cell in self._patterns.items()]
         others += [(str(copy), cell) for copy, cell in self._managed.items()]
         places = list(map(machine.wiring.place, range(len(machine.gpus))))
-        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host, others, machine.wiring.path, places)
+        findings = copy_findings(
+            self._matrices, machine.gpus, self._wrong_with_host, others, machine.wiring.path, places
+        )
         findings += managed_findings(self._request, self._managed, machine, self._matrices)
-        patterns = [pattern_row(machine, self._request, *each, self._matrices) for each in self._patterns.items()]
-        together = measured_both_ways(self._request, self._patterns, len(machine.gpus))
+        patterns = [pattern_row(machine, self._request, *pattern, self._matrices) for pattern in self._patterns.items()]
+        together = bidirectional_patterns(self._request, self._patterns, len(machine.gpus))
         paths = conclude(machine, self._matrices, together)
         facts = machine.facts(self._measured_rows(), patterns)
-        findings += copy_findings(facts)
+        findings += checks.copy_findings(facts)
         findings += impossible(pairs=[row for row in self._rows if row.verdict == Verdict.ERROR])
         findings += paths.findings
-        findings = fold(findings, machine.nodes, fact_findings(facts))
+        findings = fold(findings, machine.nodes, checks.fact_findings(facts))
         measured = [Verdict.PASS] if machine.gpus else [Verdict.SKIP]
         verdict = worst_verdict([*measured, *(finding.severity for finding in findings)])
+        matrices = {_title(matrix.series): self._name_pairs(matrix.gb_s) for matrix in self._matrices}
         sections: dict[str, report.Section] = {
-            "matrices": report.Matrix({_title(matrix.series): self._named(matrix.gb_s) for matrix in self._matrices}),
-            "ratios": report.Matrix(self._named(_ratios(self._matrices))),
+            "matrices": report.Matrix(matrices),
+            "ratios": report.Matrix(self._name_pairs(_ratios(self._matrices))),
             **report.Table.group_by_section({report.PatternRow: patterns}),
             **paths.sections,
             **report.Table.group_by_section(
@@ -424,7 +420,7 @@ class P2pRun:
         )
 
     def _measured_rows(self) -> list[report.PairRow]:
-        """The rows, in which pairs that only their times show as staged are marked, too."""
+        """Return the rows, with pairs marked as host-staged if only their times show it."""
         machine = self._machine
         staged = {tuple(map(machine.label, pair)) for pair in staged_pairs(self._matrices, machine.wiring.outruns_host)}
         return [
@@ -432,20 +428,20 @@ class P2pRun:
             for row in self._rows
         ]
 
-    def _named(self, figures: Mapping[p2p.Pair, float]) -> dict[str, dict[str, float]]:
+    def _name_pairs(self, figures: Mapping[p2p.Pair, float]) -> dict[str, dict[str, float]]:
         named: dict[str, dict[str, float]] = {}
         for (source, destination), figure in figures.items():
             named.setdefault(self._machine.gpus[source].device, {})[self._machine.gpus[destination].device] = figure
         return named
 
 
-def _is_doubtful(row: report.PairRow, cell: p2p.Cell) -> bool:
+def _needs_repeat(row: report.PairRow, cell: p2p.Cell) -> bool:
     """True if a copy should be measured again before its row raises an alarm."""
     return row.verdict in _ALARMS and not cell.error and not cell.wrong and not (row.host_staged and row.peer == "on")
 
 
-def _explained(row: report.PairRow) -> report.PairRow:
-    """The row with the reason for its verdict."""
+def _add_reason(row: report.PairRow) -> report.PairRow:
+    """Add the reason for the verdict to the note of a row."""
     if row.verdict == Verdict.SKIP and not row.note:
         return replace(row, note="nothing to compare with")
     if not is_slow_copy(row) and row.verdict != Verdict.INCONCLUSIVE:
@@ -455,8 +451,8 @@ def _explained(row: report.PairRow) -> report.PairRow:
 
 
 def _title(series: p2p.Series) -> str:
-    what = "latency" if series.size_bytes == p2p.LATENCY_BYTES else format_size(series.size_bytes)
-    return f"{series.name} {what}"
+    size = "latency" if series.size_bytes == p2p.LATENCY_BYTES else format_size(series.size_bytes)
+    return f"{series.name} {size}"
 
 
 def _ratios(matrices: Sequence[CopyMatrix]) -> dict[p2p.Pair, float]:

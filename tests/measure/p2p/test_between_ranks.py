@@ -1,4 +1,4 @@
-"""Copies between ranks: who meets whom, what is verified, judged and said, on ranks that are threads."""
+"""Copies between ranks, which are threads."""
 
 import threading
 import time
@@ -83,8 +83,6 @@ class Outcome:
 
 
 class Sending:
-    """NVLink counters that move by so much with every reading."""
-
     def __init__(self, step: int) -> None:
         self._sent = count(0, step) if step else repeat(0)
 
@@ -95,7 +93,7 @@ class Sending:
 
 def machine(ranks: int, per_node: int) -> CopyMachine:
     board = per_node + per_node % 2
-    nodes = tuple(Topology(each) for each in snapshots(parse_machine(f"hgx-h200-{board}*{ranks // per_node}")))
+    nodes = tuple(Topology(snapshot) for snapshot in snapshots(parse_machine(f"hgx-h200-{board}*{ranks // per_node}")))
     places = [
         GpuPlace(nodes[rank // per_node].snapshot.host, rank // per_node, nodes[0].gpus[rank % per_node].bus_id)
         for rank in range(ranks)
@@ -129,7 +127,7 @@ def run(
     progress: Sequence[FakeProgress] = (),
     foreign: int | None = None,
 ) -> Outcome:
-    """`foreign` is the rank from whose GPU somebody else sends."""
+    """Measure copies between ranks. Another process sends from the GPU of rank `foreign`."""
 
     def body(group: ThreadGroup) -> Outcome:
         copies = FakeRankCopies(fabric, group.rank)
@@ -300,7 +298,6 @@ def test_a_way_that_no_pair_takes_is_not_measured() -> None:
 
 
 def on(machine: CopyMachine, node: Snapshot) -> CopyMachine:
-    """The same ranks on a node of which something else is known."""
     return replace(machine, wiring=replace(machine.wiring, nodes={0: Topology(node)}))
 
 

@@ -1,4 +1,4 @@
-"""What a run of copies says of each path: how it is known, and why where it goes through host memory."""
+"""Evidence and causes of paths from measured copies."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
@@ -81,7 +81,7 @@ def measured(
 
 
 class Crowded:
-    """Counters of copies, and of somebody else who sends so much more from the first GPU with every reading."""
+    """Counters of copies, together with the traffic of another process on the first GPU."""
 
     def __init__(self, copies: FakeCopies, nvlink_bytes: int) -> None:
         self._copies, self._bytes, self._readings = copies, nvlink_bytes, 0
@@ -124,8 +124,6 @@ def test_what_passes_while_nothing_is_copied_is_named_and_no_proof_either() -> N
 
 
 class SlowWrites(CopyBench):
-    """GPUs that write slowly to many at once."""
-
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
         for copy, cell in zip(copies, super().measure(copies), strict=True):
             is_slow = copy == PatternCopy(CopyPattern.ALL_TO_ALL, Direction.WRITE)
@@ -164,15 +162,15 @@ def fallback(report: Report) -> list[FallbackRow]:
 
 
 def refused(status: str, pairs: set[Pair]) -> Edit:
-    """The driver refuses these pairs; NVLinks, which would make that a fault of the fabric, are gone."""
+    """Return an edit in which the driver refuses these pairs. Remove NVLinks, which would make it a fabric fault."""
     named = {(f"GPU{one}", f"GPU{other}") for one, other in pairs}
 
     def edit(node: Snapshot) -> Snapshot:
         facts: list[PairFacts] = [
-            replace(each, cuda=False, read=status, write=status, path="SYS")
-            if (each.source, each.destination) in named
-            else each
-            for each in node.pairs
+            replace(pair, cuda=False, read=status, write=status, path="SYS")
+            if (pair.source, pair.destination) in named
+            else pair
+            for pair in node.pairs
         ]
         return replace(node, pairs=tuple(facts), gpus=tuple(replace(gpu, nvlinks=()) for gpu in node.gpus))
 

@@ -1,11 +1,11 @@
-"""Findings on matrices that are made up: which pairs, how grave, in which words."""
+"""Findings on made-up matrices of copies."""
 
 from collections.abc import Mapping
 
 import pytest
 from msgspec.structs import replace
 
-from gpubench.measure.p2p.findings import findings_of, staged_pairs
+from gpubench.measure.p2p.findings import copy_findings, staged_pairs
 from gpubench.measure.p2p.rows import CopyMatrix, Judged, bandwidth_gb_s
 from gpubench.model.paths.p2p import AS_SLOW_AS_STAGED, LATENCY_BYTES, Carried, Cell, Pair, Series
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine
@@ -26,7 +26,6 @@ def cell(gb_s: float, size_bytes: int = SIZE, **others: object) -> Cell:
 def matrix(
     cells: Mapping[Pair, Cell], series: Series = ON, verdicts: Mapping[Pair, Verdict] | None = None
 ) -> CopyMatrix:
-    """Of these cells, 400 GB/s elsewhere; of others than PASS the reason is the pair."""
     every = {pair: cell(400, series.size_bytes) for pair in PAIRS} | dict(cells)
     judged: dict[Pair, Judged] = dict.fromkeys(PAIRS, (Verdict.PASS, ""))
     judged |= {pair: (verdict, f"{pair} is slow") for pair, verdict in (verdicts or {}).items()}
@@ -34,7 +33,7 @@ def matrix(
 
 
 def found(*matrices: CopyMatrix) -> list[Finding]:
-    return list(findings_of(matrices, GPUS, ()))
+    return list(copy_findings(matrices, GPUS, ()))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_an_error_names_its_pairs_once_and_two_errors_are_two_findings() -> None
 
 
 def test_wrong_data_with_host_memory_alone_are_a_finding_too() -> None:
-    (finding,) = findings_of([matrix({})], GPUS, ["GPU1", "GPU1"])
+    (finding,) = copy_findings([matrix({})], GPUS, ["GPU1", "GPU1"])
     assert (finding.id, finding.subjects) == ("wrong-data", ("host and GPU1",))
     assert finding.seen == "wrong data arrived"
 

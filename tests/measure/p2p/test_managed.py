@@ -1,4 +1,4 @@
-"""Managed memory: every pass from where the pages belong, data that are checked, and what a driver does instead."""
+"""Copies of managed memory and their findings."""
 
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def test_wrong_data_are_the_gravest_finding() -> None:
 def test_a_prefetch_that_brings_nothing_is_found() -> None:
     report, _, _ = run(Driver(ignores_prefetch=True))
     assert ids(report)["managed-prefetch-ignored"] is Verdict.WARN
-    (found,) = (each for each in report.findings if each.id == "managed-prefetch-ignored")
+    (found,) = (finding for finding in report.findings if finding.id == "managed-prefetch-ignored")
     assert found.subjects == ("host → GPU0", "host → GPU1")
     assert "100% of the page fault time" in found.seen
 

@@ -1,4 +1,4 @@
-"""Copies between GPUs: what is measured, verified, judged and said, on GPUs that are arrays."""
+"""Copies between fake GPUs of one process."""
 
 from typing import Any
 
@@ -117,7 +117,7 @@ def test_a_healthy_machine_passes_and_every_copy_is_verified() -> None:
 
 
 def test_copies_faster_than_their_links_are_an_error_of_the_facts() -> None:
-    """As where a hypervisor shows two of 18 NVLinks: the copies were made, and go where nobody says links are."""
+    """A hypervisor may show 2 of 18 NVLinks, so copies are faster than the visible links."""
     copies = FakeCopies(2)
     whole = machine_of(copies)
     (node,) = whole.nodes
@@ -284,10 +284,10 @@ def test_nothing_is_verified_where_nobody_asked() -> None:
 
 
 def test_a_sample_lasts_as_long_as_it_should() -> None:
-    assert Method().repeats_for(1e-3) == 10
-    assert Method().repeats_for(1e-7) == 100
-    assert Method().repeats_for(1.0) == 1
-    assert NVBANDWIDTH.repeats_for(1.0) == 16
+    assert Method().count_repeats(1e-3) == 10
+    assert Method().count_repeats(1e-7) == 100
+    assert Method().count_repeats(1.0) == 1
+    assert NVBANDWIDTH.count_repeats(1.0) == 16
 
 
 @pytest.mark.parametrize(

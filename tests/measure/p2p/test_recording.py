@@ -1,4 +1,4 @@
-"""Recorded copies: each sample comes back as often as it was measured, also from recordings of before."""
+"""Recording and replay of copies."""
 
 import pytest
 from msgspec.structs import replace
