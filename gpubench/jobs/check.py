@@ -105,7 +105,7 @@ def measured(
         waiting(f"copies between {gpus} GPUs", _SECONDS_TO_START + pairs * _SECONDS_A_PAIR[depth])
     parts = [by.copies()]
     if by.why_alone:
-        return health.together([*parts, Measurements(left_out={Need.ALL_REDUCE: by.why_alone})])
+        return health.merge([*parts, Measurements(left_out={Need.ALL_REDUCE: by.why_alone})])
     sizes = _sizes_of(depth, on_gpus=any(node.gpus for node in nodes))
     try:
         for collective in map(collective_named, SUMMARIES if depth is Depth.FULL else ("allreduce",)):
@@ -117,7 +117,7 @@ def measured(
         lacks = Measurements(left_out={Need.ALL_REDUCE: str(error)})
         is_look = depth is Depth.BRIEF and not any(node.gpus for node in nodes)
         parts.append(lacks if is_look else Measurements(failed={Need.ALL_REDUCE: str(error)}))
-    return health.together(parts)
+    return health.merge(parts)
 
 
 MEMORY_BYTES = 64 * 2**20  # More than a core's caches; nodes with the same CPU compare
@@ -153,7 +153,7 @@ class ChildCommands:
         """Copy with `gpubench p2p`. The memory of a single host has nothing to be compared with."""
         from gpubench.backends.mpi.group import AloneGroup as OneProcessGroup
 
-        return health.together([_measured_memory(OneProcessGroup(), self._nodes, 0), self.peer_and_host_copies()])
+        return health.merge([_measured_memory(OneProcessGroup(), self._nodes, 0), self.peer_and_host_copies()])
 
     def peer_and_host_copies(self) -> Measurements:
         """Copy between all GPUs of this host, and with host memory, with `gpubench p2p`."""
@@ -176,7 +176,7 @@ class ChildCommands:
         budget = sampling(on_gpus=self._gpus > 0).budget_seconds
         timed = ("--mode", Mode.THROUGHPUT, "--iters", AUTO, "--budget", f"{budget:g}")
         options = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *timed, *self._judged_by, *self._sharing]
-        return health.of_collective(_document([collective.name, *options], self._timeout_s))
+        return health.collective_measurements(_document([collective.name, *options], self._timeout_s))
 
 
 def _measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:
@@ -249,11 +249,11 @@ class SimulatedMeasurer:
             if number not in faulty:
                 healthy = own
             host = node.snapshot.host
-            hosts[host] = health.of_node(own, host) if len(self._nodes) > 1 else own
+            hosts[host] = health.add_host(own, host) if len(self._nodes) > 1 else own
         no_data = "no data are moved on a simulated machine"
-        return health.together(
+        return health.merge(
             [
-                health.of_nodes(hosts),
+                health.merge_nodes(hosts),
                 Measurements(left_out=dict.fromkeys((Need.VERIFIED_DATA, Need.HOST_MEMORY), no_data)),
             ]
         )
@@ -289,7 +289,7 @@ class SimulatedMeasurer:
             raise errors.CouldNotMeasureError(error.seen) from error
         return Measurements(
             collectives=tuple(collector.collectives),
-            findings=health.without_paths(health.findings_beside_speed(report.findings)),
+            findings=health.drop_path_findings(health.findings_beside_speed(report.findings)),
         )
 
     def _node_copies(self, number: int, node: Topology) -> Measurements:
@@ -334,7 +334,7 @@ class SimulatedMeasurer:
             pairs=tuple(collector.pairs),
             evidence=tuple(report.rows(EvidenceRow)),
             patterns=tuple(report.rows(PatternRow)),
-            findings=health.findings_of_copies(report.findings, report.rows(FallbackRow), report.rows(EvidenceRow)),
+            findings=health.p2p_findings(report.findings, report.rows(FallbackRow), report.rows(EvidenceRow)),
             left_out={Need.HOST_COPIES: "gpubench check measures them"}
             if brief
             else {}
@@ -422,7 +422,7 @@ def _recorded_measurements(directory: Path, machines: Machines, asked: str | Non
     if not (directory / FILE).exists():
         return replace(QUICK, left_out=dict.fromkeys(QUICK.left_out, _OF_ANOTHER_COMMAND))
     lines = recorded.read_samples(directory, FILE, NAME)
-    found = health.together([read_json_line(Measurements, line, where) for line, where in lines])
+    found = health.merge([read_json_line(Measurements, line, where) for line, where in lines])
     from gpubench.jobs.collective.recorded_rows import judged_again
 
     return replace(
@@ -456,10 +456,10 @@ class RankMeasurer(Struct, frozen=True):
         if identity.local_rank == 0:
             node = self.nodes[identity.node]
             commands = ChildCommands([node], self.plan.depth, self.plan.timeout_s, self.plan.profile)
-            own = health.of_node(commands.peer_and_host_copies(), node.snapshot.host)
+            own = health.add_host(commands.peer_and_host_copies(), node.snapshot.host)
         parts = [part for part in self.group.gather(own) if part is not None]
         hosts = [node.snapshot.host for node in self.nodes]
-        return health.together([memory, health.of_nodes(dict(zip(hosts, parts, strict=True)))])
+        return health.merge([memory, health.merge_nodes(dict(zip(hosts, parts, strict=True)))])
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """Measure a collective on all ranks. Raises GpubenchError on all of them if that fails."""

@@ -1,4 +1,4 @@
-"""Builds the report on the libraries that move data between GPUs, from the facts of each host."""
+"""Report the libraries that move data between GPUs, from the facts of each host."""
 
 from collections.abc import Iterator, Sequence
 
@@ -55,15 +55,20 @@ class _Copy(Struct, frozen=True):
 
 
 def report_on_libraries(hosts: Sequence[HostLibraries], origin: Origin) -> Report:
-    """Report the libraries of every host, with findings if versions differ or reading failed. SKIP without any
-    library.
+    """Report the libraries of every host, with findings if versions differ or could not be read.
+
+    The verdict is at best SKIP if a host has neither NCCL nor RCCL.
     """
     rows = [row for host in hosts for row in _rows(host, origin)]
-    findings = [finding for host in hosts for finding in (*_version_difference(host.facts), *_unread(host.facts))]
-    findings += _compare_hosts([host.facts for host in hosts])
-    able = {row.node for row in rows if row.found and row.library in (process.NCCL_LIB, process.RCCL_LIB)}
-    looked = Verdict.PASS if {host.facts.host for host in hosts} <= able else Verdict.SKIP
-    verdict = worst_verdict([looked, *(finding.severity for finding in findings)])
+    findings = [
+        finding
+        for host in hosts
+        for finding in (*_find_different_versions(host.facts), *_find_unread_libraries(host.facts))
+    ]
+    findings += _find_different_hosts([host.facts for host in hosts])
+    complete = {row.node for row in rows if row.found and row.library in (process.NCCL_LIB, process.RCCL_LIB)}
+    best = Verdict.PASS if {host.facts.host for host in hosts} <= complete else Verdict.SKIP
+    verdict = worst_verdict([best, *(finding.severity for finding in findings)])
     sections = Table.group_by_section({LibraryRow: rows})
     return Report(verdict=verdict, complete=True, findings=tuple(findings), sections=sections, main=LibraryRow.section)
 
@@ -83,18 +88,28 @@ def _rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
                 found=True,
                 version=user.inside[library] or None,
                 path=user.path,
-                used_by=[_use(user)],
+                used_by=[_user_text(user)],
                 note=f"linked into {user.name}",
                 origin=origin,
             )
         if library in _ALWAYS and not inside and library not in by_library:
-            yield _absent(facts, library, LibraryKind.LIBRARY, origin)
+            yield _absent_row(facts, library, LibraryKind.LIBRARY, origin)
     present = {user.name: user for user in facts.users}
     for name in _PACKAGES:
-        yield (
-            _package_row(facts, present[name], origin)
-            if name in present
-            else _absent(facts, name, LibraryKind.PACKAGE, origin)
+        package = present.get(name)
+        if package is None:
+            yield _absent_row(facts, name, LibraryKind.PACKAGE, origin)
+            continue
+        yield LibraryRow(
+            node=facts.host,
+            library=name,
+            library_kind=LibraryKind.PACKAGE,
+            found=True,
+            version=package.version,
+            path=package.path,
+            used_by=[package.purpose],
+            note="; ".join(filter(None, (package.note, package.unread))) or None,
+            origin=origin,
         )
     yield from _kernel_rows(host, origin)
 
@@ -113,23 +128,9 @@ def _file_row(facts: process.LibrariesFacts, file: process.LibraryFile, origin: 
         version=file.version,
         path=file.path,
         package=file.package,
-        used_by=[_use(user) for user in facts.users if user.loads.get(file.library) == file.path],
+        used_by=[_user_text(user) for user in facts.users if user.loads.get(file.library) == file.path],
         cuda=file.cuda,
         note="; ".join(notes) or None,
-        origin=origin,
-    )
-
-
-def _package_row(facts: process.LibrariesFacts, user: process.LibraryUser, origin: Origin) -> LibraryRow:
-    return LibraryRow(
-        node=facts.host,
-        library=user.name,
-        library_kind=LibraryKind.PACKAGE,
-        found=True,
-        version=user.version,
-        path=user.path,
-        used_by=[user.purpose],
-        note="; ".join(filter(None, (user.note, user.unread))) or None,
         origin=origin,
     )
 
@@ -157,7 +158,7 @@ def _kernel_rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
         )
 
 
-def _absent(facts: process.LibrariesFacts, name: str, kind: LibraryKind, origin: Origin) -> LibraryRow:
+def _absent_row(facts: process.LibrariesFacts, name: str, kind: LibraryKind, origin: Origin) -> LibraryRow:
     failed = facts.failures.get(name.lower()) or facts.failures.get("search")
     note = f"not read: {failed}" if failed else _NOT_FOUND if kind is LibraryKind.LIBRARY else "not installed here"
     return LibraryRow(
@@ -165,7 +166,7 @@ def _absent(facts: process.LibrariesFacts, name: str, kind: LibraryKind, origin:
     )
 
 
-def _use(user: process.LibraryUser) -> str:
+def _user_text(user: process.LibraryUser) -> str:
     return f"{user.label} ({user.purpose})"
 
 
@@ -179,12 +180,12 @@ def _copies(facts: process.LibrariesFacts) -> Iterator[_Copy]:
             yield _Copy(user.inside[process.NCCL_LIB], f"linked into {user.name}", [user.label])
 
 
-def _version_difference(facts: process.LibrariesFacts) -> Iterator[Finding]:
+def _find_different_versions(facts: process.LibrariesFacts) -> Iterator[Finding]:
     copies = list(_copies(facts))
     versions = sorted({copy.version for copy in copies})
     if len(versions) < 2:
         return
-    split = len({copy.version for copy in copies if copy.users}) > 1
+    are_used = len({copy.version for copy in copies if copy.users}) > 1
     other = next((copy.path for copy in reversed(copies) if copy.path.startswith("/")), "")
     yield Finding(
         id="nccl-versions-differ",
@@ -197,19 +198,20 @@ def _version_difference(facts: process.LibrariesFacts) -> Iterator[Finding]:
         cause="a wheel, the system and a framework each install one: "
         + (
             "measurements with one do not apply to jobs with the other"
-            if split
+            if are_used
             else "the program decides which one is loaded"
         ),
         cure=Cure.of(f"gpubench allreduce --nccl-library {other}" if other else "pip list | grep -i nccl"),
     )
 
 
-def _compare_hosts(hosts: Sequence[process.LibrariesFacts]) -> Iterator[Finding]:
+def _find_different_hosts(hosts: Sequence[process.LibrariesFacts]) -> Iterator[Finding]:
     by_user: dict[str, dict[str, list[str]]] = {}
     for facts in hosts:
         for copy in _copies(facts):
-            for user in (each for each in facts.users if each.label in copy.users):
-                by_user.setdefault(user.name, {}).setdefault(copy.version, []).append(facts.host)
+            for user in facts.users:
+                if user.label in copy.users:
+                    by_user.setdefault(user.name, {}).setdefault(copy.version, []).append(facts.host)
     for name, versions in by_user.items():
         if len(versions) > 1:
             few = min(versions.values(), key=len)
@@ -226,7 +228,7 @@ def _compare_hosts(hosts: Sequence[process.LibrariesFacts]) -> Iterator[Finding]
             )
 
 
-def _unread(facts: process.LibrariesFacts) -> Iterator[Finding]:
+def _find_unread_libraries(facts: process.LibrariesFacts) -> Iterator[Finding]:
     broken = [(file.path, file.unread) for file in facts.files if file.unread and file.version is None]
     broken += [(user.label, user.unread) for user in facts.users if user.unread]
     if broken:

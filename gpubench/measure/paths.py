@@ -1,4 +1,4 @@
-"""Observes paths by link counters, idle links and NCCL's log, and explains them by conditions."""
+"""Observe paths by link counters, idle links and NCCL's log, and explain them by conditions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -13,7 +13,7 @@ from gpubench.conditions.condition import BESIDE
 from gpubench.conditions.policy import BYTES, Slowed
 from gpubench.conditions.ranking import UNKNOWN, Diagnosis, Named, diagnose, path_kinds
 from gpubench.conditions.registry import CAUSES
-from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
+from gpubench.model.facts.traffic import IdleGpu, LinkRates
 from gpubench.model.paths.p2p import MOVED_SHARE, Carried
 from gpubench.model.paths.transport import Conclusion, Edge, LoggedChannels, Pair, RankSelection, Transport, Tuning
 from gpubench.model.results import report
@@ -27,11 +27,10 @@ from gpubench.readers.nccl_log.lines import INFO, parse_channel, parse_connectio
 _COUNTED_FROM_BYTES = 2**20  # NVLink counters have a resolution of 1 KiB, and other traffic moves them too
 PCIE_COUNTS_TO = 2**32  # NVML's PCIe byte counters wrap to 0 here
 _MOST_PCIE_BYTES = PCIE_COUNTS_TO / 2.5
-"""Expected bytes that do not wrap the counter: collectives move up to twice as many, and H200s count 1.09 bytes per
-sent byte and 1.08 per received byte, including headers.
-"""
+"""More expected bytes might wrap the counter. Collectives move up to twice as many, and an H200 counts 1.09 bytes per
+sent byte and 1.08 per received byte, including headers."""
 
-_SURELY_ONCE_SECONDS = PCIE_COUNTS_TO / 128e9  # A PCIe link needs longer to wrap: PCIe 6 x16 carries 121 GB/s
+_LEAST_WRAP_SECONDS = PCIE_COUNTS_TO / 128e9  # No PCIe link wraps the counter earlier: PCIe 6 x16 carries 121 GB/s
 
 
 class CounterReading(NamedTuple):
@@ -51,7 +50,6 @@ class Meter:
         self._seen: set[tuple[int, str]] = set()
 
     def read(self, gpu: int) -> CounterReading:
-        """Return the reading before copies, for `since`."""
         return CounterReading(gpu, self._clock(), self._counters.read(gpu))
 
     def since(self, reading: CounterReading, expected_bytes: int, *, receives: bool = False) -> Carried:
@@ -65,8 +63,8 @@ class Meter:
             nvlink = _moved(before.nvlink_sent, after.nvlink_sent)
             pcie = _moved(before.pcie_sent, after.pcie_sent)
         if pcie is not None:
-            is_once = expected_bytes <= _MOST_PCIE_BYTES or self._clock() - since < _SURELY_ONCE_SECONDS
-            pcie = pcie % PCIE_COUNTS_TO if is_once else None
+            is_unique = expected_bytes <= _MOST_PCIE_BYTES or self._clock() - since < _LEAST_WRAP_SECONDS
+            pcie = pcie % PCIE_COUNTS_TO if is_unique else None
         return Carried(
             nvlink_bytes=nvlink,
             nvlink_share=self._share((gpu, "nvlink"), nvlink, expected_bytes),
@@ -90,11 +88,11 @@ def _moved(before: int | None, after: int | None) -> int | None:
 WINDOW_SECONDS = 0.02  # Long enough for slow counters, too short to wrap NVML's PCIe counter
 _MOST_SETTLING_SECONDS = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.1
-"""NVML averages utilization over the last 1/6 to 1 s. This job's own use fades from it, and that of others stays."""
+"""NVML averages utilization over the last 1/6 to 1 s. After that time only the use by others is left."""
 
 
 class IdleWindow:
-    """Reads GPUs while this job leaves them idle, which the caller ensures."""
+    """Reads GPUs while this job does not use them. The caller ensures that."""
 
     def __init__(
         self,
@@ -107,28 +105,19 @@ class IdleWindow:
         self._clock, self._wait = clock, wait
 
     def look(self, gpus: Sequence[int]) -> tuple[IdleGpu, ...]:
-        """Read these GPUs. It takes 20 ms, or up to 2 s if one of them computes."""
+        """Read these GPUs for 20 ms, or for up to 2 s while one of them computes."""
         before = [(self._clock(), self._counters.read(gpu)) for gpu in gpus]
         self._wait(WINDOW_SECONDS)
         rates = []
         for gpu, (since, counted) in zip(gpus, before, strict=True):
             after = self._counters.read(gpu)
             rates.append(_rates(counted, after, self._clock() - since))
-        uses = self._settled(gpus)
-        return tuple(IdleGpu(rates=rate, use=use) for rate, use in zip(rates, uses, strict=True))
-
-    def _settled(self, gpus: Sequence[int]) -> Sequence[GpuUse]:
-        *_, last = self._looks(gpus)
-        return last
-
-    def _looks(self, gpus: Sequence[int]) -> Iterator[Sequence[GpuUse]]:
         start = self._clock()
-        while True:
-            uses = [self._users.read(gpu) for gpu in gpus]
-            yield uses
-            if not any(use.is_busy for use in uses) or self._clock() - start >= _MOST_SETTLING_SECONDS:
-                return
+        uses = [self._users.read(gpu) for gpu in gpus]
+        while any(use.is_busy for use in uses) and self._clock() - start < _MOST_SETTLING_SECONDS:
             self._wait(_SECONDS_BETWEEN_LOOKS)
+            uses = [self._users.read(gpu) for gpu in gpus]
+        return tuple(IdleGpu(rates=rate, use=use) for rate, use in zip(rates, uses, strict=True))
 
 
 def _rates(before: LinkBytes, after: LinkBytes, seconds: float) -> LinkRates:
@@ -162,14 +151,19 @@ class NcclLogListener:
         tuning = None
         for line in self._log.lines() if self._is_readable else ():
             message = line.partition(INFO)[2]
-            self._add_channel(message)
+            head, _, text = message.partition(b" : ")
+            place = parse_channel(head)
+            found = None if place is None else parse_connection(text)
+            if place is not None and found is not None:
+                channel, connection = place
+                key = found.src, found.dst, found.transport, connection == 1, found.received
+                self._channel_bits[key] = self._channel_bits.get(key, 0) | 1 << channel
             self._ring.update(ring_pairs(line))
             self._tree.update(tree_pairs(line))
             tuning = parse_tuning(message) or tuning
         return tuning
 
     def selection(self) -> RankSelection:
-        """Return everything read so far."""
         edges = (
             Edge(src, dst, LoggedChannels(transport, bits, peer_to_peer, received))
             for (src, dst, transport, peer_to_peer, received), bits in self._channel_bits.items()
@@ -178,17 +172,8 @@ class NcclLogListener:
             no_log=self._log.no_log, edges=tuple(edges), ring=frozenset(self._ring), tree=frozenset(self._tree)
         )
 
-    def _add_channel(self, message: bytes) -> None:
-        head, _, text = message.partition(b" : ")
-        place = parse_channel(head)
-        found = None if place is None else parse_connection(text)
-        if place is not None and found is not None:
-            channel, connection = place
-            key = found.src, found.dst, found.transport, connection == 1, found.received
-            self._channel_bits[key] = self._channel_bits.get(key, 0) | 1 << channel
 
-
-_MOST_ASKED = 2000  # Limit of similar pairs whose cause is looked up: a thousand ranks have a million pairs
+_MOST_EXPLAINED = 2000  # Pairs whose cause is looked up. A thousand ranks have a million pairs
 
 
 class Explained:
@@ -198,30 +183,29 @@ class Explained:
         self.circumstances = circumstances
 
     def add_slow_rows(self, rows: Sequence[report.CollectiveRow]) -> "Explained":
-        """Return the causes including what these slow rows show, or itself if they show nothing new."""
+        """Return the causes with slow rows of several nodes as further circumstances."""
         several = [row for row in rows if row.nodes > 1]
         return Explained(replace(self.circumstances, slow=tuple(several))) if several else self
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
-        """All causes that hold."""
         return diagnose(CAUSES, self.circumstances)
 
     def explaining(self, staged: Mapping[Pair, Sequence[Transport]]) -> tuple[Named, ...]:
         """Return the causes why these pairs are host-staged, most likely first."""
-        asked = dict(islice(staged.items(), _MOST_ASKED))
-        return self.diagnosis.explaining(path_kinds(self.circumstances.wiring, asked))
+        pairs = dict(islice(staged.items(), _MOST_EXPLAINED))
+        return self.diagnosis.explaining(path_kinds(self.circumstances.wiring, pairs))
 
-    def add_causes(self, paths: Sequence[KnownPath], pair_of: Callable[[KnownPath], Pair]) -> list[KnownPath]:
-        """Add the most likely cause to host-staged paths, unless there are very many."""
-        staged = {pair_of(path): path.transports for path in paths if path.judgement.conclusion is Conclusion.STAGED}
-        if len(staged) > _MOST_ASKED:
+    def add_causes(self, paths: Sequence[KnownPath], find_pair: Callable[[KnownPath], Pair]) -> list[KnownPath]:
+        """Add the most likely cause to host-staged paths, unless there are more than 2,000."""
+        staged = {find_pair(path): path.transports for path in paths if path.judgement.conclusion is Conclusion.STAGED}
+        if len(staged) > _MOST_EXPLAINED:
             return list(paths)
         causes = self.diagnosis.by_cause(path_kinds(self.circumstances.wiring, staged))
-        return [replace(path, cause=causes.get(pair_of(path), "")) for path in paths]
+        return [replace(path, cause=causes.get(find_pair(path), "")) for path in paths]
 
     def first(self, staged: Mapping[Pair, Sequence[Transport]]) -> Explanation:
-        """Return the most likely cause, or an unknown one without evidence."""
+        """Return the most likely cause why these pairs are host-staged, or UNKNOWN."""
         return next((self.diagnosis.fill_ids(named.explanation) for named in self.explaining(staged)), UNKNOWN)
 
     def slowing(self, *, small: bool, percent: float | None = None) -> tuple[Named, ...]:
@@ -234,7 +218,7 @@ class Explained:
         return self.diagnosis.slowing(*parts, percent=None if small else percent)
 
     def _links(self) -> tuple[Slowed, ...]:
-        """Return the links that carry the bytes, slowest first, or all possible ones if no GPU is known."""
+        """Return the kinds of links in use, slowest first, or all kinds if no GPU is known."""
         run = self.circumstances
         gpus = [gpu for _, _, gpu in run.gpus()]
         if not gpus:
@@ -245,54 +229,53 @@ class Explained:
             Slowed.PCIE: (self._uses_gpu_links and not nvlinks) or bool(run.staged),
             Slowed.NVLINK: self._uses_gpu_links and nvlinks,
         }
-        return tuple(each for each, holds in used.items() if holds)
+        return tuple(link for link, is_used in used.items() if is_used)
 
     @property
     def _uses_gpu_links(self) -> bool:
-        """True if bytes may pass between GPUs. Ranks that share one GPU use no link."""
+        """True unless all ranks share one GPU."""
         wiring = self.circumstances.wiring
         return len(wiring.gpus) < 2 or any(not wiring.share_gpu((0, other)) for other in range(1, len(wiring.gpus)))
 
     def rows(self, *, of_programs: bool = False) -> list[report.CauseRow]:
-        """Return causes of observed paths, then of possible slowness. `of_programs`: MPI or other programs move the
-        bytes.
+        """Return the causes of observed paths, then other causes of slow or wrong operations on the links in use.
+
+        `of_programs` means that a library without a log, such as MPI, moves the bytes.
         """
         staged = self.circumstances.staged or {}
         explaining = self.explaining(staged)
         ids = {named.cause.id for named in explaining}
         effects = BESIDE if of_programs else (report.Effect.SLOW, report.Effect.WRONG)
-        beside = [
-            each for each in self.diagnosis.of_effect(*effects) if each.cause.id not in ids and self._matters(each)
-        ]
         rows = [row for named in explaining for row in self._rows(named, staged)]
-        return rows + [row for named in beside for row in self._rows(named, {})]
-
-    def _matters(self, named: Named) -> bool:
-        """True if a cause of slow paths affects a link that ranks use. Ranks on one GPU use none."""
-        slows = named.cause.explains.slows
-        return self._uses_gpu_links or not slows or not set(slows).isdisjoint((Slowed.LAUNCHES, *self._links()))
+        used = {Slowed.LAUNCHES, *self._links()}
+        for named in self.diagnosis.of_effect(*effects):
+            slowed = named.cause.explains.slows
+            if named.cause.id not in ids and (self._uses_gpu_links or not slowed or not used.isdisjoint(slowed)):
+                rows += self._rows(named, {})
+        return rows
 
     def conditions(self) -> list[report.CauseRow]:
-        """Return all conditions of machines without measurements: those that prevent direct paths, then the rest."""
+        """Return all conditions of machines, those that prevent direct paths first."""
         ordered = sorted(self.diagnosis.named, key=lambda named: set(named.effects) <= set(BESIDE))
         return [row for named in ordered for row in self._rows(named, {})]
 
     def unread(self) -> list[report.UnreadRow]:
-        """Return why it is unknown whether other causes hold, except on machines without GPUs."""
+        """Return the causes that could not be examined, with the reason, except on machines without GPUs."""
         if not self.circumstances.wiring.gpus:
             return []
         titles = {cause.id: cause.title for cause in CAUSES}
-        found = [(id_, each) for id_, unread in self.diagnosis.unread.items() for each in unread]
         return [
-            report.UnreadRow(id=id_, title=titles[id_], subject=each.subject, reason=each.reason) for id_, each in found
+            report.UnreadRow(id=id_, title=titles[id_], subject=fact.subject, reason=fact.reason)
+            for id_, facts in self.diagnosis.unread.items()
+            for fact in facts
         ]
 
     def _rows(self, named: Named, staged: Mapping[Pair, object]) -> Iterator[report.CauseRow]:
-        yield self._row(named, staged)
+        yield self._cause_row(named, staged)
         for below in named.implied:
-            yield replace(self._row(below, staged), verdict=named.gravity, implied_by=named.cause.id)
+            yield replace(self._cause_row(below, staged), verdict=named.gravity, implied_by=named.cause.id)
 
-    def _row(self, named: Named, staged: Mapping[Pair, object]) -> report.CauseRow:
+    def _cause_row(self, named: Named, staged: Mapping[Pair, object]) -> report.CauseRow:
         cause = named.cause
         return report.CauseRow(
             id=cause.id,

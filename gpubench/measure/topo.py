@@ -1,8 +1,8 @@
-"""Builds the report on machines: matrices, limits and findings, and the expected path of every pair of GPUs."""
+"""Report on machines: matrices, limits, findings, and the expected path of every pair of GPUs."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, permutations
 from typing import NamedTuple
 
 from gpubench.conditions.checks import WIRING, merged, run
@@ -15,7 +15,6 @@ from gpubench.conditions.ranking import UNKNOWN
 from gpubench.conditions.registry import CAUSES
 from gpubench.measure.paths import Explained
 from gpubench.model.facts.process import RankFacts
-from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.nodes import MachineKind, group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Conclusion, Confidence, Pair
@@ -43,29 +42,23 @@ class _Prospect(NamedTuple):
     confidence: Confidence = Confidence.WEAK
 
 
-class _FallbackPairs(NamedTuple):
+class _Pair(NamedTuple):
     name: tuple[str, str]
-    path: str
+    path_class: str
     access: str
-    lead: str = ""
-
-    def named(self, lead: str) -> "_FallbackPairs":
-        return self._replace(lead=f"{lead} " if lead else "")
-
-    def __str__(self) -> str:
-        return " → ".join(f"{self.lead}{each}" for each in self.name)
 
 
 def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Sequence[RankFacts]) -> Explained:
-    """Return the causes of the expected paths. Of equal nodes, only the GPUs of the first ones are examined."""
-    looked_at = dict.fromkeys(kind.representative for kind in kinds)
-    looked_at |= dict.fromkeys([node for kind in kinds for node in kind.odd][:_MOST_SURVEYED])
-    looked_at |= dict.fromkeys([rank.node for rank in ranks if rank.local_rank][:_MOST_SURVEYED])
-    looked_at |= dict.fromkeys(_nodes_with_other_settings(ranks)[:_MOST_SURVEYED])
-    looked_at |= dict.fromkeys(range(min(len(nodes), 2)))
+    """Return the causes of the expected paths. Examine the first nodes of each kind, and nodes that differ."""
+    other_settings = [rank.node for rank in ranks if rank.nccl_settings != ranks[0].nccl_settings]
+    examined = {kind.representative for kind in kinds}
+    examined.update([node for kind in kinds for node in kind.odd][:_MOST_SURVEYED])
+    examined.update([rank.node for rank in ranks if rank.local_rank][:_MOST_SURVEYED])
+    examined.update(other_settings[:_MOST_SURVEYED])
+    examined.update(range(min(len(nodes), 2)))
     places = [
         GpuPlace(nodes[node].snapshot.host, node, gpu.bus_id or gpu.device)
-        for node in sorted(looked_at)
+        for node in sorted(examined)
         if node < len(nodes)
         for gpu in nodes[node].gpus
     ]
@@ -73,40 +66,36 @@ def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Seque
     return Explained(Circumstances(wiring=wiring, facts=ranks, settings=user_settings(ranks)))
 
 
-def _nodes_with_other_settings(ranks: Sequence[RankFacts]) -> list[int]:
-    """Return the nodes whose NCCL variables differ from those of rank 0, because NCCL may use other paths there."""
-    return [rank.node for rank in ranks if rank.nccl_settings != ranks[0].nccl_settings]
-
-
 def prospects(
     nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained: Explained
 ) -> list[report.FallbackRow]:
-    """Return the section `fallback` for unmeasured paths, most severe first, grouping pairs with the same expected
-    path.
-    """
-    groups: dict[_Prospect, list[_FallbackPairs]] = {}
+    """Return one row per expected path and cause, with its pairs, most severe first."""
+    groups: dict[_Prospect, list[tuple[str, _Pair]]] = {}
     for kind in kinds:
         usual: dict[tuple[str, str], _Prospect] = {}
-        for number in _examined_nodes(kind, explained):
+        others = sorted({*kind.alike, *kind.odd} - {kind.representative})
+        for number in (
+            kind.representative,
+            *(number for number in others if explained.circumstances.node_gpus(number)),
+        ):
             first = number == kind.representative
-            lead = "" if first and len(kinds) == 1 else nodes[number].snapshot.host
-            for seen, prospect in _seen(nodes, number, explained):
-                if first or not _is_alike(prospect, usual.get(seen.name)):
-                    groups.setdefault(prospect, []).append(seen.named(lead))
+            lead = "" if first and len(kinds) == 1 else f"{nodes[number].snapshot.host} "
+            for pair, prospect in _node_prospects(nodes, number, explained):
+                if first or not _is_alike(prospect, usual.get(pair.name)):
+                    groups.setdefault(prospect, []).append((lead, pair))
                 if first:
-                    usual[seen.name] = prospect
+                    usual[pair.name] = prospect
     origin = nodes[0].snapshot.origin if nodes else ""
-    rows = [_row(prospect, pairs, origin, explained) for prospect, pairs in groups.items()]
+    rows = [_fallback_row(prospect, pairs, origin, explained) for prospect, pairs in groups.items()]
     return sorted(rows, key=lambda row: (_ORDER.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
 
 
 def prospect_findings(
     rows: Sequence[report.FallbackRow], explained: Explained, others: Iterable[Finding]
 ) -> Iterator[Finding]:
-    """Yield conditions that affect paths within or between nodes and that no check reported, nor anything that
-    follows.
+    """Yield conditions that affect paths, unless a check reported them or one of their consequences.
 
-    On a node that communicates with no other, ignore the network: containers for one node have no RDMA.
+    Ignore the network if there is one node, because containers for one node have no RDMA.
     """
     known = {other.id for other in others}
     for row in rows:
@@ -146,66 +135,58 @@ def _expected_path(explained: Explained, pair: Pair) -> _Prospect:
     found = explained.diagnosis.explaining({pair: _EXPECTED})
     sure = [named for named in found if named.confidence in (Confidence.PROVEN, Confidence.LIKELY)]
     if possible is None:
-        # NCCL does not use peer access here in any case. Nothing else is known about such a pair.
+        # If peer access is unknown, the only certain answer is that NCCL never uses it here.
         sure = [named for named in sure if named.explanation.by_design]
     if possible is None and not sure:
         return _Prospect(Conclusion.UNKNOWN, Verdict.WARN, None, Confidence.NONE)
     if possible and not sure:
         return _Prospect(Conclusion.POSSIBLE, Verdict.PASS)
     cause = sure[0].explanation if sure else UNKNOWN
-    node, ends = explained.circumstances.pair_node(pair), [explained.circumstances.wiring.gpu(each) for each in pair]
+    node, ends = explained.circumstances.pair_node(pair), [explained.circumstances.wiring.gpu(end) for end in pair]
     unread = possible and None not in ends and node.nvlinks(*filter(None, ends)) is None
     if cause.by_design and (node.snapshot.failures or unread):
-        # Unknown NVLinks may connect them. Never conclude "by design" from a missing answer.
+        # Unknown NVLinks may connect these GPUs. Never conclude "by design" from a missing answer.
         return _Prospect(Conclusion.UNKNOWN, Verdict.WARN, None, Confidence.NONE)
     in_doubt = explained.circumstances.wiring.is_refusal_doubtful(pair)
     verdict = Verdict.SKIP if cause.by_design else Verdict.WARN if in_doubt else Verdict.FAIL
     return _Prospect(Conclusion.IMPOSSIBLE, verdict, cause)
 
 
-def _seen(nodes: Sequence[Topology], number: int, explained: Explained) -> Iterator[tuple[_FallbackPairs, _Prospect]]:
+def _node_prospects(nodes: Sequence[Topology], number: int, explained: Explained) -> Iterator[tuple[_Pair, _Prospect]]:
     wiring = explained.circumstances.wiring
     positions = zip(sorted(explained.circumstances.node_gpus(number)), nodes[number].gpus, strict=True)
-    for pair, ends in _pairs(dict(positions)):
-        access = wiring.peer_access(pair)
+    for (one, source), (other, destination) in permutations(positions, 2):
+        access = wiring.peer_access((one, other))
         reason = f"not known: {access.reason}" if access.possible is None else access.reason
-        yield _FallbackPairs(ends, wiring.path(pair), reason), _expected_path(explained, pair)
-
-
-def _examined_nodes(kind: MachineKind, explained: Explained) -> list[int]:
-    others = sorted({*kind.alike, *kind.odd} - {kind.representative})
-    return [kind.representative, *(number for number in others if explained.circumstances.node_gpus(number))]
+        pair = _Pair((source.device, destination.device), wiring.path((one, other)), reason)
+        yield pair, _expected_path(explained, (one, other))
 
 
 def _is_alike(prospect: _Prospect, usual: _Prospect | None) -> bool:
-    """True if a pair has the same expected path and cause as that pair of the first node of its kind."""
+    """True if a pair has the same expected path and cause as on the first node of the kind."""
     if usual is None:
         return prospect.conclusion is Conclusion.POSSIBLE
-    causes = [None if each.cause is None else each.cause.id for each in (prospect, usual)]
+    causes = [None if explanation.cause is None else explanation.cause.id for explanation in (prospect, usual)]
     return prospect.conclusion is usual.conclusion and causes[0] == causes[1]
 
 
-def _pairs(devices: dict[int, GpuFacts]) -> Iterator[tuple[Pair, tuple[str, str]]]:
-    for one, source in devices.items():
-        for other, destination in devices.items():
-            if one != other:
-                yield (one, other), (source.device, destination.device)
-
-
-def _row(prospect: _Prospect, pairs: Sequence[_FallbackPairs], origin: str, explained: Explained) -> report.FallbackRow:
+def _fallback_row(
+    prospect: _Prospect, pairs: Sequence[tuple[str, _Pair]], origin: str, explained: Explained
+) -> report.FallbackRow:
     cause = None if prospect.cause is None else explained.diagnosis.fill_ids(prospect.cause)
-    paths, access = (", ".join(dict.fromkeys(seen)) for seen in zip(*(pair[1:3] for pair in pairs), strict=True))
+    path_classes = ", ".join(dict.fromkeys(pair.path_class for _, pair in pairs))
+    access = ", ".join(dict.fromkeys(pair.access for _, pair in pairs))
     return report.FallbackRow(
         conclusion=prospect.conclusion,
         verdict=prospect.verdict,
         confidence=prospect.confidence,
         origin=origin,
         count=len(pairs),
-        pairs=tuple(map(str, pairs[:_MOST_NAMED])),
+        pairs=tuple(" → ".join(f"{lead}{end}" for end in pair.name) for lead, pair in pairs[:_MOST_NAMED]),
         cause=None if cause is None else cause.id,
         cause_seen=None if cause is None else cause.evidence,
         **cure_columns(None if cause is None else cause.cure),
-        how=f"{paths}; peer access {access}",
+        how=f"{path_classes}; peer access {access}",
     )
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from gpubench.cli.app import app, typer_command
 from gpubench.cli.process import COMMANDS
 from gpubench.conditions import nvlink
-from gpubench.measure.check.health import of_collective
+from gpubench.measure.check.health import collective_measurements
 from gpubench.model.paths import nodes
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.terms.commands import Command
@@ -215,7 +215,7 @@ def test_a_slow_setting_has_the_same_cause_and_cure_in_every_command(
         assert (found["id"], found["subject"], found["commands"]) == (cause, where, [f"unset {name}"])
         assert document["sentence"].endswith(f"Try: unset {name}")
         if command[:1] == ("allreduce",):  # What a check of real GPUs takes from the command that it runs
-            assert cause in [each.id for each in of_collective(document).findings]
+            assert cause in [each.id for each in collective_measurements(document).findings]
 
 
 @pytest.mark.parametrize(

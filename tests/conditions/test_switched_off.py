@@ -10,7 +10,7 @@ from msgspec.structs import FieldInfo, fields, replace
 from gpubench.conditions.checks import CHECKS, Check, check_findings
 from gpubench.conditions.circumstances import Facts
 from gpubench.conditions.registry import CONDITIONS
-from gpubench.measure.check.health import _check_row, _Outcome
+from gpubench.measure.check.health import _judge_check, _Outcome
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import MachineKind, build_topologies, group_nodes
 from gpubench.model.paths.topology import Topology
@@ -108,7 +108,7 @@ def is_plain_pass(job: Job, check: Check, kinds: tuple[MachineKind, ...] | None 
     facts = Facts(nodes, kinds, job.ranks, [job.profile] * len(nodes), job.measurements, job.asked)
     if check_findings(check, facts):
         return False
-    row = _check_row(facts, _Outcome.of(check, facts), "")
+    row = _judge_check(facts, _Outcome.of(check, facts), "")
     return row.verdict == Verdict.PASS and not row.note
 
 

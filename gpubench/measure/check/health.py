@@ -1,4 +1,4 @@
-"""Judges the health of machines: runs every check, folds findings under root causes, and rates each node and GPU."""
+"""Judge the health of machines: run every check, fold findings under root causes, and rate each node and device."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, repeat
@@ -11,7 +11,7 @@ from gpubench.conditions.checks import CHECKS, Check, Looked, look, merged
 from gpubench.conditions.circumstances import Facts, joined
 from gpubench.conditions.folding import fold
 from gpubench.conditions.registry import CONDITIONS
-from gpubench.measure.check.unread import not_looked_at, unread_facts
+from gpubench.measure.check.unread import unread_facts, why_no_pass
 from gpubench.measure.topo import prospect_findings, prospects, survey
 from gpubench.model.facts.health import describe_mig_split
 from gpubench.model.paths.topology import Topology
@@ -38,34 +38,31 @@ from gpubench.model.terms.verdict import (
 
 R = TypeVar("R", bound=report.Record)
 
-_OF_FACTS = {each.name for each in CHECKS if each.needs is Need.FACTS}
+_FACT_CHECKS = {check.name for check in CHECKS if check.needs is Need.FACTS}
 JUDGED_BY_CHECKS = frozenset(
     condition.id
     for condition in CONDITIONS
-    if condition.check and condition.id != WRONG_DATA and (condition.check in _OF_FACTS or not condition.effects)
+    if condition.check and condition.id != WRONG_DATA and (condition.check in _FACT_CHECKS or not condition.effects)
 )
 """Findings of other commands that checks derive again from rows and facts."""
 
 
-_OF_PATHS = (HOST_STAGED, PATH_DISPUTED, PATH_UNKNOWN)
+_PATH_FINDINGS = (HOST_STAGED, PATH_DISPUTED, PATH_UNKNOWN)
 
 
 def p2p_measurements(document: Mapping[str, Any]) -> Measurements:
-    """Return the pairs of a `gpubench p2p` report, the evidence on their paths, and its findings other than speed."""
+    """Return the rows and evidence of a `gpubench p2p` report, and its findings other than speed."""
+    evidence = _rows(document, report.EvidenceRow)
     return Measurements(
         pairs=_rows(document, report.PairRow),
-        evidence=_rows(document, report.EvidenceRow),
-        findings=findings_of_copies(
-            _findings(document), _rows(document, report.FallbackRow), _rows(document, report.EvidenceRow)
-        ),
+        evidence=evidence,
+        findings=p2p_findings(_findings(document), _rows(document, report.FallbackRow), evidence),
         patterns=_rows(document, report.PatternRow),
     )
 
 
-def of_collective(document: Mapping[str, Any]) -> Measurements:
-    """Return the rows and ranks of a collective's report, and its findings on paths. Rows already count wrong
-    elements.
-    """
+def collective_measurements(document: Mapping[str, Any]) -> Measurements:
+    """Return the rows and ranks of a collective's report, and its findings except wrong data, which rows show."""
     return Measurements(
         collectives=_rows(document, report.CollectiveRow),
         ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
@@ -73,8 +70,8 @@ def of_collective(document: Mapping[str, Any]) -> Measurements:
     )
 
 
-def of_node(measured: Measurements, host: str) -> Measurements:
-    """Return the measurements of one of several nodes, under the node's name among them."""
+def add_host(measured: Measurements, host: str) -> Measurements:
+    """Add the name of a node to its measurements."""
     return replace(
         measured,
         pairs=tuple(replace(row, source_node=host, destination_node=host) for row in measured.pairs),
@@ -91,8 +88,7 @@ def of_node(measured: Measurements, host: str) -> Measurements:
     )
 
 
-def together(parts: Sequence[Measurements]) -> Measurements:
-    """Merge several measurements."""
+def merge(parts: Sequence[Measurements]) -> Measurements:
     return Measurements(
         pairs=tuple(row for part in parts for row in part.pairs),
         collectives=tuple(row for part in parts for row in part.collectives),
@@ -102,33 +98,33 @@ def together(parts: Sequence[Measurements]) -> Measurements:
         findings=tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
         left_out={need: reason for part in parts for need, reason in part.left_out.items()},
         failed={need: reason for part in parts for need, reason in part.failed.items()},
-        failed_on=tuple(each for part in parts for each in part.failed_on),
+        failed_on=tuple(failure for part in parts for failure in part.failed_on),
     )
 
 
 def mark_missing(measured: Measurements) -> Measurements:
-    """Mark everything that has neither rows nor a reason as "could not be measured"."""
+    """Mark every measurement without rows and without a reason as failed."""
     ends = [{row.source, row.destination} for row in measured.pairs]
-    there = {
+    measured_needs = {
         Need.PEER_COPIES: any(HOST not in end for end in ends) and bool(measured.evidence),
         Need.HOST_COPIES: any(HOST in end and len(end) > 1 for end in ends),
         Need.ALL_REDUCE: bool(measured.collectives),
     }
     excused = {*measured.left_out, *measured.failed}
-    silent = {need: "nothing of it was found" for need, found in there.items() if not found and need not in excused}
-    return replace(measured, failed={**measured.failed, **silent})
+    missing = [need for need, found in measured_needs.items() if not found and need not in excused]
+    return replace(measured, failed={**measured.failed, **dict.fromkeys(missing, "nothing of it was found")})
 
 
-def of_nodes(parts: Mapping[str, Measurements]) -> Measurements:
-    """Merge measurements of several nodes by host. Name what some nodes lack per node, and what all lack once."""
+def merge_nodes(parts: Mapping[str, Measurements]) -> Measurements:
+    """Merge the measurements of several nodes by host. A failure on all nodes is one failure of the whole."""
     failed_on = [
         FailedOnNode(node=host, need=need, reason=reason)
         for host, part in parts.items()
         for need, reason in part.failed.items()
     ]
-    nowhere = {need: found for need in Need if (found := [each for each in failed_on if each.need is need])}
+    nowhere = {need: found for need in Need if (found := [failure for failure in failed_on if failure.need is need])}
     nowhere = {need: found for need, found in nowhere.items() if len(found) == len(parts)}
-    measured = together(tuple(parts.values()))
+    measured = merge(tuple(parts.values()))
     return replace(
         measured,
         left_out={
@@ -136,8 +132,8 @@ def of_nodes(parts: Mapping[str, Measurements]) -> Measurements:
             for need, reason in measured.left_out.items()
             if all(need in part.left_out or need in part.failed for part in parts.values())
         },
-        failed={need: "; ".join(dict.fromkeys(each.reason for each in found)) for need, found in nowhere.items()},
-        failed_on=tuple(each for each in failed_on if each.need not in nowhere),
+        failed={need: "; ".join(dict.fromkeys(failure.reason for failure in found)) for need, found in nowhere.items()},
+        failed_on=tuple(failure for failure in failed_on if failure.need not in nowhere),
     )
 
 
@@ -151,27 +147,23 @@ def drop_wrong_data(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(finding for finding in findings if finding.id != WRONG_DATA)
 
 
-def without_paths(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Drop findings on paths from a simulated collective, because its copies show them too."""
-    return tuple(finding for finding in findings if finding.id not in _OF_PATHS)
+def drop_path_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    return tuple(finding for finding in findings if finding.id not in _PATH_FINDINGS)
 
 
-def findings_of_copies(
+def p2p_findings(
     findings: Sequence[Finding], fallback: Sequence[report.FallbackRow], evidence: Sequence[report.EvidenceRow]
 ) -> tuple[Finding, ...]:
-    """Return the findings of p2p that checks do not derive themselves. Checks may fold those on paths under their
-    causes.
-    """
+    """Return the findings of p2p that checks do not derive. Derive those on paths again, with the places of GPUs."""
     ends = {f"{row.source} → {row.destination}": row for row in evidence}
-    others = (each for each in findings_beside_speed(findings) if each.id not in _OF_PATHS)
-    of_paths = (
+    on_paths = (
         replace(
             finding,
             places=tuple(dict.fromkeys(place for pair in finding.subjects for place in _places(ends.get(pair)))),
         )
         for finding in path_findings(fallback)
     )
-    return (*others, *of_paths)
+    return (*drop_path_findings(findings_beside_speed(findings)), *on_paths)
 
 
 def _places(row: report.EvidenceRow | None) -> tuple[DevicePlace, ...]:
@@ -192,11 +184,11 @@ def _rows(document: Mapping[str, Any], kind: type[R]) -> tuple[R, ...]:
 
 
 _DRIVER_IDS = {condition.id for condition in CONDITIONS if condition.check == "driver"}
-_OF_SILENCE = ("driver", "measured")  # Checks that report who did not answer
+_SILENCE_CHECKS = ("driver", "measured")  # These checks report nodes that did not answer
 SECTIONS = ("checks", "verdicts", "pairs", "rows", "tree", report.FINDINGS_SECTION)
 
-_MOST_TREES = 4  # PCI trees in one report, nodes with findings first: most nodes are alike
-_OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)  # Findings on a whole job, whose causes name the node
+_MOST_TREES = 4  # PCI trees in one report, nodes with findings first, because most nodes are alike
+_JOB_FINDINGS = (SLOW_UNEXPLAINED, STRAGGLER)  # If one of them has a cause, the cause names the node
 
 
 class _Outcome(Struct, frozen=True):
@@ -220,13 +212,13 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> report.Report:
     findings = fold(merged(every), facts.nodes)
     found = tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity)))
     origin = facts.nodes[0].snapshot.origin if facts.nodes else ""
-    check_rows = tuple(_check_row(facts, outcome, origin) for outcome in outcomes)
+    check_rows = tuple(_judge_check(facts, outcome, origin) for outcome in outcomes)
     passed = any(row.verdict is Verdict.PASS for row in check_rows if row.check != "measured")
-    at_best = Verdict.PASS if passed else Verdict.SKIP
-    verdict = worst_verdict([at_best, *(finding.severity for finding in found)])
-    ids = {each.id for each in found}
-    own = [each for each in every if each.id not in _OF_ALL_RANKS or each.id in ids]
-    verdict_rows = tuple(_verdict_rows(facts, own))
+    best = Verdict.PASS if passed else Verdict.SKIP
+    verdict = worst_verdict([best, *(finding.severity for finding in found)])
+    ids = {finding.id for finding in found}
+    on_devices = [finding for finding in every if finding.id not in _JOB_FINDINGS or finding.id in ids]
+    verdict_rows = tuple(_verdict_rows(facts, on_devices))
     measured = facts.measurements
     sections = report.Table.group_by_section(
         {
@@ -234,7 +226,7 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> report.Report:
             report.VerdictRow: verdict_rows,
             report.PairRow: measured.pairs,
             report.CollectiveRow: measured.collectives,
-            TreeRow: lambda: chain.from_iterable(map(tree_rows, _shown(facts, found))),
+            TreeRow: lambda: chain.from_iterable(map(tree_rows, _nodes_with_trees(facts, found))),
         }
     )
     return report.Report(
@@ -247,21 +239,21 @@ def _judge_copies(facts: Facts) -> Measurements:
     measured = facts.measurements
     rows: dict[int, report.PairRow] = dict(enumerate(measured.pairs))
     profiles = chain(facts.profiles, repeat(None))
-    by_host = group_by(rows, lambda number: rows[number].source_node)
+    numbers_by_host = group_by(rows, lambda number: rows[number].source_node)
     for node, profile in zip(facts.nodes, profiles, strict=False):
         host = node.snapshot.host
-        own = by_host.get(host, [])
+        numbers = numbers_by_host.get(host, [])
         copies = CopyJudge(profile, {host: node})
-        judged = copies.judge(copies.skip_busy_gpus(rows[number] for number in own))
-        rows |= zip(own, judged, strict=True)
+        judged = copies.judge(copies.skip_busy_gpus(rows[number] for number in numbers))
+        rows |= zip(numbers, judged, strict=True)
     return replace(measured, pairs=tuple(rows.values()), patterns=tuple(map(judge_pattern, measured.patterns)))
 
 
-def _shown(facts: Facts, found: Sequence[Finding]) -> list[Topology]:
+def _nodes_with_trees(facts: Facts, found: Sequence[Finding]) -> list[Topology]:
     named = [
         node
         for node in facts.nodes
-        if len(facts.nodes) > 1 and any(node.snapshot.host in each.subject.split() for each in found)
+        if len(facts.nodes) > 1 and any(node.snapshot.host in finding.subject.split() for finding in found)
     ]
     return list(dict.fromkeys((*named[: _MOST_TREES - 1], *facts.nodes[:1])))
 
@@ -269,11 +261,11 @@ def _shown(facts: Facts, found: Sequence[Finding]) -> list[Topology]:
 _ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.SKIP, Verdict.PASS)
 
 
-def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> report.CheckRow:
+def _judge_check(facts: Facts, outcome: _Outcome, origin: str) -> report.CheckRow:
     check = outcome.check
     missing = facts.measurements.left_out.get(check.needs)
     failed = facts.measurements.failed.get(check.needs)
-    in_error = _nodes_in_error(facts, check)
+    nodes_in_error = _nodes_in_error(facts, check)
     if outcome.findings:
         verdict, note = worst_verdict(finding.severity for finding in outcome.findings), None
     elif failed is not None:
@@ -282,12 +274,12 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> report.CheckRow:
         verdict, note = Verdict.SKIP, missing
     elif not check.without_gpus and not any(node.gpus for node in facts.nodes):
         verdict, note = Verdict.SKIP, "no GPU"
-    elif in_error and len(in_error) == len(facts.nodes):
+    elif nodes_in_error and len(nodes_in_error) == len(facts.nodes):
         verdict, note = Verdict.ERROR, "the driver did not tell"
     elif not _is_judged(facts, check):
         verdict, note = Verdict.SKIP, f"speed not judged: {_why_not_judged(facts, check)}"
-    elif unseen := not_looked_at(check, outcome.looked, facts, in_error):
-        verdict, note = Verdict.SKIP, unseen
+    elif reason := why_no_pass(check, outcome.looked, facts, nodes_in_error):
+        verdict, note = Verdict.SKIP, reason
     else:
         verdict, note = Verdict.PASS, check.in_part(facts) or None
     return report.CheckRow(
@@ -297,7 +289,7 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> report.CheckRow:
         looks_for=check.summary,
         note=note,
         origin=origin,
-        nodes_in_error=in_error,
+        nodes_in_error=nodes_in_error,
     )
 
 
@@ -311,30 +303,27 @@ def _why_not_judged(facts: Facts, check: Check) -> str:
         return RANKS_SHARE_A_GPU
     split = describe_mig_split(gpu for node in facts.nodes for gpu in node.gpus)
     known = [profile.name for profile in facts.profiles if profile is not None]
-    own = f"profile {joined(known)} has no value for it" if known else "no profile"
-    return split or f"{own}, no past results, and no limit that is known"
+    lack = f"profile {joined(known)} has no value for it" if known else "no profile"
+    return split or f"{lack}, no past results, and no limit that is known"
 
 
 def _is_judged(facts: Facts, check: Check) -> bool:
     if check.name == "collective_bandwidth" and facts.measurements.collectives:
         return any(row.expected_us and row.verdict is not None for row in facts.measurements.collectives)
-    rows = _copies_of(facts, check)
+    rows = [row for row in facts.measurements.pairs if row.verdict is not None]
+    if check.name == "host_bandwidth":
+        rows = [row for row in rows if is_pinned(row)]
+    elif check.name == "p2p_bandwidth":
+        rows = [row for row in rows if HOST not in (row.source, row.destination)]
+    else:
+        return True
     return not rows or any(row.verdict != Verdict.SKIP for row in rows)
-
-
-def _copies_of(facts: Facts, check: Check) -> list[report.PairRow]:
-    """Return the judged rows that belong to a bandwidth check: between GPUs, or to and from pinned host memory."""
-    if check.name not in ("p2p_bandwidth", "host_bandwidth"):
-        return []
-    with_host = check.name == "host_bandwidth"
-    rows = (row for row in facts.measurements.pairs if row.verdict is not None)
-    return [row for row in rows if (is_pinned(row) if with_host else HOST not in (row.source, row.destination))]
 
 
 def _nodes_in_error(facts: Facts, check: Check) -> tuple[str, ...]:
     if check.needs is not Need.FACTS:
-        return tuple(each.node for each in facts.measurements.failed_on if each.need is check.needs)
-    if check.name in _OF_SILENCE:
+        return tuple(failure.node for failure in facts.measurements.failed_on if failure.need is check.needs)
+    if check.name in _SILENCE_CHECKS:
         return ()
     return tuple(node.snapshot.host for node in facts.nodes if _is_silent(node))
 
@@ -349,19 +338,34 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[report.
         for subject in finding.subjects or (finding.subject,):
             by_subject.setdefault(subject, []).append(finding)
     for number, node in enumerate(facts.nodes):
-        own: list[Finding] = []
+        host = node.snapshot.host
+        on_node: list[Finding] = []
         rows = []
-        unanswered = _unanswered_findings(node, by_subject) if _is_silent(node) else []
+        on_driver = [
+            finding
+            for subject, found in by_subject.items()
+            if _is_silent(node) and subject.startswith(host)
+            for finding in found
+            if finding.id in _DRIVER_IDS and finding.subject.partition(",")[0] == host
+        ]
         slow = _slow_links(facts, number, node)
         for scope, subject, names in _subjects(facts, number, node):
-            found = [finding for name in names for finding in by_subject.get(name, ())]
-            found += unanswered if scope == "gpu" else ()
-            own += found
+            on_device = [finding for name in names for finding in by_subject.get(name, ())]
+            on_device += on_driver if scope == "gpu" else ()
+            on_node += on_device
             verdict, ends = slow.get(subject, (Verdict.PASS, ()))
-            found = found or [each for end in ends for each in by_subject.get(end, ())]
-            rows.append(_row(node, scope, subject, found, verdict))
-        own += _node_findings(facts, node, by_subject)
-        yield _row(node, "node", node.snapshot.host, own)
+            on_device = on_device or [finding for end in ends for finding in by_subject.get(end, ())]
+            rows.append(_verdict_row(node, scope, subject, on_device, verdict))
+        on_node += [
+            finding
+            for subject, found in by_subject.items()
+            if len(facts.nodes) == 1
+            or subject == host
+            or subject.startswith((f"{host} ", f"{host},"))
+            or f" on {host}" in subject
+            for finding in found
+        ]
+        yield _verdict_row(node, "node", host, on_node)
         yield from rows
 
 
@@ -388,14 +392,13 @@ def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, 
 
 
 def _slow_links(facts: Facts, number: int, node: Topology) -> dict[str, tuple[Verdict, tuple[str, str]]]:
-    """Return the links of a node that do not pass, by name, each with its verdict and the GPUs at both ends.
+    """Return the links of a node that do not pass, by name, with verdict and GPUs.
 
-    If several slow links share a GPU, a finding names the GPU. A link without a judged measurement does not pass
-    either.
+    The GPUs are needed because a finding names the GPU if several of its links are slow.
     """
     named, host = facts.circumstances.names_with_ids, node.snapshot.host
     by_bus_id = {gpu.bus_id: gpu for gpu in node.gpus}
-    fare: dict[str, list[Verdict]] = {}
+    verdicts: dict[str, list[Verdict]] = {}
     ends: dict[str, tuple[str, str]] = {}
     for row in facts.measurements.pairs_from(host):
         one, other = by_bus_id.get(row.source_bus_id), by_bus_id.get(row.destination_bus_id)
@@ -403,29 +406,12 @@ def _slow_links(facts: Facts, number: int, node: Topology) -> dict[str, tuple[Ve
         if is_here and one is not None and other is not None and row.verdict is not None:
             name = named(number, one, other)
             ends[name] = named(number, one), named(number, other)
-            fare.setdefault(name, []).append(Verdict(row.verdict))
-    found = {name: worst_verdict(own) for name, own in fare.items()}
-    return {name: (verdict, ends[name]) for name, verdict in found.items() if verdict is not Verdict.PASS}
+            verdicts.setdefault(name, []).append(Verdict(row.verdict))
+    worst = {name: worst_verdict(found) for name, found in verdicts.items()}
+    return {name: (verdict, ends[name]) for name, verdict in worst.items() if verdict is not Verdict.PASS}
 
 
-def _unanswered_findings(node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:
-    host = node.snapshot.host
-    found = [each for subject in by_subject if subject.startswith(host) for each in by_subject[subject]]
-    return [each for each in found if each.id in _DRIVER_IDS and each.subject.partition(",")[0] == host]
-
-
-def _node_findings(facts: Facts, node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:
-    host = node.snapshot.host
-    is_only = len(facts.nodes) == 1
-    return [
-        finding
-        for subject, found in by_subject.items()
-        for finding in found
-        if is_only or subject == host or subject.startswith((f"{host} ", f"{host},")) or f" on {host}" in subject
-    ]
-
-
-def _row(
+def _verdict_row(
     node: Topology, scope: str, subject: str, findings: Sequence[Finding], figures: Verdict = Verdict.PASS
 ) -> report.VerdictRow:
     return report.VerdictRow(

@@ -1,4 +1,4 @@
-"""Finds facts and measurements that a check needs and did not get, with the reason and a cure if there is one."""
+"""Find facts and measurements that a check needs but that are missing, with reason and cure."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
@@ -17,8 +17,9 @@ from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
 
 class RefusedFact(Struct, frozen=True):
-    """How to describe a fact that could not be read: words, likely reason and cure. `scope` None matches every
-    device.
+    """The likely cause and cure of an unreadable fact, if the reason contains one of the `words`.
+
+    `scope` is the kind of device, or None for every kind.
     """
 
     words: tuple[str, ...]
@@ -27,14 +28,14 @@ class RefusedFact(Struct, frozen=True):
     scope: str | None = None
 
 
-_NO_RIGHT = (
+_NO_PERMISSION = (
     *("Insufficient Permissions", "operating system has blocked", "ermission denied", "not permitted", "needs root"),
 )
 _KERNEL_LOG = "dmesg | grep -i -E 'nvrm|xid'"
 
 REFUSED_FACTS: tuple[RefusedFact, ...] = (
     RefusedFact(
-        _NO_RIGHT,
+        _NO_PERMISSION,
         "this user, or this container, may not read all of /sys",
         Cure.of(
             "ls -l /sys/class/infiniband/*/ports/1",
@@ -43,7 +44,7 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
         scope="nic",
     ),
     RefusedFact(
-        _NO_RIGHT,
+        _NO_PERMISSION,
         "this user, or this container, may not read it",
         Cure.of(
             "sudo nvidia-smi -q -i GPU",
@@ -100,23 +101,12 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
 """The first match counts. The last two match every other reason."""
 
 
-def _refused_fact(scope: str, reason: str) -> RefusedFact:
-    """Return the description of a GPU, pair or NIC fact that could not be read for this reason."""
-    return next(
-        fact
-        for fact in REFUSED_FACTS
-        if fact.scope in (None, scope) and any(words.lower() in reason.lower() for words in fact.words)
-    )
-
-
 NOT_LOOKED_AT = "not-looked-at"
-_AN_ERROR = ("gpu", "pair", "nic")  # The driver and the kernel know these facts, so an unreadable one is a fault
+_ERROR_SCOPES = ("gpu", "pair", "nic")  # The driver and the kernel know these facts, so an unreadable one is a fault
 
 
 class _Subject(Struct, frozen=True):
-    """A device, pair, node or process with its unknown facts and their reasons. `facts` is None if it does not
-    exist.
-    """
+    """A device, pair, node or process. `unknown` has the reason per unknown fact, and `facts` is None if all are."""
 
     name: str
     facts: object | None
@@ -125,8 +115,8 @@ class _Subject(Struct, frozen=True):
 
 
 def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
-    """Yield a finding for each device with an unreadable fact of the check, or one that only its siblings have."""
-    wanted = {scope: names for scope, names in _facts_by_scope(check).items() if scope in _AN_ERROR}
+    """Yield a finding for each device without a fact that the check needs, unless no such device has it."""
+    wanted = {scope: names for scope, names in _facts_by_scope(check).items() if scope in _ERROR_SCOPES}
     run = facts.circumstances
     if wanted and any(True for _ in _refusals(wanted, run.distinct)):
         yield from _refusals(wanted, run)
@@ -135,7 +125,7 @@ def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
 def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterator[Finding]:
     for number, node in run.nodes.items():
         if node.snapshot.kernel.wsl:
-            continue  # Windows hides these facts, so skip the checks that need them
+            continue  # Windows hides these facts
         errors = {failure.error for failure in node.snapshot.failures}
         for scope, names in wanted.items():
             subjects = list(_subjects(scope, run, number, node))
@@ -144,11 +134,12 @@ def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterat
                 if subject.unknown:
                     reasons = _reasons(subject.unknown, names)
                     refused = {
-                        name: each
-                        for name, each in reasons.items()
-                        if each not in errors and not _is_not_there(name, each, subject, node)
+                        name: reason
+                        for name, reason in reasons.items()
+                        if reason not in errors and not _is_unsupported(name, reason, subject, node)
                     }
-                    yield from _findings(scope, subject, refused)
+                    if refused:
+                        yield _finding(scope, subject, refused)
 
 
 _NVLINKS = "nvlinks.active"
@@ -157,26 +148,26 @@ _READ_WITH = {"memory_used_bytes": ("memory_bytes",), "idle": ("throttle_reasons
 
 
 def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: Topology) -> Iterator[Finding]:
-    """Find facts without value or reason that siblings have, and pairs that are missing although NVML answered."""
+    """Find facts without a value or reason that siblings have, and pairs that are missing although NVML answered."""
     answered = scope == "pair" and any(gpu.uuid for gpu in node.gpus) and not node.snapshot.failures
     for name in names:
         parts = name.split("|")
-        readable = {_kind(each) for each in subjects if each.facts is not None and _tells_any(each.facts, parts)}
+        readable = {_kind(device) for device in subjects if device.facts is not None and _has_any(device.facts, parts)}
         if parts == [_NVLINKS] and any(pair.nvlink == "OK" for pair in node.snapshot.pairs):
-            readable |= {_kind(each) for each in subjects}  # the driver reports that the GPU supports copies
+            readable |= {_kind(device) for device in subjects}  # Some pair has working NVLinks
         for subject in subjects:
             if subject.facts is None:
                 absent = answered
             else:
-                known = _reasons(subject.unknown, (name, *_READ_WITH.get(name, ()))) or _tells_any(subject.facts, parts)
+                known = _reasons(subject.unknown, (name, *_READ_WITH.get(name, ()))) or _has_any(subject.facts, parts)
                 absent = not known and (_kind(subject) in readable or (bool(readable) and _kind(subject) == (None,)))
             if absent:
-                what = "the pair" if subject.facts is None else name.replace("|", " or ")
+                missing = "the pair" if subject.facts is None else name.replace("|", " or ")
                 yield Finding(
                     id=NOT_LOOKED_AT,
                     severity=Verdict.ERROR,
                     subject=subject.name,
-                    seen=f"{what} has neither a value nor a reason",
+                    seen=f"{missing} has neither a value nor a reason",
                     expected="an answer or a reason, as for its siblings",
                     cause="a truncated or edited recording",
                     cure=Cure.of(
@@ -189,7 +180,7 @@ def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: 
 
 
 def _kind(subject: _Subject) -> tuple[object, ...]:
-    """Siblings have equal kinds: GPUs of one model, NICs of one state. All pairs are siblings."""
+    """Return the model of a GPU, or model and state of a NIC. Devices with equal kinds should have equal facts."""
     match subject.facts:
         case GpuFacts(name=name):
             return (name,)
@@ -199,8 +190,8 @@ def _kind(subject: _Subject) -> tuple[object, ...]:
             return ()
 
 
-def _tells_any(facts: object, names: Sequence[str]) -> bool:
-    return any(_tells(facts, name) for name in names)
+def _has_any(facts: object, names: Sequence[str]) -> bool:
+    return any(_has(facts, name) for name in names)
 
 
 FACT_NAMES = {
@@ -241,41 +232,44 @@ FACT_NAMES = {
 """Names of the facts in messages."""
 
 
-def not_looked_at(check: Check, looked: Looked, facts: Facts, in_error: Collection[str] = ()) -> str:
-    """Return why a check without findings is no PASS (facts or measurements are missing), or '' if it is one."""
+def why_no_pass(check: Check, looked: Looked, facts: Facts, nodes_in_error: Collection[str] = ()) -> str:
+    """Return the facts or measurements that a check without findings lacks for a PASS, or ''."""
     lack = check.lack(facts)
     if lack:
         return lack
-    reasons = {each.reason: each.subject for each in looked.unread}
+    reasons = {unread.reason: unread.subject for unread in looked.unread}
     if reasons:
         reason, subject = next(iter(reasons.items()))
         return f"{subject}: {reason}" + (
             f"; and {len(reasons) - 1} more, see gpubench topo" if len(reasons) > 1 else ""
         )
     run = facts.circumstances.distinct
-    nodes = {number: node for number, node in run.nodes.items() if node.snapshot.host not in in_error}
-    return _absent_facts(check, run, nodes) or _absent_rows(check, facts, in_error)
+    nodes = {number: node for number, node in run.nodes.items() if node.snapshot.host not in nodes_in_error}
+    return _absent_facts(check, run, nodes) or _absent_rows(check, facts, nodes_in_error)
 
 
 def _absent_facts(check: Check, run: Circumstances, nodes: Mapping[int, Topology]) -> str:
     found: dict[str, list[str]] = {}
-    every: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for scope, names in _facts_by_scope(check).items():
-        subjects = [each for number, node in nodes.items() for each in _subjects(scope, run, number, node)]
+        subjects = [device for number, node in nodes.items() for device in _subjects(scope, run, number, node)]
         for name in names:
             for subject in subjects:
-                if subject.facts is None or not _tells_any(subject.facts, name.split("|")):
-                    said = _said(scope, name, subject)
-                    found.setdefault(said, []).append(subject.name)
-                    every[said] = len(subjects)
-    return "; ".join(what if len(who) == every[what] else f"{what}: {joined(who)}" for what, who in found.items())
+                if subject.facts is None or not _has_any(subject.facts, name.split("|")):
+                    text = _absence_text(scope, name, subject)
+                    found.setdefault(text, []).append(subject.name)
+                    totals[text] = len(subjects)
+    return "; ".join(
+        text if len(lacking) == totals[text] else f"{text}: {joined(lacking)}" for text, lacking in found.items()
+    )
 
 
-def _said(scope: str, name: str, subject: _Subject) -> str:
+def _absence_text(scope: str, name: str, subject: _Subject) -> str:
     if subject.facts is None and scope == "rank":
         return "needs a job with several ranks"
-    reason = next((why for one, why in subject.unknown.items() if one in (*name.split("|"), name.split(".")[0])), "")
-    words = " or ".join(FACT_NAMES[each] for each in name.split("|"))
+    names = (*name.split("|"), name.split(".")[0])
+    reason = next((reason for fact, reason in subject.unknown.items() if fact in names), "")
+    words = " or ".join(FACT_NAMES[fact] for fact in name.split("|"))
     return f"{words} could not be read" + (f" ({reason})" if reason else "")
 
 
@@ -314,32 +308,32 @@ def _subjects(scope: str, run: Circumstances, number: int, node: Topology) -> It
 
 
 def _pairs(run: Circumstances, number: int, node: Topology, gpus: Sequence[GpuFacts]) -> Iterator[_Subject]:
-    known = {(each.source, each.destination): each for each in node.snapshot.pairs}
+    known = {(relation.source, relation.destination): relation for relation in node.snapshot.pairs}
     for one, other in permutations(gpus, 2):
         pair = known.get((one.device, other.device))
         name, unknown = run.subject(number, f"{one.device} → {other.device}"), {} if pair is None else pair.unknown
         yield _Subject(name, pair, unknown, run.places(number, one, other))
 
 
-def _tells(facts: Any, name: str) -> bool:
+def _has(facts: Any, name: str) -> bool:
     if isinstance(facts, tuple):
-        return not facts or any(_tells(fact, name) for fact in facts)
+        return not facts or any(_has(fact, name) for fact in facts)
     first, _, rest = name.partition(".")
     value = getattr(facts, first)
     if value is None or (isinstance(value, Mapping) and not value):
         return False
-    return not rest or _tells(value, rest)
+    return not rest or _has(value, rest)
 
 
-def _absent_rows(check: Check, facts: Facts, in_error: Collection[str]) -> str:
+def _absent_rows(check: Check, facts: Facts, nodes_in_error: Collection[str]) -> str:
     """Return why the rows of a check prove nothing: not measured, not verified, or not timed."""
     measured, run = facts.measurements, facts.circumstances
     rows = measured.collectives
-    nodes = {number: node for number, node in enumerate(facts.nodes) if node.snapshot.host not in in_error}
+    nodes = {number: node for number, node in enumerate(facts.nodes) if node.snapshot.host not in nodes_in_error}
     match check.needs:
         case Need.PEER_COPIES | Need.HOST_COPIES:
-            ways = _unjudged_pairs if check.needs is Need.PEER_COPIES else _unjudged_host_copies
-            missing = [name for number, node in nodes.items() for name in ways(run, number, node)]
+            find = _unjudged_pairs if check.needs is Need.PEER_COPIES else _unjudged_host_copies
+            missing = [name for number, node in nodes.items() for name in find(run, number, node)]
             return f"no copy was judged: {joined(missing)}" if missing else ""
         case Need.HOST_MEMORY:
             copies = {node.snapshot.host: memory_row(measured, node.snapshot.host) for node in nodes.values()}
@@ -356,7 +350,7 @@ def _absent_rows(check: Check, facts: Facts, in_error: Collection[str]) -> str:
 
 
 def _unjudged_pairs(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
-    """Yield pairs without a measurement, and pairs not judged because another job uses one of the GPUs."""
+    """Yield pairs without a judged measurement, for example because another job uses one of the GPUs."""
     staged = run.measurements.staged
     rows = {pair for pair, row in peer_rows(run.measurements, node).items() if row.verdict is not None}
     for (source, one), (destination, other) in permutations(enumerate(node.gpus), 2):
@@ -367,43 +361,45 @@ def _unjudged_pairs(run: Circumstances, number: int, node: Topology) -> Iterator
 
 def _unjudged_host_copies(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
     """Yield GPUs without judged copies in both directions between GPU and host memory."""
-    ways = ({gpu.device for gpu, _ in host_rows(run.measurements, node, to_gpu=way)} for way in (True, False))
-    both = set.intersection(*ways)
-    return (run.names_with_ids(number, gpu) for gpu in node.gpus if gpu.lost is None and gpu.device not in both)
+    to, back = ({gpu.device for gpu, _ in host_rows(run.measurements, node, to_gpu=to_gpu)} for to_gpu in (True, False))
+    return (run.names_with_ids(number, gpu) for gpu in node.gpus if gpu.lost is None and gpu.device not in to & back)
 
 
 def _reasons(unknown: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str]:
-    names = [each for name in wanted for each in name.split("|")]
+    names = [fact for name in wanted for fact in name.split("|")]
     return {
         name: reason
         for name, reason in unknown.items()
-        if any(name == each or each.startswith(f"{name}.") or name.startswith(f"{each}.") for each in names)
+        if any(name == fact or fact.startswith(f"{name}.") or name.startswith(f"{fact}.") for fact in names)
     }
 
 
-def _is_not_there(name: str, reason: str, subject: _Subject, node: Topology) -> bool:
-    """True if no device of this kind has the fact. False if another GPU of the model on the node has it."""
+def _is_unsupported(name: str, reason: str, subject: _Subject, node: Topology) -> bool:
+    """True if no device of this kind has the fact, that is no other GPU of the same model on the node."""
     if not reason.startswith(NOT_THERE):
         return False
     if not isinstance(subject.facts, GpuFacts):
         return True
     model = subject.facts.name
-    siblings = (each for each in node.gpus if each.name == model and each.lost is None)
-    return all(name in sibling.unknown for sibling in siblings)
+    return all(name in gpu.unknown for gpu in node.gpus if gpu.name == model and gpu.lost is None)
 
 
-def _findings(scope: str, subject: _Subject, reasons: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield one finding for all unreadable facts of a device, with the cure for the first reason."""
-    if reasons:
-        refused = _refused_fact(scope, next(iter(reasons.values())))
-        yield Finding(
-            id=NOT_LOOKED_AT,
-            severity=Verdict.ERROR,
-            subject=subject.name,
-            places=subject.places,
-            seen="not read: " + "; ".join(f"{name} ({reason})" for name, reason in reasons.items()),
-            expected="readable facts, as on other devices",
-            cause=refused.likely,
-            cure=refused.cure,
-            subjects=(subject.name,),
-        )
+def _finding(scope: str, subject: _Subject, reasons: Mapping[str, str]) -> Finding:
+    """Return one finding for all unreadable facts of a device, with the cure for the first reason."""
+    first = next(iter(reasons.values())).lower()
+    refused = next(
+        fact
+        for fact in REFUSED_FACTS
+        if fact.scope in (None, scope) and any(words.lower() in first for words in fact.words)
+    )
+    return Finding(
+        id=NOT_LOOKED_AT,
+        severity=Verdict.ERROR,
+        subject=subject.name,
+        places=subject.places,
+        seen="not read: " + "; ".join(f"{name} ({reason})" for name, reason in reasons.items()),
+        expected="readable facts, as on other devices",
+        cause=refused.likely,
+        cure=refused.cure,
+        subjects=(subject.name,),
+    )

@@ -1,41 +1,40 @@
-"""What gpubench's commands wrote, as a check takes it."""
+"""Measurements that a check reads from the reports of other commands."""
 
 import json
 from typing import Any
 
-from gpubench.measure.check.health import of_collective, of_nodes, together
+from gpubench.measure.check.health import collective_measurements, merge, merge_nodes
 from gpubench.model.results.figures import FailedOnNode, Measurements, Need
 from gpubench.model.results.speed import TOO_NOISY
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import ROOT
 
 STAGED = ROOT / "tests" / "results" / "h200x8" / "allreduce-p2p-disabled.json"
-"""Of eight H200s with NCCL_P2P_DISABLE=1, measured on 2026-11-20; the path of NCCL's library is shortened."""
+"""Measured on eight H200s with NCCL_P2P_DISABLE=1 on 2026-11-20. The path of the NCCL library is shortened."""
 
 
 def test_what_a_benchmark_found_of_paths_is_found_by_a_check() -> None:
     document: dict[str, Any] = json.loads(STAGED.read_text())
-    document["findings"][0]["severity"] = "FAIL"  # as every command says since then
-    measured = of_collective(document)
+    document["findings"][0]["severity"] = "FAIL"
+    measured = collective_measurements(document)
     (finding,) = measured.findings
     assert (finding.id, finding.severity) == ("host-staged", Verdict.FAIL)
     assert finding.cause == "NCCL_P2P_DISABLE=1 in the environment"
     assert len(finding.subjects) == 8
     assert len(measured.ranks) == 8
     assert {row.host_staged for row in measured.collectives} == {True}
-    assert together([measured, measured]).findings == (finding,), "what two measurements found is said once"
+    assert merge([measured, measured]).findings == (finding,), "what two measurements found is said once"
 
 
 def test_noise_of_a_benchmark_is_judged_by_the_check_itself() -> None:
-    """A check is a gate: a speed that nobody judged is SKIP there. A busy CI runner without a GPU was INCONCLUSIVE."""
     document: dict[str, Any] = json.loads(STAGED.read_text())
     noise = {**document["findings"][0], "id": TOO_NOISY, "severity": "INCONCLUSIVE"}
-    assert of_collective({**document, "findings": [noise]}).findings == ()
+    assert collective_measurements({**document, "findings": [noise]}).findings == ()
 
 
 def test_what_some_nodes_lack_is_missing_there_and_what_all_lack_everywhere() -> None:
     peer, host, memory = Need.PEER_COPIES, Need.HOST_COPIES, Need.HOST_MEMORY
-    found = of_nodes(
+    found = merge_nodes(
         {
             "n0": Measurements(failed={peer: "late"}, left_out={memory: "off"}),
             "n1": Measurements(failed={peer: "gone"}, left_out={memory: "off", host: "no GPU"}),
@@ -45,4 +44,4 @@ def test_what_some_nodes_lack_is_missing_there_and_what_all_lack_everywhere() ->
     assert found.failed == {peer: "late; gone"}
     assert found.left_out == {memory: "off"}
     assert found.failed_on == (FailedOnNode(node="n2", need=host, reason="broken"),)
-    assert of_nodes({"n0": Measurements(failed={peer: "late"})}).failed == {peer: "late"}
+    assert merge_nodes({"n0": Measurements(failed={peer: "late"})}).failed == {peer: "late"}

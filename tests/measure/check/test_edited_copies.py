@@ -1,6 +1,6 @@
-"""Copies of simulated machines, made slower: what p2p says of them and what check says, one line for each kind.
+"""Findings of p2p and check on simulated machines with slower copies.
 
-To add a kind of ill machine, add a line to ILL: what is slower, how many times, and the finding with its severity.
+To add a kind of bad machine, add a line to ILL: the slower copies, the factor, and the finding with its severity.
 """
 
 import random
@@ -33,7 +33,7 @@ PINNED, PAGEABLE = HostMemory.PINNED, HostMemory.PAGEABLE
 
 @dataclass(frozen=True)
 class Copied:
-    """What one timed copy is, as edits choose by it; ends are positions of GPUs, or kinds of host memory."""
+    """A timed copy. Its ends are positions of GPUs or kinds of host memory."""
 
     ends: tuple[Any, Any]
     streams: int
@@ -49,7 +49,6 @@ class Copied:
 
     @property
     def one_way(self) -> bool:
-        """A large direct copy of one pair in one direction, by a copy engine."""
         return self.direct and self.streams == 1 and not self.kernel and self.size_bytes > 2**20
 
 
@@ -119,7 +118,6 @@ def test_every_kind_is_used() -> None:
 
 
 def edited(patch: pytest.MonkeyPatch, slower: Slower) -> None:
-    """Make copies take `slower` times as long."""
     real = links.SimulatedCopies._busiest
 
     def busiest(copies: links.SimulatedCopies, streams: Sequence[CopyStream]) -> float:
@@ -142,19 +140,16 @@ def edited(patch: pytest.MonkeyPatch, slower: Slower) -> None:
 
 @dataclass(frozen=True)
 class Said:
-    """The findings of p2p and of check on the same machine, without those by design."""
-
     p2p: list[Finding]
     check: list[Finding]
 
     @classmethod
     def of(cls, *reports: Report) -> "Said":
-        found = ([each for each in report.findings if each.severity is not Verdict.SKIP] for report in reports)
+        found = ([finding for finding in report.findings if finding.severity is not Verdict.SKIP] for report in reports)
         return cls(*found)
 
 
 def said(name: str, slower: Slower, seed: int = 1, noise: float | None = None) -> Said:
-    """Copy on the machine once, with patterns, and let both commands judge."""
     machine = parse_machine(name)
     shown = [Topology(node) for node in snapshots(machine, (), seed)]
     reports: list[Report] = []
@@ -193,8 +188,6 @@ def test_slow_small_copies_of_a_sweep_are_found(name: str, kind: str, monkeypatc
 
 
 def by_copy(spread: float, seed: int, chosen: Chosen) -> Slower:
-    """Every copy has its own speed, up to `spread` faster or slower, and keeps it when it is measured again."""
-
     def slower(copy: Copied) -> float:
         own = random.Random(f"{seed} {copy}").uniform(-spread, spread)
         return 1 + own if chosen(copy) else 1.0
@@ -231,7 +224,6 @@ PCIE_GB_S = {"PIX": 26.4, "PXB": 26.0, "PHB": 25.5, "NODE": 22.5}
 @pytest.mark.parametrize("across_gb_s", [19.5, 17.5, 12.0])
 @pytest.mark.parametrize("name", ["l40s-8", "l4-8", "a10-4"])
 def test_paths_of_several_kinds_raise_no_alarm(name: str, across_gb_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PIX, PHB, NODE and SYS at once, as measured on machines with PCIe 4."""
     gb_s = PCIE_GB_S | {"SYS": across_gb_s}
 
     def direct(copies: links.SimulatedCopies, _stream: CopyStream, source: int, destination: int) -> float:

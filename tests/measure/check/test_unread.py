@@ -1,4 +1,4 @@
-"""What the driver did not answer passes no check, whichever answer it is."""
+"""A check does not pass if the driver did not return its facts."""
 
 from typing import Any
 
@@ -42,10 +42,10 @@ TELL_NO_HEALTH = {
     *("nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetCpuAffinity", "nvmlDeviceGetTopologyCommonAncestor"),
     *("nvmlDeviceGetNvLinkVersion", "nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo"),
 }
-"""Names and places, which explain a path and judge nothing."""
+"""Names and places, which no check judges."""
 
 ASKED_IN_TURN = {"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkErrorCounter"}
-"""Of which another call, nvmlDeviceGetFieldValues, tells the same."""
+"""nvmlDeviceGetFieldValues returns the same facts."""
 
 
 def checked(*gpus: FakeGpu) -> Report:
@@ -60,24 +60,23 @@ def test_each_answer_that_one_gpu_refuses_is_an_error(function: str) -> None:
     refusing = {function: NVMLError(UNKNOWN_ERROR)}
     report = checked(*(FakeGpu(bus, replies=refusing if bus == "07" else {}) for bus in BUSES))
     assert report.verdict is Verdict.ERROR
-    found = [each for each in report.findings if each.id == NOT_LOOKED_AT]
+    found = [finding for finding in report.findings if finding.id == NOT_LOOKED_AT]
     assert found
     assert all("Unknown Error" in each.seen or "999" in each.seen for each in found)
     assert "GPU1" in found[0].subject
 
 
 def test_what_a_kind_of_gpu_does_not_have_is_not_missed() -> None:
-    """But where a sibling answers, one that does not is odd."""
     without = {name: NVMLError(NOT_SUPPORTED) for name in ("nvmlDeviceGetEccMode", "nvmlDeviceGetMigMode")}
     assert checked(*(FakeGpu(bus, replies=dict(without)) for bus in BUSES)).verdict is Verdict.PASS
     odd = checked(*(FakeGpu(bus, replies=dict(without) if bus == "07" else {}) for bus in BUSES))
-    assert {each.subject for each in odd.findings if each.id == NOT_LOOKED_AT} == {"GPU1 (0000:07:00.0)"}
+    assert {finding.subject for finding in odd.findings if finding.id == NOT_LOOKED_AT} == {"GPU1 (0000:07:00.0)"}
 
 
 def test_links_of_which_neither_call_tells() -> None:
     silent = {name: NVMLError(UNKNOWN_ERROR) for name in (*ASKED_IN_TURN, "nvmlDeviceGetFieldValues")}
     report = checked(*(FakeGpu(bus, replies=silent if bus == "07" else {}) for bus in BUSES))
-    assert NOT_LOOKED_AT in {each.id for each in report.findings}
+    assert NOT_LOOKED_AT in {finding.id for finding in report.findings}
     assert report.verdict is Verdict.ERROR
 
 
@@ -93,7 +92,7 @@ READ_OF_A_GPU: dict[str, dict[str, Any]] = {
     "gpu_free": {"processes": None},
     "pcie_errors": {"pcie_replays": None},
 }
-"""By check, a fact of a GPU as it is in a recording that lacks it."""
+"""A changed fact of a GPU per check, as in a recording without the fact."""
 
 
 def check_row(node: Snapshot, check: str) -> CheckRow:
@@ -108,7 +107,7 @@ def test_what_a_recording_does_not_hold_passes_no_check(check: str) -> None:
     node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=facts.pairs)
     assert check_row(node, check).verdict is Verdict.PASS
     without = tuple(replace(gpu, **READ_OF_A_GPU[check]) for gpu in node.gpus)
-    # NVML's word that copies can take NVLinks contradicts a recording without any.
+    # NVML reports that NVLinks work, which contradicts a recording without any.
     expected = Verdict.ERROR if check == "nvlink_active" else Verdict.SKIP
     assert check_row(replace(node, gpus=without), check).verdict is expected
 
@@ -117,7 +116,6 @@ WITHOUT_IOMMU = KernelSettings(iommu=IommuFacts(units=()))
 
 
 def test_an_empty_pci_bus_shows_no_redirection() -> None:
-    """Which is a matter of GPUs that reach each other over PCIe."""
     facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
     node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=facts.pairs)
     assert check_row(node, "redirection").note == "no GPU reaches another, or a NIC, over PCIe"
@@ -179,7 +177,7 @@ def test_what_one_node_of_several_does_not_tell_is_said() -> None:
     nodes = [replace(one, gpus=told), replace(one, host="n1", gpus=(*told[:3], silent[3]), errors_grown=None)]
 
     def notes(snapshots: list[Snapshot]) -> dict[str, str | None]:
-        both = [Topology(each) for each in snapshots]
+        both = [Topology(snapshot) for snapshot in snapshots]
         report = judge(Facts(both, group_nodes(both), job_of(*snapshots).ranks, [None, None], QUICK, False))
         return {row.check: row.note for row in report.rows(CheckRow)}
 
@@ -191,7 +189,6 @@ def test_what_one_node_of_several_does_not_tell_is_said() -> None:
 
 
 def refused(reason: str) -> Report:
-    """A check of four GPUs of which one refuses a fact for this reason."""
     facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
     gpus = [replace(gpu, mig=None, unknown={"mig": reason}) if gpu.index == 1 else gpu for gpu in facts.gpus]
     node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=tuple(gpus), pairs=facts.pairs)
@@ -229,7 +226,7 @@ def test_of_pairs_too(reason: str, cure: str) -> None:
     pairs = tuple(replace(pair, cuda=None, unknown={"cuda": reason}) for pair in facts.pairs)
     node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=pairs)
     report = judge(Facts([Topology(node)], (), job_of(node).ranks, [None], QUICK, False))
-    (found,) = [each for each in report.findings if each.id == NOT_LOOKED_AT]
+    (found,) = [finding for finding in report.findings if finding.id == NOT_LOOKED_AT]
     assert cure in found.cure.text
     hidden = replace(node, pairs=tuple(replace(pair, unknown={"cuda": HIDDEN}) for pair in pairs))
     row = check_row(hidden, "peer_access")
@@ -242,12 +239,12 @@ def test_a_nic_is_not_nvidia_smi_s_to_tell() -> None:
     for reason in ("state is empty", "state: Permission denied"):
         nics = (replace(nic, unknown={"state": reason}),)
         report = judge(Facts([Topology(replace(node, nics=nics))], (), (), [None], QUICK, False))
-        (found,) = [each for each in report.findings if each.id == NOT_LOOKED_AT]
+        (found,) = [finding for finding in report.findings if finding.id == NOT_LOOKED_AT]
         assert "infiniband" in found.cure.text
         assert "nvidia" not in found.cure.text
     down = replace(nic, state="down", unknown={"rate_gbit_s": "the port is down"})
     report = judge(Facts([Topology(replace(node, nics=(down,)))], (), (), [None], QUICK, False))
-    assert NOT_LOOKED_AT not in {each.id for each in report.findings}
+    assert NOT_LOOKED_AT not in {finding.id for finding in report.findings}
 
 
 def test_a_source_that_failed_is_told_once() -> None:
@@ -256,7 +253,7 @@ def test_a_source_that_failed_is_told_once() -> None:
     failures = (ProbeFailure(stage="cuda", error="no answer", timed_out=True),)
     node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=pairs, failures=failures)
     report = judge(Facts([Topology(node)], (), job_of(node).ranks, [None], QUICK, False))
-    assert (report.verdict, [each.id for each in report.findings]) == (Verdict.ERROR, ["driver-silent"])
+    assert (report.verdict, [finding.id for finding in report.findings]) == (Verdict.ERROR, ["driver-silent"])
     assert check_row(node, "peer_access").verdict is Verdict.ERROR
 
 
@@ -272,12 +269,11 @@ def test_what_a_recording_lacks_of_one_gpu_alone_is_an_error(name: str) -> None:
     for one in name.split("|"):
         node = replace(node, gpus=(node.gpus[0], _without(node.gpus[1], one), *node.gpus[2:]))
     found = judged(node)
-    assert NOT_LOOKED_AT in {each.id for each in found.findings}
+    assert NOT_LOOKED_AT in {finding.id for finding in found.findings}
     assert found.verdict is not Verdict.PASS
 
 
 def _without(gpu: GpuFacts, name: str) -> GpuFacts:
-    """A GPU without a fact, and without a reason for that."""
     first, _, rest = name.partition(".")
     value = None if not rest or first == "nvlinks" else replace(getattr(gpu, first), **{rest: None})
     changes: dict[str, Any] = {first: value}

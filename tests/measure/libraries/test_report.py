@@ -1,4 +1,4 @@
-"""What `gpubench libraries` says of facts: rows of what is there and what is not, and what differs."""
+"""The report of `gpubench libraries`."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def host(name: str = "node0", **values: Any) -> LibrariesFacts:
 
 def report(*facts: LibrariesFacts, dma_buf: bool | None = None) -> Report:
     reason = "" if dma_buf is not None else "CUDA did not say"
-    return report_on_libraries([HostLibraries(each, dma_buf, reason) for each in facts], Origin.MEASURED)
+    return report_on_libraries([HostLibraries(fact, dma_buf, reason) for fact in facts], Origin.MEASURED)
 
 
 def rows(found: Report) -> dict[str, LibraryRow]:

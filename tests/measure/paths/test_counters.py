@@ -1,4 +1,4 @@
-"""What counters say of copies: counted from before, around their end, and only where they are known to count."""
+"""Bytes and shares from link counters."""
 
 from itertools import count
 
@@ -15,8 +15,6 @@ COUNTER = 2**32
 
 
 class Ticking:
-    """Counters that tell one reading after another."""
-
     def __init__(self, *readings: LinkBytes) -> None:
         self._readings = list(readings)
 
@@ -26,7 +24,6 @@ class Ticking:
 
 
 def carried(*readings: LinkBytes, due_bytes: int = MIB, receives: bool = False, seconds: float = 60.0) -> list[Carried]:
-    """What was carried between each two readings, which lie so many seconds apart."""
     meter = Meter(Ticking(*readings), count(0.0, seconds).__next__)
     return [meter.since(meter.read(3), due_bytes, receives=receives) for _ in range(len(readings) // 2)]
 

@@ -1,4 +1,4 @@
-"""GPUs looked at while a job is idle: rates of links, and use that outlasts what the job did itself."""
+"""Readings of GPUs while a job is idle."""
 
 from dataclasses import dataclass, field
 
@@ -13,8 +13,6 @@ GB = 10**9
 
 @dataclass
 class Clocked:
-    """Counters that move by so many GB/s on a clock that only waiting advances; readings tell of use in turn."""
-
     nvlink_sent: float | None = None
     pcie_received: float | None = None
     pcie_before: int = 0

@@ -1,4 +1,4 @@
-"""What topo expects of paths: where a direct one exists, and what stands in its way."""
+"""Expected paths and their causes."""
 
 from collections.abc import Mapping
 
@@ -39,7 +39,6 @@ def h200s(gpus: int = 4) -> Snapshot:
 
 
 def over_pcie(path: str) -> Snapshot:
-    """Two GPUs without NVLinks, that far apart."""
     place = PciPlace(host_bridge="pci0000:00", numa_node=0)
     gpus = tuple(GpuFacts(index=n, bus_id=f"0000:0{n}:00.0", name="L40S", nvlinks=(), place=place) for n in range(2))
     pairs = [

@@ -1,4 +1,4 @@
-"""What a matrix of `nvidia-smi topo -m` proves alone: lost NVLinks, contradictions, and no design without evidence."""
+"""Findings from the matrix of `nvidia-smi topo -m` alone."""
 
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ def grouped(sizes: list[int], inside: str, outside: str) -> Paths:
 
 
 def cube_mesh(gpus: int, single: str = "NV1", double: str = "NV2") -> Paths:
-    """A hybrid cube mesh of 8 GPUs, or its first ones."""
+    """Return a hybrid cube mesh of 8 GPUs, or its first GPUs."""
     rows = alike(8, "SYS")
     for pairs, path in (("01 02 13 24 35 46 57 67", single), ("03 06 12 17 23 45 47 56", double)):
         changed(rows, path, *((int(pair[0]), int(pair[1])) for pair in pairs.split()))

@@ -15,7 +15,9 @@ from gpubench.simulated.machine import parse_machine, snapshots
 
 
 def cluster(machine: str, *faults: str) -> list[Topology]:
-    return [Topology(each) for each in snapshots(parse_machine(machine), [parse_fault(fault) for fault in faults])]
+    return [
+        Topology(snapshot) for snapshot in snapshots(parse_machine(machine), [parse_fault(fault) for fault in faults])
+    ]
 
 
 def rows(report: Report, section: str) -> Sequence[dict[str, object]]:
@@ -87,7 +89,7 @@ def test_a_node_without_gpus_among_others_with_gpus_is_an_error() -> None:
         Topology(replace(cluster("hgx-h100-8")[0].snapshot, host="bare", gpus=(), pairs=())),
     ]
     report = examine(nodes)
-    found = {each.id: each for each in report.findings}
+    found = {finding.id: finding for finding in report.findings}
     assert (found["gpu-missing"].severity, found["gpu-missing"].subject) == (Verdict.ERROR, "bare")
     assert report.verdict is Verdict.ERROR
 
