@@ -26,7 +26,7 @@ from typing import Any, TextIO
 from gpubench.formats.text.watch import LiveScreen, PlainScreen
 from gpubench.jobs.watch import RealPace, Screen, WatchedJobs, WatchLoop, sleep
 from gpubench.machine.traffic import NodeTraffic
-from gpubench.measure.watch.report import Course, Intervals, Limits, NodeWatch, joined_by
+from gpubench.measure.watch.report import Course, Intervals, Limits, NodeWatch, nvlink_finder
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuReading
 from gpubench.model.paths.topology import Topology
@@ -80,7 +80,7 @@ def cost(arguments: argparse.Namespace, pids: list[int]) -> tuple[float, str]:
     asked = ["--gpus", str(arguments.gpus), "--answer", ",".join(map(str, pids))]
     command = [sys.executable, "-m", "benchmarks.watch_parts", *asked]
     reader = NodeTraffic(node.host, os.environ, lambda _: {}, 30.0, 5.0, command=command)
-    watch = NodeWatch(reader, joined_by(topology), WatchedJobs())
+    watch = NodeWatch(reader, nvlink_finder(topology), WatchedJobs())
     course, pace, limits = Course({node.host: topology}.get), RealPace(sleep), Limits(topology)
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
         plan: Any = SimpleNamespace(interval_s=arguments.interval, seconds=None, until_traffic=False, presentation=None)

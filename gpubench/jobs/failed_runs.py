@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.plans import ReportPlan
 from gpubench.jobs.runner import presenting
-from gpubench.measure.explain.report import failures_of
+from gpubench.measure.explain.report import find_failures
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Cure, Finding, Origin, Verdict
@@ -29,7 +29,7 @@ def failures_in(text: str, *, has_rows: bool = True) -> tuple[Finding, ...]:
     reader = NcclLogReader()
     reader.read(io.BytesIO(text.encode()))
     facts = reader.facts(())
-    return failures_of(drop_prose(facts) if not has_rows and is_prose(text.splitlines()) else facts)
+    return find_failures(drop_prose(facts) if not has_rows and is_prose(text.splitlines()) else facts)
 
 
 def drop_prose(facts: LogFacts) -> LogFacts:

@@ -293,7 +293,7 @@ def watch(
     read_all: "ReadAll | None" = None,
 ) -> "Report":
     """Watch `readers` here, or what `read_all` returns for all ranks, and pass on rows as they come."""
-    from gpubench.measure.watch.report import Course, report_on
+    from gpubench.measure.watch.report import Course, report_course
     from gpubench.model.results.watch import TrafficRow
 
     topologies = {node.snapshot.host: node for node in machines.nodes}
@@ -309,17 +309,17 @@ def watch(
         loop = WatchLoop(plan, pace, Intervals(course, keep), limits, origin, screen, presenter.row)
         loop.run(read_all)
     missing = "" if plan.selection.is_all or course.jobs else plan.selection.text
-    return report_on(course, origin, missing=missing)
+    return report_course(course, origin, missing=missing)
 
 
 def _reading(
     plan: WatchPlan, readers: "Sequence[TrafficReader]", topologies: "dict[str, Topology]", stack: ExitStack
 ) -> "ReadAll":
-    from gpubench.measure.watch.report import NodeWatch, joined_by
+    from gpubench.measure.watch.report import NodeWatch, nvlink_finder
 
     hosts = list(topologies)
     nodes = [
-        NodeWatch(reader, joined_by(topologies.get(hosts[number] if number < len(hosts) else "")), plan.selection)
+        NodeWatch(reader, nvlink_finder(topologies.get(hosts[number] if number < len(hosts) else "")), plan.selection)
         for number, reader in enumerate(readers)
     ]
     for node in nodes:
@@ -400,13 +400,13 @@ def _open_in_ranks(rank: RankPlace, stack: ExitStack) -> "tuple[Machines | None,
 
 
 def _own_node(plan: WatchPlan, snapshots: "Sequence[Snapshot]", stack: ExitStack) -> "_OwnNode":
-    from gpubench.measure.watch.report import NodeWatch, joined_by
+    from gpubench.measure.watch.report import NodeWatch, nvlink_finder
     from gpubench.model.paths.topology import Topology
 
     if not snapshots:
         return _OwnNode(None)
     reader = reader_here(plan, snapshots[0].host)
-    watch = NodeWatch(reader, joined_by(Topology(snapshots[0])), plan.selection)
+    watch = NodeWatch(reader, nvlink_finder(Topology(snapshots[0])), plan.selection)
     stack.callback(watch.close)
     return _OwnNode(watch)
 

@@ -1,4 +1,4 @@
-"""Finds the ranks that keep a job waiting, from Flight Recorder dumps, RAS answers and lines of PyTorch's watchdog."""
+"""Find the ranks that keep a job waiting, from Flight Recorder dumps, RAS answers and lines of PyTorch's watchdog."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ _ALL_RANKS = "0"
 """PyTorch's name for the group of all ranks."""
 
 _NOT_NAMED = "operation"
-"""Stands for an operation of which the watchdog gives only a number."""
+"""The name of an operation if the watchdog prints only its number."""
 
-_OF_ALL = (_NOT_NAMED, "all", "_all", "barrier", "reduce_scatter", "_reduce_scatter", "reducescatter")
-"""Prefixes of operations that end on no rank before every rank has joined."""
+_NEED_ALL_RANKS = (_NOT_NAMED, "all", "_all", "barrier", "reduce_scatter", "_reduce_scatter", "reducescatter")
+"""Prefixes of operations that end on a rank only after every rank has joined."""
 
 _MOST_NAMED = 8
 _SLOW_SECONDS = 1.0
@@ -35,25 +35,25 @@ Calls = Mapping[int, Mapping[int, RecordedCall]]
 """Recorded calls by rank, then by sequence number."""
 
 
-def hangs_of(records: Sequence[RankRecord], ras: Sequence[RasCommunicator]) -> tuple[Hang, ...]:
+def find_hangs(records: Sequence[RankRecord], ras: Sequence[RasCommunicator]) -> tuple[Hang, ...]:
     """Return the collectives that did not end, root causes first.
 
-    A rank that waits in another group is named only if nothing else keeps the others waiting.
+    Name a rank that waits in another group only if nothing else keeps the others waiting.
     """
     answers: dict[str, list[RasCommunicator]] = {}
     for answer in ras:
         answers.setdefault(answer.id, []).append(answer)
-    recorded = tuple(_find_in_records(records)) or _lost_dumps(records)
-    found = [*recorded, *(hang for each in answers.values() for hang in _find_in_ras(each))]
-    if any(each.reason not in (HangReason.ELSEWHERE, HangReason.SLOW) for each in found):
-        found = [each for each in found if each.reason is not HangReason.ELSEWHERE]
-    return tuple(sorted(found, key=lambda each: each.reason in (HangReason.ELSEWHERE, HangReason.SLOW)))
+    recorded = tuple(_find_in_records(records)) or _find_missing_dumps(records)
+    found = [*recorded, *(hang for answer in answers.values() for hang in _find_in_ras(answer))]
+    if any(hang.reason not in (HangReason.ELSEWHERE, HangReason.SLOW) for hang in found):
+        found = [hang for hang in found if hang.reason is not HangReason.ELSEWHERE]
+    return tuple(sorted(found, key=lambda hang: hang.reason in (HangReason.ELSEWHERE, HangReason.SLOW)))
 
 
-def hangs_in(facts: LogFacts) -> tuple[Hang, ...]:
-    """Return the hangs in dumps and RAS answers. Without dumps, also use what PyTorch's watchdog printed."""
+def find_hangs_in_log(facts: LogFacts) -> tuple[Hang, ...]:
+    """Return the hangs in dumps and RAS answers. Without dumps, also read the lines of PyTorch's watchdog."""
     sizes = [communicator.size for communicator in facts.communicators if communicator.size]
-    printed = () if facts.records else _printed(facts.watchdogs, max(sizes, default=None))
+    printed = () if facts.records else _find_in_watchdog_lines(facts.watchdogs, max(sizes, default=None))
     missed = [
         Hang(
             group="default",
@@ -64,30 +64,28 @@ def hangs_in(facts: LogFacts) -> tuple[Hang, ...]:
         )
     ]
     found = (
-        *hangs_of(facts.records, facts.ras),
+        *find_hangs(facts.records, facts.ras),
         *printed,
         *(missed if facts.missed_barrier else ()),
-        *_always_last(facts.inspected),
+        *_find_stragglers(facts.inspected),
     )
-    return tuple(replace(each, now=_now(each, facts.stacks)) for each in found)
+    return tuple(replace(hang, now=_current_frame(hang, facts.stacks)) for hang in found)
 
 
-def _now(hang: Hang, stacks: Sequence[ProcessStack]) -> str:
+def _current_frame(hang: Hang, stacks: Sequence[ProcessStack]) -> str:
     """Return the innermost frame of the first suspect that py-spy inspected."""
     process = None if hang.process is None else hang.process[1]
     ranks = [name.partition(" (")[0] for name in hang.ranks]
     for stack in stacks:
         if stack.pid == process or (process is None and stack.rank is not None and f"rank {stack.rank}" in ranks):
-            who = "" if len(ranks) == 1 else f"{next(iter(ranks))} "
-            return f"{who}is at {', called from '.join(stack.places)}" if stack.places else ""
+            name = "" if len(ranks) == 1 else f"{next(iter(ranks))} "
+            return f"{name}is at {', called from '.join(stack.places)}" if stack.places else ""
     return ""
 
 
-def _printed(records: Sequence[RankRecord], size: int | None) -> Iterator[Hang]:
-    """Find hangs in lines of PyTorch's watchdog. Each line reports only its own rank, and other ranks may log
-    elsewhere.
-    """
-    for hang in sorted(_find_in_records(records), key=lambda each: each.reason is HangReason.ELSEWHERE):
+def _find_in_watchdog_lines(records: Sequence[RankRecord], size: int | None) -> Iterator[Hang]:
+    """Find hangs in lines of PyTorch's watchdog. A line reports one rank, and other ranks may log elsewhere."""
+    for hang in sorted(_find_in_records(records), key=lambda hang: hang.reason is HangReason.ELSEWHERE):
         if hang.reason is HangReason.NO_DUMP:
             yield replace(hang, reason=HangReason.ABSENT, theirs="its watchdog says nothing in this log", is_sure=False)
         elif hang.reason is HangReason.TOGETHER:
@@ -100,27 +98,27 @@ def _printed(records: Sequence[RankRecord], size: int | None) -> Iterator[Hang]:
 
 _SYMMETRIC = ("allreduce", "allgather", "reducescatter")
 _FEWEST_OPERATIONS = 20
-_LAST_SHARE, _TIMES_THEIR_TURN = 0.5, 3
+_LAST_SHARE, _TIMES_CHANCE = 0.5, 3
 """A rank is a straggler if it comes last in this share of operations, and this many times as often as by chance."""
 
 _WAITED_SHARE, _WAITED_US = 0.2, 20.0
 """A straggler matters if the median rank waits this share of the total time and this many µs per operation."""
 
 
-def _always_last(operations: Sequence[InspectedOperation]) -> Iterator[Hang]:
-    """Find the rank that the others keep waiting for. Its kernels are the shortest, because it arrives last."""
+def _find_stragglers(operations: Sequence[InspectedOperation]) -> Iterator[Hang]:
+    """Find the rank that the others repeatedly wait for. Its kernels are the shortest, because it arrives last."""
     by_communicator: dict[str, list[InspectedOperation]] = {}
     for operation in operations:
         if operation.collective in _SYMMETRIC and len(operation.times) == operation.ranks > 1:
             by_communicator.setdefault(operation.communicator, []).append(operation)
     for name, own in by_communicator.items():
-        waits = [each for each in own if median(each.times.values()) - min(each.times.values()) >= _WAITED_US]
-        last = Counter(_last(wait) for wait in waits).most_common(1)
+        waits = [call for call in own if median(call.times.values()) - min(call.times.values()) >= _WAITED_US]
+        last = Counter(_last_rank(wait) for wait in waits).most_common(1)
         slow, times = last[0] if last else (0, 0)
-        waited = [median(wait.times.values()) - wait.times[slow] for wait in waits if _last(wait) == slow]
-        share, lost = times / max(len(waits), 1), sum(waited) / sum(median(each.times.values()) for each in own)
-        by_chance = _TIMES_THEIR_TURN / own[0].ranks
-        if times >= _FEWEST_OPERATIONS and share >= min(max(_LAST_SHARE, by_chance), 0.9) and lost >= _WAITED_SHARE:
+        waited = [median(wait.times.values()) - wait.times[slow] for wait in waits if _last_rank(wait) == slow]
+        share, lost = times / max(len(waits), 1), sum(waited) / sum(median(call.times.values()) for call in own)
+        least_share = min(max(_LAST_SHARE, _TIMES_CHANCE / own[0].ranks), 0.9)
+        if times >= _FEWEST_OPERATIONS and share >= least_share and lost >= _WAITED_SHARE:
             yield Hang(
                 group=name,
                 reason=HangReason.SLOW,
@@ -132,7 +130,7 @@ def _always_last(operations: Sequence[InspectedOperation]) -> Iterator[Hang]:
             )
 
 
-def _last(operation: InspectedOperation) -> int:
+def _last_rank(operation: InspectedOperation) -> int:
     return min(operation.times, key=lambda rank: operation.times[rank])
 
 
@@ -144,7 +142,7 @@ def _find_in_records(records: Sequence[RankRecord]) -> Iterator[Hang]:
     have_dumps = {record.rank for record in records}
     listed = {name: ranks for record in records for name, ranks in record.groups.items()}
     for number, (group, calls) in enumerate(by_group.items()):
-        # The group of all ranks has at least the ranks that left a dump, and all numbers between them.
+        # The group of all ranks has at least the ranks with a dump, and all ranks between them.
         every = range(max(have_dumps) + 1) if number == 0 and group == _ALL_RANKS else sorted(calls)
         members = listed.get(group, tuple(every))
         hang = _find_in_group(group, members, calls, have_dumps, by_group)
@@ -156,8 +154,8 @@ def _find_in_records(records: Sequence[RankRecord]) -> Iterator[Hang]:
             yield hang
 
 
-def _lost_dumps(records: Sequence[RankRecord]) -> Iterator[Hang]:
-    """Find ranks without a dump if the others wait in no collective: the missing ranks may have died."""
+def _find_missing_dumps(records: Sequence[RankRecord]) -> Iterator[Hang]:
+    """Find ranks without a dump if the others wait in no collective. The missing ranks may have died."""
     have = {record.rank for record in records}
     lost = [rank for rank in range(max(have, default=0)) if rank not in have]
     if lost and len(have) > 1 and any(call.group == _ALL_RANKS for record in records for call in record.calls):
@@ -182,13 +180,17 @@ def _find_in_group(
     }
     if not waiting:
         return _slowest(group, calls)
-    ended = {  # joined by every rank, because these operations need all
-        at for own in calls.values() for at, call in own.items() if call.done and call.operation.startswith(_OF_ALL)
+    joined_by_all = {
+        number
+        for own in calls.values()
+        for number, call in own.items()
+        if call.done and call.operation.startswith(_NEED_ALL_RANKS)
     }
-    first = _first_other(calls, min(set(waiting.values()) - ended or waiting.values()))
+    first = _first_difference(calls, min(set(waiting.values()) - joined_by_all or waiting.values()))
     there = {rank: calls[rank][first] for rank in members if first in calls.get(rank, {})}
-    shown = _most(there)
     named = {rank: call for rank, call in there.items() if call.operation != _NOT_NAMED}
+    most_common, _ = Counter(map(_signature, (named or there).values())).most_common(1)[0]
+    shown = next(call for call in (named or there).values() if _signature(call) == most_common)
     odd = [rank for rank, call in named.items() if _difference(call, shown) is not None]
     absent = [rank for rank in members if rank not in there]
 
@@ -198,60 +200,56 @@ def _find_in_group(
             reason=reason,
             ranks=tuple(f"rank {rank}" for rank in ranks),
             waiting=len(waiting) if reason is HangReason.TOGETHER else len(set(waiting) - {*ranks}),
-            operation=_described(shown),
+            operation=_call_text(shown),
             place=shown.place,
             theirs=theirs,
             since=_since(there, waiting, first),
         )
 
     if odd:
-        reason = _reason(calls, odd[0], first, shown)
         if len(odd) * 2 >= len(named) > 1:
-            return replace(hang(HangReason.UNKNOWN, sorted(named), _calls_of(named)), operation="")
-        theirs = "; ".join(dict.fromkeys(f"{_described(there[rank])}{_place_words(there[rank].place)}" for rank in odd))
-        return hang(reason, odd, theirs)
+            texts = [f"rank {rank} in {_call_text(named[rank])}" for rank in sorted(named)[:_MOST_NAMED]]
+            return replace(hang(HangReason.UNKNOWN, sorted(named), "; ".join(texts)), operation="")
+        theirs = "; ".join(dict.fromkeys(f"{_call_text(there[rank])}{_place_text(there[rank].place)}" for rank in odd))
+        return hang(_odd_reason(calls, odd[0], first, shown), odd, theirs)
     lost = [rank for rank in absent if rank not in have_dumps]
     if lost:
         return hang(HangReason.NO_DUMP, lost, "")
     if not absent:
-        others = _elsewhere(group, by_group) if len(there) == 1 else {}
+        others = _waiting_elsewhere(group, by_group) if len(there) == 1 else {}
         # If no dump lists the group's members, ranks that wait in the group of all ranks probably do not belong to it.
         others = {rank: call for rank, call in others.items() if call.group != _ALL_RANKS}
-        theirs = "; ".join(f"{_described(call)} of group {call.group}" for call in others.values())
+        theirs = "; ".join(f"{_call_text(call)} of group {call.group}" for call in others.values())
         return hang(
             *((HangReason.ELSEWHERE, sorted(others)) if others else (HangReason.TOGETHER, sorted(waiting))), theirs
         )
-    others = _elsewhere(group, by_group)
+    others = _waiting_elsewhere(group, by_group)
     # Blame ranks that wait nowhere before ranks that wait in another group.
     absent = [rank for rank in absent if rank not in others] or absent
     elsewhere = [others[rank] for rank in absent if rank in others]
     last = [calls[rank][max(calls[rank])] for rank in absent if calls.get(rank)]
     theirs = (
-        f"last called {_described(last[0])}{_place_words(last[0].place)}" if last else "called nothing of this group"
+        f"last called {_call_text(last[0])}{_place_text(last[0].place)}" if last else "called nothing of this group"
     )
     if len(elsewhere) == len(absent):
-        return hang(HangReason.ELSEWHERE, absent, f"{_described(elsewhere[0])} of group {elsewhere[0].group}")
+        return hang(HangReason.ELSEWHERE, absent, f"{_call_text(elsewhere[0])} of group {elsewhere[0].group}")
     return hang(HangReason.ABSENT, absent, theirs)
 
 
-def _calls_of(named: Mapping[int, RecordedCall]) -> str:
-    return "; ".join(f"rank {rank} in {_described(named[rank])}" for rank in sorted(named)[:_MOST_NAMED])
-
-
-def _first_other(calls: Calls, waited: int) -> int:
+def _first_difference(calls: Calls, waited: int) -> int:
     """Return the number of the first call in which ranks called different operations, or `waited` if there is none.
 
     A gather, a scatter or a broadcast may end on some ranks although other ranks called something else.
     """
-    numbers = sorted({at for own in calls.values() for at in own if at < waited})
-    for at in numbers:
-        named = {own[at].operation for own in calls.values() if at in own} - {_NOT_NAMED}
-        if len(named) > 1:
-            return at
+    numbers = sorted({number for own in calls.values() for number in own if number < waited})
+    for number in numbers:
+        operations = {own[number].operation for own in calls.values() if number in own} - {_NOT_NAMED}
+        if len(operations) > 1:
+            return number
     return waited
 
 
-def _elsewhere(group: str, by_group: Mapping[str, Calls]) -> dict[int, RecordedCall]:
+def _waiting_elsewhere(group: str, by_group: Mapping[str, Calls]) -> dict[int, RecordedCall]:
     """Return the calls in other groups that ranks wait in."""
     return {
         rank: call
@@ -267,46 +265,39 @@ def _signature(call: RecordedCall) -> tuple[object, ...]:
     return call.operation, () if call.operation.startswith(_ANY_SIZE) else call.sizes, call.types
 
 
-def _most(there: Mapping[int, RecordedCall]) -> RecordedCall:
-    """Return the call that most ranks made."""
-    named = [call for call in there.values() if call.operation != _NOT_NAMED] or [*there.values()]
-    most, _ = Counter(map(_signature, named)).most_common(1)[0]
-    return next(call for call in named if _signature(call) == most)
-
-
 def _difference(call: RecordedCall, shown: RecordedCall) -> HangReason | None:
     mine, theirs = _signature(call), _signature(shown)
     reasons = (HangReason.TYPE, HangReason.SIZE, HangReason.DTYPE)
     return next((reason for reason, one, other in zip(reasons, mine, theirs, strict=True) if one != other), None)
 
 
-def _reason(calls: Calls, rank: int, first: int, shown: RecordedCall) -> HangReason:
+def _odd_reason(calls: Calls, rank: int, first: int, shown: RecordedCall) -> HangReason:
     """Return how a rank's call differs from the others'.
 
     The reason is a different order if either side makes the other's call next, or made it just before.
     """
     call = calls[rank][first]
-    others_next = [each for at in calls.values() if (each := at.get(first + 1)) is not None]
+    others_next = [other for own in calls.values() if (other := own.get(first + 1)) is not None]
     own_next = calls[rank].get(first + 1)
     followed = any(
-        _signature(each) == _signature(shown) and number < first and _signature(at[number + 1]) == _signature(call)
-        for at in calls.values()
-        for number, each in at.items()
-        if number + 1 in at
+        _signature(earlier) == _signature(shown) and number < first and _signature(own[number + 1]) == _signature(call)
+        for own in calls.values()
+        for number, earlier in own.items()
+        if number + 1 in own
     )
-    swapped = any(_signature(each) == _signature(call) for each in others_next) or (
+    swapped = any(_signature(other) == _signature(call) for other in others_next) or (
         own_next is not None and _signature(own_next) == _signature(shown)
     )
     return HangReason.ORDER if swapped or followed else _difference(call, shown) or HangReason.UNKNOWN
 
 
-def _described(call: RecordedCall) -> str:
-    size = ", ".join("×".join(map(str, each)) or "1" for each in call.sizes)
-    of_size = f" of {size} {'/'.join(dict.fromkeys(call.types)) or 'elements'}" if size else ""
-    return f"{call.operation} number {call.sequence}{of_size}"
+def _call_text(call: RecordedCall) -> str:
+    shapes = ", ".join("×".join(map(str, shape)) or "1" for shape in call.sizes)
+    size = f" of {shapes} {'/'.join(dict.fromkeys(call.types)) or 'elements'}" if shapes else ""
+    return f"{call.operation} number {call.sequence}{size}"
 
 
-def _place_words(place: str) -> str:
+def _place_text(place: str) -> str:
     return f" at {place}" if place else ""
 
 
@@ -321,20 +312,19 @@ def _slowest(group: str, calls: Calls) -> Hang | None:
     A single delay is no sign of a slow rank, because a checkpoint looks the same. Clocks differ between ranks, so
     compare each delay with the rank's most punctual call.
     """
-    common = sorted(set.intersection(*(set(each) for each in calls.values())))
+    common = sorted(set.intersection(*(set(numbers) for numbers in calls.values())))
     if len(calls) < _FEWEST_BEFORE or len(common) <= _FEWEST_BEFORE:
         return None
-    punctual = {at: median_low(own[at].called_ns for own in calls.values()) for at in common}
+    punctual = {number: median_low(own[number].called_ns for own in calls.values()) for number in common}
     late: dict[int, list[float]] = {}
     for rank, own in calls.items():
-        offsets = [(own[at].called_ns - punctual[at]) / _NS for at in common]
-        late[rank] = [offset - min(offsets) for offset in offsets]
-    last = range(-min(len(common), _LAST_CALLS), 0)
-    slowest = max(late, key=lambda rank: median(late[rank][at] for at in last))
-    others = [late[rank][at] for rank in late if rank != slowest for at in last]
-    by = [late[slowest][at] for at in last]
-    times = sum(1 for each in by if each >= _SLOW_SECONDS)
-    if times < _FEWEST_LATE or times * 2 <= len(last) or median(by) < _TIMES_SLOWER * median(others):
+        offsets = [(own[number].called_ns - punctual[number]) / _NS for number in common]
+        late[rank] = [offset - min(offsets) for offset in offsets][-_LAST_CALLS:]
+    slowest = max(late, key=lambda rank: median(late[rank]))
+    others = [seconds for rank in late if rank != slowest for seconds in late[rank]]
+    delays = late[slowest]
+    times = sum(1 for seconds in delays if seconds >= _SLOW_SECONDS)
+    if times < _FEWEST_LATE or times * 2 <= len(delays) or median(delays) < _TIMES_SLOWER * median(others):
         return None
     call = calls[slowest][common[-1]]
     return Hang(
@@ -342,17 +332,16 @@ def _slowest(group: str, calls: Calls) -> Hang | None:
         reason=HangReason.SLOW,
         ranks=(f"rank {slowest}",),
         waiting=len(calls) - 1,
-        operation=_described(call),
+        operation=_call_text(call),
         place=call.place,
-        theirs=f"came {median(by):.1f} s after the others (median) to {times} of the last {len(last)} calls",
+        theirs=f"came {median(delays):.1f} s after the others (median) to {times} of the last {len(delays)} calls",
     )
 
 
 def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
     """Find ranks of a communicator that are missing, have left, or launched fewer operations than the others.
 
-    Compare the last two answers: a rank that moved between them keeps nobody waiting. Only then is a rank that is
-    behind or has left certain.
+    Skip ranks that moved between the last two answers. With one answer, a rank that is behind or left is a doubt.
     """
     communicator = answers[-1]
     before = {rank.rank: rank for rank in answers[-2].ranks} if len(answers) > 1 else None
@@ -366,29 +355,23 @@ def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
             yield _ras_hang(communicator, reason, ranks, theirs=theirs, is_sure=is_sure)
 
     gone = [
-        *found(HangReason.DEAD, [each for each in still if each.dead]),
-        *found(HangReason.SILENT, [each for each in still if each.silent and not each.dead]),
+        *found(HangReason.DEAD, [rank for rank in still if rank.dead]),
+        *found(HangReason.SILENT, [rank for rank in still if rank.silent and not rank.dead]),
     ]
-    # After a rank dies, the others fail, leave, and stop at arbitrary operations.
+    # After a rank dies, the others fail, leave, or stop at arbitrary operations.
     left = [
-        *found(HangReason.ERROR, [each for each in still if each.error and not each.left]),
-        *found(HangReason.LEFT, [each for each in still if each.left]),
+        *found(HangReason.ERROR, [rank for rank in still if rank.error and not rank.left]),
+        *found(HangReason.LEFT, [rank for rank in still if rank.left]),
     ]
-    starting = [each for each in still if each.status == "INIT"]
+    starting = [rank for rank in still if rank.status == "INIT"]
     others = "; ".join(remark for remark in communicator.remarks if " have status " in remark)
-    behind = gone or left or [*_behind(communicator, {each.rank for each in still}, is_sure=before is not None)]
-    yield from (
-        behind
-        or [replace(each, theirs=others) for each in found(HangReason.STARTING, starting)]
-        or (_not_named(communicator) if before is None or not communicator.ranks else ())
-    )
-
-
-def _not_named(communicator: RasCommunicator) -> Iterator[Hang]:
-    """Report the problems in the summary of an answer if its lines about ranks are missing or name only other ranks."""
-    if communicator.remarks:
-        others = [f"{_named(rank)} has status {rank.status}" for rank in communicator.ranks if rank.status]
-        theirs = "; ".join((*communicator.remarks, *others))
+    behind = gone or left or [*_behind(communicator, {rank.rank for rank in still}, is_sure=before is not None)]
+    hangs = behind or [replace(hang, theirs=others) for hang in found(HangReason.STARTING, starting)]
+    yield from hangs
+    if not hangs and communicator.remarks and (before is None or not communicator.ranks):
+        # The answer reports problems, but does not name the ranks that have them.
+        statuses = [f"{_rank_name(rank)} has status {rank.status}" for rank in communicator.ranks if rank.status]
+        theirs = "; ".join((*communicator.remarks, *statuses))
         hang = _ras_hang(communicator, HangReason.NOT_NAMED, (), theirs=theirs, is_sure=False)
         yield replace(hang, ranks=(f"ranks of {communicator.id}" if communicator.size else "ranks of the job",))
 
@@ -412,20 +395,22 @@ class RasCourse:
         """Add an answer that came `now` seconds after 1970, or None if a listening process did not answer."""
         self.asked += 1
         self._silent = self._silent + 1 if answer is None else 0
-        for each in answer or ():
-            self._answers[each.id] = (*self._answers.get(each.id, ())[-1:], each)
-            seen = self._seen.get(each.id, {})
-            before = {rank.rank: seen.get(rank.rank, (rank, now)) for rank in each.ranks}
-            self._seen[each.id] = {
+        for communicator in answer or ():
+            self._answers[communicator.id] = (*self._answers.get(communicator.id, ())[-1:], communicator)
+            seen = self._seen.get(communicator.id, {})
+            before = {rank.rank: seen.get(rank.rank, (rank, now)) for rank in communicator.ranks}
+            self._seen[communicator.id] = {
                 rank.rank: (rank, since if _is_same(rank, was) else now)
-                for rank in each.ranks
+                for rank in communicator.ranks
                 for was, since in [before[rank.rank]]
             }
         counts = {
-            each.id: [rank.counts for rank in each.ranks] for each in answer or () if any(r.counts for r in each.ranks)
+            communicator.id: [rank.counts for rank in communicator.ranks]
+            for communicator in answer or ()
+            if any(r.counts for r in communicator.ranks)
         }
         if counts:
-            job = next((each for each in self._jobs if not each.counts.keys().isdisjoint(counts)), None)
+            job = next((job for job in self._jobs if not job.counts.keys().isdisjoint(counts)), None)
             if job is None:
                 self._jobs.append(job := _Job(counts, now, now))
             job.moved |= job.counts != counts
@@ -443,12 +428,17 @@ class RasCourse:
         return any(job.moved for job in self._jobs)
 
     def hangs(self) -> tuple[Hang, ...]:
-        """Return ranks that keep others waiting in at least two answers, then jobs that launch nothing."""
+        """Return the hangs in the last two answers, then jobs that launch nothing."""
         last_two = [answer for answers in self._answers.values() if len(answers) > 1 for answer in answers]
-        found = [self._dated(each) for each in hangs_of((), last_two) if each.is_sure]
-        hanging = {each.group for each in found}
+        found = []
+        for hang in find_hangs((), last_two):
+            if hang.is_sure:
+                seen = self._seen[hang.group].values()
+                since = min(since for rank, since in seen if _rank_name(rank) in hang.ranks)
+                found.append(replace(hang, since=_utc(since)))
+        hanging = {hang.group for hang in found}
         idle = [job for job in self._jobs if job.since < job.until and hanging.isdisjoint(job.counts)]
-        found += [self._idle(each) for each in idle]
+        found += [self._idle_hang(job) for job in idle]
         if self._silent > 1:
             found.append(
                 Hang(
@@ -462,12 +452,10 @@ class RasCourse:
             )
         return tuple(found)
 
-    def _dated(self, hang: Hang) -> Hang:
-        seen = self._seen[hang.group].values()
-        return replace(hang, since=_utc(min(since for rank, since in seen if _named(rank) in hang.ranks)))
-
-    def _idle(self, job: "_Job") -> Hang:
-        largest = max((self._answers[name][-1] for name in job.counts), key=lambda each: len(each.ranks))
+    def _idle_hang(self, job: "_Job") -> Hang:
+        largest = max(
+            (self._answers[name][-1] for name in job.counts), key=lambda communicator: len(communicator.ranks)
+        )
         counts = {name: count for rank in largest.ranks for name, count in rank.counts.items() if count}
         last = ", ".join(f"{name} number {count}" for name, count in counts.items())
         return Hang(
@@ -495,7 +483,7 @@ def _utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-_OTHERS = -1
+_UNNAMED_RANKS = -1
 """Key for all ranks that an answer does not name."""
 
 _MOST_OPERATIONS = 3
@@ -506,42 +494,42 @@ def _behind(communicator: RasCommunicator, still: set[int], *, is_sure: bool) ->
 
     Ranks may run ahead of each other. A rank with fewer of one operation and more of another called something else.
     """
-    named = {each.rank: each for each in communicator.ranks if not each.left}
+    named = {rank.rank: rank for rank in communicator.ranks if not rank.left}
     least: dict[str, set[int]] = {}
     most: dict[str, set[int]] = {}
     fewest: dict[str, int] = {}
-    for name in sorted({name for each in named.values() for name in each.counts}):
+    for name in sorted({name for rank in named.values() for name in rank.counts}):
         others = communicator.unnamed.get(name, ())[:1]
-        counts = dict.fromkeys([*named, _OTHERS], others[0]) if others else {}
-        counts |= {rank: each.counts[name] for rank, each in named.items() if name in each.counts}
+        counts = dict.fromkeys([*named, _UNNAMED_RANKS], others[0]) if others else {}
+        counts |= {number: rank.counts[name] for number, rank in named.items() if name in rank.counts}
         low, high = min(counts.values()), max(counts.values())
         if low < high:
             fewest[name] = low
-            least[name] = {rank for rank, count in counts.items() if count == low}
-            most[name] = {rank for rank, count in counts.items() if count == high}
+            least[name] = {number for number, count in counts.items() if count == low}
+            most[name] = {number for number, count in counts.items() if count == high}
     if not fewest:
         return
     behind = set.intersection(*least.values())
     if behind:
         operations = [f"{name} number {low + 1}" for name, low in fewest.items()][:_MOST_OPERATIONS]
         theirs = f"launched {', '.join(f'{fewest[name]} {name}' for name in fewest)}"
-        yield from _blamed(
+        yield from _blame(
             communicator, HangReason.ABSENT, behind & still, ", ".join(operations), theirs, is_sure=is_sure
         )
         return
     lacked = min(least, key=lambda name: len(least[name]))
     odd = least[lacked]
     called = [name for name in most if most[name] == odd]
-    if called and _OTHERS not in odd and len(odd) * 2 < (communicator.size or len(named)):
+    if called and _UNNAMED_RANKS not in odd and len(odd) * 2 < (communicator.size or len(named)):
         theirs = f"{', '.join(called)} instead"
         operation = f"{lacked} number {fewest[lacked] + 1}"
-        yield from _blamed(communicator, HangReason.TYPE, odd & still, operation, theirs, is_sure=is_sure)
+        yield from _blame(communicator, HangReason.TYPE, odd & still, operation, theirs, is_sure=is_sure)
     elif still >= set(named):
         theirs = f"different numbers of {', '.join(fewest)}"
-        yield from _blamed(communicator, HangReason.UNKNOWN, set(named), "", theirs, is_sure=is_sure)
+        yield from _blame(communicator, HangReason.UNKNOWN, set(named), "", theirs, is_sure=is_sure)
 
 
-def _blamed(
+def _blame(
     communicator: RasCommunicator, reason: HangReason, ranks: set[int], operation: str, theirs: str, *, is_sure: bool
 ) -> Iterator[Hang]:
     found = [rank for rank in communicator.ranks if rank.rank in ranks]
@@ -549,7 +537,7 @@ def _blamed(
         yield _ras_hang(communicator, reason, found, operation, theirs, is_sure=is_sure)
 
 
-def _named(rank: RasRank) -> str:
+def _rank_name(rank: RasRank) -> str:
     return f"rank {rank.rank}" + (f" ({rank.host}:{rank.pid})" if rank.pid is not None else "")
 
 
@@ -565,7 +553,7 @@ def _ras_hang(
     return Hang(
         group=communicator.id,
         reason=reason,
-        ranks=tuple(map(_named, ranks)),
+        ranks=tuple(map(_rank_name, ranks)),
         waiting=max((communicator.size or 0) - len(ranks), 0),
         operation=operation,
         theirs=theirs,

@@ -1,4 +1,4 @@
-"""Judges the path between each pair of ranks in a job's log as direct, host-staged or unknown, and counts them."""
+"""Judge the path between each pair of ranks in a job's log as direct, host-staged or unknown, and count them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from enum import StrEnum
@@ -18,7 +18,9 @@ from gpubench.model.terms.verdict import Cure, Verdict, merge_cures
 
 UNKNOWN = "unknown"
 
-_POLICY = ("0", "1")
+_CUDA_P2P_WITHOUT_NCCL = ("0", "1")
+"""The fields of a P2P_TYPE line if CUDA grants peer access but NCCL does not use it."""
+
 _ABOUT_TWO_INDICES = (nccl_log.RemarkKind.DRIVER_REFUSED, nccl_log.RemarkKind.NVLINK_REFUSED)
 _ABOUT_TWO_BUS_IDS = (nccl_log.RemarkKind.PEER_ACCESS_REFUSED, nccl_log.RemarkKind.PEER_QUERY_FAILED)
 _ABOUT_A_BUS_ID = (nccl_log.RemarkKind.GDR_FAR, nccl_log.RemarkKind.GDR_NEAR)
@@ -73,7 +75,7 @@ class PairJudge:
 
     def __init__(self, facts: nccl_log.LogFacts) -> None:
         self._facts = facts
-        self._tellers = _tellers(facts)
+        self._process_logs = _process_logs(facts)
         self._device_notes = _device_notes(facts.remarks)
         kinds = {remark.note.kind for remark in facts.remarks}
         self._has_rdma = not kinds.isdisjoint(nccl_log.SIGNS_OF_RDMA)
@@ -101,10 +103,9 @@ class PairJudge:
             on_machine, on_node = near.get(src, (frozenset(), frozenset()))
             groups: dict[tuple[int | None, nccl_log.PairRoutes], list[int]] = {}
             for dst, pair in by_destination.items():
-                # On one host the verdict may depend on the two GPUs, so use the rank itself as key. Kinds are negative
-                # numbers.
-                is_beside = dst in on_machine or dst in on_node
-                groups.setdefault((dst if is_beside else kinds.get(dst), pair), []).append(dst)
+                # On one host the verdict may depend on both GPUs, so the rank itself is the key. Kinds are negative.
+                is_near = dst in on_machine or dst in on_node
+                groups.setdefault((dst if is_near else kinds.get(dst), pair), []).append(dst)
             yield (
                 src,
                 [
@@ -127,33 +128,29 @@ class PairJudge:
         destination: nccl_log.Member | None,
         known: dict[_Alike, JudgedPair],
     ) -> PairGroup:
-        """Judge a group of destinations, or reuse a known verdict. On one host, reuse it only if nothing is
-        host-staged.
-        """
+        """Judge a group of destinations, or reuse a known verdict. On one host, reuse only verdicts on direct paths."""
         pair = alike[0]
         if not any(route.host_staged for route in pair.routes):
-            if _is_inside(source, destination) and any(map(_is_of_network, pair.routes)):
+            if _is_inside(source, destination) and any(map(_uses_network, pair.routes)):
                 known = {}
             alike = pair, None, None
         elif source is None or destination is None or source.machine == destination.machine:
             known = {}
         if alike not in known:
-            known[alike] = JudgedPair(tuple(self._judged(route, pair, source, destination) for route in pair.routes))
-        of_switch = any(route.transport.kind is TransportKind.NVLS for route in pair.routes)
-        return PairGroup(destinations, Scope.INSIDE if of_switch else _scope(source, destination), known[alike])
+            known[alike] = JudgedPair(tuple(self._judge(route, pair, source, destination) for route in pair.routes))
+        is_multicast = any(route.transport.kind is TransportKind.NVLS for route in pair.routes)
+        return PairGroup(destinations, Scope.INSIDE if is_multicast else _scope(source, destination), known[alike])
 
     def _kinds(self, members: Iterable[nccl_log.Member]) -> dict[int, int]:
-        """Map each rank to a negative number. Ranks with equal numbers get equal verdicts on paths to other
-        machines.
-        """
+        """Map each rank to a negative number, which ranks share if their paths to other machines are judged equally."""
         numbers: dict[object, int] = {}
         kinds = {}
         for member in members:
             gpu = (member.host, member.bus_id) if member.bus_id in self._device_notes else None
-            kinds[member.rank] = numbers.setdefault((gpu, self._tellers.get(member.process)), -1 - len(numbers))
+            kinds[member.rank] = numbers.setdefault((gpu, self._process_logs.get(member.process)), -1 - len(numbers))
         return kinds
 
-    def _judged(
+    def _judge(
         self,
         route: Route,
         pair: nccl_log.PairRoutes,
@@ -163,38 +160,32 @@ class PairJudge:
         if route.host_staged is None:
             return JudgedRoute(route, route.family, Verdict.ERROR)
         if not route.host_staged:
-            found = self._kept_off_peers(pair, source, destination) if _is_of_network(route) else None
+            found = None
+            if _uses_network(route) and _is_inside(source, destination):
+                # A network between GPUs of one machine is wrong if a variable makes NCCL use it.
+                found = explain(NCCL_SETTINGS.conditions, self._staging_evidence(pair, source, destination))
+                if found is not None and (found.id == UNKNOWN or found.by_design or found.in_doubt):
+                    found = None
             return JudgedRoute(route, route.family, Verdict.FAIL if found else Verdict.PASS, found)
         staged = self._staging_evidence(pair, source, destination)
         if staged not in self._explanations:
             is_known = source is not None and destination is not None
-            found = explain(CAUSES, staged) if is_known or staged.network is None else _anywhere(staged)
+            found = explain(CAUSES, staged) if is_known or staged.network is None else _explain_network(staged)
             self._explanations[staged] = found or _no_explanation(staged)
         found = self._explanations[staged]
         verdict = Verdict.SKIP if found.by_design else Verdict.WARN if found.in_doubt else Verdict.FAIL
         return JudgedRoute(route, route.family, verdict, found)
 
-    def _kept_off_peers(
-        self, pair: nccl_log.PairRoutes, source: nccl_log.Member | None, destination: nccl_log.Member | None
-    ) -> Explanation | None:
-        """Return the variable that makes NCCL use a network between GPUs of one machine, if a variable is the
-        reason.
-        """
-        if not _is_inside(source, destination):
-            return None
-        found = explain(NCCL_SETTINGS.conditions, self._staging_evidence(pair, source, destination))
-        return None if found is None or found.id == UNKNOWN or found.by_design or found.in_doubt else found
-
     def _staging_evidence(
         self, pair: nccl_log.PairRoutes, source: nccl_log.Member | None, destination: nccl_log.Member | None
     ) -> Staged:
-        ends_of_all = [end for route in pair.routes for end in (route.sent, route.received) if end]
-        used = [end for end in ends_of_all if end.host_staged] or ends_of_all
+        every_end = [end for route in pair.routes for end in (route.sent, route.received) if end]
+        used = [end for end in every_end if end.host_staged] or every_end
         networks = {end.network for end in used if end.network is not None}
         network = "Socket" if "Socket" in networks else min(networks, default=None)
-        processes = [self._tellers.get(end.process, ProcessLog()) for end in (source, destination) if end is not None]
         ends = [end for end in (source, destination) if end is not None]
-        of_job = Staged(
+        processes = [self._process_logs.get(end.process, ProcessLog()) for end in ends]
+        in_job = Staged(
             one_node=network is None,
             same_machine=False,
             network=network,
@@ -209,11 +200,11 @@ class PairJudge:
             plugin=self._has_plugin,
         )
         if source is None or destination is None:
-            return of_job
+            return in_job
         same_machine = source.machine == destination.machine and source is not destination
         path = self._facts.paths.get((source.host, source.bus_id or "", destination.bus_id or ""))
         return replace(
-            of_job,
+            in_job,
             one_node=_scope(source, destination) is Scope.INSIDE,
             same_machine=same_machine,
             path=path if same_machine else None,
@@ -227,22 +218,23 @@ class PairJudge:
         if one.host == other.host and None not in (one.nvml_index, other.nvml_index):
             indices = str(one.nvml_index), str(other.nvml_index)
             for key in (indices, indices[::-1], ()):
-                yield from self._on(one.host, self._device_notes.get(key, ()))
-            # NCCL does not log that the driver refuses peer access of pairs with path SYS, because it would not use it
-            # anyway.
+                yield from self._notes_of_host(one.host, self._device_notes.get(key, ()))
+            # NCCL does not log refused peer access for path SYS, because it would not use peer access there.
             refused = [self._refused.get((one.host, index)) for index in indices]
             if path in (None, "SYS") and None not in refused:
                 yield from filter(None, refused)
         for first, second in ((one, other), (other, one)):
-            yield from self._on(one.host, self._device_notes.get((first.bus_id or "", second.bus_id or ""), ()))
-            yield from self._on(first.host, self._device_notes.get(first.bus_id or "", ()))
+            yield from self._notes_of_host(
+                one.host, self._device_notes.get((first.bus_id or "", second.bus_id or ""), ())
+            )
+            yield from self._notes_of_host(first.host, self._device_notes.get(first.bus_id or "", ()))
 
-    def _on(self, host: str, found: Iterable[_NoteOfHosts]) -> Iterator[nccl_log.Note]:
+    def _notes_of_host(self, host: str, found: Iterable[_NoteOfHosts]) -> Iterator[nccl_log.Note]:
         return (note for note, hosts in found if hosts is None or host in hosts)
 
 
 def _scope(one: nccl_log.Member | None, other: nccl_log.Member | None) -> Scope:
-    """Tell whether two ranks share a machine. A rank connected with itself talks to a network switch (CollNet)."""
+    """Return whether two ranks share a machine. A rank connected with itself uses a network switch (CollNet)."""
     if one is None or other is None:
         return Scope.UNKNOWN
     return Scope.INSIDE if one.node == other.node and one is not other else Scope.ACROSS
@@ -252,15 +244,15 @@ def _is_inside(one: nccl_log.Member | None, other: nccl_log.Member | None) -> bo
     return _scope(one, other) is Scope.INSIDE
 
 
-def _is_of_network(route: Route) -> bool:
+def _uses_network(route: Route) -> bool:
     return route.transport.kind is TransportKind.NET
 
 
-def _anywhere(staged: Staged) -> Explanation | None:
-    """Explain a network between two ranks of which one has no log.
+def _explain_network(staged: Staged) -> Explanation | None:
+    """Explain a network between two ranks, one without a log.
 
-    Inside a machine only a variable makes NCCL use a network. If one is set, it counts together with what explains a
-    network between machines. If none is set, the two ranks are on different machines.
+    Only a variable makes NCCL use a network inside a machine. Without one, the ranks are on different machines. With
+    one, report it together with the cause of a network between machines.
     """
     inside = explain(NCCL_SETTINGS.conditions, replace(staged, one_node=True, same_machine=True))
     across = explain(CAUSES, staged)
@@ -284,7 +276,9 @@ def _interfaces(remarks: Iterable[nccl_log.Remark]) -> tuple[str, ...]:
 
 def _no_explanation(staged: Staged) -> Explanation:
     export = f"export {ASK_FOR_MORE}"
-    if staged.is_local and any(note.about == _POLICY for note in staged.find_notes(nccl_log.RemarkKind.P2P_TYPE)):
+    if staged.is_local and any(
+        note.about == _CUDA_P2P_WITHOUT_NCCL for note in staged.find_notes(nccl_log.RemarkKind.P2P_TYPE)
+    ):
         seen = "isAllCudaP2p 1: CUDA grants these GPUs peer access, and the log does not say why NCCL keeps off it"
         return Explanation(
             UNKNOWN, seen, Cure.of(export, comment="Run the job again with it. `gpubench topo` shows the paths.")
@@ -299,7 +293,7 @@ def _no_explanation(staged: Staged) -> Explanation:
 def _ranks_with_peers(communicator: nccl_log.Communicator) -> frozenset[int]:
     by_rank = communicator.connections.ranks
     different = {channels for peers in by_rank.values() for channels in peers.values()}
-    p2p = {each for each in different if any(logged.transport.kind is TransportKind.P2P for logged in each.logged)}
+    p2p = {pair for pair in different if any(logged.transport.kind is TransportKind.P2P for logged in pair.logged)}
     if not p2p or p2p == different:
         return frozenset()
     return frozenset(
@@ -312,7 +306,7 @@ def _ranks_with_peers(communicator: nccl_log.Communicator) -> frozenset[int]:
 
 
 def _near_ranks(members: Sequence[nccl_log.Member]) -> dict[int, tuple[Set[int], Set[int]]]:
-    """Return for each rank the ranks on its machine and on its node. Ranks of one machine share one set."""
+    """Return the ranks on the machine and on the node of each rank. Ranks of one machine share one set."""
     machines: dict[str, set[int]] = {}
     nodes: dict[str, set[int]] = {}
     for member in members:
@@ -321,13 +315,13 @@ def _near_ranks(members: Sequence[nccl_log.Member]) -> dict[int, tuple[Set[int],
     return {member.rank: (machines[member.machine], nodes[member.node]) for member in members}
 
 
-def _tellers(facts: nccl_log.LogFacts) -> Mapping[str, ProcessLog]:
+def _process_logs(facts: nccl_log.LogFacts) -> Mapping[str, ProcessLog]:
     settings: dict[str, list[tuple[str, str]]] = {}
     notes: dict[str, list[nccl_log.Note]] = {}
-    everybody = [member.process for communicator in facts.communicators for member in communicator.members]
-    # A process's own log line comes last, so that it overrides the command line.
-    for setting in sorted(facts.settings, key=lambda each: not each.is_from_command):
-        for process in everybody if setting.is_from_command else setting.processes:
+    every_process = [member.process for communicator in facts.communicators for member in communicator.members]
+    # Log lines of a process come last, so that they override the command line.
+    for setting in sorted(facts.settings, key=lambda setting: not setting.is_from_command):
+        for process in every_process if setting.is_from_command else setting.processes:
             settings.setdefault(process, []).append((setting.name, setting.value))
     for remark in facts.remarks:
         if remark.note.kind not in (*_ABOUT_DEVICES, *_ABOUT_THE_JOB):
@@ -359,11 +353,6 @@ def _device_notes(remarks: Iterable[nccl_log.Remark]) -> Mapping[object, list[_N
     return found
 
 
-def _is_one_ended(route: Route) -> bool:
-    """True if only one end of a network connection logged its line."""
-    return route.transport.kind is TransportKind.NET and None in (route.sent, route.received)
-
-
 _MOST_EXAMPLES = 8
 
 
@@ -390,10 +379,10 @@ class StagedPaths(Struct):
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """One communicator: pairs by transport, pairs of unknown transports by name, and connections with one logged
-    end.
+    """The counts of one communicator: pairs by transport, and pairs of unknown transports by name.
 
-    `unconnected_ranks` logged no connection although the communicator ran collectives.
+    `one_ended` are network connections that only one end logged. `unconnected_ranks` logged no connection although the
+    communicator ran collectives.
     """
 
     communicator: nccl_log.Communicator
@@ -415,7 +404,7 @@ def summarise(facts: nccl_log.LogFacts, judge: PairJudge) -> JobSummary:
     """Judge and count all pairs of all communicators."""
     staged: dict[Explanation, StagedPaths] = {}
     parts = [
-        _PairCounts(number, communicator, staged).counted(judge)
+        _PairCounts(number, communicator, staged).count(judge)
         for number, communicator in enumerate(facts.communicators)
     ]
     order = {cause.id: (cause.general, place) for place, cause in enumerate(CAUSES)}
@@ -436,31 +425,31 @@ class _PairCounts:
         self._number = number
         self._communicator = communicator
         self._hosts = {member.rank: member.host for member in communicator.members}
-        self._staging_evidence = staged
+        self._staged = staged
         self._transports: dict[tuple[Scope, str, bool | None, Verdict], _TransportCounts] = {}
         self._unknown: dict[str, Examples] = {}
         self._one_ended = Examples()
         self._counts: dict[tuple[Scope, JudgedPair], tuple[list[Examples], list[StagedPaths]]] = {}
 
-    def counted(self, judge: PairJudge) -> Part:
+    def count(self, judge: PairJudge) -> Part:
         pairs = 0
         for src, groups in judge.groups(self._communicator):
             for group in groups:
                 pairs += len(group.destinations)
-                self._count(src, group)
+                self._count_group(src, group)
         return Part(
             communicator=self._communicator,
             pairs=pairs,
-            transports=[_transport_row(self._communicator.id, *each) for each in self._transports.items()],
+            transports=[_transport_row(self._communicator.id, *transport) for transport in self._transports.items()],
             unknown=self._unknown,
             one_ended=self._one_ended,
             unconnected_ranks=_unconnected_ranks(self._communicator),
         )
 
-    def _count(self, src: int, group: PairGroup) -> None:
+    def _count_group(self, src: int, group: PairGroup) -> None:
         key = group.scope, group.judged
         if key not in self._counts:
-            self._counts[key] = self._counts_of(*key)
+            self._counts[key] = self._find_counts(*key)
         examples, staged = self._counts[key]
         for example in examples:
             example.add(src, group.destinations)
@@ -468,29 +457,27 @@ class _PairCounts:
             paths.paths += len(group.destinations)
             paths.hosts |= {self._hosts[rank]: None for rank in (src, *group.destinations) if rank in self._hosts}
 
-    def _counts_of(self, scope: Scope, judged: JudgedPair) -> tuple[list[Examples], list[StagedPaths]]:
+    def _find_counts(self, scope: Scope, judged: JudgedPair) -> tuple[list[Examples], list[StagedPaths]]:
+        """Return the counts to which pairs with these verdicts belong."""
         examples: dict[Examples, None] = {}
         staged: list[StagedPaths] = []
         for route in judged.routes:
-            examples[self._transport_examples(scope, route)] = None
+            channels = route.route.channels
+            key = scope, route.family, route.route.host_staged, route.verdict
+            counts = self._transports.setdefault(key, _TransportCounts(Examples(), channels, channels))
+            counts.least, counts.most = min(counts.least, channels), max(counts.most, channels)
+            examples[counts.examples] = None
             if route.verdict is Verdict.ERROR:
                 examples[self._unknown.setdefault(route.family, Examples())] = None
-            if _is_one_ended(route.route) and scope is not Scope.UNKNOWN:
-                examples[self._one_ended] = None
+            if _uses_network(route.route) and None in (route.route.sent, route.route.received):
+                examples |= {self._one_ended: None} if scope is not Scope.UNKNOWN else {}
             if route.explanation is not None:
-                paths = self._staging_evidence.setdefault(route.explanation, StagedPaths(route.verdict))
+                paths = self._staged.setdefault(route.explanation, StagedPaths(route.verdict))
                 paths.transports[route.family] = None
                 paths.scopes[scope] = None
                 examples[paths.pairs.setdefault(self._number, Examples())] = None
                 staged.append(paths)
         return list(examples), staged
-
-    def _transport_examples(self, scope: Scope, judged: JudgedRoute) -> Examples:
-        channels = judged.route.channels
-        key = scope, judged.family, judged.route.host_staged, judged.verdict
-        counts = self._transports.setdefault(key, _TransportCounts(Examples(), channels, channels))
-        counts.least, counts.most = min(counts.least, channels), max(counts.most, channels)
-        return counts.examples
 
 
 def _transport_row(
@@ -511,7 +498,7 @@ def _transport_row(
 
 
 def _unconnected_ranks(communicator: nccl_log.Communicator) -> tuple[int, ...]:
-    """Return ranks that logged no connection in a communicator with collectives: every rank of a ring or tree sends."""
+    """Return ranks without a logged connection although the communicator ran collectives, in which every rank sends."""
     by_rank = communicator.connections.ranks
     has_collectives = any(
         not logged.peer_to_peer

@@ -1,4 +1,4 @@
-"""Builds the report on a job from NCCL's log: every path, causes of staging, failures, and gaps in the log."""
+"""Report on a job from NCCL's log: every path, causes of staging, failures, and gaps in the log."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpubench.conditions.circumstances import joined
 from gpubench.conditions.logged import Complained
 from gpubench.conditions.registry import CAUSES, CONDITIONS
-from gpubench.measure.explain.hangs import hangs_in
+from gpubench.measure.explain.hangs import find_hangs_in_log
 from gpubench.measure.explain.pairs import (
     Examples,
     JobSummary,
@@ -38,14 +38,14 @@ from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict, gr
 from gpubench.readers.registry import OtherText
 
 
-def failures_of(facts: LogFacts) -> tuple[Finding, ...]:
-    """Return the findings on what ended the job: specific reasons, or else the first general one, with the rest
-    below it.
+def find_failures(facts: LogFacts) -> tuple[Finding, ...]:
+    """Return the reasons why the job ended: specific ones, or else the first general one.
 
-    A log line counts for the first condition that matches it.
+    The other general reasons become consequences of the first finding. A log line counts for the first condition that
+    matches it.
     """
     special, general = list[Finding](), list[Finding]()
-    for condition in sorted(CONDITIONS, key=lambda each: each.general):
+    for condition in sorted(CONDITIONS, key=lambda condition: condition.general):
         found = list(condition.findings_in_log(facts))
         (general if condition.general else special).extend(found)
         if found and isinstance(condition.in_job, Complained):
@@ -54,17 +54,18 @@ def failures_of(facts: LogFacts) -> tuple[Finding, ...]:
     if not reasons:
         return ()
     lines = tuple(f"{other.id}: {other.seen}" for other in others)
-    worst = min((each.severity for each in (*special, *general)), key=gravity)
+    worst = min((finding.severity for finding in (*special, *general)), key=gravity)
     # A WARN becomes the reason for the failure if the job failed for no other known reason.
     return (replace(reasons[0], severity=worst, consequences=lines), *reasons[1:])
 
 
 _DIRECT = "RDMA into GPU memory (GDRDMA)"
-_ASKED_FOR = ("NCCL_IB_HCA",)
+_RDMA_VARIABLES = ("NCCL_IB_HCA",)
 """Variables that have an effect only with an RDMA device."""
 
 
-def _said_without_connections(facts: LogFacts) -> Iterator[Finding]:
+def _network_findings(facts: LogFacts) -> Iterator[Finding]:
+    """Yield problems of the network that a log without connections reports."""
     if facts.communicators and all(communicator.nodes == 1 for communicator in facts.communicators):
         return
     notes: dict[RemarkKind, list[Note]] = {}
@@ -74,23 +75,15 @@ def _said_without_connections(facts: LogFacts) -> Iterator[Finding]:
     if refused := notes.get(RemarkKind.GDR_DISABLED):
         subjects = [note.about[1] for note in refused]
         yield _finding("gpudirect-refused", severity, subjects, f"NCCL's log: {refused[0].text}", _DIRECT)
-    elif far := _too_far_note(notes):
-        yield _finding("gpudirect-too-far", Verdict.WARN, [], f"NCCL's log: {far.text}", _DIRECT)
-    if notes.get(RemarkKind.NO_RDMA_DEVICE) and (reason := _expects_rdma(facts, notes)):
-        seen = f"NCCL found no usable RDMA device, but the log has {reason}"
+    else:
+        far = [*notes.get(RemarkKind.GDR_DISTANT, ()), *notes.get(RemarkKind.GDR_FAR, ())]
+        if far and not notes.get(RemarkKind.GDR_NEAR):
+            yield _finding("gpudirect-too-far", Verdict.WARN, [], f"NCCL's log: {far[0].text}", _DIRECT)
+    signs = [note.text for kind in SIGNS_OF_RDMA for note in notes.get(kind, ())]
+    signs += [f"{setting.name}={setting.value}" for setting in facts.settings if setting.name in _RDMA_VARIABLES]
+    if notes.get(RemarkKind.NO_RDMA_DEVICE) and signs:
+        seen = f"NCCL found no usable RDMA device, but the log has {signs[0]}"
         yield _finding("sockets-despite-rdma", severity, [], seen, "an RDMA device that NCCL can open")
-
-
-def _too_far_note(notes: Mapping[RemarkKind, Sequence[Note]]) -> Note | None:
-    far = [*notes.get(RemarkKind.GDR_DISTANT, ()), *notes.get(RemarkKind.GDR_FAR, ())]
-    return far[0] if far and not notes.get(RemarkKind.GDR_NEAR) else None
-
-
-def _expects_rdma(facts: LogFacts, notes: Mapping[RemarkKind, Sequence[Note]]) -> str:
-    """Return the line that shows an RDMA device exists, or '' without one."""
-    if devices := [note for kind in SIGNS_OF_RDMA for note in notes.get(kind, ())]:
-        return devices[0].text
-    return next((f"{setting.name}={setting.value}" for setting in facts.settings if setting.name in _ASKED_FOR), "")
 
 
 def _finding(id_: str, severity: Verdict, subjects: Sequence[str], seen: str, expected: str) -> Finding:
@@ -113,11 +106,11 @@ _RELEASE = re.compile(r"(\d+)\.(\d+)")
 _LAZY_SINCE = (2, 22)
 _MOST_SUBJECTS = 4
 _MOST_NUMBERS = 12
-_TO_FILES = "NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log"
-_AFTER_THE_RUN = "Between the two commands, run the job again with these variables in every rank's environment."
-_LOGS_OF_ALL, _CONNECTIONS_TOO = (
-    Cure.of(f"export NCCL_DEBUG=INFO {more}{_TO_FILES}", "gpubench explain /tmp/nccl.*.log", comment=_AFTER_THE_RUN)
-    for more in ("", "NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING ")
+_LOG_FILES = "NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log"
+_RUN_AGAIN = "Between the two commands, run the job again with these variables in every rank's environment."
+_LOG_EVERY_RANK, _LOG_CONNECTIONS = (
+    Cure.of(f"export NCCL_DEBUG=INFO {subsystems}{_LOG_FILES}", "gpubench explain /tmp/nccl.*.log", comment=_RUN_AGAIN)
+    for subsystems in ("", "NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING ")
 )
 _DIRECT_BY_SCOPE = {
     Scope.INSIDE: "peer access (P2P)",
@@ -127,46 +120,43 @@ _DIRECT_BY_SCOPE = {
 _WITH_CONNECTIONS = ("RING", "TREE", "COLLNET_DIRECT", "COLLNET_CHAIN", "PAT")
 
 
-def findings_of(
+def _findings(
     facts: LogFacts, summary: JobSummary, logs: Sequence[str], others: Sequence[OtherText] = ()
 ) -> tuple[Finding, ...]:
-    """Return the findings: what ended the job, host-staged paths (root causes first), then unknown parts.
+    """Return the reasons why the job ended, host-staged paths (root causes first), then unknown parts.
 
     The log of a failed job may lack connections. `others` are files without NCCL lines, written by other programs.
     """
-    failures = failures_of(facts)
-    staged = tuple(_staged(summary, explanation, paths) for explanation, paths in summary.staged.items())
+    failures = find_failures(facts)
+    staged = tuple(_staged_finding(summary, explanation, paths) for explanation, paths in summary.staged.items())
     failed = tuple(failure for failure in failures if failure.severity is Verdict.FAIL)
     doubted = tuple(failure for failure in failures if failure.severity is not Verdict.FAIL)
-    unread = tuple(_unread_findings(facts, logs))
-    return (*failed, *staged, *doubted, *(() if failed else _not_known(facts, summary, logs, others)), *unread)
-
-
-def _unread_findings(facts: LogFacts, logs: Sequence[str]) -> Iterator[Finding]:
-    for limit in facts.limits:
-        times = f" ({limit.times} times)" if limit.times > 1 else ""
-        yield _doubt(
+    unread = [
+        _doubt(
             "log-limit",
-            _listed(logs),
-            f"{limit.seen}{times}: the report covers the text before it",
+            _join_names(logs),
+            f"{limit.seen}{f' ({limit.times} times)' if limit.times > 1 else ''}: the report covers the text before it",
             f"at most {limit.most}",
             "logs of several jobs in one file, a damaged log, or a log made to slow down its reader",
             Cure(comment="Give `gpubench explain` the logs of one job only, or of fewer ranks."),
         )
+        for limit in facts.limits
+    ]
+    return (*failed, *staged, *doubted, *(() if failed else _gap_findings(facts, summary, logs, others)), *unread)
 
 
-def _staged(summary: JobSummary, explanation: fallback.Explanation, staged: StagedPaths) -> Finding:
+def _staged_finding(summary: JobSummary, explanation: fallback.Explanation, staged: StagedPaths) -> Finding:
     subjects = [
-        f"{_pairs(examples)} of {name_of(summary.parts[number].communicator)}"
+        f"{_pair_names(examples)} of {_communicator_name(summary.parts[number].communicator)}"
         for number, examples in staged.pairs.items()
     ]
     is_direct = all(transport.endswith("/GDRDMA") for transport in staged.transports)
-    way = "over the network inside a node" if is_direct and Scope.INSIDE in staged.scopes else "through host memory"
+    path = "over the network inside a node" if is_direct and Scope.INSIDE in staged.scopes else "through host memory"
     return Finding(
         id=explanation.id if is_direct else HOST_STAGED,
         severity=staged.verdict,
         subject=shorten(subjects),
-        seen=f"{way} ({_listed(list(staged.transports))}) on {compress_names(sorted(staged.hosts))}",
+        seen=f"{path} ({_join_names(list(staged.transports))}) on {compress_names(sorted(staged.hosts))}",
         expected=_expected(explanation, staged),
         cause=f"{explanation.id}: {explanation.evidence}",
         cure=explanation.cure,
@@ -183,17 +173,26 @@ def _expected(explanation: fallback.Explanation, staged: StagedPaths) -> str:
     return shorten([_DIRECT_BY_SCOPE[scope] for scope in scopes]) + unless
 
 
-def _not_known(
+def _gap_findings(
     facts: LogFacts, summary: JobSummary, logs: Sequence[str], others: Sequence[OtherText]
 ) -> Iterator[Finding]:
     if not any(part.pairs for part in summary.parts):
-        yield from _said_without_connections(facts)
-        if facts.nccl_lines or not _is_of_no_log(facts):
-            yield _other_text_finding(facts, others) if others else _no_connections(facts, logs)
+        yield from _network_findings(facts)
+        if others and (facts.nccl_lines or not _has_other_evidence(facts)):
+            yield _error(
+                NO_CONNECTIONS,
+                _join_names([other.name for other in others]),
+                f"{others[0].what} in {plural(facts.lines, 'line')}, without NCCL lines",
+                "NCCL's log, with lines of connections: ... via P2P/CUMEM",
+                "the output of another program, or of a benchmark without NCCL_DEBUG=INFO",
+                others[0].cure,
+            )
+        elif facts.nccl_lines or not _has_other_evidence(facts):
+            yield _no_connections(facts, logs)
         if len(facts.records) == 1 and not facts.ras:
             yield _doubt(
                 "ranks-missing",
-                _listed(logs),
+                _join_names(logs),
                 f"the dump of rank {facts.records[0].rank} alone",
                 "a dump of every rank",
                 "the other ranks write theirs on their own nodes, or died before",
@@ -202,20 +201,20 @@ def _not_known(
     else:
         yield from _unknown_transports(summary.parts)
         yield from _missing_line_findings(facts, summary.parts)
-    yield from _not_in_dumps(facts)
+    yield from _dump_findings(facts)
     if facts.unreadable:
         yield _doubt(
             "lines-unreadable",
-            _listed(logs),
+            _join_names(logs),
             f"{plural(facts.unreadable, 'line')} of connections, truncated or garbled",
             "complete lines",
             "several processes writing to one file, or a truncated log",
-            _LOGS_OF_ALL,
+            _LOG_EVERY_RANK,
         )
     if facts.left_out:
         yield _doubt(
             "lines-left-out",
-            _listed(logs),
+            _join_names(logs),
             f"Ray left out {plural(facts.left_out, 'line')} as repetitions, including lines of other ranks",
             "every rank's lines",
             "Ray's log collector shows only one of several lines that differ only by numbers",
@@ -224,25 +223,12 @@ def _not_known(
     if facts.cut_files:
         yield _doubt(
             "log-cut-off",
-            _listed(facts.cut_files),
+            _join_names(facts.cut_files),
             "a truncated gzip file",
             "a complete gzip file",
             "the file was truncated while it was written or copied",
             Cure.of(f"gzip -t {facts.cut_files[0]}"),
         )
-
-
-def _other_text_finding(facts: LogFacts, others: Sequence[OtherText]) -> Finding:
-    """Report texts without NCCL lines, with the command that can read them."""
-    first = others[0]
-    return _error(
-        NO_CONNECTIONS,
-        _listed([other.name for other in others]),
-        f"{first.what} in {plural(facts.lines, 'line')}, without NCCL lines",
-        "NCCL's log, with lines of connections: ... via P2P/CUMEM",
-        "the output of another program, or of a benchmark without NCCL_DEBUG=INFO",
-        first.cure,
-    )
 
 
 def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
@@ -255,7 +241,7 @@ def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
         return Finding(
             id=NOTHING_TO_CONNECT,
             severity=Verdict.SKIP,
-            subject=_listed(logs),
+            subject=_join_names(logs),
             seen=f"{plural(len(facts.communicators), 'communicator')} of one rank each",
             expected="two or more ranks",
             cause="a single rank has no connections",
@@ -265,7 +251,7 @@ def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
         seen = f"{plural(len(facts.communicators), 'communicator')}, none of them connected"
         cause = "NCCL connects ranks when they first communicate; the job, or this log, ended before that"
     return _error(
-        NO_CONNECTIONS, _listed(logs), seen, "lines of connections: ... via P2P/CUMEM", cause, _CONNECTIONS_TOO
+        NO_CONNECTIONS, _join_names(logs), seen, "lines of connections: ... via P2P/CUMEM", cause, _LOG_CONNECTIONS
     )
 
 
@@ -273,7 +259,9 @@ def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:
     names = dict.fromkeys(name for part in parts for name in part.unknown)
     for name in list(names)[:_MOST_SUBJECTS]:
         subjects = [
-            f"{_pairs(part.unknown[name])} of {name_of(part.communicator)}" for part in parts if name in part.unknown
+            f"{_pair_names(part.unknown[name])} of {_communicator_name(part.communicator)}"
+            for part in parts
+            if name in part.unknown
         ]
         yield _doubt(
             PATH_UNKNOWN,
@@ -296,7 +284,7 @@ def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:
 
 def _missing_line_findings(facts: LogFacts, parts: Sequence[Part]) -> Iterator[Finding]:
     missing = {
-        name_of(part.communicator): f"no log of rank {_numbers(part.communicator.missing_ranks)}"
+        _communicator_name(part.communicator): f"no log of rank {_numbers(part.communicator.missing_ranks)}"
         for part in parts
         if part.communicator.missing_ranks
     }
@@ -304,13 +292,13 @@ def _missing_line_findings(facts: LogFacts, parts: Sequence[Part]) -> Iterator[F
         "ranks-missing", missing, "a log of every rank", "these ranks write their log to another place"
     )
     quiet = {
-        name_of(part.communicator): f"a log without connections of rank {_numbers(part.unconnected_ranks)}"
+        _communicator_name(part.communicator): f"a log without connections of rank {_numbers(part.unconnected_ranks)}"
         for part in parts
         if part.unconnected_ranks
     }
     yield from _merged_finding("ranks-silent", quiet, "connections of every rank", "the log is truncated")
     halves = {
-        name_of(part.communicator): f"only one end's line of {_pairs(part.one_ended)}"
+        _communicator_name(part.communicator): f"only one end's line of {_pair_names(part.one_ended)}"
         for part in parts
         if part.one_ended.count
     }
@@ -318,43 +306,37 @@ def _missing_line_findings(facts: LogFacts, parts: Sequence[Part]) -> Iterator[F
         "ends-missing", halves, "both ends of a network connection", "a truncated or damaged log"
     )
     unused = {
-        name_of(part.communicator): "operations without a connection"
+        _communicator_name(part.communicator): "operations without a connection"
         for part in parts
         if not part.pairs and any(tuning.algorithm in _WITH_CONNECTIONS for tuning in part.communicator.tunings)
     }
     yield from _merged_finding(NO_CONNECTIONS, unused, "connections", "truncated logs")
+    numbers = [tuple(map(int, found.groups())) for version in facts.versions if (found := _RELEASE.match(version))]
+    is_eager = bool(numbers) and max(numbers) < _LAZY_SINCE
     unheard = {
-        name_of(part.communicator): "no connection of any rank"
+        _communicator_name(part.communicator): "no connection of any rank"
         for part in parts
-        if not part.pairs and (part.communicator.size or 0) > 1 and _connects_at_once(facts.versions)
+        if not part.pairs and (part.communicator.size or 0) > 1 and is_eager
     }
     cause = "lost lines: NCCL before 2.22 connects ranks when it creates a communicator"
     yield from _merged_finding("ranks-silent", unheard, "connections of every rank", cause)
     apart = {
-        name_of(part.communicator): f"NVLS inside {part.communicator.nodes} nodes, and no connection between them"
+        _communicator_name(
+            part.communicator
+        ): f"NVLS inside {part.communicator.nodes} nodes, and no connection between them"
         for part in parts
         if (part.communicator.nodes or 0) > 1 and {row.transport for row in part.transports} == {MULTICAST.name}
     }
     yield from _merged_finding("ranks-silent", apart, "connections between nodes", "the log is truncated")
-    yield from _ambiguous_findings(parts)
-    has_beginning = any(remark.note.kind is RemarkKind.BOOTSTRAP for remark in facts.remarks) and bool(facts.versions)
-    yield from _nameless_findings(parts, has_beginning=has_beginning)
-
-
-def _connects_at_once(versions: Sequence[str]) -> bool:
-    """True for NCCL before 2.22, which connects all ranks when it creates a communicator."""
-    numbers = [tuple(map(int, found.groups())) for version in versions if (found := _RELEASE.match(version))]
-    return bool(numbers) and max(numbers) < _LAZY_SINCE
-
-
-def _ambiguous_findings(parts: Sequence[Part]) -> Iterator[Finding]:
-    fit = {
-        name_of(part.communicator): f"{plural(part.pairs, 'pair')} of ranks that may belong to each of these"
+    ambiguous = {
+        _communicator_name(part.communicator): f"{plural(part.pairs, 'pair')} of ranks that may belong to each of these"
         for part in parts
         if part.pairs and part.communicator.candidates
     }
     cause = "several communicators of one process have these ranks, and NCCL's lines do not name the communicator"
-    yield from _merged_finding("communicator-ambiguous", fit, "connections of one communicator", cause)
+    yield from _merged_finding("communicator-ambiguous", ambiguous, "connections of one communicator", cause)
+    has_beginning = any(remark.note.kind is RemarkKind.BOOTSTRAP for remark in facts.remarks) and bool(facts.versions)
+    yield from _nameless_findings(parts, has_beginning=has_beginning)
 
 
 def _nameless_findings(parts: Sequence[Part], *, has_beginning: bool) -> Iterator[Finding]:
@@ -363,7 +345,7 @@ def _nameless_findings(parts: Sequence[Part], *, has_beginning: bool) -> Iterato
     ]
     if not nameless:
         return
-    seen = {name_of(part.communicator): f"{plural(part.pairs, 'pair')} of ranks" for part in nameless}
+    seen = {_communicator_name(part.communicator): f"{plural(part.pairs, 'pair')} of ranks" for part in nameless}
     if len(nameless) == len(parts) and has_beginning:
         yield from _merged_finding(
             "nccl-init-unfinished",
@@ -380,7 +362,7 @@ def _nameless_findings(parts: Sequence[Part], *, has_beginning: bool) -> Iterato
             "communicator",
             expected="the log from its beginning",
             cause="an excerpt of a log, or NCCL_DEBUG_SUBSYS without INIT; the result covers only the pairs in it",
-            cure=_LOGS_OF_ALL,
+            cure=_LOG_EVERY_RANK,
             subjects=tuple(seen),
         )
     else:
@@ -393,7 +375,7 @@ def _merged_finding(id_: str, seen_by_subject: Mapping[str, str], expected: str,
     for subject, seen in seen_by_subject.items():
         same.setdefault(seen, []).append(subject)
     for seen, subjects in same.items():
-        doubt = _doubt(id_, shorten(subjects), seen, expected, cause, _LOGS_OF_ALL)
+        doubt = _doubt(id_, shorten(subjects), seen, expected, cause, _LOG_EVERY_RANK)
         yield replace(doubt, subjects=tuple(subjects))
 
 
@@ -401,8 +383,8 @@ def _error(id_: str, subject: str, seen: str, expected: str, cause: str, cure: C
     return Finding(id_, Verdict.ERROR, subject, seen, expected, cause, cure)
 
 
-def _not_in_dumps(facts: LogFacts) -> Iterator[Finding]:
-    """Report dumps without a collective, and sends and receives that did not end, which are not judged."""
+def _dump_findings(facts: LogFacts) -> Iterator[Finding]:
+    """Yield doubts about dumps without a collective, and about sends and receives that did not end."""
     waiting = [f"rank {record.rank}" for record in facts.records if record.unfinished_sends]
     if waiting:
         yield _doubt(
@@ -432,23 +414,23 @@ def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str, cure: C
     return Finding(id_, Verdict.WARN, subject, seen, expected, cause, cure)
 
 
-def name_of(communicator: Communicator) -> str:
+def _communicator_name(communicator: Communicator) -> str:
     if communicator.id is None:
-        named = fallback.name_candidates(communicator.candidates)
-        return f"communicator {named}" if named else "a communicator without a name"
+        candidates = fallback.name_candidates(communicator.candidates)
+        return f"communicator {candidates}" if candidates else "a communicator without a name"
     return f"communicator {communicator.id}"
 
 
-def _pairs(examples: Examples) -> str:
+def _pair_names(examples: Examples) -> str:
     return shorten([f"{src} → {dst}" for src, dst in examples.first], _MOST_SUBJECTS, examples.count)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return shorten(names) or "nothing"
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """Ranks in ranges: '0, 2-5'."""
+    """Return ranks in ranges: '0, 2-5'."""
     ranges = compress_names([str(number) for number in numbers]).split(", ")
     return shorten(ranges, _MOST_NUMBERS) + (" ranges" if len(ranges) > _MOST_NUMBERS else "")
 
@@ -458,24 +440,29 @@ SECTIONS = ("paths", "causes", "transports", "communicators", "members", "hangs"
 
 def explain(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherText] = ()) -> Report:
     """Build the report on a job. `logs` names the files that were read, `others` the files of other programs."""
-    facts = replace(facts, hangs=hangs_in(facts))
+    facts = replace(facts, hangs=find_hangs_in_log(facts))
     judge = PairJudge(facts)
     summary = summarise(facts, judge)
-    findings = findings_of(facts, summary, logs, others)
+    findings = _findings(facts, summary, logs, others)
     sections = Table.group_by_section(
         {
             fallback.PathRow: lambda: _path_rows(facts, judge),
             CauseRow: lambda: _cause_rows(summary),
-            fallback.TransportRow: lambda: [row for each in summary.parts for row in each.transports],
+            fallback.TransportRow: lambda: [row for part in summary.parts for row in part.transports],
             fallback.CommunicatorRow: lambda: _communicator_rows(summary),
-            fallback.MemberRow: lambda: _member_rows(facts),
+            fallback.MemberRow: lambda: [
+                make_record(fallback.MemberRow, member, communicator=communicator.id)
+                for communicator in facts.communicators
+                for member in communicator.members
+            ],
             fallback.HangRow: lambda: _hang_rows(facts),
-            fallback.OperationRow: lambda: _operation_rows(facts),
+            fallback.OperationRow: lambda: [
+                make_record(fallback.OperationRow, operation) for operation in summarize_by_size(facts.inspected)
+            ],
         }
     )
-    was_told = _is_of_no_log(facts) or any(part.pairs for part in summary.parts)
-    heard = [Verdict.PASS] if was_told else []
-    verdict = worst_verdict([*heard, *(finding.severity for finding in findings)])
+    has_evidence = _has_other_evidence(facts) or any(part.pairs for part in summary.parts)
+    verdict = worst_verdict([*([Verdict.PASS] if has_evidence else []), *(finding.severity for finding in findings)])
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=fallback.PathRow.section)
 
 
@@ -483,22 +470,17 @@ WATCHED_SECTIONS = (fallback.HangRow.section, FINDINGS_SECTION)
 
 
 def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
-    """The report on who hangs now; SKIP where nobody does and no progress was seen."""
+    """Report the hangs of running jobs. The verdict is at best SKIP if no progress was seen."""
     facts = LogFacts(hangs=tuple(hangs))
-    findings = failures_of(facts)
+    findings = find_failures(facts)
     verdict = worst_verdict([Verdict.PASS if is_judged else Verdict.SKIP, *(finding.severity for finding in findings)])
     sections = Table.group_by_section({fallback.HangRow: lambda: _hang_rows(facts)})
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=fallback.HangRow.section)
 
 
-def _is_of_no_log(facts: LogFacts) -> bool:
-    """True if something else than a log was read that tells of a job: dumps, answers of RAS, or times."""
+def _has_other_evidence(facts: LogFacts) -> bool:
+    """True if dumps, RAS answers or operation times were read."""
     return bool(facts.records or facts.ras or facts.inspected)
-
-
-def _operation_rows(facts: LogFacts) -> Iterator[fallback.OperationRow]:
-    for each in summarize_by_size(facts.inspected):
-        yield make_record(fallback.OperationRow, each)
 
 
 def _path_rows(facts: LogFacts, judge: PairJudge) -> Iterator[fallback.PathRow]:
@@ -582,10 +564,3 @@ def _communicator_rows(summary: JobSummary) -> Iterator[fallback.CommunicatorRow
 def _hang_rows(facts: LogFacts) -> Iterator[fallback.HangRow]:
     for hang in facts.hangs:
         yield make_record(fallback.HangRow, hang, reason=hang.reason.value)
-
-
-def _member_rows(facts: LogFacts) -> Iterator[fallback.MemberRow]:
-    for communicator in facts.communicators:
-        yield from (
-            make_record(fallback.MemberRow, member, communicator=communicator.id) for member in communicator.members
-        )

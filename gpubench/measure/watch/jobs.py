@@ -1,4 +1,4 @@
-"""Groups processes into running jobs, selects the watched jobs, and explains why a job is host-staged."""
+"""Group processes into running jobs, select the watched jobs, and explain why a job is host-staged."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -24,7 +24,7 @@ _SERVICES = ("nvidia-cuda-mps-server", "Xorg", "Xwayland", "gnome-shell")
 
 
 class RunningJob(Struct, frozen=True, kw_only=True):
-    """Processes of one job and their GPUs. `exchanges` tells whether they send each other data."""
+    """The processes of one job and their GPUs. `exchanges` is True if its GPUs exchange data, or None if unknown."""
 
     name: str
     gpus: tuple[GpuRates, ...]
@@ -58,7 +58,7 @@ def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
     """
     tasks = {task.pid: task for task in rates.tasks}
     hidden = [gpu for gpu in rates.gpus if gpu.processes is None]
-    groups = groups_of(tasks.values())
+    groups = group_by_job(tasks.values())
     on_gpu = {gpu.bus_id: {process.pid for process in gpu.processes or ()} for gpu in rates.gpus}
     sizes = {group: sum(bool(pids & set(group)) for pids in on_gpu.values()) for group in groups}
     owned: dict[tuple[int, ...], list[GpuRates]] = {}
@@ -78,7 +78,9 @@ def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
         if group not in closed
     ]
     if closed:
-        jobs.append(_unread_job([tasks[group[0]] for group in closed], [gpu for each in closed for gpu in owned[each]]))
+        jobs.append(
+            _unread_job([tasks[group[0]] for group in closed], [gpu for group in closed for gpu in owned[group]])
+        )
     if hidden:
         doubt = next((gpu.unknown["processes"] for gpu in hidden if "processes" in gpu.unknown), "nobody says whose")
         jobs.append(RunningJob(name="processes that cannot be seen", gpus=tuple(hidden), exchanges=None, doubt=doubt))
@@ -99,7 +101,7 @@ def _partners_over_nvlink(group: tuple[int, ...], gpus: Sequence[GpuRates], rate
     if not any(len(gpu.processes or ()) > 1 for gpu in gpus):
         return ""
     tasks = {task.pid: task for task in rates.tasks if not _is_closed(task)}
-    owner = {pid: each for each in groups_of(tasks.values()) for pid in each}
+    owner = {pid: group for group in group_by_job(tasks.values()) for pid in group}
     used: dict[tuple[int, ...], set[str]] = {}
     for gpu in rates.gpus:
         for process in _users(gpu):
@@ -135,7 +137,7 @@ def _unread_job(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> Running
     return RunningJob(name=name, gpus=tuple(gpus), tasks=tuple(tasks), exchanges=None, doubt=tasks[0].unread)
 
 
-def groups_of(tasks: Iterable[TaskFacts]) -> list[tuple[int, ...]]:
+def group_by_job(tasks: Iterable[TaskFacts]) -> list[tuple[int, ...]]:
     """Group process ids by job."""
     members: dict[int, set[int]] = {}
     by_key: dict[str, set[int]] = {}
@@ -151,7 +153,14 @@ def groups_of(tasks: Iterable[TaskFacts]) -> list[tuple[int, ...]]:
 
 
 def _job(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> RunningJob:
-    exchanges, doubt = _exchanges(tasks, gpus)
+    exchanges: bool | None = False
+    doubt = ""
+    if len(gpus) > 1:
+        unread = [task.unread for task in tasks if task.communicators is None]
+        if len(tasks) == 1 or sum(bool(task.communicators) for task in tasks) > 1:
+            exchanges = True
+        elif unread:
+            exchanges, doubt = None, unread[0] or "what NCCL does in its processes was not looked at"
     return RunningJob(name=_name(tasks), gpus=tuple(gpus), tasks=tuple(tasks), exchanges=exchanges, doubt=doubt)
 
 
@@ -162,15 +171,6 @@ def _name(tasks: Sequence[TaskFacts]) -> str:
     shared = set(tasks[0].together).intersection(*(task.together for task in tasks))
     key = next((key for key in tasks[0].together if key in shared), f"{len(tasks)} processes")
     return f"{program} ({key})"
-
-
-def _exchanges(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> tuple[bool | None, str]:
-    if len(gpus) < 2:
-        return False, ""
-    if len(tasks) == 1 or sum(bool(task.communicators) for task in tasks) > 1:
-        return True, ""
-    unread = [task.unread for task in tasks if task.communicators is None]
-    return (None, unread[0] or "what NCCL does in its processes was not looked at") if unread else (False, "")
 
 
 _SHORT_ID = 12  # Digits of a shortened container id, as container runtimes print it
@@ -199,7 +199,7 @@ class WatchedJobs(Struct, frozen=True):
         tasks = {task.pid: task for task in reading.tasks}
         chosen = {
             pid
-            for group in groups_of(reading.tasks)
+            for group in group_by_job(reading.tasks)
             if any(self._is_chosen(tasks[pid]) for pid in group)
             for pid in group
         }
@@ -281,7 +281,7 @@ def _circumstances(job: RunningJob, node: Topology) -> Circumstances:
             places.append(GpuPlace(host, 0, gpu.bus_id))
     if not one_process_a_gpu:
         known = (task.facts for task in job.tasks if task.facts is not None)
-        facts = [replace(each, rank=number, host=host, node=0) for number, each in enumerate(known)]
+        facts = [replace(task_facts, rank=number, host=host, node=0) for number, task_facts in enumerate(known)]
     return Circumstances(wiring=Wiring(places, {0: node}), facts=facts, settings=user_settings(facts))
 
 

@@ -1,6 +1,7 @@
-"""Builds the report on watched jobs: intervals between readings, each job's history, rows and findings."""
+"""Report on watched jobs: intervals between readings, each job's history, rows and findings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -10,7 +11,7 @@ from gpubench.measure.watch.jobs import RunningJob, explain, running_jobs
 from gpubench.measure.watch.jobs import WatchedJobs as WatchedJobs
 from gpubench.measure.watch.signals import QUIET_GB_S, Joined, Members, Pcie, Signals, decide, signals
 from gpubench.model.facts.process import GpuProcess
-from gpubench.model.facts.traffic import GpuRates, NicRates, NodeRates, NodeReading, TaskFacts, compute_rates
+from gpubench.model.facts.traffic import GpuRates, NicRates, NodeRates, NodeReading, compute_rates
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology
 from gpubench.model.results.fallback import PATH_UNKNOWN, Explanation, cure_columns
 from gpubench.model.results.report import FINDINGS_SECTION, TRAFFIC_SECTION, Report, Table
@@ -26,15 +27,12 @@ STEADY_INTERVALS: Mapping[Way, int] = {Way.STAGED: 2, Way.SOCKETS: 2, Way.UNBALA
 SILENT_INTERVALS = 2  # Consecutive intervals without an answer before a silent driver is reported, even if it recovers
 ALARMS = tuple(STEADY_INTERVALS)  # Most severe first
 MOST_DOUBT = 0.1
-"""A job still passes if unexplained intervals, or brief ones that looked staged, take at most this share of its
-time on the direct path. One interval is always allowed, because it may fall between two phases.
-"""
-
-_QUIET = (Way.IDLE,)
+"""A job still passes if unexplained intervals, or brief ones that looked staged, take at most this share of its time on
+the direct path. One interval is always allowed, because it may fall between two phases."""
 
 
 class Observed(Struct, frozen=True, kw_only=True):
-    """A job in one interval: its signals, the path of its bytes, and a description."""
+    """A job in one interval: its signals, the path of its data, and a description."""
 
     job: RunningJob
     seen: Signals
@@ -54,22 +52,25 @@ def observe(rates: NodeRates, joined: Joined) -> tuple[Observed, ...]:
 
 def needs_closer_look(observed: Sequence[Observed]) -> frozenset[int]:
     """Return the processes of jobs that may be host-staged and whose NCCL state is unknown."""
-    suspects = (each for each in observed if each.seen.pcie in (Pcie.ACROSS, Pcie.BOTH) or each.seen.idle_gpus)
-    several = (
-        suspect for suspect in suspects if suspect.seen.members is not Members.ONE or suspect.seen.network != "quiet"
+    return frozenset(
+        task.pid
+        for one in observed
+        if one.seen.pcie in (Pcie.ACROSS, Pcie.BOTH) or one.seen.idle_gpus
+        if one.seen.members is not Members.ONE or one.seen.network != "quiet"
+        for task in one.job.tasks
+        if task.communicators is not True
     )
-    return frozenset(task.pid for each in several for task in each.job.tasks if task.communicators is not True)
 
 
-class TimeOnWay(Struct):
+class PathTime(Struct):
     """All intervals in which a job used one path: total GB, and the longest run of consecutive intervals."""
 
     way: Way
     first_seconds: float
     seconds: float = 0.0
     intervals: int = 0
-    in_a_row: int = 0
-    most_in_a_row: int = 0
+    current_run: int = 0
+    longest_run: int = 0
     moved: dict[str, float] = field(default_factory=dict)
     known_seconds: dict[str, float] = field(default_factory=dict)
     last: Observed | None = None
@@ -77,14 +78,13 @@ class TimeOnWay(Struct):
     @property
     def is_steady(self) -> bool:
         """True if the path was used long enough to raise an alarm."""
-        return self.most_in_a_row >= STEADY_INTERVALS.get(self.way, 1)
+        return self.longest_run >= STEADY_INTERVALS.get(self.way, 1)
 
     def add(self, observed: Observed, seconds: float) -> None:
-        """Add an interval."""
         self.seconds += seconds
         self.intervals += 1
-        self.in_a_row += 1
-        self.most_in_a_row = max(self.most_in_a_row, self.in_a_row)
+        self.current_run += 1
+        self.longest_run = max(self.longest_run, self.current_run)
         self.last = observed
         for name in ("nvlink_gb_s", "pcie_sent_gb_s", "pcie_received_gb_s", "network_gb_s"):
             rate = getattr(observed.seen, name)
@@ -102,59 +102,59 @@ class JobCourse(Struct):
 
     node: str
     name: str
-    stretches: dict[Way, TimeOnWay] = field(default_factory=dict)
+    stretches: dict[Way, PathTime] = field(default_factory=dict)
     explanation: Explanation | None = None
     explained: Way | None = None
 
     def add(self, observed: Observed, seconds: float, now: float) -> None:
         """Add an interval that ended at time `now`."""
         for way, stretch in self.stretches.items():
-            stretch.in_a_row = stretch.in_a_row if way is observed.way else 0
-        self.stretches.setdefault(observed.way, TimeOnWay(observed.way, now)).add(observed, seconds)
+            stretch.current_run = stretch.current_run if way is observed.way else 0
+        self.stretches.setdefault(observed.way, PathTime(observed.way, now)).add(observed, seconds)
 
     @property
-    def main(self) -> TimeOnWay:
+    def main(self) -> PathTime:
         """The path to report: the most severe steady alarm, or else the longest one, unless doubts lasted too long."""
-        alarm = next((each for way in ALARMS if (each := self.stretches.get(way)) and each.is_steady), None)
+        alarms = (self.stretches[way] for way in ALARMS if way in self.stretches)
+        alarm = next((stretch for stretch in alarms if stretch.is_steady), None)
         if alarm is not None:
             return alarm
-        calm = [stretch for stretch in self.stretches.values() if stretch.way not in (*_QUIET, *ALARMS)]
-        quiet = [stretch for stretch in self.stretches.values() if stretch.way in _QUIET]
-        passing = list(self.stretches.values())
-        longest = max(calm or quiet or passing, key=lambda each: each.seconds)
+        stretches = list(self.stretches.values())
+        calm = [stretch for stretch in stretches if stretch.way not in (Way.IDLE, *ALARMS)]
+        idle = [stretch for stretch in stretches if stretch.way is Way.IDLE]
+        longest = max(calm or idle or stretches, key=lambda stretch: stretch.seconds)
         if longest.way is not Way.DIRECT:
             return longest
-        doubts = [each for each in passing if each.way in (Way.UNKNOWN, Way.NOT_TOLD, *ALARMS)]
-        lasting = sum(doubt.intervals for doubt in doubts) > 1
-        if lasting and sum(doubt.seconds for doubt in doubts) > MOST_DOUBT * longest.seconds:
-            return max(doubts, key=lambda each: each.seconds)
+        doubts = [stretch for stretch in stretches if stretch.way in (Way.UNKNOWN, Way.NOT_TOLD, *ALARMS)]
+        are_several = sum(doubt.intervals for doubt in doubts) > 1
+        if are_several and sum(doubt.seconds for doubt in doubts) > MOST_DOUBT * longest.seconds:
+            return max(doubts, key=lambda stretch: stretch.seconds)
         return longest
 
     @property
     def verdict(self) -> Verdict:
         """The verdict on the job. Only direct traffic passes."""
-        return verdict_of(self.main, self.explanation)
+        return judge_path(self.main, self.explanation)
 
 
-def verdict_of(stretch: TimeOnWay, explanation: Explanation | None) -> Verdict:
-    """Return the verdict on one path of a job. A staged path that may be intended, or has no alternative, does not
-    fail.
-    """
+def judge_path(stretch: PathTime, explanation: Explanation | None) -> Verdict:
+    """Return the verdict on one path of a job. A staged path that may be intended or by design does not fail."""
     way = stretch.way
     if way in (Way.STAGED, Way.SOCKETS) and stretch.is_steady:
         if explanation is not None and explanation.by_design:
             return Verdict.SKIP
         observed = stretch.last
-        wanted = observed is not None and observed.job.one_process and not observed.job.by_nccl
-        return Verdict.WARN if wanted else Verdict.FAIL
+        may_be_intended = observed is not None and observed.job.one_process and not observed.job.by_nccl
+        return Verdict.WARN if may_be_intended else Verdict.FAIL
     if way in ALARMS:
         return Verdict.WARN
     return {Way.DIRECT: Verdict.PASS, Way.UNKNOWN: Verdict.WARN}.get(way, Verdict.SKIP)
 
 
 class Course:
-    """The history of all watched nodes. `topology` returns the node of a host, `lost` lists missing GPUs by host
-    and name.
+    """The history of all watched nodes. `topology` returns the node of a host.
+
+    `lost` has the reason per host and name of a missing GPU.
     """
 
     def __init__(self, topology: Callable[[str], Topology | None]) -> None:
@@ -169,26 +169,30 @@ class Course:
     def observe(self, rates: NodeRates) -> tuple[Observed, ...]:
         """Return the jobs of a node over one interval, without adding them to the history."""
         if rates.host not in self._joined:
-            self._joined[rates.host] = joined_by(self._topology(rates.host))
+            self._joined[rates.host] = nvlink_finder(self._topology(rates.host))
         return observe(rates, self._joined[rates.host])
 
     def add(self, rates: NodeRates, observed: Sequence[Observed], now: float) -> None:
         """Add an interval of a node that ended `now` seconds after the watch began."""
         self.seconds = max(self.seconds, now)
         if rates.driver_silent is not None:
-            self.silent(rates.host, rates.driver_silent)
+            self.add_silence(rates.host, rates.driver_silent)
             return
         if self._silent.get(rates.host, ("", 0))[1] < SILENT_INTERVALS:
-            self._silent.pop(rates.host, None)  # a single late answer does not mean that the driver hangs
+            self._silent.pop(rates.host, None)  # A single late answer does not mean that the driver hangs
         self.lost |= {(rates.host, gpu.device): gpu.lost for gpu in rates.gpus if gpu.lost is not None}
-        for each in observed:
-            key = rates.host, each.job.name
+        for one in observed:
+            key = rates.host, one.job.name
             course = self.jobs.setdefault(key, JobCourse(*key))
-            course.add(each, rates.end - rates.begin, now)
-            self.traffic_seen = self.traffic_seen or each.way not in _QUIET
-            self._explain(course, each, rates.host)
+            course.add(one, rates.end - rates.begin, now)
+            self.traffic_seen = self.traffic_seen or one.way is not Way.IDLE
+            if one.way in (Way.STAGED, Way.SOCKETS) and course.explained is not one.way:
+                node = self._topology(rates.host) if course.stretches[one.way].is_steady else None
+                if node is not None:
+                    course.explanation = explain(one.job, one.way, node, one.seen.staged_ends)
+                    course.explained = one.way
 
-    def silent(self, host: str, reason: str) -> None:
+    def add_silence(self, host: str, reason: str) -> None:
         """Count an interval in which the driver of a node did not answer."""
         self._silent[host] = reason, self._silent.get(host, ("", 0))[1] + 1
 
@@ -197,17 +201,9 @@ class Course:
         """Return the nodes whose driver was silent for several consecutive intervals or at the end, with the reason."""
         return {host: reason for host, (reason, _) in self._silent.items()}
 
-    def _explain(self, course: JobCourse, observed: Observed, host: str) -> None:
-        way = observed.way
-        if way not in (Way.STAGED, Way.SOCKETS) or course.explained is way or not course.stretches[way].is_steady:
-            return
-        node = self._topology(host)
-        if node is not None:
-            course.explanation, course.explained = explain(observed.job, way, node, observed.seen.staged_ends), way
 
-
-def joined_by(node: Topology | None) -> Joined:
-    """Return a cached function that tells whether NVLinks connect two GPUs of a node."""
+def nvlink_finder(node: Topology | None) -> Joined:
+    """Return a cached function that returns whether NVLinks connect two GPUs of a node."""
     gpus = {} if node is None else {gpu.bus_id: gpu for gpu in node.gpus}
     known: dict[tuple[str, str], bool | None] = {}
 
@@ -222,7 +218,7 @@ def joined_by(node: Topology | None) -> Joined:
 
 
 class Interval(Struct, frozen=True, kw_only=True):
-    """Rates and jobs of all nodes over one interval, which ended `seconds` after the watch began."""
+    """The rates and jobs of all nodes in one interval, which ended `seconds` after the watch began."""
 
     seconds: float
     nodes: tuple[tuple[NodeRates, tuple[Observed, ...]], ...]
@@ -240,21 +236,13 @@ class NodeWatch:
         reading = self._reader.read()
         if reading is None:
             return None
-        tasks = self._looked_at_closely(reading)
-        if tasks is not None:
-            reading = replace(reading, tasks=tasks)
         if reading.driver_silent is None:
+            if self._before is not None and not all(task.communicators for task in reading.tasks):
+                observed = observe(compute_rates(self._before, self._selection.of(reading)), self._joined)
+                if pids := needs_closer_look(observed):
+                    reading = replace(reading, tasks=self._reader.look_closely(pids))
             self._before = reading
         return self._selection.of(reading)
-
-    def _looked_at_closely(self, reading: NodeReading) -> tuple[TaskFacts, ...] | None:
-        """Return the processes with their NCCL state, or None if no process needed a closer look."""
-        if self._before is None or reading.driver_silent is not None:
-            return None
-        if all(task.communicators for task in reading.tasks):
-            return None
-        pids = needs_closer_look(observe(compute_rates(self._before, self._selection.of(reading)), self._joined))
-        return self._reader.look_closely(pids) if pids else None
 
     def close(self) -> None:
         self._reader.close()
@@ -286,7 +274,7 @@ class Intervals:
                 self._before[reading.host] = reading
             else:
                 if before is None:
-                    self.course.silent(reading.host, reading.driver_silent)
+                    self.course.add_silence(reading.host, reading.driver_silent)
                 self._before.setdefault(reading.host, reading)
         for between, observed in nodes:
             self.course.add(between, observed, now)
@@ -307,28 +295,24 @@ class Limits:
                 rate = None if nic.rate_gbit_s is None else nic.rate_gbit_s / BITS_PER_BYTE
                 self._nics |= dict.fromkeys((nic.name, *nic.interfaces), rate)
 
-    def of_gpu(self, gpu: GpuRates) -> tuple[float | None, float | None]:
+    def gpu_limit(self, gpu: GpuRates) -> tuple[float | None, float | None]:
         """Return the limit of a GPU's busiest link in GB/s, and its utilization in percent."""
-        ways = (
-            (gpu.nvlink_sent, self._nvlink.get(gpu.bus_id)),
-            (gpu.nvlink_received, self._nvlink.get(gpu.bus_id)),
-            (gpu.pcie_sent, self._pcie.get(gpu.bus_id)),
-            (gpu.pcie_received, self._pcie.get(gpu.bus_id)),
+        nvlink, pcie = self._nvlink.get(gpu.bus_id), self._pcie.get(gpu.bus_id)
+        return _busiest_link(
+            (gpu.nvlink_sent, nvlink), (gpu.nvlink_received, nvlink), (gpu.pcie_sent, pcie), (gpu.pcie_received, pcie)
         )
-        return _busiest(ways)
 
-    def of_nic(self, nic: NicRates) -> tuple[float | None, float | None]:
+    def nic_limit(self, nic: NicRates) -> tuple[float | None, float | None]:
         """Return the limit of a NIC port in GB/s, and its utilization in percent."""
         limit = self._nics.get(nic.name)
-        return _busiest(((nic.sent, limit), (nic.received, limit)))
+        return _busiest_link((nic.sent, limit), (nic.received, limit))
 
 
-def _busiest(ways: Sequence[tuple[float | None, float | None]]) -> tuple[float | None, float | None]:
-    shares = [(percent(rate, limit), limit) for rate, limit in ways]
-    known = [(share, limit) for share, limit in shares if share is not None]
+def _busiest_link(*links: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+    known = [(share, limit) for rate, limit in links if (share := percent(rate, limit)) is not None]
     if not known:
-        return next((limit for _, limit in ways if limit is not None), None), None
-    share, limit = max(known, key=lambda each: each[0])
+        return next((limit for _, limit in links if limit is not None), None), None
+    share, limit = max(known, key=itemgetter(0))
     return limit, round(share, 1)
 
 
@@ -336,11 +320,11 @@ def traffic_rows(
     rates: NodeRates, observed: Sequence[Observed], limits: Limits, origin: Origin, now: float
 ) -> Iterator[TrafficRow]:
     """Yield the rows of one node over an interval that ended `now` seconds after the watch began."""
-    jobs = {gpu.bus_id: each.job.name for each in observed for gpu in each.job.gpus}
+    jobs = {gpu.bus_id: one.job.name for one in observed for gpu in one.job.gpus}
     names = {task.pid: task.name for task in rates.tasks}
     seconds, interval = round(now, 3), round(rates.end - rates.begin, 3)
     for gpu in rates.gpus:
-        limit, share = limits.of_gpu(gpu)
+        limit, share = limits.gpu_limit(gpu)
         yield TrafficRow(
             seconds=seconds,
             interval_seconds=interval,
@@ -364,7 +348,7 @@ def traffic_rows(
             note=_note(gpu.unknown),
         )
     for nic in rates.nics:
-        limit, share = limits.of_nic(nic)
+        limit, share = limits.nic_limit(nic)
         yield TrafficRow(
             seconds=seconds,
             interval_seconds=interval,
@@ -383,8 +367,8 @@ def traffic_rows(
 
 def _user(process: GpuProcess, names: Mapping[int, str | None]) -> str:
     name = names.get(process.pid) or process.name
-    named = f"{process.pid} ({name})" if name else str(process.pid)
-    return f"{named} under MPS" if process.mps else named
+    user = f"{process.pid} ({name})" if name else str(process.pid)
+    return f"{user} under MPS" if process.mps else user
 
 
 def _note(unknown: Mapping[str, str]) -> str | None:
@@ -396,7 +380,7 @@ SECTIONS = (TRAFFIC_SECTION, JobRow.section, FINDINGS_SECTION)
 RAIL_UNBALANCED, GPU_WAITED_FOR = "rail-unbalanced", "gpu-idle-while-peers-wait"
 DRIVER_SILENT, JOB_NOT_FOUND = "driver-silent", "job-not-found"
 
-_CANNOT_COUNT = "the counters do not show it, or may not be read"
+_UNKNOWN_COUNTERS = "the counters do not show it, or may not be read"
 _MOST_JOBS = 3
 _GPU_LOST = next(condition for condition in GPU.conditions if condition.id == "gpu-lost")
 
@@ -405,10 +389,21 @@ _LOOK_CLOSER = Cure.of(
 )
 
 
-def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
+def report_course(course: Course, origin: Origin, *, missing: str = "") -> Report:
     """Build the report without the rows of intervals. `missing` names the watched job if it was not found."""
     jobs = [row for job in course.jobs.values() for row in _job_rows(job, origin)]
-    findings = (*([_not_found(missing)] if missing else []), *_findings(course))
+    findings = tuple(_findings(course))
+    if missing:
+        not_found = Finding(
+            id=JOB_NOT_FOUND,
+            severity=Verdict.ERROR,
+            subject=missing,
+            seen="none of its processes used a GPU on any watched node",
+            expected="a running job on these nodes",
+            cause="the job has ended, has not started, or runs on other nodes; in a container, pids may differ",
+            cure=Cure.of("gpubench watch --for 3s", comment="It shows every process that uses a GPU."),
+        )
+        findings = (not_found, *findings)
     judged = [job.verdict for job in course.jobs.values()]
     verdict = worst_verdict((*judged, *(finding.severity for finding in findings)))
     if verdict is Verdict.PASS and any(job.main.way is Way.NOT_TOLD for job in course.jobs.values()):
@@ -420,14 +415,16 @@ def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
 def _job_rows(course: JobCourse, origin: Origin) -> Iterator[JobRow]:
     """Yield one row for each path that a job used. The first row is the path that decides the verdict."""
     main = course.main
-    others = sorted((each for each in course.stretches.values() if each is not main), key=lambda each: -each.seconds)
+    others = sorted(
+        (stretch for stretch in course.stretches.values() if stretch is not main), key=lambda stretch: -stretch.seconds
+    )
     for stretch in (main, *others):
         explanation = course.explanation if course.explained is stretch.way else None
-        yield _row(course, stretch, verdict_of(stretch, explanation), explanation, origin)
+        yield _job_row(course, stretch, judge_path(stretch, explanation), explanation, origin)
 
 
-def _row(
-    course: JobCourse, stretch: TimeOnWay, verdict: Verdict, explanation: Explanation | None, origin: Origin
+def _job_row(
+    course: JobCourse, stretch: PathTime, verdict: Verdict, explanation: Explanation | None, origin: Origin
 ) -> JobRow:
     gpus = () if stretch.last is None else stretch.last.job.gpus
     return JobRow(
@@ -443,7 +440,7 @@ def _row(
         pcie_sent_gb_s=_rounded(stretch.rate("pcie_sent_gb_s")),
         pcie_received_gb_s=_rounded(stretch.rate("pcie_received_gb_s")),
         network_gb_s=_rounded(stretch.rate("network_gb_s")),
-        seen=figures(stretch),
+        seen=_describe(stretch),
         cause=None if explanation is None else explanation.id,
         cause_seen=None if explanation is None else explanation.evidence,
         **cure_columns(None if explanation is None else explanation.cure),
@@ -451,63 +448,44 @@ def _row(
 
 
 def jobs_now(interval: Interval, course: Course, origin: Origin) -> Iterator[JobRow]:
-    """Yield what every job does in one interval, with the cause if it is known."""
+    """Yield one row per job for one interval, with the cause if it is known."""
     for node_rates, observed in interval.nodes:
-        for each in observed:
-            of_job = course.jobs[node_rates.host, each.job.name]
-            now = TimeOnWay(each.way, interval.seconds)
-            now.add(each, node_rates.end - node_rates.begin)
-            stretch = of_job.stretches[each.way]
-            explanation = of_job.explanation if of_job.explained is each.way else None
-            yield _row(of_job, now, verdict_of(stretch, explanation), explanation, origin)
+        for one in observed:
+            job = course.jobs[node_rates.host, one.job.name]
+            now = PathTime(one.way, interval.seconds)
+            now.add(one, node_rates.end - node_rates.begin)
+            explanation = job.explanation if job.explained is one.way else None
+            yield _job_row(job, now, judge_path(job.stretches[one.way], explanation), explanation, origin)
 
 
-def figures(stretch: TimeOnWay) -> str:
+def _describe(stretch: PathTime) -> str:
     """Describe mean rates: 'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s: some GPUs send …'."""
     observed = stretch.last
     if observed is None:
         return ""
-    seen = observed.seen
-    details = [*seen.odd_rails, *seen.idle_gpus, *seen.doubts]
-    return f"{_rates_in_words(stretch)}: {observed.meaning}" + (f" ({'; '.join(details)})" if details else "")
-
-
-def _rates_in_words(stretch: TimeOnWay) -> str:
-    """Describe rates: 'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s'."""
     parts = [f"NVLink {_gb_s(stretch.rate('nvlink_gb_s'))}"]
     parts.append(f"PCIe {_gb_s(stretch.rate('pcie_sent_gb_s'))} out and {_gb_s(stretch.rate('pcie_received_gb_s'))} in")
     if (stretch.rate("network_gb_s") or 0.0) > QUIET_GB_S:
         parts.append(f"NICs {_gb_s(stretch.rate('network_gb_s'))} out")
-    return f"{', '.join(parts)} GB/s"
+    details = [*observed.seen.odd_rails, *observed.seen.idle_gpus, *observed.seen.doubts]
+    return f"{', '.join(parts)} GB/s: {observed.meaning}" + (f" ({'; '.join(details)})" if details else "")
 
 
 def _findings(course: Course) -> Iterator[Finding]:
-    """Yield one finding for all jobs and nodes with the same path and cause, with all their names."""
+    """Yield one finding for all jobs and nodes with the same path and cause, then lost GPUs and silent drivers."""
     made: list[tuple[JobCourse, Finding]] = []
-    direct = {each.name: each.node for each in course.jobs.values() if each.main.way is Way.DIRECT}
-    for each in sorted(course.jobs.values(), key=lambda job: list(Way).index(job.main.way)):
-        observed = each.main.last
-        make = _FINDINGS.get(each.main.way) if each.main.is_steady else _unknown
+    direct = {job.name: job.node for job in course.jobs.values() if job.main.way is Way.DIRECT}
+    for job in sorted(course.jobs.values(), key=lambda job: list(Way).index(job.main.way)):
+        observed = job.main.last
+        make = _FINDINGS.get(job.main.way) if job.main.is_steady else _unknown_path
         if observed is not None and make is not None:
-            found = replace(make(each, observed.job), places=_places(each.node, observed.job.gpus))
-            if each.main.way is Way.NOT_TOLD and each.name in direct:
-                cause = f"on {direct[each.name]} the same job is direct"
+            found = replace(make(job, observed.job), places=_places(job.node, observed.job.gpus))
+            if job.main.way is Way.NOT_TOLD and job.name in direct:
+                cause = f"on {direct[job.name]} the same job is direct"
                 found = replace(found, severity=Verdict.WARN, cause=cause, cure=_LOOK_CLOSER)
-            made.append((each, found))
-    for alike in group_by(made, _reason).values():
-        _, first = alike[0]
-        if len(alike) == 1:
-            yield first
-            continue
-        nodes = list(dict.fromkeys(each.node for each, _ in alike))
-        subjects = nodes if len(nodes) > 1 else dict.fromkeys(name for _, each in alike for name in each.subjects)
-        others = f"on {plural(len(nodes) - 1, 'more node')}"
-        if len(nodes) < len(alike):
-            others = f"for {plural(len(alike) - 1, 'more job')} on {compress_names(nodes)}"
-        seen = f"on {nodes[0]}, {first.seen}; the same {others}"
-        together = shorten(_together(alike), _MOST_JOBS)
-        places = tuple(dict.fromkeys(place for _, each in alike for place in each.places))
-        yield replace(first, subject=together, subjects=tuple(subjects), seen=seen, places=places)
+            made.append((job, found))
+    for alike in group_by(made, _cause_key).values():
+        yield alike[0][1] if len(alike) == 1 else _merge(alike)
     for (host, device), reason in course.lost.items():
         yield Finding(
             id=_GPU_LOST.id,
@@ -536,52 +514,51 @@ def _places(host: str, gpus: Sequence[GpuRates]) -> tuple[DevicePlace, ...]:
     return tuple(DevicePlace(host, gpu.device, gpu.bus_id) for gpu in gpus) or (DevicePlace(host),)
 
 
-def _reason(made: tuple[JobCourse, Finding]) -> tuple[object, ...]:
+def _cause_key(made: tuple[JobCourse, Finding]) -> tuple[object, ...]:
     course, finding = made
     meaning = "" if course.main.last is None else course.main.last.meaning
     return finding.id, finding.severity, finding.cause, finding.next_command, meaning
 
 
-def _together(alike: Sequence[tuple[JobCourse, Finding]]) -> list[str]:
-    nodes: dict[tuple[str, str], list[str]] = {}
+def _merge(alike: Sequence[tuple[JobCourse, Finding]]) -> Finding:
+    """Merge the findings of several jobs or nodes that differ only by name."""
+    first = alike[0][1]
+    nodes = list(dict.fromkeys(course.node for course, _ in alike))
+    subjects = nodes if len(nodes) > 1 else dict.fromkeys(name for _, finding in alike for name in finding.subjects)
+    others = f"on {plural(len(nodes) - 1, 'more node')}"
+    if len(nodes) < len(alike):
+        others = f"for {plural(len(alike) - 1, 'more job')} on {compress_names(nodes)}"
+    hosts_by_job: dict[tuple[str, str], list[str]] = {}
     for course, _ in alike:
         if course.main.last is not None:
-            nodes.setdefault((course.name, course.main.last.job.devices), []).append(course.node)
-    return [f"{name} on {compress_names(hosts)} {devices}" for (name, devices), hosts in nodes.items()]
-
-
-def _not_found(asked: str) -> Finding:
-    return Finding(
-        id=JOB_NOT_FOUND,
-        severity=Verdict.ERROR,
-        subject=asked,
-        seen="none of its processes used a GPU on any watched node",
-        expected="a running job on these nodes",
-        cause="the job has ended, has not started, or runs on other nodes; in a container, pids may differ",
-        cure=Cure.of("gpubench watch --for 3s", comment="It shows every process that uses a GPU."),
+            hosts_by_job.setdefault((course.name, course.main.last.job.devices), []).append(course.node)
+    jobs = [f"{name} on {compress_names(hosts)} {devices}" for (name, devices), hosts in hosts_by_job.items()]
+    return replace(
+        first,
+        subject=shorten(jobs, _MOST_JOBS),
+        subjects=tuple(subjects),
+        seen=f"on {nodes[0]}, {first.seen}; the same {others}",
+        places=tuple(dict.fromkeys(place for _, finding in alike for place in finding.places)),
     )
 
 
 def _staged(course: JobCourse, job: RunningJob) -> Finding:
     found, observed = course.explanation, course.main.last
     hop = "" if observed is None else observed.seen.staged_hop
-    by = "the loopback or Ethernet" if course.main.way is Way.SOCKETS else "host memory"
+    medium = "the loopback or Ethernet" if course.main.way is Way.SOCKETS else "host memory"
+    expected = f"traffic {hop} over NVLink" if hop else "GPU traffic over NVLink"
+    if not hop and course.main.way is Way.SOCKETS and len(job.gpus) < 2:
+        expected = "traffic between nodes over RDMA"
     return Finding(
         id=HOST_STAGED,
         severity=course.verdict,
         subject=f"{course.name} on {course.node} {hop}" if hop else _subject(course, job),
-        seen=f"sends its GPU traffic through {by} for {course.main.seconds:.0f} s: {figures(course.main)}",
-        expected=f"traffic {hop} over NVLink" if hop else _expected(job, course.main.way),
+        seen=f"sends its GPU traffic through {medium} for {course.main.seconds:.0f} s: {_describe(course.main)}",
+        expected=expected,
         cause="no known cause was found" if found is None else found.evidence,
         cure=_LOOK_CLOSER if found is None else found.cure,
         subjects=tuple(gpu.device for gpu in job.gpus if not hop or gpu.device in hop.replace(",", "").split()),
     )
-
-
-def _expected(job: RunningJob, way: Way) -> str:
-    if way is Way.SOCKETS and len(job.gpus) < 2:
-        return "traffic between nodes over RDMA"
-    return "GPU traffic over NVLink"
 
 
 def _unbalanced(course: JobCourse, job: RunningJob) -> Finding:
@@ -589,7 +566,7 @@ def _unbalanced(course: JobCourse, job: RunningJob) -> Finding:
         id=RAIL_UNBALANCED,
         severity=course.verdict,
         subject=_subject(course, job),
-        seen=figures(course.main),
+        seen=_describe(course.main),
         expected="the same traffic on all rails, within 30 %",
         cause="a NIC, cable or switch port of the odd rail, or a job that does not use all NICs",
         cure=Cure.of("gpubench check", comment="To find the bad rail of several nodes, run `gpubench scan`."),
@@ -601,7 +578,7 @@ def _waiting(course: JobCourse, job: RunningJob) -> Finding:
         id=GPU_WAITED_FOR,
         severity=course.verdict,
         subject=_subject(course, job),
-        seen=f"for {course.main.seconds:.0f} s: {figures(course.main)}",
+        seen=f"for {course.main.seconds:.0f} s: {_describe(course.main)}",
         expected="all GPUs of a job work or wait together",
         cause="the process of the idle GPU waits for data, for the CPU or for a file, has ended, or hangs",
         cure=Cure.of(
@@ -610,23 +587,23 @@ def _waiting(course: JobCourse, job: RunningJob) -> Finding:
     )
 
 
-def _unknown(course: JobCourse, job: RunningJob) -> Finding:
+def _unknown_path(course: JobCourse, job: RunningJob) -> Finding:
     return Finding(
         id=PATH_UNKNOWN,
         severity=course.verdict,
         subject=_subject(course, job),
-        seen=figures(course.main),
+        seen=_describe(course.main),
         expected="a known path of its traffic",
-        cause=_CANNOT_COUNT
+        cause=_UNKNOWN_COUNTERS
         if course.main.is_steady
         else f"{course.main.way} for {course.main.seconds:.0f} s is too short to be sure",
         cure=_LOOK_CLOSER,
     )
 
 
-def _not_told(course: JobCourse, job: RunningJob) -> Finding:
+def _undecidable_path(course: JobCourse, job: RunningJob) -> Finding:
     return replace(
-        _unknown(course, job),
+        _unknown_path(course, job),
         cause="a healthy job looks the same: the counters do not show which path its traffic takes",
         cure=Cure.of("gpubench p2p", comment="Run it, and `gpubench allreduce`, while no job runs."),
     )
@@ -637,8 +614,8 @@ _FINDINGS = {
     Way.SOCKETS: _staged,
     Way.UNBALANCED: _unbalanced,
     Way.WAITING: _waiting,
-    Way.UNKNOWN: _unknown,
-    Way.NOT_TOLD: _not_told,
+    Way.UNKNOWN: _unknown_path,
+    Way.NOT_TOLD: _undecidable_path,
 }
 
 

@@ -1,8 +1,7 @@
-"""Classifies a job's traffic on NVLink, PCIe and the network, and names its path by a decision table."""
+"""Classify a job's traffic on NVLink, PCIe and the network, and find its path by a decision table."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from functools import cache
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,33 +14,27 @@ BUSY_GB_S = FOREIGN_GB_S  # A PCIe link or NIC with this rate carries data. A jo
 QUIET_GB_S = 0.05  # Idle PCIe links of H200s carry up to 0.02 GB/s. Rates just above are too low to judge
 NVLINK_QUIET_SHARE = 0.05  # NVLinks below this share of the PCIe traffic carry only barriers and the like
 BESIDE_SHARE = 0.05
-"""PCIe traffic up to this share of a GPU's NVLink traffic is control traffic, not a staged peer. If one of seven
-peers is staged, the share is a sixth.
-"""
+"""PCIe traffic up to this share of a GPU's NVLink traffic is control traffic, not a staged peer. If one of seven peers
+is staged, the share is a sixth."""
 
 REQUESTS_SHARE = 0.1
-"""Read requests of a GPU leave it over PCIe without data, up to this share of what enters it. On H200s the share
-was 0.06 during copies into a GPU by a copy engine. It depends on the request size.
-"""
+"""Read requests of a GPU leave it over PCIe without data, up to this share of the data that enter it. On H200s the
+share was 0.06 during copies into a GPU by a copy engine. It depends on the request size."""
 
 MATCHING = 1.3
-"""Staged traffic that leaves GPUs for host memory enters other GPUs, so both sums agree within this factor. Staged
-copies on H200s sent 1.094 bytes per 1.079 bytes received.
-"""
+"""Staged traffic leaves GPUs for host memory and enters other GPUs, so both sums agree within this factor. Staged
+copies on H200s sent 1.094 bytes per 1.079 bytes received."""
 
 UNBALANCED_SHARE = 0.3  # A rail is unbalanced if it carries this share less or more than the median of its siblings
 PCIE_MOST_GB_S = 128
-"""No PCIe link of a GPU carries more one way: PCIe 6 x16 reaches 121 GB/s. Kernels cannot have sent more than this
-rate times their run time. Copy engines, which NCCL's kernels do not use, sent the rest.
-"""
+"""No PCIe link of a GPU carries more in one direction: PCIe 6 x16 reaches 121 GB/s. Kernels cannot have sent more than
+this rate times their run time. Copy engines, which NCCL's kernels do not use, sent the rest."""
 
 AT_WORK_PERCENT, IDLE_PERCENT = 90, 5  # GPUs that wait inside NCCL run its kernel all the time
 
 
 class Nvlinks(StrEnum):
-    """NVLink use between a job's GPUs: `partly` if PCIe carries some pairs, `little` if too little to judge, or
-    `none`.
-    """
+    """NVLink use between a job's GPUs. `partly` means that PCIe carries some pairs, `little` too little to judge."""
 
     BUSY = "busy"
     LITTLE = "little"
@@ -111,23 +104,30 @@ Joined = Callable[[str, str], bool | None]  # Whether NVLinks connect two GPUs, 
 
 def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signals:
     """Classify the rates of a job."""
-    sent, received = (sum_rates([getattr(gpu, f"pcie_{way}") for gpu in job.gpus]) for way in ("sent", "received"))
-    nvlink = sum_rates([_greater(gpu.nvlink_sent, gpu.nvlink_received) for gpu in job.gpus])
+    sent, received = (sum_rates([getattr(gpu, f"pcie_{name}") for gpu in job.gpus]) for name in ("sent", "received"))
+    nvlink = sum_rates(
+        [
+            None
+            if gpu.nvlink_sent is None or gpu.nvlink_received is None
+            else max(gpu.nvlink_sent, gpu.nvlink_received)
+            for gpu in job.gpus
+        ]
+    )
     pcie = _pcie(job, sent, received)
     network, network_gb_s = _network(job, nics)
     nvlinks = _nvlinks(job, nvlink, sent, joined)
     ends = _staged_ends(job)
-    if pcie is Pcie.ACROSS and not _nvlinks_lead(job, joined):
+    if pcie is Pcie.ACROSS and not _are_joined(job, joined):
         nvlinks = Nvlinks.NONE if nvlinks is Nvlinks.QUIET else nvlinks
-    elif nvlinks is Nvlinks.BUSY and pcie is Pcie.ACROSS and (all(ends) or _apart(job)):
+    elif nvlinks is Nvlinks.BUSY and pcie is Pcie.ACROSS and (all(ends) or _has_idle_nvlinks(job)):
         nvlinks = Nvlinks.PARTLY
     # Traffic of a NIC also passes the PCIe link of its GPU, whether it is staged or not.
     if pcie is Pcie.ACROSS and (network_gb_s or 0.0) > (sent or 0.0) / 2 and network is not NetworkUse.SOCKETS:
         pcie = Pcie.BOTH
     if nvlinks in (Nvlinks.BUSY, Nvlinks.PARTLY) and job.shared_with:
-        nvlinks = Nvlinks.UNKNOWN  # the NVLinks may carry another job's bytes
-    others = _may_be_of_others(job, nvlinks)
-    if nvlinks is Nvlinks.BUSY and pcie is Pcie.BOTH and not _may_be_between(job):
+        nvlinks = Nvlinks.UNKNOWN  # The NVLinks may carry the data of another job
+    others = _other_source(job, nvlinks)
+    if nvlinks is Nvlinks.BUSY and pcie is Pcie.BOTH and not _may_be_between_gpus(job):
         pcie = Pcie.BESIDE
     if nvlinks is Nvlinks.BUSY and pcie in (Pcie.BOTH, Pcie.BESIDE) and _is_network_traffic(job, nics, network):
         pcie = Pcie.NICS
@@ -158,16 +158,15 @@ def _members(job: RunningJob) -> Members:
 def _nvlinks(job: RunningJob, nvlink: float | None, pcie_sent: float | None, joined: Joined) -> Nvlinks:
     pairs = [(one.bus_id, other.bus_id) for one in job.gpus for other in job.gpus if one.index < other.index]
     join = [joined(*pair) for pair in pairs]
-    if pairs and not any(each is not False for each in join):
+    if pairs and not any(is_joined is not False for is_joined in join):
         return Nvlinks.NONE
     if nvlink is None and not pairs:
-        return Nvlinks.NONE  # a single GPU has no peer on its node, whatever its NVLinks carry
+        return Nvlinks.NONE  # A single GPU has no peer on its node, whatever its NVLinks carry
     if nvlink is None or (pairs and True not in join):
         return Nvlinks.UNKNOWN
-    about_nothing = max(QUIET_GB_S, NVLINK_QUIET_SHARE * (pcie_sent or 0.0))
-    if nvlink <= about_nothing:
+    if nvlink <= max(QUIET_GB_S, NVLINK_QUIET_SHARE * (pcie_sent or 0.0)):
         return Nvlinks.QUIET
-    return Nvlinks.BUSY if any(_nvlink_of(gpu) >= BUSY_GB_S for gpu in job.gpus) else Nvlinks.LITTLE
+    return Nvlinks.BUSY if any(_nvlink_rate(gpu) >= BUSY_GB_S for gpu in job.gpus) else Nvlinks.LITTLE
 
 
 def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
@@ -183,11 +182,11 @@ def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
         return Pcie.OUT
     if not any(one != other for one in out for other in into):
         return Pcie.BOTH
-    # A process without NCCL that copies between host memory and every GPU looks the same. Traffic is certainly between
-    # GPUs only if some GPUs only send and others only receive.
-    one_way = out.isdisjoint(into) or job.by_nccl or not job.one_process
-    alike = _match(sum(map(_data_sent, job.gpus)), received)
-    return Pcie.ACROSS if one_way and alike and not _uses_copy_engines(job) else Pcie.BOTH
+    # A process without NCCL that copies between host memory and every GPU looks the same. Its traffic is certainly
+    # between GPUs only if some GPUs only send and others only receive.
+    is_certain = out.isdisjoint(into) or job.by_nccl or not job.one_process
+    do_match = _match(sum(map(_data_sent, job.gpus)), received)
+    return Pcie.ACROSS if is_certain and do_match and not _uses_copy_engines(job) else Pcie.BOTH
 
 
 def _senders(job: RunningJob) -> set[str]:
@@ -198,21 +197,21 @@ def _receivers(job: RunningJob) -> set[str]:
     return {gpu.bus_id for gpu in job.gpus if (gpu.pcie_received or 0.0) >= BUSY_GB_S}
 
 
-def _nvlinks_lead(job: RunningJob, joined: Joined) -> bool:
+def _are_joined(job: RunningJob, joined: Joined) -> bool:
     """True if NVLinks connect every PCIe sender with every other receiver (NCCL's PATH_NVB before PATH_PIX)."""
     between = [gpu.bus_id for gpu in job.gpus] if job.by_nccl else []
     return all(
-        joined(one, other) or any(joined(one, each) and joined(each, other) for each in between)
+        joined(one, other) or any(joined(one, gpu) and joined(gpu, other) for gpu in between)
         for one in _senders(job)
         for other in _receivers(job)
         if one != other
     )
 
 
-def _may_be_of_others(job: RunningJob, nvlinks: Nvlinks) -> str:
+def _other_source(job: RunningJob, nvlinks: Nvlinks) -> str:
     """Return 'process 7 (python) uses GPU0 as well' if another process may cause the staged traffic, or else ''.
 
-    Another process is ruled out if GPUs that only this job uses show the same.
+    No other process is the cause if GPUs that only this job uses show the same.
     """
     if not job.others or nvlinks not in (Nvlinks.QUIET, Nvlinks.NONE, Nvlinks.PARTLY):
         return ""
@@ -236,28 +235,28 @@ def _uses_copy_engines(job: RunningJob) -> bool:
     return len(known) == len(senders) > 0 and sum(gpu.pcie_sent or 0.0 for gpu in senders) > sum(known)
 
 
-def _apart(job: RunningJob) -> bool:
+def _has_idle_nvlinks(job: RunningJob) -> bool:
     """True if a GPU has idle NVLinks and equal PCIe traffic in both directions."""
     return any(
-        _nvlink_of(gpu) <= QUIET_GB_S and min(sent, received) >= BUSY_GB_S and _match(sent, received)
+        _nvlink_rate(gpu) <= QUIET_GB_S and min(sent, received) >= BUSY_GB_S and _match(sent, received)
         for gpu in job.gpus
         for sent, received in [(_data_sent(gpu), gpu.pcie_received or 0.0)]
     )
 
 
 def _staged_ends(job: RunningJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the senders and receivers whose PCIe traffic equals what their NVLinks lack compared with other GPUs.
+    """Return the senders and receivers whose PCIe traffic equals the traffic that their NVLinks lack.
 
     All hops of a ring carry the same. The source of a host-staged hop sends less over NVLinks, and its destination
     receives less. A GPU that does both while its NVLinks are busy may copy to host memory and back.
     """
-    usual = {way: max((getattr(gpu, way) or 0.0 for gpu in job.gpus), default=0.0) for way in _NVLINK_WAYS}
+    usual = {way: max((getattr(gpu, way) or 0.0 for gpu in job.gpus), default=0.0) for way in _NVLINK_RATES}
     moved = {gpu.bus_id: (_data_sent(gpu), gpu.pcie_received or 0.0) for gpu in job.gpus}
     ends: list[list[str]] = [[], []]
     for gpu in job.gpus:
         busy = [rate >= BUSY_GB_S for rate in moved[gpu.bus_id]]
-        lacks = [usual[way] - (getattr(gpu, way) or 0.0) for way in _NVLINK_WAYS]
-        if all(busy) and _nvlink_of(gpu) > QUIET_GB_S:
+        lacks = [usual[way] - (getattr(gpu, way) or 0.0) for way in _NVLINK_RATES]
+        if all(busy) and _nvlink_rate(gpu) > QUIET_GB_S:
             return (), ()
         for side, rate in enumerate(moved[gpu.bus_id]):
             if busy[side] and not _match(rate, lacks[side]):
@@ -266,39 +265,38 @@ def _staged_ends(job: RunningJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(ends[0]), tuple(ends[1])
 
 
-_NVLINK_WAYS = ("nvlink_sent", "nvlink_received")
+_NVLINK_RATES = ("nvlink_sent", "nvlink_received")
 
 
-def _may_be_between(job: RunningJob) -> bool:
+def _may_be_between_gpus(job: RunningJob) -> bool:
     """True if PCIe traffic of one GPU may go to another GPU, in addition to the NVLink traffic."""
-    least = {gpu.index: max(BUSY_GB_S, BESIDE_SHARE * _nvlink_of(gpu)) for gpu in job.gpus}
+    least = {gpu.index: max(BUSY_GB_S, BESIDE_SHARE * _nvlink_rate(gpu)) for gpu in job.gpus}
     out = [gpu.index for gpu in job.gpus if _data_sent(gpu) > least[gpu.index]]
     into = [gpu.index for gpu in job.gpus if (gpu.pcie_received or 0.0) > least[gpu.index]]
     return any(one != other for one in out for other in into)
 
 
 def _is_network_traffic(job: RunningJob, nics: Sequence[NicRates], network: NetworkUse) -> bool:
-    """True if NICs carry as much as PCIe in both directions, and every GPU carries an equal share or almost
-    nothing.
+    """True if NICs carry as much as PCIe in both directions, and every GPU an equal share or almost nothing.
 
-    NCCL sends data that leaves a node through GPUs near a NIC (PXN). A host-staged hop between two GPUs would put more
+    NCCL sends data out of a node through GPUs near a NIC (PXN). A host-staged hop between two GPUs would put more
     traffic on these two than on the others.
     """
     if network not in (NetworkUse.RDMA, NetworkUse.ETHERNET) or not all(
-        _nvlink_of(gpu) >= BUSY_GB_S for gpu in job.gpus
+        _nvlink_rate(gpu) >= BUSY_GB_S for gpu in job.gpus
     ):
         return False
     used = [nic for nic in nics if nic.rdma is (network is NetworkUse.RDMA) and nic.name != LOOPBACK]
     for way in ("sent", "received"):
         carried = [getattr(gpu, f"pcie_{way}") or 0.0 for gpu in job.gpus]
         most = max(carried)
-        alike = all(each <= REQUESTS_SHARE * most or _match(each, most) for each in carried)
+        alike = all(rate <= REQUESTS_SHARE * most or _match(rate, most) for rate in carried)
         if not alike or not _match(sum(carried), sum(getattr(nic, way) or 0.0 for nic in used)):
             return False
     return True
 
 
-def _nvlink_of(gpu: GpuRates) -> float:
+def _nvlink_rate(gpu: GpuRates) -> float:
     return max(gpu.nvlink_sent or 0.0, gpu.nvlink_received or 0.0)
 
 
@@ -356,7 +354,7 @@ def _idle_gpus(job: RunningJob, nvlink: float | None, pcie: Pcie) -> tuple[str, 
 
 
 def _doubts(job: RunningJob, nvlinks: Nvlinks, pcie: Pcie, others: str) -> list[str]:
-    found = [each for each in (job.doubt, job.shared_with or others) if each]
+    found = [reason for reason in (job.doubt, job.shared_with or others) if reason]
     if job.shared_with and nvlinks is Nvlinks.UNKNOWN:
         return found
     for unknown, names in ((nvlinks is Nvlinks.UNKNOWN, "nvlink"), (pcie is Pcie.UNKNOWN, "pcie")):
@@ -371,14 +369,8 @@ def _doubts(job: RunningJob, nvlinks: Nvlinks, pcie: Pcie, others: str) -> list[
     return found
 
 
-def _greater(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else max(one, other)
-
-
-class WayRule(Struct, frozen=True):
-    """One line of the decision table: accepted values per signal, or none for any value. The first matching line
-    counts.
-    """
+class PathRule(Struct, frozen=True):
+    """One line of the decision table: the accepted values per signal. An empty tuple accepts every value."""
 
     nvlinks: tuple[Nvlinks, ...]
     pcie: tuple[Pcie, ...]
@@ -402,9 +394,9 @@ _EXCHANGE, _NOT = (Members.EXCHANGE,), (Members.ONE, Members.SEVERAL)
 _NO_SOCKETS = (NetworkUse.QUIET, NetworkUse.RDMA, NetworkUse.ETHERNET)
 _BOTH_WAYS = (Pcie.ACROSS, Pcie.BOTH)
 
-RULES: tuple[WayRule, ...] = (
-    WayRule((), (Pcie.UNKNOWN,), (), (), Way.NOT_TOLD, "PCIe traffic is unknown"),
-    WayRule(
+RULES: tuple[PathRule, ...] = (
+    PathRule((), (Pcie.UNKNOWN,), (), (), Way.NOT_TOLD, "PCIe traffic is unknown"),
+    PathRule(
         (Nvlinks.QUIET, Nvlinks.NONE),
         _BOTH_WAYS,
         (NetworkUse.SOCKETS,),
@@ -412,7 +404,7 @@ RULES: tuple[WayRule, ...] = (
         Way.SOCKETS,
         "GPU data leaves over the loopback, or over Ethernet while RDMA ports are up and idle",
     ),
-    WayRule(
+    PathRule(
         (Nvlinks.QUIET,),
         (Pcie.ACROSS,),
         _NO_SOCKETS,
@@ -420,7 +412,7 @@ RULES: tuple[WayRule, ...] = (
         Way.STAGED,
         "some GPUs send over PCIe what others receive, while the NVLinks between them are idle",
     ),
-    WayRule(
+    PathRule(
         (Nvlinks.PARTLY,),
         (Pcie.ACROSS,),
         _NO_SOCKETS,
@@ -428,7 +420,7 @@ RULES: tuple[WayRule, ...] = (
         Way.STAGED,
         "the NVLinks of some GPUs carry less than those of their peers; PCIe carries the rest",
     ),
-    WayRule(
+    PathRule(
         (Nvlinks.QUIET, Nvlinks.PARTLY),
         (Pcie.ACROSS,),
         (),
@@ -436,7 +428,7 @@ RULES: tuple[WayRule, ...] = (
         Way.UNKNOWN,
         "host-staged jobs look like this, but the traffic may come from several jobs",
     ),
-    WayRule(
+    PathRule(
         (Nvlinks.NONE,),
         _BOTH_WAYS,
         _NO_SOCKETS,
@@ -444,8 +436,8 @@ RULES: tuple[WayRule, ...] = (
         Way.NOT_TOLD,
         "without NVLinks, PCIe carries both direct and host-staged traffic",
     ),
-    WayRule((Nvlinks.UNKNOWN,), _BOTH_WAYS, (), (), Way.NOT_TOLD, "NVLink traffic is unknown"),
-    WayRule(
+    PathRule((Nvlinks.UNKNOWN,), _BOTH_WAYS, (), (), Way.NOT_TOLD, "NVLink traffic is unknown"),
+    PathRule(
         (Nvlinks.BUSY,),
         _CALM,
         (NetworkUse.QUIET, NetworkUse.RDMA, NetworkUse.ETHERNET, NetworkUse.UNKNOWN),
@@ -453,7 +445,7 @@ RULES: tuple[WayRule, ...] = (
         Way.DIRECT,
         "NVLinks carry the traffic",
     ),
-    WayRule(
+    PathRule(
         (Nvlinks.BUSY,),
         (Pcie.IN, Pcie.OUT, Pcie.BESIDE),
         (NetworkUse.QUIET,),
@@ -461,7 +453,7 @@ RULES: tuple[WayRule, ...] = (
         Way.DIRECT,
         "NVLinks carry the traffic; the PCIe traffic is not between GPUs",
     ),
-    WayRule(
+    PathRule(
         (Nvlinks.BUSY,),
         (Pcie.NICS,),
         (NetworkUse.RDMA, NetworkUse.ETHERNET),
@@ -469,7 +461,7 @@ RULES: tuple[WayRule, ...] = (
         Way.DIRECT,
         "NVLinks carry the traffic inside the node, NICs the rest; counters do not show whether through host memory",
     ),
-    WayRule(
+    PathRule(
         (Nvlinks.BUSY,),
         (),
         (NetworkUse.RDMA, NetworkUse.ETHERNET),
@@ -477,7 +469,7 @@ RULES: tuple[WayRule, ...] = (
         Way.UNKNOWN,
         "NVLinks carry a part, and a part leaves the node; counters do not show whether through host memory",
     ),
-    WayRule(
+    PathRule(
         (Nvlinks.BUSY, Nvlinks.PARTLY),
         (),
         (),
@@ -485,8 +477,8 @@ RULES: tuple[WayRule, ...] = (
         Way.UNKNOWN,
         "NVLinks carry a part; PCIe or sockets may carry the rest",
     ),
-    WayRule((Nvlinks.LITTLE,), _BOTH_WAYS, (), (), Way.UNKNOWN, "NVLinks carry little; PCIe may carry the rest"),
-    WayRule(
+    PathRule((Nvlinks.LITTLE,), _BOTH_WAYS, (), (), Way.UNKNOWN, "NVLinks carry little; PCIe may carry the rest"),
+    PathRule(
         (),
         _BOTH_WAYS,
         (NetworkUse.RDMA,),
@@ -494,7 +486,7 @@ RULES: tuple[WayRule, ...] = (
         Way.NOT_TOLD,
         "RDMA carries the traffic; counters do not show whether through host memory",
     ),
-    WayRule(
+    PathRule(
         (),
         _BOTH_WAYS,
         (NetworkUse.ETHERNET,),
@@ -502,7 +494,7 @@ RULES: tuple[WayRule, ...] = (
         Way.NOT_TOLD,
         "Ethernet carries traffic in both directions, and no RDMA port is up",
     ),
-    WayRule(
+    PathRule(
         (),
         _BOTH_WAYS,
         (),
@@ -510,20 +502,22 @@ RULES: tuple[WayRule, ...] = (
         Way.HOST_COPIES,
         "copies to and from host memory, by GPUs without traffic between them",
     ),
-    WayRule((), _BOTH_WAYS, (), (), Way.UNKNOWN, "PCIe traffic in both directions, perhaps between GPUs"),
-    WayRule((), (Pcie.IN,), (), (), Way.LOADING, "PCIe carries data only into GPUs"),
-    WayRule((), (Pcie.OUT,), (), (), Way.SAVING, "PCIe carries data only out of GPUs"),
-    WayRule((Nvlinks.UNKNOWN,), (), (), (), Way.NOT_TOLD, "NVLink traffic is unknown"),
-    WayRule((), _CALM, (NetworkUse.SOCKETS,), (), Way.IDLE, "sockets carry traffic that does not come from these GPUs"),
-    WayRule((Nvlinks.LITTLE,), (Pcie.QUIET,), (), (), Way.IDLE, "too little NVLink traffic to judge"),
-    WayRule((), (Pcie.LITTLE,), (), (), Way.IDLE, "too little traffic to judge"),
-    WayRule((), (Pcie.QUIET,), (), (), Way.IDLE, "no traffic"),
+    PathRule((), _BOTH_WAYS, (), (), Way.UNKNOWN, "PCIe traffic in both directions, perhaps between GPUs"),
+    PathRule((), (Pcie.IN,), (), (), Way.LOADING, "PCIe carries data only into GPUs"),
+    PathRule((), (Pcie.OUT,), (), (), Way.SAVING, "PCIe carries data only out of GPUs"),
+    PathRule((Nvlinks.UNKNOWN,), (), (), (), Way.NOT_TOLD, "NVLink traffic is unknown"),
+    PathRule(
+        (), _CALM, (NetworkUse.SOCKETS,), (), Way.IDLE, "sockets carry traffic that does not come from these GPUs"
+    ),
+    PathRule((Nvlinks.LITTLE,), (Pcie.QUIET,), (), (), Way.IDLE, "too little NVLink traffic to judge"),
+    PathRule((), (Pcie.LITTLE,), (), (), Way.IDLE, "too little traffic to judge"),
+    PathRule((), (Pcie.QUIET,), (), (), Way.IDLE, "no traffic"),
 )
 
 
 def decide(seen: Signals) -> tuple[Way, str]:
-    """Return the path of a job's traffic and its description. Check for unbalanced rails before a direct path."""
-    rule = next((rule for rule in RULES if rule.fits(seen)), _none())
+    """Return the path of a job's traffic and its description. The first rule that fits counts."""
+    rule = next((rule for rule in RULES if rule.fits(seen)), _NO_RULE)
     may_be_uneven = (Way.DIRECT, Way.NOT_TOLD, Way.UNKNOWN, Way.HOST_COPIES)
     if rule.way in may_be_uneven and seen.odd_rails and seen.network is NetworkUse.RDMA:
         return Way.UNBALANCED, "a rail carries at least 30 % less or more than its siblings"
@@ -534,6 +528,4 @@ def decide(seen: Signals) -> tuple[Way, str]:
     return rule.way, rule.meaning
 
 
-@cache
-def _none() -> WayRule:
-    return WayRule((), (), (), (), Way.UNKNOWN, "the counters do not show it")
+_NO_RULE = PathRule((), (), (), (), Way.UNKNOWN, "the counters do not show it")

@@ -11,7 +11,7 @@ from gpubench.jobs.metadata import recorded_settings
 from gpubench.machine.host import FIRST_PID_NAMESPACE
 from gpubench.machine.traffic import NodeTraffic
 from gpubench.measure.watch.jobs import WatchedJobs
-from gpubench.measure.watch.report import Course, Intervals, NodeWatch, joined_by
+from gpubench.measure.watch.report import Course, Intervals, NodeWatch, nvlink_finder
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuReading
 from gpubench.model.paths.topology import Topology
@@ -62,7 +62,7 @@ def traffic(tmp_path: Path) -> Iterator[NodeTraffic]:
 def test_a_staged_job_is_named_after_two_intervals_with_its_own_settings(traffic: NodeTraffic) -> None:
     course = Course({"node0": NODE}.get)
     intervals = Intervals(course)
-    node = NodeWatch(traffic, joined_by(NODE), WatchedJobs())
+    node = NodeWatch(traffic, nvlink_finder(NODE), WatchedJobs())
     readings = [node.read() for _ in range(4)]
     assert all(readings)
     ways = []
@@ -83,10 +83,10 @@ def test_a_staged_job_is_named_after_two_intervals_with_its_own_settings(traffic
 
 
 def test_what_nobody_asked_for_is_not_watched(traffic: NodeTraffic) -> None:
-    node = NodeWatch(traffic, joined_by(NODE), WatchedJobs(pids=(7,)))
+    node = NodeWatch(traffic, nvlink_finder(NODE), WatchedJobs(pids=(7,)))
     reading = node.read()
     assert reading is not None
     assert (reading.gpus, reading.tasks, [nic.name for nic in reading.nics]) == ((), (), ["lo"])
-    one = NodeWatch(traffic, joined_by(NODE), WatchedJobs(pids=(51,))).read()
+    one = NodeWatch(traffic, nvlink_finder(NODE), WatchedJobs(pids=(51,))).read()
     assert one is not None
     assert [task.pid for task in one.tasks] == list(PIDS)

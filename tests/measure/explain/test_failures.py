@@ -1,4 +1,4 @@
-"""What ends a job, planted into a log that is healthy but for it: named first, and never passed."""
+"""Lines that end a job, planted into a healthy log."""
 
 import re
 from pathlib import Path
@@ -251,12 +251,12 @@ DOUBTS = (
 )
 WITHOUT_LINES = {
     *("nccl-init-unfinished", "mnnvl-unused", "nccl-nics-differ", "rdma-nic-not-opened"),
-    *(each.id for each in HANGS.conditions),
+    *(condition.id for condition in HANGS.conditions),
 }
 
 
 def test_every_condition_that_ends_a_job_is_planted() -> None:
-    assert FAILED.keys() | WITHOUT_LINES == {each.id for each in CONDITIONS if each.in_job is not None}
+    assert FAILED.keys() | WITHOUT_LINES == {condition.id for condition in CONDITIONS if condition.in_job is not None}
 
 
 @pytest.mark.parametrize(("id_", "text"), [(id_, text) for id_, texts in FAILED.items() for text in texts])
@@ -326,7 +326,7 @@ def test_what_nccl_goes_on_after_is_no_failure(text: str) -> None:
 
 
 _SAID = (Path(__file__).parent / "endings.txt").read_text().splitlines()
-"""What launchers, schedulers, frameworks and drivers say of processes, behind the verdict that it deserves."""
+"""Messages of launchers, schedulers, frameworks and drivers, each after its verdict."""
 
 
 @pytest.mark.parametrize("line", [line.removeprefix("FAIL ") for line in _SAID if line.startswith("FAIL ")])
@@ -387,7 +387,6 @@ def test_an_error_in_front_of_a_line_of_nccl_counts() -> None:
 
 
 def test_what_fails_while_communicators_are_closed_is_no_failure() -> None:
-    """Ranks end one after another, and the last find the others gone."""
     ends = "".join(f"{JOB.head(rank)}{JOB.communicator(rank, 'Destroy COMPLETE')}\n" for rank in range(4))
     closed = f"{WARNED}[Service thread] Could not receive type from localRank 1, res=2, closed=0\n"
     closed += f"{JOB.head(0)}misc/socket.cc:749 -> 6\n{JOB.head(0)}proxy.cc:9 -> 2\n"
@@ -396,7 +395,6 @@ def test_what_fails_while_communicators_are_closed_is_no_failure() -> None:
 
 
 def test_what_fails_in_collnets_set_up_is_no_failure_of_the_job() -> None:
-    """NCCL goes on without it; the same calls without CollNet before them are a failure."""
     job = Job(version=(2, 12))
     calls = [f"{job.head(0)}{place}\n" for place in ("transport.cc:222 -> 2", "init.cc:765 -> 2")]
     collnet = f"{job.head(0)}include/coll_net.h:21 -> 3\n"
@@ -487,7 +485,6 @@ def test_the_init_of_another_communicator_that_does_not_end_is_a_doubt() -> None
 
 
 def on_racks(*racks: str, across: str = "NET/IB/0/GDRDMA") -> list[str]:
-    """The logs of two hosts with two ranks each, in the NVLink domains of these clusters."""
     said = "MNNVL busId 0x1a000 fabric UUID {} cliqueId 0x7ffe state 3 healthMask 0xaa"
     notes = {rank: (said.format(racks[rank // 2]),) for rank in range(4)}
     usual = via(across=across)
@@ -509,7 +506,7 @@ def on_racks(*racks: str, across: str = "NET/IB/0/GDRDMA") -> list[str]:
     ],
 )
 def test_hosts_of_one_rack_that_use_the_network_are_named(racks: tuple[str, str], across: str, unused: bool) -> None:
-    """H100 hosts log cluster 0.0, racks of their own different ones (NVIDIA/nccl#1801), health 0xaa is healthy."""
+    """H100 hosts log cluster 0.0, and separate racks different ones (NVIDIA/nccl#1801). Health 0xaa is healthy."""
     report = report_of(*on_racks(*racks, across=across))
     assert ("mnnvl-unused" in ids(report)) is unused
     assert report.verdict is (Verdict.FAIL if unused else Verdict.PASS)

@@ -1,6 +1,7 @@
-"""Who hangs, from dumps that four ranks of PyTorch 2.13 with gloo wrote while one of them had a fault, and from RAS.
+"""Hangs in dumps and RAS answers.
 
-In tests/dumps the frames are cut to three and their paths are made up; all else is as PyTorch wrote it.
+Four ranks of PyTorch 2.13 with gloo wrote tests/dumps while one had a fault. Frames are shortened, and paths are made
+up.
 """
 
 import io
@@ -13,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpubench.errors import UsageError
-from gpubench.measure.explain.hangs import hangs_of
+from gpubench.measure.explain.hangs import find_hangs
 from gpubench.measure.explain.report import explain
 from gpubench.model.paths.hang import HangReason, RankRecord, RecordedCall
 from gpubench.model.results.report import Report
@@ -55,14 +56,14 @@ def test_the_rank_and_the_reason_are_named(
     (row,) = rows(report, "hangs")
     assert (row["ranks"], row["reason"]) == (ranks, reason.value)
     assert str(row["operation"]).startswith("all_reduce number ")
-    # As JSON, PyTorch writes no frames.
+    # PyTorch writes no frames into JSON.
     assert str(row["place"]).startswith("/home/user/train.py:" if plant != "other" else "")
 
 
 def test_ranks_that_wait_for_each_other_in_two_groups_are_both_named() -> None:
     report = report_of(DUMPS / "groups")
     assert ids(report) == ["rank-waits-elsewhere"] * 2
-    assert {each.subject for each in report.findings} == {"rank 0", "rank 1"}
+    assert {finding.subject for finding in report.findings} == {"rank 0", "rank 1"}
 
 
 def test_dumps_of_a_healthy_job_name_nobody() -> None:
@@ -92,7 +93,6 @@ REDUCED = SENT | {"is_p2p": False, "profiling_name": "nccl:all_reduce", "collect
     ],
 )
 def test_what_is_not_judged_passes_nothing(entries: list[dict[str, object]], found: list[str], tmp_path: Path) -> None:
-    """A job that waits in a send, or whose recorder was off, has no collective that hangs."""
     for rank in range(2):
         (tmp_path / f"dump_{rank}").write_bytes(dump(*entries))
     report = report_of(tmp_path)
@@ -108,11 +108,10 @@ def record(rank: int, *calls: RecordedCall) -> RankRecord:
 
 
 def reasons(*records: RankRecord) -> list[tuple[HangReason, tuple[str, ...]]]:
-    return [(each.reason, each.ranks) for each in hangs_of(records, ())]
+    return [(each.reason, each.ranks) for each in find_hangs(records, ())]
 
 
 def test_another_operation_that_ended_on_some_ranks_is_where_the_hang_began() -> None:
-    """A gather ends on a rank that only sends."""
     own = [
         (call("gather", done=True), call("all_reduce", 2)),
         (call("gather"),),
@@ -122,14 +121,14 @@ def test_another_operation_that_ended_on_some_ranks_is_where_the_hang_began() ->
 
 
 def test_a_rank_without_a_dump_among_others_that_wait_for_nothing_is_a_doubt() -> None:
-    """Their connections broke when it died, and their calls ended with that error."""
-    (found,) = hangs_of([record(rank, call("all_reduce", done=True)) for rank in (0, 2)], ())
+    """The connections of the others broke when it died, so their calls ended with an error."""
+    (found,) = find_hangs([record(rank, call("all_reduce", done=True)) for rank in (0, 2)], ())
     assert (found.reason, found.ranks, found.is_sure) == (HangReason.NO_DUMP, ("rank 1",), False)
 
 
 def test_all_that_wait_in_a_group_that_no_dump_lists_may_not_be_all() -> None:
     unlisted = [RankRecord(rank, (call("all_reduce"),), {}) for rank in range(2)]
-    (found,) = hangs_of(unlisted, ())
+    (found,) = find_hangs(unlisted, ())
     assert (found.reason, found.is_sure) == (HangReason.TOGETHER, False)
 
 
@@ -140,7 +139,6 @@ def test_of_absent_ranks_those_that_wait_in_another_group_are_not_blamed() -> No
 
 
 def late(seconds: dict[int, tuple[float, ...]], calls: int = 10) -> list[tuple[HangReason, tuple[str, ...]]]:
-    """Ranks that call at the same times but for these, which are late by so much in the last calls."""
     return reasons(
         *(
             record(
@@ -184,7 +182,6 @@ def test_everybody_in_the_same_operation_is_nobodys_fault() -> None:
 
 @pytest.mark.parametrize("size", [8, 16])
 def test_a_call_that_usually_follows_is_another_order(size: int) -> None:
-    """Ranks that wait for each operation have called nothing after it, but have done so before."""
     usual = (call("all_reduce", 1, done=True), call("broadcast", 2, size, done=True))
     others = [record(rank, *usual, call("all_reduce", 3)) for rank in range(2)]
     assert reasons(*others, record(2, *usual, call("broadcast", 3, size))) == [(HangReason.ORDER, ("rank 2",))]
@@ -261,22 +258,22 @@ RAS_JSON = b"""{"nccl_version": "2.29.1", "communicators_count": 1, "communicato
     ],
 )
 def test_an_answer_of_ras_names_the_rank(text: bytes, expected: list[tuple[HangReason, str, str, bool]]) -> None:
-    """The texts are made up in the form of NCCL's documentation and source."""
+    """The texts are made up from NCCL's documentation and source."""
     assert is_ras_answer(text)
-    found = hangs_of((), read_ras_answer(text, "ras"))
+    found = find_hangs((), read_ras_answer(text, "ras"))
     assert [(each.reason, each.ranks[0], each.operation, each.is_sure) for each in found] == expected
 
 
 def test_two_answers_of_ras_tell_a_hang_from_progress() -> None:
     (first,) = read_ras_answer(RAS_TEXT, "ras")
-    assert [each.is_sure for each in hangs_of((), (first, first))] == [True]
+    assert [each.is_sure for each in find_hangs((), (first, first))] == [True]
     moved = replace(first.ranks[0], counts={"AllReduce": 6648})
-    assert hangs_of((), (replace(first, ranks=(moved,)), first)) == ()
+    assert find_hangs((), (replace(first, ranks=(moved,)), first)) == ()
 
 
 @pytest.mark.parametrize(("plant", "pid"), [("ras-killed", 601), ("ras-stopped", 494)])
 def test_a_rank_without_an_answer_is_named_from_what_nccl_2_28_9_wrote(plant: str, pid: int) -> None:
-    """Two answers of a job of four ranks on one H100, JSON in which a comma is missing."""
+    """Two answers of four ranks on one H100, as JSON without one comma."""
     report = report_of(DUMPS / plant)
     assert (report.verdict, ids(report)) == (Verdict.FAIL, ["rank-is-gone"])
     assert report.findings[0].subjects == (f"rank 2 (192.0.2.2:{pid})",)

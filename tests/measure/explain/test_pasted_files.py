@@ -1,4 +1,4 @@
-"""What people paste into one file, in any order: the worst part decides, and nothing is left unread."""
+"""Texts of several programs in one file, in any order."""
 
 import html
 import io
@@ -252,7 +252,7 @@ def test_variables_of_a_command_count_as_set(command: str, is_off: bool) -> None
     _, _, rest = text_of("explain-p2p-off-on-command-line.log").partition("\n")
     report = report_of(f"{command}\n{rest}")
     assert (report.verdict, "disabled" in ids(report)[0]) == ((FAIL, True) if is_off else (WARN, False))
-    assert not is_off or "export NCCL_P2P_DISABLE" not in " ".join(each.next_command for each in report.findings)
+    assert not is_off or "export NCCL_P2P_DISABLE" not in " ".join(finding.next_command for finding in report.findings)
 
 
 def test_a_variable_that_a_process_logs_counts_more_than_a_command() -> None:
@@ -305,13 +305,11 @@ OBJECTS = [json.loads(line) for line in text_of("inspector-v40.jsonl").splitline
 
 
 def v4_1(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each dump begins with a record of what was dropped."""
     stats = {"header": objects[0]["header"], "metadata": objects[0]["metadata"], "dump_stats": {"coll_records": 20}}
     return [stats, *objects]
 
 
 def v4_3(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Header and metadata stand in the record of each dump only."""
     found: list[dict[str, Any]] = []
     for number, each in enumerate(objects):
         if number == 0 or each["header"] != objects[number - 1]["header"]:

@@ -1,4 +1,4 @@
-"""The report on a job's log: every path, the causes, and a verdict that nothing missing makes better."""
+"""Paths, causes and verdicts of NCCL logs."""
 
 import io
 from collections.abc import Sequence
@@ -41,7 +41,6 @@ def via(inside: str = "P2P/CUMEM", across: str = "NET/IB/0/GDRDMA") -> Via:
 
 
 def graph(path: str, host_gpus: Sequence[int] = (0x1A000, 0x1B000)) -> list[str]:
-    """NCCL's matrix of paths between GPUs, all but a GPU's own alike."""
     return [
         f"GPU/{one:x} :"
         + "".join(
@@ -86,7 +85,7 @@ def test_a_healthy_run() -> None:
 
 
 def test_a_variable_is_no_design_though_the_matrix_says_phb() -> None:
-    """Four H200s with NVSwitch that NCCL_P2P_DISABLE kept apart: NCCL prints PHB between them."""
+    """NCCL prints PHB between H200s with NVSwitch if NCCL_P2P_DISABLE is set."""
     report = recorded("h200x4-p2p-disabled-one-process")
     assert report.verdict is Verdict.FAIL
     assert [row["id"] for row in rows(report, "causes")] == ["nccl-p2p-disabled"]
@@ -195,7 +194,7 @@ def test_verdicts(job: Job, verdict: str, causes: list[str]) -> None:
 
 
 def test_the_driver_refuses_also_pairs_of_which_nccl_does_not_say_so() -> None:
-    """NCCL prints a refusal only where the path is shorter than SYS."""
+    """NCCL prints a refusal only for paths shorter than SYS."""
     shared = Job(per_node=4, via=lambda a, b, r: None if r else "SHM/direct")
     between_neighbours = [f"P2P is disabled between connected GPUs {a} and {b}" for a, b in ((0, 1), (2, 3))]
     no_cuda = "Check P2P Type isAllDirectP2p 0 directMode 0 isAllCudaP2p 0"
@@ -230,7 +229,7 @@ def test_of_a_machine_that_has_several_names_peer_access_is_expected() -> None:
 
 
 def test_ranks_of_one_gpu_take_sockets_where_somebody_made_them_hosts() -> None:
-    """As one H100 wrote it with NCCL 2.32.3: the same address and GPU, and no RDMA device to be missed."""
+    """One H100 with NCCL 2.32.3: both hosts have the same address and GPU, and need no RDMA device."""
     logs = sorted((LOGS / "h100x1-two-hosts-of-two").glob("*.log"))
     found = rows(report_of(*(path.read_text() for path in logs)), "paths")
     assert {(row["src"], row["dst"]): (row["transport"], row["verdict"], row["cause"]) for row in found} == {
@@ -241,9 +240,12 @@ def test_ranks_of_one_gpu_take_sockets_where_somebody_made_them_hosts() -> None:
 
 @pytest.mark.parametrize("job", ["h100x1-four-ranks-one-gpu", "h100x1-two-hosts-of-two"])
 def test_a_warning_of_every_healthy_job_is_no_doubt(job: str) -> None:
-    """NCCL 2.32 warns that its one-sided operations over sockets lack GDRCopy, which collectives do not need."""
+    """NCCL 2.32 warns that one-sided operations over sockets lack GDRCopy, which collectives do not need."""
     report = report_of(*(path.read_text() for path in sorted((LOGS / job).glob("*.log"))))
-    assert (report.verdict, [each.id for each in report.findings if each.severity is not Verdict.SKIP]) == ("PASS", [])
+    assert (report.verdict, [finding.id for finding in report.findings if finding.severity is not Verdict.SKIP]) == (
+        "PASS",
+        [],
+    )
 
 
 def test_pairs_of_one_host_are_never_judged_with_those_between_hosts() -> None:
@@ -400,7 +402,6 @@ def test_a_switch_that_reduces_is_between_nodes() -> None:
 @settings(max_examples=examples(50))
 @given(st.data())
 def test_lines_that_were_written_into_each_other_do_not_pass(data: st.DataObject) -> None:
-    """One rank's connection line, with another's whole line in the middle of it."""
     job = Job(ranks=2, per_node=2, channels=1, via=lambda a, b, r: None if r else "P2P/CUMEM")
     lines = "".join(job.logs()).splitlines()
     place = data.draw(st.sampled_from([number for number, line in enumerate(lines) if " via " in line]))
@@ -440,14 +441,13 @@ def test_pairs_with_fewer_channels_than_others_count_for_the_least() -> None:
 @settings(max_examples=examples(60))
 @given(st.data())
 def test_a_log_that_lost_lines_is_never_better_than_the_whole(data: st.DataObject) -> None:
-    """Sockets between the nodes, without evidence of a design: whatever is lost, this never passes."""
     job = Job(ranks=4, per_node=1, channels=1, via=lambda a, b, r: "NET/Socket/0")
     lines = [log.splitlines(keepends=True) for log in job.logs()]
     for _ in range(data.draw(st.integers(1, 8))):
         rank = data.draw(st.integers(0, 3))
         if lines[rank]:
             lines[rank].pop(data.draw(st.integers(0, len(lines[rank]) - 1)))
-    report = report_of(*("".join(each) for each in lines))
+    report = report_of(*("".join(line) for line in lines))
     assert report.verdict in (Verdict.FAIL, Verdict.ERROR)
 
 

@@ -1,4 +1,4 @@
-"""The beginning of a log that was pasted: no connection yet, and lines that tell of the network's fault."""
+"""Logs that end before the first connection."""
 
 import pytest
 

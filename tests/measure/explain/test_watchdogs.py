@@ -1,4 +1,4 @@
-"""Who hangs by what PyTorch prints, as its versions word it; the texts are made up in the form of its source."""
+"""Hangs in lines of PyTorch's watchdog. The texts are made up from its source."""
 
 import io
 from collections.abc import Callable
@@ -50,7 +50,6 @@ def torch_2_6(rank: int, number: int, enqueued: int, completed: int) -> str:
 
 
 def dumping(rank: int, enqueued: int, completed: int) -> str:
-    """A rank that waits for nothing and hears that others do."""
     return (
         f"[rank{rank}]:[E626 06:24:45.1 ProcessGroupNCCL.cpp:1484] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] "
         "Received a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the debug "
@@ -103,7 +102,6 @@ def test_ranks_that_all_wait_in_the_same_operation_are_nobodys_fault() -> None:
 
 
 def test_a_rank_that_others_have_passed_is_behind() -> None:
-    """It waits in a number that they completed: what it called there was another operation."""
     report = report_of(caught(0, 122), torch_2_5(0, 122, 127, 121), caught(1, 126), torch_2_5(1, 126, 128, 125))
     (row,) = rows(report, "hangs")
     assert (row["ranks"], row["operation"]) == (("rank 0",), "allreduce number 126 of 4096 elements")

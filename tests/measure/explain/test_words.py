@@ -1,4 +1,4 @@
-"""Lines that decide what a report says: NVLS, refusals in other programs' words, lists of NICs, the last warning."""
+"""Log lines that decide a verdict: NVLS, refusals, lists of NICs, and the last warning."""
 
 import pytest
 from msgspec.structs import replace
@@ -10,7 +10,6 @@ from tests.fakes.nccl_logs import Job
 from tests.measure.explain.test_report import ids, report_of, via
 
 NODE = Job(ranks=4, per_node=4, via=lambda source, destination, received: None)
-"""Four ranks of one node without a connection between two of them."""
 
 
 def with_multicast(job: Job, ranks: int) -> list[str]:
@@ -43,7 +42,7 @@ STAGED = Job(via=via(inside="SHM/direct/direct"))
 def test_the_refusal_of_several_pairs_is_one_finding() -> None:
     notes = {rank: [f"P2P not supported between GPU{rank % 2} and GPU{1 - rank % 2}"] for rank in range(4)}
     report = report_of(*replace(STAGED, notes_of=notes).logs())
-    assert [each.cause.partition(":")[0] for each in report.findings] == ["gpu-without-pcie-p2p"]
+    assert [finding.cause.partition(":")[0] for finding in report.findings] == ["gpu-without-pcie-p2p"]
 
 
 def test_vllm_says_that_the_driver_refuses_peer_access() -> None:

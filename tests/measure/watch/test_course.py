@@ -1,4 +1,4 @@
-"""What a watch concludes over many intervals: alarms that last, their causes, and the report."""
+"""Alarms, causes and the report after many intervals."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpubench.measure.watch.jobs import WatchedJobs
-from gpubench.measure.watch.report import Course, joined_by, needs_closer_look, observe, report_on
+from gpubench.measure.watch.report import Course, needs_closer_look, nvlink_finder, observe, report_course
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuReading, NodeRates, NodeReading
 from gpubench.model.paths.topology import Topology
@@ -20,11 +20,10 @@ from tests.measure.watch.traffic import BOTH, IN, KEY, NVLINK, STAGED, STILL, Wa
 
 
 def machine(*faults: str, name: str = "hgx-h200-4") -> Topology:
-    return Topology(snapshots(parse_machine(name), [parse_fault(each) for each in faults])[0])
+    return Topology(snapshots(parse_machine(name), [parse_fault(fault) for fault in faults])[0])
 
 
 def watched(intervals: Sequence[NodeRates], *faults: str, name: str = "hgx-h200-4") -> Report:
-    """The report on intervals of a second each."""
     topology = machine(*faults, name=name)
     course = Course({"node0": topology}.get)
     addresses = {each.index: each.bus_id or "" for each in topology.gpus}
@@ -32,7 +31,7 @@ def watched(intervals: Sequence[NodeRates], *faults: str, name: str = "hgx-h200-
         gpus = tuple(replace(each, bus_id=addresses[each.index]) for each in rates.gpus)
         rates = replace(rates, gpus=gpus, begin=float(number), end=number + 1.0)
         course.add(rates, course.observe(rates), number + 1.0)
-    return report_on(course, Origin.MEASURED)
+    return report_course(course, Origin.MEASURED)
 
 
 def rows(report: Report) -> list[JobRow]:
@@ -56,10 +55,10 @@ def test_only_what_is_direct_passes() -> None:
 
 
 def test_one_interval_is_no_alarm_and_passes_nothing() -> None:
-    """Between two phases of a job, any traffic may look like any other for a second."""
+    """For a second between two phases of a job, its traffic may look like any other."""
     report = watched([job(STAGED, STAGED)])
     assert report.verdict is Verdict.WARN
-    assert [(each.id, each.cause) for each in report.findings] == [
+    assert [(finding.id, finding.cause) for finding in report.findings] == [
         ("path-unknown", "staged for 1 s is too short to be sure")
     ]
     assert watched([job(NVLINK, NVLINK)] * 3 + [job(STAGED, STAGED)] + [job(NVLINK, NVLINK)]).verdict is Verdict.PASS
@@ -132,7 +131,7 @@ def test_copies_of_one_process_without_nccl_may_be_its_wish() -> None:
 def test_machines_without_nvlinks_raise_no_alarm() -> None:
     report = watched([job(STAGED, STAGED)] * 3, name="l40s-8")
     assert report.verdict is Verdict.SKIP
-    assert [(each.id, each.severity) for each in report.findings] == [("path-unknown", Verdict.SKIP)]
+    assert [(finding.id, finding.severity) for finding in report.findings] == [("path-unknown", Verdict.SKIP)]
 
 
 def of_nodes(*nodes: NodeRates) -> Report:
@@ -144,7 +143,7 @@ def of_nodes(*nodes: NodeRates) -> Report:
             gpus = tuple(replace(each, bus_id=addresses[each.index]) for each in rates.gpus)
             rates = replace(rates, host=f"node{number}", gpus=gpus, begin=float(second), end=second + 1.0)
             course.add(rates, course.observe(rates), second + 1.0)
-    return report_on(course, Origin.MEASURED)
+    return report_course(course, Origin.MEASURED)
 
 
 def test_jobs_of_a_node_that_show_the_same_are_one_finding() -> None:
@@ -185,16 +184,16 @@ def test_a_way_that_no_counter_tells_is_no_pass_beside_nodes_that_are_direct() -
 def test_of_a_gpu_that_the_node_does_not_have_it_is_not_known_whether_nvlinks_join_it() -> None:
     node = machine()
     own, other = str(node.gpus[0].bus_id), str(node.gpus[1].bus_id)
-    joined = joined_by(node)
+    joined = nvlink_finder(node)
     assert (joined(own, other), joined(own, "elsewhere"), joined("elsewhere", own)) == (True, None, None)
-    assert joined_by(None)(own, other) is None
+    assert nvlink_finder(None)(own, other) is None
 
 
 def test_a_driver_that_is_silent_is_an_error_and_the_rest_is_kept() -> None:
     silent = replace(job(), driver_silent="the driver has not answered for 4 s")
     report = watched([job(NVLINK, NVLINK), silent, silent])
     assert report.verdict is Verdict.ERROR
-    assert [each.id for each in report.findings] == ["driver-silent"]
+    assert [finding.id for finding in report.findings] == ["driver-silent"]
     assert rows(report)[0].way == "direct"
 
 
@@ -208,7 +207,6 @@ def test_one_answer_that_comes_late_is_no_silence() -> None:
 
 @pytest.mark.parametrize("beside", [job(STAGED, STAGED), job((30.0,) * 4, (30.0,) * 4)])
 def test_a_direct_way_with_much_doubt_beside_it_does_not_pass(beside: NodeRates) -> None:
-    """Steps of a job that is staged every other second, and one of which half is not known."""
     direct = job(NVLINK, NVLINK)
     report = watched([direct, beside] * 5 + [direct])
     assert report.verdict is Verdict.WARN
@@ -218,15 +216,14 @@ def test_a_direct_way_with_much_doubt_beside_it_does_not_pass(beside: NodeRates)
 
 
 def test_nvlinks_of_gpus_that_two_jobs_use_pass_neither() -> None:
-    """A job that stages little, or does nothing, beside one whose NVLinks are busy on the same GPUs."""
     gpus = [gpu(n, NVLINK, 100 + n, 200 + n) for n in (0, 1)]
     jobs = [task(100 + n, KEY) for n in (0, 1)], [task(200 + n, "Slurm 7.0") for n in (0, 1)]
     report = watched([node(gpus, [*jobs[0], *jobs[1]])] * 3)
     assert report.verdict is Verdict.SKIP
     assert "process 200 uses GPU0 as well" in report.findings[0].seen
-    # --job leaves out the processes of the other one, and not what is on the GPUs.
+    # --job hides the processes of the other job, but not its traffic.
     assert watched([node(gpus, jobs[1])] * 3).verdict is Verdict.SKIP
-    # A process on one GPU sends its bytes to nobody over NVLinks; services have a context everywhere.
+    # A process on one GPU has no peer, and services have a context on every GPU.
     alone = [gpu(0, NVLINK, 100, 7), gpu(1, NVLINK, 101)]
     assert watched([node(alone, [*jobs[0], task(7)])] * 3).verdict is Verdict.PASS
     served = [
@@ -234,7 +231,7 @@ def test_nvlinks_of_gpus_that_two_jobs_use_pass_neither() -> None:
         for each in gpus
     ]
     assert watched([node(served, [*jobs[0]])] * 3).verdict is Verdict.PASS
-    # Nor is the server the job, though its number is the lowest.
+    # A server is not the job even if its pid is the lowest.
     server = replace(task(9), name="nvidia-cuda-mps-server")
     of_one = [
         replace(gpu(0, NVLINK, 100, 101), processes=(GpuProcess(pid=9), GpuProcess(pid=100), GpuProcess(pid=101)))

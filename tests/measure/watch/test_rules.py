@@ -1,4 +1,4 @@
-"""The decision table, by what the links of jobs carried on H200s and what they would elsewhere."""
+"""The decision table of watch."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -42,24 +42,24 @@ def ways(rates: NodeRates, joined: Any = by_nvlink) -> list[Way]:
         (job(OUT, OUT), Way.SAVING),
         (job(STILL, STILL), Way.IDLE),
         (job(MIXED, MIXED), Way.UNKNOWN),
-        # Healthy training that loads data and writes a checkpoint beside.
+        # Healthy training that also loads data and writes a checkpoint.
         (job((40.0, 40.0, 0.1, 20.0), (40.0, 40.0, 0.1, 20.0)), Way.DIRECT),
         (job((40.0, 40.0, 25.0, 2.0), (40.0, 40.0, 0.1, 2.0)), Way.DIRECT),
-        # Both ways in processes that have nothing to do with each other, or no communicator.
+        # Unrelated processes, or processes without a communicator, that copy in both directions.
         (job(BOTH, BOTH, communicators=False), Way.HOST_COPIES),
-        # A checkpoint that is written while data are loaded: not as much out as in.
+        # A checkpoint while data are loaded: more enters than leaves.
         (job((0.0, 0.0, 50.0, 1.0), (0.0, 0.0, 50.0, 1.0)), Way.UNKNOWN),
-        # Copy engines at work: kernels ran for 3 % of the time, and cannot have sent that much.
+        # Copy engines: kernels ran for 3 % of the time and cannot have sent this much.
         (job(BOTH, BOTH, kernels_percent=2.5), Way.UNKNOWN),
-        # In a thousandth of the time kernels send no more than 0.128 GB/s.
+        # Kernels that run a thousandth of the time send at most 0.128 GB/s.
         (job((0.0, 0.0, BUSY_GB_S, 0.0), (0.0, 0.0, 0.0, BUSY_GB_S), kernels_percent=0.1), Way.UNKNOWN),
         (job((0.0, 0.0, BUSY_GB_S, 0.0), (0.0, 0.0, 0.0, BUSY_GB_S), kernels_percent=98.0), Way.STAGED),
         (job(STAGED, STAGED, kernels_percent=98.0), Way.STAGED),
-        # What PCIe or NVLinks carry is not known.
+        # PCIe or NVLink traffic is unknown.
         (job((40.0, 40.0, None, None), (40.0, 40.0, 0.1, 0.1)), Way.NOT_TOLD),
         (job((None, None, 33.0, 29.0), (None, None, 33.0, 29.0)), Way.NOT_TOLD),
         (job((None, None, 0.0, 0.0), (None, None, 0.0, 0.0)), Way.NOT_TOLD),
-        # A GPU alone has no peer on its node, whatever NVLinks it has.
+        # A single GPU has no peer on its node, whatever its NVLinks carry.
         (job((None, None, 33.0, 29.0)), Way.HOST_COPIES),
         (job((None, None, 33.0, 29.0), nics=[nic("mlx5_0", 30.0)]), Way.NOT_TOLD),
         # One GPU of four is staged, and NVLinks carry the hops between the others.
@@ -67,7 +67,7 @@ def ways(rates: NodeRates, joined: Any = by_nvlink) -> list[Way]:
             job((0.0, 0.0, 30.0, 29.0), (0.0, 30.0, 30.0, 0.1), (30.0, 0.0, 0.1, 29.0), (30.0, 30.0, 0.1, 0.1)),
             Way.STAGED,
         ),
-        # NVLinks carry a few barriers while PCIe carries the rest.
+        # NVLinks carry only barriers, and PCIe carries the data.
         (job((0.3, 0.3, 33.0, 29.0), (0.3, 0.3, 33.0, 29.0)), Way.STAGED),
     ],
 )
@@ -76,12 +76,12 @@ def test_a_job_goes_the_way_that_its_links_show(rates: NodeRates, expected: Way)
 
 
 def ring(gpus: int, staged: Collection[int], rate: float = 33.0) -> NodeRates:
-    """A ring of GPUs whose hops from these GPUs to the next go through host memory."""
+    """Return the traffic of a ring in which the hops from these GPUs to the next are host-staged."""
     rates = []
     for each in range(gpus):
         out, into = each in staged, (each - 1) % gpus in staged
         nvlink = [0.0 if way else rate for way in (out, into)]
-        # A GPU that reads host memory sends requests over PCIe: 6 % of the bytes, on H200s.
+        # A GPU that reads host memory sends requests over PCIe: 6 % of the bytes on H200s.
         pcie = (1.08 * rate * out + 0.06 * rate * into, 1.08 * rate * into)
         rates.append((nvlink[0], nvlink[1], *pcie))
     return job(*rates)
@@ -95,7 +95,7 @@ def test_one_hop_of_a_ring_through_host_memory_is_named(gpus: int) -> None:
         assert found.seen.staged_hop in found.meaning
     (found,) = observe(ring(8, {2, 3, 6}), by_nvlink)
     assert (found.way, found.seen.staged_hop) == (Way.STAGED, "GPU2, GPU3, GPU6 → GPU3, GPU4, GPU7")
-    # Nothing lacks of what NVLinks carry, or another amount than PCIe carries: a checkpoint here, loading there.
+    # PCIe carries another amount than the NVLinks lack: a checkpoint, and loading.
     copies = job((33.0, 33.0, 20.0, 0.1), NVLINK, (33.0, 33.0, 0.1, 20.0))
     chain = job((20.0, 0.0, 0.1, 9.0), (20.0, 20.0, 0.1, 0.1), (0.0, 20.0, 9.0, 0.1))
     assert [observe(each, by_nvlink)[0].seen.staged_hop for each in (copies, chain)] == ["", ""]
@@ -103,7 +103,6 @@ def test_one_hop_of_a_ring_through_host_memory_is_named(gpus: int) -> None:
 
 
 def test_gpus_of_jobs_that_are_alone_are_never_staged() -> None:
-    """Inference, a process a GPU, in and out at once: as much leaves all GPUs as enters them."""
     assert ways(job(BOTH, BOTH, together=False)) == [Way.HOST_COPIES, Way.HOST_COPIES]
 
 
@@ -115,7 +114,6 @@ def test_a_pair_that_no_nvlink_joins_is_not_called_staged() -> None:
 
 
 def test_copies_of_a_process_beside_a_job_are_not_the_job_s() -> None:
-    """A job of NCCL that waits, and two servers on its GPUs that copy in and out."""
     idle = [task(100, KEY), task(101, KEY)]
     served = node([gpu(0, BOTH, 100, 7), gpu(1, BOTH, 101, 8)], [*idle, task(7), task(8)])
     (found,) = observe(served, by_nvlink)
@@ -123,20 +121,20 @@ def test_copies_of_a_process_beside_a_job_are_not_the_job_s() -> None:
     assert found.seen.doubts == ("process 7 uses GPU0 as well",)
     loopback = nic("lo", 4.2, rdma=False)
     assert [each.way for each in observe(replace(served, nics=(loopback,)), by_nvlink)] == [Way.UNKNOWN]
-    # Neither of two processes on one GPU is by sockets because the other one is.
+    # A process on a shared GPU does not use sockets because the other process does.
     both = node([gpu(0, BOTH, 100, 7)], [task(100, KEY), task(7)], loopback)
     assert [each.way for each in observe(both, by_nvlink)] == [Way.UNKNOWN]
-    # What GPUs show that the job has to itself is its own.
+    # GPUs that only the job uses decide.
     three = node([gpu(0, BOTH, 100, 7), gpu(1, STAGED, 101), gpu(2, STAGED, 102)], [*idle, task(102, KEY), task(7)])
     assert ways(three) == [Way.STAGED]
-    # They show it from 0.5 GB/s of data on, in total and without the requests for what they receive.
+    # They decide from 0.5 GB/s of data on, without read requests.
     for sent, is_doubted in ((0.275, False), (0.27, True)):
         little = [gpu(number, (0.0, 0.0, sent, 0.25), 100 + number) for number in (1, 2)]
         (found,) = observe(node([gpu(0, BOTH, 100, 7), *little], [*idle, task(102, KEY), task(7)]), by_nvlink)
         assert bool(found.seen.doubts) is is_doubted
     healthy = node([gpu(0, NVLINK, 100, 7), gpu(1, NVLINK, 101)], [*idle, task(7)])
     assert ways(healthy) == [Way.DIRECT]
-    # A GPU that runs something may run it for another process.
+    # A busy GPU may run kernels of another process.
     still = [gpu(0, STILL, 100, utilization_percent=0), gpu(1, STILL, 101, 8), gpu(2, STILL, 102)]
     assert ways(node(still, [*idle, task(102, KEY), task(8)])) == [Way.IDLE]
 
@@ -180,12 +178,12 @@ def test_sockets_on_one_host_and_beside_rdma_ports_that_are_up() -> None:
     assert ways(job(STAGED, STAGED, nics=[loopback])) == [Way.SOCKETS]
     assert ways(job(STAGED, STAGED, nics=[ethernet, rdma])) == [Way.SOCKETS]
     assert ways(job(BOTH, nics=[ethernet, rdma])) == [Way.SOCKETS]
-    # Of ports that are down, and without any, Ethernet is all there is.
+    # Without active RDMA ports, Ethernet is the only network.
     assert ways(job(BOTH, nics=[ethernet, nic("mlx5_0", 0.0, up=False)])) == [Way.NOT_TOLD]
     assert ways(job(BOTH, nics=[ethernet])) == [Way.NOT_TOLD]
     # A server that answers over the loopback has no communicator.
     assert ways(job(BOTH, nics=[loopback], communicators=False)) == [Way.NOT_TOLD]
-    # Files come one way.
+    # Files arrive in one direction.
     assert ways(job(IN, IN, nics=[nic("eth0", 0.01, 3.0, rdma=False), rdma])) == [Way.LOADING]
 
 
@@ -211,7 +209,6 @@ def test_a_gpu_that_runs_nothing_while_its_peers_wait_is_named() -> None:
 
 
 def test_every_line_of_the_table_is_needed() -> None:
-    """For each there are signals that fit it and none before it."""
     every = [
         Signals(
             nvlinks=nvlinks,
@@ -239,10 +236,10 @@ def test_every_line_of_the_table_is_needed() -> None:
 
 
 def test_what_may_be_a_staged_part_of_a_job_beside_nvlinks_does_not_pass() -> None:
-    # GPU2 and GPU3 stage between them while data are loaded: not as much out as in.
+    # GPU2 and GPU3 stage between them while data are loaded.
     busy, apart = (40.0, 40.0, 0.1, 20.0), (40.0, 40.0, 10.0, 30.0)
     assert ways(job(busy, busy, apart, apart)) == [Way.UNKNOWN]
-    # One process without NCCL: GPU0 and GPU1 have peer access, GPU2 and GPU3 copy both ways by host memory.
+    # One process without NCCL: GPU0 and GPU1 have peer access, GPU2 and GPU3 copy through host memory.
     pairs = [gpu(n, NVLINK, 7) for n in (0, 1)] + [gpu(n, (0.0, 0.0, 20.0, 20.0), 7) for n in (2, 3)]
     assert ways(node(pairs, [task(7, communicators=False)])) == [Way.UNKNOWN]
     # One of the seven peers of GPU0 and GPU1 is staged.
@@ -260,13 +257,13 @@ def test_more_than_nics_carry_beside_nvlinks_does_not_pass(network: NicRates) ->
 
 @pytest.mark.parametrize("rdma", [True, False])
 def test_a_job_of_several_nodes_is_direct_where_nics_carry_all_that_pcie_does(rdma: bool) -> None:
-    """PCIe counts headers too: 1.09 bytes for each that a NIC counts."""
+    """PCIe counts headers too: 1.09 bytes per byte on the NIC."""
     nics = [nic(f"nic{n}", 20.0, rdma=rdma) for n in range(4)]
     leaving, near, far = (40.0, 40.0, 21.9, 21.9), (40.0, 40.0, 43.8, 43.8), (40.0, 40.0, 0.2, 0.2)
     assert ways(job(*[leaving] * 4, nics=nics)) == [Way.DIRECT]
-    # NCCL hands what leaves the node to the GPU beside the NIC.
+    # NCCL sends data that leaves the node through the GPU near the NIC.
     assert ways(job(near, far, near, far, nics=nics)) == [Way.DIRECT]
-    # A hop from GPU0 to GPU1 by way of host memory comes on top of it.
+    # A host-staged hop from GPU0 to GPU1 adds to it.
     staged_out, staged_into = (20.0, 40.0, 45.0, 21.9), (40.0, 20.0, 21.9, 45.0)
     assert ways(job(staged_out, staged_into, leaving, leaving, nics=nics)) == [Way.UNKNOWN]
     without_nvlink = (0.0, 0.0, 21.9, 21.9)
@@ -287,6 +284,6 @@ def test_the_table_is_documented() -> None:
     start = next(number for number, line in enumerate(lines) if line.startswith("| NVLinks | PCIe |"))
     for rule, line in zip(RULES, lines[start + 2 :], strict=False):
         cells = (rule.nvlinks, rule.pcie, rule.network, rule.members)
-        words = [" or ".join(each) if each else "any" for each in cells]
+        words = [" or ".join(cell) if cell else "any" for cell in cells]
         assert line == "| " + " | ".join([*words, rule.way, rule.meaning]) + " |"
     assert not lines[start + 2 + len(RULES)].startswith("|")

@@ -1,4 +1,4 @@
-"""Nodes over an interval, by what their links carry."""
+"""Nodes in one interval, from the rates of their links."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def task(pid: int, *together: str, communicators: bool | None = True, **more: An
 
 
 def gpu(index: int, ways: Ways, *pids: int, **more: Any) -> GpuRates:
-    """NVLink sent and received, PCIe sent and received, in GB/s."""
+    """Return the rates of a GPU in GB/s: NVLink sent and received, PCIe sent and received."""
     names = ("nvlink_sent", "nvlink_received", "pcie_sent", "pcie_received")
     processes = tuple(GpuProcess(pid=pid, memory_bytes=2**30) for pid in pids)
     values: dict[str, Any] = {"utilization_percent": 98, "processes": processes, **more}
@@ -44,7 +44,6 @@ def node(gpus: Sequence[GpuRates], tasks: Sequence[TaskFacts], *nics: NicRates, 
 def job(
     *ways: Ways, nics: Sequence[NicRates] = (), communicators: bool | None = True, together: bool = True, **more: Any
 ) -> NodeRates:
-    """One job with a process a GPU."""
     keys = (KEY,) if together else ()
     gpus = [gpu(index, way, 100 + index, **more) for index, way in enumerate(ways)]
     return node(gpus, [task(100 + index, *keys, communicators=communicators) for index in range(len(ways))], *nics)
