@@ -1,1 +1,1 @@
-"""Name the bad part among thousands of nodes: matchings, scores, confirmation, decoding, report."""
+"""Find the faulty parts among thousands of nodes by comparing pairs of nodes."""

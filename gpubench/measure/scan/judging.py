@@ -1,8 +1,8 @@
 """Scores and thresholds for rails of nodes ("cells"), and for the inside of each node.
 
-A disturbance only ever lowers a measurement, because a pair is as slow as its slower end. So a cell's score is the mean
-of the upper half of its measurements: one bad partner of three, or two of five, does not change it, and it has less
-noise than the median. The thresholds come from benchmarks/scan_confusion.py.
+A disturbance only lowers a measurement, because a pair is as slow as its slower end. So a score is the mean of the
+upper half of a cell's measurements. One bad partner of three, or two of five, does not change it, and it is less noisy
+than the median. The thresholds come from benchmarks/scan_confusion.py.
 """
 
 import math
@@ -26,7 +26,7 @@ from gpubench.model.terms.units import BYTES_PER_GB, compress_names
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict
 
 LEAST_CELLS = 16
-"""Cells needed to estimate the normal bandwidth inside leaves and across separately: below, both are merged."""
+"""Cells needed to estimate the normal bandwidth inside leaves and across separately. With fewer, merge both."""
 
 _GAP_OF_THREE, _NEAREST_OF_THREE = 0.6895, 0.3606
 """The median distance of the two highest, and of the two nearest, of three normal values, in standard deviations (by
@@ -37,14 +37,15 @@ _GAP_OF_TWO = math.sqrt(2) * _UPPER_QUARTILE
 """The median distance of two normal values in standard deviations."""
 
 _DEVIATION_OF_THREE = 0.6244
-"""The standard deviation of the mean of the two highest of three normal values; by simulation."""
+"""The standard deviation of the mean of the two highest of three normal values (by simulation)."""
 
 _CELLS_OF_THREE_NODES = 3
 """Cells of a rail if a scan has three nodes, each with two measurements instead of three."""
 
 _FEW_FIGURES, _FEW_NODES = 10, 9
-"""Measurements and nodes below which `_caution` clearly raises the noise. Chosen so that one in a hundred healthy scans
-of 3 to 16 nodes names anything."""
+"""Measurements and nodes below which `_caution` raises the noise clearly. With these values, one in a hundred
+healthy scans of 3 to 16 nodes names a part.
+"""
 
 
 def upper_mean(values: Sequence[float]) -> float:
@@ -72,7 +73,7 @@ class Yardstick(Struct, frozen=True):
     slow_leaves: Mapping[tuple[str, int, bool], float] = field(default_factory=dict)
 
     def share(self, fabric: scan.ScanFabric, sample: scan.PairSample) -> float:
-        """Return a measurement as a share of the normal bandwidth, 0 if it failed."""
+        """Return a measurement as a share of the normal bandwidth, or 0 if it failed."""
         first, second, rail, gb_s, _, _ = sample
         inside = fabric.inside(first, second)
         usual = self.centres.get((rail, inside), 0.0)
@@ -84,7 +85,7 @@ class Yardstick(Struct, frozen=True):
         return gb_s / usual if usual > 0 else 0.0
 
     def score(self, figures: Sequence[float]) -> float:
-        """Return the score of a cell with these measurements, in their unit. Of shares, 1 is normal."""
+        """Return the score of a cell with these measurements, in their unit. For shares, 1 is normal."""
         return upper_mean(figures) / (1 + upper_excess(len(figures)) * self.deviation)
 
 
@@ -269,7 +270,7 @@ def scores(
 ) -> dict[scan.NodeRail, CellScore]:
     """Return the score of every cell. With `good`, score the other nodes by their measurements with good ones."""
     if good is not None:
-        samples = [each for each in samples if (each.first in good) != (each.second in good)]
+        samples = [sample for sample in samples if (sample.first in good) != (sample.second in good)]
     failures: dict[scan.NodeRail, int] = {}
     for sample in samples:
         if sample.failure:
@@ -293,8 +294,8 @@ def falls_behind(
     is_last = phase is scan.ScanPhase.CONFIRMATION
     return [
         cell
-        for cell, each in scores_.items()
-        if (each.score < least and (not is_last or each.figures >= LEAST_FIGURES)) or (each.failures and not is_last)
+        for cell, score in scores_.items()
+        if (score.score < least and (not is_last or score.figures >= LEAST_FIGURES)) or (score.failures and not is_last)
     ]
 
 
@@ -306,30 +307,30 @@ def slow_figures(figures: Sequence[scan.LocalFigure]) -> dict[scan.LocalFigure, 
     found: dict[scan.LocalFigure, float] = {}
     for quantity in scan.LocalQuantity:
         alike: defaultdict[tuple[int, int | None], list[scan.LocalFigure]] = defaultdict(list)
-        for each in figures:
-            if each.quantity is quantity:
-                alike[(each.gpu, each.partner) if quantity is scan.LocalQuantity.PAIR else (0, None)].append(each)
+        for figure in figures:
+            if figure.quantity is quantity:
+                alike[(figure.gpu, figure.partner) if quantity is scan.LocalQuantity.PAIR else (0, None)].append(figure)
         shares: dict[scan.LocalFigure, float] = {}
         for own in alike.values():
-            usual = median(each.gb_s for each in own)
+            usual = median(figure.gb_s for figure in own)
             if len(own) >= LEAST_COMPARED and usual > 0:
-                shares |= {each: each.gb_s / usual for each in own}
-        noise = robust_deviation([share for each, share in shares.items() if not each.failure])
+                shares |= {figure: figure.gb_s / usual for figure in own}
+        noise = robust_deviation([share for figure, share in shares.items() if not figure.failure])
         least = 1 - max(ALARM_DEVIATIONS * (noise.deviation if noise else 0.0), LEAST_ALARM_LOSS)
-        found |= {each: share for each, share in shares.items() if share < least or each.failure}
+        found |= {figure: share for figure, share in shares.items() if share < least or figure.failure}
     return found
 
 
 def still_slow(first: Iterable[scan.LocalFigure], second: Sequence[scan.LocalFigure]) -> dict[scan.LocalFigure, float]:
     """Return the measurements that are slow in both passes, with the values of the second."""
-    before = {each.place for each in first}
-    return {each: share for each, share in slow_figures(second).items() if each.place in before}
+    before = {figure.place for figure in first}
+    return {figure: share for figure, share in slow_figures(second).items() if figure.place in before}
 
 
 def find_slowest(*measurements: Mapping[scan.LocalFigure, float]) -> dict[scan.LocalFigure, float]:
     """Merge the slow measurements of several passes, with the slowest value of each."""
     found: dict[tuple[int, int, scan.LocalQuantity, int | None], tuple[scan.LocalFigure, float]] = {}
-    for figure, share in (each for measured in measurements for each in measured.items()):
+    for figure, share in (item for measured in measurements for item in measured.items()):
         known = found.setdefault(figure.place, (figure, share))
         if share < known[1]:
             found[figure.place] = figure, share
@@ -339,13 +340,13 @@ def find_slowest(*measurements: Mapping[scan.LocalFigure, float]) -> dict[scan.L
 def better_of(first: Sequence[scan.LocalFigure], second: Sequence[scan.LocalFigure]) -> list[scan.LocalFigure]:
     """Return the better value of two passes, but a pass with wrong data if there is one."""
     found: dict[tuple[int, int, scan.LocalQuantity, int | None], scan.LocalFigure] = {}
-    for each in (*first, *second):
-        known = found.setdefault(each.place, each)
-        if (each.failure.startswith(scan.WRONG_DATA_ARRIVED), each.gb_s) > (
+    for figure in (*first, *second):
+        known = found.setdefault(figure.place, figure)
+        if (figure.failure.startswith(scan.WRONG_DATA_ARRIVED), figure.gb_s) > (
             known.failure.startswith(scan.WRONG_DATA_ARRIVED),
             known.gb_s,
         ):
-            found[each.place] = each
+            found[figure.place] = figure
     return list(found.values())
 
 
@@ -376,7 +377,7 @@ def local_parts(slow: SlowFigures, rails: int) -> Iterator[LocalPart]:
             yield LocalPart(node, None, None, own)
             continue
         for gpu, figures in sorted(gpus.items()):
-            yield LocalPart(node, gpu, None, {each: own[each] for each in figures})
+            yield LocalPart(node, gpu, None, {figure: own[figure] for figure in figures})
         for pair in pairs:
             yield LocalPart(node, pair.gpu, pair.partner, {pair: own[pair]})
 
@@ -384,10 +385,10 @@ def local_parts(slow: SlowFigures, rails: int) -> Iterator[LocalPart]:
 def _blamed(own: SlowFigures, rails: int) -> tuple[dict[int, list[scan.LocalFigure]], list[scan.LocalFigure]]:
     """Return the measurements by faulty GPU, and the pairs that no GPU explains. GPUs with most slow pairs lead."""
     gpus: defaultdict[int, list[scan.LocalFigure]] = defaultdict(list)
-    for each in own:
-        if each.quantity not in (scan.LocalQuantity.PAIR, scan.LocalQuantity.ALL_REDUCE):
-            gpus[each.gpu].append(each)
-    pairs = [each for each in own if each.quantity is scan.LocalQuantity.PAIR]
+    for figure in own:
+        if figure.quantity not in (scan.LocalQuantity.PAIR, scan.LocalQuantity.ALL_REDUCE):
+            gpus[figure.gpu].append(figure)
+    pairs = [figure for figure in own if figure.quantity is scan.LocalQuantity.PAIR]
     for gpu in [*gpus, *_most_in_pairs(pairs, rails)]:
         gpus[gpu] += [pair for pair in pairs if gpu in (pair.gpu, pair.partner)]
         pairs = [pair for pair in pairs if gpu not in (pair.gpu, pair.partner)]
@@ -401,9 +402,9 @@ def _most_in_pairs(pairs: Sequence[scan.LocalFigure], rails: int) -> Iterator[in
     enough |= {gpu for gpu, count in failed.items() if count >= LEAST_PAIRS}
     left = list(pairs)
     while candidates := enough & _count(left).keys():
-        gpu = max(candidates, key=lambda each: (_count(left)[each], -each))
+        gpu = max(candidates, key=lambda gpu: (_count(left)[gpu], -gpu))
         yield gpu
-        left = [each for each in left if gpu not in (each.gpu, each.partner)]
+        left = [pair for pair in left if gpu not in (pair.gpu, pair.partner)]
 
 
 def _count(pairs: Sequence[scan.LocalFigure]) -> Counter[int]:
@@ -420,14 +421,14 @@ _COLLECTIVES: Mapping[scan.LocalQuantity, tuple[str, int]] = {
 def wrong_data_inside(fabric: scan.ScanFabric, figures: Sequence[scan.LocalFigure]) -> Iterator[Finding]:
     """Yield a finding for each pair of GPUs of a node with wrong data, however rare."""
     found = {figure.place: figure for figure in figures if figure.failure.startswith(scan.WRONG_DATA_ARRIVED)}
-    for each in found.values():
-        host = fabric.hosts[each.node]
-        gpus = () if each.partner is None else (f"GPU{each.gpu}", f"GPU{each.partner}")
+    for figure in found.values():
+        host = fabric.hosts[figure.node]
+        gpus = () if figure.partner is None else (f"GPU{figure.gpu}", f"GPU{figure.partner}")
         yield Finding(
             WRONG_DATA,
             Verdict.FAIL,
-            f"{host} GPU{each.gpu} and GPU{each.partner}" if each.partner is not None else host,
-            f"{each.quantity.value}: {each.failure}",
+            f"{host} GPU{figure.gpu} and GPU{figure.partner}" if figure.partner is not None else host,
+            f"{figure.quantity.value}: {figure.failure}",
             "every element correct",
             "data corrupted by a GPU, a link, or ACS and IOMMU between peers",
             Cure.of(f"ssh {scan.login_name(host)} gpubench check"),
@@ -443,13 +444,13 @@ def not_measured_inside(
 
     It is an ERROR if the last pass failed, and a WARN if only an earlier one did.
     """
-    known = {each.place for each in named}
-    last = {each.place for each in passes[-1] if each.failure}
+    known = {figure.place for figure in named}
+    last = {figure.place for figure in passes[-1] if figure.failure}
     found: dict[tuple[scan.LocalQuantity, str, Verdict], dict[int, None]] = {}
-    for each in (figure for figures in passes for figure in figures if figure.failure and figure.place not in known):
-        if not each.failure.startswith(scan.WRONG_DATA_ARRIVED):
-            severity = Verdict.ERROR if each.place in last else Verdict.WARN
-            found.setdefault((each.quantity, each.failure, severity), {})[each.node] = None
+    for figure in (figure for figures in passes for figure in figures if figure.failure and figure.place not in known):
+        if not figure.failure.startswith(scan.WRONG_DATA_ARRIVED):
+            severity = Verdict.ERROR if figure.place in last else Verdict.WARN
+            found.setdefault((figure.quantity, figure.failure, severity), {})[figure.node] = None
     for (quantity, failure, severity), nodes in found.items():
         names = [fabric.hosts[node] for node in sorted(nodes)]
         yield Finding(
@@ -484,7 +485,7 @@ def expected_inside(profile: Profile | None, gpus: int) -> dict[scan.LocalQuanti
             continue
         gb_s = ways * scan.EXCHANGED_BYTES * collective.busbw_factor(gpus) / seconds / BYTES_PER_GB
         if quantity is scan.LocalQuantity.PAIR:
-            gb_s = min([gb_s, *(ways * each.value for each in profile.find("p2p.write_gb_s"))])
+            gb_s = min([gb_s, *(ways * value.value for value in profile.find("p2p.write_gb_s"))])
         found[quantity] = Expectation(gb_s, f"profile {profile.name}")
     return found
 
@@ -499,21 +500,21 @@ def find_nodes_below_profile(
 
     Leave out measurements that the comparison with other nodes has already `named`.
     """
-    known = {each.place for each in named}
+    known = {figure.place for figure in named}
     expected = {node: expected_inside(profile, fabric.rails) for node, profile in profiles.items()}
     best: dict[tuple[int, scan.LocalQuantity], dict[tuple[int, int | None], float]] = {}
-    for each in (
+    for figure in (
         figure for figures in passes for figure in figures if not figure.failure and figure.place not in known
     ):
-        own = best.setdefault((each.node, each.quantity), {})
-        own[each.gpu, each.partner] = max(each.gb_s, own.get((each.gpu, each.partner), 0.0))
+        own = best.setdefault((figure.node, figure.quantity), {})
+        own[figure.gpu, figure.partner] = max(figure.gb_s, own.get((figure.gpu, figure.partner), 0.0))
     by_kind: dict[tuple[scan.LocalQuantity, str], list[tuple[float, int, Expectation]]] = {}
     for (node, quantity), own in best.items():
         expectation = expected.get(node, {}).get(quantity)
         if expectation is not None and own:
             by_kind.setdefault((quantity, expectation.whose), []).append((median(own.values()), node, expectation))
     for (quantity, _), nodes in by_kind.items():
-        slow = [each for each in nodes if judge_bandwidth(each[0], each[2], None) is not None]
+        slow = [node for node in nodes if judge_bandwidth(node[0], node[2], None) is not None]
         if not slow:
             continue
         gb_s, worst, expectation = min(slow)

@@ -1,7 +1,7 @@
-"""Leaves and their uplinks: which are slow as a whole, judged before the nodes behind them.
+"""Leaves and their uplinks. They are judged as a whole before the nodes behind them.
 
-A pair is as slow as its slower end. So the level of a leaf is the median of its figures inside, and across the median
-of its figures with leaves that are not slower. Normal is the level of most leaves.
+A pair is as slow as its slower end. So the level of a leaf is the median of its measurements inside, and across the
+median of those with leaves that are not slower. The level of most leaves is normal.
 """
 
 import math
@@ -15,21 +15,22 @@ from gpubench.measure.scan.judging import ALARM_DEVIATIONS, LEAST_COMPARED, LEAS
 from gpubench.model.results.scan import NodeRail, PairSample, ScanFabric, ScanPhase
 
 LEAST_NODES = 4
-"""Nodes of a leaf that is judged as a whole: the median of fewer is that of one bad node and its partner."""
+"""The least nodes of a leaf that is judged as a whole. With fewer, one bad node and its partner decide the median."""
 
 DOUBTFUL_ERRORS = 2.0
-"""Standard errors below normal from which a leaf may be slow (by chance one in 44), so that its slow nodes are not
-named in its place. From `ALARM_DEVIATIONS` on it is slow."""
+"""Standard errors below normal from which a leaf may be slow (by chance one in 44). Its slow nodes are then a
+doubt. From `ALARM_DEVIATIONS` on the leaf is slow.
+"""
 
 MOST_HEALTHY_SHARE = 0.25
-"""The largest share of healthy nodes behind a slow leaf: chance makes one of five look healthy."""
+"""The largest share of healthy nodes behind a slow leaf. One of five looks healthy by chance."""
 
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
-"""The standard error of a median over that of a mean, of normal values."""
+"""The standard error of a median over that of a mean, for normal values."""
 
 
 class LeafLevel(Struct, frozen=True):
-    """The bandwidth of a rail of a leaf, inside and across, as shares of the normal bandwidth; None if unknown.
+    """The bandwidth of a rail of a leaf, inside and across, as shares of the normal bandwidth. None if unknown.
 
     `is_sure` is False if noise may explain it. `healthy` is the share of nodes behind leaves with a normal level, and
     `error` the standard error of the level.
@@ -67,7 +68,7 @@ class LeafLevel(Struct, frozen=True):
 class _Level(Struct, frozen=True):
     """A share of the normal bandwidth and its standard error.
 
-    `healthy` is the share of nodes behind healthy leaves. `delivered` compares inside with across.
+    `healthy` is the share of nodes behind healthy leaves. `delivered` makes inside and across comparable.
     """
 
     share: float
@@ -80,11 +81,11 @@ class _Level(Struct, frozen=True):
 
 
 Partners = Mapping[str, Sequence[float]]
-"""Shares of a leaf's figures by the leaf at the other end."""
+"""Shares of the measurements of a leaf, by the leaf at the other end."""
 
 
 def members_of(fabric: ScanFabric) -> dict[str, list[int]]:
-    """The nodes of every leaf that has enough of them to be judged as a whole."""
+    """Return the nodes of every leaf that has enough nodes to be judged as a whole."""
     members: dict[str, list[int]] = {}
     for node, leaf in enumerate(fabric.leaves):
         if leaf is not None:
@@ -93,7 +94,7 @@ def members_of(fabric: ScanFabric) -> dict[str, list[int]]:
 
 
 def leaf_levels(fabric: ScanFabric, yardstick: Yardstick, samples: Sequence[PairSample]) -> list[LeafLevel]:
-    """The leaves that are slow or may be, on all rails or some, judged by the screening."""
+    """Return the leaves that are slow or may be slow in the screening, per rail."""
     members = members_of(fabric)
     if len(members) < LEAST_COMPARED - 1:
         return []
@@ -128,7 +129,7 @@ def leaf_levels(fabric: ScanFabric, yardstick: Yardstick, samples: Sequence[Pair
 def _is_whole(
     levels: Sequence[LeafLevel], nodes: Sequence[int], of_side: Mapping[bool, Shares], yardstick: Yardstick
 ) -> bool:
-    """False if too many nodes of a slow leaf are faster than the middle between its level and normal."""
+    """True unless too many nodes of a slow leaf are faster than the middle between its level and normal."""
     sides = [inside for inside in (True, False) if inside in levels[0].slow]
     by_node = [
         [share for side in sides for level in levels for share in of_side[side].get(NodeRail(node, level.rail), ())]
@@ -143,7 +144,7 @@ def _is_whole(
 def _figures(
     fabric: ScanFabric, yardstick: Yardstick, samples: Iterable[PairSample], members: Iterable[str], *, inside: bool
 ) -> Mapping[int | None, Mapping[str, Partners]]:
-    """Shares of the rail's bandwidth by rail (None: all rails), leaf, and leaf at the other end."""
+    """Return shares of the rail's bandwidth by rail, leaf, and leaf at the other end. The rail None is all rails."""
     found: dict[int | None, dict[str, dict[str, list[float]]]] = {}
     for sample in samples:
         first, second = fabric.leaves[sample.first], fabric.leaves[sample.second]
@@ -160,7 +161,7 @@ def _figures(
 def _levels(
     figures: Mapping[str, Partners], members: Mapping[str, Sequence[int]], deviation: float
 ) -> Mapping[str, _Level]:
-    """The level of every leaf with enough figures, as a share of the level of most leaves."""
+    """Return the level of every leaf with enough measurements, as a share of the level of most leaves."""
     values = {leaf: sorted(share for own in partners.values() for share in own) for leaf, partners in figures.items()}
     values = {leaf: own for leaf, own in values.items() if len(own) >= 2}
     level = {leaf: own[int(0.8 * (len(own) - 1))] for leaf, own in values.items()}
@@ -182,7 +183,7 @@ def _levels(
     of_usual = MEDIAN_ERROR * median(errors.values()) / math.sqrt(len(errors))
     usual, fastest = median_high(level.values()), sorted(level.values())[-math.ceil(len(level) / 4)]
     if _Level(usual / fastest, median(errors.values())).is_slow(ALARM_DEVIATIONS):
-        usual = fastest  # most leaves are slower than a quarter of them: no majority tells which are healthy
+        usual = fastest  # Most leaves are slower than a quarter of them, so no majority shows which are healthy
     found = {leaf: _Level(share / usual, math.hypot(errors[leaf], of_usual), share) for leaf, share in level.items()}
     slow = sum(len(members[leaf]) for leaf, own in found.items() if own.is_slow(ALARM_DEVIATIONS))
     healthy = 1 - slow / sum(len(members[leaf]) for leaf in found)
@@ -190,7 +191,7 @@ def _levels(
 
 
 def _slow_groups(leaf: str, levels: Mapping[int | None, Mapping[bool, _Level]]) -> list[list[LeafLevel]]:
-    """The slow rails of a leaf: all in one group if the leaf is slow as a whole, else each in its own."""
+    """Return the slow rails of a leaf, in one group if the leaf is slow as a whole, else in a group each."""
     rails = {rail: own for rail, own in levels.items() if rail is not None}
     whole = _slow_level(leaf, 0, levels[None])
     if whole is not None:
@@ -202,9 +203,9 @@ def _slow_groups(leaf: str, levels: Mapping[int | None, Mapping[bool, _Level]]) 
 
 
 def _slow_level(leaf: str, rail: int, levels: Mapping[bool, _Level]) -> LeafLevel | None:
-    """The level of a leaf that is slow or may be; None if it is healthy, or if its nodes are slow instead.
+    """Return the level of a leaf that is or may be slow, or None if it is healthy or its nodes are slow instead.
 
-    A slow leaf switch slows what leaves it too. If what leaves it is faster, nodes of the leaf are slow.
+    A slow leaf switch also slows traffic that leaves the leaf. If that traffic is faster, the nodes are slow.
     """
     for errors in (ALARM_DEVIATIONS, DOUBTFUL_ERRORS):
         for level in levels.values():
@@ -217,13 +218,13 @@ def _slow_level(leaf: str, rail: int, levels: Mapping[bool, _Level]) -> LeafLeve
 
 
 def adjust_to_slow_leaves(yardstick: Yardstick, levels: Iterable[LeafLevel]) -> Yardstick:
-    """The yardstick that compares cells of slow leaves with the others of their leaf."""
+    """Return the yardstick that compares cells of a slow leaf with the other cells of the leaf."""
     offsets = {(level.leaf, level.rail, inside): share for level in levels for inside, share in level.slow.items()}
     return replace(yardstick, slow_leaves=offsets)
 
 
 def correct_slow_leaves(yardstick: Yardstick, fabric: ScanFabric, samples: Iterable[PairSample]) -> list[PairSample]:
-    """The figures as they would be if the slow leaves of a yardstick were healthy."""
+    """Return the measurements as they would be if the slow leaves of a yardstick were healthy."""
     if not yardstick.slow_leaves:
         return list(samples)
     plain = replace(yardstick, slow_leaves={})

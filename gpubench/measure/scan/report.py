@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,9})", re.ASCII | re.DOTALL
 
 
 def exclusions(bad: Sequence[str], good: Sequence[str], ranks_per_node: int) -> Iterator[scan.ExclusionRow]:
-    """The bad hosts for Slurm and Kubernetes; for mpirun the good ones, as it has no list of hosts to leave out."""
+    """Yield bad hosts for Slurm and Kubernetes, and good hosts for mpirun, which has no option to exclude hosts."""
     yield from (scan.ExclusionRow(tool=scan.Tool.MPIRUN, line=f"{host} slots={ranks_per_node}") for host in good)
     if not bad:
         return
@@ -36,7 +36,7 @@ def exclusions(bad: Sequence[str], good: Sequence[str], ranks_per_node: int) -> 
 
 
 def slurm_hostlist(hosts: Sequence[str]) -> str:
-    """Host names in Slurm's brackets: 'node[3,17-19],login'; numbers keep their leading zeros."""
+    """Return host names in Slurm's brackets: 'node[3,17-19],login'. Numbers keep their leading zeros."""
     stems: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for host in sorted(set(hosts)):
@@ -62,7 +62,7 @@ def _bracketed(stem: str, padded: int, numbers: Sequence[int]) -> str:
 _MOST_NAMES = 8
 
 _MOST_SURE_LOSS_PERCENT = 50.0
-"""If only larger losses can be detected, the scan is inconclusive."""
+"""The scan is inconclusive if it can detect only larger losses."""
 
 _OTHERS = "the same bandwidth as on the other nodes"
 
@@ -134,11 +134,11 @@ _ADVICE: dict[verdicts.PartKind, tuple[str, str, str, Cure]] = {
         Cure.of("ibdiagnet", comment="Look at the counters of the leaf's uplinks."),
     ),
 }
-"""Id, expected, likely reason, next command."""
+"""Finding id, expected value, likely cause and cure."""
 
 
 def _part_name(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> str:
-    """'node17 rail 3', 'node4 GPU5', 'leaf4 rail 2'."""
+    """Return 'node17 rail 3', 'node4 GPU5' or 'leaf4 rail 2'."""
     if part.kind is verdicts.PartKind.RAIL:
         return f"rail {part.rail} of all nodes"
     where = part.leaf if part.leaf is not None and part.kind not in scan.OF_ONE_NODE else fabric.hosts[part.nodes[0]]
@@ -163,7 +163,7 @@ def _part_words(part: verdicts.FaultyPart) -> str:
 
 
 def severity_of(course: ScanCourse, part: verdicts.FaultyPart) -> Verdict:
-    """Return FAIL, or WARN for a node or NIC whose loss is smaller than what this scan surely detects.
+    """Return FAIL, or WARN for a node or NIC whose loss is smaller than this scan surely detects.
 
     Of 3,000 simulated healthy scans of 3 to 5 nodes, 8 had such a part.
     """
@@ -173,7 +173,7 @@ def severity_of(course: ScanCourse, part: verdicts.FaultyPart) -> Verdict:
 
 
 def _part_findings(course: ScanCourse, parts: Sequence[verdicts.FaultyPart]) -> Iterator[Finding]:
-    """One finding for each slow part; wrong data inside a node have one of their own."""
+    """Yield one finding per faulty part, except for wrong data inside a node, which have a separate finding."""
     fabric = course.fabric
     for part in parts:
         if scan.WRONG_DATA_ARRIVED in part.seen:
@@ -195,7 +195,7 @@ def _part_findings(course: ScanCourse, parts: Sequence[verdicts.FaultyPart]) -> 
 
 
 def _part_places(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> tuple[DevicePlace, ...]:
-    """The GPUs or the NIC of a bad node, or the node; of a leaf all nodes that it slows; of a rail none."""
+    """Return the GPUs or NIC of a bad node, or the node. Return all nodes of a leaf, and no place for a rail."""
     if part.kind not in scan.OF_ONE_NODE and part.leaf is None:
         return ()
     nic = fabric.nic(part.rail) if part.kind is verdicts.PartKind.NIC and part.rail is not None else None
@@ -205,7 +205,7 @@ def _part_places(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> tuple[De
 
 
 def _fold_below_facts(parts: Sequence[Finding], facts: Sequence[Finding], hosts: Sequence[str]) -> list[Finding]:
-    """The findings on parts and on facts, in which a slow GPU or pair stands below the fact that explains it."""
+    """Return the findings on parts and facts. A slow GPU or pair becomes a consequence of the fact that explains it."""
     kept, roots = list[Finding](), list(facts)
     for part in parts:
         copies = replace(part, id="p2p-slow")
@@ -222,7 +222,7 @@ _SILENT = (
     verdicts.PartKind.NODE_GONE,
     verdicts.PartKind.NODE_HANGS,
     verdicts.PartKind.RAIL_HANGS,
-)  # Nothing is left of their speed
+)  # They have no bandwidth left
 _INSIDE_A_NODE = ("gpu-slow", "gpu-pair-slow")
 
 
@@ -232,7 +232,7 @@ def _doubt_findings(
     unjudged: Sequence[scan.NodeRail],
     leaves: Sequence[verdicts.FaultyPart],
 ) -> Iterator[Finding]:
-    """Findings for unconfirmed suspects, leaves included, and for rails without any figure."""
+    """Yield findings for unconfirmed suspects and leaves, and for rails without any measurement."""
     if suspects or leaves:
         names = [*_names(course.fabric, suspects), *(_part_name(course.fabric, leaf) for leaf in leaves)]
         why = "too few healthy nodes were left for the confirmation"
@@ -269,7 +269,7 @@ def _nodes_of(fabric: scan.ScanFabric, cells: Iterable[scan.NodeRail]) -> tuple[
 
 
 def _doubtful_leaf_findings(fabric: scan.ScanFabric, cells: Mapping[scan.NodeRail, LeafLevel]) -> Iterator[Finding]:
-    """Leaves that may be slow, or only some of their nodes: which, the measurements cannot show."""
+    """Yield a finding per leaf that may be slow, because measurements do not show whether only its nodes are."""
     by_leaf: dict[str, dict[scan.NodeRail, LeafLevel]] = {}
     for cell, level in cells.items():
         by_leaf.setdefault(level.leaf, {})[cell] = level
@@ -313,16 +313,16 @@ def _wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
 
 
 def _pair_findings(course: ScanCourse) -> Iterator[Finding]:
-    """Findings for pairs that failed once, and neither node failed again: the faulty node is unknown."""
+    """Yield findings for pairs that failed once. Neither node failed again, so the faulty one is unknown."""
     retired = course.retired()
     once = {
-        (each.first, each.second, number): each.failure
-        for number, each in ((outcome.number, sample) for outcome in course.outcomes for sample in outcome.samples)
-        if each.failure
-        and not {scan.NodeRail(each.first, each.rail), scan.NodeRail(each.second, each.rail)} & retired.keys()
-        and each.culprit is None
-        and not each.failure.startswith(scan.WRONG_DATA_ARRIVED)
-        and not {each.first, each.second} & course.gone.keys()
+        (sample.first, sample.second, number): sample.failure
+        for number, sample in ((outcome.number, sample) for outcome in course.outcomes for sample in outcome.samples)
+        if sample.failure
+        and not {scan.NodeRail(sample.first, sample.rail), scan.NodeRail(sample.second, sample.rail)} & retired.keys()
+        and sample.culprit is None
+        and not sample.failure.startswith(scan.WRONG_DATA_ARRIVED)
+        and not {sample.first, sample.second} & course.gone.keys()
     }
     last = course.outcomes[-1].number if course.outcomes else 0
     for (first, second, number), failure in once.items():
@@ -342,7 +342,7 @@ def _pair_findings(course: ScanCourse) -> Iterator[Finding]:
 
 
 def _is_too_noisy(sure_loss_percent: float) -> bool:
-    """True if the noise hides all but very large losses, so that the scan is inconclusive."""
+    """True if noise hides all but very large losses, so that the scan is inconclusive."""
     return sure_loss_percent > _MOST_SURE_LOSS_PERCENT
 
 
@@ -360,7 +360,7 @@ def _noise_findings(sure_loss_percent: float) -> Iterator[Finding]:
 
 
 def clock_findings(fabric: scan.ScanFabric, offsets: Mapping[int, float]) -> Iterator[Finding]:
-    """Findings for wall clocks that differ from the first node's; no measurement depends on them."""
+    """Yield findings for wall clocks that differ from the first node's. No measurement depends on them."""
     for node, seconds in sorted(offsets.items()):
         yield Finding(
             "clock-differs",
@@ -406,7 +406,7 @@ def _hosts(fabric: scan.ScanFabric, group: CollectiveOfNodes) -> str:
 
 
 def _names(fabric: scan.ScanFabric, cells: Sequence[scan.NodeRail]) -> list[str]:
-    """Rails by node: 'node3 rail 1', 'node4 rails 0,2'."""
+    """Return cells by node: 'node3 rail 1', 'node4 rails 0,2'."""
     found = []
     for node, own in groupby(sorted(cells), key=lambda cell: cell.node):
         rails = [cell.rail for cell in own]
@@ -423,7 +423,7 @@ SECTIONS = ("parts", "cells", "rounds", "scan_collectives", "exclusions", "findi
 
 
 class ScanResult(Struct, frozen=True):
-    """A finished scan and its faulty parts; `origin` is the origin of its measurements."""
+    """A finished scan and its faulty parts. `origin` is the origin of its measurements."""
 
     course: ScanCourse
     parts: Sequence[verdicts.FaultyPart]
@@ -437,33 +437,33 @@ class ScanResult(Struct, frozen=True):
         return 100 * smallest_sure_loss(self.course.yardstick.deviation)
 
     def slow_rails(self) -> frozenset[int]:
-        """The rails reported as slow on all nodes."""
+        """Return the rails that are slow on all nodes."""
         return frozenset(
             part.rail for part in self.parts if part.kind is verdicts.PartKind.RAIL and part.rail is not None
         )
 
     def rails_without_level(self) -> frozenset[int]:
-        """The rails without a known healthy bandwidth: all rails if the measurements are too noisy."""
+        """Return the rails without a known healthy bandwidth, which are all rails if the measurements are too noisy."""
         if _is_too_noisy(self.sure_loss_percent):
             return frozenset(range(self.course.fabric.rails))
         return verdicts.rails_without_level(self.course, self.slow_rails(), explained=bool(self.parts))
 
     def rails_told(self) -> frozenset[int]:
-        """The rails whose usual bandwidth is reported already, or is not known."""
+        """Return the rails whose normal bandwidth is unknown or has a finding already."""
         return self.slow_rails() | self.rails_without_level() | verdicts.unknown_between_leaves(self.course)
 
     def doubtful(self) -> Mapping[scan.NodeRail, LeafLevel]:
-        """Slow cells that no part explains, as their leaf may be slow as a whole."""
+        """Return slow cells that no part explains, because their leaf may be slow as a whole."""
         explained = {cell for part in self.parts for cell in part.cells}
         return {cell: level for cell, level in verdicts.doubtful_cells(self.course).items() if cell not in explained}
 
     def suspects(self) -> list[scan.NodeRail]:
-        """Bad cells without confirmation; after --quick, those that a full scan would surely confirm."""
+        """Return bad cells without confirmation. After --quick, return those that a full scan would surely confirm."""
         course = self.course
         explained = {cell for part in self.parts for cell in part.cells}
         if not course.has_confirmed:
             least = 1 - smallest_sure_loss(course.yardstick.deviation)
-            looks_bad = {cell for cell, each in course.screened.items() if each.score < least and not each.failures}
+            looks_bad = {cell for cell, score in course.screened.items() if score.score < least and not score.failures}
             return sorted((looks_bad & course.suspects) - explained)
         unconfirmed = [
             cell
@@ -473,11 +473,11 @@ class ScanResult(Struct, frozen=True):
         return sorted(unconfirmed)
 
     def suspect_leaves(self) -> Sequence[LeafLevel]:
-        """Slow leaves after --quick; a full scan has confirmed or rejected them."""
+        """Return slow leaves after --quick. A full scan has confirmed or rejected them."""
         return () if self.course.has_confirmed else self.course.suspect_leaves
 
     def unmeasured(self) -> list[scan.NodeRail]:
-        """Cells without any measurement, without those of nodes reported as gone or hanging."""
+        """Return the cells without any measurement, except of nodes that are reported as gone or hanging."""
         explained = {cell for part in self.parts for cell in part.cells}
         measured = {
             scan.NodeRail(node, sample.rail)
@@ -495,7 +495,7 @@ class ScanResult(Struct, frozen=True):
 
 
 def report_of(result: ScanResult, ranks_per_node: int) -> Report:
-    """The whole report; without exclude lists if nodes have no ranks because they are ranks themselves."""
+    """Return the report of a scan. It has no exclude lists if `ranks_per_node` is 0 because each node is a rank."""
     course = result.course
     suspects, unmeasured = result.suspects(), result.unmeasured()
     facts = add_ssh(result.other_findings) if len(course.fabric.hosts) > 1 else result.other_findings
@@ -620,7 +620,7 @@ def _cell_rows(result: ScanResult, suspects: set[scan.NodeRail]) -> Iterator[sca
 def _leaf_part(
     of_leaf: Mapping[tuple[str | None, int | None], verdicts.FaultyPart], leaf: str | None, rail: int
 ) -> verdicts.FaultyPart | None:
-    """The part of the network that slows down a cell: its leaf, or its rail on all nodes."""
+    """Return the part of the network that slows down a cell: its leaf, or its rail on all nodes."""
     keys = ((leaf, rail), (leaf, None)) if leaf is not None else ()
     return next((of_leaf[key] for key in (*keys, (None, rail)) if key in of_leaf), None)
 
@@ -667,7 +667,7 @@ def _collective_rows(result: ScanResult) -> Iterator[scan.ScanCollectiveRow]:
 def _exclusion_rows(
     result: ScanResult, cells: Sequence[scan.ScanCellRow], ranks_per_node: int
 ) -> Iterator[scan.ExclusionRow]:
-    """Exclude lists: nodes that are bad or have a fault that drains, and nodes that were measured and passed."""
+    """Yield exclude lists: nodes that are bad or have a fault that drains, and nodes that were measured and passed."""
     hosts = result.course.fabric.hosts
     if not ranks_per_node:
         return

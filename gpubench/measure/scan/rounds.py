@@ -173,13 +173,13 @@ def blamed(failures: Mapping[NodeRail, Sequence[PairSample]]) -> list[NodeRail]:
     left = {cell: met - found.keys() for cell, met in partners.items() if cell not in found}
     while True:
         candidates = [cell for cell, met in left.items() if len(met) >= FAILURES_THAT_RETIRE]
-        sole_suspects = [cell for cell in candidates if any(len(left[each]) == 1 for each in left[cell])]
+        sole_suspects = [cell for cell in candidates if any(len(left[partner]) == 1 for partner in left[cell])]
         if not candidates:
             return list(found)
         worst = max(sole_suspects or candidates, key=lambda cell: (len(left[cell]), -cell.node, -cell.rail))
         found[worst] = None
-        for each in left.pop(worst):
-            left[each] = left[each] - {worst}
+        for partner in left.pop(worst):
+            left[partner] = left[partner] - {worst}
 
 
 class RingMeasurer(Protocol):
@@ -206,8 +206,8 @@ class InsideNodes:
             return []
         found = [pair for number in range(self._rails - 1 + self._rails % 2) for pair in self._pairs(number)]
         found += self._all_reduce()
-        known = {each.place for each in found}
-        return [*found, *(each for each in self._given_up() if each.place not in known)]
+        known = {figure.place for figure in found}
+        return [*found, *(figure for figure in self._given_up() if figure.place not in known)]
 
     def _pairs(self, number: int) -> Iterator[LocalFigure]:
         pairs = [
@@ -222,7 +222,7 @@ class InsideNodes:
             yield figure
             for cell in pair if failure else ():
                 self._failed.setdefault(cell, []).append(figure)
-                if len({each.place for each in self._failed[cell]}) >= FAILURES_THAT_RETIRE:
+                if len({figure.place for figure in self._failed[cell]}) >= FAILURES_THAT_RETIRE:
                     self._out.add(cell)
 
     def _all_reduce(self) -> Iterator[LocalFigure]:
@@ -247,7 +247,7 @@ class InsideNodes:
                 yield ring, outcome
 
     def _given_up(self) -> Iterator[LocalFigure]:
-        return (each for cell in sorted(self._out & self._failed.keys()) for each in self._failed[cell])
+        return (figure for cell in sorted(self._out & self._failed.keys()) for figure in self._failed[cell])
 
 
 class RoundMeasurer(Protocol):
@@ -298,10 +298,10 @@ class ScanCourse(Struct):
     def samples(self, phase: ScanPhase) -> list[PairSample]:
         """Return the measurements of a phase, with the node that caused each failure if it is known."""
         found = [sample for outcome in self.outcomes if outcome.phase is phase for sample in outcome.samples]
-        if not any(each.failure for each in found):
+        if not any(sample.failure for sample in found):
             return found
         retired = self.retired()
-        return [_name_culprit(each, retired) if each.failure else each for each in found]
+        return [_name_culprit(sample, retired) if sample.failure else sample for sample in found]
 
     @property
     def has_confirmed(self) -> bool:
@@ -335,10 +335,10 @@ class ScanCourse(Struct):
         leaves, judged = self.fabric.leaves, members_of(self.fabric)
         living = Counter(leaves[node] for node in self.living())
         slow: dict[tuple[str, int], list[float]] = {}
-        for cell, each in self.confirmed.items():
+        for cell, score in self.confirmed.items():
             leaf = leaves[cell.node]
             if leaf is not None and (leaf not in judged or len(judged) < judging.LEAST_COMPARED):
-                slow.setdefault((leaf, cell.rail), []).append(each.score)
+                slow.setdefault((leaf, cell.rail), []).append(score.score)
         least = 1 - _SURE_LOSSES * judging.smallest_sure_loss(self.yardstick.deviation)
         for (leaf, rail), own in slow.items():
             if len(own) >= max(2, living[leaf] / 3) and median(own) > least:
@@ -348,9 +348,9 @@ class ScanCourse(Struct):
 
     def _slow_middle(self, leaf: str, rail: int) -> Iterator[LeafLevel]:
         """Yield the level of a small leaf if its middle node is slow, on this rail or over all rails."""
-        members = {cell: each for cell, each in self.judged.items() if self.fabric.leaves[cell.node] == leaf}
-        for own in ([each for cell, each in members.items() if cell.rail == rail], [*members.values()]):
-            level, figures = median_high(each.score for each in own), sum(each.figures for each in own)
+        members = {cell: score for cell, score in self.judged.items() if self.fabric.leaves[cell.node] == leaf}
+        for own in ([score for cell, score in members.items() if cell.rail == rail], [*members.values()]):
+            level, figures = median_high(score.score for score in own), sum(score.figures for score in own)
             error = MEDIAN_ERROR * self.yardstick.deviation / math.sqrt(figures)
             if 1 - level > DOUBTFUL_ERRORS * error:
                 yield LeafLevel(leaf, rail, level, None, is_sure=False, error=error)
@@ -363,7 +363,7 @@ class ScanCourse(Struct):
             for cell, seen in self.before.failed.items()
         }
         for outcome in self.outcomes:
-            for sample in (each for each in outcome.samples if each.failure):
+            for sample in (sample for sample in outcome.samples if sample.failure):
                 for node in (sample.first, sample.second):
                     if sample.culprit in (None, node):
                         found.setdefault(NodeRail(node, sample.rail), []).append(sample)
@@ -470,9 +470,9 @@ def _partners(course: ScanCourse, suspects: Set[int], good: Set[int]) -> tuple[l
 def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
     """Return nodes with a suspect cell, and some nodes of each slow leaf, so that half of all stay partners."""
     nodes = {cell.node for cell in course.suspects}
-    slow = {each.leaf for each in course.suspect_leaves}
+    slow = {leaf.leaf for leaf in course.suspect_leaves}
     for leaf in slow:
-        own = [node for node, each in enumerate(course.fabric.leaves) if each == leaf]
+        own = [node for node, other in enumerate(course.fabric.leaves) if other == leaf]
         most = max(LEAST_NODES, len(course.fabric.hosts) // (4 * len(slow)))
         nodes.update(own[:: max(1, len(own) // most)])
     return frozenset(nodes)
@@ -491,11 +491,11 @@ def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
     behind = set(judging.falls_behind(phase, yardstick.deviation, found))
     if phase is ScanPhase.CONFIRMATION:
         behind -= _cells_like_leaf(fabric, yardstick.deviation, found, leaves)
-    looked_at = {cell: each for cell, each in found.items() if cell in course.suspects}
+    looked_at = {cell: score for cell, score in found.items() if cell in course.suspects}
     course.judged = {**course.judged, **looked_at}
     course.suspect_leaves = leaves
     if phase is ScanPhase.CONFIRMATION:
-        course.confirmed = {cell: each for cell, each in looked_at.items() if cell in behind}
+        course.confirmed = {cell: score for cell, score in looked_at.items() if cell in behind}
         course.slow_leaves = leaves
     else:
         course.suspects &= behind | (course.suspects - found.keys())
@@ -524,8 +524,8 @@ def _cells_like_leaf(
     errors = {(leaf.leaf, leaf.rail): DOUBTFUL_ERRORS * leaf.error for leaf in leaves}
     return {
         cell
-        for cell, each in found.items()
-        if each.score >= least - errors.get((fabric.leaves[cell.node] or "", cell.rail), 0.0)
+        for cell, score in found.items()
+        if score.score >= least - errors.get((fabric.leaves[cell.node] or "", cell.rail), 0.0)
     }
 
 
@@ -567,7 +567,7 @@ def predicted_gb_s(course: ScanCourse, nodes: Sequence[int]) -> float:
     rails = course.fabric.rails
     usual = [gb_s for rail in range(rails) for gb_s in [_usual(course, rail)] if gb_s]
     taking_part = set(nodes)
-    confirmed = [each.score for cell, each in course.confirmed.items() if cell.node in taking_part]
+    confirmed = [score.score for cell, score in course.confirmed.items() if cell.node in taking_part]
     slow_leaves = [
         level.across
         for level in course.slow_leaves
@@ -582,7 +582,7 @@ def collectives(course: ScanCourse, seed: int, measure: MeasureCollective) -> It
     Leave out nodes that hang or have a rail that carries next to nothing: they would stop all others.
     """
     left_out = {cell.node for cell in course.retired()}
-    left_out |= {cell.node for cell, each in course.confirmed.items() if each.score < _LEAST_SCORE}
+    left_out |= {cell.node for cell, score in course.confirmed.items() if score.score < _LEAST_SCORE}
     nodes = [node for node in course.living() if node not in left_out]
     whole = _measured(course, "all", nodes, measure)
     yield whole

@@ -101,8 +101,8 @@ def _least_gain(course: ScanCourse) -> float:
 def faster_cells(course: ScanCourse) -> Mapping[NodeRail, float]:
     """Return the cells clearly faster than normal in the screening: the other cells of their rail must be slow."""
     most = 1 + _least_gain(course)
-    found = {cell: each.score for cell, each in course.screened.items() if each.score > most}
-    cells, faster = (Counter(cell.rail for cell in each) for each in (course.screened, found))
+    found = {cell: score.score for cell, score in course.screened.items() if score.score > most}
+    cells, faster = (Counter(cell.rail for cell in scores) for scores in (course.screened, found))
     return {
         cell: score for cell, score in found.items() if faster[cell.rail] >= _LEAST_SHARE_OF_CELLS * cells[cell.rail]
     }
@@ -116,7 +116,7 @@ def faster_rails(course: ScanCourse) -> Mapping[int, float]:
     shares = {
         rail: gb_s / median(others)
         for rail, gb_s in usual.items()
-        if len(others := [each for other, each in usual.items() if other != rail]) >= 2
+        if len(others := [value for other, value in usual.items() if other != rail]) >= 2
     }
     return {rail: share for rail, share in shares.items() if share > 1 + _least_gain(course)}
 
@@ -210,14 +210,14 @@ def _finding(subject: str, faster: str, share: float) -> Finding:
 
 
 def _leaves_differ(fabric: ScanFabric, slow: Sequence[LeafLevel]) -> Finding:
-    leaves = list(dict.fromkeys(each.leaf for each in slow))
+    leaves = list(dict.fromkeys(level.leaf for level in slow))
     others = [leaf for leaf in members_of(fabric) if leaf not in leaves]
-    rails = sorted({each.rail for each in slow})
+    rails = sorted({level.rail for level in slow})
     return Finding(
         "no-usual-level",
         Verdict.INCONCLUSIVE,
         shorten(leaves, _MOST_NAMES),
-        f"{min(each.share for each in slow):.0%} of the bandwidth of {shorten(others, _MOST_NAMES)}, "
+        f"{min(level.share for level in slow):.0%} of the bandwidth of {shorten(others, _MOST_NAMES)}, "
         f"on {rail_names(rails, fabric.rails)}",
         "the same bandwidth on most leaves, or on all of them a known share of the NICs' rate",
         "slow leaf switches, or faster ones on the other leaves: neither are most of all",
@@ -276,13 +276,13 @@ def rail_levels(course: ScanCourse) -> Mapping[int, RailLevel]:
 def slow_levels(course: ScanCourse, without: Set[int]) -> Mapping[int, RailLevel]:
     """Return the levels clearly below or above the NICs' rate, except of rails in `without`."""
     levels = rail_levels(course)
-    return {rail: each for rail, each in levels.items() if rail not in without and each.severity is not Verdict.PASS}
+    return {rail: level for rail, level in levels.items() if rail not in without and level.severity is not Verdict.PASS}
 
 
 def least_percent(course: ScanCourse, without_level: Set[int]) -> float | None:
     """Return the slowest rail's percentage of the NICs' rate, None if no rate or no normal bandwidth is known."""
     levels = rail_levels(course)
-    return min((100 * each.share for rail, each in levels.items() if rail not in without_level), default=None)
+    return min((100 * level.share for rail, level in levels.items() if rail not in without_level), default=None)
 
 
 def all_rates_known(course: ScanCourse) -> bool:
@@ -299,7 +299,7 @@ def rate_findings(course: ScanCourse, without: Set[int]) -> Iterator[Finding]:
         if severity is Verdict.ERROR:
             yield _find_above_rate(course, levels)
             continue
-        rail, worst = min(levels.items(), key=lambda each: each[1].share)
+        rail, worst = min(levels.items(), key=lambda item: item[1].share)
         carried = BOTH_WAYS * (course.fabric.rates[rail] or 0.0)
         share = FAILED_SHARE if severity is Verdict.FAIL else SLOW_SHARE
         yield Finding(
@@ -317,7 +317,7 @@ def rate_findings(course: ScanCourse, without: Set[int]) -> Iterator[Finding]:
 
 
 def _find_above_rate(course: ScanCourse, levels: Mapping[int, RailLevel]) -> Finding:
-    rail, most = max(levels.items(), key=lambda each: each[1].best)
+    rail, most = max(levels.items(), key=lambda item: item[1].best)
     carried = BOTH_WAYS * (course.fabric.rates[rail] or 0.0)
     return Finding(
         ABOVE_LIMIT,
@@ -383,7 +383,7 @@ class _Cells(Struct):
 
 def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[FaultyPart]:
     """Return the faulty parts, most severe first. Each confirmed cell, leaf and GPU belongs to one part."""
-    left = _Cells(course.fabric, {cell: each.score for cell, each in course.confirmed.items()}, dict(local))
+    left = _Cells(course.fabric, {cell: score.score for cell, score in course.confirmed.items()}, dict(local))
     _gone(course, left)
     _hanging(course, left)
     named = _named_leaves(course)
@@ -423,25 +423,25 @@ def _hanging(course: ScanCourse, left: _Cells) -> None:
 
 
 def _failed(fabric: ScanFabric, node: int, own: Sequence[PairSample]) -> str:
-    seen = next((each.failure for each in own if each.culprit == node), own[0].failure)
-    partners = list(dict.fromkeys(fabric.hosts[each.partner(node)] for each in own if each.partner(node) != node))
+    seen = next((sample.failure for sample in own if sample.culprit == node), own[0].failure)
+    partners = list(dict.fromkeys(fabric.hosts[sample.partner(node)] for sample in own if sample.partner(node) != node))
     return f"{seen}, with {' and '.join(partners[:3])}" if partners else seen
 
 
 def _named_leaves(course: ScanCourse) -> list[LeafLevel]:
     faster = {(course.fabric.leaves[cell.node], cell.rail) for cell in faster_cells(course)}
-    leaves = {each.leaf for each in course.slow_leaves}
+    leaves = {leaf.leaf for leaf in course.slow_leaves}
     levels, as_others = rail_levels(course), _rails_as_others(course)
     shares = {leaf: median(each.share for each in course.slow_leaves if each.leaf == leaf) for leaf in leaves}
     return [
-        each
-        for each in course.slow_leaves
-        if (each.leaf, each.rail) not in faster
+        level
+        for level in course.slow_leaves
+        if (level.leaf, level.rail) not in faster
         and (
-            each.healthy > 0.5
-            or (each.healthy == 0.5 and shares[each.leaf] < RAIL_SHARE)
-            or (each.rail in as_others and each.share < RAIL_SHARE)
-            or (each.rail in levels and SLOW_SHARE <= levels[each.rail].best <= MOST_PERCENT / 100)
+            level.healthy > 0.5
+            or (level.healthy == 0.5 and shares[level.leaf] < RAIL_SHARE)
+            or (level.rail in as_others and level.share < RAIL_SHARE)
+            or (level.rail in levels and SLOW_SHARE <= levels[level.rail].best <= MOST_PERCENT / 100)
         )
     ]
 
@@ -467,11 +467,11 @@ def doubtful_cells(course: ScanCourse) -> Mapping[NodeRail, LeafLevel]:
 def _cells_like_leaf(course: ScanCourse, levels: Iterable[LeafLevel]) -> Mapping[NodeRail, LeafLevel]:
     """Return confirmed cells that are no slower than their leaf, with the level of the leaf."""
     least = 1 - judging.threshold(ScanPhase.CONFIRMATION, course.yardstick.deviation)
-    by_place = {(each.leaf, each.rail): each for each in levels}
+    by_place = {(level.leaf, level.rail): level for level in levels}
     found = {}
-    for cell, each in course.confirmed.items():
+    for cell, score in course.confirmed.items():
         level = by_place.get((course.fabric.leaves[cell.node] or "", cell.rail))
-        if level is not None and each.score >= least * level.share - DOUBTFUL_ERRORS * level.error:
+        if level is not None and score.score >= least * level.share - DOUBTFUL_ERRORS * level.error:
             found[cell] = level
     return found
 
@@ -483,8 +483,8 @@ def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[Faul
         by_leaf.setdefault((level.leaf, level.is_uplink), []).append(level)
     for (leaf, is_uplink), own in sorted(by_leaf.items()):
         whole = len(own) == fabric.rails and fabric.rails > 1
-        for group in [own] if whole else [[each] for each in own]:
-            share = median(each.share for each in group)
+        for group in [own] if whole else [[level] for level in own]:
+            share = median(level.share for level in group)
             kind = PartKind.UPLINK if is_uplink else PartKind.LEAF if whole else PartKind.LEAF_RAIL
             yield FaultyPart(kind, _members(fabric, leaf), share, None if whole else group[0].rail, leaf)
 
@@ -526,7 +526,7 @@ def _inside(left: _Cells) -> None:
         own = [cell for cell in left.scores if cell.node == part.node and part.gpu in (None, cell.rail)]
         cells = frozenset(() if part.partner is not None else own)
         kind = PartKind.NODE if part.gpu is None else PartKind.GPU if part.partner is None else PartKind.GPU_PAIR
-        figure, share = min(part.figures.items(), key=lambda each: each[1])
+        figure, share = min(part.figures.items(), key=lambda item: item[1])
         ends = "" if figure.partner is None else f" between GPU{figure.gpu} and GPU{figure.partner}"
         more = len(part.figures) - 1
         seen = f"{figure.quantity.value}{ends}: {figure.failure or f'{figure.gb_s:.4g} GB/s'}"
@@ -569,7 +569,7 @@ def _rails(course: ScanCourse, left: _Cells) -> None:
         named = Counter(cell.rail for cell in course.suspects if course.screened[cell].score < least)
     most_named = len(course.living()) // LEAST_NODES_OF_A_RAIL
     without = faster | unknown_between_leaves(course)
-    for rail in (each for each in range(course.fabric.rails) if each not in without and named[each] <= most_named):
+    for rail in (rail for rail in range(course.fabric.rails) if rail not in without and named[rail] <= most_named):
         slow = [
             (own / median(others), f"{own:.4g} GB/s on every node{_BETWEEN[inside]}, {median(others):.4g}")
             for inside, by_rail in usual.items()
@@ -632,7 +632,7 @@ def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Itera
     levels = dict(_leaf_pair_bandwidths(course))
     if len(levels) < 2:
         return
-    best, most = max(levels.items(), key=lambda each: each[1][0])
+    best, most = max(levels.items(), key=lambda item: item[1][0])
     slow = {
         pair: gb_s
         for pair, (gb_s, _) in levels.items()

@@ -9,29 +9,24 @@ USUAL_GB_S = 90.0
 
 
 def fabric(nodes: int, rails: int = 4, leaf: int = 0, nics: tuple[str, ...] = ()) -> ScanFabric:
-    """So many nodes; `leaf` nodes on each leaf, 0 where leaves are not known."""
+    """Return a fabric with `leaf` nodes per leaf, or without known leaves if it is 0."""
     leaves = tuple(f"leaf{node // leaf}" if leaf else None for node in range(nodes))
     return ScanFabric(tuple(f"node{node}" for node in range(nodes)), rails, leaves, nics)
 
 
 def course(of: ScanFabric, model: SimulatedFabric, seed: int = 1, *, quick: bool = False) -> ScanCourse:
-    """A scan of it."""
     return scan(of, seed, SimulatedRounds(of, model, seed), quick=quick, keep=lambda *_: None)
 
 
 def parts(of: ScanFabric, model: SimulatedFabric, local: dict[LocalFigure, float] | None = None) -> list[FaultyPart]:
-    """What a scan of it names."""
     return decode(course(of, model), local or {})
 
 
 class Recorded(SimulatedRounds):
-    """Remembers what it was asked to measure."""
-
     def __init__(self, of: ScanFabric, model: SimulatedFabric, seed: int = 1) -> None:
         super().__init__(of, model, seed)
         self.planned: list[PlannedRound] = []
 
     def measure(self, planned: PlannedRound) -> RoundOutcome:
-        """As the model has it."""
         self.planned.append(planned)
         return super().measure(planned)

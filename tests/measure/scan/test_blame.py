@@ -1,4 +1,4 @@
-"""Who is blamed for pairs that failed: those that hang, and not who met two of them."""
+"""Cells that are blamed for failed pairs."""
 
 import random
 from itertools import pairwise
@@ -46,7 +46,6 @@ def test_whose_own_supervisor_saw_it_explains_the_failures_of_partners() -> None
 @pytest.mark.parametrize("since", [1, 2, 3])
 @pytest.mark.parametrize(("nodes", "hanging"), [(8, 2), (8, 3), (16, 4), (33, 2)])
 def test_several_that_hang_are_named_and_nobody_else(nodes: int, hanging: int, since: int) -> None:
-    """Of eight nodes of which two hang, more than one scan in four named a third one."""
     for seed in range(4):
         bad = random.Random(seed).sample(range(nodes), hanging)
         found = parts(fabric(nodes), SimulatedFabric(USUAL_GB_S, hangs=dict.fromkeys(bad, since)))

@@ -1,4 +1,4 @@
-"""What a scan knows of real nodes before it measures them: findings of facts, and the NICs of rails."""
+"""Findings from the facts of nodes, and the NICs of rails."""
 
 import pytest
 from msgspec.structs import replace
@@ -29,11 +29,13 @@ def test_what_only_a_profile_tells_is_said_too() -> None:
     everywhere = build_topologies(
         nodes(*(f"node{number}.gpu{gpu}:nvlink=12" for number in range(4) for gpu in range(8)))
     )
-    assert {each.id for each in fact_findings(everywhere, find_node_profiles(everywhere, {}))} >= {"below-profile"}
+    assert {finding.id for finding in fact_findings(everywhere, find_node_profiles(everywhere, {}))} >= {
+        "below-profile"
+    }
 
 
 def test_nodes_without_gpus_are_not_asked_for_a_driver() -> None:
-    bare = [replace(each, gpus=(), pairs=()) for each in nodes()]
+    bare = [replace(node, gpus=(), pairs=()) for node in nodes()]
     assert fact_findings(build_topologies(bare), [None] * len(bare)) == []
     assert nic_names(build_topologies(bare), 2) == (None, None)
 

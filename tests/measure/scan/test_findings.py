@@ -1,4 +1,4 @@
-"""What a scan says beside the parts that are bad."""
+"""Findings of a scan other than faulty parts."""
 
 from gpubench.measure.scan.report import clock_findings
 from tests.measure.scan.fabrics import fabric

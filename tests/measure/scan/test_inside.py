@@ -1,4 +1,4 @@
-"""Phase 0 between the rails of a node: who meets whom, who is left out, and which part is named."""
+"""Phase 0 between the rails of a node."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,7 +26,7 @@ FAST = 600.0
 
 
 class Rings:
-    """Rings that deliver so much, and those that were asked for, step after step."""
+    """A measurer of rings that records the rings per step."""
 
     def __init__(self, delivers: Delivers) -> None:
         self.delivers = delivers
@@ -47,8 +47,6 @@ def failing(ring: Sequence[NodeRail], seen: str, own: NodeRail | None = None) ->
 
 
 def slow_pairs(*slow: tuple[int, int, int], share: float = 0.1) -> Delivers:
-    """These pairs of a node deliver so much of what the others do, and so does its all-reduce."""
-
     def delivers(ring: Sequence[NodeRail], _all_reduce: bool) -> RingOutcome:
         node, members = ring[0].node, {cell.rail for cell in ring}
         hit = any(node == each[0] and {*each[1:]} <= members for each in slow)
@@ -58,17 +56,16 @@ def slow_pairs(*slow: tuple[int, int, int], share: float = 0.1) -> Delivers:
 
 
 def named(delivers: Delivers, rails: int = 8, nodes: int = 6) -> list[tuple[int, int | None, int | None]]:
-    """The parts that two passes name: node, GPU, the other GPU of a pair."""
     inside = InsideNodes(Rings(delivers), range(nodes), rails)
     first, again = inside.figures(), inside.figures()
-    return [(each.node, each.gpu, each.partner) for each in local_parts(still_slow(slow_figures(first), again), rails)]
+    return [(part.node, part.gpu, part.partner) for part in local_parts(still_slow(slow_figures(first), again), rails)]
 
 
 @pytest.mark.parametrize("rails", [2, 3, 4, 8])
 def test_every_pair_of_a_node_meets_once_and_all_nodes_measure_at_once(rails: int) -> None:
     rings = Rings(slow_pairs())
     figures = InsideNodes(rings, range(3), rails).figures()
-    pairs = [(each.node, each.gpu, each.partner) for each in figures if each.quantity is LocalQuantity.PAIR]
+    pairs = [(figure.node, figure.gpu, figure.partner) for figure in figures if figure.quantity is LocalQuantity.PAIR]
     assert sorted(pairs) == [(node, a, b) for node in range(3) for a in range(rails) for b in range(a + 1, rails)]
     assert [len(asked) for asked, _ in rings.steps] == [3 * (rails // 2)] * (rails - 1 + rails % 2) + [3]
     assert [reduces for _, reduces in rings.steps] == [False] * (len(rings.steps) - 1) + [True]
@@ -167,7 +164,7 @@ def test_nodes_below_their_profile_are_one_finding_though_all_are_alike() -> Non
     (finding,) = find_nodes_below_profile(of(3), (figures, figures), profiles, [])
     assert (finding.severity, finding.subject) == (Verdict.FAIL, "node0-2")
     assert list(find_nodes_below_profile(of(3), (figures, figures), profiles, figures)) == []
-    well = [each._replace(gb_s=600.0) for each in figures]
+    well = [figure._replace(gb_s=600.0) for figure in figures]
     assert list(find_nodes_below_profile(of(3), (figures, well), profiles, [])) == []
     mesh = expected_inside(find("hgx-a100-4", {}), 4)
     assert 2 * 60 < mesh[LocalQuantity.PAIR].value < 2 * 90, "four of twelve NVLinks, though a collective has all"

@@ -1,4 +1,4 @@
-"""Leaves that are slow as a whole are told before any node behind them is named."""
+"""Leaves that are slow as a whole."""
 
 from collections.abc import Sequence
 
@@ -16,20 +16,18 @@ RAILS = 8
 
 
 def leaves_of(sizes: tuple[int, ...]) -> ScanFabric:
-    """Leaves of so many nodes each."""
     leaves = tuple(f"leaf{leaf}" for leaf, size in enumerate(sizes) for _ in range(size))
     return ScanFabric(tuple(f"node{node}" for node in range(len(leaves))), RAILS, leaves)
 
 
 def slow(*leaves: int, share: float) -> SimulatedFabric:
-    """These leaves with this share of the usual bandwidth, on all rails."""
     rails = {(f"leaf{leaf}", rail): share for leaf in leaves for rail in range(RAILS)}
     return SimulatedFabric(USUAL_GB_S, leaf_rails=rails)
 
 
 @pytest.mark.parametrize("nodes", [16, 32])
 def test_one_of_four_leaves_that_is_5_percent_slow_is_named_and_no_node_behind_it(nodes: int) -> None:
-    """Healthy NICs and nodes of that leaf were named, up to 23 of them in one scan."""
+    """Earlier, up to 23 healthy NICs and nodes of the leaf were named in one scan."""
     for seed in range(900, 902):
         found = course(fabric(4 * nodes, RAILS, nodes), slow(1, share=0.95), seed)
         assert [(part.kind, part.leaf) for part in decode(found, {})] == [(PartKind.LEAF, "leaf1")]
@@ -48,7 +46,7 @@ def test_one_of_four_leaves_that_is_5_percent_slow_is_named_and_no_node_behind_i
 def test_no_nic_behind_a_slow_rail_of_a_small_leaf_is_named_and_no_other_leaf(
     sizes: tuple[int, ...], leaf: int, rail: int, share: float, seed: int
 ) -> None:
-    """Some nodes seemed healthy by chance, and the noise was estimated far too low: 2 to 12 healthy NICs were named."""
+    """Earlier, the noise was estimated far too low, and 2 to 12 healthy NICs were named."""
     found = decode(
         course(leaves_of(sizes), SimulatedFabric(USUAL_GB_S, leaf_rails={(f"leaf{leaf}", rail): share}), seed), {}
     )
@@ -58,13 +56,12 @@ def test_no_nic_behind_a_slow_rail_of_a_small_leaf_is_named_and_no_other_leaf(
 @pytest.mark.parametrize("rounds", [2, 3])
 @pytest.mark.parametrize("sizes", [(5,) * 4, (5, 7, 9, 11, 13), (16,) * 3])
 def test_the_noise_is_known_of_small_leaves_and_after_two_rounds(sizes: tuple[int, ...], rounds: int) -> None:
-    """It was that of the two figures that happen to be nearest to each other, a tenth of it and less."""
     of = leaves_of(sizes)
     for seed in range(920, 922):
         samples = [
-            each
+            sample
             for outcome in course(of, SimulatedFabric(USUAL_GB_S), seed).outcomes[:rounds]
-            for each in outcome.samples
+            for sample in outcome.samples
         ]
         assert 0.7 * NOISE < screening_yardstick(of, samples).deviation < 1.5 * NOISE
 
@@ -80,7 +77,6 @@ def test_a_rail_of_a_leaf_of_few_nodes_is_no_uplink() -> None:
 def test_leaves_that_are_slow_beside_no_majority_take_a_known_rate_to_be_named(
     leaves: int, bad: tuple[int, ...]
 ) -> None:
-    """They were PASS: half of all nodes, or most of them, do not stand out."""
     plain = fabric(leaves * 32, RAILS, 32)
     for rates, verdict in (((), Verdict.INCONCLUSIVE), ((USUAL_GB_S / 2 / 0.92,) * RAILS, Verdict.FAIL)):
         of = ScanFabric(plain.hosts, RAILS, plain.leaves, (), rates)
@@ -89,7 +85,7 @@ def test_leaves_that_are_slow_beside_no_majority_take_a_known_rate_to_be_named(
         report = report_of(ScanResult(found, parts), 1)
         assert report.verdict is verdict
         assert [part.leaf for part in parts] == ([f"leaf{leaf}" for leaf in bad] if rates else [])
-        said = {name for each in report.findings for name in each.subjects}
+        said = {name for finding in report.findings for name in finding.subjects}
         assert rates or said == {f"leaf{leaf}" for leaf in bad}
 
 
@@ -101,7 +97,7 @@ def test_the_slower_half_of_the_leaves_is_named_from_as_much_as_a_rail_is() -> N
 
 @pytest.mark.parametrize(("bad", "most"), [(range(RAILS), 0), ((3,), 2)])
 def test_nodes_of_a_leaf_of_three_are_not_named_for_their_leaf(bad: Sequence[int], most: int) -> None:
-    """Of four such leaves 1.7 healthy NICs a scan were named behind one that lost 5 %, and 0.4 behind a rail of one."""
+    """Earlier, 1.7 healthy NICs per scan were named behind a leaf that lost 5 %."""
     named = 0
     for seed in range(950, 970):
         model = SimulatedFabric(USUAL_GB_S, leaf_rails={("leaf2", rail): 0.95 for rail in bad})
@@ -111,7 +107,7 @@ def test_nodes_of_a_leaf_of_three_are_not_named_for_their_leaf(bad: Sequence[int
 
 
 def test_slow_nodes_of_a_leaf_that_is_too_small_to_be_judged_are_named_if_the_loss_tells_them_apart() -> None:
-    """Of three leaves with 15 nodes up to five healthy NICs behind a slow one were named."""
+    """Earlier, up to five healthy NICs behind a slow leaf of 15 nodes were named."""
     of = leaves_of((3, 5, 7))
     cells = [(node, rail) for node in (8, 9, 10, 11) for rail in (2,)]
     for share, named in ((0.92, 0), (0.5, 4)):
@@ -125,7 +121,7 @@ def test_slow_nodes_of_a_leaf_that_is_too_small_to_be_judged_are_named_if_the_lo
 
 @pytest.mark.parametrize("seed", [2, 3, 15])
 def test_no_node_behind_a_slow_leaf_is_named_if_no_majority_tells_which_leaves_are_healthy(seed: int) -> None:
-    """The leaf has 7 of 15 nodes: up to six healthy nodes and NICs behind it were named in its place."""
+    """Earlier, up to six healthy nodes and NICs behind the leaf of 7 nodes were named."""
     found = course(leaves_of((3, 5, 7)), slow(2, share=0.8), 91000 + seed)
     parts = decode(found, {})
     assert not [part for part in parts if part.kind in (PartKind.NIC, PartKind.NODE)]

@@ -1,4 +1,4 @@
-"""Where most or half of the parts are slow, these are what is usual: nothing is called well beside them."""
+"""Scans in which most or half of the parts are slow."""
 
 import pytest
 from msgspec.structs import replace
@@ -46,7 +46,7 @@ def of_nodes(nodes: range, rails: range, share: float) -> dict[NodeRail, float]:
 def test_half_of_a_rail_that_is_slow_is_never_green(
     nodes: int, slow: dict[NodeRail, float], seed: int, *, quick: bool
 ) -> None:
-    """They were PASS, or WARN with exit code 0, or every node of the rail was named."""
+    """Earlier, such scans were PASS, or WARN with exit code 0, or named every node of the rail."""
     found = report(nodes, slow, seed=seed, quick=quick)
     assert found.verdict in (Verdict.INCONCLUSIVE, Verdict.FAIL, *([Verdict.WARN] if quick else []))
     cells = () if quick else found.rows(ScanCellRow)
@@ -103,9 +103,8 @@ def test_of_healthy_nodes_and_of_one_bad_nothing_is_faster_than_usual(nodes: int
 
 @pytest.mark.parametrize(("nodes", "slow", "leaf"), [(3, 1, 0), (4, 2, 0), (6, 3, 0), (12, 5, 0), (48, 32, 16)])
 def test_a_third_of_all_nodes_that_are_slow_on_all_rails_are_not_green(nodes: int, slow: int, leaf: int) -> None:
-    """By 10 %, and the healthy ones are called faster. They were PASS, as no rail was faster by 10 %.
-
-    One scan of six may be: healthy nodes that do not meet in three rounds are not seen to be faster.
+    """A loss of 10 %, with healthy nodes reported as faster. One scan of six may miss it, because healthy nodes do
+    not meet.
     """
     green = 0
     for seed in range(6):
@@ -119,7 +118,6 @@ def test_a_third_of_all_nodes_that_are_slow_on_all_rails_are_not_green(nodes: in
 
 
 def test_nodes_that_are_near_to_each_other_are_not_called_faster() -> None:
-    """Leaves that nobody told, and uplinks that carry 80 % of what stays inside: such pairs are fast by their place."""
     known = fabric(64, rails=8, leaf=8)
     uplinks = {(leaf, rail): 0.8 for leaf in dict.fromkeys(filter(None, known.leaves)) for rail in range(8)}
     for seed in range(3):
@@ -139,7 +137,6 @@ def test_two_nodes_of_a_faster_kind_among_hundreds_do_not_make_the_others_slow()
 @pytest.mark.parametrize("rails", [1, 4])
 @pytest.mark.parametrize("share", [0.5, 0.8])
 def test_one_of_two_leaves_that_is_slow_inside_is_named(rails: int, share: float) -> None:
-    """It was WARN and exit code 0: between two leaves all is slow, and which one it is nobody asked."""
     slow = {("leaf1", rail): share for rail in range(rails)}
     for seed in range(3):
         of = fabric(64, rails=rails, leaf=32)
@@ -159,7 +156,7 @@ def test_of_two_healthy_leaves_and_of_slow_uplinks_no_leaf_is_named() -> None:
 
 @pytest.mark.parametrize("nodes", [3, 4, 5, 16])
 def test_a_healthy_scan_of_few_nodes_fails_nobody(nodes: int) -> None:
-    """Seeds 52, 216, 225 and 297 named a NIC at 93 to 96 % of 3 nodes; 46 and 227 doubted a 3 % faster pair."""
+    """Seeds 52, 216, 225 and 297 named a NIC at 93 to 96 % of 3 nodes. 46 and 227 doubted a 3 % faster pair."""
     healthy = fabric(nodes, rails=8)
     for seed in (46, 52, 216, 225, 227, 297):
         found = course(healthy, SimulatedFabric(USUAL_GB_S), seed)

@@ -1,4 +1,4 @@
-"""Phase 0: a GPU is held against the same figure of all nodes, twice."""
+"""Comparison of GPUs in two passes of phase 0."""
 
 from gpubench.measure.scan.judging import better_of, slow_figures, still_slow
 from gpubench.model.results.scan import LocalFigure, LocalQuantity
@@ -31,9 +31,8 @@ def test_noise_small_losses_and_lonely_figures_are_not_judged() -> None:
 
 
 def test_pairs_without_a_figure_hide_no_slow_one() -> None:
-    """Three of eight nodes whose pair did not end are no noise of the figures."""
     pairs = [LocalFigure(node, 0, LocalQuantity.PAIR, 500.0 + node % 3, 1) for node in range(8)]
-    late = [each._replace(gb_s=0.0, failure="not done within the deadline") for each in pairs[:3]]
+    late = [pair._replace(gb_s=0.0, failure="not done within the deadline") for pair in pairs[:3]]
     found = slow_figures([*late, *pairs[3:7], pairs[7]._replace(gb_s=250.0)])
     assert {each.node for each in found} == {0, 1, 2, 7}
 

@@ -1,4 +1,4 @@
-"""Phase 4: what a collective of all should reach, and what is done where it does not."""
+"""Predicted and measured rings of all nodes."""
 
 from collections.abc import Sequence
 
@@ -30,8 +30,8 @@ def test_one_that_falls_short_is_halved_and_mixed() -> None:
         return (None, "deadline") if 20 in nodes and len(nodes) > 16 else (predicted_gb_s(found, nodes), "")
 
     groups = list(collectives(found, 1, measure))
-    assert [each.name for each in groups] == ["all", "first half", "second half", "mixed half", "other mixed half"]
-    assert [each.share for each in groups] == [0.0, 1.0, 1.0, 1.0, 1.0]
+    assert [group.name for group in groups] == ["all", "first half", "second half", "mixed half", "other mixed half"]
+    assert [group.share for group in groups] == [0.0, 1.0, 1.0, 1.0, 1.0]
     assert groups[0].failure == "deadline"
     for one, other in ((groups[1], groups[2]), (groups[3], groups[4])):
         assert sorted(one.nodes + other.nodes) == list(range(32))

@@ -1,4 +1,4 @@
-"""What slows all nodes alike is told by the rate of the NICs, and by nothing else."""
+"""Rails that are slower than the rate of their NICs on all nodes."""
 
 import pytest
 from msgspec.structs import replace
@@ -28,7 +28,7 @@ def report(of: ScanFabric, model: SimulatedFabric, *, quick: bool = False) -> Re
 
 
 def below(found: Report) -> list[Finding]:
-    return [each for each in found.findings if each.id == "below-nic-rate"]
+    return [finding for finding in found.findings if finding.id == "below-nic-rate"]
 
 
 def all_nodes(nodes: int, share: float, rails: range = range(RAILS)) -> dict[NodeRail, float]:
@@ -78,7 +78,7 @@ def test_a_rail_that_is_named_is_not_told_twice_and_those_beside_it_are_well() -
 
 
 def test_a_spine_that_carries_half_of_what_leaves_do_is_a_doubt_and_no_failure() -> None:
-    """Of uplinks of all leaves no comparison of leaves tells, and many networks are built so."""
+    """Comparing leaves cannot show slow uplinks of all leaves, and many networks are built like this."""
     uplinks = {(f"leaf{leaf}", rail): 0.4 for leaf in range(4) for rail in range(RAILS)}
     (finding,) = below(report(with_rates(64, leaf=16), SimulatedFabric(USUAL_GB_S, uplinks=uplinks)))
     assert finding.severity is Verdict.WARN

@@ -1,4 +1,4 @@
-"""A scan of simulated fabrics: who is named, who is not, and in how many rounds."""
+"""Scans of simulated fabrics."""
 
 import pytest
 
@@ -92,7 +92,7 @@ def test_a_node_that_dies_is_gone_and_its_partners_are_not_blamed(number: int) -
     found = scan(of, 1, measurer, quick=False, keep=lambda *_: None)
     assert found.gone == {17: (number, "its supervisor stopped answering")}
     assert not any(17 in pair for planned in measurer.planned[number:] for pair in planned.pairs)
-    assert [(each.kind, each.nodes) for each in parts(of, SimulatedFabric(USUAL_GB_S, dies={17: number}))] == [
+    assert [(part.kind, part.nodes) for part in parts(of, SimulatedFabric(USUAL_GB_S, dies={17: number}))] == [
         (PartKind.NODE_GONE, (17,))
     ]
 
@@ -120,7 +120,7 @@ def test_a_node_that_hangs_is_told_from_its_partners_and_then_left_out(number: i
     found = parts(of, model)
     assert [(each.kind, each.nodes) for each in found] == [(PartKind.NODE_HANGS, (9,)), (PartKind.NIC, (1,))]
     outcomes = course(of, model).outcomes
-    failed = [each.number for each in outcomes if any(sample.failure for sample in each.samples)]
+    failed = [outcome.number for outcome in outcomes if any(sample.failure for sample in outcome.samples)]
     assert len(failed) == 2
 
 
@@ -138,11 +138,10 @@ def test_a_gpu_that_phase_0_saw_is_named_in_the_place_of_its_nic() -> None:
     alone = parts(fabric(16), SimulatedFabric(USUAL_GB_S), {slow: 0.4})
     assert [(each.kind, each.gpu, each.rail) for each in alone] == [(PartKind.GPU, 2, None)]
     most = {LocalFigure(6, gpu, LocalQuantity.FROM_HOST, 20.0): 0.4 for gpu in range(3)}
-    assert [each.kind for each in parts(fabric(16), SimulatedFabric(USUAL_GB_S), most)] == [PartKind.NODE]
+    assert [part.kind for part in parts(fabric(16), SimulatedFabric(USUAL_GB_S), most)] == [PartKind.NODE]
 
 
 def test_confirmation_is_judged_by_its_own_rounds() -> None:
-    """A node that is slow before and well in the last five is not named."""
     of = fabric(32)
 
     class Recovers(Recorded):

@@ -1,4 +1,4 @@
-"""Matchings: everybody takes part, with another partner every time, and follows from the seed alone."""
+"""Pairs of nodes per round."""
 
 from collections import Counter
 

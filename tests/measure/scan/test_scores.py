@@ -1,4 +1,4 @@
-"""Scores, what is usual, and its noise."""
+"""Scores, normal bandwidth and noise."""
 
 import random
 
