@@ -1,4 +1,4 @@
-"""An error on one rank is an error on all, told with its place."""
+"""An error on one rank is an error on all ranks."""
 
 import pytest
 

@@ -411,7 +411,7 @@ def test_a_library_that_has_no_way_but_host_memory_takes_it(
 
 
 def test_ranks_of_one_gpu_have_no_path_that_a_log_must_tell_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Wiring, "one_gpu", lambda _self, _pair: True)
+    monkeypatch.setattr(Wiring, "share_gpu", lambda _self, _pair: True)
     result = run(monkeypatch, Job(lambda _rank: FakeLog(no_log="why")))
     assert list(result.fallback) == []
     assert result.report.verdict is Verdict.PASS
