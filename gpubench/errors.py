@@ -1,4 +1,4 @@
-"""Every error gpubench reports, with its exit code and its hint: of use, of a run, of what is not installed."""
+"""The errors that gpubench reports, each with its exit code and a hint."""
 
 import errno
 import os
@@ -11,17 +11,20 @@ DONE = 0
 JUDGED_AND_FAILED = 1
 WRONG_USAGE = 2
 COULD_NOT_MEASURE = 3
-INTERRUPTED = 130  # As shells do: 128 and the number of SIGINT
+INTERRUPTED = 130  # As in shells: 128 plus the number of SIGINT
 
 _TEXTS = ("seen", "expected", "reason", "next_step", "where")
-_FULL = tuple(os.strerror(each) for each in (errno.ENOSPC, errno.EDQUOT))
+_FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 _ELSEWHERE = "--output FILE and --record DIR write elsewhere"
 _TRY_MPI = "`mpirun -n 2 hostname` shows whether MPI works here at all"
 _INSTALL_CUDA = "pip install 'gpubench[cuda12]' or '[cuda13]'"
 
 
 class GpubenchError(Exception):
-    """What stops a run: seen, expected, likely reason, next command; `where` is rank, host, GPU; all plain text."""
+    """An error that ends a run: what was seen and expected, the likely reason, and the next step, as plain text.
+
+    `where` is the rank, host or GPU.
+    """
 
     exit_code = COULD_NOT_MEASURE
     details: Sequence[str] = ()
@@ -38,33 +41,33 @@ class GpubenchError(Exception):
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """All that it says, a thing a line; what others wrote may have line ends of its own."""
+        """Return its parts, usually one per line. Foreign text may contain line ends."""
         labelled = (("expected", self.expected), ("likely", self.reason), ("try", self.next_step))
         below = (f"  {label + ':':<10}{text}" for label, text in labelled if text)
         return [f"{self.where}: {self.seen}" if self.where else self.seen, *self.details, *below]
 
     def to_record(self) -> dict[str, Any]:
-        """The error as plain data; `from_record` is the inverse."""
+        """Convert to plain data. `from_record` is the inverse."""
         return {name: getattr(self, name) for name in (*_TEXTS, "details", "exit_code")}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The error that `to_record` described; the exit code is kept, the subclass is not."""
+        """Read an error from the data of `to_record`. Its class is lost, its exit code is not."""
         error = cls(**{name: str(record[name]) for name in _TEXTS})
         error.details, error.exit_code = record["details"], int(record["exit_code"])
         return error
 
 
 class UsageError(GpubenchError):
-    """The command line asks for something that cannot be; nothing was measured."""
+    """The command line asks for something impossible. Nothing was measured."""
 
     exit_code = WRONG_USAGE
 
 
 class IncompleteResultError(UsageError):
-    """A results file lacks the number of `ranks` or names several `collectives`; its figures suggest `likely_ranks`.
+    """A result file lacks the number of ranks (`ranks`), or may be of several `collectives`.
 
-    `models` are those of the GPUs that it names all the same.
+    Its values suggest `likely_ranks`. `models` are the GPU models in the file.
     """
 
     ranks = False
@@ -74,28 +77,28 @@ class IncompleteResultError(UsageError):
 
 
 class CouldNotMeasureError(GpubenchError):
-    """The machine, a library or a rank kept the measurement from happening."""
+    """The machine, a library or a rank prevented the measurement."""
 
 
 class ClientRefusedError(CouldNotMeasureError):
-    """CUDA's MPS server takes no new client, which it may do again in seconds."""
+    """CUDA's MPS server refuses a new client. It may accept one seconds later."""
 
 
 class InterruptedRunError(CouldNotMeasureError):
-    """Somebody ended the run: Ctrl-C, SIGTERM, or a reader that closed the pipe."""
+    """The run was interrupted: Ctrl-C, SIGTERM, or a closed pipe."""
 
     exit_code = INTERRUPTED
 
 
 class OutputError(OSError):
-    """An output cannot be written any more; `filename` is its name, also where the system did not say."""
+    """An output cannot be written any more. `filename` is always set."""
 
     rows = 0
 
 
 @contextmanager
 def name_output(path: Path | str) -> Iterator[None]:
-    """Have errors of the system say which output they are about: OutputError; BrokenPipeError stays what it is."""
+    """Convert OSError to OutputError with the name of the output. BrokenPipeError passes."""
     try:
         yield
     except (OutputError, BrokenPipeError):
@@ -106,7 +109,7 @@ def name_output(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def add_advice(*, reason: str = "", next_step: str = "") -> Iterator[None]:
-    """Give errors of usage that pass through here a likely reason and a next step, where they have none."""
+    """Add a likely reason and a next step to UsageErrors without these."""
     try:
         yield
     except UsageError as error:
@@ -116,25 +119,22 @@ def add_advice(*, reason: str = "", next_step: str = "") -> Iterator[None]:
 
 
 def invalid_choice(option: str, value: str, choices: Sequence[str]) -> UsageError:
-    """`value` is not one of the words that `option` takes."""
     return UsageError(
         f"{option} {value!r} is not known", expected=f"one of {', '.join(choices)}", next_step=f"{option} {choices[0]}"
     )
 
 
 def exclusive(options: Sequence[str], expected: str) -> UsageError:
-    """Options of which only one can be."""
     seen = f"{' and '.join(options)} exclude each other"
     return UsageError(seen, expected=expected, next_step=f"leave {options[-1]} out")
 
 
 SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 FIRST_NCCL_FOR_SHARED_GPUS = 23000  # NCCL 2.30 as NCCL_VERSION_CODE encodes it
-MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # The share of a GPU's SMs that a client of CUDA's MPS may use
+MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # The maximum share of a GPU's SMs for a client of MPS
 
 
 def more_ranks_than_gpus(ranks: int, gpus: int, host: str, ranks_per_gpu: int = 1) -> UsageError:
-    """More ranks on one host than its GPUs take; `ranks_per_gpu` is how many of them each takes."""
     needed = -(-ranks // max(1, gpus))
     return UsageError(
         f"{ranks} ranks on {host}, which shows {gpus} GPU{'s' if gpus != 1 else ''}",
@@ -147,7 +147,6 @@ def more_ranks_than_gpus(ranks: int, gpus: int, host: str, ranks_per_gpu: int = 
 
 
 def fewer_gpus_than_ranks(ranks: int, gpus: int, host: str) -> UsageError:
-    """More ranks on one host than GPUs, where each needs a GPU of its own."""
     return UsageError(
         f"{ranks} ranks on {host}, which shows {gpus} GPU{'s' if gpus != 1 else ''}",
         expected="at most one rank per GPU",
@@ -157,7 +156,7 @@ def fewer_gpus_than_ranks(ranks: int, gpus: int, host: str) -> UsageError:
 
 
 def shared_gpu(first: str, second: str, gpu: str) -> UsageError:
-    """Two ranks of one host picked the same GPU, though there is one for each."""
+    """Return the error of two ranks with the same GPU although there is one for each."""
     return UsageError(
         f"{first} and {second} would both drive GPU {gpu}",
         expected="one rank per GPU",
@@ -167,7 +166,6 @@ def shared_gpu(first: str, second: str, gpu: str) -> UsageError:
 
 
 def shared_gpu_under_launcher(ranks_per_gpu: int, ranks: int) -> UsageError:
-    """--ranks-per-gpu under a launcher, which has chosen the number of ranks."""
     return UsageError(
         f"--ranks-per-gpu {ranks_per_gpu} under a launcher that started {ranks} ranks",
         expected="--ranks-per-gpu only where gpubench launches itself",
@@ -177,7 +175,7 @@ def shared_gpu_under_launcher(ranks_per_gpu: int, ranks: int) -> UsageError:
 
 
 def nccl_refuses_shared_gpu(sharing: str, nccl: str, cuda_major: int) -> UsageError:
-    """Ranks share a GPU, and NCCL is older than the first that lets them; `nccl` is its version and file."""
+    """Return the error of ranks that share a GPU with an older NCCL. `nccl` is its version and file."""
     return UsageError(
         f'{sharing}, and NCCL {nccl} refuses that ("Duplicate GPU detected")',
         expected=f"NCCL 2.30 or newer with {SHARED_GPU_VARIABLE}=1, or one rank per GPU",
@@ -186,7 +184,7 @@ def nccl_refuses_shared_gpu(sharing: str, nccl: str, cuda_major: int) -> UsageEr
 
 
 def shared_gpu_is_not_enabled(sharing: str, ranks: int) -> UsageError:
-    """Ranks share a GPU, NCCL could let them, and was not told to."""
+    """Return the error of ranks that share a GPU without the variable that allows it."""
     return UsageError(
         f"{sharing}, and {SHARED_GPU_VARIABLE} is not 1 for all of them",
         expected=f"{SHARED_GPU_VARIABLE}=1 on every rank, without which NCCL refuses ranks that share a GPU",
@@ -195,7 +193,7 @@ def shared_gpu_is_not_enabled(sharing: str, ranks: int) -> UsageError:
 
 
 def shared_gpu_without_percentage(sharing: str, percent: float, ranks: int, kernels_at_once: int = 1) -> UsageError:
-    """Ranks share a GPU under MPS, and may together use more SMs than it has for kernels that run at once."""
+    """Return the error of ranks under MPS whose concurrent kernels may use more SMs than their GPU has."""
     beside = ", and each rank computes beside its collective" if kernels_at_once > 1 else ""
     return UsageError(
         f"{sharing} under MPS, with {percent:g} % of its SMs in all",
@@ -207,7 +205,7 @@ def shared_gpu_without_percentage(sharing: str, percent: float, ranks: int, kern
 
 
 def different_nccl(versions: Sequence[str]) -> UsageError:
-    """Ranks that loaded NCCL libraries of different versions; each says which ranks have it."""
+    """Return the error of ranks with different NCCL versions. Each text has a version and its ranks."""
     return UsageError(
         f"ranks loaded different NCCL libraries: {'; '.join(versions)}",
         expected='one version on every rank: NCCL refuses to connect others ("Mismatched NCCL version")',
@@ -217,7 +215,6 @@ def different_nccl(versions: Sequence[str]) -> UsageError:
 
 
 def mps_refuses_clients(detail: str) -> ClientRefusedError:
-    """CUDA's MPS server runs and takes no new client."""
     return ClientRefusedError(
         f"the MPS server refuses new clients: {detail}",
         expected="an MPS server that takes this process",
@@ -227,7 +224,7 @@ def mps_refuses_clients(detail: str) -> ClientRefusedError:
 
 
 def no_path(pair: str, said: str, cause: str, advice: str) -> CouldNotMeasureError:
-    """NCCL finds no transport between two ranks, not even through host memory."""
+    """Return the error of two ranks without any NCCL transport."""
     return CouldNotMeasureError(
         f"NCCL finds no path: {pair}: {said}",
         expected="peer access, shared memory or a network between all GPUs",
@@ -237,12 +234,10 @@ def no_path(pair: str, said: str, cause: str, advice: str) -> CouldNotMeasureErr
 
 
 def no_size_left(detail: str) -> CouldNotMeasureError:
-    """Every size was dropped."""
     return CouldNotMeasureError(f"no size is left to measure: {detail}", next_step="give other --sizes, e.g. 1K:64M")
 
 
 def no_working_folder() -> UsageError:
-    """The folder that the command runs in was deleted, so that no path can be followed from it."""
     return UsageError(
         "the current folder no longer exists",
         expected="a folder that is there",
@@ -252,7 +247,6 @@ def no_working_folder() -> UsageError:
 
 
 def unwritable_output(path: Path, error: OSError) -> UsageError:
-    """An output file that cannot be opened for writing."""
     folder, elsewhere = path.parent, "name a file on another disk: df -h"
     reason, next_step = {
         errno.ENOENT: (f"there is no folder {folder}", f"mkdir -p {folder}, or name a file in one that is there"),
@@ -271,7 +265,7 @@ def unwritable_output(path: Path, error: OSError) -> UsageError:
 
 
 def exit_style_under_launcher(launcher: str) -> UsageError:
-    """--exit-style where several processes end, each with a code, and the launcher makes one of them."""
+    """Return the error of --exit-style under a launcher, which sets the exit code itself."""
     return UsageError(
         f"--exit-style under {launcher}",
         expected="one process: a launcher has exit codes of its own",
@@ -280,7 +274,6 @@ def exit_style_under_launcher(launcher: str) -> UsageError:
 
 
 def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
-    """An output that could be written at first and now cannot."""
     return CouldNotMeasureError(
         f"{path} cannot be written any more: {detail}; the run was ended{rows_kept(rows)}",
         reason="the disk or the quota is full" if detail in _FULL else "",
@@ -289,13 +282,12 @@ def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
 
 
 def rows_kept(rows: int) -> str:
-    """The end of a sentence about a run that broke: the rows that are not lost."""
+    """Return the end of a sentence about a failed run: '; the 3 rows measured before are kept', or ''."""
     kept = "the row measured before is" if rows == 1 else f"the {rows} rows measured before are"
     return f"; {kept} kept" if rows else ""
 
 
 def ranks_ended_early(exit_code: int, rows: int) -> CouldNotMeasureError:
-    """The launcher ended before rank 0 sent the result."""
     number = -exit_code if exit_code < 0 else exit_code - 128
     how = f"killed by signal {number}" if number > 0 else f"exit code {exit_code}"
     return CouldNotMeasureError(
@@ -306,7 +298,6 @@ def ranks_ended_early(exit_code: int, rows: int) -> CouldNotMeasureError:
 
 
 def no_rank_started() -> CouldNotMeasureError:
-    """The launcher runs, and no rank has sent anything within the time that starting may take."""
     return CouldNotMeasureError(
         "mpirun started no rank in all the time that launch and MPI_Init have",
         reason="mpirun hangs, or what it printed, which stands above",
@@ -315,7 +306,7 @@ def no_rank_started() -> CouldNotMeasureError:
 
 
 def launcher_failed(exit_code: int) -> CouldNotMeasureError:
-    """The launcher ended before any rank sent anything."""
+    """Return the error of a launcher that ended before any rank sent anything."""
     return CouldNotMeasureError(
         f"mpirun ended with exit code {exit_code} before any rank started",
         reason="MPI does not work here as it is set up; what mpirun printed stands above",
@@ -324,7 +315,6 @@ def launcher_failed(exit_code: int) -> CouldNotMeasureError:
 
 
 def missing_mpi_launcher() -> CouldNotMeasureError:
-    """No mpirun is installed where it is looked for."""
     return CouldNotMeasureError(
         "no mpirun was found beside this Python or on PATH",
         expected="Open MPI or MPICH, which starts one process a rank",
@@ -334,7 +324,6 @@ def missing_mpi_launcher() -> CouldNotMeasureError:
 
 
 def unusable_mpi_launcher(path: str, answer: str) -> CouldNotMeasureError:
-    """The mpirun that was found does not say what it is."""
     return CouldNotMeasureError(
         f"{path} --version answered {answer!r}",
         expected="Open MPI 4 or 5, or MPICH",
@@ -343,7 +332,6 @@ def unusable_mpi_launcher(path: str, answer: str) -> CouldNotMeasureError:
 
 
 def missing_mpi_library(detail: str) -> CouldNotMeasureError:
-    """mpi4py is there and finds no MPI library."""
     return CouldNotMeasureError(
         f"mpi4py cannot load an MPI library: {detail}",
         expected="libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH) that the dynamic loader finds",
@@ -353,7 +341,7 @@ def missing_mpi_library(detail: str) -> CouldNotMeasureError:
 
 
 def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
-    """The launcher started N processes and MPI sees one: N separate one-rank jobs."""
+    """Return the error of N separate jobs with one rank instead of one job with N ranks."""
     return CouldNotMeasureError(
         f"{launcher} started {claimed} processes, but in each of them MPI sees a single rank",
         expected=f"one job of {claimed} ranks",
@@ -364,7 +352,7 @@ def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
 
 
 def no_gpu(reason: str, for_what: str = "--backend nccl", instead: str = "") -> CouldNotMeasureError:
-    """A command, or an option such as `--backend nccl`, where no GPU can be used; `instead` is what can be done."""
+    """Return the error of a command or an option without a usable GPU. `instead` is an alternative."""
     if not instead:
         on_cpus = "--backend host measures MPI on CPU buffers instead"
         instead = on_cpus if for_what.startswith("-") else SIMULATED_INSTEAD
@@ -380,7 +368,7 @@ SIMULATED_INSTEAD = "--simulate hgx-h200-4 shows what it prints"
 
 
 def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:
-    """GPUs are present and CuPy is not; `cuda_major` is the newest CUDA that the driver runs, if it said so."""
+    """Return the error of a missing CuPy. `cuda_major` is the newest CUDA of the driver, if known."""
     extra = f"cuda{cuda_major}" if cuda_major in (12, 13) else "cuda12] or gpubench[cuda13"
     return CouldNotMeasureError(
         "CuPy is not installed, and GPUs are driven through it",
@@ -390,7 +378,6 @@ def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:
 
 
 def unusable_cupy(detail: str) -> CouldNotMeasureError:
-    """CuPy is installed and its import fails."""
     return CouldNotMeasureError(
         f"CuPy cannot be imported: {detail}",
         reason="two CuPy builds in one environment, or one built for another NumPy",
@@ -399,7 +386,6 @@ def unusable_cupy(detail: str) -> CouldNotMeasureError:
 
 
 def no_kernels(detail: str) -> CouldNotMeasureError:
-    """CuPy cannot compile the kernels that fill and check buffers."""
     return CouldNotMeasureError(
         f"CuPy cannot compile its kernels: {detail}",
         expected="NVRTC of the same CUDA major version as CuPy",
@@ -409,7 +395,6 @@ def no_kernels(detail: str) -> CouldNotMeasureError:
 
 
 def cupy_of_wrong_cuda(built_for: str, driver_runs: str) -> CouldNotMeasureError:
-    """CuPy needs a newer CUDA, such as '13.0', than the driver runs."""
     built_major, runs_major = (int(each.split(".")[0]) for each in (built_for, driver_runs))
     advice = f"pip uninstall -y cupy-cuda{built_major}x && pip install 'gpubench[cuda{runs_major}]'"
     return CouldNotMeasureError(
@@ -420,7 +405,6 @@ def cupy_of_wrong_cuda(built_for: str, driver_runs: str) -> CouldNotMeasureError
 
 
 def missing_nccl(detail: str) -> CouldNotMeasureError:
-    """The bindings found no libnccl."""
     return CouldNotMeasureError(
         f"no NCCL library is found: {detail}",
         expected="libnccl.so.2 from the nvidia-nccl wheel or on the loader's path",
@@ -429,7 +413,6 @@ def missing_nccl(detail: str) -> CouldNotMeasureError:
 
 
 def missing_nccl_bindings(detail: str) -> CouldNotMeasureError:
-    """The module of nccl4py cannot be imported."""
     return CouldNotMeasureError(
         f"NVIDIA's bindings for NCCL cannot be imported: {detail}",
         expected="nccl4py, which the extras cuda12 and cuda13 bring",
@@ -438,7 +421,6 @@ def missing_nccl_bindings(detail: str) -> CouldNotMeasureError:
 
 
 def nccl_library_not_used(asked: str, loaded: str) -> CouldNotMeasureError:
-    """`--nccl-library` names one file and the process uses another."""
     return CouldNotMeasureError(
         f"--nccl-library {asked} was asked for, but the process loaded {loaded}",
         reason="an LD_PRELOAD or another package loaded its NCCL first",
@@ -447,7 +429,6 @@ def nccl_library_not_used(asked: str, loaded: str) -> CouldNotMeasureError:
 
 
 def unreadable_nccl_library(path: str, detail: str) -> UsageError:
-    """`--nccl-library` names a file that is no NCCL library."""
     return UsageError(
         f"--nccl-library {path} cannot be loaded: {detail}",
         expected="the path of a libnccl.so.2 for this machine",
@@ -456,7 +437,6 @@ def unreadable_nccl_library(path: str, detail: str) -> UsageError:
 
 
 def no_nccl_allocator(version: str) -> UsageError:
-    """`--allocator nccl` with an NCCL that has none."""
     return UsageError(
         f"--allocator nccl, but NCCL {version} has no ncclMemAlloc",
         expected="NCCL 2.19 or newer",
@@ -465,7 +445,6 @@ def no_nccl_allocator(version: str) -> UsageError:
 
 
 def nccl_lacks(option: str, version: str, what: str, first: str) -> UsageError:
-    """An option for which this NCCL has no call."""
     return UsageError(
         f"{option}, but NCCL {version} has no {what}",
         expected=f"NCCL {first} or newer",

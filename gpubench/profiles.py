@@ -1,4 +1,4 @@
-"""The files of `profiles`, found, read, checked and matched; a user's (GPUBENCH_PROFILES, XDG) come first."""
+"""Find, read, check and match profiles. A user's own (GPUBENCH_PROFILES, XDG) take precedence."""
 
 import contextlib
 import difflib
@@ -24,24 +24,18 @@ from gpubench.model.paths.topology import Topology, leads_to_switches
 from gpubench.model.profiles.profile import Generic, Profile, check_profile
 from gpubench.model.terms.plain import from_plain, is_nested_deeper
 
-MOST_BYTES = 2**18
-"""Of a file: the largest of gpubench's own has 14 KB; nested arrays read in square time."""
+MOST_BYTES = 2**18  # Per file. The largest of ours has 14 KB, and reading nested arrays takes quadratic time.
+MOST_DEPTH = 16  # Of nested tables and arrays, and of dotted keys. Profiles have three levels.
+MOST_FILES = 1000  # In a user's folder, which many commands read.
 
-MOST_DEPTH = 16
-"""Of tables and arrays in each other, and of the parts of a dotted key: a profile has three."""
-
-MOST_FILES = 1000
-"""Of a folder of a user's own, which is read by every command that looks for a profile."""
-
-KeyPath = tuple[str | int, ...]  # Keys and positions that lead to a value: ('expected', 4, 'value')
+KeyPath = tuple[str | int, ...]  # The keys and positions of a value: ('expected', 4, 'value')
 _TABLE = re.compile(r"\s*(?P<open>\[\[?)\s*(?P<name>[\w.-]+)\s*\]\]?\s*(#.*)?", re.ASCII)
 _KEY = re.compile(r"\s*(?P<name>[\w.-]+)\s*=", re.ASCII)
 _STEP = re.compile(r"\.(?P<key>[\w-]+)|\[(?P<position>\d+)\](?: \([^)]*\))?", re.ASCII)
-_MULTI_LINE = ('"""', "'''")
 
 
 def parse_key_path(words: str) -> KeyPath:
-    """The path with which a message begins: '.expected[4] (p2p.write_gb_s).value is 0' → ('expected', 4, 'value')."""
+    """Parse the key in a message: '.expected[4] (p2p.write_gb_s).value is 0' → ('expected', 4, 'value')."""
     steps: list[str | int] = []
     end = 0
     while found := _STEP.match(words, end):
@@ -51,7 +45,7 @@ def parse_key_path(words: str) -> KeyPath:
 
 
 def find_line(text: str, path: Sequence[str | int]) -> int | None:
-    """The line, from 1 on, of a key or table, else of the nearest table around it; None where none of it is there."""
+    """Return the line of a key, else of the nearest table around it. Lines count from 1."""
     lines = _lines(text)
     return next((lines[key] for end in range(len(path), 0, -1) if (key := tuple(path[:end])) in lines), None)
 
@@ -66,7 +60,7 @@ def _stated(text: str) -> Iterator[tuple[KeyPath, int]]:
     counts = Counter[KeyPath]()
     within = ""
     for number, line in enumerate(text.splitlines(), 1):
-        quotes = within or next((each for each in _MULTI_LINE if line.count(each) % 2), "")
+        quotes = within or next((mark for mark in ('"""', "'''") if line.count(mark) % 2), "")
         was_within, within = within, "" if within and within in line else quotes
         if was_within:
             continue
@@ -82,32 +76,22 @@ def _stated(text: str) -> Iterator[tuple[KeyPath, int]]:
 
 FOLDER_VARIABLE = "GPUBENCH_PROFILES"
 
-_REASON, _ADVICE = (
-    "the profile was written or edited by hand",
-    "docs/profile-keys.md has every key; gpubench profiles lint FILE",
-)
-"""Of errors in a profile that say no more than what is wrong."""
-
 _LONG_KEY = re.compile(rf"(?m)^\s*\[*[\w-]+(?:\.[\w-]+){{{MOST_DEPTH},}}")
 
-_UNKNOWN_FIELD = re.compile(r"has an unknown field '(.*)'")
 
-_PACKAGE = Path(__file__).parent
-_HASH_DIGITS = 12
-
-
-def folder(package: Path = _PACKAGE) -> Path:
-    """The folder of the profiles: beside the package in a checkout, inside it when installed from a wheel."""
+def folder(package: Path = Path(__file__).parent) -> Path:
+    """Return the folder of our profiles: next to the package in a checkout, inside it after installation."""
     installed = package / "_profiles"
     return installed if installed.is_dir() else package.parent / "profiles"
 
 
 def read_profile(data: bytes, where: str) -> Profile:
-    """A profile from the bytes of its file; `where` names the file in messages.
+    """Read a profile from the bytes of its file, whose name in messages is `where`.
 
-    Raises UsageError for no TOML, an unknown key, a value of the wrong type, or one that cannot be right.
+    Raises UsageError for invalid TOML, an unknown key, and an impossible value.
     """
-    with add_advice(reason=_REASON, next_step=_ADVICE):
+    next_step = "docs/profile-keys.md has every key; gpubench profiles lint FILE"
+    with add_advice(reason="the profile was written or edited by hand", next_step=next_step):
         try:
             text = data.decode()
             plain = _loaded(text)
@@ -119,7 +103,7 @@ def read_profile(data: bytes, where: str) -> Profile:
             _check_finite(plain, where)
             profile = from_plain(Profile, plain, where)
             check_profile(profile, where)
-    return replace(profile, sha256=hashlib.sha256(data).hexdigest()[:_HASH_DIGITS])
+    return replace(profile, sha256=hashlib.sha256(data).hexdigest()[:12])
 
 
 def _loaded(text: str) -> dict[str, Any]:
@@ -136,7 +120,7 @@ def _loaded(text: str) -> dict[str, Any]:
 
 
 def _check_finite(value: object, where: str) -> None:
-    """Raise UsageError, with the key, for `nan` and `inf`: every comparison with them is false."""
+    """Raise UsageError for `nan` and `inf`, because comparisons with them mislead."""
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{where} is {value}", expected="a finite number")
     if isinstance(value, dict):
@@ -149,12 +133,12 @@ def _check_finite(value: object, where: str) -> None:
 
 @contextlib.contextmanager
 def _naming_the_line(text: str, where: str) -> Iterator[None]:
-    """Have errors that name a key of a file name its line too: 'mine.toml line 123: expected[4] (...).value is 0'."""
+    """Add the line to errors about a key: 'mine.toml line 123: expected[4] (...).value is 0'."""
     try:
         yield
     except UsageError as error:
         words = error.seen.removeprefix(where)
-        unknown = _UNKNOWN_FIELD.search(words)
+        unknown = re.search(r"has an unknown field '(.*)'", words)
         line = find_line(text, (*parse_key_path(words), *(unknown.groups() if unknown else ())))
         if line is not None and words != error.seen:
             error.seen = f"{where} line {line}: {words.removeprefix('.').lstrip()}"
@@ -163,7 +147,7 @@ def _naming_the_line(text: str, where: str) -> Iterator[None]:
 
 
 def read_file(path: Path) -> Profile:
-    """A profile of the user's own; UsageError where the file cannot be read, or is no profile."""
+    """Read a profile. Raises UsageError if the file cannot be read or is no profile."""
     try:
         data = _regular_bytes(path)
     except (OSError, ValueError) as error:
@@ -177,7 +161,7 @@ def read_file(path: Path) -> Profile:
 
 
 def _regular_bytes(path: Path) -> bytes:
-    """The bytes of a regular file. Raises OSError, ValueError for another kind, or a file that is too large."""
+    """Read a regular file. Raises OSError, or ValueError if it is of another kind or too large."""
     # A pipe would wait for its writer, and a device may never end.
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -193,13 +177,12 @@ def _regular_bytes(path: Path) -> bytes:
 
 
 def profile_names() -> tuple[str, ...]:
-    """The names of the profiles that come with gpubench."""
     return tuple(sorted(path.stem for path in folder().glob("*.toml")))
 
 
 @cache
 def load(name: str) -> Profile:
-    """The profile of that name; UsageError where there is none; names that are near are suggested."""
+    """Return our profile of this name. Raises UsageError, with similar names."""
     known = profile_names()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -211,37 +194,31 @@ def load(name: str) -> Profile:
     return read_file(folder() / f"{name}.toml")
 
 
-_NO_HOME = "/nonexistent"  # Debian's home of who has none: never the working directory
-
-
 def user_folder(environment: Mapping[str, str]) -> Path:
-    """The folder of a user's own profiles; it need not exist."""
+    """Return the folder of a user's own profiles, which may not exist."""
     named = environment.get(FOLDER_VARIABLE)
     if named:
         return Path(named)
-    home = environment.get("HOME") or _NO_HOME
+    home = environment.get("HOME") or "/nonexistent"  # Never the working directory
     return Path(environment.get("XDG_CONFIG_HOME") or Path(home) / ".config") / "gpubench" / "profiles"
 
 
 def user_profiles(environment: Mapping[str, str]) -> tuple[Profile, ...]:
-    """A user's own profiles, by file name; UsageError where one of them is no profile, or there are too many."""
-    folder_ = user_folder(environment)
-    paths = list(islice(folder_.glob("*.toml"), MOST_FILES + 1))
+    """Return a user's own profiles by file name. Raises UsageError if one is invalid, or if there are too many."""
+    own_folder = user_folder(environment)
+    paths = list(islice(own_folder.glob("*.toml"), MOST_FILES + 1))
     if len(paths) > MOST_FILES:
         raise UsageError(
-            f"{folder_} has more than {MOST_FILES} profiles",
+            f"{own_folder} has more than {MOST_FILES} profiles",
             expected="a folder of your own profiles, a file a kind of machine",
             reason=f"{FOLDER_VARIABLE} names another folder",
-            next_step=f"ls {folder_}",
+            next_step=f"ls {own_folder}",
         )
     return tuple(map(read_file, sorted(paths)))
 
 
 def find(text: str, environment: Mapping[str, str]) -> Profile:
-    """The profile that a user names: the path of a file, one of their own, or one that comes with gpubench.
-
-    Raises UsageError where there is none, or it is broken.
-    """
+    """Find the profile that a user names: a path, one of their own, or one of ours. Raises UsageError."""
     if text.endswith(".toml") or "/" in text:
         return read_file(Path(text))
     own = user_folder(environment) / f"{text}.toml"
@@ -249,12 +226,12 @@ def find(text: str, environment: Mapping[str, str]) -> Profile:
 
 
 def all_profiles() -> tuple[Profile, ...]:
-    """Every profile that comes with gpubench, by name."""
+    """Return our profiles by name."""
     return tuple(load(name) for name in profile_names())
 
 
 def _profiles_containing(words: Iterable[str]) -> Iterator[Profile]:
-    """Our profiles in whose files these words stand: to parse all files is a third of the time of `topo`."""
+    """Yield our profiles whose files contain these words. Parsing all files takes a third of the time of `topo`."""
     return (load(name) for name, text in _texts().items() if all(word in text for word in words))
 
 
@@ -264,7 +241,7 @@ def _texts() -> Mapping[str, str]:
 
 
 class ProfileMatch(Struct, frozen=True):
-    """The profile for a machine, and what part of the board the machine is; `note` is empty where it is a whole one."""
+    """The profile for a machine. `note` describes a machine that has only a part of the board."""
 
     profile: Profile
     note: str = ""
@@ -276,9 +253,9 @@ class ProfileMatch(Struct, frozen=True):
 def match_machine(
     gpu_names: Sequence[str], count: int, *, switched: bool | None, joined: bool, own: Sequence[Profile] = ()
 ) -> ProfileMatch | None:
-    """As `match`, a user's own first, and where nothing fits the one for any machine, with or without NVLink.
+    """Match like `match_whole_machine`, a user's own first, and fall back to a generic profile.
 
-    `joined` says whether NVLinks join its GPUs. None where there are no GPUs, or their names are unknown.
+    `joined` is true if NVLinks connect the GPUs. Return None without GPUs.
     """
     found = match_whole_machine(gpu_names, count, switched=switched, among=own) or match_whole_machine(
         gpu_names, count, switched=switched
@@ -290,16 +267,16 @@ def match_machine(
     note = "" if found is None else f"without the NVLink bridges of {found.profile.name}"
     return next(
         (
-            ProfileMatch(each, note)
-            for each in _profiles_containing(["generic", generic])
-            if each.match.generic is generic
+            ProfileMatch(profile, note)
+            for profile in _profiles_containing(["generic", generic])
+            if profile.match.generic is generic
         ),
         None,
     )
 
 
 def _has_bridges(found: ProfileMatch) -> bool:
-    """True where bridges join cards in pairs: a healthy machine may have such cards without any."""
+    """True if NVLink bridges connect cards in pairs. A healthy machine may have such cards without bridges."""
     nvlink = found.profile.nvlink
     joined = [gpu for pair in nvlink.pairs for gpu in pair[:2]] if nvlink is not None else []
     return len(joined) == len(set(joined)) > 0
@@ -308,31 +285,30 @@ def _has_bridges(found: ProfileMatch) -> bool:
 def match_whole_machine(
     gpu_names: Sequence[str], count: int, *, switched: bool | None = None, among: Sequence[Profile] | None = None
 ) -> ProfileMatch | None:
-    """The profile for `count` visible GPUs of these NVML names, None where there is none; `among` these, or ours.
+    """Return the profile for `count` visible GPUs with these NVML names, or None. Search `among`, or our profiles.
 
-    One for this very number comes first, then the part of the next larger one that so many GPUs are. GPUs of several
-    models match nothing. `switched` says, where it is known, whether NVLinks lead to NVSwitches or from GPU
-    to GPU: a board of four whose GPUs are joined directly is no slice of one with NVSwitches. A profile of an NVLink
-    domain is for its nodes together, and no node's.
+    Prefer a profile with this number of GPUs, then a part of the next larger one. GPUs of several models match nothing.
+    `switched` is true if NVLinks lead to NVSwitches, None if unknown: four GPUs with direct NVLinks are no part of a
+    board with NVSwitches. Profiles of NVLink domains match no single node.
     """
     models = set(gpu_names)
     fitting = [
-        each
-        for each in (_profiles_containing(models) if among is None and models else among or ())
-        if each.match.generic is None
-        and each.domain is None
-        and each.match.covers(models)
-        and 1 <= count <= each.match.visible
-        and (switched is None or _is_switched(each) in (None, switched))
+        profile
+        for profile in (_profiles_containing(models) if among is None and models else among or ())
+        if profile.match.generic is None
+        and profile.domain is None
+        and profile.match.covers(models)
+        and 1 <= count <= profile.match.visible
+        and (switched is None or _is_switched(profile) in (None, switched))
     ]
     if not models or not fitting:
         return None
-    whole = min(fitting, key=lambda each: each.match.visible)
+    whole = min(fitting, key=lambda profile: profile.match.visible)
     return ProfileMatch(whole.first_gpus(count), _part_of_board(whole, count))
 
 
 def _part_of_board(profile: Profile, count: int) -> str:
-    """'3 of 8 GPUs: a slice of the board'; cards in slots of their own have no board."""
+    """Return '3 of 8 GPUs: a slice of the board', or ''. Cards in slots have no board."""
     board, has_switches = profile.match.board, _is_switched(profile) is True
     if count == 1 and profile.nvlink is not None and not has_switches and profile.match.board_gpus is None:
         return "one GPU of it"
@@ -341,23 +317,22 @@ def _part_of_board(profile: Profile, count: int) -> str:
 
 
 def find_domain(gpu_names: Sequence[str], among: Sequence[Profile] = ()) -> Profile | None:
-    """The profile of an NVLink domain of several nodes with these GPUs; `among` are looked at before ours."""
+    """Return the profile of a multi-node NVLink domain with these GPUs. Search `among` before ours."""
     models = set(gpu_names)
     ours = _profiles_containing([*models, "domain"])
-    found = (each for each in chain(among, ours) if each.domain is not None and each.match.covers(models))
+    found = (profile for profile in chain(among, ours) if profile.domain and profile.match.covers(models))
     return next(found, None) if models else None
 
 
 def _is_switched(profile: Profile) -> bool | None:
-    """True where its NVLinks lead to NVSwitches; None where it has none."""
+    """True if its NVLinks lead to NVSwitches. None without NVLinks."""
     return None if profile.nvlink is None else profile.nvlink.to is NvlinkPeer.SWITCH
 
 
 def match_node(node: Topology, environment: Mapping[str, str], asked: str | None = None) -> ProfileMatch | None:
-    """The profile that a node is judged by; None where it has no GPUs and nobody asked for one.
+    """Return the profile to judge a node by. None if it has no GPUs and none is `asked` for.
 
-    Raises:
-        UsageError: there is none of the name asked for, or it or one of the user's own is broken.
+    Raises UsageError if the profile asked for is missing, or if it or one of the user's own is invalid.
     """
     return match_nodes([node], environment, asked)[0]
 
@@ -365,40 +340,28 @@ def match_node(node: Topology, environment: Mapping[str, str], asked: str | None
 def match_nodes(
     nodes: Sequence[Topology], environment: Mapping[str, str], asked: str | None = None
 ) -> list[ProfileMatch | None]:
-    """`match_node` of every node: of thousands, most are alike, and looked up once.
-
-    Raises:
-        UsageError: as there.
-    """
+    """Match every node like `match_node`. Equal nodes are matched once."""
     if asked is not None:
         profile = find(asked, environment)
         return [ProfileMatch(profile)] * len(nodes)
     own = user_profiles(environment)
     traits = [_traits(node) for node in nodes]
     known = {
-        fromkey: match_machine(fromkey.models, fromkey.gpus, switched=fromkey.switched, joined=fromkey.joined, own=own)
-        for fromkey in dict.fromkeys(traits)
+        trait: match_machine(trait.models, trait.gpus, switched=trait.switched, joined=trait.joined, own=own)
+        for trait in dict.fromkeys(traits)
     }
     return [known[trait] for trait in traits]
 
 
 def find_node_profiles(nodes: Sequence[Topology], environment: Mapping[str, str]) -> list[Profile | None]:
-    """The profile of every node, None where none is known.
-
-    Raises:
-        UsageError: as there.
-    """
+    """Return the profile of every node, or None. Raises UsageError like `match_node`."""
     return [None if found is None else found.profile for found in match_nodes(nodes, environment)]
 
 
 def find_gpu_profile(
     models: Sequence[str], count: int, node: Topology | None, environment: Mapping[str, str], asked: str | None
 ) -> Profile | None:
-    """The profile for so many GPUs of a node, which may have more; without `node` by the names of their models alone.
-
-    Raises:
-        UsageError: as there.
-    """
+    """Return the profile for a number of GPUs, which may be some of a node. Raises UsageError like `match_node`."""
     if asked is not None:
         return find(asked, environment)
     switched = None if node is None else leads_to_switches(node.gpus)

@@ -1,4 +1,4 @@
-"""Faults of simulated machines, as people write them: `node3.gpu5:nvlink=12`; `FAULT_KEYS` lists them."""
+"""Faults of simulated machines: `node3.gpu5:nvlink=12`. `FAULT_KEYS` lists all."""
 
 import difflib
 import re
@@ -30,7 +30,7 @@ _GENERATIONS = ("1", "2", "3", "4", "5", "6")
 
 
 class Subject(StrEnum):
-    """The kind of thing that a fault breaks."""
+    """The part that a fault breaks."""
 
     GPU = "gpu"
     NIC = "nic"
@@ -60,9 +60,9 @@ _FORMS = {
     ValueKind.ROUND: (re.compile(r"round([1-9]|1[01])", re.ASCII), None, "round1 to round11"),
     ValueKind.VARIABLE: (re.compile(r"NCCL_[A-Z0-9_]+=.*", re.ASCII), None, "a variable of NCCL with its value"),
 }
-"""The form of a value; of what is above 0 the most that it may be; and both in words."""
+"""By kind: the pattern of a value, the maximum of a positive number, and a description."""
 
-_VALUE_TO_TRY = {
+_EXAMPLES = {
     ValueKind.COUNT: "9",
     ValueKind.FACTOR: "0.5",
     ValueKind.RATE: "200",
@@ -73,10 +73,9 @@ _VALUE_TO_TRY = {
 
 
 class FaultKey(Struct, frozen=True):
-    """One thing that can be broken: on which subject, by what values, with what effect.
+    """One kind of fault: the part that it breaks, its key and values, and its effect.
 
-    `command` is the only one that knows what it does, empty where several do. `changes` is what it can change: facts,
-    copies, collectives.
+    `command` is set if only one command simulates it. `changes` are facts, copies or collectives.
     """
 
     subject: Subject
@@ -94,17 +93,16 @@ class FaultKey(Struct, frozen=True):
 
     @property
     def form(self) -> str:
-        """The form of its values in words, where they are not listed."""
-        words: str = "" if self.kind is ValueKind.WORD else _FORMS[self.kind][2]
-        return words
+        """A description of its values, '' if they are listed."""
+        return "" if self.kind is ValueKind.WORD else _FORMS[self.kind][2]
 
     @property
     def example(self) -> str:
         """A value to try."""
-        return self.words[0] if self.words else _VALUE_TO_TRY[self.kind]
+        return self.words[0] if self.words else _EXAMPLES[self.kind]
 
     def accepts(self, value: str) -> bool:
-        """True where the value has the right form; the machine's number of links is looked at when it is applied."""
+        """True if the value has the right form. Applying a fault checks it against the machine."""
         if self.kind is ValueKind.WORD:
             return value in self.words
         form, most, _ = _FORMS[self.kind]
@@ -112,17 +110,14 @@ class FaultKey(Struct, frozen=True):
 
 
 def list_fault_keys(command: str) -> Iterator[tuple[str, str]]:
-    """Every part that a command can break, as --fault names it, with its keys and their values."""
+    """Yield the parts that a command can break, each with its keys and their values."""
     for subject, part in FAULT_PARTS.items():
-        keys = [each for each in FAULT_KEYS if each.subject is subject and each.command in ("", command)]
+        keys = [key for key in FAULT_KEYS if key.subject is subject and key.command in ("", command)]
         if keys:
-            short = {each.key: each.values for each in keys if len(each.values) < _SHORT_VALUES}
-            values = {each.key: short.get(each.key, each.values.replace("|", " or ")) for each in keys}
+            # Long lists of values need places to break lines.
+            values = {key.key: key.values if len(key.values) < 30 else key.values.replace("|", " or ") for key in keys}
             yield part, ", ".join(f"{key}={value}" for key, value in values.items())
 
-
-_SHORT_VALUES = 30
-"""The length up to which values stay in one line: more break between them."""
 
 FAULT_PARTS = {
     Subject.GPU: "[nodeI.]gpuJ",
@@ -132,7 +127,7 @@ FAULT_PARTS = {
     Subject.LEAF: "leafI",
     Subject.RAIL: "leafI.railJ",
 }
-"""The parts of a simulated machine as --fault names them, with I and J for numbers from 0."""
+"""The parts of a simulated machine in --fault. I and J are numbers from 0."""
 
 
 def _scan_fault(subject: Subject, key: str, effect: str, kind: ValueKind = ValueKind.FACTOR) -> FaultKey:
@@ -143,10 +138,10 @@ ENV = "env"
 FACTS, COPIES, COLLECTIVES = "facts", "copies", "collectives"
 _MEASURED, _ALL = (COPIES, COLLECTIVES), (FACTS, COPIES, COLLECTIVES)
 TRAFFIC = ("training", "staged", "sockets", "loading", "checkpoint", "inference", "waiting", "idle")
-"""Kinds of jobs that `gpubench watch` can have run on a simulated machine."""
+"""Jobs that a simulated machine can run for `gpubench watch`."""
 
 HALVE_CLOCKS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")
-"""They reduce "the core clocks by a factor of 2 or more" (nvidia-smi's manual). Copy engines have their own clocks."""
+"""They halve SM clocks or worse (nvidia-smi's manual). Copy engines have other clocks."""
 
 _BETWEEN_NODES = (FACTS, COLLECTIVES)
 _WIDTH_OF_GPU = "its PCIe link, over which it reaches host memory, is trained to this width"
@@ -288,7 +283,7 @@ FAULT_KEYS = (
 
 
 class Fault(Struct, frozen=True):
-    """The fault of one subject by `index`, `second` for the other GPU of a link or the rail; `node` None: 0."""
+    """A fault of one part. `second` is the other GPU of a link, or the rail of a leaf. `node` None means node 0."""
 
     subject: Subject
     settings: tuple[tuple[str, str], ...]
@@ -298,29 +293,27 @@ class Fault(Struct, frozen=True):
 
     @property
     def node_number(self) -> int:
-        """The node it is on."""
         return self.node or 0
 
     @property
     def command(self) -> str:
-        """The only command that knows what it does; empty where several do."""
-        known = {each.key: each.command for each in FAULT_KEYS if each.subject is self.subject and each.command}
+        """The only command that simulates it, or ''."""
+        known = {key.key: key.command for key in FAULT_KEYS if key.subject is self.subject and key.command}
         return next((known[key] for key, _ in self.settings if key in known), "")
 
     def changes(self, measured: str, unused: str = "") -> bool:
-        """False if none of its keys, beside an `unused` one, changes copies, or collectives."""
+        """True if a key other than `unused` changes what is `measured`: copies or collectives."""
         keys = {key: value for key, value in self.settings if key != unused}
         if keys.get("throttle", HALVE_CLOCKS[0]) not in HALVE_CLOCKS and measured == COLLECTIVES:
             del keys["throttle"]
-        return any(measured in each.changes for each in FAULT_KEYS if each.subject is self.subject and each.key in keys)
+        return any(measured in key.changes for key in FAULT_KEYS if key.subject is self.subject and key.key in keys)
 
     def get(self, key: str) -> str | None:
-        """The value of a key, None where the fault does not set it."""
         return dict(self.settings).get(key)
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables that it sets for the ranks of its node."""
+        """The environment variables that it sets on its node."""
         pairs = (value.partition("=") for key, value in self.settings if key == ENV)
         return {name: value for name, _, value in pairs}
 
@@ -331,7 +324,7 @@ class Fault(Struct, frozen=True):
 
     @property
     def where(self) -> str:
-        """Its subject as written: 'node3.gpu5', 'link0-1', 'node2'."""
+        """The part as in --fault: 'node3.gpu5', 'link0-1', 'node2'."""
         if self.subject is Subject.NODE:
             return f"node{self.node_number}"
         if self.subject in (Subject.LEAF, Subject.RAIL):
@@ -344,7 +337,7 @@ class Fault(Struct, frozen=True):
 
 
 def parse_fault(text: str) -> Fault:
-    """A fault as `GRAMMAR` has it. Raises UsageError, which suggests the nearest subject or key."""
+    """Parse a fault by `GRAMMAR`. Raises UsageError, which suggests the nearest key."""
     subject, colon, settings = text.strip().partition(":")
     match = _SUBJECT.fullmatch(subject)
     if match is None or not colon:
@@ -366,7 +359,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def parse_faults(text: str, nodes: int) -> tuple[Fault, ...]:
-    """The faults of a text; without a subject, one on each node: 'imex=down'. Raises UsageError."""
+    """Parse a fault. Without a part ('imex=down') it is one fault per node. Raises UsageError."""
     if (":" in text and not text.strip().startswith(f"{ENV}=")) or "=" not in text:
         return (parse_fault(text),)
     settings = _parse_settings(text, Subject.NODE, text)
@@ -374,11 +367,11 @@ def parse_faults(text: str, nodes: int) -> tuple[Fault, ...]:
 
 
 def complete_fault(incomplete: str) -> list[str]:
-    """What continues an incomplete fault: the parts, or after a part's colon its keys with their values."""
+    """Complete a fault for the shell: with parts, or after a colon with keys and values."""
     part, colon, settings = incomplete.partition(":")
     match = _SUBJECT.fullmatch(part)
     if not colon or match is None:
-        return [f"{each}:" for each in ("gpu0", "nic0", "link0-1", "node0", "node0.gpu0", "leaf0", "leaf0.rail0")]
+        return [f"{name}:" for name in ("gpu0", "nic0", "link0-1", "node0", "node0.gpu0", "leaf0", "leaf0.rail0")]
     kinds = {"whole": Subject.NODE, "rail": Subject.RAIL, "leaf": Subject.LEAF, "first": Subject.LINK}
     subject = next((kind for name, kind in kinds.items() if match[name] is not None), None) or Subject(match["kind"])
     before = part + colon + "".join(settings.rpartition(",")[:2])
@@ -387,12 +380,12 @@ def complete_fault(incomplete: str) -> list[str]:
 
 
 def _parse_settings(text: str, subject: Subject, settings: str) -> tuple[tuple[str, str], ...]:
-    known = {each.key: each for each in FAULT_KEYS if each.subject is subject}
+    known = {key.key: key for key in FAULT_KEYS if key.subject is subject}
     parsed: dict[str, tuple[str, str]] = {}
     for setting in settings.split(","):
         key, equals, value = (part.strip() for part in setting.partition("="))
         if not equals or key not in known:
-            raise _unknown_key(text, subject, (key, value), known)
+            raise _key_error(text, subject, (key, value), known)
         if not known[key].accepts(value):
             raise UsageError(f"--fault {text!r}: {key} cannot be {value!r}", expected=f"{key}={_described(known[key])}")
         what = value.partition("=")[0] if key == ENV else key
@@ -406,8 +399,8 @@ def _described(key: FaultKey) -> str:
     return f"{key.values} ({key.effect}{'; ' + _FORMS[key.kind][2] if key.kind in _FORMS else ''})"
 
 
-def _unknown_key(text: str, subject: Subject, setting: tuple[str, str], known: Mapping[str, FaultKey]) -> UsageError:
-    """A key that this kind of part does not have, or that has no value; the next step has the nearest key."""
+def _key_error(text: str, subject: Subject, setting: tuple[str, str], known: Mapping[str, FaultKey]) -> UsageError:
+    """Return the error of an unknown key, or of one without a value. It suggests the nearest key."""
     key, value = setting
     where = "".join(text.strip().partition(":")[:2]) if ":" in text else ""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)

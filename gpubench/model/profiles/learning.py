@@ -1,4 +1,4 @@
-"""Expected values of a profile: below 90 % warns, below 75 % fails; and learning them from results."""
+"""Judge bandwidths by expected values, and learn expected values from results."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.operation import HostMemory
-from gpubench.model.terms.units import plural
+from gpubench.model.terms.units import group_by, plural
 from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Expectation(Struct, frozen=True):
-    """The expected value of a copy, in GB/s; `whose` is its source in words."""
+    """The expected GB/s of a copy, and the source of that value in words."""
 
     value: float
     whose: str
@@ -38,7 +38,7 @@ class Expectation(Struct, frozen=True):
 def judge_bandwidth(
     gb_s: float, expectation: Expectation | None, limit_gb_s: float | None
 ) -> tuple[Verdict, str, str] | None:
-    """The verdict with what was seen and what was expected; None where the figure is well."""
+    """Return the verdict on a slow bandwidth, what was seen, and what was expected. None if it is not slow."""
     if expectation is not None and gb_s < SLOW_SHARE * expectation.value:
         share = gb_s / expectation.value
         below_limit = limit_gb_s is not None and gb_s < LIMIT_FAIL_SHARE * limit_gb_s
@@ -52,7 +52,7 @@ def judge_bandwidth(
 
 
 def find_slow_values(figures: Mapping[str, float]) -> dict[str, tuple[Verdict, float, float]]:
-    """Those of several figures that are far below the usual one: verdict, share of the usual, the usual figure."""
+    """Return the values far below the usual one: verdict, share of the usual value, and that value."""
     if len(figures) < 2:
         return {}
     common = upper_quartile(list(figures.values()))
@@ -63,14 +63,11 @@ def find_slow_values(figures: Mapping[str, float]) -> dict[str, tuple[Verdict, f
     }
 
 
-OUTLYING_DEVIATIONS = 5.0  # Median absolute deviations, scaled to a normal distribution's standard one
-OUTLYING_SHARE = 0.05  # Of the median: pairs that differ by 0.1 % have too small a deviation
 _DIGITS = 4
-_NORMAL = 1.4826
 
 
 class LearningKey(Struct, frozen=True):
-    """The properties that values must share to be compared."""
+    """The properties that values must share to be averaged, as in `Expected`."""
 
     quantity: str
     gpus: int
@@ -82,7 +79,7 @@ class LearningKey(Struct, frozen=True):
 
 
 class LearningSample(Struct, frozen=True):
-    """One value of a result: of what, on what, from which file."""
+    """One value of a result, with its quantity, its subject and its file."""
 
     key: LearningKey
     value: float
@@ -91,19 +88,16 @@ class LearningSample(Struct, frozen=True):
 
 
 class Learned(Struct, frozen=True):
-    """The expected values, and what stood out of them and was left out."""
+    """The expected values, and the outliers that they exclude."""
 
     expected: tuple[Expected, ...]
     outliers: tuple[LearningSample, ...]
 
 
 def learn(samples: Iterable[LearningSample], source: str) -> Learned:
-    """The median of each key's values without outliers, its spread in the note; outliers are named and not used."""
-    by_key: dict[LearningKey, list[LearningSample]] = {}
-    for sample in samples:
-        by_key.setdefault(sample.key, []).append(sample)
+    """Return the median of each key's values without outliers. The range of the values is in its note."""
     expected, outliers = [], []
-    for key, found in by_key.items():
+    for key, found in group_by(samples, lambda sample: sample.key).items():
         kept, odd = split_outliers(found)
         outliers += odd
         values = [sample.value for sample in kept]
@@ -124,26 +118,29 @@ def learn(samples: Iterable[LearningSample], source: str) -> Learned:
 
 
 def split_outliers(samples: Sequence[LearningSample]) -> tuple[list[LearningSample], list[LearningSample]]:
-    """Those near the median, and those that stand out: by deviations and by a share of it, both."""
+    """Split samples into those near the median and outliers.
+
+    Outliers differ by more than 5 standard deviations (from the median absolute deviation) and more than 5 %.
+    """
     middle = median(sample.value for sample in samples)
-    deviation = _NORMAL * median(abs(sample.value - middle) for sample in samples)
-    most = max(OUTLYING_DEVIATIONS * deviation, OUTLYING_SHARE * middle)
+    deviation = 1.4826 * median(abs(sample.value - middle) for sample in samples)
+    most = max(5 * deviation, 0.05 * middle)
     kept = [sample for sample in samples if abs(sample.value - middle) <= most]
     return kept, [sample for sample in samples if abs(sample.value - middle) > most]
 
 
 def collect_samples(result: "ResultFile") -> list[LearningSample]:
-    """The values of a result: of its rows of collectives, and of its pairs."""
+    """Return the values of a result's collectives and pairs."""
     nccl = result.circumstances.libraries.get("NCCL", "").split(" ")[0] or None
     several = len({row.path_class for row in result.pairs if _is_between_gpus(row)}) > 1
     gpus = len({end for row in result.pairs for end in (row.source_bus_id, row.destination_bus_id) if end})
     return [
-        *(sample for row in result.rows for sample in _samples_of_row(row, nccl, result.name)),
-        *(sample for row in result.pairs for sample in _samples_of_pair(row, gpus, result.name, by_path=several)),
+        *(sample for row in result.rows for sample in _collective_samples(row, nccl, result.name)),
+        *(sample for row in result.pairs for sample in _pair_samples(row, gpus, result.name, keeps_path=several)),
     ]
 
 
-def _samples_of_row(row: CollectiveRow, nccl: str | None, file: str) -> list[LearningSample]:
+def _collective_samples(row: CollectiveRow, nccl: str | None, file: str) -> list[LearningSample]:
     if row.placement != "out_of_place" or row.backend != "nccl" or row.ranks % row.nodes or row.ranks < 2:
         return []
     large = row.size_bytes >= LARGE_BYTES
@@ -158,12 +155,12 @@ def _samples_of_row(row: CollectiveRow, nccl: str | None, file: str) -> list[Lea
     return [LearningSample(key, row.reached_gb_s if large else row.time_us, f"{row.ranks} ranks", file)]
 
 
-def _samples_of_pair(row: PairRow, gpus: int, file: str, *, by_path: bool) -> list[LearningSample]:
+def _pair_samples(row: PairRow, gpus: int, file: str, *, keeps_path: bool) -> list[LearningSample]:
     quantity = _quantity(row)
     value = row.latency_us if quantity and quantity.endswith("latency_us") else row.bandwidth_gb_s
     if quantity is None or value is None:
         return []
-    path = row.path_class if by_path and quantity.startswith("p2p.") else None
+    path = row.path_class if keeps_path and quantity.startswith("p2p.") else None
     return [LearningSample(LearningKey(quantity, gpus, path=path), value, f"{row.source} → {row.destination}", file)]
 
 
@@ -171,8 +168,8 @@ def _quantity(row: PairRow) -> str | None:
     size_bytes = row.size_bytes or 0
     if not _is_between_gpus(row):
         large = size_bytes >= JUDGED_FROM_BYTES and HostMemory.parse_note(row.note) is HostMemory.PINNED
-        to_gpu = row.source_bus_id is None
-        return ("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s") if large else None
+        from_host = row.source_bus_id is None
+        return ("host_to_device_gb_s" if from_host else "device_to_host_gb_s") if large else None
     if row.scope != "process" or row.engine not in ("ce", "sm"):
         return None
     way = (row.engine, str(row.direction), str(row.peer))
@@ -192,17 +189,18 @@ def _is_between_gpus(row: PairRow) -> bool:
     return row.source_bus_id is not None and row.destination_bus_id is not None
 
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # Half a character, which TOML cannot hold
-
-
 def format_toml(plain: Mapping[str, Any]) -> str:
-    """A document: values first, then tables, then lists of tables; what is None is left out."""
+    """Format a document as TOML: values, then tables, then lists of tables. None is omitted."""
     return "\n".join(_table(plain, "")).strip("\n") + "\n"
 
 
 def _table(plain: Mapping[str, Any], prefix: str) -> Iterator[str]:
     tables = {key: value for key, value in plain.items() if isinstance(value, Mapping)}
-    lists = {key: value for key, value in plain.items() if _is_list_of_tables(value)}
+    lists = {
+        key: value
+        for key, value in plain.items()
+        if isinstance(value, Sequence) and value and all(isinstance(item, Mapping) for item in value)
+    }
     for key, value in plain.items():
         if value is not None and key not in tables and key not in lists:
             yield f"{_key(key)} = {_value(value)}"
@@ -210,13 +208,9 @@ def _table(plain: Mapping[str, Any], prefix: str) -> Iterator[str]:
         yield from ("", f"[{prefix}{_key(key)}]")
         yield from _table(value, f"{prefix}{_key(key)}.")
     for key, value in lists.items():
-        for each in value:
+        for item in value:
             yield from ("", f"[[{prefix}{_key(key)}]]")
-            yield from _table(each, f"{prefix}{_key(key)}.")
-
-
-def _is_list_of_tables(value: object) -> bool:
-    return isinstance(value, Sequence) and bool(value) and all(isinstance(each, Mapping) for each in value)
+            yield from _table(item, f"{prefix}{_key(key)}.")
 
 
 def _key(key: str) -> str:
@@ -239,6 +233,6 @@ def _value(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string with JSON's escapes, and TOML's for what cannot be printed; no line of it is a runner's command."""
-    shown = json.dumps(_SURROGATE.sub("\ufffd", text), ensure_ascii=False).replace("##", "#\\u0023")
-    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in shown)
+    """Quote a string so that it is printable and no command of a CI runner. TOML has no surrogates."""
+    shown = json.dumps(re.sub("[\ud800-\udfff]", "\ufffd", text), ensure_ascii=False).replace("##", "#\\u0023")
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in shown)

@@ -1,6 +1,6 @@
-"""A machine type: the facts of a healthy machine, the figures it reaches, and the rules its profile file obeys.
+"""A machine type: the facts and expected values of a healthy machine, and the checks of its profile.
 
-The fields are the keys of the file, as docs/profile-keys.md has them; GB/s is 1e9 bytes/s, one direction.
+Fields are the keys of the file (docs/profile-keys.md). GB/s is 1e9 bytes/s per direction.
 """
 
 import math
@@ -25,11 +25,10 @@ TIME = "time_us"
 BUSBW = "busbw_gb_s"
 P2P_OK = "OK"
 _BITS_PER_BYTE = 8
-_HOST_COPIES = ("host_to_device", "device_to_host")
 
 
 class ExpectedKind(StrEnum):
-    """The origin of an expected value. A threshold is a floor that somebody set, no figure that was seen."""
+    """The origin of an expected value. A THRESHOLD is a minimum that somebody published, not a measurement."""
 
     MEASURED = "measured"
     VENDOR = "vendor"
@@ -38,7 +37,7 @@ class ExpectedKind(StrEnum):
 
 
 class Generic(StrEnum):
-    """The machines of a profile that names no GPU model; `host` is one without GPUs, and only asked for."""
+    """The machines of a profile without a GPU model. HOST has no GPUs, and must be requested by name."""
 
     NVLINK = "nvlink"
     PCIE = "pcie"
@@ -46,9 +45,9 @@ class Generic(StrEnum):
 
 
 class MatchRule(Struct, frozen=True, kw_only=True):
-    """The machines that a profile is for: NVML's names of the GPU model, and how many GPUs are visible.
+    """The machines of a profile: NVML's names of the GPU model, and the number of visible GPUs.
 
-    `board_gpus` counts the whole board where a part is handed out; a `generic` one compares with nothing.
+    `board_gpus` are those of the whole board, if the machine has a part of it.
     """
 
     gpus: tuple[str, ...]
@@ -58,25 +57,25 @@ class MatchRule(Struct, frozen=True, kw_only=True):
 
     @property
     def board(self) -> int:
-        """GPUs of the whole board."""
         return self.visible if self.board_gpus is None else self.board_gpus
 
     def covers(self, models: Collection[str]) -> bool:
-        """Return whether these are GPUs of this kind; drivers before 470, and many people, leave the vendor out."""
+        """True if these are GPUs of this profile. Drivers before 470, and many people, omit the vendor."""
         return {*models} <= {*self.gpus, *(name.removeprefix("NVIDIA ") for name in self.gpus)}
 
 
 class FactsSource(Struct, frozen=True, kw_only=True):
-    """The source of a profile's facts, which are all that is no expected value."""
+    """The source of everything in a profile except expected values."""
 
     kind: ExpectedKind
     source: str
 
 
 class GpuKind(Struct, frozen=True, kw_only=True):
-    """The GPU model; `pcie_*` is the link under load; `c2c_gb_s` NVLink-C2C per direction (PCIe is then 0).
+    """The GPU model. With `shared_memory`, GPU and CPU have one memory.
 
-    With `shared_memory` GPU and CPU have one memory. `places` names what each GPU hangs on, else a root port.
+    The PCIe link is as under load, and 0 if NVLink-C2C replaces it. `places` are the switches above the GPUs. Without
+    them, each GPU has a root port.
     """
 
     name: str
@@ -94,21 +93,18 @@ class GpuKind(Struct, frozen=True, kw_only=True):
 
     @property
     def pcie_gb_s(self) -> float:
-        """Usable GB/s per direction of its PCIe link."""
         return pcie_gb_s(self.pcie_generation, self.pcie_width) or 0.0
 
     @property
     def host_gb_s(self) -> float:
-        """Usable GB/s per direction between it and host memory."""
         return self.c2c_gb_s or self.pcie_gb_s
 
 
 NO_GPU = GpuKind(name="", compute_capability="", multiprocessors=0, memory_bytes=0, pcie_generation=0, pcie_width=0)
-"""The GPU model of a machine that has none."""
 
 
 class NvlinkKind(Struct, frozen=True, kw_only=True):
-    """The NVLinks of each GPU of the board: all to NVSwitches, or `pairs` of GPUs, each (first, second, links)."""
+    """The NVLinks of each GPU. Without NVSwitches, `pairs` has (first GPU, second GPU, links)."""
 
     version: str
     raw_gb_s: float
@@ -119,30 +115,15 @@ class NvlinkKind(Struct, frozen=True, kw_only=True):
 
     @property
     def link_gb_s(self) -> float:
-        """Usable GB/s per direction of one link."""
         return nvlink_gb_s(NvLink(number=0, version=self.version, raw_gb_s=self.raw_gb_s)) or 0.0
 
     @property
     def pair_links(self) -> int:
-        """The most links that one transfer between two GPUs can use: all through a switch, else those of the pair."""
+        """The maximum number of links for a transfer between two GPUs."""
         return self.links if self.to is NvlinkPeer.SWITCH else max((pair[2] for pair in self.pairs), default=0)
 
-    def links_among(self, gpus: int) -> int:
-        """The fewest NVLinks that one of the first `gpus` GPUs has to the others, if NVLinks join pairs."""
-        within = [pair for pair in self.pairs if max(pair[:2]) < gpus]
-        return min(sum(links for one, other, links in within if gpu in (one, other)) for gpu in range(gpus))
-
-    def joins_all(self, gpus: int) -> bool:
-        """True if an NVLink joins every two of the first `gpus` GPUs, if NVLinks join pairs."""
-        return len({frozenset(pair[:2]) for pair in self.pairs if max(pair[:2]) < gpus}) == math.comb(gpus, 2)
-
-    def links_to_next(self, gpus: int) -> int:
-        """The fewest NVLinks from one of the first `gpus` GPUs to the next, if NVLinks join pairs."""
-        joined = {frozenset(pair[:2]): pair[2] for pair in self.pairs}
-        return min(joined.get(frozenset((gpu, (gpu + 1) % gpus)), 0) for gpu in range(gpus))
-
     def least_links(self, gpus: int, board: int) -> int:
-        """The NVLinks that each GPU has at least to the others, whichever `gpus` of the board's GPUs are there."""
+        """Return the minimum number of NVLinks from one of any `gpus` GPUs of the board to the others."""
         if gpus < 2 or self.to is NvlinkPeer.SWITCH:
             return self.links if gpus > 1 else 0
         return min(
@@ -153,7 +134,10 @@ class NvlinkKind(Struct, frozen=True, kw_only=True):
 
 
 class NodeKind(Struct, frozen=True, kw_only=True):
-    """The machine around the GPUs. `numa_nodes` of 0: it tells none; `flat_pci`: every device is on the root bus."""
+    """The machine around the GPUs. Without NUMA information, `numa_nodes` is 0.
+
+    `flat_pci`: every device is on the root bus.
+    """
 
     sockets: int
     cpus: int
@@ -167,7 +151,7 @@ class NodeKind(Struct, frozen=True, kw_only=True):
 
 
 class SwitchKind(Struct, frozen=True, kw_only=True):
-    """A PCIe switch: its NUMA node, its uplink, and the switch it hangs on, if not on the CPU."""
+    """A PCIe switch: its NUMA node, its uplink, and the switch above it, if any."""
 
     name: str
     pcie_generation: int
@@ -177,7 +161,7 @@ class SwitchKind(Struct, frozen=True, kw_only=True):
 
 
 class NicKindOfMachine(Struct, frozen=True, kw_only=True):
-    """A port of a NIC; `place` as a GPU's; no PCIe link without a generation; devices of one `port` share its rate."""
+    """A port of a NIC. `place` is the switch above it. Devices with the same physical `port` share its rate."""
 
     name: str
     kind: NicKind
@@ -190,7 +174,7 @@ class NicKindOfMachine(Struct, frozen=True, kw_only=True):
 
 
 class ExpectedPeerAccess(Struct, frozen=True, kw_only=True):
-    """NVML's status of peer access between GPUs, with a reason; `unlinked` that of two without an NVLink."""
+    """NVML's status of peer access, and the reason if it is refused. `unlinked` is for pairs without NVLinks."""
 
     status: str = P2P_OK
     reason: str | None = None
@@ -198,9 +182,9 @@ class ExpectedPeerAccess(Struct, frozen=True, kw_only=True):
 
 
 class Expected(Struct, frozen=True, kw_only=True):
-    """One expected value of so many `gpus` (None: all) and `nodes`, for pairs of a `path` (None: every pair).
+    """One expected value, for this number of GPUs per node (None: all) and nodes, and this path class (None: all).
 
-    `size_bytes` is nccl-tests' size, None for "large messages"; `source` is a key of `[sources]`.
+    `size_bytes` is nccl-tests' size, None for large messages. `source` is a key of `[sources]`.
     """
 
     quantity: str
@@ -217,12 +201,12 @@ class Expected(Struct, frozen=True, kw_only=True):
 
     @property
     def nvls(self) -> bool:
-        """True where NVSwitches did the reduction: busbw may then be above what the links carry."""
+        """True if NVSwitches reduced the data. Its busbw may exceed the links' bandwidth."""
         return (self.algorithm or "").upper().startswith("NVLS")
 
 
 class TimeCurve(Struct, frozen=True, kw_only=True):
-    """The times of one collective by size, as `points` of bytes and µs; the rest as in `Expected`."""
+    """The times of one collective by size: `points` of bytes and µs. Other fields are as in `Expected`."""
 
     collective: str
     points: tuple[tuple[float, ...], ...]
@@ -235,7 +219,7 @@ class TimeCurve(Struct, frozen=True, kw_only=True):
 
     @property
     def expected(self) -> tuple[Expected, ...]:
-        """An expected time a point."""
+        """The expected time of each point."""
         return tuple(
             Expected(
                 quantity=f"{self.collective}.{TIME}",
@@ -253,13 +237,13 @@ class TimeCurve(Struct, frozen=True, kw_only=True):
 
 
 class DomainKind(Struct, frozen=True, kw_only=True):
-    """An NVLink domain of several nodes, each of which is what the profile's facts say."""
+    """An NVLink domain of several nodes. The profile's facts describe one node."""
 
     nodes: int
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """One machine type; `sha256` is of the file, 12 hexadecimal digits; `all_expected` includes points of curves."""
+    """One machine type. `sha256` has the first 12 digits of the file's hash."""
 
     schema: int
     name: str
@@ -280,7 +264,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     sha256: str = ""
 
     def first_gpus(self, gpus: int) -> "Profile":
-        """The profile of a machine that shows only the first `gpus` of these GPUs."""
+        """Return the profile of a machine that has only the first `gpus` of these GPUs."""
         if not 0 < gpus < self.match.visible:
             return self
         single = gpus == 1
@@ -290,30 +274,34 @@ class Profile(Struct, frozen=True, kw_only=True):
             gpu=replace(self.gpu, places=self.gpu.places[:gpus]),
             nvlink=None if single else self.nvlink,
             expected=tuple(
-                replace(each, gpus=self.gpus_per_node(each))
-                for each in self.expected
-                if not single or each.quantity.startswith(_HOST_COPIES)
+                replace(expected, gpus=self.gpus_per_node(expected))
+                for expected in self.expected
+                if not single or expected.quantity.startswith(("host_to_device", "device_to_host"))
             ),
-            curve=() if single else tuple(replace(each, gpus=each.gpus or self.match.visible) for each in self.curve),
+            curve=() if single else self._sized_curves,
         )
 
     @property
     def link_gb_s(self) -> float:
-        """The most that a GPU can send to its peers, in GB/s: over all its NVLinks, or over PCIe where it has none."""
+        """The maximum GB/s from a GPU to its peers: all its NVLinks, or PCIe without any."""
         return self.nvlink.links * self.nvlink.link_gb_s if self.nvlink else self.gpu.pcie_gb_s
 
     def carried_gb_s(self, collective: str, gpus: int) -> float:
-        """The most GB/s between each of the first `gpus` GPUs and the others; of sendrecv, and the next one."""
-        if self.nvlink is None or self.nvlink.to is NvlinkPeer.SWITCH or gpus < 2:
+        """Return the maximum GB/s between any of the first `gpus` GPUs and the others, for sendrecv the next one."""
+        nvlink = self.nvlink
+        if nvlink is None or nvlink.to is NvlinkPeer.SWITCH or gpus < 2:
             return self.link_gb_s
+        links = {frozenset(pair[:2]): pair[2] for pair in nvlink.pairs if max(pair[:2]) < gpus}
         if collective == "sendrecv":
-            return self.nvlink.links_to_next(gpus) * self.nvlink.link_gb_s or self.gpu.host_gb_s
-        by_pcie = 0.0 if self.nvlink.joins_all(gpus) else self.gpu.host_gb_s
-        return self.nvlink.links_among(gpus) * self.nvlink.link_gb_s + by_pcie
+            fewest = min(links.get(frozenset((gpu, (gpu + 1) % gpus)), 0) for gpu in range(gpus))
+            return fewest * nvlink.link_gb_s or self.gpu.host_gb_s
+        fewest = min(sum(count for pair, count in links.items() if gpu in pair) for gpu in range(gpus))
+        pcie_gb_s = 0.0 if len(links) == math.comb(gpus, 2) else self.gpu.host_gb_s
+        return fewest * nvlink.link_gb_s + pcie_gb_s
 
     @property
     def nics_gb_s(self) -> float:
-        """GB/s of all NICs together, those that share a port with no more than its rate."""
+        """GB/s of all NICs together. NICs with one physical port share its rate."""
         ports: dict[str | int, float] = {}
         for number, nic in enumerate(self.nic):
             key = nic.port or number
@@ -321,7 +309,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         return sum(ports.values())
 
     def merge_nodes(self, nodes: int | None = None) -> "Profile":
-        """A domain, or part of one, as one node of all its GPUs and NICs; itself where there is none."""
+        """Return the NVLink domain, or `nodes` nodes of it, as one node with all GPUs and NICs."""
         if self.domain is None:
             return self
         nodes = nodes or self.domain.nodes
@@ -331,48 +319,54 @@ class Profile(Struct, frozen=True, kw_only=True):
             match=replace(self.match, visible=nodes * self.match.visible),
             nic=nodes * self.nic,
             expected=tuple(
-                replace(each, nodes=1, gpus=each.nodes * self.gpus_per_node(each)) for each in self.expected
+                replace(expected, nodes=1, gpus=expected.nodes * self.gpus_per_node(expected))
+                for expected in self.expected
             ),
-            curve=tuple(replace(each, gpus=each.gpus or self.match.visible) for each in self.curve),
+            curve=self._sized_curves,
         )
 
+    @property
+    def _sized_curves(self) -> tuple[TimeCurve, ...]:
+        """The curves with their number of GPUs, which may be the default."""
+        return tuple(replace(curve, gpus=curve.gpus or self.match.visible) for curve in self.curve)
+
     def split_into_domains(self, nodes: int) -> "Profile":
-        """The same for so many nodes in as few NVLink domains of equal size as can be."""
+        """Return the profile for so many nodes, in as few NVLink domains of equal size as possible."""
         if self.domain is None:
             return self
-        alike = next(size for size in range(min(nodes, self.domain.nodes), 0, -1) if nodes % size == 0)
-        return self.resize_domains(alike) if 1 < alike < nodes else self
+        size = next(size for size in range(min(nodes, self.domain.nodes), 0, -1) if nodes % size == 0)
+        return self.resize_domains(size) if 1 < size < nodes else self
 
     def resize_domains(self, nodes: int) -> "Profile":
-        """The same with so many nodes in an NVLink domain. Expected values stay those of as many as reached them."""
+        """Return the profile with so many nodes per NVLink domain. Expected values stay the same."""
         return self if self.domain is None else replace(self, domain=replace(self.domain, nodes=nodes))
 
     @property
     def all_expected(self) -> tuple[Expected, ...]:
-        """Every expected value, those of curves last."""
-        return (*self.expected, *(point for each in self.curve for point in each.expected))
+        """All expected values, including the points of curves."""
+        return (*self.expected, *(point for curve in self.curve for point in curve.expected))
 
     def gpus_per_node(self, expected: Expected) -> int:
-        """GPUs of a node that an expected value is for."""
+        """Return the number of GPUs per node that an expected value is for."""
         return self.match.visible if expected.gpus is None else expected.gpus
 
     def typical(self, quantity: str, path: str | None = None) -> float | None:
-        """The figure of healthy machines on one node for a path class, else for any pair; None where there is none."""
-        found = [each for each in self.find(quantity) if each.kind is not ExpectedKind.THRESHOLD]
-        ranked = [each for wanted in (path, None) for each in found if each.path == wanted]
+        """Return the value of healthy machines on one node, for this path class, else for any pair."""
+        found = [expected for expected in self.find(quantity) if expected.kind is not ExpectedKind.THRESHOLD]
+        ranked = [expected for wanted in (path, None) for expected in found if expected.path == wanted]
         return ranked[0].value if ranked else None
 
     def find(self, quantity: str, *, gpus: int | None = None, nodes: int = 1) -> tuple[Expected, ...]:
-        """Every expected value of a quantity for that many GPUs a node (None: any number) and nodes."""
-        points = (point for each in self.curve if f"{each.collective}.{TIME}" == quantity for point in each.expected)
+        """Return the expected values of a quantity for this number of GPUs per node (None: any) and nodes."""
+        points = (point for curve in self.curve if f"{curve.collective}.{TIME}" == quantity for point in curve.expected)
         return tuple(
-            each
-            for each in (*self.expected, *points)
-            if each.quantity == quantity and each.nodes == nodes and gpus in (None, self.gpus_per_node(each))
+            expected
+            for expected in (*self.expected, *points)
+            if (expected.quantity, expected.nodes) == (quantity, nodes) and gpus in (None, self.gpus_per_node(expected))
         )
 
 
-P2P_STATUSES = (P2P_OK, "CNS", "GNS", "TNS", "DR", "NS", "U")  # NVML's words, in order (`nvmlGpuP2PStatus_t`)
+P2P_STATUSES = (P2P_OK, "CNS", "GNS", "TNS", "DR", "NS", "U")  # In the order of `nvmlGpuP2PStatus_t`
 COPY_QUANTITIES = (
     "p2p.write_gb_s",
     "p2p.read_gb_s",
@@ -393,21 +387,16 @@ SHARE_QUANTITIES = (
     "device_to_host_share",
     "allreduce.busbw_share",
 )
-"""Of profiles for any machine: parts (0 to 1) of what the links of the machine at hand carry."""
+"""Quantities of generic profiles: shares (0 to 1) of the limit of the machine."""
 
-LEAST_SHARE = 0.4  # Of what the links carry: host-staged transfers on PCIe reach 43 %
-LEAST_LATENCY_US, MOST_LATENCY_US = 0.1, 1000.0
-"""Of one small copy: direct ones take 2 µs on H200, host-staged ones 20 µs, so what is beyond these is another unit."""
-
-LEAST_TIME_US = 1.0  # To start its kernel takes longer: the fastest known takes 5 µs (2 H200)
-_MOST_BUSBW_FACTOR = 2.0  # No collective's busbw is more than twice its algbw (all-reduce)
+LEAST_SHARE = 0.4  # Of the limit: host-staged transfers on PCIe reach 43 %
+LEAST_LATENCY_US, MOST_LATENCY_US = 0.1, 1000.0  # Direct small copies take 2 µs on H200, host-staged ones 20 µs
+LEAST_TIME_US = 1.0  # The fastest known collective takes 5 µs (2 H200), because its kernel must start
 _ANOTHER_UNIT = "another unit than µs"
-_NVLINK_PATH = re.compile(r"NV([1-9]\d*)", re.ASCII)
-_OF_COLLECTIVE = re.compile(r"[a-z][a-z0-9_]*\.(?:time_us|busbw_gb_s)", re.ASCII)
 
 
 def check_profile(profile: Profile, where: str) -> None:
-    """Raise UsageError, with `where` (the file) and the key, for the first thing that cannot be right."""
+    """Raise UsageError for the first impossible value. The message has its key, after `where`, the file."""
     if profile.schema != PROFILE_SCHEMA:
         raise UsageError(
             f"{where}.schema is {profile.schema}",
@@ -427,17 +416,17 @@ def check_profile(profile: Profile, where: str) -> None:
         check_expected(profile, expected, f"{where}.expected[{number}] ({expected.quantity})")
     for number, curve in enumerate(profile.curve):
         _check_curve(profile, curve, f"{where}.curve[{number}] ({curve.collective})")
-    unused = sorted(set(profile.sources) - {each.source for each in profile.all_expected})
+    unused = sorted(set(profile.sources) - {expected.source for expected in profile.all_expected})
     if unused:
         raise UsageError(f"{where}.sources.{unused[0]} is used by no expected value", next_step="remove it, or use it")
 
 
 def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
-    """The most that the profile's own links allow for a bandwidth, in the value's unit; None for times.
+    """Return the maximum of a bandwidth that the profile's links allow. None for other quantities.
 
-    For collectives, n GPUs in all and k nodes: the links of a GPU, in one NVLink domain of several nodes too; with
-    NVLS reductions, which send a GPU's data once where a ring sends it 2(n-1)/(n+1) times, that much more; across nodes
-    at most the NICs of a GPU × (n-1)/(k-1), what a hierarchical algorithm can reach.
+    For a collective of n GPUs on k nodes it is the bandwidth of a GPU's links. NVLS sends data once instead of
+    2(n-1)/(n+1) times, so it allows that much more. Between nodes, a hierarchical algorithm can reach the NICs' rate
+    per GPU × (n-1)/(k-1).
     """
     if not expected.quantity.endswith("_gb_s"):
         return None
@@ -445,16 +434,12 @@ def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
         return _busbw_ceiling(profile, expected)
     if expected.quantity == "p2p.staged_gb_s" or not expected.quantity.startswith("p2p."):
         return profile.gpu.host_gb_s
-    return _pair_gb_s(profile, expected.path) * (2 if expected.quantity == "p2p.bidirectional_gb_s" else 1)
-
-
-def _pair_gb_s(profile: Profile, path: str | None) -> float:
-    if profile.nvlink is None:
-        return profile.gpu.pcie_gb_s
-    named = _NVLINK_PATH.fullmatch(path or "")
-    if path is not None and named is None:
-        return profile.gpu.pcie_gb_s
-    return (int(named[1]) if named else profile.nvlink.pair_links) * profile.nvlink.link_gb_s
+    pair_gb_s, nvlink, path = profile.gpu.pcie_gb_s, profile.nvlink, expected.path
+    if nvlink is not None and path is None:
+        pair_gb_s = nvlink.pair_links * nvlink.link_gb_s
+    elif nvlink is not None and (found := re.fullmatch(r"NV([1-9]\d*)", path or "", re.ASCII)):
+        pair_gb_s = int(found[1]) * nvlink.link_gb_s
+    return pair_gb_s * (2 if expected.quantity == "p2p.bidirectional_gb_s" else 1)
 
 
 def _busbw_ceiling(profile: Profile, expected: Expected) -> float:
@@ -546,7 +531,7 @@ def _check_places(profile: Profile, where: str) -> None:
 
 
 def _check_curve(profile: Profile, curve: TimeCurve, where: str) -> None:
-    """Points of two numbers each, both ascending: a larger size never takes less time on a healthy machine."""
+    """Check that points are pairs, and that larger sizes take no less time."""
     if not curve.points or any(len(point) != 2 or point[0] % 1 for point in curve.points):
         raise UsageError(f"{where}.points are no points", expected="[size in bytes, µs], at least one")
     sizes, times = zip(*curve.points, strict=True)
@@ -557,10 +542,11 @@ def _check_curve(profile: Profile, curve: TimeCurve, where: str) -> None:
 
 
 def check_expected(profile: Profile, expected: Expected, where: str) -> None:
-    """Raise UsageError for a value that no machine of the profile can have, or that none could fail."""
+    """Raise UsageError for a value that no machine of the profile can reach, or that none could fail."""
     copies = (*COPY_QUANTITIES, *(SHARE_QUANTITIES if profile.match.generic else ()))
-    of_collective = _OF_COLLECTIVE.fullmatch(expected.quantity) and expected.quantity not in copies
-    if not of_collective and expected.quantity not in copies:
+    is_collective = re.fullmatch(r"[a-z][a-z0-9_]*\.(?:time_us|busbw_gb_s)", expected.quantity, re.ASCII) is not None
+    is_collective = is_collective and expected.quantity not in copies
+    if not is_collective and expected.quantity not in copies:
         raise UsageError(
             f"{where} is no quantity",
             expected=f"<collective>.{TIME}, <collective>.{BUSBW}, {', '.join(copies)}",
@@ -575,7 +561,7 @@ def check_expected(profile: Profile, expected: Expected, where: str) -> None:
             f"{where} is for {plural(profile.gpus_per_node(expected), 'GPU')} of {plural(expected.nodes, 'node')}",
             expected=f"1 to {profile.match.visible} GPUs of at least one node",
         )
-    if of_collective:
+    if is_collective:
         _check_collective(profile, expected, where)
     if expected.path is not None and not expected.quantity.startswith("p2p."):
         raise UsageError(f"{where}.path is {expected.path!r}", expected="no path: only pairs of GPUs have one")
@@ -583,7 +569,7 @@ def check_expected(profile: Profile, expected: Expected, where: str) -> None:
 
 
 def _check_range(profile: Profile, expected: Expected, where: str) -> None:
-    """Neither more than the links carry, nor so little that no machine could fail it: a wrong unit is mostly either."""
+    """Check that a value is not above the limit, and not so low that no machine fails it. Both show a wrong unit."""
     if expected.quantity.endswith(SHARE) and not LEAST_SHARE <= expected.value <= 1:
         raise UsageError(f"{where}.value is {expected.value:g}", expected=f"a part of the limit, {LEAST_SHARE:g} to 1")
     if expected.quantity.endswith("latency_us") and not LEAST_LATENCY_US <= expected.value <= MOST_LATENCY_US:
@@ -621,7 +607,7 @@ def _check_collective(profile: Profile, expected: Expected, where: str) -> None:
         return
     if expected.size_bytes is None:
         raise UsageError(f"{where} has no size_bytes", expected="the size that took this time")
-    # No collective sends less than this part of its size over the links of the busiest GPU.
+    # Every collective sends at least this part of its size over the links of the busiest GPU.
     least_bytes = expected.size_bytes * (ranks - 1) / ranks
     ceiling = _busbw_ceiling(profile, expected)
     least_us = least_bytes / (ceiling * BYTES_PER_GB) * MICROSECONDS_PER_SECOND if ceiling else float("inf")
@@ -632,7 +618,8 @@ def _check_collective(profile: Profile, expected: Expected, where: str) -> None:
             expected=f"at least {max(least_us, LEAST_TIME_US):.1f} µs, which {needs}",
             reason=_ANOTHER_UNIT,
         )
-    slowest = expected.size_bytes * _MOST_BUSBW_FACTOR / (LEAST_SHARE * ceiling * BYTES_PER_GB)
+    # All-reduce has the largest busbw of an algbw, twice as much.
+    slowest = expected.size_bytes * 2 / (LEAST_SHARE * ceiling * BYTES_PER_GB)
     most_us = MOST_LATENCY_US + slowest * MICROSECONDS_PER_SECOND
     if expected.nodes == 1 and expected.value > most_us:
         raise UsageError(
