@@ -41,7 +41,6 @@ from gpubench.model.facts.snapshot import (
 )
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.units import plural
-from gpubench.model.terms.verdict import Origin
 
 _SECONDS_TO_END = 1.0  # Wait for a child that answered or was killed. A child inside a driver call may never end
 _SECONDS_TO_EXIT = 10.0  # Wait for the exit status of a child whose output ended, because it is the only explanation
@@ -186,8 +185,9 @@ def merge(
     failures: Sequence[ProbeFailure] = (),
 ) -> Snapshot:
     """Merge the sources into the snapshot of a node. None is a source without an answer. `failures` has the reasons."""
-    kernel = sysfs or SysfsFacts()
-    listed = _merge_gpus(kernel, nvml)
+    sysfs = sysfs or SysfsFacts()
+    kernel = sysfs.node
+    listed = _merge_gpus(sysfs, nvml)
     unseen = _why_unseen(len(listed), cuda)
     gpus = tuple(_add_cuda(gpu, cuda, unseen) for gpu in listed)
     driver = nvml.driver if nvml is not None else DriverFacts()
@@ -196,12 +196,11 @@ def merge(
         failures = (*failures, ProbeFailure(stage="cuda", error=cuda.absent))
     shown = {gpu.bus_id for gpu in gpus}
     dma_buf = [gpu.dma_buf for gpu in (cuda.gpus if cuda is not None else ()) if gpu.dma_buf is not None]
-    return Snapshot(
+    return replace(
+        kernel,
         host=host,
-        origin=Origin.MEASURED,
         source=f"gpubench {__version__}",
         taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=kernel.machine,
         # The kernel knows the version of a driver that does not answer, and which module it is.
         driver=replace(
             driver,
@@ -212,12 +211,6 @@ def merge(
         gpudirect=replace(kernel.gpudirect, dma_buf=all(dma_buf) if dma_buf else None),
         gpus=gpus,
         gpus_of_others=sum(gpu.bus_id not in shown for gpu in kernel.gpus),
-        nics=kernel.nics,
-        switches=kernel.switches,
-        pci_devices=kernel.pci_devices,
-        rdma_ports=kernel.rdma_ports,
-        kernel=kernel.kernel,
-        nvswitches=kernel.nvswitches,
         pairs=tuple(_merge_pairs(gpus, nvml, cuda, failures, unseen)),
         failures=tuple(failures),
     )
@@ -235,12 +228,12 @@ def _driver_settings(
     return replace(kernel, **values, unknown={**kernel.unknown, **unknown})
 
 
-def _merge_gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
+def _merge_gpus(sysfs: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
     if nvml is None or nvml.driver.absent is not None:
-        return list(kernel.gpus)
-    gpus_on_bus = {gpu.bus_id: gpu for gpu in kernel.gpus}
+        return list(sysfs.node.gpus)
+    gpus_on_bus = {gpu.bus_id: gpu for gpu in sysfs.node.gpus}
     listed = {gpu.bus_id for gpu in nvml.gpus if gpu.bus_id is not None}
-    unlisted = [gpu for gpu in kernel.gpus if gpu.bus_id not in listed]
+    unlisted = [gpu for gpu in sysfs.node.gpus if gpu.bus_id not in listed]
     nameless = [gpu for gpu in nvml.gpus if gpu.bus_id is None]
     names: dict[int, str | None] = {}
     if nameless and len(nameless) == len(unlisted):
@@ -251,9 +244,9 @@ def _merge_gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
     following = max((gpu.index for gpu in gpus), default=-1) + 1
     # A GPU of another virtual machine has another driver. A container sees every GPU on the bus, but has device files
     # only for its own. A lost GPU leaves its device file behind.
-    has_all_files = not 0 < kernel.device_files <= len(nvml.gpus)
+    has_all_files = not 0 < sysfs.device_files <= len(nvml.gpus)
     lost_drivers = (None, "nvidia") if has_all_files else (None,)
-    lost = [gpu for gpu in unlisted if kernel.gpu_drivers.get(gpu.bus_id or "") in lost_drivers]
+    lost = [gpu for gpu in unlisted if sysfs.gpu_drivers.get(gpu.bus_id or "") in lost_drivers]
     return [*gpus, *(replace(gpu, index=following + i, lost=UNLISTED) for i, gpu in enumerate(lost))]
 
 

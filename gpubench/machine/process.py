@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.errors import UsageError
@@ -167,16 +166,10 @@ SECONDS_TO_ANSWER = 2.0
 NO_ANSWER = f"no answer within {SECONDS_TO_ANSWER:g} s: a file system does not respond"
 
 
-class UserFiles(Struct, frozen=True, kw_only=True):
-    """The contents of user files that NCCL reads. `unknown` has a reason per missing file."""
-
-    nccl_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    topology_file: TopologyFile | None = None
-    loadable: Mapping[str, str | None] = field(default_factory=dict)
-    unknown: Mapping[str, str] = field(default_factory=dict)
-
-
-def _read_user_files(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path) -> UserFiles:
+def _read_user_files(
+    environment: Mapping[str, str], loaded: Mapping[str, str], root: Path
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the fields of RankFacts about user files that NCCL reads, and a reason per missing file."""
     nccl_files, unknown = read_nccl_files(environment, root)
     settings = merge_settings(environment, nccl_files)
     search_path = os.environ.get("LD_LIBRARY_PATH", "")
@@ -184,9 +177,8 @@ def _read_user_files(environment: Mapping[str, str], loaded: Mapping[str, str], 
     if not has_loader_folders(root):
         loadable = {name: path for name, path in loadable.items() if path is not None}
         unknown["loadable"] = "no folder of the dynamic loader's can be seen"
-    return UserFiles(
-        nccl_files=nccl_files, topology_file=read_topology_file(settings, root), loadable=loadable, unknown=unknown
-    )
+    topology_file = read_topology_file(settings, root)
+    return {"nccl_files": nccl_files, "topology_file": topology_file, "loadable": loadable}, unknown
 
 
 UNLIMITED = -1  # `memlock_bytes` of a process without a limit
@@ -205,24 +197,18 @@ def read_rank_facts(
     unknown = host.UnknownFields()
     status = host.parse_fields(host.read_text(root / "proc/self/status"))
     seccomp = host.parse_number(status.get("Seccomp"))
-    capabilities = host.parse_number(f"0x{status.get('CapEff')}")
-    if capabilities is None:
-        unknown.reasons["capabilities"] = "/proc/self/status has no CapEff"
     memory_nodes = status.get("Mems_allowed_list")
     if memory_nodes is None:
         unknown.reasons["memory_nodes"] = "/proc/self/status has no Mems_allowed_list"
     hints = host.container_hints(root)
     may_try = may_call(seccomp, hints)
     libraries, device_files = mapped_libraries(root / "proc/self/maps"), _device_files(root)
-    files = host.call_with_deadline(lambda: _read_user_files(environment, libraries, root), SECONDS_TO_ANSWER)
-    if files is None:
-        files = UserFiles(unknown=dict.fromkeys(("nccl_files", "topology_file", "loadable"), NO_ANSWER))
+    user_files, unread = host.call_with_deadline(
+        lambda: _read_user_files(environment, libraries, root), SECONDS_TO_ANSWER
+    ) or ({}, dict.fromkeys(("nccl_files", "topology_file", "loadable"), NO_ANSWER))
     channels = unknown.names("imex_channels", root / "dev/nvidia-caps-imex-channels")
     driver_gpus = unknown.names("driver_gpus", root / "proc/driver/nvidia/gpus")
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    ucx = libraries.get("libucp")
-    if ucx is None:
-        unknown.reasons["ucx_cuda"] = "no UCX is loaded in this process"
     return RankFacts(
         rank=rank,
         host=socket.gethostname().split(".")[0],
@@ -240,38 +226,48 @@ def read_rank_facts(
         seccomp=seccomp,
         libraries=libraries,
         environment=dict(environment),
-        nccl_files=files.nccl_files,
-        topology_file=files.topology_file,
-        # access(2) does not open the files
-        denied_device_files=tuple(
-            path
-            for path in device_files
-            if not os.access(root / path.removeprefix("/"), os.R_OK | os.W_OK, effective_ids=True)
-        ),
+        **user_files,
+        denied_device_files=_denied_files(device_files, root),
         imex_channels=None if channels is None else tuple(sorted(map(host.printable, channels))),
         driver_gpus=None
         if driver_gpus is None
         else tuple(normalize_bus_id(host.printable(gpu)) for gpu in driver_gpus),
         container=hints,
-        capabilities=None
-        if capabilities is None
-        else tuple(name for bit, name in _CAPABILITIES.items() if capabilities >> bit & 1),
+        capabilities=_capabilities(status, unknown),
         pidfd_getfd=pidfd_getfd(unknown, allowed=may_try),
         memory_nodes=None if memory_nodes is None else host.printable(memory_nodes),
         memory_policy=memory_policy(unknown, allowed=may_try),
-        loadable=files.loadable,
         verbs_providers=verbs_providers(root, unknown),
         mpi=read_mpi(libraries.get("libmpi") or libraries.get("libmpich")),
-        # UCX's modules are next to its library
-        ucx_cuda=None
-        if ucx is None
-        else any(
-            name.startswith("libuct_cuda.so")
-            for name in host.list_names(host.rebase_path(root, Path(ucx)).parent / "ucx")
-        ),
+        ucx_cuda=_ucx_cuda(libraries.get("libucp"), root, unknown),
         cpu_quota=cpu_quota(root),
-        unknown={**unknown.reasons, **files.unknown},
+        unknown={**unknown.reasons, **unread},
     )
+
+
+def _capabilities(status: Mapping[str, str], unknown: host.UnknownFields) -> tuple[str, ...] | None:
+    """Return the relevant capabilities in force."""
+    bits = host.parse_number(f"0x{status.get('CapEff')}")
+    if bits is None:
+        unknown.reasons["capabilities"] = "/proc/self/status has no CapEff"
+        return None
+    return tuple(name for bit, name in _CAPABILITIES.items() if bits >> bit & 1)
+
+
+def _denied_files(paths: Iterable[str], root: Path) -> tuple[str, ...]:
+    """Return the device files that this process may not read and write, by access(2), which does not open them."""
+    return tuple(
+        path for path in paths if not os.access(root / path.removeprefix("/"), os.R_OK | os.W_OK, effective_ids=True)
+    )
+
+
+def _ucx_cuda(library: str | None, root: Path, unknown: host.UnknownFields) -> bool | None:
+    """True if the loaded UCX has its module for GPU memory next to its library."""
+    if library is None:
+        unknown.reasons["ucx_cuda"] = "no UCX is loaded in this process"
+        return None
+    modules = host.list_names(host.rebase_path(root, Path(library)).parent / "ucx")
+    return any(name.startswith("libuct_cuda.so") for name in modules)
 
 
 def read_plugins(facts: RankFacts, root: Path = Path("/")) -> RankFacts:

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import field
+from msgspec.structs import replace
 
 from gpubench.machine import host, pci
 from gpubench.machine.nics import nic_devices, read_nics, read_rdma_ports
 from gpubench.model.facts import snapshot
 from gpubench.model.terms.plain import StrictStruct as Struct
+from gpubench.model.terms.verdict import Origin
 
 _DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", re.ASCII)
 _NUMA_NODE = re.compile(r"node(\d+)", re.ASCII)
@@ -326,20 +328,13 @@ _DEVICE_FILE = re.compile(r"nvidia\d+", re.ASCII)
 _MINOR = re.compile(r"\d{1,6}", re.ASCII)
 
 
+_NO_FACTS = snapshot.Snapshot(host="", origin=Origin.MEASURED, source="")
+
+
 class SysfsFacts(Struct, frozen=True, kw_only=True):
     """The node according to the kernel. `gpu_drivers` and `device_files` help to recognize lost GPUs."""
 
-    machine: snapshot.HostFacts = field(default_factory=snapshot.HostFacts)
-    driver: snapshot.DriverFacts = field(default_factory=snapshot.DriverFacts)
-    driver_settings: snapshot.DriverSettings = field(default_factory=snapshot.DriverSettings)
-    gpudirect: snapshot.GpuDirectFacts = field(default_factory=snapshot.GpuDirectFacts)
-    gpus: tuple[snapshot.GpuFacts, ...] = ()
-    nics: tuple[snapshot.NicFacts, ...] = ()
-    switches: tuple[snapshot.PciSwitch, ...] = ()
-    pci_devices: tuple[snapshot.PciDevice, ...] = ()
-    rdma_ports: tuple[snapshot.RdmaPort, ...] = ()
-    kernel: snapshot.KernelSettings = field(default_factory=snapshot.KernelSettings)
-    nvswitches: tuple[str, ...] = ()
+    node: snapshot.Snapshot = _NO_FACTS
     gpu_drivers: Mapping[str, str] = field(default_factory=dict)
     device_files: int = 0
 
@@ -354,7 +349,8 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
     pci_devices = pci.read_pci_devices(
         devices.gpus, nics, {address: int(text) for address, text in minors.items() if _MINOR.fullmatch(text)}
     )
-    return SysfsFacts(
+    node = replace(
+        _NO_FACTS,
         machine=read_machine(root),
         driver=_read_kernel_driver(root),
         driver_settings=read_driver_settings(root),
@@ -366,6 +362,9 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
         rdma_ports=read_rdma_ports(root),
         kernel=read_kernel_settings(root, pci_devices),
         nvswitches=tuple(snapshot.normalize_bus_id(nvswitch.name) for nvswitch in devices.nvswitches),
+    )
+    return SysfsFacts(
+        node=node,
         gpu_drivers={address: driver for address, driver in drivers.items() if driver is not None},
         device_files=sum(_DEVICE_FILE.fullmatch(name) is not None for name in host.list_names(root / "dev")),
     )

@@ -164,7 +164,7 @@ def test_where_nothing_may_be_read_nothing_is_blamed_and_the_reasons_are_said(tm
     closed = tree_of(tmp_path / "closed").root
     closed.chmod(0)
     with as_nobody(closed):
-        facts, process = read_sysfs(closed), read_rank_facts(0, 0, 0, {}, closed)
+        facts, process = read_sysfs(closed).node, read_rank_facts(0, 0, 0, {}, closed)
     closed.chmod(0o700)
     nodes = [
         Topology(

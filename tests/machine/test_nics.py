@@ -134,5 +134,5 @@ def test_a_card_can_do_no_more_than_its_slot(tree: Tree, slot: dict[str, str], e
     here = link("16.0 GT/s PCIe", 8)
     tree.rdma("mlx5_0", tree.pci("pci0000:15/0000:15:01.0/0000:18:00.0", CONNECTX7 | here), port())
     tree.pci("pci0000:15/0000:15:01.0/0000:19:00.0", H200 | here)
-    facts = read_sysfs(tree.root)
+    facts = read_sysfs(tree.root).node
     assert facts.nics[0].pcie == facts.gpus[0].pcie == expected

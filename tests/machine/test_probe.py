@@ -31,6 +31,7 @@ from gpubench.model.facts.snapshot import (
     Snapshot,
 )
 from gpubench.model.terms.plain import from_plain, to_plain
+from gpubench.model.terms.verdict import Origin
 from tests.fakes.nvml import FakeGpu, FakeNvml
 from tests.fakes.sysfs import H200, Tree
 
@@ -67,12 +68,18 @@ def on_bus(*numbers: int) -> SysfsFacts:
         )
         for i, number in enumerate(numbers)
     )
-    return SysfsFacts(
+    node = Snapshot(
+        host="",
+        origin=Origin.MEASURED,
+        source="",
         machine=HostFacts(cpus=64),
         driver=DriverFacts(version="570.0", open_kernel_module=True),
         gpudirect=GpuDirectFacts(peermem=False),
         gpus=gpus,
         nvswitches=("0000:0f:00.0",),
+    )
+    return SysfsFacts(
+        node=node,
         gpu_drivers=dict.fromkeys((bus(number) for number in numbers), "nvidia"),
         device_files=len(numbers),
     )
@@ -309,7 +316,7 @@ def test_the_child_writes_its_facts_as_one_line(tmp_path: Path, capsys: pytest.C
     assert main(["sysfs", str(tmp_path)]) == 0
     written = capsys.readouterr().out
     assert written.count("\n") == 1
-    assert from_plain(SysfsFacts, json.loads(written)).gpus[0].bus_id == bus(6)
+    assert from_plain(SysfsFacts, json.loads(written)).node.gpus[0].bus_id == bus(6)
 
 
 def test_the_child_says_in_one_line_what_went_wrong(

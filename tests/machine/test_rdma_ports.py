@@ -54,7 +54,7 @@ def test_a_port_with_everything(tree: Tree) -> None:
     (folder / "gid_attrs/types/7").write_text("RoCE v2\n")
     tree.write("sys/class/infiniband_verbs/uverbs3/ibdev", "mlx5_0")
     tree.write("sys/class/infiniband_verbs/abi_version", "6")
-    facts = read_sysfs(tree.root)
+    facts = read_sysfs(tree.root).node
     assert facts.rdma_ports == (
         RdmaPort(
             nic="mlx5_0",
@@ -72,7 +72,7 @@ def test_a_port_with_everything(tree: Tree) -> None:
 
 def test_several_ports_are_named_as_their_nics_are(tree: Tree) -> None:
     a_nic(tree, port(), {"phys_state": "2: Polling"})
-    facts = read_sysfs(tree.root)
+    facts = read_sysfs(tree.root).node
     assert [each.nic for each in facts.rdma_ports] == [each.name for each in facts.nics] == ["mlx5_0:1", "mlx5_0:2"]
     assert facts.rdma_ports[1].physical_state == "polling"
 

@@ -118,15 +118,15 @@ def test_no_damage_to_a_tree_is_an_error(
 def test_a_damaged_device_costs_no_other(
     small: Path, healthy: SysfsFacts, which: int, damage: list[bytes | int | str]
 ) -> None:
-    victim = healthy.pci_devices[which % len(healthy.pci_devices)].bus_id
+    victim = healthy.node.pci_devices[which % len(healthy.node.pci_devices)].bus_id
     folder = small / "sys/bus/pci/devices" / victim
     own = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in ("class", "vendor")]
     with damaged([(own[(which + position) % len(own)], how) for position, how in enumerate(damage)]):
-        facts = read_sysfs(small)
-    others = [each for each in healthy.pci_devices if each.bus_id != victim]
+        facts = read_sysfs(small).node
+    others = [each for each in healthy.node.pci_devices if each.bus_id != victim]
     assert [each for each in facts.pci_devices if each.bus_id != victim] == others
-    assert facts.rdma_ports == healthy.rdma_ports
-    assert facts.driver_settings == healthy.driver_settings
+    assert facts.rdma_ports == healthy.node.rdma_ports
+    assert facts.driver_settings == healthy.node.driver_settings
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def test_where_nothing_may_be_read_all_is_unknown_with_its_reason(tmp_path: Path
     root = SMALL.build(tmp_path / "closed").root
     root.chmod(0)
     with as_nobody(root):
-        facts = read_sysfs(root)
+        facts = read_sysfs(root).node
         rank = read_rank_facts(0, 0, 0, {}, root)
     root.chmod(0o700)
     assert (facts.gpus, facts.nics, facts.pci_devices, facts.rdma_ports) == ((), (), (), ())

@@ -73,21 +73,21 @@ def test_only_nvidias_gpus_and_nvswitches_are_found(tree: Tree) -> None:
     tree.symlink("sys/bus/pci/devices/0000:ff:00.0", "nowhere")
     found = find_nvidia_devices(tree.root)
     assert [each.name for each in found.gpus] == ["0000:c1:00.0", "10000:01:00.0"]
-    assert read_sysfs(tree.root).nvswitches == ("0000:07:00.0",)
+    assert read_sysfs(tree.root).node.nvswitches == ("0000:07:00.0",)
 
 
 def test_on_arm_nothing_shown_is_nothing_known(tree: Tree) -> None:
     tree.write("proc/cpuinfo", ARM.format(0) + ARM.format(1))
-    machine = read_sysfs(tree.root).machine
+    machine = read_sysfs(tree.root).node.machine
     assert (machine.cpus, machine.cpu, machine.sockets, machine.virtual_machine) == (2, None, None, None)
     tree.write("sys/hypervisor/type", "xen")
-    assert read_sysfs(tree.root).machine.virtual_machine is True
+    assert read_sysfs(tree.root).node.machine.virtual_machine is True
 
 
 @pytest.mark.parametrize(("number", "chassis"), [(10, "laptop"), (3, "desktop"), (23, "server"), (1, None), (99, None)])
 def test_the_firmware_numbers_its_chassis(tree: Tree, number: int, chassis: str | None) -> None:
     tree.write("sys/class/dmi/id/chassis_type", str(number))
-    assert read_sysfs(tree.root).machine.chassis == chassis
+    assert read_sysfs(tree.root).node.machine.chassis == chassis
 
 
 HOST_NAMESPACES = {"pid": 4026531836, "user": 4026531837, "uts": 4026531838, "ipc": 4026531839, "cgroup": 4026531835}
@@ -118,7 +118,7 @@ def test_a_container_is_told_by_group_mark_or_namespace(
         tree.symlink(f"proc/self/ns/{kind}", f"{kind}:[{number - (1000 if kind in own else 0)}]")
     for path, text in files.items():
         tree.write(path, text)
-    assert read_sysfs(tree.root).machine.container == container
+    assert read_sysfs(tree.root).node.machine.container == container
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_container_is_told_by_group_mark_or_namespace(
 )
 def test_the_kernel_names_a_driver_that_does_not_answer(tree: Tree, text: str, expected: DriverFacts) -> None:
     tree.write("proc/driver/nvidia/version", text + "\nGCC version:  gcc version 13.2.0")
-    assert read_sysfs(tree.root).driver == expected
+    assert read_sysfs(tree.root).node.driver == expected
 
 
 @pytest.mark.parametrize(
@@ -144,18 +144,18 @@ def test_the_kernel_names_a_driver_that_does_not_answer(tree: Tree, text: str, e
 )
 def test_peermem_is_any_of_three_files(tree: Tree, path: str) -> None:
     (tree.root / "sys/module").mkdir(parents=True)
-    assert read_sysfs(tree.root).gpudirect == GpuDirectFacts(peermem=False, efa_peermem=False)
+    assert read_sysfs(tree.root).node.gpudirect == GpuDirectFacts(peermem=False, efa_peermem=False)
     tree.write(path, "1.0")
-    assert read_sysfs(tree.root).gpudirect == GpuDirectFacts(peermem=True, efa_peermem=False)
+    assert read_sysfs(tree.root).node.gpudirect == GpuDirectFacts(peermem=True, efa_peermem=False)
 
 
 def test_peermem_that_found_no_rdma_core_does_nothing(tree: Tree) -> None:
     tree.write("sys/module/nvidia_peermem/version", "1.0")
-    assert read_sysfs(tree.root).gpudirect.peermem_registered is None
+    assert read_sysfs(tree.root).node.gpudirect.peermem_registered is None
     (tree.root / "sys/module/ib_core/holders").mkdir(parents=True)
-    assert read_sysfs(tree.root).gpudirect.peermem_registered is False
+    assert read_sysfs(tree.root).node.gpudirect.peermem_registered is False
     (tree.root / "sys/module/ib_core/holders/nvidia_peermem").mkdir()
-    assert read_sysfs(tree.root).gpudirect.peermem_registered is True
+    assert read_sysfs(tree.root).node.gpudirect.peermem_registered is True
 
 
 @given(st.integers(0, 2**32), st.booleans())

@@ -1,4 +1,4 @@
-"""NVML asked between rows what the GPU of a rank is like, on a stand-in for it."""
+"""The condition of a GPU between rows, and its clock and power at work, on a stand-in for NVML."""
 
 import os
 import sys
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.machine.traffic import NvmlCondition, others
+from gpubench.machine.traffic import NvmlCondition, NvmlLoad, others
+from gpubench.model.facts.health import GpuLoad
 from gpubench.model.facts.process import GpuCondition, GpuProcess
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError, process
 
@@ -62,3 +63,29 @@ def test_where_pids_are_those_of_another_namespace_a_single_process_is_this_one(
     assert others((one, two), own_pid=7) == (one, two)
     assert others((one, two), own_pid=2) == (one,)
     assert others((), own_pid=2) == ()
+
+
+def read_load(
+    monkeypatch: pytest.MonkeyPatch, bus_id: str = "06", instant: int | None = None, **replies: Any
+) -> GpuLoad:
+    functions = {f"nvmlDeviceGet{name}": (lambda *_, _reply=reply: _reply) for name, reply in replies.items()}
+    library = ByBusId(FakeGpu(replies=functions))
+    answers = {} if instant is None else {(186, 0): instant}
+    monkeypatch.setattr("gpubench.machine.drivers.GpuQueries.fields", lambda _self, _wanted: answers)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    load = NvmlLoad(bus_id)
+    try:
+        return load.read()
+    finally:
+        load.close()
+        load.close()
+
+
+def test_the_power_of_the_moment_comes_before_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    replies: dict[str, Any] = {"ClockInfo": 1695, "PowerUsage": 550_871, "CurrentClocksEventReasons": SW_POWER_CAP}
+    assert read_load(monkeypatch, instant=690_500, **replies) == GpuLoad(1695, 690.5, ("sw_power_cap",))
+    assert read_load(monkeypatch, **replies) == GpuLoad(1695, 550.871, ("sw_power_cap",))
+
+
+def test_what_nobody_tells_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_load(monkeypatch, bus_id="gone") == GpuLoad()

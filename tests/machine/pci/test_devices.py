@@ -38,7 +38,7 @@ def a_switch(tree: Tree) -> Path:
 
 
 def devices(tree: Tree) -> dict[str, PciDevice]:
-    return {each.bus_id: each for each in read_sysfs(tree.root).pci_devices}
+    return {each.bus_id: each for each in read_sysfs(tree.root).node.pci_devices}
 
 
 @pytest.mark.parametrize(
