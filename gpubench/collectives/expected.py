@@ -196,7 +196,9 @@ def time_from_profile(
     if row.algorithm is None and not like_model:
         fastest_us = curve(profile, collective, row.ranks, row.ranks).at(row.size_bytes) * MICROSECONDS_PER_SECOND
         if fastest_us < time_us:
-            return speed.ExpectedTime(fastest_us, f"{source}, NVLS assumed", tolerance.of_faster(time_us / fastest_us))
+            return speed.ExpectedTime(
+                fastest_us, f"{source}, NVLS assumed", tolerance.scale_to_faster(time_us / fastest_us)
+            )
     return speed.ExpectedTime(time_us, source, tolerance)
 
 
@@ -241,7 +243,7 @@ def time_from_network(
     how = "" if row.algorithm or found.algorithm is None else f", {_NAMES[found.algorithm]} assumed"
     if how and not like_model and row.size_bytes >= speed.LARGE_BYTES:
         ring = expected_between(collective, row.size_bytes, network, inside, _RING).seconds / found.seconds
-        tolerance = tolerance.of_slower(ring) if nics_known else tolerance.of_slower(ring).of_faster(ring)
+        tolerance = tolerance.allow_slower(ring) if nics_known else tolerance.allow_slower(ring).scale_to_faster(ring)
     one = "domain" if row.nodes > network.nodes else "node"
     nics = f"NICs of {network.node_gb_s:g} GB/s a {one}"
     source = f"{network.nodes} {one}s by a model: {nics}, profile {profile.name}{how}"

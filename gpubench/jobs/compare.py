@@ -35,7 +35,7 @@ def bandwidth_of(past: PastFigures | None) -> PastBandwidth:
     """Return a function that finds the bandwidth of a pair in earlier results, for `gpubench p2p`."""
 
     def look_up(row: PairRow) -> tuple[float, str] | None:
-        figure = None if past is None else past.copy_of(row)
+        figure = None if past is None else past.pair_figure(row)
         return None if figure is None or figure.gb_s is None else (figure.gb_s, figure.source)
 
     return look_up

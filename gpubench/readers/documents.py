@@ -298,18 +298,6 @@ def walk_values(plain: Any, where: str) -> Iterator[tuple[str, Any]]:
         yield where, plain
 
 
-def may_hold_half_characters(text: str) -> bool:
-    """Return False if a JSON text cannot contain lone surrogates, which saves the slow `check_text`."""
-    return "\\ud" in text or "\\uD" in text or not (text.isascii() or _SURROGATE.search(text) is None)
-
-
-def check_text(plain: Any, where: str) -> None:
-    """Raise UsageError for lone surrogates. JSON can contain them, but no output can."""
-    for place, text in walk_values(plain, where):
-        if isinstance(text, str) and _SURROGATE.search(text):
-            raise UsageError(f"{place} has half a character in it: {text[:40]!a}", expected="text that UTF-8 can hold")
-
-
 def check_printable(plain: Any, where: str) -> None:
     """Raise UsageError for a text that a terminal cannot show. `where` is its place."""
     for place, text in walk_values(plain, where):
@@ -328,7 +316,7 @@ def json_line(value: object) -> str:
 def read_json_line(kind: type[T], line: str, where: str) -> T:
     """Read a record from a line of JSON. `where` names file and line.
 
-    Raises UsageError if it is no JSON, or holds NaN, lone surrogates, or another kind of record.
+    Raises UsageError if it is no JSON, or another kind of record.
     """
     try:
         plain = load_json(line)
@@ -338,7 +326,6 @@ def read_json_line(kind: type[T], line: str, where: str) -> T:
             expected=f"{kind.__name__} as JSON, as --record wrote it",
             reason="the file was cut off, or edited by hand",
         ) from None
-    check_text(plain, where)
     return from_plain(kind, plain, where)
 
 
@@ -356,7 +343,8 @@ def check_version(version: int, known: int, where: str) -> None:
 def load_json(text: str) -> Any:
     """Parse JSON without NaN and infinity, which Python would accept.
 
-    Raises ValueError if it is no JSON, contains these or too many digits, is too deep, or needs too much memory.
+    Raises ValueError if it is no JSON, contains these, lone surrogates or too many digits, is too deep, or needs too
+    much memory.
     """
     # The least memory of its values in CPython: a dictionary with one key, an empty list, a number in a list.
     size_bytes = text.count("{") * 232 + text.count("[") * 64 + text.count(",") * 36
@@ -371,6 +359,11 @@ def load_json(text: str) -> Any:
         raise _too_deep() from None
     if is_nested_deeper(value, limits.MOST_DEPTH):
         raise _too_deep()
+    # JSON can spell lone surrogates, which no output can hold. Most texts have no escape that may be one.
+    if "\\ud" in text or "\\uD" in text or not (text.isascii() or _SURROGATE.search(text) is None):
+        for _, leaf in walk_values(value, ""):
+            if isinstance(leaf, str) and _SURROGATE.search(leaf):
+                raise ValueError(f"a lone surrogate in {leaf[:40]!a}")
     return value
 
 

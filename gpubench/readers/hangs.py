@@ -81,7 +81,7 @@ def _record(rank: int, dump: Mapping[str, Any]) -> RankRecord:
         ranks = config.get("ranks", [])
         listed = json.loads(ranks) if isinstance(ranks, str) and ranks else ranks
         if listed:
-            groups[str(key)] = tuple(int(each) for each in listed)
+            groups[str(key)] = tuple(int(rank) for rank in listed)
     entries = list(dump.get("entries", ()))
     unfinished = sum(1 for entry in entries if entry.get("is_p2p") and not _is_done(entry))
     return RankRecord(rank, tuple(_calls(entries)), groups, unfinished)
@@ -145,7 +145,7 @@ def read_stack(data: bytes, name: str) -> ProcessStack:
             is_main = thread["name"] in ("MainThread", None)
         elif is_main and (frame := _FRAME.match(line)):
             frames.append(f"{frame['place']} ({frame['function']})")
-    own = [each for each in frames if not _LIBRARY_FILES.search(each)][:1]
+    own = [frame for frame in frames if not _LIBRARY_FILES.search(frame)][:1]
     rank = _RANK_OF_FILE.search(name)
     pid = int(header[1]) if header else 0
     return ProcessStack(pid, None if rank is None else int(rank[1]), tuple(dict.fromkeys([*frames[:1], *own])))
@@ -191,9 +191,9 @@ class WatchdogLines:
     def add(self, line: bytes) -> None:
         """Add a line, and ignore lines of other programs."""
         if missed := _BARRIER.search(line):
-            self.missed_barrier |= {int(each): None for each in missed[1].replace(b",", b" ").split()}
+            self.missed_barrier |= {int(rank): None for rank in missed[1].replace(b",", b" ").split()}
         for found in _FINGERPRINT.finditer(line):
-            shape = () if found[4] is None else (tuple(int(each) for each in found[4].split(b",") if each.strip()),)
+            shape = () if found[4] is None else (tuple(int(side) for side in found[4].split(b",") if side.strip()),)
             self._fingerprints[int(found[1])] = RecordedCall(
                 WRAPPER,
                 int(found[2] or 0),
@@ -225,11 +225,11 @@ class WatchdogLines:
         self._caught_alone(calls, members)
         for (rank, group), (waits, enqueued, completed) in self._status.items():
             own = list(self._calls(rank, group, waits, enqueued, completed))
-            if all(each.operation.upper() not in _BETWEEN_TWO for each in own):
+            if all(call.operation.upper() not in _BETWEEN_TWO for call in own):
                 calls.setdefault(rank, []).extend(own)
                 members.setdefault(group, set()).add(rank)
         for group, ranks in members.items():
-            waited = {each.sequence for rank in ranks for each in calls[rank] if each.group == group and not each.done}
+            waited = {call.sequence for rank in ranks for call in calls[rank] if call.group == group and not call.done}
             for rank in ranks:
                 # A rank that completed a later operation has passed those that others wait in.
                 passed = [number for number in waited if number < self._status.get((rank, group), (0, 0, 0))[2]]
@@ -337,7 +337,10 @@ def read_ras_answer(data: bytes, name: str) -> tuple[RasCommunicator, ...]:
             answer.add(line.strip())
         return answer.communicators
     try:
-        return tuple(_read_json_communicator(each) for each in load_json(_NO_COMMA.sub(r"\1,", text))["communicators"])
+        return tuple(
+            _read_json_communicator(communicator)
+            for communicator in load_json(_NO_COMMA.sub(r"\1,", text))["communicators"]
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{name} is no answer of NCCL's RAS that can be read: {error}",
@@ -350,28 +353,28 @@ def read_ras_answer(data: bytes, name: str) -> tuple[RasCommunicator, ...]:
 def _read_json_communicator(found: Mapping[str, Any]) -> RasCommunicator:
     ranks = [
         RasRank(
-            rank=int(each["rank"]),
-            host=str(each["host"]),
-            pid=int(each["pid"]),
-            counts={str(name): int(count) for name, count in each["collective_counts"].items()},
-            left=any(bool(each["status"][flag]) for flag in ("finalize_called", "destroy_flag", "abort_flag")),
-            error=_ERRORS.get(each["status"].get("async_error"), _ERRORS.get(each["status"].get("init_state"), "")),
+            rank=int(rank["rank"]),
+            host=str(rank["host"]),
+            pid=int(rank["pid"]),
+            counts={str(name): int(count) for name, count in rank["collective_counts"].items()},
+            left=any(bool(rank["status"][flag]) for flag in ("finalize_called", "destroy_flag", "abort_flag")),
+            error=_ERRORS.get(rank["status"].get("async_error"), _ERRORS.get(rank["status"].get("init_state"), "")),
         )
-        for each in found["ranks"]
+        for rank in found["ranks"]
     ]
     # A missing rank that responds has left this communicator.
     ranks += [
         RasRank(
-            rank=int(each["rank"]),
-            host=str(each["host"]),
-            pid=int(each["pid"]),
-            silent=bool(each["status"]["unresponsive"]),
-            dead=bool(each["status"]["considered_dead"]),
-            left=not each["status"]["unresponsive"],
+            rank=int(rank["rank"]),
+            host=str(rank["host"]),
+            pid=int(rank["pid"]),
+            silent=bool(rank["status"]["unresponsive"]),
+            dead=bool(rank["status"]["considered_dead"]),
+            left=not rank["status"]["unresponsive"],
         )
-        for each in found["missing_ranks"]
+        for rank in found["missing_ranks"]
     ]
-    ranks.sort(key=lambda each: each.rank)
+    ranks.sort(key=lambda rank: rank.rank)
     return RasCommunicator(str(found["hash"]), int(found["size"]), tuple(ranks))
 
 
@@ -401,8 +404,8 @@ class RasText:
         ]
         whole = [RasCommunicator("all", None, (), remarks=tuple(self._remarks))] if self._remarks else []
         named = tuple(
-            replace(each, ranks=tuple(ranks[number] for number in sorted(ranks)))
-            for name, each in self._found.items()
+            replace(communicator, ranks=tuple(ranks[number] for number in sorted(ranks)))
+            for name, communicator in self._found.items()
             for ranks in [self._ranks.get(name, {})]
         )
         return (*named, *cut, *whole)
@@ -486,6 +489,6 @@ class RasText:
 
 
 def _numbers(text: str) -> Iterator[int]:
-    for each in filter(None, (part.strip() for part in text.split(","))):
-        first, _, last = each.partition("-")
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        first, _, last = part.partition("-")
         yield from range(int(first), min(int(last or first), int(first) + 2**16) + 1)

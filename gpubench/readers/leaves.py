@@ -29,9 +29,9 @@ def _leaves_of_discovery(text: str) -> dict[str, str]:
     leaves: list[tuple[str, frozenset[str]]] = []
     by_switch: dict[str, list[int]] = {}
     found: dict[str, str] = {}
-    for host, by_device in sorted(switches.items(), key=lambda each: (-len(each[1]), each[0])):
+    for host, by_device in sorted(switches.items(), key=lambda item: (-len(item[1]), item[0])):
         own = frozenset(by_device.values())
-        near = (leaves[place] for place in sorted({place for each in own for place in by_switch.get(each, ())}))
+        near = (leaves[place] for place in sorted({place for switch in own for place in by_switch.get(switch, ())}))
         known = (name for name, members in near if len(own & members) >= _SHARED * max(len(own), len(members)))
         leaf = next(known, None)
         if leaf is None:
@@ -103,7 +103,7 @@ def find_leaves(hosts: Sequence[str], by_host: Mapping[str, str], name: str) -> 
     missing = [host for host, leaf in zip(hosts, found, strict=True) if leaf is None]
     if missing:
         wanted = set(hosts)
-        unknown = [each for each in by_host if each not in wanted]
+        unknown = [host for host in by_host if host not in wanted]
         raise UsageError(
             f"{name} has no leaf for {shorten(missing)}: {len(missing):,} of {plural(len(hosts), 'node')}",
             expected="a leaf for every node of the job",
@@ -158,7 +158,7 @@ def expand_hostlist(text: str, where: str) -> list[str]:
             count *= len(choice)
         if count + len(hosts) > MOST_HOSTS:
             raise UsageError(f"{where}: more than {MOST_HOSTS} nodes", expected="the nodes of one cluster")
-        hosts += ["".join(each) for each in product(*choices)]
+        hosts += ["".join(choice) for choice in product(*choices)]
     return hosts
 
 

@@ -133,7 +133,7 @@ def _kind_of(line: str, before: Kind, following: Sequence[str], held: Sequence[s
         return Kind.RAS
     if before is Kind.RAS and _RAS_CONTINUES.match(line):
         return Kind.RAS
-    if _STACK_BEGINS.match(line) and any(each.lstrip().startswith(_PYTHON_VERSION) for each in following):
+    if _STACK_BEGINS.match(line) and any(after.lstrip().startswith(_PYTHON_VERSION) for after in following):
         return Kind.STACK
     if before is Kind.STACK and _STACK_CONTINUES.match(line):
         return Kind.STACK

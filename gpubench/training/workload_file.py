@@ -9,7 +9,7 @@ from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType
-from gpubench.readers.documents import Wanted, check_text, load_json, read_text
+from gpubench.readers.documents import Wanted, load_json, read_text
 from gpubench.training.workload import BlockKind, Recompute, TransformerModel
 
 _EXPERT_WIDTH = "moe_intermediate_size"
@@ -90,7 +90,6 @@ def read_model(
     """
     text, name = read_text(path, _WANTED), str(path)
     plain = _loaded(text, path, name)
-    check_text(plain, name)
     is_config = any(key in plain for key in ("model_type", "architectures", "transformers_version"))
     inner = plain.get("text_config")
     if is_config and isinstance(inner, dict):

@@ -117,7 +117,7 @@ def changed(path: Path, change: Any) -> None:
         (lambda document: document["rows"][0].update(size_bytes="1K"), "rows[0].size_bytes is '1K'"),
         (lambda document: document.update(future=[]), "has an unknown section future"),
         (lambda document: document.update(findings=[{"id": "x"}]), "findings[0] has no field"),
-        (lambda document: document["metadata"].update(source="\ud800"), "half a character"),
+        (lambda document: document["metadata"].update(source="\ud800"), "a lone surrogate"),
     ],
 )
 def test_a_result_that_was_damaged_is_refused(change: Any, said: str, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_half_characters_in_a_rank_are_refused(tmp_path: Path) -> None:
     assert read_recording(tmp_path)[1] == [rank]
     line = json.loads((tmp_path / "ranks.jsonl").read_text())
     (tmp_path / "ranks.jsonl").write_text(json.dumps(line | {"environment": {"NCCL_ALGO": "\ud800"}}))
-    with pytest.raises(UsageError, match=r"line 1\.environment\.NCCL_ALGO has half a character"):
+    with pytest.raises(UsageError, match=r"line 1: no JSON \(a lone surrogate in"):
         read_recording(tmp_path)
 
 

@@ -13,7 +13,7 @@ from gpubench.formats.layout import INDENT, VERDICT_MARKS, Column, figure, or_da
 from gpubench.formats.table import Page, heading, software_lines
 from gpubench.model.facts.process import TrialOutcome
 from gpubench.model.paths.wiring import NVLS_ASSUMED
-from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow, WinnerRow, crossings, speed_words
+from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow, WinnerRow, crossings, describe_speed
 from gpubench.model.results.report import BACKENDS, CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms import operation, settings
 from gpubench.model.terms.operation import NCCL, Placement
@@ -44,7 +44,7 @@ _FIRST_MILLISECOND_US = 1000
 _STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow"}
 
 
-def _series_words(row: BackendRow | WinnerRow) -> str:
+def _describe_series(row: BackendRow | WinnerRow) -> str:
     return ", ".join(filter(None, (row.dtype, row.op, row.placement.replace("_", " "))))
 
 
@@ -239,7 +239,7 @@ class CollectiveView:
         best = report.rows(WinnerRow)
         if all(row.setting is None and row.candidates <= 2 for row in best):
             best = []  # two backends have a table of their own, by size
-        for what, rows in group_by(best, _series_words).items():
+        for what, rows in group_by(best, _describe_series).items():
             self._page.print("", f"fastest by size, {what}")
             self._page.table(WINNERS, rows)
             self._remark(f"cross-over  {_crossings(rows)}")
@@ -255,7 +255,7 @@ class CollectiveView:
 
     def _backends(self, rows: Sequence[BackendRow]) -> None:
         """Print the time of the first backend and the speed of the others for each type, reduction and placement."""
-        for what, series in group_by(rows, _series_words).items():
+        for what, series in group_by(rows, _describe_series).items():
             self._page.print("", f"speed, % of {series[0].first}'s, {what}")
             alike = list(group_by(series, lambda row: row.size_bytes).values())
             self._page.table(_backend_columns(series), [{row.backend: row for row in members} for members in alike])
@@ -264,7 +264,7 @@ class CollectiveView:
         if rows:
             self._page.print("")
         for series in group_by(rows, lambda row: row.backend).values():
-            self._remark(f"beside            {speed_words(series)}")
+            self._remark(f"beside            {describe_speed(series)}")
 
     def _trials(self, rows: Sequence[MpiTrialRow]) -> None:
         """Print the outcome of each trial of MPI on GPU memory."""

@@ -200,7 +200,7 @@ def _turns_on_cpus(cpus: Iterable[tuple[int, Collection[int]]]) -> str:
 
 
 def _past_time(past: "PastFigures", row: CollectiveRow) -> ExpectedTime | None:
-    figure = past.time_of(row)
+    figure = past.collective_figure(row)
     if figure is None or figure.time_us is None:
         return None
     chance = figure.slow_beyond(_ROWS) - 1

@@ -153,12 +153,12 @@ def _part_name(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> str:
 def _part_seen(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> str:
     if part.share is None:
         return part.seen
-    share = f"{part.share:.0%} of {_part_words(part)}"
+    share = f"{part.share:.0%} of {_describe_part(part)}"
     nic = None if part.rail is None or part.kind is not verdicts.PartKind.NIC else fabric.nic(part.rail)
     return "; ".join(filter(None, (part.seen, share, f"NIC {nic}" if nic else "")))
 
 
-def _part_words(part: verdicts.FaultyPart) -> str:
+def _describe_part(part: verdicts.FaultyPart) -> str:
     return "other leaves' outgoing bandwidth" if part.kind is verdicts.PartKind.UPLINK else "the others' bandwidth"
 
 

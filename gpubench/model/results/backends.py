@@ -22,13 +22,13 @@ class CaseKey(Record, frozen=True, kw_only=True):
     """The columns that identify a size of a sweep, whatever backend or setting ran it."""
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
-    origin: Annotated[str, Origin]  #: where the numbers come from
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     ranks: int  #: ranks in the group
     size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
     dtype: Annotated[str, DataType]  #: element type
-    op: Annotated[str | None, ReduceOp]  #: reduction; null where data are only moved
-    placement: Annotated[str, Placement]  #: result in a buffer of its own, or over the input
-    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: each alone
+    op: Annotated[str | None, ReduceOp]  #: reduction; null: data are only moved
+    placement: Annotated[str, Placement]  #: out_of_place: separate result buffer; in_place: result overwrites the input
+    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one at a time
 
 
 class BackendRow(CaseKey, frozen=True, kw_only=True):
@@ -36,19 +36,19 @@ class BackendRow(CaseKey, frozen=True, kw_only=True):
 
     section = "backends"
 
-    backend: Annotated[str, BACKENDS]  #: what moved the data
+    backend: Annotated[str, BACKENDS]  #: backend
     time_us: float  #: microseconds an operation
     busbw_gb_s: float  #: GB/s of 1e9 bytes
     issue_us: float | None  #: host time to issue one operation; null: it is in time_us
-    first: Annotated[str, BACKENDS]  #: the backend that it is held against
+    first: Annotated[str, BACKENDS]  #: backend that it is compared with
     first_time_us: float  #: mean of before and after all others
     first_issue_us: float | None  #: host time to issue one of its operations
     speed_percent: float  #: first_time_us over time_us: 100 is as fast, more is faster
     first_drift_percent: Annotated[float | None, SIGNED]  #: by how much the first was slower the second time
-    transport: str | None  #: as NCCL names it
+    transport: str | None  #: in NCCL's words
     first_transport: str | None  #: of the first
     host_staged: bool | None  #: whether data went through host memory
-    note: str | None  #: what the operation is made of, where it is not one call
+    note: str | None  #: composition of an operation of several calls
 
 
 class MpiTrialRow(Record, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class MpiTrialRow(Record, frozen=True, kw_only=True):
     size_bytes: int  #: bytes of the larger buffer
     outcome: Annotated[str, TrialOutcome]  #: right, wrong data, crashed, refused, hung, or not tried
     seconds: float | None  #: of the job, start included
-    said: str  #: its last words
+    said: str  #: last output
 
 
 def compare_with_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:
@@ -73,14 +73,14 @@ def compare_with_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:
             if row.backend == rows[0].backend and row.setting in (None, settings.AGAIN) and not row.wrong
         ]
         others = [row for row in here if row.backend != rows[0].backend and row.setting is None and not row.wrong]
-        found += [_against(row, own) for row in others if own]
+        found += [_compare(row, own) for row in others if own]
     return found
 
 
-def _against(row: CollectiveRow, own: Sequence[CollectiveRow]) -> BackendRow:
+def _compare(row: CollectiveRow, own: Sequence[CollectiveRow]) -> BackendRow:
     first = own[0]
     time_us = fmean(map(_time_of_way_us, own))
-    issued = [each.issue_us for each in own if each.issue_us is not None]
+    issued = [row.issue_us for row in own if row.issue_us is not None]
     return make_record(
         BackendRow,
         row,
@@ -162,7 +162,7 @@ def _slower_first_us(row: BackendRow) -> float:
     return row.first_time_us * max(1.0, 1 + drift) / (1 + drift / 2)
 
 
-def speed_words(rows: Sequence[BackendRow], *, composed: bool = True) -> str:
+def describe_speed(rows: Sequence[BackendRow], *, composed: bool = True) -> str:
     """Describe the speed of one backend relative to the first one.
 
     'torch:nccl is as fast as nccl, within 2 %, from 1M to 1G in place, and has 94 to 103 % of its speed from 1K to 64K;
@@ -171,13 +171,15 @@ def speed_words(rows: Sequence[BackendRow], *, composed: bool = True) -> str:
     """
     single = [row for row in rows if row.note is None]
     several = [row for row in rows if row.note is not None] if composed or not single else []
-    said = [_series_words(rows[0].backend, single)] if single else []
+    said = [_describe_series(rows[0].backend, single)] if single else []
     if several:
-        said.append(_series_words(f"made of several calls {'it' if single else rows[0].backend}", several))
-    return "; ".join(filter(None, (*said, _drift_words([*single, *several]), _issue_words([*single, *several]))))
+        said.append(_describe_series(f"made of several calls {'it' if single else rows[0].backend}", several))
+    return "; ".join(
+        filter(None, (*said, _describe_drift([*single, *several]), _describe_issue_times([*single, *several])))
+    )
 
 
-def _series_words(subject: str, rows: Sequence[BackendRow]) -> str:
+def _describe_series(subject: str, rows: Sequence[BackendRow]) -> str:
     by_size = [here for _, here in sorted(group_by(rows, lambda row: row.size_bytes).items())]
     first, where = rows[0].first, _placements(rows)
     alike = list(
@@ -185,8 +187,8 @@ def _series_words(subject: str, rows: Sequence[BackendRow]) -> str:
     )
     if alike:
         rest = by_size[: len(by_size) - len(alike)]
-        said = f"{subject} is as fast as {first}, within {_WITHIN_PERCENT:g} %, {_span(_flat(alike))} {where}"
-        return f"{said}, and has {_percent(_flat(rest))} of its speed {_span(_flat(rest))}" if rest else said
+        said = f"{subject} is as fast as {first}, within {_WITHIN_PERCENT:g} %, {_span(_flatten(alike))} {where}"
+        return f"{said}, and has {_percent(_flatten(rest))} of its speed {_span(_flatten(rest))}" if rest else said
     smallest_large = min(LARGE_BYTES, by_size[-1][0].size_bytes)
     large = [row for row in rows if row.size_bytes >= smallest_large]
     small = [row for row in rows if row.size_bytes < smallest_large]
@@ -194,16 +196,16 @@ def _series_words(subject: str, rows: Sequence[BackendRow]) -> str:
     return f"{said}, and {_percent(small)} {_span(small)}" if small else said
 
 
-def _flat(sizes: Sequence[Sequence[BackendRow]]) -> list[BackendRow]:
+def _flatten(sizes: Sequence[Sequence[BackendRow]]) -> list[BackendRow]:
     return [row for here in sizes for row in here]
 
 
 def _percent(rows: Sequence[BackendRow]) -> str:
     speeds = [row.speed_percent for row in rows]
-    return " to ".join(dict.fromkeys(_digits(each) for each in (min(speeds), max(speeds)))) + " %"
+    return " to ".join(dict.fromkeys(_format_percent(speed) for speed in (min(speeds), max(speeds)))) + " %"
 
 
-def _digits(value: float) -> str:
+def _format_percent(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -218,15 +220,17 @@ def _placements(rows: Sequence[BackendRow]) -> str:
     return "in and out of place" if len(found) > 1 else found.pop().replace("_", " ")
 
 
-def _drift_words(rows: Sequence[BackendRow]) -> str:
+def _describe_drift(rows: Sequence[BackendRow]) -> str:
     worst = max(rows, key=lambda row: abs(row.first_drift_percent or 0.0))
     drift = abs(worst.first_drift_percent or 0.0)
     if drift <= _WITHIN_PERCENT:
         return ""
-    return f"{worst.first}'s own two times differ by up to {_digits(drift)} %, at {format_size(worst.size_bytes)}"
+    return (
+        f"{worst.first}'s own two times differ by up to {_format_percent(drift)} %, at {format_size(worst.size_bytes)}"
+    )
 
 
-def _issue_words(rows: Sequence[BackendRow]) -> str:
+def _describe_issue_times(rows: Sequence[BackendRow]) -> str:
     small = [row for row in rows if row.size_bytes <= _SMALL_BYTES and row.issue_us is not None] or [
         row for row in rows if row.issue_us is not None
     ]
@@ -242,7 +246,7 @@ def _microseconds(value: float) -> str:
     return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
-def path_words(rows: Sequence[BackendRow]) -> str:
+def describe_paths(rows: Sequence[BackendRow]) -> str:
     """Return 'over the same path (P2P/CUMEM)', or how the paths differ. '' if one of them was not logged."""
     pairs = {(row.transport, row.first_transport) for row in rows}
     if any(None in pair for pair in pairs):
@@ -263,23 +267,23 @@ class WinnerRow(CaseKey, frozen=True, kw_only=True):
 
     section = "winners"
 
-    candidates: Annotated[int, {"minimum": 1}]  #: ways that ran right and as they were asked to
+    candidates: Annotated[int, {"minimum": 1}]  #: ways that ran correctly and as requested
     fastest: str  #: name of the fastest: a setting, a backend, or own choice
-    backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none
+    backend: Annotated[str, BACKENDS]  #: nccl, host (MPI on CPU buffers), ...; simulated moves no data
     setting: str | None  #: as in its row
     time_us: float  #: of the fastest, microseconds an operation; in latency mode the median
-    algorithm: str | None  #: that it took, as NCCL names it
-    protocol: str | None  #: that it took, as NCCL names it
-    own_backend: str  #: whose own choice is beside it
-    own_algorithm: str | None  #: that NCCL takes by itself
-    own_protocol: str | None  #: that NCCL takes by itself
-    #: of the own choice: mean of before and after all others, or median with the setting that it took
+    algorithm: str | None  #: of the fastest, in NCCL's words
+    protocol: str | None  #: of the fastest, in NCCL's words
+    own_backend: str  #: backend of the own choice
+    own_algorithm: str | None  #: of the own choice, in NCCL's words
+    own_protocol: str | None  #: of the own choice, in NCCL's words
+    #: own choice: mean of the first and last measurement, or median with the same setting
     own_time_us: float
     own_drift_percent: Annotated[float | None, SIGNED]  #: by how much the own choice was slower the second time
     loss_percent: Annotated[float, SIGNED]  #: by how much the own choice takes longer than the fastest
-    noise_percent: float | None  #: what chance alone may make of that; null: not known
-    beyond_noise: bool | None  #: whether the loss is more than that
-    displaces: str | None = None  #: what was the fastest at smaller sizes, and is beaten here beyond the noise
+    noise_percent: float | None  #: part of that which noise explains; null: unknown
+    beyond_noise: bool | None  #: whether the loss exceeds the noise
+    displaces: str | None = None  #: fastest at smaller sizes, beaten here beyond noise
 
 
 class RefusedRow(Record, frozen=True, kw_only=True):
@@ -288,12 +292,12 @@ class RefusedRow(Record, frozen=True, kw_only=True):
     section = "refused"
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
-    backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none
+    backend: Annotated[str, BACKENDS]  #: nccl, host (MPI on CPU buffers), ...; simulated moves no data
     setting: str  #: what was asked for
     dtype: str | None  #: element type; null: it could not even begin
     op: str | None  #: reduction
-    size_bytes: int | None  #: from which size on
-    reason: str  #: in the library's words
+    size_bytes: int | None  #: first size that was refused
+    reason: str  #: error of the library
 
 
 class _Place(Struct, frozen=True):
@@ -331,7 +335,7 @@ class _Place(Struct, frozen=True):
         if row is self.own or name == self.own_way:
             return self.own_time_us
         second = self.seconds.get(name)
-        return fmean(_time_of_way_us(each) for each in (row, second) if each is not None)
+        return fmean(_time_of_way_us(measured) for measured in (row, second) if measured is not None)
 
 
 class _Drift(NamedTuple):
@@ -421,14 +425,16 @@ def _series(places: Sequence[_Place], drifts: Sequence[_Drift]) -> Iterator[Winn
     for place in places:
         name = min(place.ways, key=place.time_us)
         noise = _noise(place, place.ways[name], drifts)
-        holds = incumbent in place.ways and _lost(place.time_us(incumbent), place.time_us(name)) <= (noise or 0.0)
+        holds = incumbent in place.ways and _relative_loss(place.time_us(incumbent), place.time_us(name)) <= (
+            noise or 0.0
+        )
         yield _winner(place, name, noise, None if holds else incumbent or None)
         incumbent = incumbent if holds else name
 
 
 def _winner(place: _Place, name: str, noise: float | None, displaced: str | None) -> WinnerRow:
     own, fastest = place.own, place.ways[name]
-    lost = _lost(place.own_time_us, place.time_us(name))
+    lost = _relative_loss(place.own_time_us, place.time_us(name))
     return make_record(
         WinnerRow,
         fastest,
@@ -448,7 +454,7 @@ def _winner(place: _Place, name: str, noise: float | None, displaced: str | None
     )
 
 
-def _lost(time_us: float, best_us: float) -> float:
+def _relative_loss(time_us: float, best_us: float) -> float:
     return time_us / best_us - 1
 
 
@@ -461,18 +467,22 @@ def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[_Drift]) -> f
     correction covers all ways, because the fastest is picked. The result is at least the confidence interval of the
     rows and the difference of the own choice's two times at this size.
     """
-    away = sorted(drifts, key=lambda each: each.away(place.own.size_bytes))
+    away = sorted(drifts, key=lambda drift: drift.away(place.own.size_bytes))
     near = [
-        each for number, each in enumerate(away) if number < _FEWEST_PAIRS or each.away(place.own.size_bytes) <= _REACH
+        drift
+        for number, drift in enumerate(away)
+        if number < _FEWEST_PAIRS or drift.away(place.own.size_bytes) <= _REACH
     ]
-    nearest = [each.part for each in near[:_NEAREST_PAIRS]]
+    nearest = [drift.part for drift in near[:_NEAREST_PAIRS]]
     noise = robust_deviation(nearest) if len(nearest) >= _FEWEST_PAIRS else None
     noises = (noise, _noise_of_jobs(near) if place.seconds else None)
-    of_mean = [Noise(math.sqrt(1.5 / 2) * each.deviation, each.freedom) for each in noises if each is not None]
-    bounds = [each.bound(len(place.ways)) for each in of_mean]
+    noises_of_means = [
+        Noise(math.sqrt(1.5 / 2) * noise.deviation, noise.freedom) for noise in noises if noise is not None
+    ]
+    bounds = [noise.bound(len(place.ways)) for noise in noises_of_means]
     owns = [row.ci95_percent for row in (place.own, place.repeated) if row is not None]
     if fastest.ci95_percent is not None and None not in owns:
-        own = math.hypot(*(each for each in owns if each is not None)) / len(owns)
+        own = math.hypot(*(interval for interval in owns if interval is not None)) / len(owns)
         bounds.append(math.hypot(own, fastest.ci95_percent) / 100)
     return max(*bounds, abs(place.drift or 0.0)) if bounds else None
 
@@ -482,7 +492,7 @@ def _noise_of_jobs(drifts: Sequence[_Drift]) -> Noise:
 
     All sizes of a job share one deviation, so each job counts once.
     """
-    shared = [median(each.part for each in here) for here in group_by(drifts, lambda each: each.way).values()]
+    shared = [median(drift.part for drift in here) for here in group_by(drifts, lambda drift: drift.way).values()]
     return Noise(math.sqrt(fmean(part**2 for part in shared)), len(shared))
 
 
@@ -512,13 +522,13 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     node: str  #: host
     library: str  #: NCCL, MPI, UCX, NVSHMEM, MSCCL++, torch, nccl4py, CuPy, mpi4py, dma-buf, nvidia_peermem, ...
     library_kind: Annotated[str, LibraryKind]  #: a file that is loaded, a package of Python, a part of the kernel
-    found: bool | None  #: whether it is there; null: not known
+    found: bool | None  #: whether it was found; null: unknown
     version: str | None = None  #: as the library reports it; from its package or file name where `note` says so
     path: str | None = None  #: file, or folder of a package
     package: str | None = None  #: the wheel or environment that brought it
     used_by: Sequence[str] = ()  #: the programs that would load it, and for what; empty if none of them would
     cuda: bool | None = None  #: of MPI: whether it reports support for GPU memory
-    note: str | None = None  #: what else has to be said
+    note: str | None = None  #: remark
     origin: Annotated[str, Origin]  #: measured or recorded
 
 

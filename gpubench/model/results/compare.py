@@ -39,14 +39,14 @@ def bandwidth_lost(slower_percent: float) -> float:
 class RowKey(report.Record, frozen=True):
     """The columns that identify a row. Two rows with the same key measured the same thing."""
 
-    collective: str | None = None  #: as in rows of collectives; null where it is a pair
-    backend: str | None = None  #: what moved the data; a model of NCCL counts as nccl
+    collective: str | None = None  #: as in rows of collectives; null: a pair
+    backend: str | None = None  #: backend; a simulation of NCCL counts as nccl
     group: str | None = None  #: the part of the job
     ranks: Annotated[int | None, {"minimum": 1}] = None  #: ranks in the group
     nodes: Annotated[int | None, {"minimum": 1}] = None  #: hosts in the group
-    source: str | None = None  #: of a pair: bus id where both sides have the same hosts, else the device's name
+    source: str | None = None  #: of a pair: bus id if both sides have the same hosts, else device name
     destination: str | None = None  #: as source
-    source_node: str | None = None  #: host, or 'node 0' where the sides have different hosts
+    source_node: str | None = None  #: host, or 'node 0' if the sides have different hosts
     destination_node: str | None = None  #: as source_node
     scope: str | None = None  #: process, ipc or network
     direction: str | None = None  #: write, read or both
@@ -59,7 +59,7 @@ class RowKey(report.Record, frozen=True):
     placement: str | None = None  #: out_of_place or in_place
     mode: str | None = None  #: throughput or latency
     graph: int | None = None  #: replays of a captured CUDA graph
-    #: what else tells rows of one file apart: algorithm and protocol of a sweep, kind of host memory
+    #: other differences between rows of a file: algorithm and protocol of a sweep, kind of host memory
     setting: str | None = None
 
     @property
@@ -83,7 +83,7 @@ class RowKey(report.Record, frozen=True):
             )
         else:
             usual = ("float32", "sum", "throughput")
-            dtype, op, mode = (None if each in usual else each for each in (self.dtype, self.op, self.mode))
+            dtype, op, mode = (None if column in usual else column for column in (self.dtype, self.op, self.mode))
             root = f"root {self.root}" if self.root else None
             place = "in place" if self.placement == "in_place" else None
             graph = "graph" if self.graph else None
@@ -97,12 +97,12 @@ class ComparisonRow(RowKey, frozen=True, kw_only=True):
     section = "comparison"
     on_page = report.OnPage(most=1000, folds=True)
 
-    status: Annotated[str, Status]  #: which side has it: both, the old one alone, the new one alone
-    change: Annotated[str | None, Change] = None  #: of time, beyond noise; null where there is no time on both sides
+    status: Annotated[str, Status]  #: sides that have the row: both, only the old one, only the new one
+    change: Annotated[str | None, Change] = None  #: change of the time beyond noise; null: no time on both sides
     verdict: Annotated[str, Verdict]  #: of this row
-    #: how much longer the new one takes; negative: faster
+    #: how much longer the new operation takes; negative: faster
     slower_percent: Annotated[float | None, report.SIGNED] = None
-    noise_percent: float | None = None  #: what that has to exceed to count
+    noise_percent: float | None = None  #: noise that slower_percent must exceed
     noise_source: str | None = None  #: where noise_percent is from
     base_time_us: float | None = None  #: median over runs
     new_time_us: float | None = None  #: as base_time_us
@@ -110,17 +110,17 @@ class ComparisonRow(RowKey, frozen=True, kw_only=True):
     new_gb_s: float | None = None  #: as base_gb_s
     base_runs: int = 0  #: runs that have it
     new_runs: int = 0  #: as base_runs
-    base_origin: str | None = None  #: measured, simulated or recorded
+    base_origin: str | None = None  #: origin of the values: measured, simulated or recorded
     new_origin: str | None = None  #: as base_origin
-    base_transport: str | None = None  #: as NCCL names it
+    base_transport: str | None = None  #: in NCCL's words
     new_transport: str | None = None  #: as base_transport
     base_host_staged: bool | None = None  #: whether data went through host memory
     new_host_staged: bool | None = None  #: as base_host_staged
     base_verdict: Annotated[str | None, Verdict] = None  #: the worst of the runs; null: not judged
     new_verdict: Annotated[str | None, Verdict] = None  #: as base_verdict
-    reason: str | None = None  #: what the verdict rests on
-    series: str | None = None  #: the newest of the dated results that were compared; null: two files were named
-    source_device: str | None = None  #: of a pair: the device's name in the new results, else in the old ones
+    reason: str | None = None  #: reason for the verdict
+    series: str | None = None  #: newest of the compared dated results; null: two named files were compared
+    source_device: str | None = None  #: of a pair: device name in the new results, else in the old ones
     destination_device: str | None = None  #: as source_device
 
     @property
@@ -134,11 +134,11 @@ class CircumstanceRow(report.Record, frozen=True, kw_only=True):
 
     section = "circumstances"
 
-    name: str  #: what it is: a version, the GPUs, the topology, an option, a variable
+    name: str  #: a version, the GPUs, the topology, an option, a variable
     base: str | None  #: null: no file of this side tells
     new: str | None  #: as base
     changed: bool  #: both are known, and differ
-    series: str | None = None  #: the newest of the dated results that were compared; null: two files were named
+    series: str | None = None  #: newest of the compared dated results; null: two named files were compared
 
 
 class MachineRow(report.Record, frozen=True, kw_only=True):
@@ -146,24 +146,24 @@ class MachineRow(report.Record, frozen=True, kw_only=True):
 
     section = "machines"
 
-    what: str  #: the collective, with type and reduction where they are not the usual ones; or the way of copying
+    what: str  #: collective, with unusual type and reduction, or kind of copy
     base_gpus: int | None  #: GPUs that took part
     new_gpus: int | None  #: as base_gpus
     base_nodes: int | None  #: nodes that took part
     new_nodes: int | None  #: as base_nodes
-    size_bytes: int | None  #: the largest size in common, of base_gb_s and new_gb_s; null: both are the peaks
+    size_bytes: int | None  #: largest common size, for base_gb_s and new_gb_s; null: both are the peaks
     base_gb_s: float  #: per GPU: busbw of a collective, the median pair's bandwidth of copies
     new_gb_s: float  #: as base_gb_s
     ratio: float  #: new_gb_s over base_gb_s
     base_node_gb_s: float | None  #: base_gb_s times the GPUs of a node
     new_node_gb_s: float | None  #: as base_node_gb_s
-    base_peak_gb_s: float  #: the highest of all sizes
+    base_peak_gb_s: float  #: highest bandwidth of all sizes
     new_peak_gb_s: float  #: as base_peak_gb_s
-    base_peak_bytes: int  #: the size with the highest
+    base_peak_bytes: int  #: size with the highest bandwidth
     new_peak_bytes: int  #: as base_peak_bytes
     base_half_bytes: int  #: the smallest measured size that reaches half of the highest
     new_half_bytes: int  #: as base_half_bytes
-    latency_bytes: int | None  #: the smallest size in common, of the latencies; null: see reason
+    latency_bytes: int | None  #: smallest common size, for the latencies; null: see reason
     base_latency_us: float | None  #: time of an operation
     new_latency_us: float | None  #: as base_latency_us
     reason: str | None = None  #: why latencies are not compared
@@ -185,15 +185,15 @@ class FindingChangeRow(report.Record, frozen=True, kw_only=True):
     section = "finding_changes"
 
     finding: str  #: its id
-    subject: str  #: what it is on
+    subject: str  #: GPU, node or pair
     status: Annotated[str, FindingStatus]  #: new, graver or milder than before, the same, or gone
-    #: on the change: a finding that is new or graver has its own
+    #: verdict on the change: that of the finding if it is new or graver
     verdict: Annotated[str, Verdict]
     base_severity: str | None  #: null: not found before
     new_severity: str | None  #: null: not found now
     base_seen: str | None  #: what was seen before
     new_seen: str | None  #: what is seen now
-    series: str | None = None  #: the newest of the dated results that were compared; null: two files were named
+    series: str | None = None  #: newest of the compared dated results; null: two named files were compared
 
 
 class Use(StrEnum):
@@ -211,12 +211,12 @@ class HistoryRow(report.Record, frozen=True, kw_only=True):
 
     file: str  #: its name in the folder
     started_at: str | None = None  #: when its run began, UTC; null: it was not read
-    command: str | None = None  #: what was run; null: its name is none of a dated result
+    command: str | None = None  #: command; null: the file name is no dated result
     host: str | None = None  #: the first host, and how many more
-    run_verdict: str | None = None  #: what its run ended with; null: it was not read
+    run_verdict: str | None = None  #: verdict of its run; null: not read
     use: Annotated[str, Use]  #: new: compared with those before it; base: one of these; left out: in no comparison
-    series: str | None = None  #: the comparison it took part in, by its newest result
-    reason: str | None = None  #: why it was left out
+    series: str | None = None  #: newest result of its comparison
+    reason: str | None = None  #: reason for leaving it out
 
 
 def collective_key(row: report.CollectiveRow) -> RowKey:
@@ -394,10 +394,10 @@ def _collective_charts(rows: Sequence[report.CollectiveRow]) -> list[Chart]:
         for name in dict.fromkeys(row.placement for row in rows)
     }
     bandwidth = tuple(
-        CurveLine(name, _points((row.size_bytes, row.busbw_gb_s) for row in each)) for name, each in lines.items()
+        CurveLine(name, _points((row.size_bytes, row.busbw_gb_s) for row in members)) for name, members in lines.items()
     )
     times = tuple(
-        CurveLine(name, _points((row.size_bytes, row.time_us) for row in each)) for name, each in lines.items()
+        CurveLine(name, _points((row.size_bytes, row.time_us) for row in members)) for name, members in lines.items()
     )
     limit = _points((row.size_bytes, row.limit_gb_s) for row in rows)
     expected = _points((row.size_bytes, row.expected_gb_s) for row in rows)
@@ -434,8 +434,8 @@ def _pair_lines(
             )
             for members in by_pair
         )
-    known = sorted((row.size_bytes or 0, each) for row in rows if (each := value(row)) is not None)
-    by_size = [(size, [each for _, each in found]) for size, found in groupby(known, key=lambda item: item[0])]
+    known = sorted((row.size_bytes or 0, figure) for row in rows if (figure := value(row)) is not None)
+    by_size = [(size, [figure for _, figure in found]) for size, found in groupby(known, key=lambda item: item[0])]
     return (
         CurveLine(f"highest of {len(by_pair)} pairs", tuple((size, max(found)) for size, found in by_size)),
         CurveLine("lowest", tuple((size, min(found)) for size, found in by_size)),

@@ -103,8 +103,8 @@ def last_line(
     that fits is appended.
     """
     head = f"{verdict} (simulated)" if origin == Origin.SIMULATED else str(verdict)
-    parts = [each for each in parts if each.wordings]
-    chosen = {index: each.wordings[-1] for index, each in enumerate(parts) if each.importance == ALWAYS}
+    parts = [part for part in parts if part.wordings]
+    chosen = {index: part.wordings[-1] for index, part in enumerate(parts) if part.importance == ALWAYS}
 
     def line(chosen: dict[int, str], action: str) -> str:
         said = ", ".join(chosen[index] for index in sorted(chosen))
@@ -112,19 +112,14 @@ def last_line(
         return f"{head}: {said}" + (f"{end} {action}" if action else "") if said else head
 
     most = most or MOST_CHARACTERS
-    action = next((each for each in ends if each and len(line(chosen, each)) <= most), "")
-    for index, each in enumerate(parts):
-        if each.importance == NEXT and len(line({**chosen, index: each.wordings[-1]}, action)) <= most:
-            chosen[index] = each.wordings[-1]
-    for index in sorted(range(len(parts)), key=lambda each: parts[each].importance):
+    action = next((end for end in ends if end and len(line(chosen, end)) <= most), "")
+    for index, part in enumerate(parts):
+        if part.importance == NEXT and len(line({**chosen, index: part.wordings[-1]}, action)) <= most:
+            chosen[index] = part.wordings[-1]
+    for index in sorted(range(len(parts)), key=lambda index: parts[index].importance):
         for wording in parts[index].wordings:
             if len(line({**chosen, index: wording}, action)) <= most:
                 chosen[index] = wording
                 break
-    return _shortened(line(chosen, action), most)
-
-
-def _shortened(line: str, most: int) -> str:
-    if len(line) <= most:
-        return line
-    return line[: most - 1].rpartition(" ")[0].rstrip(",:") + " …"
+    text = line(chosen, action)
+    return text if len(text) <= most else text[: most - 1].rpartition(" ")[0].rstrip(",:") + " …"

@@ -35,8 +35,8 @@ class Explanation(Struct, frozen=True):
 
 def read_cure(row: Any) -> Cure:
     """Return the cure in a row with `advice`, `commands` and `comment`. Rows of earlier versions only have `advice`."""
-    is_told = row.commands or row.comment
-    return Cure(row.commands, row.comment or "") if is_told else Cure(comment=row.advice or "")
+    has_cure = row.commands or row.comment
+    return Cure(row.commands, row.comment or "") if has_cure else Cure(comment=row.advice or "")
 
 
 def cure_columns(cure: Cure | None) -> dict[str, Any]:
@@ -98,10 +98,10 @@ def evidence_rows(paths: Sequence[KnownPath], origin: str) -> list[report.Eviden
     shown = paths
     if len(paths) > MOST_ROWS:
         shown = [path for path in paths if path.judgement.conclusion is not Conclusion.DIRECT]
-    return [_evidence_row(path, origin) for path in shown]
+    return [_make_evidence_row(path, origin) for path in shown]
 
 
-def _evidence_row(path: KnownPath, origin: str) -> report.EvidenceRow:
+def _make_evidence_row(path: KnownPath, origin: str) -> report.EvidenceRow:
     evidence, judgement = path.evidence, path.judgement
     staged = {Conclusion.STAGED: True, Conclusion.DIRECT: False}.get(judgement.conclusion)
     return report.make_record(
@@ -146,7 +146,7 @@ def fallback_rows(
             path.cause,
         ),
     )
-    rows = [_row(members, origin, cause_of, not_observed) for members in groups.values()]
+    rows = [_make_fallback_row(members, origin, cause_of, not_observed) for members in groups.values()]
     if without_paths:
         rows.append(unknown_row(origin, "nothing named their connections", [f"{end} → ?" for end in without_paths]))
     if not_observed and not paths:
@@ -154,7 +154,7 @@ def fallback_rows(
     return sorted(rows, key=lambda row: (_GRAVEST_FIRST.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
 
 
-def _row(
+def _make_fallback_row(
     members: Sequence[KnownPath], origin: str, cause_of: Callable[[Sequence[KnownPath]], Explanation], not_observed: str
 ) -> report.FallbackRow:
     first = min(members, key=lambda path: _LEAST_SURE_FIRST.index(path.judgement.confidence))
@@ -162,6 +162,8 @@ def _row(
     cause = cause_of(members) if judgement.conclusion is Conclusion.STAGED else None
     slowest = min((path.bandwidth_gb_s for path in members if path.bandwidth_gb_s), default=None)
     limit = first.limit_gb_s
+    seen = [getattr(first.evidence, kind).seen for kind in _KINDS]
+    unknown_because = not_observed if judgement.conclusion is Conclusion.UNKNOWN or not first.transports else ""
     return report.make_record(
         report.FallbackRow,
         judgement,
@@ -175,13 +177,8 @@ def _row(
         cause=None if cause is None else cause.id,
         cause_seen=None if cause is None else cause.evidence,
         **cure_columns(None if cause is None else cause.cure),
-        how=_how(first, not_observed if judgement.conclusion is Conclusion.UNKNOWN or not first.transports else ""),
+        how="; ".join(dict.fromkeys(filter(None, (decide(first.evidence).meaning, *seen, unknown_because)))),
     )
-
-
-def _how(path: KnownPath, not_observed: str) -> str:
-    seen = [getattr(path.evidence, kind).seen for kind in _KINDS]
-    return "; ".join(dict.fromkeys(filter(None, [decide(path.evidence).meaning, *seen, not_observed])))
 
 
 def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> report.FallbackRow:
@@ -199,12 +196,14 @@ def make_findings(rows: Sequence[report.FallbackRow], paths: Sequence[KnownPath]
     places = (
         tuple(dict.fromkeys(end.place for path in own for end in (path.source, path.destination))) for own in members
     )
-    return _joined(replace(each, places=at) for row, at in zip(rows, places, strict=True) for each in _findings_of(row))
+    return _joined(
+        replace(finding, places=at) for row, at in zip(rows, places, strict=True) for finding in _make_row_findings(row)
+    )
 
 
 def _joined(found: Iterable[Finding]) -> tuple[Finding, ...]:
     """Merge findings that differ in their paths only, because rows also differ by limits."""
-    alike = group_by(found, lambda each: replace(each, subject="", subjects=(), places=()))
+    alike = group_by(found, lambda finding: replace(finding, subject="", subjects=(), places=()))
     merged = []
     for same in alike.values():
         pairs = tuple(chain.from_iterable(finding.subjects for finding in same))
@@ -214,7 +213,7 @@ def _joined(found: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(merged)
 
 
-def _findings_of(row: report.FallbackRow) -> tuple[Finding, ...]:
+def _make_row_findings(row: report.FallbackRow) -> tuple[Finding, ...]:
     match Conclusion(row.conclusion):
         case Conclusion.STAGED:
             return (_staged(row),)
@@ -299,14 +298,14 @@ class PathRow(report.Record, frozen=True, kw_only=True):
     dst_host: str | None  #: its host
     dst_pid: int | None  #: its process
     dst_bus_id: str | None  #: its GPU
-    scope: Annotated[str, _SCOPES]  #: whether NCCL takes both ranks for those of one machine
-    transport: str  #: as NCCL names it; the sender's word, else the receiver's
-    transport_received: str | None  #: the receiver's word where it is another
+    scope: Annotated[str, _SCOPES]  #: whether NCCL treats both ranks as one machine
+    transport: str  #: in NCCL's words, as the sender or else the receiver logs it
+    transport_received: str | None  #: receiver's transport if it differs
     host_staged: bool | None  #: whether the bytes pass through host memory
     channels: int  #: channels that travel alike
     peer_to_peer: bool  #: for send and receive; else for collectives
     proxy_rank: int | None  #: the rank whose NIC is used (PXN)
-    verdict: Annotated[str, _VERDICTS]  #: through host memory SKIP by design, WARN perhaps so; ERROR: not known
+    verdict: Annotated[str, _VERDICTS]  #: host memory: SKIP if by design, WARN if perhaps so; ERROR: unknown
     cause: str | None  #: id of the cause where host_staged
 
 
@@ -316,10 +315,10 @@ class HangRow(report.Record, frozen=True, kw_only=True):
     section = "hangs"
 
     group: str  #: the process group, or the communicator's hash
-    ranks: tuple[str, ...]  #: the ranks to blame; host and process where they are known
-    reason: str  #: what is wrong with them: did not join, called something else, left early, is dead, is slow, ...
-    operation: str  #: what the others called: its number in the group, size and data type
-    theirs: str  #: what the ranks to blame called instead or last, with its line
+    ranks: tuple[str, ...]  #: blamed ranks, with host and process if known
+    reason: str  #: problem of the ranks: did not join, called something else, left early, is dead, is slow, ...
+    operation: str  #: call of the other ranks: number in the group, size and data type
+    theirs: str  #: last call of the blamed ranks, with its line
     place: str  #: the line of the program where the others called it
     since: str  #: when the others called it, UTC; empty where it is not known
     waiting: int  #: ranks that wait
@@ -337,7 +336,7 @@ class OperationRow(report.Record, frozen=True, kw_only=True):
     operations: int  #: how many there were
     time_us: float  #: median of their times, each from the arrival of its last rank
     algbw_gb_s: float  #: size over time, GB/s of 1e9 bytes
-    busbw_gb_s: float | None  #: algbw times the collective's factor; null: one rank, which has no bus
+    busbw_gb_s: float | None  #: algbw times the collective's factor; null: one rank
 
 
 class TransportRow(report.Record, frozen=True, kw_only=True):
@@ -347,12 +346,12 @@ class TransportRow(report.Record, frozen=True, kw_only=True):
 
     communicator: str | None  #: its id; null where lines could not be told
     scope: Annotated[str, _SCOPES]  #: inside a node, or between nodes
-    transport: str  #: what carries it, as NCCL prints it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
-    pairs: Annotated[int, {"minimum": 1}]  #: ordered pairs connected alike
+    transport: str  #: transport in NCCL's words: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    pairs: Annotated[int, {"minimum": 1}]  #: number of ordered pairs
     channels_least: int  #: of a pair
     channels_most: int  #: of a pair
     host_staged: bool | None  #: whether bytes pass through host memory
-    verdict: Annotated[str, _VERDICTS]  #: through host memory SKIP by design, WARN perhaps so; ERROR: not known
+    verdict: Annotated[str, _VERDICTS]  #: host memory: SKIP if by design, WARN if perhaps so; ERROR: unknown
     first: tuple[tuple[int, int], ...]  #: the first of the pairs
 
 
@@ -362,12 +361,12 @@ class CommunicatorRow(report.Record, frozen=True, kw_only=True):
     section = "communicators"
 
     id: str | None  #: as NCCL prints it
-    ranks: int | None  #: ranks it has
-    nodes: int | None  #: as NCCL counts machines
-    hosts: tuple[str, ...]  #: where they are
+    ranks: int | None  #: number of ranks
+    nodes: int | None  #: machines, as NCCL counts them
+    hosts: tuple[str, ...]  #: hosts of its ranks
     missing_ranks: tuple[int, ...]  #: those without a log
-    pairs: int  #: that are connected
-    candidates: tuple[str, ...]  #: where id is null: the communicators that the lines may be of
+    pairs: int  #: connected pairs
+    candidates: tuple[str, ...]  #: if id is null: communicators that the lines may belong to
 
 
 class MemberRow(report.Record, frozen=True, kw_only=True):
@@ -379,7 +378,7 @@ class MemberRow(report.Record, frozen=True, kw_only=True):
     communicator: str | None  #: its id
     rank: int  #: number in the job
     host: str  #: host name
-    node: str  #: what NCCL takes for its machine
+    node: str  #: its machine for NCCL
     pid: int  #: process id
     bus_id: str | None  #: PCI address of its GPU
     nvml_index: int | None  #: as nvidia-smi counts

@@ -89,9 +89,9 @@ class SpeedFigures(Struct):
     def is_unjudged(self) -> bool:
         """Whether the speed of copies or of a collective's largest size was not judged, except on shared GPUs."""
         every = list(self.all())
-        collectives = [each for each in self._largest.values() if not each.shares_gpus]
+        collectives = [figure for figure in self._largest.values() if not figure.shares_gpus]
         copies = every[:1] if self._pairs or not collectives else []
-        return bool(every) and not all(each.is_judged for each in (*copies, *collectives))
+        return bool(every) and not all(figure.is_judged for figure in (*copies, *collectives))
 
     @property
     def doubt(self) -> str:
@@ -183,14 +183,14 @@ class SpeedFigures(Struct):
 
     def find_slowest(self, finding: Finding) -> SpeedFigure | None:
         """Return the slow figure that a finding is about: on its devices, and no slower than the finding reports."""
-        return min((each for each in self._slow.values() if _belongs(each, finding)), key=_rank, default=None)
+        return min((figure for figure in self._slow.values() if _is_about(figure, finding)), key=_rank, default=None)
 
     def _note_slow(self, figure: SpeedFigure, verdict: str | None) -> None:
         if verdict not in _BAD or figure.expected_percent is None:
             return
         key = figure.what, frozenset(map(_key, figure.ends))
-        of_key = self._slow.get(key)
-        if of_key is None or _rank(figure) < _rank(of_key):
+        known_slow = self._slow.get(key)
+        if known_slow is None or _rank(figure) < _rank(known_slow):
             self._slow[key] = figure
         known = self.slowest
         if known is None or _rank(figure) < _rank(known):
@@ -206,7 +206,7 @@ def _key(place: DevicePlace) -> str:
     return f"{place.node} {place.bus_id or place.device}"
 
 
-def _belongs(figure: SpeedFigure, finding: Finding) -> bool:
+def _is_about(figure: SpeedFigure, finding: Finding) -> bool:
     least = finding.expected_percent
     if least is not None and (figure.expected_percent or 0.0) < least - _ROUNDING_PERCENT:
         return False

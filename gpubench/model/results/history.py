@@ -110,7 +110,7 @@ class ResultHead(Struct, frozen=True, kw_only=True):
         places = [rank["gpu_uuid"] or rank["gpu_bus_id"] or rank["host"] for rank in metadata["ranks"]]
         if "sizes" in options:
             # Compare the requested sizes, because free memory decides which ones are dropped.
-            dropped = [each["size_bytes"] for each in metadata["dropped_sizes"]]
+            dropped = [dropped["size_bytes"] for dropped in metadata["dropped_sizes"]]
             options["sizes"] = sorted({*(options["sizes"] or ()), *dropped})
         options |= {"backend": metadata["backend"], "ranks": len(metadata["ranks"])}
         return cls(
@@ -126,7 +126,7 @@ class ResultHead(Struct, frozen=True, kw_only=True):
             options={key: json.dumps(value, sort_keys=True) for key, value in options.items() if key not in _NO_KIND},
             places=tuple(sorted(map(str, places or [bus_id for bus_id, _, _ in described]))),
             libraries={str(name): str(text).partition(" from ")[0] for name, text in metadata["libraries"].items()},
-            settings=_bearing_on_speed(metadata["environment"]),
+            settings=_settings_that_change_times(metadata["environment"]),
             topology=metadata["topology"],
         )
 
@@ -162,7 +162,7 @@ class ResultHead(Struct, frozen=True, kw_only=True):
         """
         yield from self._machine_differences(other)
         if self.places != other.places:
-            yield f"other ranks or GPUs: {_place_beside(self, other)}, not {_place_beside(other, self)}"
+            yield f"other ranks or GPUs: {_different_place(self, other)}, not {_different_place(other, self)}"
         if not self.places and self.has_other_topology(other):
             yield f"another topology: {self.topology}, not {other.topology}"
         for name in dict.fromkeys((*self.libraries, *other.libraries)):
@@ -191,13 +191,13 @@ class ResultHead(Struct, frozen=True, kw_only=True):
             yield f"other GPUs: {_models(self)}, not {_models(other)}"
 
 
-def _bearing_on_speed(environment: Mapping[str, str]) -> dict[str, str]:
+def _settings_that_change_times(environment: Mapping[str, str]) -> dict[str, str]:
     level, subsystems = (str(environment.get(name, "")) for name in _LOG)
     silent = _NO_SETTING if logs_every_operation(level, subsystems) else (*_NO_SETTING, *_LOG)
     return {str(name): str(value) for name, value in environment.items() if name not in silent}
 
 
-def _place_beside(head: ResultHead, other: ResultHead) -> str:
+def _different_place(head: ResultHead, other: ResultHead) -> str:
     """Return the first place that only `head` has, or the number of places if the numbers differ."""
     if len(head.places) != len(other.places):
         return str(len(head.places))
@@ -205,7 +205,7 @@ def _place_beside(head: ResultHead, other: ResultHead) -> str:
 
 
 def _against(name: str, own: Mapping[str, str], other: Mapping[str, str]) -> str:
-    values = (shorten_value(each.get(name, "none").replace('"', "").strip("[]")) for each in (own, other))
+    values = (shorten_value(texts.get(name, "none").replace('"', "").strip("[]")) for texts in (own, other))
     return ", not ".join(values)
 
 
@@ -290,22 +290,22 @@ class PastFigures(Struct, frozen=True):
         cls, results: Iterable[PastResult], own: ResultHead, folder: str, left_out: Iterable[LeftOut] = ()
     ) -> "PastFigures":
         """Compute levels from the results that are comparable with the run `own`. `left_out` are unread results."""
-        newest_first = sorted(results, key=lambda each: each.head.started_at, reverse=True)
-        unfit = [reason for each in newest_first if (reason := why_unfit(each.head, own)) is not None]
-        fit = [each for each in newest_first if why_unfit(each.head, own) is None]
+        newest_first = sorted(results, key=lambda result: result.head.started_at, reverse=True)
+        unfit = [reason for result in newest_first if (reason := why_unfit(result.head, own)) is not None]
+        fit = [result for result in newest_first if why_unfit(result.head, own) is None]
         return cls(
             folder,
             used=len(fit),
-            other_topology_count=sum(each.head.has_other_topology(own) for each in fit),
+            other_topology_count=sum(result.head.has_other_topology(own) for result in fit),
             left_out=(*left_out, *count_reasons(unfit)),
             figures=_figures(fit[::-1], folder),
         )
 
-    def time_of(self, row: CollectiveRow) -> PastFigure | None:
+    def collective_figure(self, row: CollectiveRow) -> PastFigure | None:
         """Return the level of a collective row. None if too few results have it."""
         return self.figures.get(collective_key(row))
 
-    def copy_of(self, row: PairRow) -> PastFigure | None:
+    def pair_figure(self, row: PairRow) -> PastFigure | None:
         """Return the level of a pair, by bus ids. None if too few results have it."""
         return self.figures.get(pair_key(row))
 
@@ -369,7 +369,7 @@ def _figures(oldest_first: Sequence[PastResult], folder: str) -> dict[RowKey, Pa
 
 def _figure(runs: Sequence[_Measured], noise: Noise, folder: str) -> PastFigure:
     """Use the median of the fastest half, so that a slow decline is compared with better days."""
-    fastest = sorted(runs, key=lambda each: each.cost)[: (len(runs) + 1) // 2]
+    fastest = sorted(runs, key=lambda run: run.cost)[: (len(runs) + 1) // 2]
     level = fastest[len(fastest) // 2]
     source = f"this machine's past, {plural(len(runs), 'result')} of {folder}"
     return PastFigure(level.time_us, level.gb_s, noise, len(runs), source)
@@ -386,8 +386,8 @@ def _measured_rows(result: PastResult) -> dict[RowKey, _Measured]:
         for pair in result.pairs
         if pair.verdict in _WELL
     ]
-    alike = group_by([each for each in found if each[1].cost > 0], lambda each: each[0])
-    ordered = {key: sorted((each for _, each in rows), key=lambda each: each.cost) for key, rows in alike.items()}
+    alike = group_by([item for item in found if item[1].cost > 0], lambda item: item[0])
+    ordered = {key: sorted((run for _, run in rows), key=lambda run: run.cost) for key, rows in alike.items()}
     return {key: rows[len(rows) // 2] for key, rows in ordered.items()}
 
 
@@ -414,8 +414,8 @@ def _widen_by_neighbours(noise: Mapping[RowKey, Noise]) -> dict[RowKey, Noise]:
             near = [
                 noise[other] for other in family if size / _NEAR_SIZES <= (other.size_bytes or 1) <= size * _NEAR_SIZES
             ]
-            deviation = max(noise[key].deviation, median(each.deviation for each in near))
-            freedom = MEDIAN_EFFICIENCY * sum(each.freedom for each in near) / 2
+            deviation = max(noise[key].deviation, median(other.deviation for other in near))
+            freedom = MEDIAN_EFFICIENCY * sum(other.freedom for other in near) / 2
             found[key] = Noise(deviation, max(noise[key].freedom, freedom))
     return found
 
@@ -484,4 +484,4 @@ def trends(runs: Iterable[tuple[str, Verdict, Mapping[str, float]]]) -> Iterator
     for started_at, verdict, figures in sorted(runs, key=lambda run: run[0]):
         for name, gb_s in figures.items():
             points.setdefault(name, []).append(TrendPoint(started_at, gb_s, verdict))
-    yield from (Trend(name, tuple(each)) for name, each in points.items())
+    yield from (Trend(name, tuple(values)) for name, values in points.items())

@@ -21,7 +21,7 @@ _NEAR_FACTOR = 4  # Sizes up to this factor apart are neighbours, as in nccl-tes
 _LEAST_NEIGHBOURS = 2
 
 
-def _curve_of(row: CollectiveRow) -> CurveKey:
+def _curve_key(row: CollectiveRow) -> CurveKey:
     return row.backend, row.collective, row.dtype, row.op, row.setting, row.mode, row.group, row.ranks
 
 
@@ -34,7 +34,7 @@ class RowPlace(Struct, frozen=True):
 
     @classmethod
     def of(cls, row: CollectiveRow) -> "RowPlace":
-        return cls(_curve_of(row), row.placement, row.size_bytes)
+        return cls(_curve_key(row), row.placement, row.size_bytes)
 
 
 def lone_slow_rows(verdicts: Mapping[RowPlace, Verdict]) -> frozenset[RowPlace]:
@@ -48,19 +48,19 @@ def lone_slow_rows(verdicts: Mapping[RowPlace, Verdict]) -> frozenset[RowPlace]:
         place
         for place in slow
         if len(near := list(_neighbours(place, by_curve[place.curve]))) >= _LEAST_NEIGHBOURS
-        and all(verdicts[each] is Verdict.PASS for each in near)
+        and all(verdicts[neighbour] is Verdict.PASS for neighbour in near)
     )
 
 
 def _neighbours(place: RowPlace, curve: Sequence[RowPlace]) -> Iterator[RowPlace]:
-    yield from (each for each in curve if each.size_bytes == place.size_bytes and each.placement != place.placement)
-    alike = [each for each in curve if each.placement == place.placement]
-    smaller = [each for each in alike if place.size_bytes / _NEAR_FACTOR <= each.size_bytes < place.size_bytes]
-    larger = [each for each in alike if place.size_bytes < each.size_bytes <= place.size_bytes * _NEAR_FACTOR]
+    yield from (other for other in curve if other.size_bytes == place.size_bytes and other.placement != place.placement)
+    alike = [other for other in curve if other.placement == place.placement]
+    smaller = [other for other in alike if place.size_bytes / _NEAR_FACTOR <= other.size_bytes < place.size_bytes]
+    larger = [other for other in alike if place.size_bytes < other.size_bytes <= place.size_bytes * _NEAR_FACTOR]
     if smaller:
-        yield max(smaller, key=lambda each: each.size_bytes)
+        yield max(smaller, key=lambda other: other.size_bytes)
     if larger:
-        yield min(larger, key=lambda each: each.size_bytes)
+        yield min(larger, key=lambda other: other.size_bytes)
 
 
 LEAST_LOSS = 0.05
@@ -93,7 +93,7 @@ def slow_range(rows: Sequence[CollectiveRow]) -> SlowRange | None:
     """
     known = [row for row in rows if row.nodes == 1 and row.backend in _OF_ONE_NODE and row.mode != Mode.LATENCY]
     found = []
-    for rows_alike in group_by(known, lambda row: (_curve_of(row), row.placement)).values():
+    for rows_alike in group_by(known, lambda row: (_curve_key(row), row.placement)).values():
         by_size = {row.size_bytes: row for row in reversed(rows_alike)}
         curve = [by_size[size] for size in sorted(by_size)]
         usual = _usual_times(curve, [row.expected_us if row.backend == _SIMULATED else None for row in curve])
@@ -101,7 +101,7 @@ def slow_range(rows: Sequence[CollectiveRow]) -> SlowRange | None:
         for run in _runs(late):
             worst = max(run, key=late.__getitem__)
             found.append(SlowRange(tuple(curve[place] for place in run), curve[worst], usual[worst] or math.inf))
-    return max(found, key=lambda each: each.worst.time_us / each.usual_us, default=None)
+    return max(found, key=lambda slow: slow.worst.time_us / slow.usual_us, default=None)
 
 
 def _runs(places: Collection[int]) -> list[list[int]]:
@@ -124,10 +124,10 @@ def _usual_times(curve: Sequence[CollectiveRow], expected_us: Sequence[float | N
     for place, row in enumerate(curve):
         before, after = curve[:place], curve[place + 1 :]
         bound = row.time_us / (1 + LEAST_LOSS + (row.ci95_percent or 0.0) / 100)
-        due = [us for each in before if (us := each.time_us * row.size_bytes / each.size_bytes) < bound]
+        due = [us for other in before if (us := other.time_us * row.size_bytes / other.size_bytes) < bound]
         # Hosts stall at the start of a job, so ignore slowness from the smallest size on.
-        least_after = min((each.time_us for each in after), default=math.inf)
-        if any(each.time_us <= least_after + _HICCUP_US for each in before) and least_after + _HICCUP_US < bound:
+        least_after = min((other.time_us for other in after), default=math.inf)
+        if any(other.time_us <= least_after + _HICCUP_US for other in before) and least_after + _HICCUP_US < bound:
             due.append(least_after)
         is_inside = any(in_time[:place]) and any(in_time[place:])
         known_us = expected_us[place]
@@ -172,8 +172,8 @@ def late_rank(rows: Sequence[CollectiveRow]) -> LateRank | None:
     by_rank = {rank: found for rank, found in group_by(late, lambda row: row.slowest_rank).items() if rank is not None}
     if not by_rank:
         return None
-    rank, found = max(by_rank.items(), key=lambda each: len(each[1]))
-    shown = max((LateRank(rank, row) for row in found), key=lambda each: each.times)
+    rank, found = max(by_rank.items(), key=lambda item: len(item[1]))
+    shown = max((LateRank(rank, row) for row in found), key=lambda late: late.times)
     return shown if 2 * len(found) > len(large) else None
 
 

@@ -33,7 +33,7 @@ class OverlapRow(Record, frozen=True, kw_only=True):
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
     backend: Annotated[str, BACKENDS]  #: what moved the data; simulated moved none
-    origin: Annotated[str, Origin]  #: where the numbers come from
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     ranks: int  #: ranks in the job
     nodes: int  #: hosts in the job
     size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
@@ -72,7 +72,7 @@ class OverlapRow(Record, frozen=True, kw_only=True):
     wrong: int | None = None  #: wrong elements of the collective over all ranks; null: not checked
     verified: Annotated[str, Verified]  #: last: every buffer of the timed operations; no: not checked
     verdict: Annotated[str | None, Verdict] = None  #: on the data; null: not checked
-    note: str | None = None  #: anything to know of this row
+    note: str | None = None  #: remark
 
 
 class ShortestStepRow(Record, frozen=True, kw_only=True):
@@ -90,9 +90,9 @@ class ShortestStepRow(Record, frozen=True, kw_only=True):
     own_compute_slowdown: float | None  #: κ_c with NCCL's own number
     own_communication_slowdown: float | None  #: κ_m with NCCL's own number
     gain_percent: float | None  #: by how much it is shorter than the mean of both, percent of that
-    noise_percent: float | None  #: what chance alone may make of that; null: not known
-    beyond_noise: bool | None  #: whether the gain is more than that
-    origin: Annotated[str, Origin]  #: where the numbers come from
+    noise_percent: float | None  #: part of that which noise explains; null: unknown
+    beyond_noise: bool | None  #: whether the gain exceeds the noise
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
 
 
 _MOST_LINES = 4  # A page with more curves is hard to read
@@ -142,7 +142,11 @@ def overlap_parts(report: Report) -> Iterator[LinePart]:
         return
     shown = max(known, key=lambda row: row.size_bytes)
     beside = _BESIDE[Partner(shown.partner)]
-    slowed = "" if shown.own_compute_slowdown is None else f", which slow down by {_more(shown.own_compute_slowdown)}"
+    slowed = (
+        ""
+        if shown.own_compute_slowdown is None
+        else f", which slow down by {_format_slowdown(shown.own_compute_slowdown)}"
+    )
     said = (
         f"{shown.collective} of {format_size(shown.size_bytes)} takes {shown.own_communication_slowdown:.2g} times "
         f"as long beside {beside}"
@@ -157,5 +161,5 @@ def overlap_parts(report: Report) -> Iterator[LinePart]:
         yield part(f"{describe_cap(best.ctas)} make the step {best.gain_percent:.1f} % shorter{at}", importance=SOON)
 
 
-def _more(slowdown: float) -> str:
+def _format_slowdown(slowdown: float) -> str:
     return f"{100 * (slowdown - 1):.0f} %"

@@ -59,7 +59,7 @@ class FaultCostRow(Record, frozen=True, kw_only=True):
     on_page = OnPage("What faults cost")
 
     fault: str  #: as --fault writes it; none: the fabric that the profile expects
-    what: str  #: in words
+    what: str  #: description
     source: str  #: asked for; usual: what plan tries by itself; or the file that tells of it
     step_ms: float  #: predicted
     slower_percent: Annotated[float, SIGNED]  #: than without; negative: faster

@@ -116,7 +116,7 @@ def attribute_reader(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]
     """Return a function that reads attributes as a tuple, twice as fast as a loop, because tables have many rows."""
     if len(names) > 1:
         return attrgetter(*names)
-    return lambda each: tuple(getattr(each, name) for name in names)
+    return lambda item: tuple(getattr(item, name) for name in names)
 
 
 class RowsByColumn(Collection[R], Generic[R]):
@@ -147,7 +147,7 @@ class RowsByColumn(Collection[R], Generic[R]):
         return self._count
 
     def __contains__(self, row: object) -> bool:
-        return any(each == row for each in self)
+        return any(other == row for other in self)
 
     def __iter__(self) -> Iterator[R]:
         for _, columns in self._pieces:
@@ -230,27 +230,27 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     on_page = HIDDEN
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall(v), gather, scatter or sendrecv
-    backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none
-    origin: Annotated[str, Origin]  #: where the numbers come from
+    backend: Annotated[str, BACKENDS]  #: nccl, host (MPI on CPU buffers), ...; simulated moves no data
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     group: str | None = None  #: the part of the job this row is of; null: the whole job
     ranks: int  #: ranks in the group
     nodes: int  #: hosts in the group, as NCCL counts them (NCCL_HOSTID)
     size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
     count: int  #: elements handed to the library
     dtype: Annotated[str, DataType]  #: element type
-    op: Annotated[str | None, ReduceOp]  #: reduction; null where data are only moved
+    op: Annotated[str | None, ReduceOp]  #: reduction; null: data are only moved
     root: int | None  #: root rank; null where there is none
-    placement: Annotated[str, Placement]  #: result in a buffer of its own, or over the input
-    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: each alone
+    placement: Annotated[str, Placement]  #: out_of_place: separate result buffer; in_place: result overwrites the input
+    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one at a time
     graph: int  #: replays of a captured CUDA graph; 0: plain launches
-    #: timed operations (captured ones, with a graph); null where another tool's file does not say
+    #: timed operations (captured ones with a graph); null: unknown
     iterations: int | None
     time_us: float  #: microseconds an operation, mean over ranks
-    time_us_fastest_rank: float | None  #: of the fastest rank; null where another tool's file does not say
+    time_us_fastest_rank: float | None  #: of the fastest rank; null: unknown
     time_us_slowest_rank: float | None  #: of the slowest rank
-    slowest_rank: int | None  #: which rank that was
+    slowest_rank: int | None  #: the slowest rank
     algbw_gb_s: float  #: size over time, GB/s of 1e9 bytes
-    busbw_gb_s: float | None  #: algbw times the collective's factor; null: one rank, which has no bus
+    busbw_gb_s: float | None  #: algbw times the collective's factor; null: one rank
     limit_gb_s: float | None = None  #: physical ceiling
     limit_percent: float | None = None  #: busbw of the ceiling
     wrong: int | None  #: wrong elements over all ranks; null: not checked
@@ -263,22 +263,22 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     p95_us: float | None = None  #: 95th percentile
     p99_us: float | None = None  #: 99th percentile
     algorithm: str | None = None  #: as NCCL names it; of torch:symm the kernel
-    protocol: str | None = None  #: as NCCL names it
+    protocol: str | None = None  #: in NCCL's words
     channels: int | None = None  #: as NCCL counts them
-    transport: str | None = None  #: as NCCL names it
+    transport: str | None = None  #: in NCCL's words
     host_staged: bool | None = None  #: whether data went through host memory
-    expected_gb_s: float | None = None  #: busbw that a healthy machine of this kind reaches at this size
+    expected_gb_s: float | None = None  #: expected busbw of a healthy machine of this kind
     verdict: Annotated[str | None, Verdict]  #: null: not judged
-    note: str | None = None  #: anything to know of this row
+    note: str | None = None  #: remark
     #: what was asked of the library: ring/ll, ring, NCCL_X=1, register=user, ...; hierarchical: made of smaller ones;
     #: again: once more; null: its own choice
     setting: str | None = None
-    expected_us: float | None = None  #: the time that goes with expected_gb_s
+    expected_us: float | None = None  #: expected time for expected_gb_s
     expected_percent: float | None = None  #: expected time over time: 100 is as expected, less is slower
-    #: where that is from: a profile, siblings, this machine's past, a share of the limit; null: speed not judged
+    #: source of the expectation: profile, siblings, this machine's past, share of the limit; null: speed not judged
     expected_source: str | None = None
     issue_us: float | None = None  #: host time to issue one operation, on the slowest rank; null: not known
-    #: the most ranks that share a GPU; 1: each rank has a GPU of its own; null: no rank drives a GPU
+    #: most ranks on one GPU; null: ranks have no GPU
     ranks_per_gpu: int | None = None
     #: how the buffers are registered with NCCL: user, or symmetric (windows); null: by no call, or it gave no handle
     registered: str | None = None
@@ -308,15 +308,15 @@ class PairRow(Record, frozen=True, kw_only=True):
     on_page = HIDDEN
     host_fields = ("source_node", "destination_node")
 
-    source: str  #: where the bytes come from: a GPU, a rank, host
-    destination: str  #: where they go
+    source: str  #: sender: a GPU, a rank, host
+    destination: str  #: receiver
     source_bus_id: str | None  #: PCI address of the source
     destination_bus_id: str | None  #: PCI address of the destination
     source_node: str  #: host of the source
     destination_node: str  #: host of the destination
     #: process (one process copies), ipc (between processes of a node), network (between nodes)
     scope: str | None = None
-    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     direction: str | None = None  #: write (by the source), read (by the destination), both (at once, summed)
     #: ce (copy engine), sm (kernel), nccl (send and receive), cpu (within host memory); of managed memory prefetch,
     #: faults (a kernel's page faults) and in place (a kernel, pages that stay)
@@ -325,20 +325,20 @@ class PairRow(Record, frozen=True, kw_only=True):
     size_bytes: int | None = None  #: bytes of a copy
     bandwidth_gb_s: float | None = None  #: GB/s of 1e9 bytes
     latency_us: float | None = None  #: time of one copy
-    limit_gb_s: float | None  #: GB/s per direction that the links carry at most
+    limit_gb_s: float | None  #: maximum of the links, GB/s per direction
     limit_percent: float | None = None  #: bandwidth over limit
-    nvlink_bytes: Annotated[int | None, SIGNED] = None  #: that the NVLinks of the source carried around the last sample
-    pcie_bytes: Annotated[int | None, SIGNED] = None  #: that its PCIe link carried
+    nvlink_bytes: Annotated[int | None, SIGNED] = None  #: traffic of the source's NVLinks around the last sample
+    pcie_bytes: Annotated[int | None, SIGNED] = None  #: traffic of the source's PCIe link
     path_class: str | None  #: wiring, as nvidia-smi topo -m: NV18, PIX, PXB, PHB, NODE, SYS; NET between nodes
-    transport: str | None = None  #: what carries it, as NCCL prints it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    transport: str | None = None  #: transport in NCCL's words: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
     host_staged: bool | None = None  #: whether bytes pass through host memory
-    verified: str | None = None  #: whose output was compared: last, repeat, no
+    verified: str | None = None  #: verified output: last, repeat, no
     verdict: str | None = None  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
-    note: str | None = None  #: what else has to be said
-    expected_gb_s: float | None = None  #: bandwidth that healthy machines, or its siblings here, reach
-    expected_us: float | None = None  #: time of one copy there; null: the source has none for this size
+    note: str | None = None  #: remark
+    expected_gb_s: float | None = None  #: expected bandwidth of healthy machines or of siblings
+    expected_us: float | None = None  #: expected time of one copy; null: unknown for this size
     expected_percent: float | None = None  #: bandwidth over the expected one, or expected time over time
-    #: where that is from: a profile, siblings, this machine's past, a share of the limit; null: speed not judged
+    #: source of the expectation: profile, siblings, this machine's past, share of the limit; null: speed not judged
     expected_source: str | None = None
     ci95_percent: float | None = None  #: half of the 95 % confidence interval of the mean of its samples
 
@@ -362,28 +362,28 @@ PAIR_COLUMNS = PairRow.columns()
 class Metadata(Struct, frozen=True, kw_only=True):
     """The circumstances of a run, which a reader needs to trust or repeat it."""
 
-    gpubench_version: str  #: that wrote it
+    gpubench_version: str  #: version that wrote the file
     run_id: str  #: a UUID of the run
     started_at: str  #: UTC, ISO 8601
     command: Sequence[str]  #: the command line
     subject: str  #: the subcommand
-    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     hosts: Annotated[Sequence[str], {"minItems": 1}]  #: every host, in the order of the job
-    collective: str | None = None  #: of which the rows are; null where they are of something else
-    backend: Annotated[str | None, BACKENDS] = None  #: what moved the data; null where no collective ran
-    ranks: Sequence[RankIdentity] = ()  #: who ran where
-    libraries: Mapping[str, str] = field(default_factory=dict)  #: versions and files of what did the work
-    #: settings that change results: an allow-list, never the whole environment
+    collective: str | None = None  #: collective of the rows; null: other rows
+    backend: Annotated[str | None, BACKENDS] = None  #: backend; null: no collective ran
+    ranks: Sequence[RankIdentity] = ()  #: ranks with their hosts
+    libraries: Mapping[str, str] = field(default_factory=dict)  #: versions and files of libraries
+    #: settings that change results, from an allow-list
     environment: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)  #: the values the run used
-    dropped_sizes: Sequence[DroppedSize] = ()  #: sizes asked for and not measured
+    options: Mapping[str, Any] = field(default_factory=dict)  #: options of the run
+    dropped_sizes: Sequence[DroppedSize] = ()  #: requested sizes that were not measured
     topology: str | None = None  #: fingerprint of the machine
-    #: the machine type it was held against: name, sha256, note
+    #: profile that the run was compared with: name, sha256, note
     profile: Annotated[Mapping[str, str] | None, {"required": ["name", "sha256"]}] = None
-    source: str | None = None  #: where facts came from that were not read here
-    #: options that were not given but had another default, and where it stands: GPUBENCH_TIMEOUT=60
+    source: str | None = None  #: source of facts that were not read on this machine
+    #: defaults from the environment or a file, with their source: GPUBENCH_TIMEOUT=60
     defaults: Mapping[str, str] = field(default_factory=dict)
-    defaults_file: str | None = None  #: the file of the current folder that was read for them
+    defaults_file: str | None = None  #: configuration file in the current folder
     schema_version: Annotated[int, {"const": SCHEMA_VERSION}] = SCHEMA_VERSION  #: of the rows
 
     @property
@@ -464,48 +464,34 @@ class Report(Struct, frozen=True, kw_only=True):
         )
 
 
-_CHECKS_ON_PAGE = OnPage(columns=("check", "verdict", "findings", "looks_for", "note", "nodes_in_error"), folds=True)
-
-
 class CheckRow(Record, frozen=True, kw_only=True):
     """One check of `check`: its verdict, its number of findings, and why it was left out."""
 
     section = "checks"
-    on_page = _CHECKS_ON_PAGE
+    on_page = OnPage(columns=("check", "verdict", "findings", "looks_for", "note", "nodes_in_error"), folds=True)
 
-    check: str  #: what was looked for, by the name of its file
-    verdict: Annotated[str, Verdict]  #: the worst of its findings; SKIP where it was left out
-    findings: int  #: how many
-    looks_for: str  #: in words
-    note: str | None  #: why it was left out
-    origin: str  #: measured, simulated or recorded
-    nodes_in_error: tuple[str, ...] = ()  #: hosts that it could not look at; the verdict is of the others
-
-
-_VERDICTS_ON_PAGE = OnPage(columns=("scope", "node", "subject", "verdict", "findings"), folds=True)
+    check: str  #: name of the check
+    verdict: Annotated[str, Verdict]  #: worst severity of its findings; SKIP if left out
+    findings: int  #: number of findings
+    looks_for: str  #: description
+    note: str | None  #: reason for leaving it out
+    origin: str  #: origin of the values: measured, simulated or recorded
+    nodes_in_error: tuple[str, ...] = ()  #: hosts that could not be checked; the verdict covers the others
 
 
 class VerdictRow(Record, frozen=True, kw_only=True):
     """The verdict of `check` on a node, GPU, NIC or link, and the ids of its findings."""
 
     section = "verdicts"
-    on_page = _VERDICTS_ON_PAGE
+    on_page = OnPage(columns=("scope", "node", "subject", "verdict", "findings"), folds=True)
     host_fields = ("node",)
 
-    scope: Annotated[str, ("node", "gpu", "nic", "link")]  #: what is judged
+    scope: Annotated[str, ("node", "gpu", "nic", "link")]  #: kind of the subject
     node: str  #: host
     subject: str  #: the node, GPU, NIC or link
-    verdict: Annotated[str, Verdict]  #: the worst of the findings that name it
-    findings: tuple[str, ...]  #: ids of those
-    origin: str  #: measured, simulated or recorded
-
-
-_EVIDENCE_ON_PAGE = OnPage(
-    columns=(
-        *("source", "destination", "path_class", "capability", "selection", "measurement", "correctness"),
-        *("transport", "bandwidth_gb_s", "limit_gb_s", "conclusion", "confidence", "verdict"),
-    )
-)
+    verdict: Annotated[str, Verdict]  #: worst severity of its findings
+    findings: tuple[str, ...]  #: ids of its findings
+    origin: str  #: origin of the values: measured, simulated or recorded
 
 
 class EvidenceRow(Record, frozen=True, kw_only=True):
@@ -515,65 +501,67 @@ class EvidenceRow(Record, frozen=True, kw_only=True):
     """
 
     section = "evidence"
-    on_page = _EVIDENCE_ON_PAGE
+    on_page = OnPage(
+        columns=(
+            *("source", "destination", "path_class", "capability", "selection", "measurement", "correctness"),
+            *("transport", "bandwidth_gb_s", "limit_gb_s", "conclusion", "confidence", "verdict"),
+        )
+    )
 
-    source: str  #: where the bytes come from: a GPU, a rank, host
-    destination: str  #: where they go
+    source: str  #: sender: a GPU, a rank, host
+    destination: str  #: receiver
     source_node: str  #: host of the source
     destination_node: str  #: host of the destination
     source_bus_id: str | None  #: PCI address of the source
     destination_bus_id: str | None  #: PCI address of the destination
-    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     path_class: str | None  #: wiring, as nvidia-smi topo -m: NV18, PIX, PXB, PHB, NODE, SYS; NET between nodes
-    transport: str | None  #: what carries it, as NCCL prints it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    transport: str | None  #: transport in NCCL's words: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
     host_staged: bool | None  #: whether bytes pass through host memory
     bandwidth_gb_s: float | None  #: GB/s of 1e9 bytes
-    limit_gb_s: float | None  #: GB/s per direction that the links carry at most
-    capability: Annotated[str, State]  #: present, absent or contradicting, of the claim that the path is direct
-    capability_seen: str  #: what was seen of it
-    selection: Annotated[str, State]  #: present, absent or contradicting, of the claim that the path is direct
-    selection_seen: str  #: what was seen of it
-    measurement: Annotated[str, State]  #: present, absent or contradicting, of the claim that the path is direct
-    measurement_seen: str  #: what was seen of it
-    correctness: Annotated[str, State]  #: present, absent or contradicting, of the claim that the path is direct
-    correctness_seen: str  #: what was seen of it
-    by_design: str | None  #: why host memory is no fault here
+    limit_gb_s: float | None  #: maximum of the links, GB/s per direction
+    capability: Annotated[str, State]  #: evidence that the path is direct: present, absent or contradicting
+    capability_seen: str  #: evidence in words
+    selection: Annotated[str, State]  #: evidence that the path is direct: present, absent or contradicting
+    selection_seen: str  #: evidence in words
+    measurement: Annotated[str, State]  #: evidence that the path is direct: present, absent or contradicting
+    measurement_seen: str  #: evidence in words
+    correctness: Annotated[str, State]  #: evidence that the path is direct: present, absent or contradicting
+    correctness_seen: str  #: evidence in words
+    by_design: str | None  #: why host memory is expected here
     conclusion: Annotated[str, Conclusion]  #: direct, staged, wrong data, disputed or unknown
     confidence: Annotated[str, Confidence]  #: proven, likely, weak or none
     verdict: Annotated[str, Verdict]  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
     meaning: str  #: the rule of docs/evidence.md
 
 
-_FALLBACK_ON_PAGE = OnPage(
-    columns=(
-        *("conclusion", "verdict", "confidence", "count", "pairs", "transport", "bandwidth_gb_s", "limit_gb_s"),
-        *("cause_seen", "commands", "comment", "how"),
-    )
-)
-
-
 class FallbackRow(Record, frozen=True, kw_only=True):
     """The verdict on a group of similar paths, the gravest first."""
 
     section = "fallback"
-    on_page = _FALLBACK_ON_PAGE
+    on_page = OnPage(
+        columns=(
+            *("conclusion", "verdict", "confidence", "count", "pairs", "transport", "bandwidth_gb_s", "limit_gb_s"),
+            *("cause_seen", "commands", "comment", "how"),
+        )
+    )
 
-    conclusion: Annotated[str, Conclusion]  #: the last two are of `topo`, which sends nothing
+    conclusion: Annotated[str, Conclusion]  #: the last two appear in `topo` only
     verdict: Annotated[str, Verdict]  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
     confidence: Annotated[str, Confidence]  #: proven, likely, weak or none
-    origin: Annotated[str, Origin]  #: measured, simulated or recorded
-    count: int  #: ordered pairs that fare alike
-    pairs: tuple[str, ...]  #: the first thousand of `count`
-    transport: str | None = None  #: what carries it, as NCCL prints it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
+    count: int  #: number of ordered pairs
+    pairs: tuple[str, ...]  #: first thousand pairs
+    transport: str | None = None  #: transport in NCCL's words: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
     bandwidth_gb_s: float | None = None  #: GB/s of 1e9 bytes
-    limit_gb_s: float | None = None  #: GB/s per direction that the links carry at most
+    limit_gb_s: float | None = None  #: maximum of the links, GB/s per direction
     times_slower: float | None = None  #: limit over what was delivered
     cause: str | None = None  #: stable id of the first known cause
-    cause_seen: str | None = None  #: what shows it
-    advice: str | None = None  #: what to do: commands and comment in one text
-    commands: tuple[str, ...] = ()  #: commands to run, in this order; each can be pasted as it stands
-    comment: str | None = None  #: what to know about the commands, or what to do if there is no command
-    how: str  #: how all this is known
+    cause_seen: str | None = None  #: evidence
+    advice: str | None = None  #: cure: commands and comment in one text
+    commands: tuple[str, ...] = ()  #: commands to run in this order, ready to paste
+    comment: str | None = None  #: remark on the commands, or what to do if there are none
+    how: str  #: evidence in words
 
 
 class Effect(StrEnum):
@@ -593,20 +581,20 @@ class CauseRow(Record, frozen=True, kw_only=True):
 
     section = "causes"
 
-    id: str  #: stable
-    evidence: str  #: what shows it
-    advice: str  #: what to do: commands and comment in one text
-    commands: tuple[str, ...] = ()  #: commands to run, in this order; each can be pasted as it stands
-    comment: str | None = None  #: what to know about the commands, or what to do if there is no command
-    paths: int  #: how many it explains
+    id: str  #: stable id
+    evidence: str  #: evidence
+    advice: str  #: cure: commands and comment in one text
+    commands: tuple[str, ...] = ()  #: commands to run in this order, ready to paste
+    comment: str | None = None  #: remark on the commands, or what to do if there are none
+    paths: int  #: number of paths it explains
     verdict: Annotated[str, Verdict]  #: SKIP: by design; WARN: it only slows down; ERROR: not known
     hosts: tuple[str, ...]  #: where it was seen
     title: str  #: in the words that people search for
     confidence: Annotated[str, Confidence]  #: proven, likely or weak
-    effects: tuple[str, ...]  #: what it does to paths
+    effects: tuple[str, ...]  #: effects on paths
     subject: str  #: on which GPUs, nodes, ranks or pairs it was seen
-    implied_by: str | None  #: the cause that it follows from
-    settles: str  #: what would settle a doubt
+    implied_by: str | None  #: cause that implies it
+    settles: str  #: how to settle a doubt
     link: str  #: the vendor's page, or an issue about it
 
 
@@ -616,8 +604,8 @@ class UnreadRow(Record, frozen=True, kw_only=True):
     section = "causes_unread"
 
     id: str  #: of the cause that could not be looked for
-    title: str  #: in words
-    subject: str  #: on what
+    title: str  #: description
+    subject: str  #: subject
     reason: str  #: why not: needs root, was not read, ...
 
 
@@ -628,15 +616,15 @@ class PatternRow(Record, frozen=True, kw_only=True):
 
     pattern: str  #: ring, all to one, one to all, bisection, all to all
     direction: str  #: write or read
-    gpus: int  #: that take part
-    pairs: int  #: that copy at once
+    gpus: int  #: GPUs that take part
+    pairs: int  #: pairs that copy at the same time
     size_bytes: int  #: bytes of a copy
     total_gb_s: float | None  #: GB/s of all together
     parts_gb_s: float | None  #: GB/s of the same pairs one at a time, summed
-    share_percent: float | None  #: together over summed
+    share_percent: float | None  #: total_gb_s in percent of parts_gb_s
     wrong: int | None  #: elements that were wrong
-    origin: Annotated[str, Origin]  #: measured, simulated or recorded
-    note: str | None  #: what else has to be said
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
+    note: str | None  #: remark
     #: GB/s of all together if each link carries its copies one after another, as fast as each pair alone
     expected_gb_s: float | None = None
     verdict: Annotated[str | None, Verdict] = None  #: PASS, WARN, FAIL, INCONCLUSIVE; null: speed not judged
@@ -650,13 +638,13 @@ class RankTimeRow(Record, frozen=True, kw_only=True):
     section = "rank_times"
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
-    backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none
-    origin: Annotated[str, Origin]  #: where the numbers come from
+    backend: Annotated[str, BACKENDS]  #: nccl, host (MPI on CPU buffers), ...; simulated moves no data
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
     dtype: Annotated[str, DataType]  #: element type
-    op: Annotated[str | None, ReduceOp]  #: reduction; null where data are only moved
-    placement: Annotated[str, Placement]  #: result in a buffer of its own, or over the input
-    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: each alone
+    op: Annotated[str | None, ReduceOp]  #: reduction; null: data are only moved
+    placement: Annotated[str, Placement]  #: out_of_place: separate result buffer; in_place: result overwrites the input
+    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one at a time
     rank: int  #: rank of the job
     host: str  #: name of its host
     node: int  #: its host, counted from 0 by its first rank

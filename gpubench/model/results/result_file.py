@@ -189,7 +189,7 @@ def _gpus(metadata: Metadata) -> list[str]:
     named = [rank.gpu for rank in metadata.ranks if rank.gpu]
     described = metadata.options.get("gpus")
     if not named and isinstance(described, dict):
-        named = [str(each).partition(" ")[2] for each in described.values()]
+        named = [str(text).partition(" ")[2] for text in described.values()]
     return list(dict.fromkeys(named or map(str, metadata.options.get(MODELS) or ())))
 
 
@@ -221,10 +221,10 @@ class _WrittenNode(Struct):
             return {}
         if len(of.rows) != len(self.rows):
             return None
-        for each in (self, of):
-            if not each.columns:
-                records = [row.to_record() for row in each.rows]
-                each.columns = {name: [record[name] for record in records] for name in records[0]}
+        for node in (self, of):
+            if not node.columns:
+                records = [row.to_record() for row in node.rows]
+                node.columns = {name: [record[name] for record in records] for name in records[0]}
         differing = {
             name: values for name, values in of.columns.items() if name not in hosts and values != self.columns[name]
         }
@@ -242,13 +242,13 @@ def alike_rows(name: str, section: Table) -> AlikeRows | None:
     nodes: list[dict[str, Any]] = []
     for part in parts:
         own = _WrittenNode(part.host, part.rows)
-        found = [(each, values) for each in known if (values := each.values(own, hosts)) is not None]
+        found = [(node, values) for node in known if (values := node.values(own, hosts)) is not None]
         if not found:
             written.append(part)
             known = [*known[-_MOST_KNOWN + 1 :], own]
             nodes.append({"nodes": [part.host]})
             continue
-        like, values = min(found, key=lambda each: len(each[1]))
+        like, values = min(found, key=lambda item: len(item[1]))
         if not values and nodes[-1].get("as") == like.host and "values" not in nodes[-1]:
             nodes[-1]["nodes"].append(part.host)
         else:

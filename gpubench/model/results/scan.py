@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta, field
 
@@ -234,7 +234,7 @@ class StoredLocal(Struct, frozen=True):
             ),
             tuple(figure.quantity for figure in figures),
             tuple(figure.gb_s for figure in figures),
-            {str(n): each.failure for n, each in enumerate(figures) if each.failure},
+            {str(n): figure.failure for n, figure in enumerate(figures) if figure.failure},
             tuple(findings),
         )
 
@@ -271,8 +271,8 @@ class StoredRound(Struct, frozen=True):
             outcome.seconds,
             tuple(sample[:3] for sample in samples),
             tuple(sample.gb_s for sample in samples),
-            {str(n): each.failure for n, each in enumerate(samples) if each.failure},
-            {str(n): each.culprit for n, each in enumerate(samples) if each.culprit is not None},
+            {str(n): sample.failure for n, sample in enumerate(samples) if sample.failure},
+            {str(n): sample.culprit for n, sample in enumerate(samples) if sample.culprit is not None},
             {str(node): seen for node, seen in outcome.gone.items()},
         )
 
@@ -309,7 +309,7 @@ class StoredAbsent(Struct, frozen=True):
         """Return the rails that failed. Raises UsageError for unknown rails."""
         found = {}
         for place, seen in self.failed.items():
-            numbers = [int(each) if each.isdecimal() else -1 for each in place.split("/")]
+            numbers = [int(text) if text.isdecimal() else -1 for text in place.split("/")]
             node, rail = _checked(numbers, 2, fabric)
             found[NodeRail(node, rail)] = seen
         return found
@@ -378,10 +378,10 @@ class ScanPartRow(Record, frozen=True, kw_only=True):
     gpu: int | None  #: null: of no GPU
     partner_gpu: int | None = None  #: the other GPU of a pair; null: of none
     nic: str | None = None  #: name of the NIC on the rail; null: of none, or not known
-    percent: float | None  #: what it delivers of what the others do; null: nothing
-    seen: str  #: in words
+    percent: float | None  #: bandwidth in percent of the others; null: none
+    seen: str  #: description
     verdict: Annotated[str, Verdict]  #: FAIL: confirmed; WARN: a suspect that nobody confirmed
-    origin: str  #: measured, simulated or recorded
+    origin: str  #: origin of the values: measured, simulated or recorded
 
 
 class ScanCellRow(Record, frozen=True, kw_only=True):
@@ -395,14 +395,14 @@ class ScanCellRow(Record, frozen=True, kw_only=True):
     rail: int  #: position of the GPU in its node
     leaf: str | None  #: null: not known
     nic: str | None  #: NIC of the rail; null: not known
-    score_percent: float | None  #: of what the others deliver; null: no figure
+    score_percent: float | None  #: percent of the other nodes; null: no value
     both_ways_gb_s: float | None  #: both directions together, of the same rounds as the score
     figures: int  #: rounds that the score is of
     failures: int  #: rounds without a figure, over the whole scan
-    phase: Annotated[str | None, ScanPhase]  #: that judged it; null: none could
+    phase: Annotated[str | None, ScanPhase]  #: phase that judged it; null: none
     verdict: Annotated[str, Verdict]  #: PASS, FAIL, WARN (suspect, or its rail below the NICs), ERROR (no figure)
-    part: str | None  #: the part that it belongs to; null where it is well
-    origin: str  #: measured, simulated or recorded
+    part: str | None  #: faulty part; null: none
+    origin: str  #: origin of the values: measured, simulated or recorded
 
 
 class ScanRoundRow(Record, frozen=True, kw_only=True):
@@ -416,8 +416,8 @@ class ScanRoundRow(Record, frozen=True, kw_only=True):
     figures: int  #: figures of rails of pairs
     failures: int  #: figures that are missing
     gone: tuple[str, ...]  #: hosts that stopped answering
-    seconds: float  #: that it took
-    origin: str  #: measured, simulated or recorded
+    seconds: float  #: duration
+    origin: str  #: origin of the values: measured, simulated or recorded
 
 
 class ScanCollectiveRow(Record, frozen=True, kw_only=True):
@@ -428,12 +428,12 @@ class ScanCollectiveRow(Record, frozen=True, kw_only=True):
 
     subject: str  #: all, a half, a mixed half
     nodes: tuple[str, ...]  #: hosts that took part
-    measured_gb_s: float | None  #: that a node sends on all its rails; null: not measured
-    predicted_gb_s: float  #: what the slowest of its cells allows
+    measured_gb_s: float | None  #: sent per node on all rails; null: not measured
+    predicted_gb_s: float  #: predicted from its slowest cell
     percent: float | None  #: measured of predicted
     note: str | None  #: why it was not measured
     verdict: Annotated[str, Verdict]  #: WARN below 90 % of what is predicted, ERROR where not measured
-    origin: str  #: measured, simulated or recorded
+    origin: str  #: origin of the values: measured, simulated or recorded
 
 
 class ExclusionRow(Record, frozen=True, kw_only=True):
@@ -463,11 +463,15 @@ def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
         yield from _bad_parts(bad, nodes, doubtful, failing_hosts(report.findings, metadata.hosts))
         return
     suspects = {node for row in rows for node in row.nodes if row.part_kind in OF_ONE_NODE}
+    sure = metadata.options.get("sure_loss_percent")
     if rows:
         count = f"{len(suspects):,} of {nodes:,} nodes" if suspects else "parts of the network"
         yield _listed(f"{count} may be slow", rows)
+    elif isinstance(sure, (int, float)):
+        than = "" if metadata.options.get("rates_known") else "er than the others"
+        yield part(f"all {nodes:,} nodes are healthy (a node {sure:.0f} % slow{than} would have been detected)")
     else:
-        yield part(f"all {nodes:,} nodes are healthy{_sure(metadata.options)}")
+        yield part(f"all {nodes:,} nodes are healthy")
 
 
 def _bad_parts(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> Iterator[LinePart]:
@@ -476,17 +480,17 @@ def _bad_parts(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], faili
     `doubtful` nodes have a rail that is a suspect, too noisy or not measured. `failing` nodes have failing facts, or a
     driver that did not answer.
     """
-    of_nodes = {node for row in bad if row.part_kind in OF_ONE_NODE for node in row.nodes}
+    bad_nodes = {node for row in bad if row.part_kind in OF_ONE_NODE for node in row.nodes}
     between = [row for row in bad if row.part_kind not in OF_ONE_NODE]
     behind = {node for row in between for node in row.nodes}
-    subjects = [f"{len(of_nodes):,} of {nodes:,} nodes"] if of_nodes else []
+    subjects = [f"{len(bad_nodes):,} of {nodes:,} nodes"] if bad_nodes else []
     subjects += [plural(len(between), "part") + " of the network"] if between else []
-    is_one = len(of_nodes) + len(between) == 1
+    is_one = len(bad_nodes) + len(between) == 1
     yield _listed(f"{' and '.join(subjects)} {'is' if is_one else 'are'} bad", bad)
-    unsure = len(doubtful - of_nodes - behind)
-    ill = len(failing - of_nodes - behind - doubtful)
-    healthy = nodes - len(of_nodes | behind) - unsure - ill
-    slowed = len(behind - of_nodes)
+    unsure = len(doubtful - bad_nodes - behind)
+    ill = len(failing - bad_nodes - behind - doubtful)
+    healthy = nodes - len(bad_nodes | behind) - unsure - ill
+    slowed = len(behind - bad_nodes)
     yield part(f"{slowed:,} {_are(slowed)} slowed by the network" if slowed else "", importance=SOON)
     yield part(f"{unsure:,} could not be judged" if unsure else "")
     yield part(f"{ill:,} {'fails' if ill == 1 else 'fail'} for other reasons" if ill else "", importance=SOON)
@@ -499,11 +503,11 @@ def _are(number: int) -> str:
 
 
 def _listed(lead: str, rows: Sequence[ScanPartRow]) -> LinePart:
-    words = [_part_words(row) for row in rows]
+    words = [_describe_part(row) for row in rows]
     return part(*(f"{lead}: {shorten(words, most)}" for most in range(min(len(words), _MOST_PARTS), 0, -1)), lead)
 
 
-def _part_words(row: ScanPartRow) -> str:
+def _describe_part(row: ScanPartRow) -> str:
     """'node17 rail 3 at 41 % (NIC or cable)', 'node9 hangs'."""
     if row.part_kind == PartKind.NODE_GONE:
         return f"{row.subject} is gone"
@@ -511,11 +515,3 @@ def _part_words(row: ScanPartRow) -> str:
         return f"{row.subject} {'hangs' if any(word in row.seen for word in _OF_HANGING) else 'fails'}"
     share = "" if row.percent is None else f" at {row.percent:.0f} %"
     return row.subject + share + (f" ({row.part_kind})" if row.part_kind in (PartKind.NIC, PartKind.UPLINK) else "")
-
-
-def _sure(options: Mapping[str, Any]) -> str:
-    sure = options.get("sure_loss_percent")
-    if not isinstance(sure, (int, float)):
-        return ""
-    slower = f"{sure:.0f} % slow" if options.get("rates_known") else f"{sure:.0f} % slower than the others"
-    return f" (a node {slower} would have been detected)"

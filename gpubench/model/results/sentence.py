@@ -12,7 +12,7 @@ from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.facts.process import NCCL_LIB
 from gpubench.model.paths.transport import Conclusion
 from gpubench.model.results import ending
-from gpubench.model.results.backends import BackendRow, LibraryRow, path_words, speed_words
+from gpubench.model.results.backends import BackendRow, LibraryRow, describe_paths, describe_speed
 from gpubench.model.results.compare import Change, ComparisonRow, MachineRow, Status, bandwidth_lost
 from gpubench.model.results.fallback import CommunicatorRow, OperationRow, PathRow, TransportRow
 from gpubench.model.results.figures import COLLECTIVE_NAMES, HOST_COPIES, PEER_COPIES, SpeedFigure, SpeedFigures
@@ -70,13 +70,13 @@ def sentence(
         return ending.last_line(
             report.verdict, metadata.origin, [ending.part(_ENDED_EARLY if figures.rows else _ENDED_AT_ONCE)]
         )
-    parts, root = list(_said(metadata, report, figures)), find_worst(report.findings)
+    parts, root = list(_line_parts(metadata, report, figures)), find_worst(report.findings)
     command = "" if root is None or report.verdict in _GOOD else root.next_command
     ends = (f"Try: {command}" if command and passes(command) else "", f"See {root.id}" if root and command else "")
     return ending.last_line(report.verdict, metadata.origin, parts, ends, most)
 
 
-def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[ending.LinePart]:
+def _line_parts(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[ending.LinePart]:
     root = find_worst(report.findings)
     if metadata.subject == "scan" and (report.verdict in _GOOD or report.rows(ScanPartRow)):
         yield from scan_parts(metadata, report)
@@ -85,7 +85,7 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator
     elif report.verdict in _GOOD or (root is None and figures.slowest is None):
         yield from _healthy(metadata, report, figures)
     elif root is None:
-        yield ending.part(_reached(metadata, figures.slowest))
+        yield ending.part(_describe_speed(metadata, figures.slowest))
     else:
         yield from _finding_parts(metadata, report, root, figures)
         others = sum(finding.severity is root.severity for finding in report.findings) - 1
@@ -94,11 +94,11 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator
 
 def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[ending.LinePart]:
     yield from overlap_parts(report) if metadata.subject == OVERLAP_SECTION else ()
-    lead = _machine(metadata, report)
+    lead = _describe_machine(metadata, report)
     yield ending.part(lead, importance=ending.SOON)
-    yield from (ending.part(each, importance=ending.SOON) for each in _open(report))
-    yield from (ending.part(each, importance=ending.LATER) for each in _well(report, figures))
-    for number, words in enumerate(_beside(metadata, report)):
+    yield from (ending.part(words, importance=ending.SOON) for words in _unjudged_checks(report))
+    yield from (ending.part(words, importance=ending.LATER) for words in _healthy_details(report, figures))
+    for number, words in enumerate(_compare_backends(metadata, report)):
         yield ending.part(words, words.partition("; ")[0], importance=ending.LATER if number else ending.SOON)
     yield ending.part(*_speed(metadata, figures))
 
@@ -114,7 +114,7 @@ def find_worst(findings: Sequence[Finding]) -> Finding | None:
         cost = left if is_root or is_figure else 0.0
         return gravity(finding.severity), finding.id != WRONG_DATA, not is_root, is_figure and not is_root, cost
 
-    return min((each for each in findings if each.severity not in _GOOD), key=place, default=None)
+    return min((finding for finding in findings if finding.severity not in _GOOD), key=place, default=None)
 
 
 def _finding_parts(
@@ -122,25 +122,25 @@ def _finding_parts(
 ) -> Iterator[ending.LinePart]:
     is_figure, slow = root.id in FIGURES, figures.find_slowest(root)
     if metadata.subject == "compare" and root.id in _SLOWER:
-        yield ending.part(_slower_words(report.by_column(ComparisonRow)) or root.subject)
+        yield ending.part(_describe_slower_rows(report.by_column(ComparisonRow)) or root.subject)
     elif is_figure and slow is not None:
-        yield ending.part(*_reached_by(metadata, slow, root))
+        yield ending.part(*_device_wordings(metadata, slow, root))
     elif metadata.subject == "explain" and root.id == HOST_STAGED:
-        yield ending.part(*_staged_words(report))
+        yield ending.part(*_describe_staged_paths(report))
     else:
-        yield from _seen_of(metadata, root)
+        yield from _place_and_symptom(metadata, root)
     if is_figure:
-        yield _because(root)
+        yield _cause_part(root)
     elif root.consequences and slow is not None:
-        named = any(host in each.split() for host in metadata.hosts for each in (root.subject, *root.subjects))
+        named = any(host in subject.split() for host in metadata.hosts for subject in (root.subject, *root.subjects))
         places = (len(set(metadata.hosts)) > 1 and not named, False)
         figure = (
             ending.NEXT if _IN_ENVIRONMENT in root.seen else ending.SOON
         )  # If a device is at fault, its description comes first
-        yield ending.part(*(_reached(metadata, slow, with_place=place) for place in places), importance=figure)
+        yield ending.part(*(_describe_speed(metadata, slow, with_place=place) for place in places), importance=figure)
 
 
-def _reached_by(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterator[str]:
+def _device_wordings(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterator[str]:
     """Yield wordings with the devices, or with the nodes if the finding has no devices.
 
     'node0 GPU2 → GPU5: p2p reaches 188 of 376 GB/s (50 %)'.
@@ -149,15 +149,15 @@ def _reached_by(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterato
     # A setting disables peer access for all pairs, so it matters more than the pairs
     is_setting = "NCCL_" in root.cause
     if is_setting or not (staged_pairs or any(device in root.subject for device in root.devices)):
-        yield _reached(metadata, slow, root)
+        yield _describe_speed(metadata, slow, root)
         return
-    said = _reached(metadata, slow, with_place=False)
+    said = _describe_speed(metadata, slow, with_place=False)
     said = f"data go through host memory, {said}" if staged_pairs else said
     for named in (root.subject, shorten(root.subjects, 1), _shared_gpus(root.subjects)):
         yield f"{_add_place(metadata, named)}: {said}" if named else ""
 
 
-def _because(root: Finding) -> ending.LinePart:
+def _cause_part(root: Finding) -> ending.LinePart:
     if root.id != HOST_STAGED:
         return ending.part(f"likely {root.cause}" if root.cause else "", importance=ending.SOON)
     if root.cause.startswith(("no setting", "not known", "unknown")):
@@ -172,12 +172,12 @@ _NOBODY = "a program that uses NCCL"
 _CUT_AT = (120, 100, 80, 60)
 
 
-def _beginning(text: str, most: int) -> str:
+def _cut_text(text: str, most: int) -> str:
     """Cut a text after a word and add an ellipsis."""
     return text if len(text) <= most else f"{text[:most].rpartition(' ')[0].rstrip(',:;')} …"
 
 
-def _seen_of(metadata: Metadata, root: Finding) -> Iterator[ending.LinePart]:
+def _place_and_symptom(metadata: Metadata, root: Finding) -> Iterator[ending.LinePart]:
     """Yield the place and what was seen, then further details if they fit."""
     where = _add_place(metadata, root.subject)
     short = _add_place(metadata, shorten(root.subjects, 1)) if len(root.subjects) > 1 else where
@@ -192,29 +192,31 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[ending.LinePart]:
     if metadata.subject == "explain":  # Texts of other programs, whose colons do not separate details
         whole = _LINES.sub("", first)
         named = "" if short == _NOBODY else f"{short}: "
-        cut = [_beginning(whole, most) for most in _CUT_AT]
-        yield ending.part(f"{where}: {first}", *(f"{named}{each}" for each in (whole, *cut)), *(each for each in cut))
+        cut = [_cut_text(whole, most) for most in _CUT_AT]
+        yield ending.part(
+            f"{where}: {first}", *(f"{named}{words}" for words in (whole, *cut)), *(words for words in cut)
+        )
     else:
         shorter = (_LINES.sub("", first), first.partition(" (")[0], first.partition(". ")[0], least)
         brief = min(*(first.partition(end)[0] for end in (": ", " (", ", and ", _IN_ENVIRONMENT)), key=len)
-        shortest = [f"{short}: {each}" for each in (first, least, brief)]
+        shortest = [f"{short}: {words}" for words in (first, least, brief)]
         if shared := _shared_gpus(root.subjects):
             shortest.append(f"{_add_place(metadata, shared)}: {brief}")
-        yield ending.part(*(f"{where}: {each}" for each in (first, *shorter)), *shortest)
+        yield ending.part(*(f"{where}: {words}" for words in (first, *shorter)), *shortest)
     yield ending.part(beside, importance=ending.LATER)
 
 
 def _shared_gpus(subjects: Sequence[str]) -> str:
     """Return the GPU that all pairs share: 'node0 GPU1'. '' if there is none."""
     words = [_WITH_BUS_ID.sub("", subject).split() for subject in subjects]
-    shared = [word for word in words[0] if all(word in each for each in words)] if len(words) > 1 else []
+    shared = [word for word in words[0] if all(word in others for others in words)] if len(words) > 1 else []
     gpus = " and ".join(word for word in shared if word.startswith("GPU"))
     return (
         " ".join([*(word for word in shared if word[0].isalnum() and not word.startswith("GPU")), gpus]) if gpus else ""
     )
 
 
-def _slower_words(rows: RowsByColumn[ComparisonRow]) -> str:
+def _describe_slower_rows(rows: RowsByColumn[ComparisonRow]) -> str:
     """Describe the rows that are slower alone. '' if there are none.
 
     'all-reduce is slower in 34 of 60 rows, by up to 33 % (4G: 479 → 319 GB/s, noise 4 %)'. The percentage is lost
@@ -240,11 +242,11 @@ def _slower_words(rows: RowsByColumn[ComparisonRow]) -> str:
     return f"{what} {verb} slower in {of_rows}, by up to {lost:.0f} % ({seen})"
 
 
-def _staged_words(report: Report) -> Iterator[str]:
+def _describe_staged_paths(report: Report) -> Iterator[str]:
     """Yield 'all 4 GPU-to-GPU paths went through host memory (SHM/direct)', for all communicators of a log."""
     rows = report.rows(TransportRow)
     staged = [row for row in rows if row.host_staged]
-    count, total = (sum(row.pairs for row in each) for each in (staged, rows))
+    count, total = (sum(row.pairs for row in group) for group in (staged, rows))
     over = ", ".join(dict.fromkeys(row.transport for row in staged))
     of_all = f"{'all ' if total > 1 else ''}{total}" if count == total else f"{count} of {total}"
     said = f"{of_all} GPU-to-GPU {'path' if total == 1 else 'paths'} went through host memory"
@@ -257,7 +259,7 @@ def _add_place(metadata: Metadata, subject: str) -> str:
     return subject if named else f"{hosts[0]} {subject}" if subject.startswith("GPU") else f"{subject} on {hosts[0]}"
 
 
-def _reached(
+def _describe_speed(
     metadata: Metadata, slow: SpeedFigure | None, root: Finding | None = None, *, with_place: bool = True
 ) -> str:
     if slow is None or slow.expected_gb_s is None:
@@ -273,18 +275,18 @@ def _reached(
         size = format_size(slow.size_bytes)
         return f"{slow.what} of {f'{size} B' if size.isdigit() else size} {took}"
     seen, expected = format_bandwidth(slow.gb_s), format_bandwidth(slow.expected_gb_s)
-    of_it = f"{seen.removesuffix(' GB/s')} of {expected} ({slow.expected_percent:.0f} %)"
-    return f"{slow.what} reaches {of_it}{place}"
+    selected = f"{seen.removesuffix(' GB/s')} of {expected} ({slow.expected_percent:.0f} %)"
+    return f"{slow.what} reaches {selected}{place}"
 
 
-def _machine(metadata: Metadata, report: Report) -> str:
-    names = [each[0].gpu or "GPU" for each in group_by_device(metadata.ranks)]
+def _describe_machine(metadata: Metadata, report: Report) -> str:
+    names = [ranks[0].gpu or "GPU" for ranks in group_by_device(metadata.ranks)]
     names += [rank.gpu for rank in metadata.ranks if rank.gpu and rank.device is None]
     names = names or [row.name or "GPU" for row in report.rows(GpuRow)]
     described = metadata.options.get("gpus")
     shared = ranks_per_gpu(metadata.ranks) or 1
     if not names and isinstance(described, dict):
-        names = [str(each).partition(" ")[2] for each in described.values()]
+        names = [str(text).partition(" ")[2] for text in described.values()]
     if not names:
         from gpubench.model.results.result_file import MODELS
 
@@ -297,14 +299,16 @@ def _machine(metadata: Metadata, report: Report) -> str:
         if timed := sum(row.operations for row in report.rows(OperationRow)):
             return f"no rank keeps the others waiting in {plural(timed, 'operation')}"
         answered = f"no rank is behind in {plural(of_ras, 'communicator')} of NCCL's RAS" if of_ras else ""
-        return _job(report) or (f"no collective hangs in the dumps of {plural(dumps, 'rank')}" if dumps else answered)
+        return _describe_job(report) or (
+            f"no collective hangs in the dumps of {plural(dumps, 'rank')}" if dumps else answered
+        )
     hidden = metadata.options.get(HIDDEN_GPUS)
     of_all = f" of {len(names) + hidden}" if isinstance(hidden, int) else ""
     gpus = ", ".join(f"{count}{of_all} × {model}" for model, count in Counter(map(_model, names)).items())
     return gpus if shared == 1 else f"{len(metadata.ranks)} ranks on {gpus}"
 
 
-def _open(report: Report) -> Iterator[str]:
+def _unjudged_checks(report: Report) -> Iterator[str]:
     notes = {row.check: row.note or "" for row in report.rows(CheckRow)}
     if notes.get(_PRESENT, "").startswith("GPU count"):
         yield notes[_PRESENT].partition(" (")[0]
@@ -318,7 +322,7 @@ def _model(name: str) -> str:
     return name[name.find(_VENDOR) + len(_VENDOR) :] if _VENDOR in name else name
 
 
-def _job(report: Report) -> str:
+def _describe_job(report: Report) -> str:
     communicators = report.rows(CommunicatorRow)
     found = {finding.id for finding in report.findings}
     if ending.NOTHING_TO_CONNECT in found:
@@ -349,10 +353,10 @@ def _job(report: Report) -> str:
     return f"{plural(len(noise), 'row')} compared{blind}"
 
 
-def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:
+def _healthy_details(report: Report, figures: SpeedFigures) -> Iterator[str]:
     known_unit, of_what = "", " of expected"
-    for figure in sorted(figures.all(), key=lambda each: not each.is_judged):
-        yield f"{figure.what} {format_bandwidth(figure.gb_s).removesuffix(known_unit)}{_share(figure, of_what)}"
+    for figure in sorted(figures.all(), key=lambda figure: not figure.is_judged):
+        yield f"{figure.what} {format_bandwidth(figure.gb_s).removesuffix(known_unit)}{_format_share(figure, of_what)}"
         known_unit, of_what = " GB/s", "" if figure.expected_percent is not None else of_what
     if figures.checked:
         right = "data right where they were checked" if figures.unchecked else "data right"
@@ -362,25 +366,25 @@ def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:
     yield from _paths(report)
 
 
-def _beside(metadata: Metadata, report: Report) -> list[str]:
+def _compare_backends(metadata: Metadata, report: Report) -> list[str]:
     rows = report.rows(BackendRow)
     if not rows:
         return []
     named = next((row.backend for row in rows if row.backend.startswith(TORCH)), rows[0].backend)
-    of_it = [row for row in rows if row.backend == named]
-    words = [speed_words(of_it, composed=False)]
+    selected = [row for row in rows if row.backend == named]
+    words = [describe_speed(selected, composed=False)]
     if named == TORCH_NCCL and rows[0].first == NCCL_BACKEND:
         own, library = metadata.libraries.get("torch's NCCL"), metadata.libraries.get("NCCL")
         words.append(
             f"with the same libnccl {own}" if own == library else f"with another libnccl: {own}, not {library}"
         )
-        words.append(path_words(of_it))
+        words.append(describe_paths(selected))
         version = metadata.libraries.get(NCCL_ALONE)
         words.append(f"though without torch gpubench loads {version}" if version else "")
     return words
 
 
-def _share(figure: SpeedFigure, of_what: str) -> str:
+def _format_share(figure: SpeedFigure, of_what: str) -> str:
     if figure.expected_percent is not None:
         return f" ({figure.expected_percent:.0f} %{of_what})"
     return "" if figure.limit_percent is None else f" ({figure.limit_percent:.0f} % of limit)"
@@ -465,13 +469,13 @@ def cases(metadata: Metadata, rows: Iterable[Row], report: Report) -> Iterator[J
         counts[case.group, case.name] += 1
         number = counts[case.group, case.name]
         yield case if number == 1 else replace(case, name=f"{case.name} ({number})")
-    yield _run(metadata, report, found)
+    yield _run_case(metadata, report, found)
 
 
 def worst_first(found: Iterable[JudgedCase]) -> list[JudgedCase]:
     """Return the cases that did not pass, the gravest first."""
-    wrong = (each for each in found if gravity(each.verdict) < gravity(Verdict.PASS))
-    return sorted(wrong, key=lambda each: gravity(each.verdict))
+    wrong = (case for case in found if gravity(case.verdict) < gravity(Verdict.PASS))
+    return sorted(wrong, key=lambda case: gravity(case.verdict))
 
 
 def _report_cases(report: Report) -> Iterator[JudgedCase]:
@@ -493,15 +497,16 @@ def _row_findings(group: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Jud
         if is_unjudged_pair and (some_judged or record.get("bandwidth_gb_s") is None):
             continue  # `topo` does not judge pairs
         verdict = Verdict.SKIP if record["verdict"] is None else Verdict(record["verdict"])
-        seen = _seen(record) or ("" if record["verdict"] else _NOT_JUDGED)
+        seen = _describe_row(record) or ("" if record["verdict"] else _NOT_JUDGED)
         cure = Cure(tuple(record.get("commands") or ()), record.get("comment") or "")
-        yield JudgedCase(group, _name(record), verdict, [*filter(None, (seen,)), *cure.text_lines])
+        yield JudgedCase(group, _name_row(record), verdict, [*filter(None, (seen,)), *cure.text_lines])
 
 
-def _name(record: Mapping[str, Any]) -> str:
+def _name_row(record: Mapping[str, Any]) -> str:
+    words = [str(record[name]) for name in ("node", "check", "id", "subject", "job", "way") if record.get(name)]
     naming: Sequence[Callable[[], str]] = (
-        lambda: _case_words(record),
-        lambda: _ends(record),
+        lambda: " ".join(words[1:] if len(words) > 1 and words[1].split(" ")[0] == words[0] else words),
+        lambda: _name_ends(record),
         lambda: format_size(record["size_bytes"]) if record.get("size_bytes") is not None else "",
         lambda: " ".join(str(record[name]) for name in _SIZES_AND_NAMES if record.get(name) is not None),
         lambda: f"beside {record['partner']}, {describe_cap(record['ctas'])}" if record.get("partner") else "",
@@ -513,12 +518,7 @@ def _name(record: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, (name() for name in naming)))
 
 
-def _case_words(record: Mapping[str, Any]) -> str:
-    words = [str(record[name]) for name in ("node", "check", "id", "subject", "job", "way") if record.get(name)]
-    return " ".join(words[1:] if len(words) > 1 and words[1].split(" ")[0] == words[0] else words)
-
-
-def _ends(record: Mapping[str, Any]) -> str:
+def _name_ends(record: Mapping[str, Any]) -> str:
     if not record.get("source"):
         return ""
     source, destination = (str(record[name]) for name in ("source", "destination"))
@@ -529,7 +529,7 @@ def _ends(record: Mapping[str, Any]) -> str:
     return f"{nodes[0]} {source} → {there}"
 
 
-def _seen(record: Mapping[str, Any]) -> str:
+def _describe_row(record: Mapping[str, Any]) -> str:
     figures = (
         *(("busbw_gb_s", "GB/s busbw"), ("bandwidth_gb_s", "GB/s"), ("limit_gb_s", "GB/s limit")),
         ("step_us", "µs a step"),
@@ -543,7 +543,7 @@ def _seen(record: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, (*words, *remarks)))
 
 
-def _run(metadata: Metadata, report: Report, found: Sequence[JudgedCase]) -> JudgedCase:
+def _run_case(metadata: Metadata, report: Report, found: Sequence[JudgedCase]) -> JudgedCase:
     if not report.complete:
         return JudgedCase(RUN, metadata.subject, report.verdict, [report.sentence or "the run was cut short"])
     in_a_case = exit_code(report.verdict) in {0, *(exit_code(case.verdict) for case in found)}

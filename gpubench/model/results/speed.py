@@ -54,11 +54,11 @@ class Tolerance(Struct, frozen=True):
     is_least: bool = False
     doubted_from: float = DOUBTED_FACTOR
 
-    def of_slower(self, times: float) -> "Tolerance":
+    def allow_slower(self, times: float) -> "Tolerance":
         """Keep the warnings, but fail only rows slower than a warning after a slowdown by this factor."""
         return self if self.warn is None else replace(self, fail=max(self.fail, times * (1 + self.warn) - 1))
 
-    def of_faster(self, times: float) -> "Tolerance":
+    def scale_to_faster(self, times: float) -> "Tolerance":
         """Keep the same absolute bounds for an expected time that is shorter by this factor."""
         warn = None if self.warn is None else times * (1 + self.warn) - 1
         return replace(self, fail=times * (1 + self.fail) - 1, warn=warn)
@@ -318,7 +318,7 @@ def copies_times_limit(gb_s: float | None, limit_gb_s: float | None, engine: str
     return gb_s / limit_gb_s
 
 
-_MANAGED = frozenset(each.value for each in ManagedWay if each.is_managed)
+_MANAGED = frozenset(way.value for way in ManagedWay if way.is_managed)
 
 
 def refuse_above_limit(row: LimitedRow) -> LimitedRow:

@@ -40,55 +40,53 @@ TOPO_SECTIONS = (
     *("fallback", "causes", "causes_unread", "findings"),
 )
 
-_GPUS_ON_PAGE = report.OnPage(
-    columns=(
-        *("node", "gpu", "bus_id", "name", "pcie_generation", "pcie_width", "nvlinks_active", "nvlinks"),
-        *("nvlink_gb_s", "nvlink_errors", "fabric_state", "throttle_reasons", "lost"),
-    )
-)
-
 
 class GpuRow(report.Record, frozen=True, kw_only=True):
     """One GPU. `gpu` is its name in matrices, and `unknown` says why a field is empty."""
 
     section = "gpus"
-    on_page = _GPUS_ON_PAGE
+    on_page = report.OnPage(
+        columns=(
+            *("node", "gpu", "bus_id", "name", "pcie_generation", "pcie_width", "nvlinks_active", "nvlinks"),
+            *("nvlink_gb_s", "nvlink_errors", "fabric_state", "throttle_reasons", "lost"),
+        )
+    )
     host_fields = ("node",)
 
     node: str  #: host name of the node
-    gpu: str  #: its name in matrices: GPU0
-    cuda_index: int | None  #: number that CUDA gives it; null where it is not visible
+    gpu: str  #: name in matrices: GPU0
+    cuda_index: int | None  #: index in CUDA; null: not visible
     name: str | None  #: model
-    uuid: str | None  #: as the driver has it
+    uuid: str | None  #: UUID from the driver
     bus_id: str | None  #: PCI address
     compute_capability: str | None  #: such as 9.0
     multiprocessors: int | None  #: SMs
     memory_bytes: int | None  #: memory of the GPU
-    memory_used_bytes: int | None  #: of it in use
-    mig: bool | None  #: whether it is cut into instances
-    ecc: bool | None  #: whether memory errors are corrected
+    memory_used_bytes: int | None  #: memory in use
+    mig: bool | None  #: whether MIG is enabled
+    ecc: bool | None  #: whether ECC is enabled
     persistence: bool | None  #: whether the driver stays loaded
-    idle: bool | None  #: whether its PCIe link may rest
+    idle: bool | None  #: whether the GPU is idle, so that its PCIe link may be slow
     pcie_generation: int | None  #: generation of the PCIe link now
     pcie_width: int | None  #: lanes of the PCIe link now
-    pcie_max_generation: int | None  #: generation it can have
-    pcie_max_width: int | None  #: lanes it can have
-    pcie_gb_s: float | None  #: GB/s per direction of the narrowest PCIe hop upwards
+    pcie_max_generation: int | None  #: maximum generation
+    pcie_max_width: int | None  #: maximum lanes
+    pcie_gb_s: float | None  #: narrowest PCIe link towards the CPU, GB/s per direction
     pcie_replays: int | None  #: PCIe packets that were sent again
-    numa_node: int | None  #: NUMA node it hangs on
+    numa_node: int | None  #: nearest NUMA node
     cpu_affinity: str | None  #: CPUs near it
     nvlinks_active: int | None  #: NVLinks that are up
     nvlinks: int | None  #: NVLinks it has
     nvlink_version: str | None  #: of the links
     nvlink_gb_s_per_link: float | None  #: GB/s per direction of a link
     nvlink_gb_s: float | None  #: GB/s per direction of all active links
-    nvlink_peers: Sequence[str]  #: what the links lead to
+    nvlink_peers: Sequence[str]  #: far ends of the links
     nvlink_errors: int | None  #: sum of all error counters
     fabric_state: str | None  #: registration with the NVSwitch fabric
     fabric_status: str | None  #: its outcome
     fabric_clique: int | None  #: GPUs with the same one reach each other
-    fabric_health: str | None  #: what is degraded
-    throttle_reasons: Sequence[str] | None  #: why clocks are lowered
+    fabric_health: str | None  #: degraded parts
+    throttle_reasons: Sequence[str] | None  #: reasons for lower clocks
     remapped_rows_correctable: int | None  #: memory rows replaced after correctable errors
     remapped_rows_uncorrectable: int | None  #: after uncorrectable ones
     remapped_rows_pending: bool | None  #: whether a reset is due
@@ -98,7 +96,7 @@ class GpuRow(report.Record, frozen=True, kw_only=True):
     driver: str | None  #: version of the driver
     cuda: str | None  #: newest CUDA that the driver runs
     lost: str | None  #: why it does not answer
-    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     unknown: Mapping[str, str]  #: why a field is empty, by field name
 
 
@@ -110,28 +108,27 @@ class NvlinkRow(report.Record, frozen=True, kw_only=True):
     host_fields = ("node",)
 
     node: str  #: host name of the node
-    gpu: str  #: its name in matrices: GPU0
+    gpu: str  #: name in matrices: GPU0
     link: int  #: number of the link
     active: bool | None  #: whether it is up
     version: str | None  #: NVLink version
     gb_s: float | None  #: usable GB/s per direction
-    raw_gb_s: float | None  #: with protocol, as nvidia-smi nvlink -s prints it
-    peer: str | None  #: what it leads to
+    raw_gb_s: float | None  #: including protocol, as in nvidia-smi nvlink -s
+    peer: str | None  #: far end
     peer_bus_id: str | None  #: PCI address of that
     errors: Mapping[str, int]  #: counters by name
-    origin: Annotated[str, Origin]  #: measured, simulated or recorded
-
-
-_NICS_ON_PAGE = report.OnPage(
-    columns=(*("node", "nic", "link_layer", "state", "rate_gbit_s", "nearest_gpus", "nearest_path", "gpudirect_rdma"),)
-)
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
 
 
 class NicRow(report.Record, frozen=True, kw_only=True):
     """One port of a NIC. `gpudirect_rdma` says whether it can reach GPU memory, with the reason."""
 
     section = "nics"
-    on_page = _NICS_ON_PAGE
+    on_page = report.OnPage(
+        columns=(
+            *("node", "nic", "link_layer", "state", "rate_gbit_s", "nearest_gpus", "nearest_path", "gpudirect_rdma"),
+        )
+    )
     host_fields = ("node",)
 
     node: str  #: host name of the node
@@ -148,32 +145,29 @@ class NicRow(report.Record, frozen=True, kw_only=True):
     mtu: int | None  #: bytes of the largest packet
     pcie_generation: int | None  #: generation of the PCIe link now
     pcie_width: int | None  #: lanes of the PCIe link now
-    pcie_max_generation: int | None  #: generation it can have
-    pcie_max_width: int | None  #: lanes it can have
-    pcie_gb_s: float | None  #: GB/s per direction of the narrowest PCIe hop upwards
-    numa_node: int | None  #: NUMA node it hangs on
+    pcie_max_generation: int | None  #: maximum generation
+    pcie_max_width: int | None  #: maximum lanes
+    pcie_gb_s: float | None  #: narrowest PCIe link towards the CPU, GB/s per direction
+    numa_node: int | None  #: nearest NUMA node
     nearest_gpus: Sequence[str]  #: GPUs with the shortest path
     nearest_path: str | None  #: path class to them
-    gpudirect_rdma: bool | None  #: whether it may reach GPU memory
+    gpudirect_rdma: bool | None  #: whether the NIC can access GPU memory directly
     gpudirect_rdma_reason: str  #: by what, or why not
-    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     unknown: Mapping[str, str]  #: why a field is empty, by field name
-
-
-_NODES_ON_PAGE = report.OnPage(
-    columns=(*("node", "node_kind", "differences", "gpus", "nics", "driver", "cuda", "kernel", "place", "cpu"),)
-)
 
 
 class NodeRow(report.Record, frozen=True, kw_only=True):
     """One node: its kind, and its differences from that kind."""
 
     section = "nodes"
-    on_page = _NODES_ON_PAGE
+    on_page = report.OnPage(
+        columns=("node", "node_kind", "differences", "gpus", "nics", "driver", "cuda", "kernel", "place", "cpu")
+    )
 
     node: str  #: host name of the node
     node_kind: str  #: letter of the kind it is of
-    differences: Sequence[str]  #: from that kind
+    differences: Sequence[str]  #: differences from its kind
     gpus: int  #: GPUs it has
     nics: int  #: NIC ports it has
     driver: str | None  #: version of the driver
@@ -186,7 +180,7 @@ class NodeRow(report.Record, frozen=True, kw_only=True):
     numa_nodes: int  #: NUMA nodes
     virtual_machine: bool | None  #: whether it is one
     place: str | None = None  #: laptop, server, virtual machine, WSL 2, container in one of them
-    product: str | None  #: what the maker calls it
+    product: str | None  #: product name
     peermem: bool | None  #: whether nvidia-peermem is loaded
     dma_buf: bool | None  #: whether DMA-BUF export is possible
     open_kernel_module: bool | None  #: whether the driver is the open one
@@ -194,7 +188,7 @@ class NodeRow(report.Record, frozen=True, kw_only=True):
     topology: str  #: fingerprint of the wiring
     taken_at: str | None  #: when it was read
     source: str  #: where the facts come from
-    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     failures: Sequence[str]  #: what could not be read
 
 
@@ -205,13 +199,13 @@ class KindRow(report.Record, frozen=True, kw_only=True):
     on_page = report.HIDDEN
 
     node_kind: str  #: letter of the kind
-    node: str  #: the node that stands for it
-    nodes: Sequence[str]  #: those that are the same
-    odd: Sequence[str]  #: nodes that differ from it in little
+    node: str  #: representative node
+    nodes: Sequence[str]  #: equal nodes
+    odd: Sequence[str]  #: nodes with small differences
     differs_from: str | None  #: the largest kind with the same GPU models
-    differences: Sequence[str]  #: from the largest kind
+    differences: Sequence[str]  #: differences from the largest kind
     matrix: Mapping[str, Mapping[str, str]]  #: path classes
-    peer_access: Mapping[str, Mapping[str, Any]]  #: what CUDA and NVML say
+    peer_access: Mapping[str, Mapping[str, Any]]  #: answers of CUDA and NVML
     limits: Mapping[str, Mapping[str, float | None]]  #: GB/s per direction
     network_gb_s: float | None  #: GB/s per direction that leave a node over the NICs nearest to its GPUs
 
@@ -223,8 +217,8 @@ class TreeRow(report.Record, frozen=True, kw_only=True):
     on_page = report.HIDDEN
 
     node: str  #: host name of the node
-    depth: int  #: below the host bridge
-    element: str  #: what it is called
+    depth: int  #: depth below the host bridge
+    element: str  #: name
     what: str  #: what it is
     link: str | None  #: PCIe link above it
     gb_s: float | None  #: GB/s per direction of that
@@ -243,7 +237,7 @@ class RankRow(report.Record, frozen=True, kw_only=True):
     namespaces: Mapping[str, int]  #: inode by namespace
     shm_device: int | None  #: device number of /dev/shm: the same where it is shared
     shm_bytes: int | None  #: size of /dev/shm
-    shm_free_bytes: int | None  #: of it free
+    shm_free_bytes: int | None  #: free space in /dev/shm
     visible_devices: str | None  #: CUDA_VISIBLE_DEVICES
     device_files: Sequence[str]  #: /dev/nvidia* that it sees
     memlock_bytes: Annotated[int | None, {"minimum": -1}]  #: memory that it may pin; -1 is no limit
@@ -350,9 +344,9 @@ def nic_rows(node: Topology) -> Iterator[NicRow]:
 
 def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterator[NodeRow]:
     """Yield the nodes in the order of the job."""
-    kind_of = {position: kind for kind in kinds for position in (*kind.alike, *kind.odd)}
+    kind_by_position = {position: kind for kind in kinds for position in (*kind.alike, *kind.odd)}
     for position, node in enumerate(nodes):
-        snapshot, machine, kind = node.snapshot, node.snapshot.machine, kind_of[position]
+        snapshot, machine, kind = node.snapshot, node.snapshot.machine, kind_by_position[position]
         yield report.make_record(
             NodeRow,
             machine,
@@ -544,18 +538,18 @@ def tree_rows(node: Topology) -> Iterator[TreeRow]:
     """
     host = node.snapshot.host
     machine = node.snapshot.machine
-    unknown = [each for each in node.snapshot.pci_devices if each.kind is PciKind.UNKNOWN]
+    unknown = [device for device in node.snapshot.pci_devices if device.kind is PciKind.UNKNOWN]
     placed = [device for device in (*node.devices, *unknown) if _place(device).host_bridge]
     numa_nodes = sorted({_place(device).numa_node for device in placed}, key=lambda number: (number is None, number))
     for numa in numa_nodes:
-        cpus = next((each.cpus for each in machine.numa_nodes if each.number == numa), "")
+        cpus = next((numa_node.cpus for numa_node in machine.numa_nodes if numa_node.number == numa), "")
         what = f"CPUs {cpus}" if cpus else ""
         element = f"NUMA node {'unknown' if numa is None else numa}"
         yield TreeRow(node=host, depth=0, element=element, what=what, link=None, gb_s=None)
         here = [device for device in placed if _place(device).numa_node == numa]
         for bridge in dict.fromkeys(_place(device).host_bridge for device in here):
             yield TreeRow(node=host, depth=1, element=str(bridge), what="host bridge", link=None, gb_s=None)
-            yield from _below(node, [each for each in here if _place(each).host_bridge == bridge], 0)
+            yield from _below(node, [device for device in here if _place(device).host_bridge == bridge], 0)
 
 
 def _below(node: Topology, devices: Sequence[Placed], level: int) -> Iterator[TreeRow]:

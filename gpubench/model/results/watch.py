@@ -41,24 +41,24 @@ class TrafficRow(Record, frozen=True, kw_only=True):
 
     section = "traffic"
 
-    seconds: float  #: since the watch began, at the end of the interval
+    seconds: float  #: end of the interval, since the start
     interval_seconds: float  #: how long the interval was
     node: str  #: host
     device: str  #: GPU0, mlx5_0, lo
     device_kind: Annotated[str, DeviceKind]  #: gpu or nic
     bus_id: str | None = None  #: PCI address of a GPU
-    origin: Annotated[str, Origin]  #: measured, simulated or recorded
-    nvlink_sent_gb_s: float | None = None  #: by all NVLinks of the GPU, payload
-    nvlink_received_gb_s: float | None = None  #: by all NVLinks of the GPU, payload
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
+    nvlink_sent_gb_s: float | None = None  #: over all NVLinks of the GPU, payload
+    nvlink_received_gb_s: float | None = None  #: over all NVLinks of the GPU, payload
     pcie_sent_gb_s: float | None = None  #: from the GPU over PCIe, headers included
     pcie_received_gb_s: float | None = None  #: to the GPU over PCIe, headers included
-    network_sent_gb_s: float | None = None  #: by a port
-    network_received_gb_s: float | None = None  #: by a port
+    network_sent_gb_s: float | None = None  #: through the port
+    network_received_gb_s: float | None = None  #: through the port
     limit_gb_s: float | None = None  #: of the busiest link named here, per direction
-    limit_percent: float | None = None  #: what it carried, of the limit
-    utilization_percent: int | None = None  #: part of the time in which something ran on the GPU
+    limit_percent: float | None = None  #: traffic in percent of the limit
+    utilization_percent: int | None = None  #: share of time with a kernel on the GPU
     clock_mhz: int | None = None  #: of its multiprocessors
-    throttle_reasons: Sequence[str] | None = None  #: why its clocks are held down
+    throttle_reasons: Sequence[str] | None = None  #: reasons for lower clocks
     errors_grown: Mapping[str, int] = field(default_factory=dict)  #: counters of errors that went up, by how much
     users: Sequence[str] | None = None  #: processes on the GPU; null: not known
     job: str | None = None  #: the job that they belong to
@@ -71,23 +71,23 @@ class JobRow(Record, frozen=True, kw_only=True):
     section = "jobs"
 
     node: str  #: host
-    job: str  #: what makes its processes one: their launcher's name for them, or the only process
+    job: str  #: launcher's name for the job, or its only process
     gpus: Sequence[str]  #: GPUs that it uses there
-    way: Annotated[str, Way]  #: the way that its bytes took
+    way: Annotated[str, Way]  #: path of its traffic
     verdict: Annotated[str, Verdict]  #: PASS for direct alone
-    origin: Annotated[str, Origin]  #: measured, simulated or recorded
-    first_seconds: float  #: since the watch began: the end of the first interval of this way
-    seconds: float  #: how long it went that way, all such intervals together
+    origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
+    first_seconds: float  #: end of the first interval with this path, since the start
+    seconds: float  #: total time of intervals with this path
     nvlink_gb_s: float | None = None  #: sent by all its GPUs, mean over these intervals
     pcie_sent_gb_s: float | None = None  #: the same over PCIe
     pcie_received_gb_s: float | None = None  #: received over PCIe
     network_gb_s: float | None = None  #: sent by all NICs of the node
-    seen: str  #: the figures that say so
+    seen: str  #: values that show it
     cause: str | None = None  #: id of the condition that explains it
-    cause_seen: str | None = None  #: its evidence
+    cause_seen: str | None = None  #: evidence of the cause
     advice: str | None = None  #: its cure: commands and comment in one text
-    commands: tuple[str, ...] = ()  #: commands to run, in this order; each can be pasted as it stands
-    comment: str | None = None  #: what to know about the commands, or what to do if there is no command
+    commands: tuple[str, ...] = ()  #: commands to run in this order, ready to paste
+    comment: str | None = None  #: remark on the commands, or what to do if there are none
 
 
 _MOST_ALIKE = 2
@@ -166,7 +166,7 @@ def _sentence(rows: list[JobRow]) -> str:
         return f"counters do not show the path of {job} (a healthy job shows the same)"
     if first.way != Way.DIRECT or not rates:
         return f"{job} shows {first.way} for {first.seconds:.0f} s"
-    each = " per node" if len(rows) > 1 else ""
-    by_rdma = min(first.network_gb_s or 0.0, first.pcie_sent_gb_s or 0.0) >= FOREIGN_GB_S
-    beside = ", not judged between nodes" if by_rdma else ""
-    return f"{job} is direct for {first.seconds:.0f} s, NVLink {sum(rates) / len(rates):.1f} GB/s{each}{beside}"
+    per_node = " per node" if len(rows) > 1 else ""
+    crosses_nodes = min(first.network_gb_s or 0.0, first.pcie_sent_gb_s or 0.0) >= FOREIGN_GB_S
+    beside = ", not judged between nodes" if crosses_nodes else ""
+    return f"{job} is direct for {first.seconds:.0f} s, NVLink {sum(rates) / len(rates):.1f} GB/s{per_node}{beside}"

@@ -253,8 +253,8 @@ class _Node:
             # Vendors list devices that NCCL finds on the machine itself, only with their place.
             self._others.append(PciDevice(bus_id=address, kind=PciKind.UNKNOWN, link=most, place=place, unknown=why))
         self._check_size(pci)
-        for each in below:
-            self._pci(each, place, affinity)
+        for inner in below:
+            self._pci(inner, place, affinity)
 
     def _check_size(self, read: Element) -> None:
         for held, most, what in (
@@ -295,7 +295,7 @@ class _Node:
             self._ports.add(same)
             others = (f"{name}#{i}" for i in count(len(self._nics)))
             names = chain((name, f"{name}:{port}"), others) if name else (f"nic{i}" for i in self._unnamed)
-            name = next(each for each in names if each not in self._nics)
+            name = next(free for free in names if free not in self._nics)
             rate = speed / 1000 if speed and speed > 0 else None
             if rate is None:
                 unknown["rate_gbit_s"] = "the file gives no speed for it"
@@ -314,11 +314,12 @@ class _Node:
 def _nvlinks(gpu: Element, own: str | None, sm: int | None) -> tuple[tuple[NvLink, ...], dict[str, str]]:
     links: list[NvLink] = []
     why: dict[str, str] = {}
-    for each in gpu.named("nvlink", "xgmi"):
-        size = each.integer("count")
+    for element in gpu.named("nvlink", "xgmi"):
+        size = element.integer("count")
         if size is None or not 0 <= size <= _MOST_NVLINKS - len(links):
-            raise each.wrong(f"count is {each.text('count')!r}", f"a number of links, at most {_MOST_NVLINKS} a GPU")
-        target, tclass = normalize_bus_id(each.text("target") or ""), (each.text("tclass") or "").lower()
+            expected = f"a number of links, at most {_MOST_NVLINKS} a GPU"
+            raise element.wrong(f"count is {element.text('count')!r}", expected)
+        target, tclass = normalize_bus_id(element.text("target") or ""), (element.text("tclass") or "").lower()
         peer = next((peer for beginning, peer in _PEERS.items() if tclass.startswith(beginning)), None)
         far_end = None if not target or _FAKE_BUS_ID.fullmatch(target) else target
         if target == own:

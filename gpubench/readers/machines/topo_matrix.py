@@ -83,7 +83,8 @@ def _ways(word: str) -> Iterator[list[str]]:
     if not word:
         yield []
         return
-    if _is_processors(word):
+    processors = _PROCESSORS.fullmatch(word)
+    if processors is not None and (processors[1] is None or int(processors[1]) <= int(processors[2])):
         yield [word]
         return
     found = _WORD.match(word)
@@ -93,11 +94,6 @@ def _ways(word: str) -> Iterator[list[str]]:
     for end in ends:
         for rest in _ways(word[end:]):
             yield [word[:end], *rest]
-
-
-def _is_processors(text: str) -> bool:
-    found = _PROCESSORS.fullmatch(text)
-    return found is not None and (found[1] is None or int(found[1]) <= int(found[2]))
 
 
 _GPU_LINE = re.compile(r"\bGPU (\d{1,4}): (\S.{0,100}?) \(UUID: (GPU-[0-9a-fA-F-]+)\)", re.ASCII)
@@ -414,7 +410,7 @@ def _matrices_by_field(matrices: Sequence[_Matrix]) -> dict[str, _Matrix]:
     fields: dict[str, _Matrix] = {}
     named = [(matrix, _named_fields(matrix)) for matrix in matrices]
     taken = {name for _, names in named for name in names}
-    free = [each for each in _P2P_FIELDS if each not in taken]
+    free = [name for name in _P2P_FIELDS if name not in taken]
     for matrix, names in named:
         if names:
             fields |= dict.fromkeys(names, matrix)
@@ -435,13 +431,13 @@ def _named_fields(matrix: _Matrix) -> tuple[str, ...]:
 
 def _pairs(fields: Mapping[str, _Matrix], nic_names: Mapping[str, str]) -> tuple[snapshot.PairFacts, ...]:
     pairs: dict[tuple[str, str], dict[str, str]] = {}
-    for each, matrix in fields.items():
+    for name, matrix in fields.items():
         for device in matrix.columns:
             for other, cell in zip(matrix.columns, matrix.rows[device].cells, strict=True):
                 if other != device and cell:
                     source, destination = nic_names.get(device, device), nic_names.get(other, other)
                     words = pairs.setdefault((source, destination), {"source": source, "destination": destination})
-                    words[each] = _OLD_WORDS.get(cell, cell)
+                    words[name] = _OLD_WORDS.get(cell, cell)
     return tuple(from_plain(snapshot.PairFacts, words) for words in pairs.values())
 
 

@@ -48,7 +48,7 @@ def read(text: str, name: str) -> ResultFile:
             )
         # An older file lacks columns.
         by_column = dict.fromkeys(kind.columns(), "") | dict(zip(header, cells, strict=True))
-        rows.append(_row(kind, {name: by_column[name] for name in kind.columns()}, where))
+        rows.append(_read_row(kind, {name: by_column[name] for name in kind.columns()}, where))
     return ResultFile(
         name=name,
         kind="gpubench CSV",
@@ -99,7 +99,9 @@ _TYPES = {kind: get_type_hints(kind) for kind in (CollectiveRow, PairRow)}
 _TRUTH = {"true": True, "false": False}
 
 
-def _row(kind: type[CollectiveRow] | type[PairRow], cells: Mapping[str, str], where: str) -> CollectiveRow | PairRow:
+def _read_row(
+    kind: type[CollectiveRow] | type[PairRow], cells: Mapping[str, str], where: str
+) -> CollectiveRow | PairRow:
     row = kind(**{name: _value(text, _TYPES[kind][name], name, where) for name, text in cells.items()})
     for column, problem in problems(row):
         _refuse(where, column, cells[column], problem)

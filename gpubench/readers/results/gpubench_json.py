@@ -170,8 +170,6 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
         ) from None
     if not isinstance(value, dict):
         raise UsageError(f"{where}: no JSON object", expected=EXPECTED)
-    if documents.may_hold_half_characters(text):
-        documents.check_text(value, where)
     return value
 
 
@@ -263,12 +261,12 @@ def _records(section: str, document: Mapping[str, Any], name: str) -> Any:
 
 def _rows(kind: Any, section: str, document: Mapping[str, Any], name: str) -> list[Any]:
     return [
-        _row(kind, record, f"{name}: {section}[{number}]")
+        _read_row(kind, record, f"{name}: {section}[{number}]")
         for number, record in enumerate(_records(section, document, name))
     ]
 
 
-def _row(kind: Any, record: Any, where: str) -> Any:
+def _read_row(kind: Any, record: Any, where: str) -> Any:
     row = Finding.from_record(record, where) if kind is Finding else from_plain(kind, record, where)
     for column, problem in problems(row):
         raise UsageError(f"{where}.{column} is {getattr(row, column)!r}", expected=problem, reason=EDITED)
@@ -421,7 +419,7 @@ def _section(key: str, document: Mapping[str, Any], name: str) -> Section:
         raise UsageError(f"{name} has an unknown section {key}", expected=EXPECTED, reason="a newer gpubench wrote it")
     kind = result_file.TABLES[key]
     if isinstance(value, result_file.UnfoldedRows):
-        parts = list(value.parts(lambda record: _row(kind, record, f"{name}: {key}")))
+        parts = list(value.parts(lambda record: _read_row(kind, record, f"{name}: {key}")))
         return Table.of_nodes(kind.__struct_fields__, lambda: parts)
     rows = _rows(kind, key, document, name)
     return Table(kind.__struct_fields__, lambda: rows)

@@ -186,11 +186,11 @@ class _Reader:
         """Yield at most `most` results, until `seconds` after the folder was opened."""
         chosen = newest_and_spread(newest_first, most)
         self._not_opened += len(newest_first) - len(chosen)
-        for number, each in enumerate(chosen):
+        for number, result in enumerate(chosen):
             if time.monotonic() > self._began_at + seconds:
                 self._not_opened += len(chosen) - number
                 return
-            yield each
+            yield result
 
     def _fit(self, name: history.DatedName) -> tuple[history.DatedName, history.ResultHead] | None:
         """Return a name with its head. None if it is no measure for this run, or the run itself."""

@@ -102,7 +102,7 @@ def read(text: str, name: str) -> ResultFile:
         text = part.text.strip().strip("[],")
         if part.kind is Kind.JSON or text.startswith("{"):
             found.add(text, header)
-    rows = tuple(_row(each) for each in summarize_by_size(found.operations()))
+    rows = tuple(_make_row(size) for size in summarize_by_size(found.operations()))
     if not rows:
         raise UsageError(
             f"{name} has no collective with a time",
@@ -120,7 +120,7 @@ def read(text: str, name: str) -> ResultFile:
     )
 
 
-def _row(found: InspectedSize) -> CollectiveRow:
+def _make_row(found: InspectedSize) -> CollectiveRow:
     return CollectiveRow(
         collective=found.collective,
         backend="nccl",

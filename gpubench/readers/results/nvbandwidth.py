@@ -62,20 +62,14 @@ def is_json(text: str) -> bool:
     return _JSON.match(text) is not None
 
 
-def _json_in(text: str) -> str:
-    """Return nvbandwidth's JSON without surrounding prompts and prose, or '' if there is none."""
-    found = _JSON.search(text)
-    return text[found.start() : text.rfind("}") + 1] if found else ""
-
-
 def read(text: str, name: str) -> ResultFile:
     """Read every matrix between GPUs or with pinned host memory as rows.
 
     Raises UsageError if there are none, or the text is damaged.
     """
-    parser, json = _MatrixParser(), _json_in(text)
+    parser, json = _MatrixParser(), _JSON.search(text)
     if json:
-        _take_json(parser, json, name)
+        _take_json(parser, text[json.start() : text.rfind("}") + 1], name)
     else:
         for number, line in enumerate(split_lines(text, name), 1):
             for _, piece in split_by_tag(line):
@@ -97,7 +91,7 @@ def read(text: str, name: str) -> ResultFile:
         circumstances=FileCircumstances(
             tool=" ".join(filter(None, ("nvbandwidth", parser.version))),
             hosts=tuple(dict.fromkeys(filter(None, (device.host for device in parser.devices.values())))),
-            gpus=tuple(each.name for _, each in sorted(parser.devices.items())),
+            gpus=tuple(device.name for _, device in sorted(parser.devices.items())),
             libraries={"driver": parser.driver} if parser.driver else {},
         ),
         pairs=tuple(parser.rows.values()),
@@ -121,11 +115,6 @@ class _OpenMatrix(Struct):
     columns: tuple[int, ...] = ()
     rows: set[int] = field(default_factory=set)
     sum_gb_s: float = 0.0
-
-    def missing_rows(self) -> list[int]:
-        """Return the GPUs with a column but no row."""
-        is_square = self.title["row"] == self.title["column"]
-        return [gpu for gpu in self.columns if gpu not in self.rows] if is_square else []
 
 
 class _MatrixParser(Struct):
@@ -185,7 +174,7 @@ class _MatrixParser(Struct):
             self._test = f"device_to_device_memcpy_{_BY_ARROW[title['arrow']]}_{title['engine'].lower()}"
         if self._announced or not self.runs:
             hosts = tuple(dict.fromkeys(device.host for device in self.devices.values()))
-            names = tuple(each.name for _, each in sorted(self.devices.items()))
+            names = tuple(device.name for _, device in sorted(self.devices.items()))
             self.runs.append(RunPlace(self._announced or number, (self._test, self.size_bytes, 1), (hosts, names)))
         self._announced = 0
         self._matrix = _OpenMatrix(self._test, title, number)
@@ -195,7 +184,8 @@ class _MatrixParser(Struct):
         if matrix is None:
             return
         self._sum_gb_s = matrix.sum_gb_s
-        missing = [self._name(gpu) for gpu in matrix.missing_rows()]
+        is_square = matrix.title["row"] == matrix.title["column"]
+        missing = [f"GPU{gpu}" for gpu in matrix.columns if is_square and gpu not in matrix.rows]
         if missing:
             of = f"of {len(matrix.columns)} rows, without {shorten(missing)}"
             self.unread.append(f"line {matrix.line} ({matrix.test}): {len(matrix.columns) - len(missing)} {of}")
@@ -251,14 +241,11 @@ class _MatrixParser(Struct):
                 return
             ends = (column, row) if title["arrow"] == "<-" else (row, column)
             direction = "both" if between["both"] else between["way"]
-            self._keep(self._name(ends[0]), self._name(ends[1]), ends, direction, between["engine"], gb_s)
+            self._keep(f"GPU{ends[0]}", f"GPU{ends[1]}", ends, direction, between["engine"], gb_s)
         elif between is None and _WITH_HOST.fullmatch(test):
             to_gpu = test.endswith("host_to_device_memcpy_ce")
-            names = (HOST, self._name(column)) if to_gpu else (self._name(column), HOST)
+            names = (HOST, f"GPU{column}") if to_gpu else (f"GPU{column}", HOST)
             self._keep(*names, (column, column), "read" if to_gpu else "write", "ce", gb_s)
-
-    def _name(self, index: int) -> str:
-        return f"GPU{index}"
 
     def _keep(
         self, source: str, destination: str, ends: tuple[int, int], direction: str, engine: str, gb_s: float

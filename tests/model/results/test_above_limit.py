@@ -63,6 +63,6 @@ def test_no_figure_of_a_recorded_machine_is_above_its_limit() -> None:
 
 def test_no_published_figure_is_above_its_limit_reductions_in_switches_included() -> None:
     figures = read()
-    assert any("SHARP" in each.source for each in figures)
-    rows = [replace(each.row, limit_gb_s=each.limit_gb_s) for each in figures]
+    assert any("SHARP" in figure.source for figure in figures)
+    rows = [replace(figure.row, limit_gb_s=figure.limit_gb_s) for figure in figures]
     assert not [each for each in rows if times_limit(each) is not None]

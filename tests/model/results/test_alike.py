@@ -151,18 +151,6 @@ def test_what_does_not_fit_is_refused(edit: Callable[[dict[str, Any]], object], 
     assert said in str(refused.value)
 
 
-def test_commands_refuse_what_does_not_fit(checked: Path, tmp_path: Path) -> None:
-    document = json.loads(checked.read_text())
-    document[ALIKE]["pairs"].append({"nodes": ["x"], "as": "nobody"})
-    edited = tmp_path / "edited.json"
-    edited.write_text(json.dumps(document))
-    said = "x does not fit the rows of nobody"
-    for words in (("report", str(edited)), ("compare", str(checked), str(edited))):
-        ended = gpubench(*words)
-        assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
-        assert "Traceback" not in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("cell", "said"), [(-1.0, "bandwidth_gb_s is -1.0"), ("fast", "bandwidth_gb_s is 'fast'"), (7, "")]
 )

@@ -9,10 +9,10 @@ import pytest
 from gpubench.model.results.backends import (
     BackendRow,
     compare_with_first,
+    describe_paths,
+    describe_speed,
     find_newly_staged,
     find_slower_framework,
-    path_words,
-    speed_words,
 )
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.operation import (
@@ -75,12 +75,12 @@ def test_wrong_data_are_no_comparison() -> None:
     ],
 )
 def test_the_speed_of_a_backend_in_words(speeds: tuple[float, ...], said: str) -> None:
-    assert speed_words(table(*speeds)) == f"torch:nccl {said}; its host takes 24 µs to issue an operation, nccl 5"
+    assert describe_speed(table(*speeds)) == f"torch:nccl {said}; its host takes 24 µs to issue an operation, nccl 5"
 
 
 @pytest.mark.parametrize(("issue_us", "said"), [(4.26, "4.3"), (73.7, "74"), (137.2, "137")])
 def test_time_to_issue_has_no_exponent(issue_us: float, said: str) -> None:
-    assert speed_words(table(99.0, issue_us=issue_us)).endswith(
+    assert describe_speed(table(99.0, issue_us=issue_us)).endswith(
         f"its host takes {said} µs to issue an operation, nccl 5"
     )
 
@@ -88,20 +88,20 @@ def test_time_to_issue_has_no_exponent(issue_us: float, said: str) -> None:
 def test_what_is_made_of_several_calls_is_told_apart() -> None:
     note = "torch's all_reduce has one buffer: copied into it first"
     slow = table(92.0, 88.4, note=note, placement="out_of_place")
-    both = speed_words([*table(99.0, 99.0), *slow])
+    both = describe_speed([*table(99.0, 99.0), *slow])
     assert both.startswith(
         "torch:nccl is as fast as nccl, within 2 %, from 1K to 16K in place; made of several calls it "
     )
     assert "; made of several calls it has 88.4 % of the speed of nccl at 16K out of place, and 92 % at 1K; its" in both
-    assert "several calls" not in speed_words([*table(99.0, 99.0), *slow], composed=False)
-    alone = speed_words(slow, composed=False)
+    assert "several calls" not in describe_speed([*table(99.0, 99.0), *slow], composed=False)
+    alone = describe_speed(slow, composed=False)
     assert alone.startswith("made of several calls torch:nccl has 88.4 % of the speed of nccl at 16K out of place")
 
 
 def test_a_library_that_is_not_as_fast_as_itself_is_said() -> None:
     def of(again_us: float) -> str:
         first = row("nccl", 1024, 10.0), row("nccl", 1024, again_us, setting=AGAIN)
-        return speed_words(compare_with_first([*first, row("mpi", 1024, 10.0)]))
+        return describe_speed(compare_with_first([*first, row("mpi", 1024, 10.0)]))
 
     assert of(10.1) == "mpi is as fast as nccl, within 2 %, at 1K in place"
     assert of(7.0).endswith("; nccl's own two times differ by up to 30 %, at 1K")
@@ -120,13 +120,13 @@ def test_every_row_is_within_what_is_claimed_of_its_size(seed: int) -> None:
     spread = chance.choice((0.5, 3.0, 60.0))
     speeds = [[max(0.01, chance.gauss(100, spread)) for _ in range(chance.randint(1, 6))] for _ in range(2)]
     rows = [*table(*speeds[0]), *table(*speeds[1], placement="out_of_place")]
-    claims = list(_CLAIM.finditer(speed_words(rows)))
+    claims = list(_CLAIM.finditer(describe_speed(rows)))
     for each in rows:
         covering = [claim for claim in claims if _covers(claim, each.size_bytes)]
-        assert len(covering) == 1, (each.size_bytes, speed_words(rows))
+        assert len(covering) == 1, (each.size_bytes, describe_speed(rows))
         (claim,) = covering
         low, high = (98.0, 102.0) if claim["alike"] else (float(claim["low"]), float(claim["high"] or claim["low"]))
-        assert low * 0.995 - 0.5 * (low >= 100) <= each.speed_percent <= high * 1.005 + 0.5, speed_words(rows)
+        assert low * 0.995 - 0.5 * (low >= 100) <= each.speed_percent <= high * 1.005 + 0.5, describe_speed(rows)
         if claim["alike"]:
             assert abs(each.speed_percent - 100) <= 2
 
@@ -170,7 +170,7 @@ def test_paths_in_words() -> None:
         rows = compare_with_first(
             [row("nccl", 1024, 1.0, transport=first), row("torch:nccl", 1024, 1.0, transport=own)]
         )
-        return path_words(rows)
+        return describe_paths(rows)
 
     assert of("P2P/CUMEM", "P2P/CUMEM") == "over the same path (P2P/CUMEM)"
     assert of("SHM/direct", "P2P/CUMEM") == "over another path: SHM/direct, nccl P2P/CUMEM"

@@ -56,17 +56,17 @@ def test_what_is_staged_by_design_fails_nobody() -> None:
     paths = [path(0, 1, replace(STAGED, by_design="GPU not supported"), 20.0), path(1, 0, STAGED, 20.0)]
     fault, design = fallback_rows(paths, "measured", cause_of)
     assert (fault.verdict, design.verdict) == ("FAIL", "SKIP")
-    assert [each.severity for each in make_findings([design])] == [Verdict.SKIP]
+    assert [finding.severity for finding in make_findings([design])] == [Verdict.SKIP]
     assert worst_verdict([Verdict.PASS, Verdict.SKIP]) is Verdict.PASS
 
 
 def test_unknown_paths_are_doubts() -> None:
     rows = fallback_rows([path(0, 1, UNKNOWN)], "measured", cause_of)
-    assert [(each.id, each.severity) for each in make_findings(rows)] == [(PATH_UNKNOWN, Verdict.WARN)]
+    assert [(finding.id, finding.severity) for finding in make_findings(rows)] == [(PATH_UNKNOWN, Verdict.WARN)]
     silent = fallback_rows([], "measured", cause_of, "rank 0: NCCL_DEBUG_SUBSYS=COLL leaves INIT out")
     assert [(row.conclusion, row.pairs) for row in silent] == [("unknown", ())]
     assert "leaves INIT out" in silent[0].how
-    assert [each.subject for each in make_findings(silent)] == ["all paths"]
+    assert [finding.subject for finding in make_findings(silent)] == ["all paths"]
     assert fallback_rows([], "measured", cause_of) == []
 
 

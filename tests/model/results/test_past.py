@@ -40,13 +40,13 @@ def of_times(times: Iterable[float], **changes: Any) -> PastFigures:
 
 def test_few_results_expect_nothing() -> None:
     few = of_times([10.0] * (LEAST_RESULTS - 1))
-    assert few.time_of(ROW) is None
+    assert few.collective_figure(ROW) is None
     assert few.note == "this machine's past: 4 results of results/, and 5 are the least that a row is judged by"
     assert PastFigures.of([], OWN, "results/").note == ""
 
 
 def test_a_figure_tells_its_source_and_noise() -> None:
-    found = of_times([10.0, 10.2, 10.1, 10.3, 10.1, 10.2]).time_of(ROW)
+    found = of_times([10.0, 10.2, 10.1, 10.3, 10.1, 10.2]).collective_figure(ROW)
     assert found is not None
     assert (found.runs, found.source) == (6, "this machine's past, 6 results of results/")
     assert 0.002 < found.deviation < 0.03
@@ -55,7 +55,7 @@ def test_a_figure_tells_its_source_and_noise() -> None:
 
 def test_a_slow_decline_is_held_against_the_better_days() -> None:
     declining = [10.0 * 1.02**week for week in range(30)]
-    found = of_times(declining).time_of(ROW)
+    found = of_times(declining).collective_figure(ROW)
     assert found is not None
     assert found.time_us is not None
     assert declining[-1] > 1.4 * found.time_us
@@ -75,7 +75,7 @@ def test_chance_is_not_slow_and_half_as_fast_is(noise: float, runs: int) -> None
         ]
         past = PastFigures.of(days, OWN, "results/")
         for size in sizes:
-            figure = past.time_of(replace(ROW, size_bytes=size))
+            figure = past.collective_figure(replace(ROW, size_bytes=size))
             assert figure is not None
             assert figure.time_us is not None
             times = 10 * chance.lognormvariate(0, noise) / figure.time_us
@@ -88,7 +88,7 @@ def test_chance_is_not_slow_and_half_as_fast_is(noise: float, runs: int) -> None
 
 @pytest.mark.parametrize("bad", [{"verdict": "FAIL"}, {"verdict": "WARN"}, {"verdict": "INCONCLUSIVE"}, {"wrong": 1}])
 def test_slow_and_wrong_rows_are_no_norm(bad: dict[str, Any]) -> None:
-    assert of_times([10.0] * 6, **bad).time_of(ROW) is None
+    assert of_times([10.0] * 6, **bad).collective_figure(ROW) is None
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_slow_and_wrong_rows_are_no_norm(bad: dict[str, Any]) -> None:
 )
 def test_only_the_same_row_is_a_measure(other: dict[str, Any]) -> None:
     past = of_times([10.0] * 6)
-    assert past.time_of(ROW) is not None
-    assert past.time_of(replace(ROW, **other)) is None
+    assert past.collective_figure(ROW) is not None
+    assert past.collective_figure(replace(ROW, **other)) is None
 
 
 def test_pairs_are_known_by_bus_id_and_kind_of_host_memory() -> None:
@@ -120,26 +120,26 @@ def test_pairs_are_known_by_bus_id_and_kind_of_host_memory() -> None:
     pageable = replace(pinned, bandwidth_gb_s=9.0, note="pageable host memory")
     results = [PastResult(head(on_day(day)), (), [PAIR, pinned, pageable]) for day in range(5)]
     past = PastFigures.of(results, OWN, "results/")
-    found = past.copy_of(replace(PAIR, source="GPU7", bandwidth_gb_s=1.0))
+    found = past.pair_figure(replace(PAIR, source="GPU7", bandwidth_gb_s=1.0))
     assert found is not None
     assert (found.gb_s, found.time_us) == (390.0, 700.0)
-    of_host = [past.copy_of(pinned), past.copy_of(pageable)]
+    of_host = [past.pair_figure(pinned), past.pair_figure(pageable)]
     assert [each.gb_s for each in of_host if each] == [55.0, 9.0]
-    assert past.copy_of(replace(PAIR, peer="off")) is None
-    assert past.copy_of(replace(PAIR, destination_bus_id="0000:02:00.0")) is None
+    assert past.pair_figure(replace(PAIR, peer="off")) is None
+    assert past.pair_figure(replace(PAIR, destination_bus_id="0000:02:00.0")) is None
 
 
 def test_a_copy_that_has_only_a_time() -> None:
     small = replace(PAIR, bandwidth_gb_s=None, latency_us=2.0)
     slower = replace(small, latency_us=3.0)
     results = [PastResult(head(on_day(day)), (), [slower if day % 2 else small]) for day in range(5)]
-    found = PastFigures.of(results, OWN, "results/").copy_of(small)
+    found = PastFigures.of(results, OWN, "results/").pair_figure(small)
     assert found is not None
     assert (found.time_us, found.gb_s) == (2.0, None)
 
 
-UUIDS = tuple(replace(each, gpu_uuid=f"GPU-9{each.rank}") for each in METADATA.ranks)
-HOST_RANKS = tuple(replace(each, gpu=None, gpu_uuid=None, gpu_bus_id=None) for each in METADATA.ranks)
+UUIDS = tuple(replace(rank, gpu_uuid=f"GPU-9{rank.rank}") for rank in METADATA.ranks)
+HOST_RANKS = tuple(replace(rank, gpu=None, gpu_uuid=None, gpu_bus_id=None) for rank in METADATA.ranks)
 WITH_DRIVER = replace(OWN_METADATA, libraries={**METADATA.libraries, "driver": "580.1 (runs CUDA 13.0)"})
 
 
@@ -226,7 +226,7 @@ def test_a_lost_link_is_held_against_the_days_before() -> None:
     own = head(replace(OWN_METADATA, topology="b"))
     results = [PastResult(head(on_day(day, topology="b" if day == 5 else "a")), [ROW]) for day in range(6)]
     found = PastFigures.of(results, own, "results/")
-    assert found.time_of(ROW) is not None
+    assert found.collective_figure(ROW) is not None
     assert found.note == (
         "this machine's past: 6 results of results/; since 5 of them links or NICs came or went (another topology)"
     )
@@ -234,5 +234,5 @@ def test_a_lost_link_is_held_against_the_days_before() -> None:
 
 def test_reasons_are_counted_with_the_newest_example() -> None:
     others = [head(on_day(day, libraries={"NCCL": f"2.{day}", "MPI": "Open MPI v5.0.11"})) for day in range(3)]
-    found = PastFigures.of([PastResult(each) for each in others], OWN, "results/")
+    found = PastFigures.of([PastResult(other) for other in others], OWN, "results/")
     assert [str(each) for each in found.left_out] == ["3 of another NCCL (2.2, not 2.28.9)"]

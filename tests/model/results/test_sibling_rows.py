@@ -15,7 +15,7 @@ def row(group: str, time_us: float, **changes: Any) -> CollectiveRow:
 
 
 def times(*rows: CollectiveRow) -> list[float | None]:
-    return [None if each is None else each.time_us for each in find_sibling_figures(rows)]
+    return [None if figure is None else figure.time_us for figure in find_sibling_figures(rows)]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,6 @@ def test_wiring_alone_has_no_figures() -> None:
 def test_points_are_in_order_of_time_and_none_is_lost(runs: list[tuple[int, Verdict, float]]) -> None:
     found = list(trends((f"2026-11-{day:02}T08:00:00+00:00", verdict, {"x": gb_s}) for day, verdict, gb_s in runs))
     points = [point for trend in found for point in trend.points]
-    assert sorted((point.verdict, point.gb_s) for point in points) == sorted((each[1], each[2]) for each in runs)
+    assert sorted((point.verdict, point.gb_s) for point in points) == sorted((run[1], run[2]) for run in runs)
     assert [point.started_at for point in points] == sorted(point.started_at for point in points)
     assert len(found) == bool(runs)

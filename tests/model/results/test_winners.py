@@ -170,12 +170,12 @@ def test_jobs_that_differ_as_much_as_the_same_one_does_seldom_have_a_winner() ->
         noise = Random(seed)
         offset = {(name, second): noise.gauss(1.0, 0.03) for name in (None, *JOBS) for second in (False, True)}
         rows = jobs(lambda name, second, _size, o=offset, n=noise: 10 * o[name, second] * n.gauss(1.0, 0.002))  # type: ignore[misc]
-        false += any(each.beyond_noise for each in winners(rows))
+        false += any(winner.beyond_noise for winner in winners(rows))
     assert false <= 0.04 * sweeps
 
 
 def test_a_setting_that_took_what_nccl_takes_by_itself_is_still_another_way() -> None:
     rows = jobs(lambda name, _second, _size: 10.0 if name is None else 8.0)
     heard = [replace(each, algorithm="RING", protocol="LL") for each in rows]
-    assert {each.candidates for each in winners(heard)} == {3}
-    assert {each.time_us for each in winners(heard)} == {8.0}
+    assert {winner.candidates for winner in winners(heard)} == {3}
+    assert {winner.time_us for winner in winners(heard)} == {8.0}

@@ -140,7 +140,7 @@ def test_a_device_without_a_class_is_one_of_unknown_kind_where_it_hangs() -> Non
     )
     found = read(text)
     assert (found.gpus, found.nics, [switch.bus_id for switch in found.switches]) == ((), (), ["0000:45:00.0"])
-    assert [(each.bus_id, each.kind, each.place) for each in found.pci_devices] == [
+    assert [(device.bus_id, device.kind, device.place) for device in found.pci_devices] == [
         ("0000:00:16.0", "unknown", PciPlace(host_bridge="cpu0", numa_node=0)),
         ("0000:00:17.0", "unknown", PciPlace(host_bridge="cpu0", numa_node=0)),
         ("0000:4f:00.0", "unknown", PciPlace(host_bridge="cpu1", numa_node=1, switches=("0000:45:00.0",))),

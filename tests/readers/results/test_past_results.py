@@ -53,7 +53,7 @@ def test_what_cannot_be_used_is_counted(tmp_path: Path) -> None:
         "that cannot be read": 5,
         "cut short, or still running": 1,
     }
-    assert found.time_of(ROW) is not None
+    assert found.collective_figure(ROW) is not None
 
 
 def test_large_files_and_slow_disks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,4 +88,4 @@ def test_a_folder_that_cannot_be_read_stops_no_run(tmp_path: Path) -> None:
     found = past_of(tmp_path / "nowhere", NOW)
     assert found is not None
     assert found.note == f"this machine's past is not known: there is no folder {tmp_path}/nowhere"
-    assert found.time_of(ROW) is None
+    assert found.collective_figure(ROW) is None

@@ -93,7 +93,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 def _run(document: Mapping[str, Any], *, complete: bool) -> NcclTestsRun:
     config = document["config"]
-    arguments = [str(each) for each in document.get("args", ())]
+    arguments = [str(argument) for argument in document.get("args", ())]
     named = _NAME.search(arguments[0].rsplit("/", 1)[-1]) if arguments else None
     average = _AVERAGE.search(" ".join(arguments[1:]))
     bounds = document.get("out_of_bounds")
@@ -103,7 +103,7 @@ def _run(document: Mapping[str, Any], *, complete: bool) -> NcclTestsRun:
         settings={own: int(config[theirs]) for theirs, own in _SETTINGS.items() if theirs in config},
         blocking=config.get("blocking_collectives") == "true",
         average=int(average[1]) if average else None,
-        devices=[_device(each) for each in config["devices"]],
+        devices=[_device(device) for device in config["devices"]],
         out_of_bounds=int(bounds["count"]) if bounds else None,
         complete=complete and "end_time" in document,
     )
@@ -112,7 +112,7 @@ def _run(document: Mapping[str, Any], *, complete: bool) -> NcclTestsRun:
         placed = tuple(_placed(result, run.settings.get("iterations", 0) - skipped))
         if len(placed) < sum(result.get(key) is not None for key in _KEYS.values()) and int(result["size"]):
             run.left_out[number] = f"result {number} ({result['size']} bytes): a time or bandwidth is no valid value"
-        run.cpu_time = run.cpu_time or any("cpu_time" in (result.get(each) or ()) for each in _KEYS.values())
+        run.cpu_time = run.cpu_time or any("cpu_time" in (result.get(key) or ()) for key in _KEYS.values())
         if placed:
             line = table.OutputLine.of(result, placed)
             if line.element_type not in table.ELEMENT_TYPES or line.reduction not in table.REDUCTIONS:

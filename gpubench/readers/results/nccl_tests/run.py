@@ -101,7 +101,7 @@ class NcclTestsRun(Struct, kw_only=True):
             raise self._not_said(where, possible)
         if not lines and len(possible) > 1:
             raise self._not_said(where, possible)
-        lines = lines or [each.whole(possible[0], shape[0]) for each in self.cut]
+        lines = lines or [cut.whole(possible[0], shape[0]) for cut in self.cut]
         if len(possible) == 1 and self.devices and not self.lacks_devices:
             self._check_devices(lines, where, shape[0])
         elif len(possible) == 1 and user_facts.ranks is not None:
@@ -209,7 +209,10 @@ class NcclTestsRun(Struct, kw_only=True):
 
     def machine(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return its hosts, and the GPU model of each rank. Both are empty if the device list lacks them."""
-        hosts, names = tuple(dict.fromkeys(each.host for each in self.devices)), [each.name for each in self.devices]
+        hosts, names = (
+            tuple(dict.fromkeys(device.host for device in self.devices)),
+            [device.name for device in self.devices],
+        )
         if self.lacks_devices:
             shape = self._shape_by_gaps()
             if shape is None or len(set(names)) != 1:
@@ -218,9 +221,9 @@ class NcclTestsRun(Struct, kw_only=True):
         # JSON names only the first device of each process, and text is cut at 2 kB. Assume that the others are alike.
         processes = len({(device.host, device.pid) for device in self.devices})
         unnamed = max(0, processes * self.ranks_a_process - len(names))
-        each = self.ranks_a_process if len(names) == processes else 1
-        whole = tuple(name for name in names for _ in range(each))
-        return hosts, whole + (names[0],) * unnamed if each == 1 and len(set(names)) == 1 else whole
+        per_name = self.ranks_a_process if len(names) == processes else 1
+        whole = tuple(name for name in names for _ in range(per_name))
+        return hosts, whole + (names[0],) * unnamed if per_name == 1 and len(set(names)) == 1 else whole
 
     @property
     def ranks_a_process(self) -> int:
@@ -238,7 +241,7 @@ class NcclTestsRun(Struct, kw_only=True):
     @property
     def _paths(self) -> list[Transport]:
         """Return the transports in NCCL's lines among the rows, without NIC numbers."""
-        return [replace(each, name=each.family) for each in map(parse_transport, self.transports)]
+        return [replace(transport, name=transport.family) for transport in map(parse_transport, self.transports)]
 
     @property
     def _iterations(self) -> int | None:
@@ -254,8 +257,8 @@ class NcclTestsRun(Struct, kw_only=True):
         placed: table.Placed,
     ) -> CollectiveRow:
         ranks, nodes, group = shape
-        each = placed.per_iteration or table.PerIteration()
-        fastest, slowest, slowest_rank = self._extremes(placed, each)
+        statistics = placed.per_iteration or table.PerIteration()
+        fastest, slowest, slowest_rank = self._extremes(placed, statistics)
         return CollectiveRow(
             collective=collective,
             backend="rccl" if self.program == "rccl-tests" else "nccl",
@@ -280,11 +283,11 @@ class NcclTestsRun(Struct, kw_only=True):
             busbw_gb_s=placed.busbw_gb_s,
             wrong=placed.wrong,
             verified=Verified.NO if placed.wrong is None else Verified.REPEAT,
-            batch_cv=None if each.cv_percent is None else each.cv_percent / 100,
-            ci95_percent=_ci95_percent(each),
-            p50_us=each.p50_us,
-            p95_us=each.p95_us,
-            p99_us=each.p99_us,
+            batch_cv=None if statistics.cv_percent is None else statistics.cv_percent / 100,
+            ci95_percent=_ci95_percent(statistics),
+            p50_us=statistics.p50_us,
+            p95_us=statistics.p95_us,
+            p99_us=statistics.p99_us,
             transport=join_names(self._paths),
             host_staged=is_staged(self._paths),
             verdict=None,
@@ -292,9 +295,9 @@ class NcclTestsRun(Struct, kw_only=True):
         )
 
     def _extremes(
-        self, placed: table.Placed, each: table.PerIteration
+        self, placed: table.Placed, statistics: table.PerIteration
     ) -> tuple[float | None, float | None, int | None]:
-        means = each.mean_us_by_process
+        means = statistics.mean_us_by_process
         if means:
             slowest = max(range(len(means)), key=means.__getitem__)
             return min(means), means[slowest], slowest * self.ranks_a_process
@@ -305,23 +308,23 @@ class NcclTestsRun(Struct, kw_only=True):
         )
 
     def _note(self, by: str | None, placed: table.Placed) -> str | None:
-        each = placed.per_iteration
-        slowest = ", slowest GPU of each" if each and each.mean_us_by_process else ""
+        statistics = placed.per_iteration
+        slowest = ", slowest GPU of each" if statistics and statistics.mean_us_by_process else ""
         notes = (
             _AVERAGES.get(self.average, ""),
             CPU_TIME if self.cpu_time else "",
             "waits after each operation (-z)" if self.blocking else "",
-            f"statistics of single operations between CUDA events{slowest}" if each else "",
+            f"statistics of single operations between CUDA events{slowest}" if statistics else "",
             by,
         )
         return "; ".join(filter(None, notes)) or None
 
 
-def _ci95_percent(each: table.PerIteration) -> float | None:
+def _ci95_percent(statistics: table.PerIteration) -> float | None:
     """Return half the 95 % confidence interval of the mean, 1.96 standard errors, as if operations were independent."""
-    if each.cv_percent is None or not each.samples:
+    if statistics.cv_percent is None or not statistics.samples:
         return None
-    return _Z95 * each.cv_percent / math.sqrt(each.samples)
+    return _Z95 * statistics.cv_percent / math.sqrt(statistics.samples)
 
 
 def result_file(

@@ -155,7 +155,7 @@ def collective_of(lines: Sequence[OutputLine], ranks: int, named: str | None, wh
 
 def possible_collectives(lines: Sequence[OutputLine], ranks: int | None) -> list[str]:
     """Return the collectives that fit the largest of these rows. `ranks` is None if unknown."""
-    line = max(lines, key=lambda each: each.size_bytes)
+    line = max(lines, key=lambda line: line.size_bytes)
     blocks = None if ranks == 1 else _blocks(line) == ranks if ranks else _blocks(line) != 1
     seen = line.reduction != "none", line.root >= 0, blocks
     possible = [
@@ -184,13 +184,13 @@ def likely_ranks(lines: Sequence[OutputLine], collective: str) -> int | None:
 
     None if nothing shows it, or if several fit after rounding.
     """
-    line = max(lines, key=lambda each: each.placed[0].algbw_gb_s)
+    line = max(lines, key=lambda line: line.placed[0].algbw_gb_s)
     if _SHAPES.get(collective, (None, None, None))[2]:
         return _blocks(line) if _blocks(line) < _MOST_TRIED else None
     figures = line.placed[0]
     if collective != "allreduce" or figures.algbw_gb_s < 1:
         return None
-    all_gb_s = (gb_s for each in lines for gb_s in (each.placed[0].busbw_gb_s, each.placed[0].algbw_gb_s))
+    all_gb_s = (gb_s for line in lines for gb_s in (line.placed[0].busbw_gb_s, line.placed[0].algbw_gb_s))
     off = min(map(_rounded, all_gb_s))
     low, high = (
         (figures.busbw_gb_s - off) / (figures.algbw_gb_s + off),

@@ -77,8 +77,7 @@ class Columns(Struct, frozen=True, kw_only=True):
         return cls(reduction=reduction, root=has_root or not words, largest_error=any("e" in word for word in last))
 
     @property
-    def each(self) -> int:
-        """Values per placement."""
+    def values_per_placement(self) -> int:
         return _FIGURES + _STATISTICS * self.statistics
 
 
@@ -102,7 +101,7 @@ class TableRow:
     @property
     def is_whole(self) -> bool:
         """True if no value is missing."""
-        return len(self._values) == self._columns.each * len(self._columns.placements)
+        return len(self._values) == self._columns.values_per_placement * len(self._columns.placements)
 
     def goes_on(self, text: str) -> bool:
         """True if a line continues this row: after the same prefix it has only values."""
@@ -114,16 +113,17 @@ class TableRow:
 
     def _take(self, values: Sequence[str]) -> None:
         self._values += values
-        most = self._columns.each * len(self._columns.placements)
+        most = self._columns.values_per_placement * len(self._columns.placements)
         self.is_damaged = self.is_damaged or len(self._values) > most or not all(map(_VALUE.fullmatch, values))
 
     def fault(self) -> str:
         """Return why the row is left out, with its line and size."""
-        most = self._columns.each * len(self._columns.placements)
+        most = self._columns.values_per_placement * len(self._columns.placements)
         odd = [
             value
             for place, value in enumerate(self._values)
-            if not _VALUE.fullmatch(value) or not _is_possible(value, is_time=place % self._columns.each == 0)
+            if not _VALUE.fullmatch(value)
+            or not _is_possible(value, is_time=place % self._columns.values_per_placement == 0)
         ]
         why = f"{odd[0]!r} is no valid value" if odd else f"{len(self._values)} of {most} values"
         return f"line {self.number} ({self._cells['size']} bytes): {why}"
@@ -135,7 +135,7 @@ class TableRow:
 
     def first_half(self, iterations: int | None) -> table.OutputLine | None:
         """Return the row's first placement, if exactly its values were printed."""
-        whole = not self.is_damaged and len(self._values) == self._columns.each
+        whole = not self.is_damaged and len(self._values) == self._columns.values_per_placement
         placed = tuple(self._placed(iterations)) if whole else ()
         return self._line_of(placed) if placed else None
 
@@ -144,9 +144,9 @@ class TableRow:
         return replace(line, names_reduction=self._columns.reduction, names_root=self._columns.root)
 
     def _placed(self, iterations: int | None) -> Iterator[table.Placed]:
-        each, factor = self._columns.each, _US_PER_MS if self._columns.milliseconds else 1.0
+        count, factor = self._columns.values_per_placement, _US_PER_MS if self._columns.milliseconds else 1.0
         for number, placement in enumerate(self._columns.placements):
-            own = [_number(value) for value in self._values[number * each : (number + 1) * each]]
+            own = [_number(value) for value in self._values[number * count : (number + 1) * count]]
             if not own:
                 return
             time, algbw, busbw, wrong, *statistics = own
@@ -181,10 +181,10 @@ def wrong_data_in(line: str) -> str | None:
         del words[0]
     if len(words) % _FIGURES == 1 and _ROOT.fullmatch(words[0]):
         del words[0]
-    each = _FIGURES + _STATISTICS if len(words) == 2 * (_FIGURES + _STATISTICS) else _FIGURES
-    if len(words) not in (each, 2 * each) or not all(map(_VALUE.fullmatch, words)):
+    count = _FIGURES + _STATISTICS if len(words) == 2 * (_FIGURES + _STATISTICS) else _FIGURES
+    if len(words) not in (count, 2 * count) or not all(map(_VALUE.fullmatch, words)):
         return None
-    counts = [_number(word) for word in words[_FIGURES - 1 :: each]]
+    counts = [_number(word) for word in words[_FIGURES - 1 :: count]]
     wrong = any(count is not None and count >= 1 for count in counts)
     return " ".join(line[found.start() :].split()) if wrong else None
 
@@ -263,15 +263,10 @@ _WHOLE_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.
 
 def recognises(text: str) -> bool:
     """True if a text has a header or a row of nccl-tests."""
-    return "Using devices" in text or _SETTINGS.search(text) is not None or _has_row(text)
-
-
-def _is_of_table(line: str) -> bool:
-    return ROW.search(line) is not None or (_MAY_BE_CUT.search(line) is not None and CutColumns.of(line) is not None)
-
-
-def _has_row(text: str) -> bool:
-    return any(_is_of_table(remove_quotes(line)) for line in islice(text.splitlines(), limits.MOST_RESULT_LINES))
+    if "Using devices" in text or _SETTINGS.search(text) is not None:
+        return True
+    lines = map(remove_quotes, islice(text.splitlines(), limits.MOST_RESULT_LINES))
+    return any(ROW.search(line) or (_MAY_BE_CUT.search(line) and CutColumns.of(line)) for line in lines)
 
 
 def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:

@@ -51,7 +51,9 @@ def node(*gpus: GpuFacts, nics: tuple[NicFacts, ...] = (), **facts: Any) -> Topo
 
 
 def cluster(machine: str, *faults: str) -> list[Topology]:
-    return [Topology(each) for each in snapshots(parse_machine(machine), [parse_fault(fault) for fault in faults])]
+    return [
+        Topology(snapshot) for snapshot in snapshots(parse_machine(machine), [parse_fault(fault) for fault in faults])
+    ]
 
 
 def test_what_is_not_known_of_a_gpu_is_none_and_not_zero() -> None:

@@ -180,7 +180,7 @@ def test_text_and_json_say_the_same(output: Output) -> None:
 
 
 def test_percentiles_and_ranks_of_json() -> None:
-    slow = tuple(each + 5 for each in SAMPLES)
+    slow = tuple(sample + 5 for sample in SAMPLES)
     half = Half(time_us=17.95, times_us=slow, by_process=(SAMPLES, slow))
     output = Output(hosts=("n1", "n2"), gpus=4, per_iteration=True, skip=2, results=(Result(halves=(half, half)),))
     row = read_nccl_tests_json(output.json(), "x").rows[0]
@@ -284,13 +284,6 @@ def test_wrong_elements_are_counted() -> None:
 def test_what_cannot_be_read_is_said(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         read(text)
-
-
-def test_more_ranks_than_there_can_be_are_refused() -> None:
-    document = json.loads(Output().json())
-    document["config"]["ngpus"] = 10**9
-    with pytest.raises(UsageError, match="a run of 1000000000 ranks"):
-        read_nccl_tests_json(json.dumps(document), "x")
 
 
 @pytest.mark.parametrize(("code", "text"), [(22809, "2.28.9"), (2708, "2.7.8"), (21005, "2.10.5")])
