@@ -208,6 +208,33 @@ class _Work(Struct, frozen=True):
     places: int
 
 
+def _time(
+    cupy: Any, gate: cuda.StreamGate | None, work: Sequence[_Work], repeats: int, *, sleeps: bool = False
+) -> float:
+    """Return the GPU seconds of all work, by two events on the first queue, whose device is current.
+
+    A `gate` holds the work back until all of it is enqueued. If the host `sleeps` meanwhile, other threads have its
+    core.
+    """
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event(block=sleeps)
+    first, others = work[0].queue.stream, [copies.queue for copies in work[1:]]
+    with gate.hold(first.ptr) if gate else contextlib.nullcontext(cuda.HeldStream()) as hold:
+        first.record(start)
+        for other in others:
+            other.stream.wait_event(start)
+        for _ in range(repeats):
+            for copies in work:
+                hold.count(copies.places)
+                copies.issue()
+        for other in others:
+            other.stream.record(other.end)
+            first.wait_event(other.end)
+        first.record(stop)
+    stop.synchronize()
+    milliseconds: float = cupy.cuda.get_elapsed_time(start, stop)
+    return milliseconds / 1e3
+
+
 class CudaCopies:
     """All GPUs that this process sees, in CUDA's order."""
 
@@ -262,7 +289,8 @@ class CudaCopies:
                     gated = not any(
                         _memory(end).pageable for stream in streams for end in (stream.source, stream.destination)
                     )
-                    return self._time(streams[0].by, work, repeats, gated=gated)
+                    self._runtime.setDevice(self._device(streams[0].by).index)
+                    return _time(self._cupy, self._gate if gated else None, work, repeats)
             except BaseException:
                 # The next measurement must not overlap with copies that were enqueued before the failure.
                 for copies in work:
@@ -295,7 +323,8 @@ class CudaCopies:
         """Return the GPU seconds that the work enqueued by a call takes."""
         with cuda_errors(doing):
             queue = self._device(by).queue(0)
-            return self._time(by, [_Work(queue, partial(issue, queue.stream.ptr), 1)], 1, gated=False)
+            self._runtime.setDevice(self._device(by).index)
+            return _time(self._cupy, None, [_Work(queue, partial(issue, queue.stream.ptr), 1)], 1)
 
     def close(self) -> None:
         """Free all memory and disable peer access. Ignore errors, because after some of them every CUDA call fails."""
@@ -394,28 +423,6 @@ class CudaCopies:
         if memory.gpu is None:
             return not memory.pageable
         return memory.gpu == gpu or (gpu, memory.gpu) in self._enabled
-
-    def _time(self, timer: int, work: Sequence[_Work], repeats: int, *, gated: bool) -> float:
-        """Time all copies by two events on the first queue, which belongs to GPU `timer`."""
-        self._runtime.setDevice(self._device(timer).index)
-        event = self._cupy.cuda.Event
-        start, stop = event(), event()
-        first, others = work[0].queue.stream, [copies.queue for copies in work[1:]]
-        with self._gate.hold(first.ptr) if gated else contextlib.nullcontext(cuda.HeldStream()) as hold:
-            first.record(start)
-            for other in others:
-                other.stream.wait_event(start)
-            for _ in range(repeats):
-                for copies in work:
-                    hold.count(copies.places)
-                    copies.issue()
-            for other in others:
-                other.stream.record(other.end)
-                first.wait_event(other.end)
-            first.record(stop)
-        stop.synchronize()
-        milliseconds: float = self._cupy.cuda.get_elapsed_time(start, stop)
-        return milliseconds / 1e3
 
 
 def open_copies(driver: Driver, device_names: Mapping[str, str] = MappingProxyType({})) -> CudaCopies:
@@ -534,18 +541,10 @@ class CudaRankCopies:
         return self._addresses[handle]
 
     def _seconds(self, queue: CopyQueue, issue: Callable[[], object], repeats: int, *, gated: bool) -> float:
-        """Return the GPU seconds of all operations. The host sleeps meanwhile, because NCCL's threads need its core."""
-        start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event(block=True)
+        # The host sleeps, because NCCL's threads need its core.
         with no_garbage_collection():
-            with self._gate.hold(queue.stream.ptr) if gated else contextlib.nullcontext(cuda.HeldStream()) as hold:
-                queue.stream.record(start)
-                for _ in range(repeats):
-                    hold.count(1)
-                    issue()
-                queue.stream.record(stop)
-            stop.synchronize()
-        milliseconds: float = self._cupy.cuda.get_elapsed_time(start, stop)
-        return milliseconds / 1e3
+            gate = self._gate if gated else None
+            return _time(self._cupy, gate, [_Work(queue, issue, 1)], repeats, sleeps=True)
 
 
 @contextlib.contextmanager

@@ -105,8 +105,11 @@ class Run:
 
 
 def watchdogs_of(output: Path) -> list[int]:
-    names = ((pid, Path(f"/proc/{pid}/comm")) for pid in processes_of(output))
-    return [pid for pid, name in names if name.exists() and name.read_text() == "gpubench-watch\n"]
+    found = []
+    for pid in processes_of(output):
+        with suppress(OSError):  # it has just ended
+            found += [pid] * (Path(f"/proc/{pid}/comm").read_text() == "gpubench-watch\n")
+    return found
 
 
 def processes_of(output: Path) -> list[int]:

@@ -33,14 +33,6 @@ def test_ranks_without_gpus_refuse_once_and_name_the_simulation() -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.mpi
-def test_ranks_do_not_simulate() -> None:
-    result = mpirun(2, "overlap", "--simulate", "hgx-h200-4")
-    assert result.returncode == 2
-    assert result.stderr.count("overlap --simulate under") == 1
-
-
 @pytest.mark.mpi
 def test_a_whole_job_on_fake_gpus(tmp_path: Path) -> None:
     table = tmp_path / "overlap.txt"

@@ -9,22 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.mpi.hosts import command, connected
-from tests.mpi.test_faults import LONG, MPIRUN, processes_of, start
+from tests.mpi.test_faults import LONG, MPIRUN, start, watchdogs_of
 from tests.mpi.test_host_faults import TIMEOUT, WORDS
 from tests.ranks.watchdog import strangers
 
 pytestmark = pytest.mark.mpi
-
-
-def watchdogs_of(output: Path) -> list[int]:
-    return [pid for pid in processes_of(output) if name_of(pid) == "gpubench-watch"]
-
-
-def name_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 @pytest.fixture

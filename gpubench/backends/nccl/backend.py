@@ -62,11 +62,7 @@ class NcclCalls:
         """`ncclAlltoAll` (NCCL 2.28 or later), else grouped sends and receives."""
         if self._library.has("ncclAlltoAll"):
             return self._bind("ncclAlltoAll", send, receive, count, self._types[dtype])
-        pairs = [
-            (self._send(send, peer, count, dtype, peer), self._receive(receive, peer, count, dtype, peer))
-            for peer in range(self._ranks)
-        ]
-        return self._group([entry for pair in pairs for entry in pair])
+        return self.all_to_all_v(send, receive, [count] * self._ranks, dtype)
 
     def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
         """Grouped sends and receives of all blocks that are not empty."""
