@@ -81,13 +81,7 @@ class _PciTree:
         return self._device(), self._root_port(self._bridges[numa or 0], numa)
 
     def _below(self, switch: snapshot.PciSwitch) -> snapshot.PciPlace:
-        above = switch.place
-        return snapshot.PciPlace(
-            host_bridge=above.host_bridge,
-            root_port=above.root_port,
-            switches=(*above.switches, switch.bus_id),
-            numa_node=above.numa_node,
-        )
+        return replace(switch.place, switches=(*switch.place.switches, switch.bus_id))
 
     def _root_port(self, bridge: str, numa: int | None) -> snapshot.PciPlace:
         self._ports[bridge] = self._ports.get(bridge, 0) + 1

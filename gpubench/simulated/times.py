@@ -46,7 +46,7 @@ LEAST_STEP = 0.49  # Smallest share of a channel's bandwidth that the search tri
 _ROUNDING = 1 + 1e-9
 
 
-def channels_of_node(nics_gb_s: Sequence[float]) -> tuple[int, ...]:
+def node_channels(nics_gb_s: Sequence[float]) -> tuple[int, ...]:
     """Return the NIC index of each channel that the search finds. Empty without NICs."""
     count, gb_s = 0, 0.0
     for step in sorted({rate / share for rate in nics_gb_s for share in (1, 2)}, reverse=True):
@@ -61,7 +61,7 @@ def channels_of_node(nics_gb_s: Sequence[float]) -> tuple[int, ...]:
 
 def rings_gb_s(nodes: Iterable[Sequence[float]]) -> float:
     """Return the bandwidth in GB/s at which all channels together leave each node, from the GB/s of its NICs."""
-    found = [(nics_gb_s, channels_of_node(nics_gb_s)) for nics_gb_s in nodes]
+    found = [(nics_gb_s, node_channels(nics_gb_s)) for nics_gb_s in nodes]
     count = min(len(channels) for _, channels in found)
     shares = ((nics_gb_s, Counter(channels[:count])) for nics_gb_s, channels in found)
     slowest = min((nics_gb_s[nic] / own for nics_gb_s, nics in shares for nic, own in nics.items()), default=0.0)
@@ -118,7 +118,7 @@ class CollectiveTimes:
         healthy = node_links(machine.profile, [fault for fault in shape if fault.node_number == 0])
         faulty = _links_by_node(machine.profile, faults)
         kinds = [*faulty.values(), *([healthy] if len(faulty) < machine.nodes else [])]
-        self._job = _Job(
+        self._job = _SimulatedJob(
             machine=machine,
             healthy=healthy,
             faulty=faulty,
@@ -216,7 +216,7 @@ def _links_by_node(profile: Profile, faults: Sequence[Fault]) -> dict[int, NodeL
     return found
 
 
-class _Job(Struct, frozen=True, kw_only=True):
+class _SimulatedJob(Struct, frozen=True, kw_only=True):
     """What all collectives of a simulated job share. `faulty` has nodes with faults, `kinds` each distinct node."""
 
     machine: SimulatedMachine
@@ -232,7 +232,7 @@ class _Job(Struct, frozen=True, kw_only=True):
 class _Model:
     """The times of one collective with `local` ranks per node. NICs serve `nic_gpus` GPUs of a node."""
 
-    def __init__(self, job: _Job, collective: Collective, local: int, nic_gpus: int) -> None:
+    def __init__(self, job: _SimulatedJob, collective: Collective, local: int, nic_gpus: int) -> None:
         self._job = job
         self._profile = profile = job.machine.profile
         self._nodes = job.machine.nodes

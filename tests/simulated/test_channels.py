@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.simulated.times import channels_of_node, rings_gb_s
+from gpubench.simulated.times import node_channels, rings_gb_s
 
 HEALTHY = (50.0,) * 8
 
@@ -26,7 +26,7 @@ def with_one(gb_s: float) -> tuple[float, ...]:
 def test_the_search_takes_the_most_bandwidth_of_equal_channels(
     nics: tuple[float, ...], channels: tuple[int, ...]
 ) -> None:
-    assert channels_of_node(nics) == channels
+    assert node_channels(nics) == channels
 
 
 @pytest.mark.parametrize(("slow", "together"), [(48.0, 384), (40.0, 320), (25.0, 200), (20.0, 350), (5.0, 350)])

@@ -78,6 +78,11 @@ def test_a_healthy_node_is_complete_and_says_that_it_is_simulated(profile: Profi
         for name in ("mig", "ecc", "bar1_bytes"):
             assert (getattr(gpu, name) is None) == (name in gpu.unknown)
     assert all(nic.state == "active" for nic in snapshot.nics)
+    assert [port.nic for port in snapshot.rdma_ports] == [nic.name for nic in snapshot.nics if nic.rdma]
+    names = [device.bus_id for device in snapshot.pci_devices]
+    assert names == sorted(set(names))
+    assert set(ids) - set(names) == set(snapshot.nvswitches)
+    assert all(device.above is None or device.above in names for device in snapshot.pci_devices)
     assert from_plain(Snapshot, to_plain(snapshot)) == snapshot
 
 
