@@ -1,9 +1,8 @@
-"""Assigns each line of NCCL's log to a process, a thread and a communicator.
+"""Assign each line of NCCL's log to a process, a thread and a communicator.
 
-Connection lines name ranks, but ranks count within a communicator, and a process has many. A line belongs to a comm of
-its process with the writer's rank and GPU. Among several such comms, choose the one that the thread initializes or
-named last, or else the only one whose rings are not set up yet, or else the one without that channel, because NCCL logs
-each channel once. What is still ambiguous is decided after every log is read.
+A connection line has ranks, which count within one of the process's communicators. It belongs to a comm with the
+writer's rank and GPU. Of several, choose the one that the thread named last, else the only one whose rings are not set
+up, else the only one without this channel, because NCCL logs a channel once. Other lines are decided at the end.
 """
 
 from collections import Counter
@@ -17,17 +16,16 @@ from gpubench.model.paths.transport import Tuning
 from gpubench.readers import limits
 from gpubench.readers.nccl_log import lines
 
-_MOST_ENDS = 1024
-"""Texts of a thread's own end: its rank in each communicator, with each NIC."""
+_MOST_ENDS = 1024  # Cached texts per thread: its rank in each communicator, with each NIC
 
 
 class Comm:
-    """One `ncclComm` of a process: its rank in a communicator. The comms of all ranks make up the communicator.
+    """One `ncclComm` of a process, which is one rank of a communicator.
 
-    `comm_id` names the communicator in every process, and is None if no line does. `peer_devices` are the GPUs of
-    peers, which distinguish communicators without an id. `tuning_lines` are the lines that `tunings` were read from.
-    `began` and `is_complete` are the start and end of its init, `is_connected` tells whether rings or trees were set
-    up, and `has_multicast` whether it shares memory with the ranks of its node over NVLink SHARP (NVLS).
+    `comm_id` is equal in all processes of a communicator, and None if not logged. `peer_devices` are the GPUs of peers,
+    which distinguish communicators without an id. `tuning_lines` are the lines of `tunings`. `began` and `is_complete`
+    are the start and end of its init. `is_connected` is true after the set-up of rings or trees. `has_multicast` is
+    true if it shares memory with the ranks of its node over NVLink SHARP (NVLS).
     """
 
     def __init__(self, process: "Process", line: lines.CommunicatorLine, sets: ChannelSets) -> None:
@@ -49,14 +47,7 @@ class Comm:
         self.tunings: dict[Tuning, None] = {}
         self.tuning_lines: set[bytes] = set()
 
-    def is_same(self, line: lines.CommunicatorLine, comm_id: str | None) -> bool:
-        """True if a line with this comm's address belongs to it, and not to a later comm at the same address."""
-        return (line.rank, line.size) == (self.rank, self.size) and (
-            None in (comm_id, self.comm_id) or comm_id == self.comm_id
-        )
-
     def update(self, line: lines.CommunicatorLine, comm_id: str | None) -> None:
-        """Update this comm from a line."""
         self.comm_id = self.comm_id or comm_id
         self.nodes = self.nodes if line.nodes is None else line.nodes
         self.local_rank = self.local_rank if line.local_rank is None else line.local_rank
@@ -67,7 +58,7 @@ class Comm:
         return rank == self.rank and self.is_on(device)
 
     def is_on(self, device: str) -> bool:
-        """True if its GPU may be the one in a line's brackets: NVML's index, or up to NCCL 2.17 the bus id."""
+        """True if its GPU may be the device in a line: NVML's index, or up to NCCL 2.17 the bus id."""
         if not device:
             return True
         if self.nvml_index is not None:
@@ -75,22 +66,21 @@ class Comm:
         return self.bus is None or device == f"{self.bus:x}"
 
     def may_write(self, rank: int, device: str, peer: int) -> bool:
-        """True if it is alive, has this rank on this GPU, and has this peer."""
+        """True if it may write a line with this rank, device and peer."""
         return rank == self.rank and self.is_alive and peer < self.size and self.is_on(device)
 
     def has(self, peer: int, code: int) -> bool:
-        """True if it has this channel to a peer."""
         return self.connections.channels_to(peer).has(code)
 
     def connections_for(self, connection: lines.Connection) -> RankConnections:
-        """Return the connections of this comm that a new one is added to."""
+        """Return its connections, to add this one. Remember the GPU of the peer if there is no id."""
         if self.comm_id is None:
             self.peer_devices[connection.peer] = connection.peer_device
         return self.connections
 
 
 class EarlyConnections:
-    """Connections that a rank logs before, or without, a line that names its communicator."""
+    """Connections that a rank logs before a line that names its communicator, or without one."""
 
     def __init__(self, sets: ChannelSets) -> None:
         self.connections = RankConnections(sets, limits.MOST_LOG_RANKS)
@@ -98,7 +88,7 @@ class EarlyConnections:
 
 
 class AmbiguousChannel(NamedTuple):
-    """A channel, by its code, of a connection that several comms may have."""
+    """A channel, by its code, that may belong to several comms."""
 
     connection: lines.Connection
     code: int
@@ -106,7 +96,7 @@ class AmbiguousChannel(NamedTuple):
 
 
 class _Passing:
-    """The comms among the first `tried` of a process that pass a test."""
+    """The comms that passed a test, of the first `tried` ones."""
 
     def __init__(self) -> None:
         self.comms: list[Comm] = []
@@ -116,7 +106,7 @@ class _Passing:
 class Process(Struct, eq=False):
     """One process: its comms in order of appearance, and channels that may belong to several of them.
 
-    `ambiguous` counts how often each channel was logged, at most as often as there are comms that may have it.
+    `ambiguous` counts the lines of each channel, up to the number of its comms.
     """
 
     host: str
@@ -129,7 +119,7 @@ class Process(Struct, eq=False):
     splits: Counter[str] = field(default_factory=Counter)
     passing: dict[tuple[str | int, ...], _Passing] = field(default_factory=dict)
     remembering: list["Thread"] = field(default_factory=list)
-    """Threads that cache lines until the comms change."""
+    """Threads with cached lines, which are valid until the comms change."""
 
     is_exiting: bool = False
     begins_again: bool = False
@@ -140,19 +130,18 @@ class Process(Struct, eq=False):
 
     @property
     def name(self) -> str:
-        """The name of the process in settings and remarks."""
         return f"{self.host}:{self.pid}"
 
     @property
     def is_closing(self) -> bool:
-        """True if all its communicators ended. Errors while it closes resources also occur in healthy jobs."""
+        """True after all its communicators ended. Then errors are normal, because resources are closed."""
         if self.is_exiting:
             return True
         return bool(self.comms) and not self.begins_again and not any(comm.is_alive for comm in self.comms)
 
     @property
     def is_starting(self) -> bool:
-        """True if the init of a communicator is in progress, or no communicator is known."""
+        """True during the init of a communicator, and before the first one."""
         return not self.comms or any(comm.is_alive and not comm.is_complete for comm in self.comms)
 
     def first_passing(
@@ -160,7 +149,7 @@ class Process(Struct, eq=False):
     ) -> Sequence[Comm]:
         """Return the first comms, at most `most`, that pass the test with this key.
 
-        A comm that failed a test is not tested again: a process with 8,000 communicators logs a million lines.
+        Never repeat a failed test, because a process with 8,000 communicators logs a million lines.
         """
         known = self.passing.get(key)
         if known is None:
@@ -173,25 +162,17 @@ class Process(Struct, eq=False):
                 known.comms.append(comm)
         return known.comms
 
-    def add_ambiguous(self, channel: AmbiguousChannel) -> bool:
-        """Count a channel that several comms may have. True if it is new."""
-        before = self.ambiguous.get(channel, 0)
-        self.ambiguous[channel] = min(before + 1, len(channel.comms))
-        return not before
-
     def forget_caches(self) -> None:
-        """Clear the line caches of threads after the comms changed."""
         for thread in self.remembering:
             thread.forget_caches()
         self.remembering.clear()
 
 
 class Thread(Struct, eq=False):
-    """One thread: the comm that it initializes or named last, the `newest` comm that it completed, and connections
-    logged before any comm was named.
+    """One thread: the comm that it named last, the `newest` comm that it completed, and `early` connections.
 
-    Until the comms of the process change, it caches lines: `connections` maps the text of the writer's end to where a
-    connection is added, and `tuning_lines` are lines that repeat what `comm` has.
+    Until the comms of the process change, it caches lines: `connections` has the connections to add to by the text of
+    the writer's end. `tuning_lines` are lines that add nothing to `comm`.
     """
 
     process: Process
@@ -202,7 +183,7 @@ class Thread(Struct, eq=False):
     tuning_lines: set[bytes] = field(default_factory=set)
 
     def use(self, comm: Comm | None) -> None:
-        """Assign the following lines to a comm."""
+        """Assign the following lines to `comm`."""
         if comm is not self.comm:
             self.comm = comm
             self.forget_caches()
@@ -212,20 +193,14 @@ class Thread(Struct, eq=False):
         self.tuning_lines = self.comm.tuning_lines if self.comm is not None and self.comm.rank == 0 else set()
 
     def remember(self, own_end: bytes, connections: RankConnections) -> None:
-        """Cache where connections with this text at the writer's end are added."""
+        """Cache the connections to add to by the text of the writer's end."""
         if len(self.connections) >= _MOST_ENDS:
             self.connections.clear()
         self.connections[own_end] = connections
         self.process.remembering.append(self)
 
-    def remember_tuning(self, line: bytes) -> None:
-        """Cache a line that repeats what the comm has."""
-        if len(self.tuning_lines) < _MOST_TUNINGS:
-            self.tuning_lines.add(line)
-            self.process.remembering.append(self)
-
     def early_connections(self, connection: lines.Connection, sets: ChannelSets) -> RankConnections:
-        """Return the connections that collect a rank's lines until its communicator is named."""
+        """Return the connections of a rank whose communicator has no name yet, to add this one."""
         key = connection.rank, connection.device
         if key not in self.early:
             self.early[key] = EarlyConnections(sets)
@@ -233,7 +208,7 @@ class Thread(Struct, eq=False):
         return self.early[key].connections
 
     def assign_early(self, comms: list[Comm]) -> None:
-        """Move early connections to the only comm that can have them."""
+        """Move early connections to a comm if it is the only one that fits."""
         for (rank, device), early in list(self.early.items()):
             most_rank = max(early.connections, default=0)
             fitting = [comm for comm in comms if comm.is_rank(rank, device) and most_rank < comm.size]
@@ -245,8 +220,7 @@ class Thread(Struct, eq=False):
         self.forget_caches()
 
 
-_MOST_TUNINGS = 4096
-"""Per communicator. Every size is kept once, but a job with ever new sizes must not fill the memory."""
+_MOST_TUNINGS = 4096  # Per communicator. A job with ever new sizes must not fill the memory.
 
 _MOST_CACHED = 2**16
 _MOST_LOST = 2**12
@@ -258,9 +232,9 @@ ARROW = b" -> "
 class Attribution:
     """The processes of a job with their comms, built line by line.
 
-    For speed it caches both sides of ` -> ` in connections: left the source rank, and right the destination rank, the
-    line's code, and whether the receiver wrote it. `lost` has connections of unknown writers, with their channel codes.
-    `cut_heads` counts processes whose host name lost its start. `reached` has the limits that were exceeded.
+    For speed it caches both sides of ` -> ` in connections: the left one has the source rank, and the right one the
+    destination rank, the line's code, and whether the receiver wrote it. `lost` has connections of unknown writers,
+    with their channel codes. `cut_heads` counts processes whose host name lost its start.
     """
 
     def __init__(self, reached: lines.ReachedLimits) -> None:
@@ -277,7 +251,6 @@ class Attribution:
         self.right_sides: dict[bytes, tuple[int, int, bool]] = {}
 
     def thread(self, source: lines.LineSource) -> Thread:
-        """Return the thread that wrote a line."""
         process = self.processes.get((source.host, source.pid))
         if process is None:
             process = self.processes[source.host, source.pid] = Process(source.host, source.pid)
@@ -289,12 +262,12 @@ class Attribution:
         return process.threads[source.tid]
 
     def find_by_pid(self, pid: int) -> Sequence[Process]:
-        """Return the processes with this pid, or none if too many share it."""
+        """Return the processes with this pid on all hosts, or none if there are too many."""
         found = self._by_pid.get(pid, ())
         return found if len(found) <= _MOST_NAMESAKES else ()
 
     def pairs(self) -> int:
-        """Return the number of rank and peer pairs, counted from either end."""
+        """Count the pairs of rank and peer."""
         return sum(
             sum(len(comm.connections) for comm in process.comms)
             + sum(len(early.connections) for thread in process.threads.values() for early in thread.early.values())
@@ -306,12 +279,12 @@ class Attribution:
             self.reached.end(f"more than {most} {what}", f"{most} {what}")
 
     def strip_text(self, source: lines.LineSource) -> lines.LineSource:
-        """Return the known process if other text without a line end precedes the host name."""
-        known = {each.host for each in self.find_by_pid(source.pid) if source.host.endswith(each.host)}
+        """Remove other text before the host name, if it then is the only known process that fits."""
+        known = {process.host for process in self.find_by_pid(source.pid) if source.host.endswith(process.host)}
         return source._replace(host=min(known, key=len)) if len(known) == 1 else source
 
     def add_connection(self, thread: Thread, place: tuple[int, int], text: bytes, *, cut: bool) -> bool:
-        """Add a channel of NCCL's connection 0 or 1 from its text. False if it cannot be read."""
+        """Add a channel at `place`, its number and NCCL's connection. False if the text cannot be read."""
         connection = lines.parse_connection(text, cut=cut)
         if connection is None:
             return False
@@ -322,7 +295,7 @@ class Attribution:
                 connection.peer, code
             )
             return True
-        connections = self._connections_for(thread, connection, code, of_sends=place[1] == 1)
+        connections = self._find_connections(thread, connection, code, is_send=place[1] == 1)
         if connections is not None:
             connections.add(connection.peer, code)
             if not cut:
@@ -330,27 +303,27 @@ class Attribution:
         return True
 
     def add_lost(self, place: tuple[int, int], text: bytes) -> None:
-        """Keep a channel whose writer was cut off, unless it is unreadable or there are too many."""
+        """Keep a channel whose writer was cut off."""
         connection = lines.parse_connection(text)
         if connection is not None and len(self.lost) < _MOST_LOST:
             line_code = self.sets.line_code(connection.transport, received=connection.received)
             self.lost.append((connection, line_code + channel_code(*place)))
 
     def connected(self, thread: Thread) -> None:
-        """Process a line that reports set-up rings or trees without naming the communicator."""
+        """Process a line about connected rings or trees, which does not name the communicator."""
         comm = thread.comm or thread.newest
         if comm is None:
             unconnected = thread.process.first_passing(
-                ("connects",), lambda each: each.is_alive and not each.is_connected
+                ("connects",), lambda comm: comm.is_alive and not comm.is_connected
             )
-            waiting = [each for each in unconnected if each.connections]
+            waiting = [comm for comm in unconnected if comm.connections]
             comm = waiting[0] if len(waiting) == 1 else None
         if comm is not None:
             comm.is_connected = True
         thread.newest = None
 
     def _name(self, process: Process, handle: bytes, rank: int, size: int) -> Comm:
-        """Return the known or new comm whose address a connection line contains, as RCCL's lines do."""
+        """Return the comm whose address is in a connection line of RCCL. It may be new."""
         comm = process.comm_by_address.get(handle)
         if comm is None or (comm.rank, comm.size) != (rank, size):
             line = lines.CommunicatorLine(handle, rank, size, None, None, None, None, None, None, None, None, "")
@@ -379,9 +352,13 @@ class Attribution:
         process = thread.process
         comm_id, ends = _comm_id(process, line), line.event.startswith(("Destroy", "Abort", "Revoke"))
         comm = process.comm_by_address.get(line.handle)
-        if comm is None or not comm.is_same(line, comm_id):
-            if comm is not None:
-                comm.is_alive = False
+        if comm is None:
+            comm = self._begin_comm(process, line)
+        elif (comm.rank, comm.size) != (line.rank, line.size) or (
+            None not in (comm_id, comm.comm_id) and comm_id != comm.comm_id
+        ):
+            # Another comm was allocated at the same address.
+            comm.is_alive = False
             comm = self._begin_comm(process, line)
         if comm.nvml_index is None and line.nvml_index is not None and comm.bus is not None:
             process.passing.clear()  # With its bus id known, the comm may match other GPUs.
@@ -405,9 +382,7 @@ class Attribution:
             process.forget_caches()
 
     def add_multicast(self, thread: Thread, message: bytes) -> None:
-        """Process 'NVLS comm 0x7f headRank 0 nHeads 6 nvlsRanks 6 ...', which a rank logs once it shares NVLS
-        memory.
-        """
+        """Process 'NVLS comm 0x7f headRank 0 nHeads 6 ...', which a rank logs after it shared NVLS memory."""
         comm = thread.process.comm_by_address.get(message.split(b" ", 3)[2])
         if comm is not None:
             comm.has_multicast = True
@@ -417,9 +392,7 @@ class Attribution:
         thread.use(thread.process.comm_by_address.get(address))
 
     def add_tuning(self, thread: Thread, message: bytes, line: bytes) -> None:
-        """Add the algorithm and protocol of an operation, which rank 0 logs. `line` is the whole line, if it has no
-        more in it.
-        """
+        """Add the algorithm and protocol of an operation, which rank 0 logs. If `line` is not empty, cache it."""
         tuning = lines.parse_tuning(message)
         if tuning is None:
             return
@@ -430,18 +403,19 @@ class Attribution:
         tunings = roots[0].tunings if len(roots) == 1 else process.tunings
         if len(tunings) < _MOST_TUNINGS:
             tunings[tuning] = None
-        if line:
-            thread.remember_tuning(line)
+        if line and len(thread.tuning_lines) < _MOST_TUNINGS:
+            thread.tuning_lines.add(line)
+            process.remembering.append(thread)
 
-    def _connections_for(
-        self, thread: Thread, connection: lines.Connection, code: int, *, of_sends: bool
+    def _find_connections(
+        self, thread: Thread, connection: lines.Connection, code: int, *, is_send: bool
     ) -> RankConnections | None:
-        """Return the connections to add a channel to. None if it is there already or its comm is still ambiguous."""
+        """Return the connections to add a channel to. None if they have it, or if the comm is ambiguous."""
         process, writer = thread.process, (connection.rank, connection.device, connection.peer)
         if thread.comm is not None and thread.comm.may_write(*writer):
             return thread.comm.connections
         comms = process.first_passing(("any", *writer), lambda comm: comm.may_write(*writer), most=2)
-        if not comms or (process.has_bus_ids and not of_sends):
+        if not comms or (process.has_bus_ids and not is_send):
             self._end_beyond(len(thread.early), limits.MOST_EARLY_OF_A_THREAD, "ranks that no communicator is named of")
             return thread.early_connections(connection, self.sets)
         unconnected = process.first_passing(
@@ -455,18 +429,21 @@ class Attribution:
             )
         if len(comms) == 1:
             return comms[0].connections_for(connection)
-        if comms and process.add_ambiguous(AmbiguousChannel(connection, code, tuple(comms))):
-            self._ambiguous += len(comms)
+        if comms:
+            channel = AmbiguousChannel(connection, code, tuple(comms))
+            before = process.ambiguous.get(channel, 0)
+            process.ambiguous[channel] = min(before + 1, len(comms))
+            self._ambiguous += 0 if before else len(comms)
             self._end_beyond(self._ambiguous, limits.MOST_AMBIGUOUS, "channels that several communicators may have")
         return None
 
     def _remember(self, thread: Thread, connection: lines.Connection, text: bytes, line_code: int) -> None:
-        """Cache where such a connection is added, if the writer's end alone decides it."""
+        """Cache the connections to add to, if the writer's end alone determines them."""
         process = thread.process
         writer = (connection.rank, connection.device, 0)
         comm = thread.comm
         if comm is None or not comm.may_write(*writer):
-            comms = process.first_passing(("any", *writer), lambda each: each.may_write(*writer), most=2)
+            comms = process.first_passing(("any", *writer), lambda comm: comm.may_write(*writer), most=2)
             comm = comms[0] if len(comms) == 1 else None
         left, arrow, right = text.partition(ARROW)
         if comm is None or comm.comm_id is None or process.has_bus_ids or not arrow:
@@ -484,7 +461,7 @@ def _is_living_root(comm: Comm) -> bool:
 
 
 def _comm_id(process: Process, line: lines.CommunicatorLine) -> str | None:
-    """Return the commId. For a split communicator, combine the parent's with the number of the split and the color.
+    """Return the commId. A split communicator has the parent's, the number of the split, and the color.
 
     NCCL 2.23 does not log the number, so count the splits.
     """

@@ -1,15 +1,13 @@
-"""Assembles the communicators of a job and the machines of their ranks after all logs are read.
+"""Assemble the communicators of a job and the machines of their ranks, after all logs are read.
 
-Ranks of one communicator log the same commId. NCCL before 2.17 logs none, and then size, order, and the GPUs of peers
-distinguish communicators. Channels that several communicators may have form one more, without an id. So do connections
-of processes whose log has no init.
-
-A host name does not identify a machine: virtual machines and pods may share one, and containers of one machine have
-several.
+Ranks of one communicator log the same commId. NCCL before 2.17 logs none, so there size, order and the GPUs of peers
+distinguish communicators. Ambiguous channels form a communicator without an id, and so do connections without init
+lines. A host name does not identify a machine: virtual machines and pods may share one.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cache
 from itertools import chain
 
 from msgspec import Struct, field
@@ -17,19 +15,16 @@ from msgspec.structs import replace
 
 from gpubench.model.paths.nccl_log import ChannelSet, ChannelSets, Communicator, Connections, Member, RankConnections
 from gpubench.model.paths.transport import MULTICAST, TransportKind, Tuning
+from gpubench.model.terms.units import group_by
 from gpubench.readers import limits
 from gpubench.readers.nccl_log.attribution import AmbiguousChannel, Attribution, Comm, Process
 from gpubench.readers.nccl_log.lines import Connection, ReachedLimits, format_bus_id
 
-_BETWEEN_MACHINES = "P2P/MNNVL"
-"""The only peer access between machines, over NVLinks between nodes."""
-
 
 def nodes(comms: Sequence[Comm], count: int | None, host_ids: Mapping[str, str]) -> list[str]:
-    """Return the machine of every rank as NCCL distinguishes them: by name or NCCL_HOSTID.
+    """Return the node of every rank for NCCL: its host name or NCCL_HOSTID.
 
-    If NCCL counts more machines than names, each local rank 0 starts a new one, provided that this matches NCCL's
-    count.
+    If NCCL counts more nodes than names, each local rank 0 starts a new one, provided that this matches NCCL's count.
     """
     names = [host_ids.get(comm.process.name, comm.process.host) for comm in comms]
     if count is None or len(set(names)) >= count:
@@ -48,63 +43,51 @@ def machines(
     connections: Mapping[int, RankConnections],
     addresses: Mapping[str, str],
 ) -> list[str]:
-    """Return the machine of every rank as far as the log shows it. `by_node` is NCCL's view.
+    """Return the machine of every rank, as far as the log shows it. `by_node` has NCCL's nodes.
 
     Ranks with different addresses are on different machines. Ranks of one host name are on one machine if they share a
     process or an address, or if the first GPU of a node is not the machine's first. Without an address, two ranks on
-    the same bus id are on different machines. Peer access and shared memory always join ranks of one machine.
+    the same bus id are on different machines. Peer access and shared memory exist only within a machine.
     """
-    by_host: dict[str, list[int]] = {}
-    for place, comm in enumerate(comms):
-        by_host.setdefault(comm.process.host, []).append(place)
     found = [comm.process.host for comm in comms]
-    for host, places in by_host.items():
-        for place, number in zip(
-            places, _numbers([comms[each] for each in places], places, by_node, addresses), strict=True
-        ):
-            found[place] = host if number == 0 else f"{host}~{number + 1}"
-    return _joined(comms, found, connections)
+    for host, places in group_by(range(len(comms)), lambda place: comms[place].process.host).items():
+        keys = _machine_keys([comms[place] for place in places], [by_node[place] for place in places], addresses)
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        for place, key in zip(places, keys, strict=True):
+            found[place] = host if numbers[key] == 0 else f"{host}~{numbers[key] + 1}"
+    return _join_machines(comms, found, connections)
 
 
-def _numbers(
-    comms: Sequence[Comm], places: Sequence[int], by_node: Sequence[str], addresses: Mapping[str, str]
-) -> list[int]:
+def _machine_keys(comms: Sequence[Comm], comm_nodes: Sequence[str], addresses: Mapping[str, str]) -> Sequence[str]:
+    """Return keys that are equal for ranks on one machine. All ranks have the same host name."""
     known = [addresses.get(comm.process.name, "") for comm in comms]
-    buses = [comm.bus for comm in comms if comm.bus is not None]
-    of_node = [by_node[place] for place in places]
     if len(set(filter(None, known))) > 1:
-        keys = known
-    elif (len(set(buses)) < len(buses) and not _has_one_address(known)) or not _is_one(comms, of_node, known):
-        keys = of_node
-    else:
-        return [0] * len(comms)
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    return [numbers[key] for key in keys]
+        return known
+    buses = [comm.bus for comm in comms if comm.bus is not None]
+    has_one_address = len(set(known)) == 1 and known[0] != ""
+    # NCCL may count several nodes on one machine.
+    is_one = has_one_address or (
+        len(set(buses)) == len(buses)
+        and (
+            len(set(comm_nodes)) == 1
+            or len({comm.process for comm in comms}) == 1
+            or any(comm.nvml_index for comm in comms if comm.local_rank == 0)
+        )
+    )
+    return [""] * len(comms) if is_one else comm_nodes
 
 
-def _is_one(comms: Sequence[Comm], of_node: Sequence[str], known: Sequence[str]) -> bool:
-    """True if ranks of one host name are on one machine, although NCCL may count several."""
-    if len(set(of_node)) == 1 or len({comm.process for comm in comms}) == 1 or _has_one_address(known):
-        return True
-    firsts = [comm.nvml_index for comm in comms if comm.local_rank == 0]
-    return any(firsts)
-
-
-def _has_one_address(known: Sequence[str]) -> bool:
-    return len(set(known)) == 1 and known[0] != ""
-
-
-def _joined(comms: Sequence[Comm], names: list[str], connections: Mapping[int, RankConnections]) -> list[str]:
-    place_of = {comm.rank: place for place, comm in enumerate(comms)}
+def _join_machines(comms: Sequence[Comm], names: list[str], connections: Mapping[int, RankConnections]) -> list[str]:
+    """Give one name to machines that share connections which work only within a machine."""
     if len(set(names)) == 1:
         return names
-    joined, inside = _JoinedNames(), _Inside()
-    for comm in comms:
-        own = names[place_of[comm.rank]]
-        for peer in [peer for peer, channels in connections.get(comm.rank, {}).items() if inside[channels]]:
-            place = place_of.get(peer)
-            if place is not None and joined[names[place]] != joined[own]:
-                joined.join(names[place], own)
+    rank_names = {comm.rank: name for comm, name in zip(comms, names, strict=True)}
+    joined, is_local = _JoinedNames(), cache(is_inside)
+    for rank, own in rank_names.items():
+        for peer in [peer for peer, channels in connections.get(rank, {}).items() if is_local(channels)]:
+            other = rank_names.get(peer)
+            if other is not None and joined[other] != joined[own]:
+                joined.join(other, own)
     return [joined[name] for name in names]
 
 
@@ -126,28 +109,14 @@ class _JoinedNames:
         self._above[self[old]] = self[new]
 
 
-class _Inside(dict[ChannelSet, bool]):
-    def __missing__(self, channels: ChannelSet) -> bool:
-        self[channels] = found = is_inside(channels)
-        return found
-
-
 def is_inside(channels: ChannelSet) -> bool:
-    """True if channels use a transport that works only within a machine."""
-    return any(
-        each.transport.kind in (TransportKind.P2P, TransportKind.SHM) and each.transport.name != _BETWEEN_MACHINES
-        for each in channels.logged
-    )
-
-
-_SHORTEST_BUS_ID = 4
-"""Digits of a bus id in brackets. NCCL 2.18 and later print a small number instead."""
+    """True if channels use a transport that works only within a machine. P2P/MNNVL connects machines."""
+    transports = (logged.transport for logged in channels.logged)
+    return any(one.kind in (TransportKind.P2P, TransportKind.SHM) and one.name != "P2P/MNNVL" for one in transports)
 
 
 class _Builder(Struct, eq=False):
-    """A communicator under construction. `without_init` are the processes and devices of ranks that no line assigns
-    to it.
-    """
+    """A communicator under construction. `without_init` has the processes and devices of ranks without init lines."""
 
     sets: ChannelSets
     id: str | None = None
@@ -163,11 +132,11 @@ class _Builder(Struct, eq=False):
         if self.comms.setdefault(comm.rank, comm) is comm:
             self.by_rank[comm.rank] = comm.connections
         else:
-            self.of_rank(comm.rank).add_all(comm.connections)
+            self.editable(comm.rank).add_all(comm.connections)
         self.tunings |= comm.tunings
 
-    def of_rank(self, rank: int) -> RankConnections:
-        """Return the connections of a rank for changes, copied if they are those of its comm."""
+    def editable(self, rank: int) -> RankConnections:
+        """Return the connections of a rank to change. Copy them first if they are those of its comm."""
         held = self.by_rank.get(rank)
         if held is None or (rank in self.comms and held is self.comms[rank].connections):
             self.by_rank[rank] = RankConnections(self.sets, self.size or limits.MOST_LOG_RANKS)
@@ -175,7 +144,7 @@ class _Builder(Struct, eq=False):
         return self.by_rank[rank]
 
     def fits(self, comm: Comm) -> bool:
-        """True if a rank without a commId may belong here: its place is free, and the GPUs agree."""
+        """True if a rank without a commId may belong here: it has no other log, and the GPUs of peers agree."""
         return (
             comm.size == self.size
             and comm.rank not in self.comms
@@ -183,15 +152,16 @@ class _Builder(Struct, eq=False):
                 comm.is_on(other.peer_devices.get(comm.rank, ""))
                 and other.is_on(comm.peer_devices.get(other.rank, ""))
                 and not (other.process.host == comm.process.host and other.bus == comm.bus is not None)
-                and not (other.process.host != comm.process.host and _reach_inside(comm, other))
+                and not (
+                    other.process.host != comm.process.host
+                    and (
+                        is_inside(comm.connections.channels_to(other.rank))
+                        or is_inside(other.connections.channels_to(comm.rank))
+                    )
+                )
                 for other in self.comms.values()
             )
         )
-
-
-def _reach_inside(one: Comm, other: Comm) -> bool:
-    """True if either comm reaches the other's rank by a transport that works only within a machine."""
-    return is_inside(one.connections.channels_to(other.rank)) or is_inside(other.connections.channels_to(one.rank))
 
 
 def communicators(
@@ -199,27 +169,26 @@ def communicators(
 ) -> tuple[Communicator, ...]:
     """Return all communicators in order of appearance, then those without an id.
 
-    `host_ids` has NCCL_HOSTID by process, which NCCL uses as the machine. `addresses` has the interface addresses over
-    which processes meet.
+    `host_ids` has NCCL_HOSTID by process, and `addresses` the address over which each process meets the others.
     """
     processes, sets = tuple(attribution.processes.values()), attribution.sets
     attribution.cut_heads = 0
     for process in processes:
-        namesake = None if process.comms else _namesake(process, attribution.find_by_pid(process.pid))
+        namesake = None if process.comms else _find_original(process, attribution.find_by_pid(process.pid))
         attribution.cut_heads += namesake is not None and len(process.host) < len(namesake.host)
         for thread in process.threads.values():
             thread.assign_early(process.comms if namesake is None else namesake.comms)
     builders = [*_group_by_id(processes, sets), *_group_without_id(processes, attribution)]
     builders = _within_limits(builders, attribution.reached)
-    builder_of = {comm: builder for builder in builders for comm in builder.comms.values()}
+    owners = {comm: builder for builder in builders for comm in builder.comms.values()}
     ambiguous: dict[tuple[str, ...], _Builder] = {}
     for process in processes:
         for channel, count in process.ambiguous.items():
-            _assign(channel, count, builder_of, ambiguous, sets)
+            _assign(channel, count, owners, ambiguous, sets)
     for process in processes:
-        roots = [builder_of[comm] for comm in process.comms if comm.rank == 0 and comm in builder_of]
+        roots = [owners[comm] for comm in process.comms if comm.rank == 0 and comm in owners]
         # Operations that several communicators may have run are evidence only if none of these is connected.
-        roots = roots or list(dict.fromkeys(builder_of[comm] for comm in process.comms if comm in builder_of))
+        roots = roots or list(dict.fromkeys(owners[comm] for comm in process.comms if comm in owners))
         if process.tunings and not any(peers for root in roots for peers in root.by_rank.values()):
             _ambiguous(ambiguous, roots, sets).tunings |= process.tunings
     found = [*builders, *ambiguous.values(), *_assign_without_init(processes, attribution, builders)]
@@ -235,18 +204,18 @@ def _add_multicast(builder: _Builder) -> None:
         code = builder.sets.line_code(MULTICAST, received=False)
         for comm in builder.comms.values():
             if comm.has_multicast:
-                builder.of_rank(comm.rank).add(comm.rank, code)
+                builder.editable(comm.rank).add(comm.rank, code)
 
 
-def _add_lost(builder: _Builder, lost: Sequence[tuple[Connection, int]]) -> None:
-    """Add channels of unknown writers to the only communicator, because their ends name the writer."""
+def _add_lost(only: _Builder, lost: Sequence[tuple[Connection, int]]) -> None:
+    """Add channels of unknown writers, which the ends of a line identify in the only communicator."""
     for connection, code in lost:
-        if builder.size is None or max(connection.rank, connection.peer) < builder.size:
-            builder.of_rank(connection.rank).add(connection.peer, code)
+        if only.size is None or max(connection.rank, connection.peer) < only.size:
+            only.editable(connection.rank).add(connection.peer, code)
 
 
 def _within_limits(builders: Sequence[_Builder], reached: ReachedLimits) -> list[_Builder]:
-    """Return the first communicators within the limits on their number and total ranks."""
+    """Return the first communicators, up to the limits on their number and their ranks."""
     kept, places = list[_Builder](), 0
     for builder in builders:
         places += builder.size or 0
@@ -260,12 +229,12 @@ def _within_limits(builders: Sequence[_Builder], reached: ReachedLimits) -> list
     return kept
 
 
-def _namesake(process: Process, of_its_pid: Sequence[Process]) -> Process | None:
-    """Return the process that this one duplicates, because its host name lost its start or follows other text."""
+def _find_original(process: Process, candidates: Sequence[Process]) -> Process | None:
+    """Return the process of the same lines, if this host name lost its start or has other text before it."""
     found = [
-        each
-        for each in of_its_pid
-        if each.comms and (process.host.endswith(each.host) or each.host.endswith(process.host))
+        other
+        for other in candidates
+        if other.comms and (process.host.endswith(other.host) or other.host.endswith(process.host))
     ]
     return found[0] if len(found) == 1 else None
 
@@ -281,16 +250,16 @@ def _group_by_id(processes: Sequence[Process], sets: ChannelSets) -> Iterable[_B
 
 
 def _group_without_id(processes: Sequence[Process], attribution: Attribution) -> list[_Builder]:
-    """Group ranks without a commId. Try the nth of a size in its process first in the nth communicator of that size."""
+    """Group ranks without a commId. For the nth comm of a size in a process, try the nth communicator first."""
     builders: list[_Builder] = []
-    by_size: dict[int, list[_Builder]] = {}
+    same_size: dict[int, list[_Builder]] = {}
     for process in processes:
         counts: Counter[int] = Counter()
         for comm in process.comms:
             if comm.comm_id is None:
                 nth, counts[comm.size] = counts[comm.size], counts[comm.size] + 1
-                alike = by_size.setdefault(comm.size, [])
-                builder = next((each for each in chain(alike[nth:], alike[:nth]) if each.fits(comm)), None)
+                alike = same_size.setdefault(comm.size, [])
+                builder = next((other for other in chain(alike[nth:], alike[:nth]) if other.fits(comm)), None)
                 if builder is None and len(builders) == limits.MOST_WITHOUT_ID:
                     _pass_over_without_id(attribution, f"a communicator without an id in {process.name}")
                     return builders
@@ -309,39 +278,39 @@ def _pass_over_without_id(attribution: Attribution, seen: str) -> None:
 def _assign(
     channel: AmbiguousChannel,
     count: int,
-    builder_of: Mapping[Comm, _Builder],
+    owners: Mapping[Comm, _Builder],
     ambiguous: dict[tuple[str, ...], _Builder],
     sets: ChannelSets,
 ) -> None:
-    """Add a channel to every comm that may have it, if each logged it. Otherwise add it to the only comm without it."""
+    """Add a channel to all comms that may have it if it was logged as often. Otherwise find the only possible comm."""
     connection, code, comms = channel
-    comms = tuple(comm for comm in comms if comm in builder_of)  # a damaged log may leave comms without a communicator
+    comms = tuple(comm for comm in comms if comm in owners)  # In a damaged log, a comm may have no communicator.
     lacking = [
         comm
         for comm in comms
-        if builder_of[comm].comms.get(connection.peer, comm).is_on(connection.peer_device)
+        if owners[comm].comms.get(connection.peer, comm).is_on(connection.peer_device)
         and not comm.connections.channels_to(connection.peer).has(code)
     ]
-    silent = [comm for comm in lacking if not comm.connections and _others_are_connected(comm, builder_of[comm])]
+    # In rings and trees every rank sends, so a comm is likely if it alone has no connections in its communicator.
+    silent = [
+        comm
+        for comm in lacking
+        if not comm.connections and any(other.connections for other in owners[comm].comms.values())
+    ]
     if count == len(comms):
-        builders = [builder_of[comm] for comm in comms]
+        builders = [owners[comm] for comm in comms]
     elif len(silent) == 1:
-        # In rings and trees every rank sends. Without these channels this rank would be the only one that does not.
-        builders = [builder_of[silent[0]]]
+        builders = [owners[silent[0]]]
     elif len(lacking) == 1:
-        builders = [builder_of[lacking[0]]]
+        builders = [owners[lacking[0]]]
     else:
-        builders = [_ambiguous(ambiguous, [builder_of[comm] for comm in lacking or comms], sets)]
+        builders = [_ambiguous(ambiguous, [owners[comm] for comm in lacking or comms], sets)]
     for builder in builders:
-        builder.of_rank(connection.rank).add(connection.peer, code)
-
-
-def _others_are_connected(comm: Comm, builder: _Builder) -> bool:
-    return any(other.connections for other in builder.comms.values() if other is not comm)
+        builder.editable(connection.rank).add(connection.peer, code)
 
 
 def _ambiguous(found: dict[tuple[str, ...], _Builder], candidates: Sequence[_Builder], sets: ChannelSets) -> _Builder:
-    """Return the communicator of channels that may belong to any candidate. It has the ranks on which all agree."""
+    """Return the communicator for channels of any of these candidates. It has the ranks that all candidates share."""
     ids = tuple(sorted({str(candidate.id) for candidate in candidates}))
     if ids not in found:
         builder = found[ids] = _Builder(sets, candidates=ids)
@@ -355,8 +324,9 @@ def _ambiguous(found: dict[tuple[str, ...], _Builder], candidates: Sequence[_Bui
 def _assign_without_init(
     processes: Sequence[Process], attribution: Attribution, builders: Sequence[_Builder]
 ) -> list[_Builder]:
-    """Assign connections of processes without init lines to the only communicator, if their ranks fit. Otherwise
-    join them as long as no two have the same rank.
+    """Assign connections without init lines to the only communicator if their ranks fit, or else to new ones.
+
+    Processes with different ranks share a new one.
     """
     found: list[_Builder] = []
     for process in processes:
@@ -364,7 +334,7 @@ def _assign_without_init(
         if not early:
             continue
         ranks = {rank: device for (rank, device), _ in early}
-        largest = max((*ranks, *(peer for _, each in early for peer in each.connections)))
+        largest = max((*ranks, *(peer for _, own in early for peer in own.connections)))
         only = builders[0] if len(builders) == 1 and not process.comms else None
         if (
             only is not None
@@ -373,15 +343,15 @@ def _assign_without_init(
         ):
             builder = only
         else:
-            known = next((each for each in found if not ranks.keys() & each.without_init.keys()), None)
+            known = next((other for other in found if not ranks.keys() & other.without_init.keys()), None)
             if known is None and len(found) == limits.MOST_WITHOUT_ID:
                 _pass_over_without_id(attribution, f"connections of {process.name} without a communicator")
                 return found
             builder = known or _Builder(attribution.sets)
             found += [] if known else [builder]
         builder.without_init |= {rank: (process, device) for rank, device in ranks.items()}
-        for (rank, _), each in early:
-            builder.of_rank(rank).add_all(each.connections)
+        for (rank, _), own in early:
+            builder.editable(rank).add_all(own.connections)
     return found
 
 
@@ -413,9 +383,9 @@ def _communicator(builder: _Builder, host_ids: Mapping[str, str], addresses: Map
 def add_listed_ranks(
     found: tuple[Communicator, ...], listed: Mapping[int, Set[tuple[str, int]]]
 ) -> tuple[Communicator, ...]:
-    """Add the silent ranks that nccl-tests lists, if the text has one run and no init lines.
+    """Add ranks without lines that nccl-tests lists, if the text has one run and no init lines.
 
-    `listed` has hosts and processes by rank. Several for one rank mean several runs.
+    `listed` has hosts and processes by rank. If a rank has several, there are several runs.
     """
     if len(found) != 1 or found[0].id is not None or any(len(places) > 1 for places in listed.values()):
         return found
@@ -448,11 +418,11 @@ def _member(comm: Comm, node: str, machine: str) -> Member:
 def _member_without_init(
     rank: int, process: Process, device: str, host_ids: Mapping[str, str], *, is_unique: bool
 ) -> Member:
-    """Return a rank known only from connections, with the GPU in their brackets.
+    """Return a rank whose GPU is known only from its connections.
 
-    If a host name has one GPU twice, it stands for several machines and identifies none (`is_unique`).
+    The host name is not unique if it has one GPU twice, because then it stands for several machines.
     """
-    is_bus_id = len(device) >= _SHORTEST_BUS_ID
+    is_bus_id = len(device) >= 4  # NCCL 2.18 and later print a small number instead.
     machine = process.host if is_unique else f"{process.host}~{rank}"
     return Member(
         rank=rank,

@@ -1,4 +1,4 @@
-"""Opens log files, folders and standard input, with or without gzip, for the reader in `stream.py`."""
+"""Open log files, folders and standard input, with or without gzip, for the reader in `stream.py`."""
 
 import io
 import os
@@ -29,22 +29,17 @@ _UNPACKERS = {
     b"\xfe\xff": "iconv -f UTF-16 -t UTF-8",
 }
 _LONGEST_MAGIC = 6
-_PACKED_BYTES = 2**10
-"""Unpack in small pieces, because a damaged piece is lost as a whole."""
+_PACKED_BYTES = 2**10  # Unpack in small pieces, because a damaged piece is lost as a whole
 
 _MOST_AT_ONCE = 2**18
-_WITH_HEADER = 16
-"""zlib's flag for a gzip header."""
+_GZIP_HEADER = 16  # zlib's flag
 
 _MIB_WITHOUT_LINE_END = limits.MOST_BYTES_WITHOUT_LINE_END // 2**20
 _EXPECTED = "NCCL's log, as NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log writes one for every rank"
 
 
 class LogFile(Struct, frozen=True):
-    """A file that was read, its number of NCCL lines, and whether it is a truncated gzip.
-
-    `beginning` is its first text, if it has no NCCL line.
-    """
+    """A file that was read. A truncated gzip is damaged. `beginning` is the start of a file without NCCL lines."""
 
     name: str
     nccl_lines: int
@@ -61,9 +56,9 @@ def read_logs(
 ) -> tuple[LogFile, ...]:
     """Read files ('-' is `stdin`) and all visible files of folders with `reader`.
 
-    A file named twice is read once. Reading stops at a limit, which `reader.reached` reports. Raises UsageError if a
-    file is missing, cannot be opened, or is packed by another program than gzip, and for an endless line or pipe before
-    the first NCCL line.
+    A file named twice is read once. Reading stops at a limit, which is then in `reader.reached`. Raises UsageError if a
+    file is missing, unreadable, or packed by another program than gzip. Also raises it for an endless line or pipe if
+    there is no NCCL line at all.
     """
     found: list[LogFile] = []
     unended: list[UsageError] = []
@@ -159,7 +154,7 @@ class _WaitingInput(io.RawIOBase):
 
 
 def _waiting(stdin: BinaryIO) -> io.BufferedReader:
-    """Return standard input as a stream that can be peeked and that waits for its writer."""
+    """Return standard input as a stream that supports peek and waits for its writer."""
     try:
         is_waiting = os.get_blocking(stdin.fileno())
     except (OSError, ValueError):  # no file
@@ -274,4 +269,4 @@ class _Gunzipped:
 
 
 def _unpacker() -> "zlib._Decompress":
-    return zlib.decompressobj(wbits=zlib.MAX_WBITS | _WITH_HEADER)
+    return zlib.decompressobj(wbits=zlib.MAX_WBITS | _GZIP_HEADER)

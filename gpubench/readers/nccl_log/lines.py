@@ -1,7 +1,7 @@
-"""Parses lines about communicators, connections and algorithms in NCCL's log, from NCCL 2.4 to 2.32, as bytes.
+"""Parse lines about communicators, connections and algorithms in the logs of NCCL 2.4 to 2.32, as bytes.
 
-Every line is `host:pid:tid [cudaDev] NCCL INFO message`, after a prefix from a launcher, a clock or a collector. Posted
-logs may lack the thread, the host name, or all of it.
+A line is `host:pid:tid [cudaDev] NCCL INFO message`, after a prefix of a launcher, a clock or a collector. Posted logs
+may lack the thread, the host name, or everything before the level.
 """
 
 import re
@@ -14,9 +14,7 @@ from gpubench.readers import limits
 
 
 class ReachedLimits:
-    """Keeps each exceeded limit once, with its first excess and the count. `ends_reading` is set once reading has
-    to stop.
-    """
+    """The exceeded limits, each with its first excess and their number. `ends_reading` is set if reading must stop."""
 
     def __init__(self) -> None:
         self.ends_reading = False
@@ -28,7 +26,7 @@ class ReachedLimits:
         self._seen[most] = first, times + 1
 
     def end(self, seen: str, most: str) -> None:
-        """Record a limit that stops reading."""
+        """Record a limit, and stop reading."""
         self.ends_reading = True
         self.pass_over(seen, most)
 
@@ -42,9 +40,6 @@ _LOST_COLOR = re.compile(rb"\[(?:\d{1,3}(?:;\d{1,3})*)?m")
 """A color code that lost its escape character."""
 
 _STAMP = re.compile(rb"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+-]{0,20}Z?\]? ", re.M)
-_STAMPED_BYTES = 4096
-"""The first bytes show whether lines start with a timestamp."""
-
 _BARE = re.compile(rb"^(?=NCCL (?:INFO|WARN) )", re.M)
 """The start of a line that lost everything before its level."""
 
@@ -56,7 +51,7 @@ _STRIPPED = re.compile(
     rb"|[\w/-]+\.cc:\d+ (?:\(\w+\) )?-> \d)",
     re.M,
 )
-_OF_STRIPPED = (
+_STRIPPED_WORDS = (
     b"Channel ",
     b"Connected all ",
     b"Using network ",
@@ -66,10 +61,8 @@ _OF_STRIPPED = (
     b" set by env",
     b" P2P is",
 )
-"""NCCL's messages, also found in lines that lost host, process and level."""
+"""Words of NCCL's messages, to recognize lines that lost host, process and level."""
 
-
-_ESCAPED = b"-&gt;"  # The arrow of a connection in a log copied from the source of a web page
 _CHARACTERS = ((b"&gt;", b">"), (b"&lt;", b"<"), (b"&quot;", b'"'), (b"&#39;", b"'"), (b"&amp;", b"&"))
 
 
@@ -79,23 +72,19 @@ def clean_block(block: bytes) -> bytes:
         block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\x1b" in block:
         block = _COLOR.sub(b"", block)
-    if _ESCAPED in block:
+    if b"-&gt;" in block:  # The arrow of a connection, copied from the source of a web page
         for escaped, character in _CHARACTERS:
             block = block.replace(escaped, character)
-    if _STAMP.search(block, 0, _STAMPED_BYTES):
+    if _STAMP.search(block, 0, 4096):
         block = _STAMP.sub(b"", block)
-    is_stripped = any(b"\n" + each in block or block.startswith(each) for each in _OF_STRIPPED)
+    is_stripped = any(b"\n" + word in block or block.startswith(word) for word in _STRIPPED_WORDS)
     if is_stripped or block.count(b"Channel ") > block.count(b"NCCL INFO Channel "):
-        block = _STRIPPED.sub(_add_level, block)
+        block = _STRIPPED.sub(lambda found: (b"[" + found[1] + b"]" if found[1] else b"") + INFO, block)
     return _BARE.sub(b" ", block) if block.startswith(b"NCCL ") or b"\nNCCL " in block else block
 
 
-def _add_level(found: re.Match[bytes]) -> bytes:
-    return (b"[" + found[1] + b"]" if found[1] else b"") + b" NCCL INFO "
-
-
 def strip_colors(line: bytes) -> bytes:
-    """Remove colors from a line, including those without their escape character."""
+    """Remove color codes from a line, even if they lost their escape character."""
     return _LOST_COLOR.sub(b"", _COLOR.sub(b"", line))
 
 
@@ -107,34 +96,32 @@ _LONGEST_HEAD = 512
 _LONGEST_NAME = 60
 
 _PLACE = rb"(?: (?:\w{1,80}\(\), )?[^ ]+:\d{1,9}(?: \([^()]*\))?| [\w:]{1,40} [^\n]{1,400}\)[^\n]{0,40}:\d{1,9})?$"
-"""In a warning, the device is followed by the place in NCCL's source, with the function before it or in brackets. A
-C++ plugin prints the function as its compiler spells it.
+"""In a warning, the place in NCCL's source follows the device, with its function before it or in brackets. A C++ plugin
+prints the whole signature.
 """
 
 _HOST = rb"([\w.-]{1,255}|<[^<>:]{1,255}>|\[[\w.-]{1,255}\])"
 """A name, a placeholder, or a Kubernetes tag."""
 
-_OF_NAMES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
+_NAME_CHARACTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 _LONGEST_HOST = 255
 _BEHIND_HOST = re.compile(rb":(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\]" + _PLACE)
 _NO_NAME = re.compile(rb"(?:<[^<>:]{1,255}>|\[[\w.-]{1,255}\])$")
-"""A placeholder for a host name. Names are taken from the end of a text: a search would try every letter of a long
-word.
-"""
+"""A placeholder for a host name."""
 
 _HEADS = (
     re.compile(rb"(?:^|(?<= ))" + _HOST + rb":(\d{1,10})() \[-?\d{1,9}\]" + _PLACE),
     re.compile(rb"(?:^|(?<= ))():(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\]" + _PLACE),
 )
-"""Host, process, and thread. Some forms omit the thread, some the host."""
+"""Host, process and thread of lines without the thread or without the host."""
 
 _NAMELESS_HEAD = re.compile(
     rb"(?:\(\w{1,60} (?:pid|rank)=[^()]{1,60}\) )?(?:\[[\d :T.+-]{8,40}\] )?(?:\[(-?\d{1,9})\])?" + _PLACE
 )
-"""A line that lost its writer has at most the device, after a timestamp or Ray's tag."""
+"""A line without host and process has at most the device, after a timestamp or Ray's tag."""
 
 NAMELESS = "anonymous"
-"""The host of lines that lost their writer."""
+"""The host name for such lines."""
 
 _ENDS = (
     rb"(?P<src>\d{1,7})(?:\[(?P<src_device>-?[0-9a-f]{1,12})\])? -> "
@@ -166,7 +153,7 @@ _TUNING = re.compile(
 )
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
-"""Protocols by the numbers that NCCL 2.20 to 2.23 print."""
+"""By number, which NCCL 2.20 to 2.23 print."""
 
 _WITHOUT_CHANNELS = {b"Symmetric": "SYMMETRIC", b"Copy Engine": "COPY_ENGINE", b"Hierarchical CE": "HIERARCHICAL_CE"}
 
@@ -180,9 +167,9 @@ class LineSource(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """The line of one end of a connection. Devices are as in brackets: NVML's index, or up to NCCL 2.17 the bus id.
+    """The line of one end of a connection. Devices are NVML's index, or up to NCCL 2.17 the bus id.
 
-    `handle` and `size` describe its communicator, if the line names it as RCCL's lines do.
+    `handle` and `size` are those of its communicator, which only RCCL's lines have.
     """
 
     src: int
@@ -206,7 +193,7 @@ class Connection(NamedTuple):
 
 
 class CommunicatorLine(NamedTuple):
-    """A line that names a communicator by its address in the process. Fields of other kinds of lines are None."""
+    """A line that has a communicator's address (`handle`). Fields that the line lacks are None."""
 
     handle: bytes
     rank: int
@@ -223,13 +210,19 @@ class CommunicatorLine(NamedTuple):
 
 
 def parse_head(head: bytes) -> LineSource | None:
-    """Parse the writer of a line from the text before ` NCCL INFO ` or ` NCCL WARN `.
+    """Parse the source of a line from the text before ` NCCL INFO ` or ` NCCL WARN `.
 
     A line without host and process gets an anonymous process, whose threads are the devices.
     """
     end = head[-_LONGEST_HEAD:]
-    if (found := _BEHIND_HOST.search(end)) and (name := _last_name(end[: found.start()])):
-        return LineSource(name.decode("ascii", "replace").strip("<>[]"), int(found[1]), int(found[2]))
+    if found := _BEHIND_HOST.search(end):
+        before = end[: found.start()]
+        # Cut the name off the end, because a search would try every letter of a long word.
+        name = before[len(before.rstrip(_NAME_CHARACTERS)) :][-_LONGEST_HOST:]
+        placeholder = None if name else _NO_NAME.search(before)
+        name = placeholder[0] if placeholder else name
+        if name:
+            return LineSource(name.decode("ascii", "replace").strip("<>[]"), int(found[1]), int(found[2]))
     for form in _HEADS:
         if found := form.search(end):
             host = found[1].decode("ascii", "replace").strip("<>[]") or NAMELESS
@@ -239,20 +232,9 @@ def parse_head(head: bytes) -> LineSource | None:
     return None
 
 
-def _last_name(text: bytes) -> bytes:
-    """Return the host name or placeholder at the end of a text, or empty bytes."""
-    name = text[len(text.rstrip(_OF_NAMES)) :][-_LONGEST_HOST:]
-    if name:
-        return name
-    found = _NO_NAME.search(text)
-    return found[0] if found else b""
-
-
 @lru_cache(_MOST_CACHED)
 def parse_channel(text: bytes) -> tuple[int, int] | None:
-    """Parse 'Channel 03/1' → channel 3 of connection 1. None for 'Channel 03/24', the order of a ring, and other
-    text.
-    """
+    """Parse 'Channel 03/1' as channel 3 of connection 1. None for other text, such as 'Channel 03/24' of a ring."""
     found = _CHANNEL.fullmatch(text)
     if found is None or int(found[1]) >= MOST_CHANNELS:
         return None
@@ -261,7 +243,7 @@ def parse_channel(text: bytes) -> tuple[int, int] | None:
 
 @lru_cache(_MOST_MESSAGES)
 def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
-    """Parse '0[0] -> 1[1] via P2P/CUMEM'. None if it is truncated (probable if `cut`) or garbled."""
+    """Parse '0[0] -> 1[1] via P2P/CUMEM'. None if it is garbled or truncated, which is likely if `cut`."""
     found = _CONNECTION.fullmatch(_HIDDEN_COMM.sub(b"", text))
     if found is None or bool(found["rank"]) != (b"COLLNET/" in found["via"]):
         return None
@@ -288,7 +270,7 @@ def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
 
 @lru_cache(_MOST_CACHED)
 def _transport(via: bytes, *, cut: bool) -> Transport | None:
-    """Parse a transport that may be followed by a collector's quotes or another line."""
+    """Parse a transport, which a collector's quotes or another line may follow."""
     text = via.decode("ascii", "replace").partition('\\n"')[0].rstrip()
     transport = parse_transport(text)
     if cut or " NCCL " in text:
@@ -327,7 +309,7 @@ def parse_communicator(message: bytes) -> CommunicatorLine | None:
 
 
 def parse_claimed_ranks(message: bytes) -> int | None:
-    """Return the number of ranks that a communicator's line claims, even if it is implausible, or None."""
+    """Parse the number of ranks in a communicator's line, even if it is implausible."""
     found = _CLAIMED_RANKS.search(message)
     return None if found is None else int(found[1])
 
@@ -338,9 +320,9 @@ def _number(text: bytes | None) -> int | None:
 
 @lru_cache(_MOST_MESSAGES)
 def parse_tuning(message: bytes) -> Tuning | None:
-    """Parse 'AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}' and its forms since NCCL 2.20.
+    """Parse 'AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}' and other forms since NCCL 2.20.
 
-    NCCL 2.20 to 2.22 do not print the function, which is then ''.
+    NCCL 2.20 to 2.22 omit the function, so it is ''.
     """
     found = _TUNING.match(message)
     if found is None:
@@ -359,7 +341,7 @@ def parse_tuning(message: bytes) -> Tuning | None:
 
 
 def _named(value: bytes | None, names: tuple[str, ...]) -> str | None:
-    """Return a name, translating NCCL's number. None for an unknown number."""
+    """Return a name, looked up if NCCL prints its number."""
     if value is None or not value.isdigit():
         return None if value is None else value.decode()
     return names[int(value)] if int(value) < len(names) else None
@@ -375,12 +357,11 @@ Pair = tuple[int, int]
 _RING = re.compile(rb" NCCL INFO Ring \d{1,4} : (\d{1,7}) -> (\d{1,7}) -> (\d{1,7})$")
 _TREES = re.compile(rb" NCCL INFO Trees((?: \[\d{1,4}\] -?\d+/-?\d+/-?\d+->\d+->-?\d+)+)")
 _TREE = re.compile(rb"\[\d+\] (-?\d+)/(-?\d+)/(-?\d+)->(\d+)->(-?\d+)(?= |$)")
-_LONGEST_LINE = 1000
-"""NCCL truncates a line after 1,023 characters, including its start, so its end may be half a number."""
+_LONGEST_LINE = 1000  # NCCL truncates lines at 1,023 characters, perhaps inside a number
 
 
 def ring_pairs(line: bytes) -> tuple[Pair, ...]:
-    """Parse 'Ring 00 : 3 -> 0 -> 1' (subsystem GRAPH): data moves from 3 to 0 and from 0 to 1."""
+    """Parse 'Ring 00 : 3 -> 0 -> 1' (subsystem GRAPH) as the pairs (3, 0) and (0, 1)."""
     found = _RING.search(line)
     if found is None:
         return ()
@@ -389,7 +370,7 @@ def ring_pairs(line: bytes) -> tuple[Pair, ...]:
 
 
 def tree_pairs(line: bytes) -> tuple[Pair, ...]:
-    """Parse 'Trees [0] 2/-1/-1->1->0 [1] …' (children, rank, parent, one tree per channel): data moves both ways."""
+    """Parse 'Trees [0] 2/-1/-1->1->0 [1] …' (children->rank->parent per channel) as pairs in both directions."""
     found = _TREES.search(line)
     if found is None:
         return ()

@@ -1,4 +1,4 @@
-"""Collects explanatory lines of a log, from NCCL and other programs, each kept once with its processes."""
+"""Collect explanatory lines of a log, from NCCL and other programs, each once with its processes."""
 
 import re
 from collections import Counter
@@ -23,11 +23,9 @@ def _form(kind: RemarkKind, pattern: str) -> _Form:
 
 
 _PAIR_OF_DEVICES = r" between dev -?\d{1,6}\(=([0-9a-f]{1,12})\) and dev -?\d{1,6}\(=([0-9a-f]{1,12})\)"
-_ABOUT_BUS_IDS = (RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
-"""All groups of these lines are bus ids."""
-
+_ABOUT_BUS_IDS = (RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)  # All their groups are bus ids
 _ABOUT_OWN_GPU = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
-"""NCCL 2.24 and later name the GPU by its rank in these lines. Only the communicator tells a rank from a bus id."""
+"""In these lines, NCCL 2.24 and later print the rank of the GPU instead of its bus id."""
 
 _FORMS: Mapping[str, tuple[_Form, ...]] = {
     "NET/IB": (
@@ -93,7 +91,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
         _form(RemarkKind.GDR_NEAR, r"GPU Direct RDMA Enabled for GPU ([0-9a-f]{1,16}) / HCA ([0-9a-f]{1,16})"),
     ),
 }
-"""Forms by the first word of the message."""
+"""By the first word of the message."""
 
 FIRST_WORDS = frozenset(word.encode() for word in _FORMS)
 
@@ -112,36 +110,35 @@ _FAILED_CALL = re.compile(
     rb"(?:\[[\w ]{1,60}\] )?(?:([\w./-]{1,120}\.(?:cc|cu|cpp|c|h):\d{1,6})(?: \(\w{1,80}\))? -> "
     rb"|Failed to execute (operation \w{1,40} from rank \d{1,7}), retcode )([1-9]\d?)\b"
 )
-_NETWORK = re.compile(rb"Using network (.{1,60})")
 _VERSION = re.compile(rb"NCCL version (\d[\w.]{0,30}(?:\+cuda[\d.]{1,10})?)")
 _PATHS = re.compile(rb"GPU/(?:[0-9a-fA-F]{1,4}-)?([0-9a-fA-F]{1,14}) :")
 _PATH = re.compile(rb"GPU/(?:[0-9a-fA-F]{1,4}-)?([0-9a-fA-F]{1,14}) \(\d+/[\d.]+/([A-Z0-9]{2,4})\)")
 _NVLINK_SIGNS = (b"+ NVL[", b"NVS/", b"/NVL)", b"/NVB)", b"/C2C)", b", type NVL/")
 _LOCAL_BITS = (1 << 40) - 1
-"""NCCL 2.30 numbers several ranks on one GPU in the bits above the bus id."""
+"""The bits of a bus id. NCCL 2.30 numbers ranks of one GPU in the bits above."""
 
 
 class OwnGpu(NamedTuple):
-    """The writing thread's rank in the communicator that it initializes, and NCCL's bus id of its GPU."""
+    """The rank and the bus id of the thread that wrote a line."""
 
     rank: int
     bus: int
 
 
 class ReturnedError(NamedTuple):
-    """A place in NCCL's source and the error it returns: 1 CUDA, 2 system, 3 internal, 6 a remote process."""
+    """A place in NCCL's source and its error code: 1 CUDA, 2 system, 3 internal, 6 remote process."""
 
     place: str
     code: int
 
     @property
     def is_of_sockets(self) -> bool:
-        """True if only code that serves sockets returned it."""
+        """True if it is from the socket code."""
         return _SOCKETS.search(self.place) is not None
 
 
 def parse_remark(message: bytes, own: OwnGpu | None = None) -> Note | None:
-    """Parse the note in a message. None for other lines, and for the GPU of another process."""
+    """Parse an explanatory message. None for others, and if it is about the GPU of another process."""
     text = message[:_LONGEST].decode("ascii", "replace").rstrip()
     if text.startswith("NET/") and (found := _GDR.match(text)):
         kind = RemarkKind.GDR_ENABLED if found[1] == "Enabled" else RemarkKind.GDR_DISABLED
@@ -166,9 +163,7 @@ def _own_bus_id(gpu: str, own: OwnGpu | None) -> int | None:
 
 
 def parse_setting(message: bytes) -> tuple[str, str] | None:
-    """Parse 'NCCL_P2P_DISABLE set by environment to 1', with or without a full stop, and 'NCCL_IB_HCA set to
-    mlx5_0'.
-    """
+    """Parse 'NCCL_P2P_DISABLE set by environment to 1.' and 'NCCL_IB_HCA set to mlx5_0'."""
     found = _SETTING.match(message[:_LONGEST])
     if found is None:
         return None
@@ -190,8 +185,9 @@ def parse_command(text: str) -> list[tuple[str, str]]:
 
 
 def parse_failed_call(message: bytes) -> ReturnedError | None:
-    """Parse 'transport/shm.cc:551 -> 2' and 'Failed to execute operation Connect from rank 2, retcode 2'. 7 is no
-    error.
+    """Parse 'transport/shm.cc:551 -> 2' and 'Failed to execute operation Connect from rank 2, retcode 2'.
+
+    Code 7 is no error: the call is in progress.
     """
     found = _FAILED_CALL.match(message)
     if found is None or found[3] == _IN_PROGRESS:
@@ -199,20 +195,8 @@ def parse_failed_call(message: bytes) -> ReturnedError | None:
     return ReturnedError((found[1] or found[2]).decode(), int(found[3]))
 
 
-def parse_network(message: bytes) -> str | None:
-    """Parse 'Using network IB'."""
-    found = _NETWORK.match(message)
-    return None if found is None else found[1].decode("ascii", "replace").strip()
-
-
-def parse_version(line: bytes) -> str | None:
-    """Parse 'NCCL version 2.28.9+cuda13.0' anywhere in a line. Below level INFO it has no prefix."""
-    found = _VERSION.search(line)
-    return None if found is None else found[1].decode()
-
-
 def parse_paths(message: bytes) -> dict[tuple[str, str], str]:
-    """Parse a row of NCCL's path matrix by bus ids: 'GPU/60 :GPU/60 (0/5000.0/LOC) GPU/70 (2/240.0/NVL) ...'."""
+    """Parse a row of NCCL's path matrix: 'GPU/60 :GPU/60 (0/5000.0/LOC) GPU/70 (2/240.0/NVL) ...'."""
     row = _PATHS.match(message)
     if row is None:
         return {}
@@ -226,11 +210,8 @@ def _bus(text: bytes) -> str:
 
 Key = TypeVar("Key")
 
-OF_COMMAND = ""
-"""Stands for a process: a command that sets a variable starts all of them."""
-
-_MOST_PATHS = 2**16
-"""The GPUs of a thousand nodes."""
+ALL_PROCESSES = ""  # The process of a variable that a command sets for all
+_MOST_PATHS = 2**16  # The GPUs of a thousand nodes
 
 _MOST_VERSIONS = 32
 _NUMBERS = re.compile(r"\b(?:0x)?[0-9a-f]*\d[0-9a-f]*\b")
@@ -242,14 +223,14 @@ _LONGEST_WARNING = 300
 _LONGEST_SHOWN = 60
 
 _WITHOUT_PEERS = b"platform lacks GPU P2P capability"
-"""vLLM prints this about all GPUs of its machine, after it queried the driver."""
+"""vLLM prints this if the driver refuses peer access between all GPUs."""
 
 _COLLNET = re.compile(r"(?:^|/)coll_net\.(?:cc|h):", re.ASCII)
 _CALLERS_OF_COLLNET = re.compile(r"^(?:transport|init)\.cc:", re.ASCII)
-"""The failure reaches NCCL's initialization through these files, and NCCL continues without CollNet."""
+"""The failed set-up of CollNet returns through these files. NCCL then continues without CollNet."""
 
 _LAST_ERROR = b"Last error:"
-"""PyTorch prints NCCL's last warning on the line after it."""
+"""On the next line, PyTorch prints NCCL's last warning."""
 
 _MOST_TAGS = 32
 _LONGEST_OF_OTHERS = 1024
@@ -259,22 +240,13 @@ _OF_TOPOLOGY = (b"GPU/", b"+ ", b"  ", b"Pattern ")
 _BEGINNINGS = (b"NCCL_", b"Using ", b"CPU/", b"NET/", b"NCCL version ", *_OF_TOPOLOGY)
 
 
-def _shorten_line(line: bytes) -> bytes:
-    """Shorten a long line to its start and end: the exit code follows a command with all its arguments."""
-    if len(line) <= _LONGEST_OF_OTHERS:
-        return line
-    return line[: _LONGEST_OF_OTHERS - _LONGEST_END] + b" " + line[-_LONGEST_END:]
-
-
 def may_be_noted(message: bytes) -> bool:
     """True if a message starts like an explanatory one."""
     return message.startswith(_BEGINNINGS) or message.partition(b" ")[0] in FIRST_WORDS
 
 
 class Notes:
-    """The settings, networks, remarks, paths, complaints and failed calls of a log. `reached` lists what was
-    skipped.
-    """
+    """The settings, networks, remarks, paths, complaints and failed calls of a log. `reached` has exceeded limits."""
 
     def __init__(self, reached: ReachedLimits) -> None:
         self._reached = reached
@@ -306,7 +278,9 @@ class Notes:
         if message.startswith(b"NCCL_"):
             self._keep(self._settings, parse_setting(message), process)
         elif message.startswith(b"Using "):
-            self._keep(self._networks, parse_network(message), process)
+            network = re.match(rb"Using network (.{1,60})", message)
+            name = None if network is None else network[1].decode("ascii", "replace").strip()
+            self._keep(self._networks, name, process)
         elif message.startswith(b"NCCL version "):
             self.add_version(message)
         elif message.startswith(_OF_TOPOLOGY):
@@ -322,13 +296,13 @@ class Notes:
     def add_command(self, text: str) -> None:
         """Keep the NCCL variables that a command sets."""
         for name, value in parse_command(text):
-            self._keep(self._settings, (name, value), OF_COMMAND)
+            self._keep(self._settings, (name, value), ALL_PROCESSES)
 
     def add_version(self, line: bytes) -> None:
         """Keep NCCL's version, which level VERSION prints without host and process."""
-        version = parse_version(line)
+        version = _VERSION.search(line)
         if version is not None and len(self.versions) < _MOST_VERSIONS:
-            self.versions[version] = None
+            self.versions[version[1].decode()] = None
 
     def add_warning(self, host: str, process: str, message: bytes, head: bytes) -> None:
         """Keep a message of level WARN, which later lines may continue.
@@ -388,9 +362,12 @@ class Notes:
             self._complain(failed, "")
         if not endings.says_something(line) or pasted.is_told_by_person(line.decode("utf-8", "replace")):
             return
-        self._add_told(_shorten_line(line))
+        if len(line) > _LONGEST_OF_OTHERS:
+            # Keep the end: the exit code follows a command with all its arguments.
+            line = line[: _LONGEST_OF_OTHERS - _LONGEST_END] + b" " + line[-_LONGEST_END:]
+        self._add_relevant(line)
 
-    def _add_told(self, line: bytes) -> None:
+    def _add_relevant(self, line: bytes) -> None:
         """Keep the content of a line with a word of other programs."""
         self._tests.add(line)
         self._tracebacks.add(line)
@@ -458,25 +435,25 @@ class Notes:
         }
 
     def complaints(self) -> tuple[Complaint, ...]:
-        """The warnings and reported errors in order of appearance."""
+        """Return the warnings and reported errors in order of appearance."""
         self.end_warning()
         if failed := self._collectives.end():
             self._complain(failed, "")
         found = tuple(
             Complaint(text, counts.total(), tuple(filter(None, counts))) for text, counts in self._complaints.values()
         )
-        of_whole = filter(None, (self._tests.complaint(), self._tracebacks.complaint()))
-        return (*found, *(Complaint(*each, ()) for each in of_whole))
+        missing_ends = filter(None, (self._tests.complaint(), self._tracebacks.complaint()))
+        return (*found, *(Complaint(text, count, ()) for text, count in missing_ends))
 
     def failed_calls(self) -> tuple[FailedCall, ...]:
-        """The failed calls in order of appearance."""
+        """Return the failed calls in order of appearance."""
         self.end_warning()
         return tuple(
             FailedCall(*key, tuple(processes), self._warned[key]) for key, processes in self._failed_calls.items()
         )
 
     def addresses(self) -> Mapping[str, str]:
-        """The interface address over which each process meets the others."""
+        """Return the interface address over which each process meets the others."""
         return {
             process: note.about[1]
             for note, processes in self._remarks.values()
@@ -485,17 +462,17 @@ class Notes:
         }
 
     def settings(self) -> tuple[LoggedSetting, ...]:
-        """The settings by name."""
+        """Return the settings by name."""
         return tuple(
-            LoggedSetting(*key, tuple(filter(None, processes)), OF_COMMAND in processes)
+            LoggedSetting(*key, tuple(filter(None, processes)), ALL_PROCESSES in processes)
             for key, processes in sorted(self._settings.items())
         )
 
     def networks(self) -> Mapping[str, int]:
-        """The number of processes per network."""
+        """Return the number of processes per network."""
         return {name: len(processes) for name, processes in self._networks.items()}
 
     def remarks(self) -> tuple[Remark, ...]:
-        """The remarks in order of appearance."""
+        """Return the remarks in order of appearance."""
         self.end_warning()
         return tuple(Remark(note, tuple(processes)) for note, processes in self._remarks.values())

@@ -1,4 +1,4 @@
-"""Passes the parts of a pasted text to their readers: RAS answers, stacks, the Inspector's JSON, commands, logs."""
+"""Split a pasted text into RAS answers, stacks, the Inspector's JSON, commands and logs, and read each part."""
 
 from typing import TYPE_CHECKING
 
@@ -9,12 +9,11 @@ from gpubench.readers.results.nccl_inspector import Header
 if TYPE_CHECKING:
     from gpubench.readers.nccl_log.stream import NcclLogReader
 
-_LONG_BLOCK_BYTES = 2**18
-"""A shorter block is the last one of its stream."""
+_LONG_BLOCK_BYTES = 2**18  # A shorter block is the last one of its stream
 
 
 class PastedParts:
-    """The parts of one stream, which arrives in blocks. `name` is its file."""
+    """Reads the parts of one stream, block by block. `name` is its file."""
 
     def __init__(self, reader: "NcclLogReader", name: str) -> None:
         self._reader, self._name = reader, name
@@ -59,33 +58,27 @@ class PastedParts:
             return
         self._reader.count_others(len(part.lines))
         if kind is pasted.Kind.RAS:
-            self._ras(part)
+            if self._answer is None or pasted.begins_ras_answer(part.lines[0]):
+                self._end_answer()
+                self._answer = RasText()
+            # Other output may interrupt the lines of an answer.
+            for line in part.lines:
+                self._answer.add(line.strip())
         elif kind is pasted.Kind.STACK:
             self._reader.stacks.append(read_stack(_bytes(part), self._name))
         elif kind is pasted.Kind.JSON:
-            self._json(part)
+            text = part.text.strip().strip("[],").strip()
+            if is_ras_answer(text.encode()):
+                self._reader.ras.extend(read_ras_answer(text.encode(), self._name))
+            elif text:
+                self._reader.inspector.add(text, self._header)
         elif kind is pasted.Kind.COMMAND:
             self._reader.add_command(part.text)
-
-    def _ras(self, part: pasted.PastedPart) -> None:
-        """Read lines of an answer, which other output may interrupt."""
-        if self._answer is None or pasted.begins_ras_answer(part.lines[0]):
-            self._end_answer()
-            self._answer = RasText()
-        for line in part.lines:
-            self._answer.add(line.strip())
 
     def _end_answer(self) -> None:
         if self._answer is not None:
             self._reader.ras.extend(self._answer.communicators)
         self._answer = None
-
-    def _json(self, part: pasted.PastedPart) -> None:
-        text = part.text.strip().strip("[],").strip()
-        if is_ras_answer(text.encode()):
-            self._reader.ras.extend(read_ras_answer(text.encode(), self._name))
-        elif text:
-            self._reader.inspector.add(text, self._header)
 
 
 def _lines(block: bytes) -> list[str]:

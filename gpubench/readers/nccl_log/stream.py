@@ -1,6 +1,6 @@
-"""Reads a job's NCCL log, and the text between its lines, as a stream. `files.py` opens the files.
+"""Read a job's NCCL log, and the text between its lines, as a stream. `files.py` opens the files.
 
-Most lines of a log of gigabytes repeat earlier ones. They are recognized by their parts and not parsed again.
+In a log of gigabytes most lines repeat earlier ones. Recognize them by their parts instead of parsing them again.
 """
 
 import re
@@ -31,15 +31,11 @@ if TYPE_CHECKING:
     from gpubench.model.paths.hang import ProcessStack, RankRecord, RasCommunicator
 
 _MOST_LINES = 2**16
-_TIMES_REPEATED = 4
-"""Average repetitions in a block from which checking only distinct lines is faster."""
+_TIMES_REPEATED = 4  # With more repetitions per line, checking only distinct lines is faster
 
 
 class KnownLines(set[bytes]):
-    """Complete lines that add nothing, whatever communicator their thread is at.
-
-    `tuning_lines` has lines about algorithms, which add nothing for the thread's current communicator.
-    """
+    """Complete lines that add nothing, whichever communicator their thread uses."""
 
     def __init__(self, threads: Mapping[bytes, Thread]) -> None:
         super().__init__()
@@ -55,39 +51,34 @@ class KnownLines(set[bytes]):
     def hold_all(self, lines: Sequence[bytes]) -> bool:
         """True if there are few distinct lines and all are known, as with repeated operations."""
         different = set(lines)
-        return len(different) * _TIMES_REPEATED < len(lines) and all(
-            line in self or self._is_known_tuning(line) for line in different
+        if len(different) * _TIMES_REPEATED >= len(lines):
+            return False
+        return all(
+            (thread := self._threads.get(line.partition(INFO)[0])) is not None and line in thread.tuning_lines
+            for line in different - self
         )
-
-    def _is_known_tuning(self, line: bytes) -> bool:
-        thread = self._threads.get(line.partition(INFO)[0])
-        return thread is not None and line in thread.tuning_lines
 
 
 _BLOCK_BYTES = 2**20
 _BEGINNING_BYTES = 2**18
-_BYTES_BETWEEN_PAIRS = 2**26
-"""Log bytes between two counts of its pairs, which take milliseconds."""
-
-_LONGEST_LINE = 2**15
-"""NCCL formats a line in 1,024 bytes, and its longest lists grow with the GPUs of a node. Longer text is no line."""
+_BYTES_BETWEEN_PAIRS = 2**26  # Count pairs only so often, because it takes milliseconds
+_LONGEST_LINE = 2**15  # NCCL's lines have at most 1,024 bytes, or a list of GPUs. Longer text is no line.
 
 _MOST_THREADS = 2**14
 
 _REPEATED = re.compile(rb" ?\[repeated (\d{1,9})x across cluster\][^\n]*")
-"""Ray's remark on a line in place of repetitions that differ only in numbers, from other ranks too."""
+"""Ray adds this to a line instead of repeating it with other numbers, even for other ranks."""
 
 _CHANNEL = INFO + b"Channel "
 _MESSAGE = re.compile(rb" NCCL (INFO|WARN) ")
 _OPERATION = b": opCount "
 _ADDRESS = b" comm 0x"
-_REMNANT = b"] via "
-"""The rest of a connection's line whose start was overwritten."""
+_REMNANT = b"] via "  # The rest of a connection's line whose start was overwritten
 
 _AT_EXIT = b"driver shutting down"
 _RETURNED = (b" -> ", b"Failed to execute")
 _OF_A_START = (b"Using network ", b"Bootstrap", b"Channel ", b"Trees ", b"Ring ")
-"""Lines that a process logs while it creates communicators. After all have ended, it creates new ones."""
+"""Lines of a process that creates communicators, perhaps again after all have ended."""
 
 _MULTICAST = b"NVLS comm 0x"
 _INTERNAL_ERROR = 3
@@ -110,10 +101,9 @@ class EndlessLineError(Exception):
 
 
 class NcclLogReader:
-    """Reads the logs of a job, as lines or streams, in any order. `facts` returns their combined content.
+    """Reads the logs of a job in any order. `facts` returns their combined content.
 
-    `lines` counts all lines. `beginning` is the start of the last stream. `reached` lists the exceeded limits of
-    `readers/limits.py`, after which nothing more is read.
+    `lines` counts all lines. `beginning` is the start of the last stream. `reached` has the exceeded limits.
     """
 
     def __init__(self) -> None:
@@ -139,13 +129,12 @@ class NcclLogReader:
 
     @property
     def nccl_lines(self) -> int:
-        """The number of NCCL lines."""
         return self.lines - self._other_lines
 
     def read(self, stream: Readable, name: str = "") -> None:
-        """Read a stream of the file `name` to its end or a limit. A last line without a line end may be truncated.
+        """Read a stream of the file `name` to its end or a limit. Raises EndlessLineError.
 
-        Raises EndlessLineError.
+        A last line without a line end may be truncated.
         """
         rest, is_endless, without_end = b"", False, 0
         parts = PastedParts(self, name)
@@ -177,7 +166,6 @@ class NcclLogReader:
         self._other_lines += count
 
     def add_command(self, text: str) -> None:
-        """Keep the variables that a command sets for all processes."""
         self._notes.add_command(text)
 
     def read_cut_line(self, line: bytes) -> None:
@@ -232,8 +220,8 @@ class NcclLogReader:
         )
 
     def read_lines(self, block: bytes) -> None:
-        """Read complete lines. Most are connections whose parts all occurred before, in other combinations."""
-        block = self._restore_omitted(block)
+        """Read complete lines. Most are connections with known parts in a new combination."""
+        block = self._drop_ray_remarks(block)
         if not any(word in block for word in _WORDS):
             # Three times as fast as bytes.count if every byte ends a line.
             count = len(block) - len(block.translate(None, b"\n"))
@@ -275,15 +263,15 @@ class NcclLogReader:
                 known += 1
         self._repeats = known * 2 > len(lines)
 
-    def _restore_omitted(self, block: bytes) -> bytes:
-        """Count the lines that Ray omitted, and read its remarks."""
+    def _drop_ray_remarks(self, block: bytes) -> bytes:
+        """Remove Ray's remarks about repeated lines, and count these lines."""
         if b"x across cluster]" in block:
             self._left_out += sum(int(found[1]) for found in _REPEATED.finditer(block))
             return _REPEATED.sub(b"", block)
         return block
 
     def _read_line(self, line: bytes) -> bool:
-        """Read a line. True if it adds nothing. In long logs most lines are about operations."""
+        """Read a line. True if it adds nothing. Be fast for lines about operations, which are most of a long log."""
         head, _, message = line.partition(INFO)
         thread = self._threads.get(head)
         if thread is None:
@@ -324,9 +312,7 @@ class NcclLogReader:
             self._info(thread, message, line)
 
     def _read_messages(self, line: bytes, *, cut: bool = False) -> None:
-        """Read a line with several messages, from processes that share a file. The last one may be truncated
-        (`cut`).
-        """
+        """Read a line with messages of several processes that share a file. The last one may be truncated (`cut`)."""
         if len(line) > _LONGEST_LINE:
             self._other_lines += 1
             self._unreadable += _REMNANT in line
@@ -340,19 +326,18 @@ class NcclLogReader:
             self._watchdogs.add(line)
         before = line[: found[0].start()] if found else line
         self._unreadable += _REMNANT in before
-        for number, each in enumerate(found, 1):
+        for number, level in enumerate(found, 1):
             is_last = number == len(found)
-            behind_text = number > 1 or _REMNANT in before
-            head = line[start : each.start()]
-            thread = self._thread(head, behind_text=behind_text)
-            start = each.end()
+            head = line[start : level.start()]
+            thread = self._thread(head, follows_text=number > 1 or _REMNANT in before)
+            start = level.end()
             message = line[start : len(line) if is_last else found[number].start()]
-            if thread is None and each[1] == b"WARN":
+            if thread is None and level[1] == b"WARN":
                 self._notes.add_warning(NAMELESS, NAMELESS, message, head)
             elif thread is None:
                 self._unreadable += b" via " in message
                 self._lost(message)
-            elif each[1] == b"WARN":
+            elif level[1] == b"WARN":
                 if _AT_EXIT in message:
                     thread.process.is_exiting = True
                 if not thread.process.is_closing:
@@ -360,19 +345,19 @@ class NcclLogReader:
             else:
                 self._info(thread, message, b"", cut=cut or not is_last)
 
-    def _thread(self, head: bytes, *, behind_text: bool = False) -> Thread | None:
+    def _thread(self, head: bytes, *, follows_text: bool = False) -> Thread | None:
         thread = self._threads.get(head)
         if thread is None:
             self._notes.add_other(head)
         if thread is None and (source := parse_head(head)):
             if len(self._threads) >= _MOST_THREADS:
                 self._threads.clear()
-            source = self._attribution.strip_text(source) if behind_text else source
+            source = self._attribution.strip_text(source) if follows_text else source
             thread = self._threads[head] = self._attribution.thread(source)
         return thread
 
     def _info(self, thread: Thread, message: bytes, line: bytes, *, cut: bool = False) -> None:
-        """Read a message of level INFO. `line` is the whole line, or empty if it has more in it or may be truncated."""
+        """Read a message of level INFO. `line` is the whole line, '' if it has other messages or may be truncated."""
         if message.startswith(_OF_A_START):
             thread.process.begins_again = True
         if message.startswith((b"Channel ", b"CollNet ", b"Ring ", b"Coll ")):
@@ -383,7 +368,9 @@ class NcclLogReader:
             self._attribution.add_tuning(thread, message, line)
         elif _ADDRESS[1:] not in message or _OPERATION in message:
             if may_be_noted(message):
-                self._notes.add(thread.process.host, thread.process.name, message, _own_gpu(thread))
+                comm = thread.comm
+                own_gpu = None if comm is None or comm.bus is None else OwnGpu(comm.rank, comm.bus)
+                self._notes.add(thread.process.host, thread.process.name, message, own_gpu)
             if any(word in message for word in _RETURNED) and self._failed(thread, message):
                 return
             self._known_lines.remember(line)
@@ -397,21 +384,21 @@ class NcclLogReader:
         process, call = thread.process, parse_failed_call(message)
         if call is None:
             return False
-        # Socket code returns an internal error when communicators are destroyed, in healthy jobs too.
+        # In healthy jobs too, socket code returns an internal error when communicators are destroyed.
         is_of_the_end = call.code == _INTERNAL_ERROR and call.is_of_sockets and not process.is_starting
         if not process.is_closing and not is_of_the_end:
             self._notes.add_failed_call(process.name, call)
         return True
 
     def _lost(self, message: bytes) -> None:
-        """Keep a connection of an unknown writer, if the rest of its line is complete."""
+        """Keep a connection of an unknown writer, if its channel is complete."""
         channel, _, text = message.partition(b" : ")
         place = parse_channel(channel)
         if place is not None:
             self._attribution.add_lost(place, text)
 
     def _channel(self, thread: Thread, message: bytes, line: bytes, *, cut: bool) -> None:
-        """Read a connection's channel. 'Channel 03/24 : 0 1 2' is the order of a ring instead."""
+        """Read a connection's channel, but not the order of a ring: 'Channel 03/24 : 0 1 2'."""
         channel, _, text = message.partition(b" : ")
         place = parse_channel(channel)
         if place is None or b" via " not in text:
@@ -423,8 +410,3 @@ class NcclLogReader:
         if kind == b"Channel":
             self._channel_codes[number] = channel_code(*place)
         self._unreadable += not self._attribution.add_connection(thread, place, text, cut=cut)
-
-
-def _own_gpu(thread: Thread) -> OwnGpu | None:
-    comm = thread.comm
-    return None if comm is None or comm.bus is None else OwnGpu(comm.rank, comm.bus)
