@@ -7,11 +7,11 @@ from gpubench.jobs.rank import AgreedError, agree
 from tests.fakes.ranks import ThreadGroup, run_ranks
 
 
-def test_where_all_succeed_each_has_its_own_outcome() -> None:
+def test_each_rank_has_its_result_if_all_succeed() -> None:
     assert run_ranks(3, lambda group: agree(group, lambda: group.rank * 10)) == [0, 10, 20]
 
 
-def test_the_lowest_failing_rank_speaks_for_all() -> None:
+def test_the_error_of_the_lowest_failing_rank_counts() -> None:
     def action(rank: int) -> str:
         if rank == 1:
             message = "no GPU here"

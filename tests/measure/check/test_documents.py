@@ -13,7 +13,7 @@ STAGED = ROOT / "tests" / "results" / "h200x8" / "allreduce-p2p-disabled.json"
 """Measured on eight H200s with NCCL_P2P_DISABLE=1 on 2026-11-20. The path of the NCCL library is shortened."""
 
 
-def test_what_a_benchmark_found_of_paths_is_found_by_a_check() -> None:
+def test_path_findings_of_a_collective_are_in_a_check() -> None:
     document: dict[str, Any] = json.loads(STAGED.read_text())
     document["findings"][0]["severity"] = "FAIL"
     measured = collective_measurements(document)
@@ -26,13 +26,13 @@ def test_what_a_benchmark_found_of_paths_is_found_by_a_check() -> None:
     assert merge([measured, measured]).findings == (finding,), "what two measurements found is said once"
 
 
-def test_noise_of_a_benchmark_is_judged_by_the_check_itself() -> None:
+def test_a_check_judges_noise_itself() -> None:
     document: dict[str, Any] = json.loads(STAGED.read_text())
     noise = {**document["findings"][0], "id": TOO_NOISY, "severity": "INCONCLUSIVE"}
     assert collective_measurements({**document, "findings": [noise]}).findings == ()
 
 
-def test_what_some_nodes_lack_is_missing_there_and_what_all_lack_everywhere() -> None:
+def test_a_failure_on_all_nodes_is_one_failure() -> None:
     peer, host, memory = Need.PEER_COPIES, Need.HOST_COPIES, Need.HOST_MEMORY
     found = merge_nodes(
         {

@@ -169,7 +169,7 @@ def said(name: str, slower: Slower, seed: int = 1, noise: float | None = None) -
 @pytest.mark.parametrize(
     ("name", "kind", "times", "id_", "severity"), LINES, ids=[f"{line[0]}, {line[1]} ×{line[2]}" for line in LINES]
 )
-def test_what_is_slow_has_one_finding_in_p2p_and_in_check(
+def test_slow_copies_have_one_finding_in_p2p_and_in_check(
     name: str, kind: str, times: float, id_: str, severity: Verdict
 ) -> None:
     found = said(name, lambda copy: times if KINDS[kind](copy) else 1.0)

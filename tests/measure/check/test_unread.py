@@ -48,11 +48,18 @@ ASKED_IN_TURN = {"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkErrorCounter"}
 """nvmlDeviceGetFieldValues returns the same facts."""
 
 
+def read(*gpus: FakeGpu, **more: Any) -> Snapshot:
+    facts = read_node(FakeNvml(*(gpus or map(FakeGpu, BUSES))), cpus=64)
+    return Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=facts.pairs, **more)
+
+
+def check(*snapshots: Snapshot) -> Report:
+    nodes = list(map(Topology, snapshots))
+    return judge(Facts(nodes, group_nodes(nodes), job_of(*snapshots).ranks, [None] * len(nodes), QUICK, False))
+
+
 def checked(*gpus: FakeGpu) -> Report:
-    facts = read_node(FakeNvml(*gpus), cpus=64)
-    node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=facts.pairs)
-    nodes = [Topology(node)]
-    return judge(Facts(nodes, group_nodes(nodes), job_of(node).ranks, [None], QUICK, False))
+    return check(read(*gpus))
 
 
 @pytest.mark.parametrize("function", sorted(replies("06").keys() - TELL_NO_HEALTH - ASKED_IN_TURN))
@@ -66,14 +73,14 @@ def test_each_answer_that_one_gpu_refuses_is_an_error(function: str) -> None:
     assert "GPU1" in found[0].subject
 
 
-def test_what_a_kind_of_gpu_does_not_have_is_not_missed() -> None:
+def test_facts_that_a_gpu_model_lacks_are_not_missing() -> None:
     without = {name: NVMLError(NOT_SUPPORTED) for name in ("nvmlDeviceGetEccMode", "nvmlDeviceGetMigMode")}
     assert checked(*(FakeGpu(bus, replies=dict(without)) for bus in BUSES)).verdict is Verdict.PASS
     odd = checked(*(FakeGpu(bus, replies=dict(without) if bus == "07" else {}) for bus in BUSES))
     assert {finding.subject for finding in odd.findings if finding.id == NOT_LOOKED_AT} == {"GPU1 (0000:07:00.0)"}
 
 
-def test_links_of_which_neither_call_tells() -> None:
+def test_links_that_no_call_returns_are_an_error() -> None:
     silent = {name: NVMLError(UNKNOWN_ERROR) for name in (*ASKED_IN_TURN, "nvmlDeviceGetFieldValues")}
     report = checked(*(FakeGpu(bus, replies=silent if bus == "07" else {}) for bus in BUSES))
     assert NOT_LOOKED_AT in {finding.id for finding in report.findings}
@@ -95,29 +102,25 @@ READ_OF_A_GPU: dict[str, dict[str, Any]] = {
 """A changed fact of a GPU per check, as in a recording without the fact."""
 
 
-def check_row(node: Snapshot, check: str) -> CheckRow:
-    nodes = [Topology(node)]
-    report = judge(Facts(nodes, group_nodes(nodes), job_of(node).ranks, [None], QUICK, False))
-    return next(row for row in report.rows(CheckRow) if row.check == check)
+def check_row(node: Snapshot, name: str) -> CheckRow:
+    return next(row for row in check(node).rows(CheckRow) if row.check == name)
 
 
-@pytest.mark.parametrize("check", READ_OF_A_GPU)
-def test_what_a_recording_does_not_hold_passes_no_check(check: str) -> None:
-    facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
-    node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=facts.pairs)
-    assert check_row(node, check).verdict is Verdict.PASS
-    without = tuple(replace(gpu, **READ_OF_A_GPU[check]) for gpu in node.gpus)
+@pytest.mark.parametrize("name", READ_OF_A_GPU)
+def test_a_fact_missing_from_a_recording_passes_no_check(name: str) -> None:
+    node = read()
+    assert check_row(node, name).verdict is Verdict.PASS
+    without = tuple(replace(gpu, **READ_OF_A_GPU[name]) for gpu in node.gpus)
     # NVML reports that NVLinks work, which contradicts a recording without any.
-    expected = Verdict.ERROR if check == "nvlink_active" else Verdict.SKIP
-    assert check_row(replace(node, gpus=without), check).verdict is expected
+    expected = Verdict.ERROR if name == "nvlink_active" else Verdict.SKIP
+    assert check_row(replace(node, gpus=without), name).verdict is expected
 
 
 WITHOUT_IOMMU = KernelSettings(iommu=IommuFacts(units=()))
 
 
 def test_an_empty_pci_bus_shows_no_redirection() -> None:
-    facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
-    node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=facts.pairs)
+    node = read()
     assert check_row(node, "redirection").note == "no GPU reaches another, or a NIC, over PCIe"
     apart = [replace(pair, pcie_path="PHB") for pair in node.pairs]
     node = replace(node, gpus=tuple(replace(gpu, nvlinks=()) for gpu in node.gpus), pairs=tuple(apart))
@@ -133,9 +136,9 @@ def test_an_empty_pci_bus_shows_no_redirection() -> None:
     )
 
 
-def test_access_control_that_nobody_may_read_passes_nothing() -> None:
+def test_unreadable_access_control_does_not_pass() -> None:
     def below_a_switch(**port: Any) -> Snapshot:
-        facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
+        facts = read()
         root = "0000:00:01.0"
         bus = [
             PciDevice(bus_id=root, kind=PciKind.ROOT_PORT),
@@ -145,10 +148,8 @@ def test_access_control_that_nobody_may_read_passes_nothing() -> None:
             below = f"0000:02:0{at}.0"
             bus.append(PciDevice(bus_id=below, kind=PciKind.DOWNSTREAM_PORT, above=TOP, **port))
             bus.append(PciDevice(bus_id=gpu.bus_id or "", kind=PciKind.GPU, above=below))
-        return Snapshot(
-            host="n0",
-            origin=Origin.MEASURED,
-            source="",
+        return replace(
+            facts,
             gpus=tuple(replace(gpu, nvlinks=()) for gpu in facts.gpus),
             pairs=tuple(replace(pair, pcie_path="PIX") for pair in facts.pairs),
             pci_devices=tuple(bus),
@@ -160,7 +161,7 @@ def test_access_control_that_nobody_may_read_passes_nothing() -> None:
     assert check_row(below_a_switch(unknown=closed), "redirection").verdict is Verdict.SKIP
 
 
-def test_where_nothing_was_read_nothing_passes() -> None:
+def test_no_check_passes_without_facts() -> None:
     gpus = tuple(GpuFacts(index=index) for index in range(4))
     nodes = [Topology(Snapshot(host="n0", origin=Origin.RECORDED, source="", gpus=gpus))]
     report = judge(Facts(nodes, group_nodes(nodes), (), [None], QUICK, False))
@@ -168,18 +169,15 @@ def test_where_nothing_was_read_nothing_passes() -> None:
     assert (passed, report.verdict) == ([], Verdict.SKIP)
 
 
-def test_what_one_node_of_several_does_not_tell_is_said() -> None:
-    facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
-    one = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=facts.pairs, errors_grown={})
+def test_facts_missing_on_one_node_are_noted() -> None:
+    one = read(errors_grown={})
     fabric = Fabric(state="completed", status="success")
-    silent = tuple(replace(gpu, fabric=fabric) for gpu in facts.gpus)
-    told = tuple(replace(gpu, fabric=replace(fabric, health_mask=0xAA)) for gpu in facts.gpus)
+    silent = tuple(replace(gpu, fabric=fabric) for gpu in one.gpus)
+    told = tuple(replace(gpu, fabric=replace(fabric, health_mask=0xAA)) for gpu in one.gpus)
     nodes = [replace(one, gpus=told), replace(one, host="n1", gpus=(*told[:3], silent[3]), errors_grown=None)]
 
     def notes(snapshots: list[Snapshot]) -> dict[str, str | None]:
-        both = [Topology(snapshot) for snapshot in snapshots]
-        report = judge(Facts(both, group_nodes(both), job_of(*snapshots).ranks, [None, None], QUICK, False))
-        return {row.check: row.note for row in report.rows(CheckRow)}
+        return {row.check: row.note for row in check(*snapshots).rows(CheckRow)}
 
     found = notes(nodes)
     assert found["pcie_errors"] == "totals only on 1 node of 2: not read again under load"
@@ -189,11 +187,9 @@ def test_what_one_node_of_several_does_not_tell_is_said() -> None:
 
 
 def refused(reason: str) -> Report:
-    facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
-    gpus = [replace(gpu, mig=None, unknown={"mig": reason}) if gpu.index == 1 else gpu for gpu in facts.gpus]
-    node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=tuple(gpus), pairs=facts.pairs)
-    nodes = [Topology(node)]
-    return judge(Facts(nodes, group_nodes(nodes), job_of(node).ranks, [None], QUICK, False))
+    node = read()
+    gpus = [replace(gpu, mig=None, unknown={"mig": reason}) if gpu.index == 1 else gpu for gpu in node.gpus]
+    return check(replace(node, gpus=tuple(gpus)))
 
 
 @pytest.mark.parametrize(
@@ -221,10 +217,10 @@ def test_every_refusal_has_a_cure_that_can_help(reason: str, cure: str) -> None:
         ("CUDA lists 1 of the 2 GPUs that CUDA_VISIBLE_DEVICES names", "unset CUDA_VISIBLE_DEVICES"),
     ],
 )
-def test_of_pairs_too(reason: str, cure: str) -> None:
-    facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
-    pairs = tuple(replace(pair, cuda=None, unknown={"cuda": reason}) for pair in facts.pairs)
-    node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=pairs)
+def test_unreadable_facts_of_pairs_have_a_cure(reason: str, cure: str) -> None:
+    node = read()
+    pairs = tuple(replace(pair, cuda=None, unknown={"cuda": reason}) for pair in node.pairs)
+    node = replace(node, pairs=pairs)
     report = judge(Facts([Topology(node)], (), job_of(node).ranks, [None], QUICK, False))
     (found,) = [finding for finding in report.findings if finding.id == NOT_LOOKED_AT]
     assert cure in found.cure.text
@@ -233,7 +229,7 @@ def test_of_pairs_too(reason: str, cure: str) -> None:
     assert (row.verdict, row.note) == (Verdict.SKIP, f"peer access by CUDA could not be read ({HIDDEN})")
 
 
-def test_a_nic_is_not_nvidia_smi_s_to_tell() -> None:
+def test_the_cure_for_a_nic_is_not_nvidia_smi() -> None:
     nic = NicFacts(name="mlx5_0", kind=NicKind.INFINIBAND, unknown={"state": "state is empty"})
     node = Snapshot(host="n0", origin=Origin.MEASURED, source="", nics=(nic,))
     for reason in ("state is empty", "state: Permission denied"):
@@ -247,11 +243,9 @@ def test_a_nic_is_not_nvidia_smi_s_to_tell() -> None:
     assert NOT_LOOKED_AT not in {finding.id for finding in report.findings}
 
 
-def test_a_source_that_failed_is_told_once() -> None:
-    facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
-    pairs = tuple(replace(pair, cuda=None, unknown={"cuda": "no answer"}) for pair in facts.pairs)
-    failures = (ProbeFailure(stage="cuda", error="no answer", timed_out=True),)
-    node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=pairs, failures=failures)
+def test_a_failed_source_is_reported_once() -> None:
+    node = read(failures=(ProbeFailure(stage="cuda", error="no answer", timed_out=True),))
+    node = replace(node, pairs=tuple(replace(pair, cuda=None, unknown={"cuda": "no answer"}) for pair in node.pairs))
     report = judge(Facts([Topology(node)], (), job_of(node).ranks, [None], QUICK, False))
     assert (report.verdict, [finding.id for finding in report.findings]) == (Verdict.ERROR, ["driver-silent"])
     assert check_row(node, "peer_access").verdict is Verdict.ERROR
@@ -263,7 +257,7 @@ READ_OF_GPUS = sorted(
 
 
 @pytest.mark.parametrize("name", READ_OF_GPUS)
-def test_what_a_recording_lacks_of_one_gpu_alone_is_an_error(name: str) -> None:
+def test_a_fact_missing_for_one_gpu_is_an_error(name: str) -> None:
     gpus = simulated("hgx-h100-8").nodes[0].gpus
     node = replace(simulated("hgx-h100-8").nodes[0], gpus=tuple(replace(gpu, most_clock_mhz=1980) for gpu in gpus))
     for one in name.split("|"):
@@ -293,6 +287,6 @@ def judged(node: Snapshot) -> Report:
     return judge(Facts(nodes, group_nodes(nodes), (), [None], QUICK, False))
 
 
-def test_every_fact_that_a_check_reads_has_a_name_for_people() -> None:
+def test_every_fact_of_a_check_has_a_name() -> None:
     read = {name for check in CHECKS for each in check.reads for name in each.partition(".")[2].split("|")}
     assert set(FACT_NAMES) == read

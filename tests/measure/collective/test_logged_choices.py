@@ -45,14 +45,14 @@ def test_recorded_logs_name_the_ring(name: str) -> None:
 
 
 @given(st.lists(st.binary(max_size=80), max_size=20))
-def test_junk_connects_nobody(junk: list[bytes]) -> None:
+def test_garbage_lines_add_no_connection(junk: list[bytes]) -> None:
     found, _ = read([FakeLog([*junk, *said("Channel 00/0 : 0[0] -> ", "Channel", "via P2P/CUMEM")]), FakeLog(junk)])
     for choice in found.by_operation.values():
         assert choice.used.host_staged in (None, True)
 
 
 @given(st.integers(0, 2**32), st.sampled_from(["normal", "p2p-disabled"]))
-def test_of_lines_that_were_cut_what_is_left_is_never_more_than_was_said(seed: int, name: str) -> None:
+def test_truncated_lines_add_no_connection(seed: int, name: str) -> None:
     random = Random(seed)
 
     def mangled(rank: int) -> list[bytes]:

@@ -29,6 +29,7 @@ from gpubench.measure.collective.paths import (
     simulated,
 )
 from gpubench.measure.collective.sweep import ObservationSources, Observers, PathObserver
+from gpubench.measure.path_outcome import PathOutcome
 from gpubench.model.facts.process import MpiFacts, RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
@@ -133,16 +134,11 @@ class Result:
 
     @property
     def evidence(self) -> dict[str, EvidenceRow]:
-        section = self.report.sections["evidence"]
-        assert isinstance(section, Table)
-        rows = [row for row in section.rows() if isinstance(row, EvidenceRow)]
-        return {f"{row.source[5:]} → {row.destination[5:]}": row for row in rows}
+        return {f"{row.source[5:]} → {row.destination[5:]}": row for row in self.report.rows(EvidenceRow)}
 
     @property
     def fallback(self) -> list[FallbackRow]:
-        section = self.report.sections["fallback"]
-        assert isinstance(section, Table)
-        return [row for row in section.rows() if isinstance(row, FallbackRow)]
+        return self.report.rows(FallbackRow)
 
 
 def run(
@@ -205,7 +201,11 @@ def over_pcie(_rank: int) -> FakeCounters:
     return FakeCounters(nvlink=0, pcie=2 * COUNTED)
 
 
-def test_a_healthy_job_is_direct_and_says_how_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def evidence_of(outcome: PathOutcome) -> list[EvidenceRow]:
+    return Report(verdict=Verdict.PASS, complete=True, sections=outcome.sections).rows(EvidenceRow)
+
+
+def test_a_healthy_job_is_direct_by_all_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(monkeypatch, Job(direct, over_nvlink), sizes=(1024, 2048, 4096))
     assert [(row.algorithm, row.protocol, row.channels) for row in result.rows] == [("RING", "LL", 1)] * 6
     assert {(row.transport, row.host_staged) for row in result.rows} == {("P2P/CUMEM", False)}
@@ -225,7 +225,7 @@ def test_a_healthy_job_is_direct_and_says_how_it_knows(monkeypatch: pytest.Monke
     assert result.report.findings == ()
 
 
-def test_a_real_machine_has_nothing_in_the_way_and_a_setting_is_named_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_machine_is_direct_and_a_setting_is_named_as_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     """The facts are of eight H200s, and the logs of four."""
     (machine,), (process,) = read_recording(ROOT / "tests" / "machines" / "h200x8-vm")
     healthy = run(monkeypatch, Job(direct, over_nvlink, machine=machine, process=process))
@@ -239,7 +239,7 @@ def test_a_real_machine_has_nothing_in_the_way_and_a_setting_is_named_there(monk
     assert (verdict.conclusion, verdict.cause) == ("staged", "nccl-p2p-disabled")
 
 
-def test_an_operation_faster_than_its_links_is_an_error_of_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_above_its_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "busbw_limit", lambda *_: Limit(1e-6, "links of rank 0"))
     result = run(monkeypatch, Job(direct, over_nvlink))
     assert {row.verdict for row in result.rows} == {Verdict.ERROR}
@@ -254,7 +254,7 @@ def test_an_operation_faster_than_its_links_is_an_error_of_the_facts(monkeypatch
 
 
 @pytest.mark.parametrize("log", ["two-hosts-of-two", "four-ranks-one-gpu"])
-def test_ranks_of_one_gpu_are_healthy_by_peer_access_and_by_the_sockets_that_somebody_asked_for(
+def test_ranks_of_one_gpu_are_healthy_with_peer_access_or_requested_sockets(
     monkeypatch: pytest.MonkeyPatch, log: str
 ) -> None:
     """Facts and logs are of one H100 whose driver hides its NVLinks."""
@@ -283,16 +283,14 @@ def test_ranks_of_one_gpu_are_healthy_by_peer_access_and_by_the_sockets_that_som
 
 
 def causes(result: Result) -> list[tuple[str, int, str | None]]:
-    section = result.report.sections["causes"]
-    assert isinstance(section, Table)
-    return [(row.id, row.paths, row.implied_by) for row in section.rows() if isinstance(row, CauseRow)]
+    return [(row.id, row.paths, row.implied_by) for row in result.report.rows(CauseRow)]
 
 
 @pytest.mark.parametrize(
     ("names", "cause"),
     [(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"), "nccl-shm-disabled"), (("NCCL_HOSTID",), "nccl-hostid")],
 )
-def test_a_network_that_settings_led_to_is_no_cause_of_its_own(
+def test_a_network_that_a_setting_caused_is_its_consequence(
     monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], cause: str
 ) -> None:
     settings = dict.fromkeys(names, ("1",))
@@ -301,14 +299,14 @@ def test_a_network_that_settings_led_to_is_no_cause_of_its_own(
     assert all(name in str(result.fallback[0].cause_seen) for name in names)
 
 
-def test_containers_of_their_own_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_separate_containers_are_the_cause_of_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(monkeypatch, Job(sockets, over_pcie, shm_devices=(41, 42, 43, 44)))
     (verdict,) = result.fallback
     assert (verdict.transport, verdict.cause) == ("NET/Socket/0", "shm-not-shared")
     assert {(row.transport, row.host_staged) for row in result.rows} == {("NET/Socket/0", True)}
 
 
-def test_nodes_without_rdma_are_staged_by_design_and_the_rest_is_judged_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_between_nodes_without_rdma_are_staged_by_design(monkeypatch: pytest.MonkeyPatch) -> None:
     def log(rank: int) -> FakeLog:
         peer = (rank + 1) % RANKS
         via = "NET/Socket/0" if rank % 2 else "P2P/CUMEM"
@@ -328,7 +326,7 @@ def test_nodes_without_rdma_are_staged_by_design_and_the_rest_is_judged_alone(mo
     assert [finding.severity for finding in result.report.findings] == [Verdict.SKIP]
 
 
-def test_what_cannot_be_heard_is_empty_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_without_a_log_are_empty_and_the_reason_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(rank: int) -> FakeLog:
         return FakeLog(no_log="NCCL_DEBUG_SUBSYS=COLL leaves INIT out" if rank == 2 else "")
 
@@ -343,14 +341,14 @@ def test_what_cannot_be_heard_is_empty_and_said_so(monkeypatch: pytest.MonkeyPat
     assert [(finding.id, finding.severity) for finding in result.report.findings] == [("path-unknown", Verdict.WARN)]
 
 
-def test_a_ceiling_that_is_not_known_takes_no_other_words_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_limit_keeps_the_note_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     row = replace(run(monkeypatch, Job(lambda rank: FakeLog(recorded("tuning", rank)))).rows[0], note="±2 %")
     assert judge.add_limit(row, Limit(None, "why")).note == "±2 %; why"
     assert judge.add_limit(replace(row, note=None), Limit(None, "why")).note == "why"
     assert judge.add_limit(row, Limit(400.0, "NVLinks")).note == "±2 %"
 
 
-def test_a_single_rank_has_no_link_to_be_limited_by() -> None:
+def test_a_single_rank_has_no_limit() -> None:
     request = request_for(ALLREDUCE)
     case = next(cases(request, 1))
     circumstances = Circumstances(wiring=Wiring([], {}), facts=[], settings={})
@@ -362,7 +360,7 @@ def test_a_single_rank_has_no_link_to_be_limited_by() -> None:
     assert (row.limit_gb_s, row.note) == (None, "one rank: nothing is communicated")
 
 
-def test_a_row_has_the_choice_that_was_made_under_its_setting() -> None:
+def test_a_row_has_the_choice_of_its_setting() -> None:
     request = request_for(ALLREDUCE)
     case = next(cases(request, 1))
 
@@ -389,7 +387,7 @@ def test_a_row_has_the_choice_that_was_made_under_its_setting() -> None:
     assert str(found["tree"].note).startswith("one rank")
 
 
-def test_counters_speak_where_the_log_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_decide_without_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(monkeypatch, Job(lambda _rank: FakeLog(no_log="why"), over_nvlink))
     assert len(result.evidence) == RANKS * (RANKS - 1)
     (verdict,) = result.fallback
@@ -400,7 +398,7 @@ def test_counters_speak_where_the_log_is_silent(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("counters", [lambda _rank: FakeCounters(), over_pcie], ids=["no counters", "over PCIe"])
-def test_a_library_that_has_no_way_but_host_memory_takes_it(
+def test_a_library_that_always_stages_is_staged_by_design(
     monkeypatch: pytest.MonkeyPatch, counters: Callable[[int], FakeCounters]
 ) -> None:
     result = run(monkeypatch, Job(lambda _rank: FakeLog(no_log="why"), counters, by_design="Gloo copies"))
@@ -410,7 +408,7 @@ def test_a_library_that_has_no_way_but_host_memory_takes_it(
     assert result.report.verdict is Verdict.PASS
 
 
-def test_ranks_of_one_gpu_have_no_path_that_a_log_must_tell_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_one_gpu_need_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Wiring, "share_gpu", lambda _self, _pair: True)
     result = run(monkeypatch, Job(lambda _rank: FakeLog(no_log="why")))
     assert list(result.fallback) == []
@@ -418,7 +416,7 @@ def test_ranks_of_one_gpu_have_no_path_that_a_log_must_tell_of(monkeypatch: pyte
     assert [finding.id for finding in result.report.findings] == []
 
 
-def test_a_rank_of_which_nothing_is_heard_is_not_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_connections_in_the_log_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_third(rank: int) -> FakeLog:
         lines = [line for line in recorded("tuning", rank) if b" via " not in line or rank != 2]
         return FakeLog([*lines, *said("Ring 00 : 3 -> 0 -> 1", "Ring 00 : 1 -> 2 -> 3")])
@@ -430,7 +428,7 @@ def test_a_rank_of_which_nothing_is_heard_is_not_fine(monkeypatch: pytest.Monkey
     assert [finding.id for finding in result.report.findings] == ["path-unknown"]
 
 
-def test_a_rank_that_names_nobody_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_a_logged_peer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_third(rank: int) -> FakeLog:
         return FakeLog([line for line in recorded("normal", rank) if b" via " not in line or rank != 2])
 
@@ -444,7 +442,7 @@ def test_a_rank_that_names_nobody_is_not_passed_over(monkeypatch: pytest.MonkeyP
     assert run(monkeypatch, Job(without_third, over_nvlink)).report.verdict is Verdict.WARN
 
 
-def test_a_transport_that_nobody_knows_is_not_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_transport_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def strange(rank: int) -> FakeLog:
         return FakeLog(said(f"Channel 00/0 : {rank}[0] -> {(rank + 1) % RANKS}[0] via WARP/9"))
 
@@ -463,13 +461,13 @@ def test_data_that_nobody_checked_prove_nothing(monkeypatch: pytest.MonkeyPatch)
     assert result.report.verdict is Verdict.SKIP
 
 
-def test_a_counter_against_the_log_is_a_dispute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_that_contradicts_the_log_is_a_dispute(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(monkeypatch, Job(direct, over_pcie))
     assert [row.conclusion for row in result.fallback] == ["disputed"]
     assert result.report.verdict is Verdict.WARN
 
 
-def test_traffic_of_others_is_no_proof_of_a_path_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_traffic_is_no_evidence_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process copied from GPU 0 to GPU 1 of four H200s, whose counters advanced by 16 times our bytes."""
     counters = {0: FakeCounters(nvlink=8 * COUNTED), 1: FakeCounters(nvlink=8 * COUNTED)}
     result = run(monkeypatch, Job(direct, lambda rank: counters.get(rank) or over_nvlink(rank)))
@@ -482,7 +480,7 @@ def test_traffic_of_others_is_no_proof_of_a_path_and_is_named(monkeypatch: pytes
     assert causes(result) == [("foreign-nvlink-traffic", 0, None)]
 
 
-def test_what_passes_while_the_job_is_idle_is_no_proof_either() -> None:
+def test_traffic_while_the_job_is_idle_is_no_evidence() -> None:
     used = Used({(0, 1): (Transport("P2P/CUMEM", TransportKind.P2P),)})
     ours = Carried(nvlink_bytes=2 * SIZE, nvlink_share=2.0)
     observed = PathObservations(
@@ -493,13 +491,11 @@ def test_what_passes_while_the_job_is_idle_is_no_proof_either() -> None:
     )
     busy = IdleGpu(rates=LinkRates(nvlink_sent=371.0))
     for idle, state in (((), "present"), ((busy, *[IdleGpu()] * 3), "absent")):
-        section = conclude(observed.add_idle(idle), RowObservations()).sections["evidence"]
-        assert isinstance(section, Table)
-        (row,) = [row for row in section.rows() if isinstance(row, EvidenceRow)]
+        (row,) = evidence_of(conclude(observed.add_idle(idle), RowObservations()))
         assert row.measurement == state
 
 
-def test_wrong_data_outvote_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_data_outweigh_all_other_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrap(backend: Backend, rank: int) -> Backend:
         return faults.FaultyBackend(backend, faults.one_bit, timed=4) if rank == 1 else backend
 
@@ -511,7 +507,7 @@ def test_wrong_data_outvote_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["alltoall", "gather", "scatter", "sendrecv"])
-def test_sends_and_receives_are_known_by_their_pairs(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_sends_and_receives_have_the_transports_of_their_pairs(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     collective = next(each for each in COLLECTIVES if each.name == name)
 
     def log(rank: int) -> FakeLog:
@@ -527,16 +523,14 @@ def test_sends_and_receives_are_known_by_their_pairs(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("name", "unused"), [("broadcast", "3 → 0"), ("reduce", "0 → 1")])
-def test_the_side_of_a_ring_that_nothing_passes_is_no_path(
-    monkeypatch: pytest.MonkeyPatch, name: str, unused: str
-) -> None:
+def test_an_unused_side_of_a_ring_is_no_path(monkeypatch: pytest.MonkeyPatch, name: str, unused: str) -> None:
     collective = next(each for each in COLLECTIVES if each.name == name)
     result = run(monkeypatch, Job(direct, over_nvlink), collective)
     assert set(result.evidence) == RING - {unused}
     assert [(row.conclusion, row.confidence, row.count) for row in result.fallback] == [("direct", "proven", 3)]
 
 
-def test_paths_of_two_kinds_at_one_gpu_are_not_told_apart_by_its_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_do_not_separate_two_kinds_of_paths_at_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     collective = next(each for each in COLLECTIVES if each.name == "alltoall")
 
     def log(rank: int) -> FakeLog:
@@ -555,7 +549,7 @@ def test_paths_of_two_kinds_at_one_gpu_are_not_told_apart_by_its_counters(monkey
 
 
 @pytest.mark.parametrize("expected_bytes", [((1.0, 0.0), (0.0, 0.1)), ((0.1, 0.0), (0.0, 1.0))])
-def test_what_passed_is_the_more_of_what_one_end_sends_and_the_other_receives(
+def test_the_end_with_more_traffic_decides_the_bandwidth(
     expected_bytes: tuple[tuple[float, float], ...],
 ) -> None:
     used = Used({(0, 1): (Transport("P2P/CUMEM", TransportKind.P2P),)})
@@ -568,9 +562,7 @@ def test_what_passed_is_the_more_of_what_one_end_sends_and_the_other_receives(
     )
     rows = RowObservations()
     rows.add(replace(ROW, size_bytes=SIZE, algbw_gb_s=100.0, busbw_gb_s=100.0), [0] * RANKS)
-    section = conclude(observed, rows).sections["evidence"]
-    assert isinstance(section, Table)
-    (row,) = section.rows()
+    (row,) = evidence_of(conclude(observed, rows))
     assert "100 GB/s passed" in str(row.to_record()), "more than host memory carries"
 
 
@@ -578,7 +570,7 @@ def test_what_passed_is_the_more_of_what_one_end_sends_and_the_other_receives(
     ("fault", "cause", "evidence"),
     [("gpu2:nvlink=0", "nvlinks-all-down", "18 of 18 NVLinks down"), ("", "staged-despite-grant", AS_SLOW_AS_STAGED)],
 )
-def test_a_simulated_path_is_explained_by_facts_else_as_its_copies_are(fault: str, cause: str, evidence: str) -> None:
+def test_a_simulated_path_is_explained_by_facts_or_by_copies(fault: str, cause: str, evidence: str) -> None:
     node = snapshots(parse_machine("hgx-h200-4"), [parse_fault(fault)] if fault else [])[0]
     gpus = Job(direct).identities
     outcome = simulated([(2, 1)], gpus, lambda _: Topology(node))
@@ -590,7 +582,7 @@ def test_a_simulated_path_is_explained_by_facts_else_as_its_copies_are(fault: st
     assert (row.cause, evidence in str(row)) == (cause, True)
 
 
-def test_an_nccl_that_names_no_algorithm_is_known_by_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_algorithm_all_connections_count(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "TUNING is not among the NCCL_DEBUG_SUBSYS that are set"
     result = run(monkeypatch, Job(lambda rank: FakeLog(recorded("normal", rank), no_tuning=reason), over_nvlink))
     assert result.fallback[0].how.endswith(f"; no algorithms: {reason}")

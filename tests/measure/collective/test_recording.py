@@ -251,7 +251,7 @@ def check_same(recorded: Recording) -> None:
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
-def test_every_collective(monkeypatch: pytest.MonkeyPatch, collective: Collective) -> None:
+def test_every_collective_is_replayed(monkeypatch: pytest.MonkeyPatch, collective: Collective) -> None:
     job = Job(lambda rank: shared_memory(rank), over_pcie, {"NCCL_P2P_DISABLE": ("1",)})
     request = request_for(collective, root=RANKS - 1, sampling=Sampling(iterations=4))
     recorded = recording(monkeypatch, request, job, watched)
@@ -262,7 +262,7 @@ def test_every_collective(monkeypatch: pytest.MonkeyPatch, collective: Collectiv
 @pytest.mark.parametrize(
     "sampling", [Sampling(iterations=None, budget_seconds=0.002), Sampling(Mode.LATENCY, iterations=40)]
 )
-def test_every_way_of_timing(monkeypatch: pytest.MonkeyPatch, sampling: Sampling) -> None:
+def test_every_mode_of_timing_is_replayed(monkeypatch: pytest.MonkeyPatch, sampling: Sampling) -> None:
     request = request_for(ALLREDUCE, sampling=sampling, sizes=(1024,))
     recorded = recording(monkeypatch, request, Job(direct), unwatched)
     own = json.loads(recorded.lines[1])["row"]["sample"]["own"]
@@ -270,7 +270,7 @@ def test_every_way_of_timing(monkeypatch: pytest.MonkeyPatch, sampling: Sampling
     check_same(recorded)
 
 
-def test_what_others_did_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_before_and_after_a_sweep_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = recording(monkeypatch, request_for(ALLREDUCE), Job(direct, users=comes_late), watched)
     first, last = json.loads(recorded.lines[0])["testimony"]["idle"], json.loads(recorded.lines[-1])["idle"]
     assert [each["use"]["utilization_percent"] for each in (first[2], last[2])] == [0, 100]
@@ -280,7 +280,7 @@ def test_what_others_did_before_and_after(monkeypatch: pytest.MonkeyPatch) -> No
     check_same(recorded)
 
 
-def test_where_nobody_looked_at_idle_gpus_recordings_are_as_those_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_without_idle_gpus_have_no_such_field(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = recording(monkeypatch, request_for(ALLREDUCE), Job(direct, over_nvlink), watched)
     assert not any("idle" in line for line in recorded.lines)
     check_same(recorded)
@@ -299,7 +299,7 @@ def comes_late(rank: int) -> tuple[GpuUse, GpuUse]:
     return idle, GpuUse(utilization_percent=100, users=(user,)) if rank == 2 else idle
 
 
-def test_wrong_data_and_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_data_and_late_ranks_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(
         direct,
         wrap=lambda backend, rank: faults.FaultyBackend(backend, faults.one_bit, timed=3) if rank == 2 else backend,
@@ -310,7 +310,7 @@ def test_wrong_data_and_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     check_same(recorded)
 
 
-def test_several_ways_with_what_was_heard_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_are_replayed_with_the_choices_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     collective = next(each for each in COLLECTIVES if each.name == "reducescatter")
     recorded = recording(monkeypatch, request_for(collective), Job(shared_memory), in_ways)
     sections = plain(recorded.report, recorded.rows)["sections"]
@@ -320,7 +320,7 @@ def test_several_ways_with_what_was_heard_of_each(monkeypatch: pytest.MonkeyPatc
     check_same(recorded)
 
 
-def test_groups_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(
         direct,
         wrap=lambda backend, rank: faults.FaultyBackend(backend, faults.one_bit, timed=3) if rank == 3 else backend,
@@ -344,7 +344,7 @@ def healthy() -> Recording:
         return recording(monkeypatch, request, Job(direct, over_nvlink), watched)
 
 
-def test_how_long_ranks_waited_for_a_cpu_is_kept() -> None:
+def test_the_time_that_ranks_waited_for_a_cpu_is_recorded() -> None:
     circumstances = Circumstances(wiring=Wiring([], {}), waited={1: 0.75})
     observed = PathObservations(choices=LoggedChoices(), expected_bytes=[], traffic=[], circumstances=circumstances)
     kept = from_plain(RecordedObservations, to_plain(RecordedObservations.of(observed)))
@@ -352,7 +352,7 @@ def test_how_long_ranks_waited_for_a_cpu_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("kept", "said"), [(0, "0 rows, for it ended"), (1, "1 row, "), (3, "3 rows, ")])
-def test_a_run_that_was_cut_short_shows_what_it_has_and_says_so(kept: int, said: str) -> None:
+def test_a_run_that_was_cut_short_shows_its_rows_and_an_error(kept: int, said: str) -> None:
     report, rows = healthy().replayed(healthy().lines[: 1 + kept])
     assert len(rows) == kept
     assert (report.verdict, report.complete) == (Verdict.ERROR, False)
@@ -403,7 +403,7 @@ ROW = ("row", "sample")
         (-1, ("rows",), None, "no row, and does not count them"),
     ],
 )  # fmt: skip
-def test_what_no_run_can_have_been_is_refused(line: int, path: tuple[str | int, ...], to: object, said: str) -> None:
+def test_inconsistent_recordings_are_refused(line: int, path: tuple[str | int, ...], to: object, said: str) -> None:
     lines = list(healthy().lines)
     lines[line] = edited(lines[line], *path, to=to)
     with pytest.raises(UsageError) as raised:
@@ -422,7 +422,7 @@ def test_what_no_run_can_have_been_is_refused(line: int, path: tuple[str | int, 
         (lambda lines: [lines[0][:-9], *lines[1:]], "line 1: no JSON"),
     ],
 )
-def test_lines_that_do_not_belong_together_are_refused(change: Callable[[list[str]], list[str]], said: str) -> None:
+def test_inconsistent_lines_are_refused(change: Callable[[list[str]], list[str]], said: str) -> None:
     with pytest.raises(UsageError) as raised:
         healthy().replayed(change(list(healthy().lines)))
     assert said in raised.value.seen
@@ -494,7 +494,7 @@ TUNINGS = st.none() | st.builds(
 
 
 @given(st.lists(USES, min_size=1, max_size=3), st.data())
-def test_what_was_heard_reads_back_equal(uses: list[Used], data: st.DataObject) -> None:
+def test_recorded_choices_are_restored(uses: list[Used], data: st.DataObject) -> None:
     keys = st.tuples(st.sampled_from(DataType), st.none() | st.sampled_from(ReduceOp), st.integers(1, 2**40))
     by_operation = data.draw(st.dictionaries(keys, st.builds(Choice, st.sampled_from(uses), TUNINGS), max_size=5))
     choices = LoggedChoices(by_operation, data.draw(st.sampled_from(["", "rank 0: deaf"])), "no tuning")
@@ -506,7 +506,7 @@ def test_what_was_heard_reads_back_equal(uses: list[Used], data: st.DataObject) 
     assert list(again.by_operation) == list(choices.by_operation)
 
 
-def test_a_log_is_kept_as_it_was_heard() -> None:
+def test_a_log_is_kept_unchanged() -> None:
     log = RecordedLog(FakeLog(said("Channel 00/0 : 0[0] -> 1[0] via P2P/CUMEM"), no_log="", no_tuning="too old"))
     assert (log.is_readable(), log.no_log, log.no_tuning) == (True, "", "too old")
     heard = [*log.lines(), *log.lines()]

@@ -29,7 +29,7 @@ def report_of(*wrong_by_row: tuple[int, ...]) -> tuple[Report, ReceivedRows]:
     return collector.report(), shown
 
 
-def test_wrong_elements_are_added_up_over_rows_and_ranks() -> None:
+def test_wrong_elements_are_summed_over_rows_and_ranks() -> None:
     report, shown = report_of((0,) * RANKS, (0, 2, 0, 3, 0, 0), (0, 0, 0, 0, 0, 1))
     assert [row.wrong for row in shown.rows] == [0, 5, 1]
     assert report.verdict is Verdict.FAIL
@@ -39,7 +39,7 @@ def test_wrong_elements_are_added_up_over_rows_and_ranks() -> None:
     assert finding.subject == f"{IDENTITIES[1]}, {IDENTITIES[3]}"
 
 
-def test_of_many_ranks_with_wrong_elements_four_are_named() -> None:
+def test_four_ranks_with_wrong_elements_are_named() -> None:
     report, _ = report_of((1,) * RANKS)
     named = ", ".join(str(identity) for identity in IDENTITIES[:4])
     assert report.findings[0].subject == f"{named} and 2 more"

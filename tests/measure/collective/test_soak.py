@@ -45,7 +45,7 @@ def repeated(soak: Soak, clock: Clock, seconds_a_row: float, times: dict[int, fl
 
 
 @pytest.mark.parametrize("cycles", [2, 5])
-def test_as_many_cycles_as_were_asked_for(cycles: int) -> None:
+def test_a_soak_runs_the_requested_cycles(cycles: int) -> None:
     clock, said = Clock(), list[str]()
     soak = Soak(cycles, said.append, clock=clock)
     repeated(soak, clock, 0.1)
@@ -55,7 +55,7 @@ def test_as_many_cycles_as_were_asked_for(cycles: int) -> None:
     assert soak.line().startswith(f"soak: 0 min, {cycles} cycles, {cycles * 2} rows, {wrong}; slowest since")
 
 
-def test_a_line_a_minute_names_the_slowest_since_the_last() -> None:
+def test_a_line_per_minute_names_the_slowest_row_since_the_last_line() -> None:
     clock, said = Clock(), list[str]()
     soak = Soak(10, said.append, clock=clock)
     repeated(soak, clock, SECONDS_BETWEEN_LINES / 4, {3: 2500.0, 5: 11.0})
@@ -100,7 +100,7 @@ def test_wrong_data_in_a_later_cycle_are_shown_and_fail_the_run(
     assert report.findings[0].id == "wrong-data"
 
 
-def test_unequal_blocks_arrive_whatever_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unequal_blocks_arrive_for_any_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for ranks in (1, 2, 5):
         request = request_for(skewed(0.5), dtypes=(DataType.INT8, DataType.FLOAT64))
         report, rows, _ = run_sweep(monkeypatch, ranks, request)

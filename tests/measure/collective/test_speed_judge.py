@@ -59,7 +59,7 @@ def findings(explanation: Explained | None, *rows: CollectiveRow, found: tuple[F
 SLOW = four(2**28, 16_150.0)
 
 
-def test_the_first_source_that_knows_is_taken() -> None:
+def test_the_first_source_with_an_expectation_counts() -> None:
     past = lambda _row: ExpectedTime(7.0, "the past", MEASURED)  # noqa: E731
     assert cast("ExpectedTime", H200.of(SLOW)).source == "profile hgx-h200-4"
     assert cast("ExpectedTime", replace(H200, past=past).of(SLOW)).source == "profile hgx-h200-4"
@@ -70,7 +70,7 @@ def test_the_first_source_that_knows_is_taken() -> None:
     assert limit.of(replace(SLOW, limit_gb_s=None)) is None
 
 
-def test_a_framework_is_held_against_the_profile_where_it_hands_nccl_one_call() -> None:
+def test_a_framework_is_judged_by_the_profile_if_it_makes_one_nccl_call() -> None:
     in_place = four(2**24, 500.0, backend="torch:nccl", placement="in_place")
     alone = judge().row(in_place)
     assert (alone.verdict, alone.expected_source) == ("FAIL", "profile hgx-h200-4")
@@ -92,7 +92,7 @@ def test_a_framework_is_held_against_the_profile_where_it_hands_nccl_one_call() 
         ({"setting": "hierarchical"}, "PASS"),
     ],
 )
-def test_a_setting_that_is_compared_is_not_judged(changes: dict[str, Any], verdict: str) -> None:
+def test_compared_settings_are_not_judged(changes: dict[str, Any], verdict: str) -> None:
     shown = judge().row(replace(SLOW, **changes))
     assert shown.verdict == verdict
     assert shown.expected_percent == pytest.approx(7.3, abs=0.1)
@@ -112,7 +112,7 @@ NOISY = four(2**20, 18.0, ci95_percent=416.0)
         (replace(NOISY, wrong=1, verdict="FAIL"), H200, "FAIL"),
     ],
 )
-def test_a_row_that_noise_hides_passes_nothing_and_is_measured_again(
+def test_a_row_lost_in_noise_is_repeated_and_does_not_pass(
     row: CollectiveRow, expected: ExpectedTimes, verdict: str
 ) -> None:
     judging = judge(expected)
@@ -153,7 +153,7 @@ def test_more_than_four_ranks_on_a_cpu_take_turns(ranks: int, cpus: str, *, shar
     assert bool(make(Circumstances(wiring=Wiring(identities, {}), facts=facts)).turns_on_cpus) == shared
 
 
-def test_the_surest_cause_is_named_and_a_weak_one_only_as_perhaps() -> None:
+def test_the_most_certain_cause_is_named_and_a_weak_one_is_a_hint() -> None:
     (weak,) = findings(explained(("row-remap-pending", Confidence.WEAK)), SLOW)
     assert weak.id == SLOW_UNEXPLAINED
     assert "perhaps row-remap-pending was seen" in weak.cause
@@ -165,7 +165,7 @@ def test_the_surest_cause_is_named_and_a_weak_one_only_as_perhaps() -> None:
     assert (found.subject, found.expected, found.cause) == ("this job", own.expected, own.likely)
 
 
-def test_a_cause_without_a_check_expects_what_the_rows_do() -> None:
+def test_a_cause_without_a_check_has_the_expectation_of_the_rows() -> None:
     (found,) = findings(explained(("cuda-launch-blocking", Confidence.PROVEN)), SLOW)
     assert (found.id, found.severity) == ("cuda-launch-blocking", Verdict.FAIL)
     assert found.expected == "339.5 GB/s, profile hgx-h200-4"
@@ -193,10 +193,10 @@ def test_host_staged_paths_explain_slow_rows() -> None:
         ([16_150.0, 1190.0, 1191.0], False),
     ],
 )
-def test_a_doubtful_row_is_measured_until_two_agree(times: list[float], *, again: bool) -> None:
+def test_a_doubtful_row_is_repeated_until_two_tries_agree(times: list[float], *, again: bool) -> None:
     assert judge().needs_repetition([four(2**28, time_) for time_ in times]) is again
 
 
 @pytest.mark.parametrize("changes", [{"wrong": 1}, {"host_staged": True}, {"setting": "ring/ll"}, {"backend": "host"}])
-def test_what_is_judged_otherwise_is_measured_once(changes: dict[str, Any]) -> None:
+def test_rows_without_a_speed_verdict_are_measured_once(changes: dict[str, Any]) -> None:
     assert judge().needs_repetition([replace(SLOW, **changes)]) is False

@@ -7,7 +7,7 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.measure.collective.cases import Answer, RankTimings
 from gpubench.measure.collective.sweep import fitting_all
 from gpubench.measure.collective.variants import GroupRows, SynchronizedGroup
-from gpubench.model.results.report import Report, Table
+from gpubench.model.results.report import RankTimeRow, Report
 from gpubench.model.terms.ranks import RankIdentity, split_ranks
 from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
@@ -20,7 +20,7 @@ PARTS = split_ranks("3", FIVE)
 WRONG = Finding("wrong-data", Verdict.FAIL, "rank 4", "seen", "expected", "cause", Cure.of("next"))
 
 
-def test_groups_keep_in_step_and_talk_among_themselves() -> None:
+def test_groups_share_barriers_and_exchange_data_only_inside() -> None:
     def body(group: ThreadGroup) -> tuple[object, ...]:
         own = group.split(group.rank // 3, group.rank)
         together = SynchronizedGroup(own, group)
@@ -45,7 +45,7 @@ def test_groups_keep_in_step_and_talk_among_themselves() -> None:
     ]
 
 
-def test_the_first_rank_hears_the_rows_of_all_groups_and_their_verdict() -> None:
+def test_the_first_rank_gets_rows_and_verdict_of_all_groups() -> None:
     heard = ReceivedRows()
 
     def body(group: ThreadGroup) -> Report:
@@ -63,19 +63,17 @@ def test_the_first_rank_hears_the_rows_of_all_groups_and_their_verdict() -> None
     assert [(row.group, row.slowest_rank) for row in heard.rows] == [("ranks 0-2", 1), ("ranks 3-4", 4)]
     assert report.verdict is Verdict.FAIL
     assert report.findings == (WRONG,)
-    section = report.sections["rank_times"]
-    assert isinstance(section, Table)
-    assert [row.to_record()["rank"] for row in section.rows()] == [0, 1, 2, 3, 4]
+    assert [row.rank for row in report.rows(RankTimeRow)] == [0, 1, 2, 3, 4]
 
 
-def test_sizes_have_to_fit_every_group() -> None:
+def test_sizes_must_fit_every_group() -> None:
     small, large = DroppedSize(8, "rounds to nothing"), DroppedSize(4096, "does not fit")
     assert fitting_all([((8, 64, 4096), ()), ((64, 4096), (small,)), ((8, 64), (large,))]) == ((64,), (small, large))
     with pytest.raises(CouldNotMeasureError, match="no size is left"):
         fitting_all([((8,), ()), ((64,), (small,))])
 
 
-def test_groups_are_held_against_each_other_where_nothing_else_tells() -> None:
+def test_groups_are_compared_with_each_other_without_an_expectation() -> None:
     heard = ReceivedRows()
     parts = split_ranks("2", [replace(each, rank=rank) for rank, each in enumerate(FIVE[:4])])
 

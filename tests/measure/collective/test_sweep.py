@@ -180,7 +180,7 @@ def test_an_older_nccl_gets_grouped_sends_and_receives(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "function"), [("alltoall", "ncclAlltoAll"), ("gather", "ncclGather"), ("scatter", "ncclScatter")]
 )
-def test_native_calls_are_used_where_nccl_has_them(monkeypatch: pytest.MonkeyPatch, name: str, function: str) -> None:
+def test_native_calls_are_used_if_nccl_has_them(monkeypatch: pytest.MonkeyPatch, name: str, function: str) -> None:
     collective = next(each for each in COLLECTIVES if each.name == name)
     _, _, nccl = run_sweep(monkeypatch, 2, request_for(collective))
     assert nccl.calls == {function}
@@ -198,7 +198,7 @@ def test_graphs_are_captured_and_replayed(
 
 @pytest.mark.parametrize("sampling", [Sampling(iterations=None, budget_seconds=0.002), Sampling(Mode.LATENCY, 12)])
 @pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
-def test_however_it_is_timed_every_timed_buffer_is_verified(
+def test_every_timed_buffer_is_verified_in_every_mode(
     monkeypatch: pytest.MonkeyPatch, collective: Collective, sampling: Sampling
 ) -> None:
     report, rows, _ = run_sweep(monkeypatch, 3, request_for(collective, sizes=SIZES, sampling=sampling))
@@ -215,7 +215,7 @@ def test_however_it_is_timed_every_timed_buffer_is_verified(
 
 
 @pytest.mark.parametrize("sampling", [Sampling(iterations=None, budget_seconds=0), Sampling(Mode.LATENCY, 9)])
-def test_what_runs_to_learn_how_long_it_takes_cannot_pass_for_what_was_timed(
+def test_operations_before_timing_cannot_replace_timed_operations(
     monkeypatch: pytest.MonkeyPatch, sampling: Sampling
 ) -> None:
     class Lazy(faults.FaultyBackend):
@@ -259,7 +259,7 @@ class Room:
         return self._free_bytes
 
 
-def test_sizes_that_do_not_fit_the_tightest_rank_are_dropped_by_name() -> None:
+def test_sizes_that_do_not_fit_on_one_rank_are_dropped() -> None:
     request = request_for(ALLREDUCE, sizes=(1024, 2048, 4096))
 
     def body(group: ThreadGroup) -> tuple[Sequence[int], Sequence[str]]:
@@ -272,7 +272,7 @@ def test_sizes_that_do_not_fit_the_tightest_rank_are_dropped_by_name() -> None:
         assert reasons == ["2 buffers of that size do not fit; rank 1 on n0 (GPU 1, 0000:1) can take 4.0 KiB"]
 
 
-def test_sizes_that_round_to_nothing_are_dropped_by_name() -> None:
+def test_sizes_that_leave_a_rank_no_element_are_dropped() -> None:
     request = request_for(COLLECTIVES[1], sizes=(8, 48, 1024))
 
     def body(group: ThreadGroup) -> tuple[Sequence[int], Sequence[str]]:
@@ -284,7 +284,7 @@ def test_sizes_that_round_to_nothing_are_dropped_by_name() -> None:
     assert reasons == ["8 a rank's share rounds down to 0 elements of float32 on 3 ranks"]
 
 
-def test_nothing_left_to_measure_is_an_error() -> None:
+def test_no_remaining_size_is_an_error() -> None:
     with pytest.raises(CouldNotMeasureError, match="no size is left"):
         fitting_sizes(request_for(ALLREDUCE), AloneGroup(), Room(10), identity(0))  # type: ignore[arg-type]
 
@@ -298,7 +298,7 @@ def test_a_root_outside_the_job_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_gpus_are_looked_at_after_each_row_that_tells_who_is_late(monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
+def test_gpus_are_read_after_each_row_in_latency_mode(monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(2), cupy_on_numpy.Nccl(2))
     phases: list[list[Phase]] = []
 

@@ -92,7 +92,7 @@ def turning(*seconds: float) -> Callable[[], float]:
     return lambda: seconds[next(position) % len(seconds)]
 
 
-def test_what_varies_is_timed_until_it_is_known_well_enough() -> None:
+def test_noisy_operations_are_timed_until_the_interval_is_tight() -> None:
     backend = Clocked(turning(1e-3, 1.1e-3, 0.95e-3, 1.02e-3, 0.9e-3, 1.04e-3, 0.99e-3))
     (own,), _ = timed(Sampling(iterations=None, budget_seconds=10), [backend], warm=1e-3)
     assert len(backend.loops) > 2
@@ -101,7 +101,7 @@ def test_what_varies_is_timed_until_it_is_known_well_enough() -> None:
     assert own.note is None
 
 
-def test_all_ranks_do_the_same_whatever_their_clocks_say() -> None:
+def test_ranks_with_different_clocks_run_the_same_operations() -> None:
     backends = [Clocked(steady(1e-3)), Clocked(turning(1e-3, 1.5e-3, 0.5e-3, 1.2e-3)), Clocked(steady(2e-3))]
     owns, _ = timed(Sampling(iterations=None, budget_seconds=0.2), backends, warm=1e-3)
     assert len({own.iterations for own in owns}) == 1
@@ -111,13 +111,13 @@ def test_all_ranks_do_the_same_whatever_their_clocks_say() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-7])
-def test_operations_that_take_no_time_come_to_an_end(seconds: float) -> None:
+def test_operations_without_duration_end(seconds: float) -> None:
     (own,), _ = timed(AUTO, [Clocked(steady(seconds))])
     assert own.iterations > 0
     assert own.seconds == pytest.approx(seconds)
 
 
-def test_operations_alone_until_they_are_known_well_enough_or_time_is_up() -> None:
+def test_single_operations_run_until_the_interval_is_tight_or_the_budget_is_spent() -> None:
     (known,), _ = timed(Sampling(Mode.LATENCY, None), [Clocked(turning(1e-6, 1.01e-6))])
     assert known.iterations == 100
     (unknown,), _ = timed(Sampling(Mode.LATENCY, None, 1e-3), [Clocked(turning(1e-6, 1e-6, 9e-6))])

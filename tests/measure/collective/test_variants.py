@@ -84,7 +84,7 @@ def records(report: Report, section: str) -> list[dict[str, Any]]:
     return [row.to_record() for row in table.rows()]
 
 
-def test_gpus_are_at_work_again_before_a_row_that_follows_another_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_warmed_up_after_a_row_of_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     worked: list[tuple[int, str]] = []
     wake_up = Sweep.wake_up
 
@@ -107,7 +107,7 @@ def test_gpus_are_at_work_again_before_a_row_that_follows_another_backends(monke
     assert len(worked) == 2, "settings of one backend leave no GPU at rest"
 
 
-def test_nothing_but_the_own_choice_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_variant_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def tree(*arguments: Any) -> Sequence[SweepVariant]:
         return [variant_of("tree", *arguments)]
 
@@ -117,7 +117,7 @@ def test_nothing_but_the_own_choice_is_measured_once(monkeypatch: pytest.MonkeyP
     assert [record["setting"] for record in records(report, "refused")] == ["tree"]
 
 
-def test_a_refusal_of_one_rank_is_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_on_one_rank_is_a_refusal_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     class SaysNoError(Exception):
         pass
 
@@ -137,7 +137,7 @@ def test_a_refusal_of_one_rank_is_everybodys(monkeypatch: pytest.MonkeyPatch) ->
     assert records(report, "refused")[0]["size_bytes"] is None
 
 
-def test_wrong_data_of_one_way_fail_the_run_and_win_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_with_wrong_data_fails_and_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     def idle(
         request: SweepRequest, _group: ThreadGroup, backend: NcclBackend, _library: NcclLibrary
     ) -> list[SweepVariant]:

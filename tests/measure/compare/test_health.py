@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpubench.errors import UsageError
 from gpubench.measure.compare.report import compare
 from gpubench.model.results.compare import FindingChangeRow
-from gpubench.model.results.report import Report, Table, VerdictRow
+from gpubench.model.results.report import Report, VerdictRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
@@ -39,9 +39,7 @@ def checked(*findings: Finding, checks: Mapping[str, str] | None = None, **chang
 
 
 def rows_of(report: Report) -> list[FindingChangeRow]:
-    table = report.sections["finding_changes"]
-    assert isinstance(table, Table)
-    return [row for row in table.rows() if isinstance(row, FindingChangeRow)]
+    return report.rows(FindingChangeRow)
 
 
 def ids(report: Report) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from gpubench.measure.compare import report as history
 from gpubench.measure.compare.report import HistorySelection, choose, compare_history
 from gpubench.model.results.compare import HistoryRow, Use
 from gpubench.model.results.history import CUT_SHORT, ResultHead
-from gpubench.model.results.report import COLLECTIVE_COLUMNS, Metadata, Report, Table
+from gpubench.model.results.report import COLLECTIVE_COLUMNS, Metadata, Report
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.results.history import list_results, read_head
 from tests.formats.sample import METADATA, REPORT, ROW
@@ -171,9 +171,7 @@ def test_a_slow_newest_result_fails_and_says_of_which_machine(tmp_path: Path) ->
     assert report.findings[0].id == "slower"
     assert report.findings[0].subject.startswith("2026-11-03T080000Z-allreduce-n2: 1 row")
     assert report.findings[0].comment == f"Run the same command again with `--output {tmp_path}/`."
-    section = report.sections[HistoryRow.section]
-    assert isinstance(section, Table)
-    assert {row.use for row in section.rows() if isinstance(row, HistoryRow)} == {Use.NEW, Use.BASE}
+    assert {row.use for row in report.rows(HistoryRow)} == {Use.NEW, Use.BASE}
 
 
 @pytest.mark.parametrize("runs", [0, 1])

@@ -66,7 +66,7 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_both_named() -> None:
     assert {finding.subject for finding in report.findings} == {"rank 0", "rank 1"}
 
 
-def test_dumps_of_a_healthy_job_name_nobody() -> None:
+def test_dumps_of_a_healthy_job_name_no_rank() -> None:
     report = report_of(DUMPS / "healthy")
     assert (report.verdict, ids(report)) == (Verdict.PASS, [])
 
@@ -92,7 +92,9 @@ REDUCED = SENT | {"is_p2p": False, "profiling_name": "nccl:all_reduce", "collect
         ([], ["dumps-empty"]),
     ],
 )
-def test_what_is_not_judged_passes_nothing(entries: list[dict[str, object]], found: list[str], tmp_path: Path) -> None:
+def test_dumps_without_a_collective_do_not_pass(
+    entries: list[dict[str, object]], found: list[str], tmp_path: Path
+) -> None:
     for rank in range(2):
         (tmp_path / f"dump_{rank}").write_bytes(dump(*entries))
     report = report_of(tmp_path)
@@ -111,7 +113,7 @@ def reasons(*records: RankRecord) -> list[tuple[HangReason, tuple[str, ...]]]:
     return [(each.reason, each.ranks) for each in find_hangs(records, ())]
 
 
-def test_another_operation_that_ended_on_some_ranks_is_where_the_hang_began() -> None:
+def test_a_hang_begins_at_the_first_different_operation() -> None:
     own = [
         (call("gather", done=True), call("all_reduce", 2)),
         (call("gather"),),
@@ -120,19 +122,19 @@ def test_another_operation_that_ended_on_some_ranks_is_where_the_hang_began() ->
     assert reasons(*(record(rank, *calls) for rank, calls in enumerate(own))) == [(HangReason.TYPE, ("rank 2",))]
 
 
-def test_a_rank_without_a_dump_among_others_that_wait_for_nothing_is_a_doubt() -> None:
+def test_a_missing_dump_is_a_doubt_if_the_others_wait_in_no_collective() -> None:
     """The connections of the others broke when it died, so their calls ended with an error."""
     (found,) = find_hangs([record(rank, call("all_reduce", done=True)) for rank in (0, 2)], ())
     assert (found.reason, found.ranks, found.is_sure) == (HangReason.NO_DUMP, ("rank 1",), False)
 
 
-def test_all_that_wait_in_a_group_that_no_dump_lists_may_not_be_all() -> None:
+def test_the_ranks_of_an_unlisted_group_are_uncertain() -> None:
     unlisted = [RankRecord(rank, (call("all_reduce"),), {}) for rank in range(2)]
     (found,) = find_hangs(unlisted, ())
     assert (found.reason, found.is_sure) == (HangReason.TOGETHER, False)
 
 
-def test_of_absent_ranks_those_that_wait_in_another_group_are_not_blamed() -> None:
+def test_absent_ranks_that_wait_in_another_group_are_not_blamed() -> None:
     other = replace(call("all_gather"), group="1")
     records = [record(0, call("all_reduce")), record(1, call("barrier", 0, done=True)), record(2, other)]
     assert (HangReason.ABSENT, ("rank 1",)) in reasons(*records)
@@ -169,13 +171,11 @@ def late(seconds: dict[int, tuple[float, ...]], calls: int = 10) -> list[tuple[H
     ],
     ids=["again and again", "once", "twice", "by little", "each in turn", "its clock differs"],
 )
-def test_a_rank_is_slow_where_it_comes_late_again_and_again(
-    seconds: dict[int, tuple[float, ...]], named: int | None
-) -> None:
+def test_a_rank_that_is_late_repeatedly_is_slow(seconds: dict[int, tuple[float, ...]], named: int | None) -> None:
     assert late(seconds) == ([] if named is None else [(HangReason.SLOW, (f"rank {named}",))])
 
 
-def test_everybody_in_the_same_operation_is_nobodys_fault() -> None:
+def test_no_rank_is_blamed_if_all_wait_in_the_same_operation() -> None:
     everybody = tuple(f"rank {rank}" for rank in range(3))
     assert reasons(*(record(rank, call("all_reduce")) for rank in range(3))) == [(HangReason.TOGETHER, everybody)]
 
@@ -204,7 +204,7 @@ class Evil:
         (b'{"entries": [', "no dump that can be read"),
     ],
 )
-def test_a_dump_holds_plain_data_only(data: bytes, seen: str) -> None:
+def test_a_dump_with_objects_is_refused(data: bytes, seen: str) -> None:
     with pytest.raises(UsageError, match=seen):
         read_recorder_dump(data, "rank_0")
     assert not Path("/tmp/executed-by-a-pickle").exists()
@@ -292,7 +292,7 @@ Thread 4711 (idle): "MainThread"
 """
 
 
-def test_py_spy_beside_the_dumps_says_where_the_rank_is(tmp_path: Path) -> None:
+def test_py_spy_next_to_dumps_shows_the_place_of_a_rank(tmp_path: Path) -> None:
     for number, text in ((0, b"Process 1: a\nPython v3.11\n"), (1, PY_SPY)):
         (tmp_path / f"py-spy-{number}.txt").write_bytes(text)
     (finding,) = report_of(DUMPS / "never", tmp_path).findings
@@ -302,7 +302,7 @@ def test_py_spy_beside_the_dumps_says_where_the_rank_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [as_json, as_text])
-def test_an_answer_of_ras_in_which_nobody_is_behind_passes(form: Callable[..., str], tmp_path: Path) -> None:
+def test_a_ras_answer_without_a_rank_behind_passes(form: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "ras").write_text(f"OK\nOK\n{form([FakeRank(rank, {'AllReduce': 7}) for rank in range(4)])}")
     done = gpubench("explain", str(tmp_path))
     last = done.stdout.splitlines()[-1]

@@ -43,7 +43,7 @@ def one(found: Report) -> Finding:
     return finding
 
 
-def test_what_was_looked_for_and_is_not_there_has_a_row() -> None:
+def test_an_absent_library_has_a_row() -> None:
     found = rows(report(host(modules=(KernelModule(name="gdrdrv", loaded=False),))))
     absent = {name for name, row in found.items() if row.found is False}
     assert absent == {"NCCL", "MPI", "UCX", "NVSHMEM", "MSCCL++", "nccl4py", "CuPy", "torch", "mpi4py", "gdrdrv"}
@@ -52,7 +52,7 @@ def test_what_was_looked_for_and_is_not_there_has_a_row() -> None:
     assert rows(report(host(), dma_buf=True))["dma-buf"].found is True
 
 
-def test_two_nccls_of_one_environment_that_differ_warn_even_if_one_is_left_to_others() -> None:
+def test_two_nccl_versions_in_one_environment_warn() -> None:
     finding = one(report(host(files=(PIP, OLD), users=(NCCL4PY, TORCH, OTHERS))))
     assert (finding.id, finding.severity) == ("nccl-versions-differ", Verdict.WARN)
     assert finding.subject == "NCCL 2.28.3 and 2.28.9 on node0"
@@ -79,7 +79,7 @@ def test_hosts_of_a_job_that_load_other_versions_fail() -> None:
     assert "nccl4py loads 2.27.3 on node3" in finding.seen
 
 
-def test_mpi_says_itself_whether_it_was_built_for_gpus() -> None:
+def test_mpi_reports_whether_it_was_built_for_gpus() -> None:
     for cuda, words in ((False, "not built for memory of GPUs"), (True, "built for memory of GPUs")):
         mpi = LibraryFile(library=MPI_LIB, path="/usr/lib/libmpi.so.40", version="Open MPI v4.1.6", cuda=cuda)
         row = rows(report(host(files=(mpi,))))[MPI_LIB]
@@ -88,7 +88,7 @@ def test_mpi_says_itself_whether_it_was_built_for_gpus() -> None:
         assert "--backend mpi tries each operation" in (row.note or "")
 
 
-def test_what_does_not_load_warns_and_what_does_not_answer_is_an_error() -> None:
+def test_a_library_that_does_not_load_warns_and_a_hanging_one_is_an_error() -> None:
     broken = LibraryFile(library=UCX_LIB, path="/opt/libucp.so.0", unread="libucs.so.0: cannot open shared object file")
     finding = one(report(host(files=(broken,))))
     assert (finding.id, finding.severity) == ("library-does-not-load", Verdict.WARN)
@@ -99,6 +99,6 @@ def test_what_does_not_load_warns_and_what_does_not_answer_is_an_error() -> None
     assert (row.found, row.note) == (None, "not read: no answer within 30 s")
 
 
-def test_a_version_by_another_than_the_library_says_so() -> None:
+def test_a_version_from_another_source_is_noted() -> None:
     named = LibraryFile(library=NCCL_LIB, path=WHEEL, package="nvidia-nccl-cu13 2.28.9", version="2.28.9", unread="no")
     assert rows(report(host(files=(named,))))[NCCL_LIB].note == "version by its package"

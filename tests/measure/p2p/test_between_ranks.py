@@ -208,7 +208,7 @@ def test_between_nodes_nccl_sends_and_is_not_compared_with_nvlink() -> None:
         ("", None, {"path-unknown"}),
     ],
 )
-def test_between_nodes_the_path_is_known_by_the_word_of_nccl(via: str, staged: bool | None, found: set[str]) -> None:
+def test_nccls_log_shows_the_path_between_nodes(via: str, staged: bool | None, found: set[str]) -> None:
     outcome = run(Fabric(), request(4, SENT), machine(4, 2), via=via)
     assert {row.host_staged for row in outcome.rows} == {staged}
     assert {row.transport for row in outcome.rows} == {via or None}
@@ -231,7 +231,7 @@ def test_a_copy_that_moves_nothing_is_wrong() -> None:
     assert outcome.row((1, 0)).verdict != "FAIL"
 
 
-def test_data_are_not_looked_at_without_check() -> None:
+def test_data_are_not_verified_without_check() -> None:
     outcome = run(Fabric(wrong={(0, 1)}), request(4, WRITE, check=False), machine(4, 4))
     assert outcome.report.verdict is Verdict.PASS
     assert {row.verified for row in outcome.rows} == {"no"}
@@ -257,14 +257,14 @@ def test_a_rank_that_cannot_share_its_memory_still_sends_over_the_network() -> N
     assert outcome.row((0, 2), SENT).verdict == "PASS"
 
 
-def test_a_rank_without_memory_costs_its_pairs() -> None:
+def test_the_pairs_of_a_rank_without_memory_are_errors() -> None:
     outcome = run(Fabric(full={2}), request(4, WRITE, SENT), machine(4, 2))
     assert {(row.source, row.destination) for row in outcome.rows if row.verdict == "ERROR"} == {
         (str(one), str(other)) for one, other in permutations(range(4), 2) if 2 in (one, other)
     }
 
 
-def test_what_is_about_to_raise_an_alarm_is_measured_again_by_all_ranks() -> None:
+def test_all_ranks_repeat_a_pair_before_an_alarm() -> None:
     fabric = Fabric(slow={(0, 1): 0.8})
     run(fabric, request(4, WRITE), machine(4, 4))
     assert sum(pair == (0, 1) for _, pair, _, _ in fabric.copied) > sum(
@@ -291,7 +291,7 @@ def test_bytes_that_nvlink_did_not_carry_are_staged() -> None:
     assert outcome.findings["host-staged"] == "ranks 0 → 1"
 
 
-def test_a_way_that_no_pair_takes_is_not_measured() -> None:
+def test_an_unused_scope_is_not_measured() -> None:
     outcome = run(Fabric(), request(4, WRITE, SENT, pairs=((2, 3),)), machine(4, 2))
     assert {row.scope for row in outcome.rows} == {"ipc"}
     assert len(outcome.rows) == 1
@@ -309,7 +309,7 @@ def test_gpus_that_the_driver_did_not_describe_are_measured_and_not_judged() -> 
     assert "nothing described these GPUs" in str(outcome.rows[0].note)
 
 
-def test_in_a_round_that_does_not_end_the_rank_that_all_wait_for_is_behind() -> None:
+def test_the_rank_that_all_wait_for_is_behind_in_a_hanging_round() -> None:
     let_go = threading.Event()
     watched = [FakeProgress(rank) for rank in range(4)]
     with ThreadPoolExecutor(1) as pool:
@@ -329,7 +329,7 @@ def test_in_a_round_that_does_not_end_the_rank_that_all_wait_for_is_behind() -> 
     assert f"arrived:  rank 0, rank 2, rank 3: in operation {label}, 1 of 6 done" in said
 
 
-def test_every_rank_looks_at_its_gpu_and_all_know_who_sends() -> None:
+def test_foreign_traffic_of_one_gpu_is_known_on_all_ranks() -> None:
     asked = request(4)
     outcome = run(Fabric(), asked, machine(4, 4), foreign=2)
     (cause,) = outcome.report.rows(CauseRow)

@@ -6,6 +6,7 @@ from itertools import count
 import pytest
 from msgspec.structs import replace
 
+from gpubench.jobs.runner import NullListener
 from gpubench.measure import paths as p2p_counters
 from gpubench.measure.p2p.copies import CopyBench, unreachable_pairs
 from gpubench.measure.p2p.request import (
@@ -24,7 +25,7 @@ from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import Cell, Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
-from gpubench.model.results.report import CauseRow, EvidenceRow, FallbackRow, Metadata, PairRow, Report, Table
+from gpubench.model.results.report import CauseRow, EvidenceRow, FallbackRow, Report
 from gpubench.model.terms.operation import CopyGpu, CopyPattern, Direction
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.copies import LinkBytes, LinkCounters
@@ -40,20 +41,6 @@ Edit = Callable[[Snapshot], Snapshot]
 def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(p2p, "JUDGED_FROM_BYTES", SIZE)
     monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
-
-
-class Nobody:
-    def begin(self, metadata: Metadata) -> None:
-        raise AssertionError(metadata)
-
-    def progress(self, done: int, total: int, label: str) -> None:
-        assert label
-
-    def row(self, row: PairRow) -> None:
-        assert row.origin
-
-    def end(self, report: Report) -> None:
-        raise AssertionError(report)
 
 
 def measured(
@@ -77,7 +64,7 @@ def measured(
     )
     wiring = Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus], {0: Topology(node)})
     machine = CopyMachine(wiring, copies.gpus, (), None, Origin.MEASURED, unreachable_pairs(copies))
-    return P2pRun(request, CopyBench(request, copies, counters or copies, window), machine, Nobody()).run()
+    return P2pRun(request, CopyBench(request, copies, counters or copies, window), machine, NullListener()).run()
 
 
 class Crowded:
@@ -93,20 +80,18 @@ class Crowded:
         return replace(found, nvlink_sent=(found.nvlink_sent or 0) + more, pcie_sent=None, pcie_received=None)
 
 
-def test_what_others_send_is_no_proof_of_a_path_and_is_named() -> None:
+def test_foreign_traffic_during_copies_is_no_evidence() -> None:
     copies = FakeCopies(4)
     report = measured(copies, counters=Crowded(copies, 16 * SIZE * 2))
     row = evidence(report)
     assert row.measurement == "absent"
     assert "times our bytes: somebody else uses these links" in row.measurement_seen
     assert evidence(report, "GPU1", "GPU0").measurement == "present"
-    table = report.sections["causes"]
-    assert isinstance(table, Table)
-    (cause,) = [row for row in table.rows() if isinstance(row, CauseRow)]
+    (cause,) = report.rows(CauseRow)
     assert (cause.id, cause.confidence, cause.subject) == ("foreign-nvlink-traffic", "proven", "GPU0")
 
 
-def test_what_passes_while_nothing_is_copied_is_named_and_no_proof_either() -> None:
+def test_foreign_traffic_between_copies_is_no_evidence() -> None:
     copies = FakeCopies(4)
     clock = count(0.0, 0.01).__next__
     window = IdleWindow(Crowded(copies, 4 * 10**9), clock=clock, wait=lambda _seconds: None)
@@ -116,9 +101,7 @@ def test_what_passes_while_nothing_is_copied_is_named_and_no_proof_either() -> N
     report = measured(copies, counters=Crowded(copies, 0), window=window)
     assert evidence(report).measurement == "absent"
     assert "left over NVLink while this job was idle: somebody else" in evidence(report).measurement_seen
-    table = report.sections["causes"]
-    assert isinstance(table, Table)
-    (cause,) = [row for row in table.rows() if isinstance(row, CauseRow)]
+    (cause,) = report.rows(CauseRow)
     assert cause.id == "foreign-nvlink-traffic"
     assert cause.evidence.startswith("GPU0 sends ")
 
@@ -130,7 +113,7 @@ class SlowWrites(CopyBench):
             yield replace(cell, seconds=tuple(each * (9 if is_slow else 1) for each in cell.seconds))
 
 
-def test_writes_that_collapse_together_are_named_though_every_pair_is_fine() -> None:
+def test_collapsing_writes_are_named_though_every_pair_is_healthy() -> None:
     node = collapsing().nodes[0]
     gpus = tuple(CopyGpu(gpu.device, gpu.index, gpu.bus_id or "", "", "") for gpu in node.gpus)
     copies = FakeCopies(len(gpus))
@@ -140,25 +123,18 @@ def test_writes_that_collapse_together_are_named_though_every_pair_is_fine() -> 
         pattern_bytes=SIZE, method=Method(warmup=1, samples=1, repeats=1), check=False,
     )  # fmt: skip
     machine = CopyMachine(wiring_of_process(Topology(node), gpus), gpus, (), None, Origin.MEASURED)
-    report = P2pRun(request, SlowWrites(request, copies, copies), machine, Nobody()).run()
-    table = report.sections["causes"]
-    assert isinstance(table, Table)
-    (row,) = [row for row in table.rows() if isinstance(row, CauseRow)]
+    report = P2pRun(request, SlowWrites(request, copies, copies), machine, NullListener()).run()
+    (row,) = report.rows(CauseRow)
     assert (row.id, row.verdict) == ("posted-write-collapse", "WARN")
     assert row.evidence.startswith("all to all: writes reach ")
 
 
 def evidence(report: Report, source: str = "GPU0", destination: str = "GPU1") -> EvidenceRow:
-    table = report.sections[EvidenceRow.section]
-    assert isinstance(table, Table)
-    rows = [row for row in table.rows() if isinstance(row, EvidenceRow)]
-    return next(row for row in rows if (row.source, row.destination) == (source, destination))
+    return next(row for row in report.rows(EvidenceRow) if (row.source, row.destination) == (source, destination))
 
 
 def fallback(report: Report) -> list[FallbackRow]:
-    table = report.sections[FallbackRow.section]
-    assert isinstance(table, Table)
-    return [row for row in table.rows() if isinstance(row, FallbackRow)]
+    return report.rows(FallbackRow)
 
 
 def refused(status: str, pairs: set[Pair]) -> Edit:
@@ -177,7 +153,7 @@ def refused(status: str, pairs: set[Pair]) -> Edit:
     return edit
 
 
-def test_pcie_counters_that_stand_still_show_a_direct_path_where_none_count_nvlink() -> None:
+def test_still_pcie_counters_show_a_direct_path_without_nvlink_counters() -> None:
     class OnlyPcie(FakeCopies):
         def read(self, gpu: int) -> LinkBytes:
             return replace(super().read(gpu), nvlink_sent=None, nvlink_received=None)
@@ -222,7 +198,7 @@ def test_pairs_that_the_driver_refuses_are_staged_and_it_says_why() -> None:
     assert row.bandwidth_gb_s == pytest.approx(38, rel=0.1)
 
 
-def test_what_is_so_by_design_is_no_fault() -> None:
+def test_a_path_staged_by_design_is_no_fault() -> None:
     pairs = {(0, 1), (1, 0)}
     report = measured(FakeCopies(2, Broken(unreachable=pairs)), refused("GNS", pairs))
     (row,) = fallback(report)
@@ -232,7 +208,7 @@ def test_what_is_so_by_design_is_no_fault() -> None:
     assert report.verdict is Verdict.PASS
 
 
-def test_a_copy_that_fails_says_nothing_of_the_path() -> None:
+def test_a_failed_copy_is_no_evidence_of_the_path() -> None:
     report = measured(FakeCopies(4, Broken(failing={(0, 1)})))
     row = next(row for row in fallback(report) if row.conclusion == "unknown")
     assert row.pairs == ("GPU0 → GPU1",)

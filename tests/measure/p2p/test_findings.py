@@ -44,7 +44,7 @@ def found(*matrices: CopyMatrix) -> list[Finding]:
         (0.6, "10% of the bytes went over NVLink, whose counters moved for other pairs; they went over PCIe"),
     ],
 )
-def test_what_the_counters_said_of_a_staged_pair(pcie_share: float | None, words: str) -> None:
+def test_counters_of_a_staged_pair_are_described(pcie_share: float | None, words: str) -> None:
     carried = Carried(nvlink_share=0.1, pcie_share=pcie_share)
     assert staged_pairs([matrix({(0, 1): cell(400, carried=carried)})]) == {(0, 1): words}
     assert staged_pairs([matrix({(0, 1): cell(400, carried=carried)}, OFF)]) == {}
@@ -54,7 +54,7 @@ def latency(microseconds: float) -> Cell:
     return Cell((microseconds / 1e6,), 0)
 
 
-def test_by_their_times_pairs_are_staged_at_the_largest_size_that_has_both() -> None:
+def test_times_at_the_largest_common_size_show_staged_pairs() -> None:
     soon, late = replace(ON, size_bytes=LATENCY_BYTES), replace(OFF, size_bytes=LATENCY_BYTES)
     small, small_off = replace(ON, size_bytes=SIZE // 4), replace(OFF, size_bytes=SIZE // 4)
     slow_off = matrix(dict.fromkeys(PAIRS, cell(40)), OFF)
@@ -73,7 +73,7 @@ def test_by_their_times_pairs_are_staged_at_the_largest_size_that_has_both() -> 
     assert staged_pairs(tiny) == {}, "latency rules small copies"
 
 
-def test_peer_access_has_to_pay() -> None:
+def test_slower_copies_with_peer_access_are_a_warning() -> None:
     off = matrix({(0, 1): cell(100), (1, 0): cell(100), (2, 3): cell(100)}, OFF)
     on = matrix({(0, 1): cell(80), (1, 0): cell(50), (2, 3): cell(95)}, verdicts={})
     (finding,) = [each for each in found(off, on) if each.id == "p2p-slower-than-staging"]
@@ -83,7 +83,7 @@ def test_peer_access_has_to_pay() -> None:
     assert found(*small) == []
 
 
-def test_noise_is_said_once_for_a_pair_and_not_of_both_ways_at_once() -> None:
+def test_noise_is_reported_once_per_pair() -> None:
     verdicts = {(0, 1): Verdict.INCONCLUSIVE}
     matrices = [matrix({}, series, verdicts) for series in (ON, READ)]
     (finding,) = found(*matrices)
@@ -104,7 +104,7 @@ def test_wrong_data_with_host_memory_alone_are_a_finding_too() -> None:
 
 
 @pytest.mark.parametrize(("pairs", "rest"), [(4, ""), (5, " and 1 more")])
-def test_four_pairs_are_named_in_words_and_the_rest_counted(pairs: int, rest: str) -> None:
+def test_four_pairs_are_named_and_the_others_counted(pairs: int, rest: str) -> None:
     broken = dict.fromkeys(PAIRS[:pairs], Cell(error="a"))
     (finding,) = found(CopyMatrix(ON, broken, {}, {}))
     assert finding.subject == f"GPU0 → GPU1, GPU0 → GPU2, GPU0 → GPU3, GPU1 → GPU0{rest}"

@@ -77,7 +77,7 @@ def test_a_prefetch_that_brings_nothing_is_found() -> None:
     assert "100% of the page fault time" in found.seen
 
 
-def test_pages_that_move_although_they_shall_stay_are_found() -> None:
+def test_pages_that_move_against_advice_are_found() -> None:
     report, _, _ = run(Driver(moves_anyway=True))
     (found,) = report.findings
     assert found.id == "managed-moved-anyway"
@@ -94,7 +94,7 @@ def test_migration_through_host_memory_is_found() -> None:
     assert {row.host_staged for row in of(rows, engine="prefetch", source="GPU0", destination="GPU1")} == {True}
 
 
-def test_what_the_driver_refuses_is_an_error_of_its_rows() -> None:
+def test_a_refused_prefetch_is_an_error_of_its_rows() -> None:
     report, rows, managed = run(Driver(refuses=True))
     assert report.verdict is Verdict.ERROR
     assert {row.verdict for row in of(rows, engine="prefetch")} == {Verdict.ERROR}
@@ -123,7 +123,7 @@ def test_no_managed_memory_at_all_is_refused() -> None:
         check_managed([ManagedSupport(device="GPU0", managed=False)])
 
 
-def test_memory_that_does_not_fit_is_refused_before_anything_is_taken() -> None:
+def test_memory_that_does_not_fit_is_refused_before_allocation() -> None:
     copies = FakeCopies(2)
     managed = FakeManaged(copies, Driver(full=True))
     with pytest.raises(CouldNotMeasureError, match="more than a quarter"):

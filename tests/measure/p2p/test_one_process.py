@@ -24,7 +24,7 @@ from gpubench.model.paths.p2p import Carried, Cell
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.copies import CopyJudge
-from gpubench.model.results.report import Metadata, PairRow, Report, Table
+from gpubench.model.results.report import Metadata, PairRow, PatternRow, Report
 from gpubench.model.terms.operation import CopyPattern, HostMemory, pattern_pairs
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
 from gpubench.profiles import ProfileMatch, load
@@ -138,7 +138,7 @@ def test_copies_faster_than_their_links_are_an_error_of_the_facts() -> None:
     assert report.verdict is Verdict.ERROR
 
 
-def test_wrong_data_fails_however_fast_it_is() -> None:
+def test_wrong_data_fail_at_any_speed() -> None:
     report, rows, _ = run(FakeCopies(4, Broken(wrong={(2, 1)})), request(4))
     assert report.verdict is Verdict.FAIL
     finding = found(report)["wrong-data"]
@@ -150,7 +150,7 @@ def test_wrong_data_fails_however_fast_it_is() -> None:
     }
 
 
-def test_a_zero_says_nothing_where_the_counter_never_moved() -> None:
+def test_a_zero_of_a_counter_that_never_moved_is_no_evidence() -> None:
     everything = {(a, b) for a in range(2) for b in range(2) if a != b}
     _, rows, _ = run(FakeCopies(2, Broken(staged=everything)), request(2))
     assert {row.host_staged for row in of(rows, peer="on")} == {None}
@@ -168,13 +168,13 @@ def test_a_failing_pair_is_an_error_and_the_rest_is_measured() -> None:
     }
 
 
-def test_peer_access_that_says_yes_and_then_fails_is_an_error() -> None:
+def test_peer_access_that_is_granted_but_fails_is_an_error() -> None:
     report, rows, _ = run(FakeCopies(4, Broken(refused={(0, 1)})), request(4))
     assert found(report)["copy-failed"].seen == "cudaErrorPeerAccessUnsupported"
     assert {row.verdict for row in of(rows, source="GPU0", destination="GPU1", peer="on")} == {Verdict.ERROR}
 
 
-def test_a_gpu_without_memory_costs_its_own_pairs() -> None:
+def test_the_pairs_of_a_gpu_without_memory_are_errors() -> None:
     _, rows, _ = run(FakeCopies(4, Broken(full={2})), request(4))
     for row in rows:
         touched = "GPU2" in (row.source, row.destination)
@@ -206,7 +206,7 @@ def test_a_slow_pair_is_measured_again_and_noise_is_no_verdict() -> None:
     assert found(report)["p2p-noisy"].subject == "GPU0 → GPU1"
 
 
-def test_peer_access_that_does_not_pay_is_said() -> None:
+def test_peer_access_slower_than_staging_is_reported() -> None:
     slow = {(0, 1): 0.05}
     report, _, _ = run(FakeCopies(4, Broken(slow=slow), counts=False), request(4))
     (slow_pair,) = report.findings
@@ -216,13 +216,11 @@ def test_peer_access_that_does_not_pay_is_said() -> None:
 
 def test_a_pattern_that_arrives_wrong_is_counted() -> None:
     report, _, _ = run(FakeCopies(4, Broken(wrong={(2, 0)})), request(4))
-    table = report.sections["patterns"]
-    assert isinstance(table, Table)
-    wrong = {row.to_record()["pattern"] for row in table.rows() if row.to_record()["wrong"]}
+    wrong = {row.pattern for row in report.rows(PatternRow) if row.wrong}
     assert wrong == {"all_to_one", "bisection", "all_to_all"}
 
 
-def test_host_memory_both_kinds_both_ways() -> None:
+def test_both_kinds_of_host_memory_are_measured_in_both_directions() -> None:
     report, rows, _ = run(FakeCopies(1), request(1, series=(), patterns=()))
     assert [(row.source, row.destination, row.note) for row in rows] == [
         ("host", "GPU0", "pinned host memory"),
@@ -278,12 +276,12 @@ def test_a_sweep_has_a_row_for_every_size_and_pair() -> None:
     assert {row.verified for row in rows} == {"last"}
 
 
-def test_nothing_is_verified_where_nobody_asked() -> None:
+def test_nothing_is_verified_without_check() -> None:
     _, rows, _ = run(FakeCopies(2, Broken(wrong={(0, 1)})), request(2, check=False))
     assert {row.verified for row in rows} == {"no"}
 
 
-def test_a_sample_lasts_as_long_as_it_should() -> None:
+def test_the_repeats_of_a_sample_follow_from_its_duration() -> None:
     assert Method().count_repeats(1e-3) == 10
     assert Method().count_repeats(1e-7) == 100
     assert Method().count_repeats(1.0) == 1

@@ -53,7 +53,7 @@ def measured(bench: Bench, copy: Copy) -> Cell:
     return cell
 
 
-def test_what_was_recorded_comes_back_in_its_order_whoever_measured_it() -> None:
+def test_recorded_samples_are_replayed_in_order() -> None:
     original = replayed(
         (PAIR, Cell((1.0,))), (PAIR, Cell((1.0, 2.0))), (HOST, Cell((3.0,))), ("enable 0-1", Cell(error="no"))
     )
@@ -79,7 +79,7 @@ def test_what_was_recorded_comes_back_in_its_order_whoever_measured_it() -> None
     ]
 
 
-def test_gpus_before_the_first_copy_and_after_the_last_come_back() -> None:
+def test_idle_gpus_before_and_after_copies_are_replayed() -> None:
     busy, idle = IdleGpu(rates=LinkRates(nvlink_sent=371.0)), IdleGpu()
     samples = [RecordedCopy("idle GPUs", Cell(), each) for each in ((idle, idle), (busy, idle))]
     written: list[RecordedCopy] = []
@@ -92,17 +92,17 @@ def test_gpus_before_the_first_copy_and_after_the_last_come_back() -> None:
         read_samples([*lines, (json_line(RecordedCopy("idle GPUs", Cell(), (idle,))), "")], "recorded")
 
 
-def test_what_was_not_measured_again_is_the_same_again() -> None:
+def test_a_copy_without_another_sample_keeps_its_cell() -> None:
     bench = replayed((HOST, Cell((1.0,))))
     first = measured(bench, HOST)
     assert bench.measure_again(HOST, first) is first
 
 
-def test_what_was_never_measured_is_an_error() -> None:
+def test_a_missing_sample_is_an_error() -> None:
     assert measured(replayed(), HOST).error == "not recorded: the run was cut short"
 
 
-def test_of_host_memory_older_recordings_hold_the_new_samples_alone() -> None:
+def test_older_recordings_of_host_memory_are_extended() -> None:
     bench = replayed((HOST, Cell((1.0,), 0)), (HOST, Cell((2.0,), 1)), (HOST, replace(Cell((9.0,)), error="gone")))
     first = measured(bench, HOST)
     second = bench.measure_again(HOST, first)

@@ -36,7 +36,7 @@ def test_the_fewest_cells_that_explain_all_failures_are_blamed(pairs: list[tuple
     assert {cell.node for cell in blamed(failures(*pairs))} == nodes
 
 
-def test_whose_own_supervisor_saw_it_explains_the_failures_of_partners() -> None:
+def test_a_failure_reported_by_the_supervisor_explains_those_of_partners() -> None:
     known = failures((1, 5), culprit=1)
     found = failures((0, 1), (0, 2))
     found[NodeRail(1, 0)] += known[NodeRail(1, 0)]
@@ -45,7 +45,7 @@ def test_whose_own_supervisor_saw_it_explains_the_failures_of_partners() -> None
 
 @pytest.mark.parametrize("since", [1, 2, 3])
 @pytest.mark.parametrize(("nodes", "hanging"), [(8, 2), (8, 3), (16, 4), (33, 2)])
-def test_several_that_hang_are_named_and_nobody_else(nodes: int, hanging: int, since: int) -> None:
+def test_only_hanging_nodes_are_named(nodes: int, hanging: int, since: int) -> None:
     for seed in range(4):
         bad = random.Random(seed).sample(range(nodes), hanging)
         found = parts(fabric(nodes), SimulatedFabric(USUAL_GB_S, hangs=dict.fromkeys(bad, since)))

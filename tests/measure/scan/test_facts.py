@@ -15,7 +15,7 @@ def nodes(*faults: str) -> list[Snapshot]:
     return machine("hgx-h100-8*4", *faults)
 
 
-def test_what_a_check_says_of_facts_is_said_of_the_node() -> None:
+def test_findings_of_checks_name_the_node() -> None:
     healthy = build_topologies(nodes())
     profiles = find_node_profiles(healthy, {})
     assert None not in profiles
@@ -25,7 +25,7 @@ def test_what_a_check_says_of_facts_is_said_of_the_node() -> None:
     assert "node-differs: GPU5 NVLinks active 12 (others 18)" in found.consequences
 
 
-def test_what_only_a_profile_tells_is_said_too() -> None:
+def test_findings_that_need_a_profile_are_included() -> None:
     everywhere = build_topologies(
         nodes(*(f"node{number}.gpu{gpu}:nvlink=12" for number in range(4) for gpu in range(8)))
     )
@@ -34,13 +34,13 @@ def test_what_only_a_profile_tells_is_said_too() -> None:
     }
 
 
-def test_nodes_without_gpus_are_not_asked_for_a_driver() -> None:
+def test_nodes_without_gpus_need_no_driver() -> None:
     bare = [replace(node, gpus=(), pairs=()) for node in nodes()]
     assert fact_findings(build_topologies(bare), [None] * len(bare)) == []
     assert nic_names(build_topologies(bare), 2) == (None, None)
 
 
-def test_a_rail_has_the_nic_below_the_switch_of_its_gpu_where_all_nodes_agree() -> None:
+def test_a_rail_has_the_nearest_nic_if_all_nodes_agree() -> None:
     snapshots = nodes()
     names = nic_names(build_topologies(snapshots), 8)
     assert len(set(names)) == 8
@@ -50,7 +50,7 @@ def test_a_rail_has_the_nic_below_the_switch_of_its_gpu_where_all_nodes_agree() 
     assert nic_names(build_topologies(snapshots), 9)[8] is None
 
 
-def test_a_rail_carries_what_its_nic_does_as_on_most_nodes() -> None:
+def test_the_rate_of_a_rail_is_that_of_its_nic_on_most_nodes() -> None:
     snapshots = nodes()
     assert rail_rates(build_topologies(snapshots), 8) == (50.0,) * 8
     slow = tuple(replace(nic, rate_gbit_s=100.0) for nic in snapshots[1].nics)
@@ -78,7 +78,7 @@ def test_ports_of_one_nic_carry_no_more_than_its_slot() -> None:
     assert 50.0 < rate < 64.0, "PCIe 5 x16"
 
 
-def test_what_a_rail_carries_is_not_known_where_one_of_its_facts_is_not() -> None:
+def test_the_rate_of_a_rail_is_unknown_if_one_of_its_facts_is() -> None:
     (one, *_) = nodes()
     for nic in (
         replace(one.nics[0], rate_gbit_s=None),

@@ -75,7 +75,7 @@ def test_one_gpu_a_node_has_nothing_to_measure_inside() -> None:
     assert InsideNodes(Rings(slow_pairs()), range(3), 1).figures() == []
 
 
-def test_nothing_is_named_where_all_is_alike() -> None:
+def test_equal_measurements_name_no_part() -> None:
     assert named(slow_pairs()) == []
 
 
@@ -85,12 +85,12 @@ def test_a_slow_pair_is_the_pair_and_a_gpu_that_is_slow_with_all_is_the_gpu() ->
     assert named(slow_pairs((2, 0, 1)), rails=2) == [(2, 0, 1)]
 
 
-def test_most_gpus_of_a_node_are_the_node() -> None:
+def test_most_slow_gpus_of_a_node_are_a_slow_node() -> None:
     everything = [(3, a, b) for a in range(8) for b in range(a + 1, 8)]
     assert named(slow_pairs(*everything, share=0.6)) == [(3, None, None)]
 
 
-def test_an_all_reduce_that_is_slow_by_itself_is_of_the_node() -> None:
+def test_a_slow_all_reduce_alone_is_a_slow_node() -> None:
     def delivers(ring: Sequence[NodeRail], all_reduce: bool) -> RingOutcome:
         return RingOutcome(FAST * (0.5 if all_reduce and ring[0].node == 5 else 1.0))
 
@@ -110,7 +110,7 @@ def test_a_gpu_that_hangs_with_others_is_tried_twice_and_named() -> None:
     assert len(asked) == 2, "every further try would cost a deadline"
 
 
-def test_whose_worker_dies_takes_part_no_more_and_is_left_to_the_first_round() -> None:
+def test_a_rail_whose_worker_died_is_left_to_the_first_round() -> None:
     asked: list[Sequence[NodeRail]] = []
 
     def delivers(ring: Sequence[NodeRail], _all_reduce: bool) -> RingOutcome:
@@ -123,7 +123,7 @@ def test_whose_worker_dies_takes_part_no_more_and_is_left_to_the_first_round() -
     assert len(asked) == 1
 
 
-def test_what_phase_0_names_is_no_nic() -> None:
+def test_a_part_named_in_phase_0_is_no_nic() -> None:
     slow = {LocalFigure(6, 2, LocalQuantity.PAIR, 60.0, 5): 0.1}
     (part,) = parts(fabric(16), SimulatedFabric(100.0), slow)
     assert (part.kind, part.nodes, part.gpu, part.partner) == (PartKind.GPU_PAIR, (6,), 2, 5)
@@ -140,7 +140,7 @@ def test_damaged_data_are_a_finding_however_rare() -> None:
     assert (finding.id, finding.severity, finding.subject) == (WRONG_DATA, Verdict.FAIL, "node1 GPU0 and GPU1")
 
 
-def test_what_could_not_be_measured_on_most_nodes_is_no_pass() -> None:
+def test_a_measurement_that_failed_on_most_nodes_does_not_pass() -> None:
     late = [
         LocalFigure(node, 0, LocalQuantity.ALL_REDUCE, 0.0, None, "not done within the deadline") for node in (0, 1)
     ]

@@ -74,9 +74,7 @@ def test_a_rail_of_a_leaf_of_few_nodes_is_no_uplink() -> None:
 
 
 @pytest.mark.parametrize(("leaves", "bad"), [(2, (1,)), (3, (1, 2))])
-def test_leaves_that_are_slow_beside_no_majority_take_a_known_rate_to_be_named(
-    leaves: int, bad: tuple[int, ...]
-) -> None:
+def test_slow_leaves_without_a_healthy_majority_need_a_known_rate(leaves: int, bad: tuple[int, ...]) -> None:
     plain = fabric(leaves * 32, RAILS, 32)
     for rates, verdict in (((), Verdict.INCONCLUSIVE), ((USUAL_GB_S / 2 / 0.92,) * RAILS, Verdict.FAIL)):
         of = ScanFabric(plain.hosts, RAILS, plain.leaves, (), rates)
@@ -96,7 +94,7 @@ def test_the_slower_half_of_the_leaves_is_named_from_as_much_as_a_rail_is() -> N
 
 
 @pytest.mark.parametrize(("bad", "most"), [(range(RAILS), 0), ((3,), 2)])
-def test_nodes_of_a_leaf_of_three_are_not_named_for_their_leaf(bad: Sequence[int], most: int) -> None:
+def test_nodes_of_a_slow_leaf_of_three_are_not_named(bad: Sequence[int], most: int) -> None:
     """Earlier, 1.7 healthy NICs per scan were named behind a leaf that lost 5 %."""
     named = 0
     for seed in range(950, 970):

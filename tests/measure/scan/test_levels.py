@@ -43,7 +43,7 @@ def of_nodes(nodes: range, rails: range, share: float) -> dict[NodeRail, float]:
         (60, of_nodes(range(36), range(1, 2), 0.8)),
     ],
 )
-def test_half_of_a_rail_that_is_slow_is_never_green(
+def test_a_rail_that_is_slow_on_half_of_the_nodes_never_passes(
     nodes: int, slow: dict[NodeRail, float], seed: int, *, quick: bool
 ) -> None:
     """Earlier, such scans were PASS, or WARN with exit code 0, or named every node of the rail."""
@@ -62,27 +62,27 @@ def test_a_rail_that_is_slow_on_each_of_few_nodes_is_named(nodes: int, share: fl
     assert [(each.kind, each.rail) for each in found] == [(PartKind.RAIL, 3)]
 
 
-def test_of_few_nodes_a_rail_is_not_named_beside_a_node_that_is_slow_on_it() -> None:
+def test_a_rail_of_few_nodes_is_not_named_next_to_a_slow_node() -> None:
     for seed in range(50):
         slow = SimulatedFabric(USUAL_GB_S, of_nodes(range(3, 4), range(8), 0.8))
         found = course(fabric(4, rails=8), slow, seed)
         assert {each.nodes for each in decode(found, {})} == {(3,)}
 
 
-def test_of_few_nodes_a_rail_of_which_one_nic_is_named_is_not_named_too() -> None:
+def test_a_rail_of_few_nodes_is_not_named_next_to_a_slow_nic() -> None:
     for seed in range(20):
         found = course(fabric(4, rails=8), SimulatedFabric(USUAL_GB_S, {NodeRail(2, 3): 0.4}), seed)
         assert [(each.kind, each.nodes) for each in decode(found, {})] == [(PartKind.NIC, (2,))]
 
 
-def test_a_leaf_of_which_some_nodes_are_well_is_not_named() -> None:
+def test_a_leaf_with_healthy_nodes_is_not_named() -> None:
     found = report(60, of_nodes(range(24), range(3, 4), 0.5), leaf=32)
     assert not [row for row in found.rows(ScanPartRow) if row.leaf]
     well = [row for row in found.rows(ScanCellRow) if row.rail == 3 and int(row.node[4:]) >= 24]
     assert {row.verdict for row in well} == {Verdict.INCONCLUSIVE}
 
 
-def test_most_rails_that_are_slow_on_all_nodes_are_told_by_those_that_are_faster() -> None:
+def test_most_rails_slow_on_all_nodes_are_found_by_faster_rails() -> None:
     found = course(fabric(16, rails=8), SimulatedFabric(USUAL_GB_S, of_nodes(range(16), range(5), 0.5)))
     assert faster_rails(found).keys() == {5, 6, 7}
     assert rails_without_level(found, NONE) == {0, 1, 2, 3, 4}
@@ -93,7 +93,7 @@ def test_most_rails_that_are_slow_on_all_nodes_are_told_by_those_that_are_faster
 
 
 @pytest.mark.parametrize(("nodes", "leaf"), [(3, 0), (4, 0), (5, 0), (9, 4), (16, 0), (64, 32)])
-def test_of_healthy_nodes_and_of_one_bad_nothing_is_faster_than_usual(nodes: int, leaf: int) -> None:
+def test_no_node_is_faster_than_normal_in_a_healthy_scan(nodes: int, leaf: int) -> None:
     for seed in range(4):
         for slow in ({}, {NodeRail(1, 0): 0.5}, of_nodes(range(1, 2), range(4), 0.8)):
             found = course(fabric(nodes, leaf=leaf), SimulatedFabric(USUAL_GB_S, slow), seed)
@@ -102,7 +102,7 @@ def test_of_healthy_nodes_and_of_one_bad_nothing_is_faster_than_usual(nodes: int
 
 
 @pytest.mark.parametrize(("nodes", "slow", "leaf"), [(3, 1, 0), (4, 2, 0), (6, 3, 0), (12, 5, 0), (48, 32, 16)])
-def test_a_third_of_all_nodes_that_are_slow_on_all_rails_are_not_green(nodes: int, slow: int, leaf: int) -> None:
+def test_a_third_of_slow_nodes_does_not_pass(nodes: int, slow: int, leaf: int) -> None:
     """A loss of 10 %, with healthy nodes reported as faster. One scan of six may miss it, because healthy nodes do
     not meet.
     """
@@ -117,7 +117,7 @@ def test_a_third_of_all_nodes_that_are_slow_on_all_rails_are_not_green(nodes: in
     assert green <= 1
 
 
-def test_nodes_that_are_near_to_each_other_are_not_called_faster() -> None:
+def test_nodes_close_to_each_other_are_not_faster() -> None:
     known = fabric(64, rails=8, leaf=8)
     uplinks = {(leaf, rail): 0.8 for leaf in dict.fromkeys(filter(None, known.leaves)) for rail in range(8)}
     for seed in range(3):
@@ -145,7 +145,7 @@ def test_one_of_two_leaves_that_is_slow_inside_is_named(rails: int, share: float
         assert {node for part in found for node in part.nodes} == set(range(32, 64))
 
 
-def test_of_two_healthy_leaves_and_of_slow_uplinks_no_leaf_is_named() -> None:
+def test_slow_uplinks_of_two_leaves_name_no_leaf() -> None:
     for seed in range(4):
         for nodes, leaf in ((64, 32), (16, 8), (12, 6)):
             of = fabric(nodes, leaf=leaf)

@@ -13,7 +13,7 @@ def figures(slow: dict[tuple[int, int], float], nodes: int = 8) -> list[LocalFig
     ]
 
 
-def test_a_slow_gpu_falls_behind_in_all_that_it_does() -> None:
+def test_a_slow_gpu_is_slow_in_all_measurements() -> None:
     found = slow_figures(figures({(3, 2): 0.5}))
     assert {each[:2] for each in found} == {(3, 2)}
     assert len(found) == 2
@@ -30,14 +30,14 @@ def test_noise_small_losses_and_lonely_figures_are_not_judged() -> None:
     assert slow_figures([LocalFigure(node, 0, LocalQuantity.MEMORY, 0.0) for node in range(5)]) == {}
 
 
-def test_pairs_without_a_figure_hide_no_slow_one() -> None:
+def test_pairs_without_a_measurement_hide_no_slow_pair() -> None:
     pairs = [LocalFigure(node, 0, LocalQuantity.PAIR, 500.0 + node % 3, 1) for node in range(8)]
     late = [pair._replace(gb_s=0.0, failure="not done within the deadline") for pair in pairs[:3]]
     found = slow_figures([*late, *pairs[3:7], pairs[7]._replace(gb_s=250.0)])
     assert {each.node for each in found} == {0, 1, 2, 7}
 
 
-def test_what_is_kept_of_two_measurements_is_slow_where_both_were() -> None:
+def test_two_measurements_are_slow_if_both_are() -> None:
     first, again = figures({(3, 2): 0.5, (1, 1): 0.5}), figures({(3, 2): 0.6, (5, 0): 0.5})
     kept = better_of(first, again)
     assert len(kept) == len(first)

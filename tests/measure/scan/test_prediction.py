@@ -10,20 +10,20 @@ from gpubench.simulated.scan import SimulatedFabric
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
 
 
-def test_the_slowest_rail_of_all_sets_the_figure() -> None:
+def test_the_slowest_rail_sets_the_prediction() -> None:
     found = course(fabric(32), SimulatedFabric(USUAL_GB_S, {NodeRail(3, 1): 0.5}))
     assert predicted_gb_s(found, range(32)) == pytest.approx(4 * USUAL_GB_S * 0.5, rel=0.05)
     assert predicted_gb_s(found, range(4, 32)) == pytest.approx(4 * USUAL_GB_S, rel=0.05)
 
 
-def test_a_collective_as_predicted_is_the_end() -> None:
+def test_a_ring_as_predicted_ends_the_phase() -> None:
     found = course(fabric(32), SimulatedFabric(USUAL_GB_S, dies={4: 2}, hangs={9: 1}))
     (whole,) = collectives(found, 1, lambda nodes: (predicted_gb_s(found, nodes) * 0.95, ""))
     assert whole.nodes == tuple(node for node in range(32) if node not in (4, 9))
     assert whole.share == pytest.approx(0.95)
 
 
-def test_one_that_falls_short_is_halved_and_mixed() -> None:
+def test_a_ring_that_falls_short_is_split_into_halves() -> None:
     found = course(fabric(32), SimulatedFabric(USUAL_GB_S))
 
     def measure(nodes: Sequence[int]) -> tuple[float | None, str]:

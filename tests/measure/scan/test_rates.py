@@ -40,7 +40,7 @@ def all_nodes(nodes: int, share: float, rails: range = range(RAILS)) -> dict[Nod
     ("share", "verdict"), [(1.0, Verdict.PASS), (0.95, Verdict.PASS), (0.8, Verdict.WARN), (0.5, Verdict.FAIL)]
 )
 @pytest.mark.parametrize("nodes", [16, 17, 64])
-def test_a_network_that_is_slow_for_all_alike_is_not_green(
+def test_a_network_that_is_slow_for_all_nodes_does_not_pass(
     nodes: int, share: float, verdict: Verdict, *, quick: bool
 ) -> None:
     found = report(with_rates(nodes), SimulatedFabric(USUAL_GB_S, all_nodes(nodes, share)), quick=quick)
@@ -51,33 +51,33 @@ def test_a_network_that_is_slow_for_all_alike_is_not_green(
     assert {each.severity for each in below(found)} == ({verdict} - {Verdict.PASS})
 
 
-def test_more_than_nics_carry_is_an_error_of_the_facts() -> None:
+def test_a_bandwidth_above_the_nic_rate_is_an_error() -> None:
     found = report(with_rates(16, rates=RAILS * (RATE / 4,)), SimulatedFabric(USUAL_GB_S, {}))
     (finding,) = [each for each in found.findings if each.id == "above-limit"]
     assert (finding.severity, found.verdict) == (Verdict.ERROR, Verdict.ERROR)
     assert finding.expected.startswith("at most 25 GB/s in both directions")
 
 
-def test_where_half_of_the_nodes_are_slow_it_is_not_said_of_all() -> None:
+def test_half_of_slow_nodes_are_not_reported_as_all() -> None:
     slow = {NodeRail(node, rail): 0.5 for node in range(0, 16, 2) for rail in range(RAILS)}
     found = report(with_rates(16), SimulatedFabric(USUAL_GB_S, slow))
     assert (found.verdict, below(found)) == (Verdict.INCONCLUSIVE, [])
 
 
-def test_two_of_three_nodes_that_are_slow_alike_are_not_green() -> None:
+def test_two_slow_nodes_of_three_do_not_pass() -> None:
     slow = {NodeRail(node, rail): 0.4 for node in (1, 2) for rail in range(RAILS)}
     (finding,) = below(report(with_rates(3), SimulatedFabric(USUAL_GB_S, slow)))
     assert (finding.severity, finding.subject) == (Verdict.FAIL, "all rails between nodes")
 
 
-def test_a_rail_that_is_named_is_not_told_twice_and_those_beside_it_are_well() -> None:
+def test_a_slow_rail_is_reported_once_and_the_others_are_healthy() -> None:
     found = report(with_rates(16), SimulatedFabric(USUAL_GB_S, all_nodes(16, 0.4, range(2, 3))))
     assert below(found) == []
     verdicts = {row.rail: row.verdict for row in found.rows(ScanCellRow)}
     assert verdicts == {0: Verdict.PASS, 1: Verdict.PASS, 2: Verdict.FAIL, 3: Verdict.PASS}
 
 
-def test_a_spine_that_carries_half_of_what_leaves_do_is_a_doubt_and_no_failure() -> None:
+def test_a_spine_with_half_the_bandwidth_of_leaves_is_a_doubt() -> None:
     """Comparing leaves cannot show slow uplinks of all leaves, and many networks are built like this."""
     uplinks = {(f"leaf{leaf}", rail): 0.4 for leaf in range(4) for rail in range(RAILS)}
     (finding,) = below(report(with_rates(64, leaf=16), SimulatedFabric(USUAL_GB_S, uplinks=uplinks)))
@@ -85,7 +85,7 @@ def test_a_spine_that_carries_half_of_what_leaves_do_is_a_doubt_and_no_failure()
     assert "between leaves" in finding.seen
 
 
-def test_rails_whose_rate_is_not_known_are_held_against_each_other_alone() -> None:
+def test_rails_without_a_rate_are_compared_only_with_each_other() -> None:
     slow = SimulatedFabric(USUAL_GB_S, all_nodes(16, 0.4))
     unknown = course(with_rates(16, rates=()), slow)
     assert not all_rates_known(unknown)
@@ -100,7 +100,7 @@ def test_rails_whose_rate_is_not_known_are_held_against_each_other_alone() -> No
     assert all_rates_known(course(with_rates(16), slow))
 
 
-def test_rails_that_carry_different_shares_are_told_apart() -> None:
+def test_rails_with_different_shares_are_separate_findings() -> None:
     slow = SimulatedFabric(USUAL_GB_S, all_nodes(16, 0.5))
     found = below(report(with_rates(16, rates=(RATE, RATE, RATE / 1.5, RATE / 1.5)), slow))
     assert {each.severity: each.subject for each in found} == {
@@ -110,7 +110,7 @@ def test_rails_that_carry_different_shares_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(("options", "words"), [({"rates_known": True}, ""), ({}, "er than the others")])
-def test_the_sentence_says_where_nodes_were_held_against_each_other_alone(options: dict[str, bool], words: str) -> None:
+def test_the_sentence_names_comparison_without_a_rate(options: dict[str, bool], words: str) -> None:
     of = with_rates(3)
     metadata = replace(METADATA, subject="scan", hosts=list(of.hosts), options={"sure_loss_percent": 7.2, **options})
     said = sentence(metadata, report(of, SimulatedFabric(USUAL_GB_S)), SpeedFigures())

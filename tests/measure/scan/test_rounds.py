@@ -26,7 +26,7 @@ def test_one_bad_nic_is_named_and_nothing_else(nodes: int, leaf: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [3, 8, 64])
-def test_healthy_nodes_are_left_alone(nodes: int) -> None:
+def test_healthy_nodes_have_no_finding(nodes: int) -> None:
     for seed in range(8):
         assert course(fabric(nodes), SimulatedFabric(USUAL_GB_S), seed).confirmed == {}
 
@@ -52,7 +52,7 @@ def test_all_rails_of_a_node_are_the_node_and_two_rails_with_one_nic_are_the_nic
     assert [(each.kind, len(each.cells)) for each in found] == [(PartKind.NIC, 2)]
 
 
-def test_a_rail_of_a_leaf_and_an_uplink_are_told_apart() -> None:
+def test_a_rail_of_a_leaf_differs_from_an_uplink() -> None:
     of = fabric(64, leaf=8)
     switch = parts(of, SimulatedFabric(USUAL_GB_S, leaf_rails={("leaf4", 2): 0.6}))
     assert [(each.kind, each.leaf, each.rail) for each in switch] == [(PartKind.LEAF_RAIL, "leaf4", 2)]
@@ -67,7 +67,7 @@ def test_one_of_32_uplinks_is_seen_on_a_leaf_of_32_nodes() -> None:
     assert [(each.kind, each.leaf, each.rail) for each in found] == [(PartKind.UPLINK, "leaf3", 1)]
 
 
-def test_a_node_in_a_slow_leaf_is_held_against_its_leaf() -> None:
+def test_a_node_in_a_slow_leaf_is_compared_with_its_leaf() -> None:
     model = SimulatedFabric(USUAL_GB_S, {NodeRail(33, 2): 0.7}, leaf_rails={("leaf4", 2): 0.8})
     found = parts(fabric(64, leaf=8), model)
     assert {(each.kind, each.rail) for each in found} == {(PartKind.LEAF_RAIL, 2), (PartKind.NIC, 2)}
@@ -97,7 +97,7 @@ def test_a_node_that_dies_is_gone_and_its_partners_are_not_blamed(number: int) -
     ]
 
 
-def test_what_did_not_work_in_phase_0_is_named_and_takes_part_in_no_round() -> None:
+def test_cells_that_failed_in_phase_0_take_part_in_no_round() -> None:
     of = fabric(24)
     measurer = Recorded(of, SimulatedFabric(USUAL_GB_S))
     before = BeforeRounds(
@@ -115,7 +115,7 @@ def test_what_did_not_work_in_phase_0_is_named_and_takes_part_in_no_round() -> N
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
-def test_a_node_that_hangs_is_told_from_its_partners_and_then_left_out(number: int) -> None:
+def test_a_hanging_node_is_separated_from_its_partners_and_left_out(number: int) -> None:
     of, model = fabric(24), SimulatedFabric(USUAL_GB_S, {NodeRail(1, 0): 0.5}, hangs={9: number})
     found = parts(of, model)
     assert [(each.kind, each.nodes) for each in found] == [(PartKind.NODE_HANGS, (9,)), (PartKind.NIC, (1,))]
@@ -124,14 +124,14 @@ def test_a_node_that_hangs_is_told_from_its_partners_and_then_left_out(number: i
     assert len(failed) == 2
 
 
-def test_a_hang_in_the_last_round_is_of_either_node() -> None:
+def test_a_hang_in_the_last_round_may_be_of_either_node() -> None:
     of = fabric(24)
     found = course(of, SimulatedFabric(USUAL_GB_S, {NodeRail(1, 0): 0.5}, hangs={9: 11}))
     assert found.retired() == {}
     assert len({cell.node for cell in found.failures()}) == 2
 
 
-def test_a_gpu_that_phase_0_saw_is_named_in_the_place_of_its_nic() -> None:
+def test_a_slow_gpu_of_phase_0_is_named_instead_of_its_nic() -> None:
     slow = LocalFigure(6, 2, LocalQuantity.TO_HOST, 20.0)
     found = parts(fabric(16), SimulatedFabric(USUAL_GB_S, {NodeRail(6, 2): 0.5}), {slow: 0.4})
     assert [(each.kind, each.nodes, each.gpu, each.rail) for each in found] == [(PartKind.GPU, (6,), 2, 2)]

@@ -10,7 +10,7 @@ from tests.measure.scan.fabrics import fabric
 
 
 @given(nodes=st.integers(3, 70), leaf=st.sampled_from([0, 2, 4, 7]), seed=st.integers(0, 99))
-def test_every_round_pairs_everybody_but_one_of_an_odd_number(nodes: int, leaf: int, seed: int) -> None:
+def test_every_round_pairs_all_nodes_but_one_of_an_odd_number(nodes: int, leaf: int, seed: int) -> None:
     schedule = Schedule(fabric(nodes, leaf=leaf), seed)
     rounds = Counter[int]()
     for number in (1, 2, 3):
@@ -22,7 +22,7 @@ def test_every_round_pairs_everybody_but_one_of_an_odd_number(nodes: int, leaf: 
 
 
 @given(nodes=st.integers(4, 70), seed=st.integers(0, 99))
-def test_without_leaves_nobody_meets_the_same_partner_twice(nodes: int, seed: int) -> None:
+def test_without_leaves_no_node_meets_a_partner_twice(nodes: int, seed: int) -> None:
     schedule = Schedule(fabric(nodes), seed)
     pairs = [frozenset(pair) for number in (1, 2, 3) for pair in schedule.screening(number, range(nodes))]
     assert len(set(pairs)) == len(pairs)
@@ -37,20 +37,20 @@ def test_one_round_stays_inside_leaves_and_the_others_leave_them(leaves: int, le
     assert not any(of.inside(*pair) for number in (2, 3) for pair in schedule.screening(number, everybody))
 
 
-def test_of_few_nodes_between_leaves_nobody_meets_the_same_partner_twice() -> None:
+def test_few_nodes_between_leaves_never_meet_a_partner_twice() -> None:
     for seed in range(20):
         schedule = Schedule(fabric(24, leaf=4), seed)
         pairs = [frozenset(pair) for number in (2, 3, 4, 5) for pair in schedule._across(number, range(24))]
         assert len(set(pairs)) == len(pairs)
 
 
-def test_a_leaf_with_more_than_half_of_all_nodes_is_paired_all_the_same() -> None:
+def test_a_leaf_with_more_than_half_of_all_nodes_is_paired() -> None:
     of = fabric(12, leaf=9)
     pairs = Schedule(of, 1).screening(2, range(12))
     assert len({node for pair in pairs for node in pair}) == 12
 
 
-def test_it_follows_from_seed_and_living_nodes_in_whatever_order_they_are_known() -> None:
+def test_the_schedule_depends_only_on_seed_and_living_nodes() -> None:
     one, other = (Schedule(fabric(40, leaf=8), 5).screening(2, nodes) for nodes in (range(40), range(39, -1, -1)))
     assert one == other
     assert one != Schedule(fabric(40, leaf=8), 6).screening(2, range(40))
@@ -72,12 +72,12 @@ def test_suspects_meet_another_good_node_every_time(suspects: int, good: int, se
         assert len(set(met)) == len(met)
 
 
-def test_where_suspects_outnumber_good_nodes_they_take_turns() -> None:
+def test_suspects_take_turns_if_they_outnumber_good_nodes() -> None:
     schedule = Schedule(fabric(9), 1)
     seen = {one for number in (1, 2, 3) for one, _ in schedule.against_good(number, range(6), range(6, 9))[0]}
     assert seen == set(range(6))
 
 
-def test_nobody_is_no_round() -> None:
+def test_no_node_gives_no_pair() -> None:
     assert Schedule(fabric(4), 1).screening(1, []) == ()
     assert Schedule(fabric(4), 1).screening(1, [3]) == ()

@@ -34,14 +34,14 @@ def test_the_excess_of_the_upper_mean_is_that_of_normal_values(count: int) -> No
 
 @pytest.mark.parametrize("noise", [0.005, 0.02, 0.1])
 @pytest.mark.parametrize(("nodes", "leaf"), [(64, 0), (64, 8), (9, 0)])
-def test_noise_and_what_is_usual_are_found_beside_faults(noise: float, nodes: int, leaf: int) -> None:
+def test_noise_and_normal_bandwidth_are_found_next_to_faults(noise: float, nodes: int, leaf: int) -> None:
     bad = {NodeRail(node, rail): 0.5 for node in range(0, nodes, 5) for rail in range(8)}
     found = course(fabric(nodes, 8, leaf), SimulatedFabric(USUAL_GB_S, bad, noise=noise)).yardstick
     assert 0.7 * noise < found.deviation < 2.5 * noise
     assert sum(found.centres.values()) / len(found.centres) == pytest.approx(USUAL_GB_S, rel=2 * noise)
 
 
-def test_what_differs_for_good_from_node_to_node_widens_the_noise() -> None:
+def test_permanent_differences_between_nodes_raise_the_noise() -> None:
     spread = {
         NodeRail(node, rail): 1 + 0.05 * ((node * 7 + rail) % 11 / 10 - 0.5) for node in range(64) for rail in range(4)
     }

@@ -9,7 +9,7 @@ from gpubench.measure.topo import examine
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PairFacts, PciPlace, Snapshot
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.report import FallbackRow, Report, Table
+from gpubench.model.results.report import FallbackRow, Report
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
 from gpubench.simulated.machine import parse_machine, snapshots
@@ -25,9 +25,7 @@ def facts(
 
 
 def rows(report: Report) -> list[FallbackRow]:
-    section = report.sections["fallback"]
-    assert isinstance(section, Table)
-    return [row for row in section.rows() if isinstance(row, FallbackRow)]
+    return report.rows(FallbackRow)
 
 
 def looked_at(node: Snapshot, *ranks: RankFacts) -> Report:
@@ -101,13 +99,13 @@ def test_a_variable_that_changes_nothing_is_not_blamed(environment: dict[str, st
         ("SYS", {"NCCL_P2P_LEVEL": "SYS"}, None),
     ],
 )
-def test_how_far_nccl_goes(path: str, environment: dict[str, str], cause: str | None) -> None:
+def test_nccl_p2p_level_limits_the_distance(path: str, environment: dict[str, str], cause: str | None) -> None:
     (row,) = rows(looked_at(over_pcie(path), facts(environment)))
     assert row.cause == cause
     assert row.verdict == {None: "PASS", "nccl-default-level": "SKIP", "nccl-p2p-disabled": "FAIL"}[cause]
 
 
-def test_what_the_driver_refuses_comes_with_its_cure() -> None:
+def test_a_refusal_of_the_driver_has_a_cure() -> None:
     node = h200s(2)
     refused = tuple(replace(pair, cuda=False, read="NS", write="NS") for pair in node.pairs)
     (ready,) = rows(looked_at(replace(node, pairs=refused), facts()))
@@ -128,7 +126,7 @@ GPU2\tSYS\tPHB\t X
 """
 
 
-def test_a_text_of_topo_m_proves_no_design_if_a_pair_is_nearer() -> None:
+def test_topo_m_shows_no_design_if_a_pair_is_nearer() -> None:
     (row,) = rows(looked_at(read_topo_matrix(TEXT, "topo.txt")))
     assert (row.conclusion, row.count, row.cause) == ("unknown", 6, None)
     assert row.how == "PXB, SYS, PHB; peer access not known: nvidia-smi topo -p2p r decides"
@@ -137,7 +135,7 @@ def test_a_text_of_topo_m_proves_no_design_if_a_pair_is_nearer() -> None:
     assert "NCCL takes peer access up to path class PXB" in str(row.cause_seen)
 
 
-def test_two_gpus_on_a_processor_that_nobody_names_may_be_on_amd() -> None:
+def test_two_gpus_on_an_unknown_processor_may_be_on_amd() -> None:
     node = read_topo_matrix("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X\n", "topo.txt")
     (row,) = rows(looked_at(node))
     assert (row.conclusion, row.cause) == ("unknown", None)

@@ -6,7 +6,7 @@ import pytest
 
 from gpubench.measure.topo import examine
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.report import FallbackRow, Report, Table
+from gpubench.model.results.report import FallbackRow, Report
 from gpubench.readers.machines.topo_matrix import read
 
 Paths = list[list[str]]
@@ -56,9 +56,7 @@ def report_of(text: str) -> Report:
 
 
 def fallback(report: Report) -> list[FallbackRow]:
-    section = report.sections["fallback"]
-    assert isinstance(section, Table)
-    return [row for row in section.rows() if isinstance(row, FallbackRow)]
+    return report.rows(FallbackRow)
 
 
 LOST: list[tuple[str, Paths, str]] = [
@@ -77,7 +75,7 @@ LOST: list[tuple[str, Paths, str]] = [
 
 
 @pytest.mark.parametrize(("rows", "found"), [pytest.param(rows, found, id=name) for name, rows, found in LOST])
-def test_what_differs_from_its_siblings_is_named(rows: Paths, found: str) -> None:
+def test_a_link_that_differs_from_its_siblings_is_named(rows: Paths, found: str) -> None:
     report = report_of(text_of(rows))
     (finding,) = report.findings
     assert f"{finding.severity} {finding.id} {finding.subject.strip()}".startswith(found)

@@ -56,7 +56,7 @@ def test_ranks_are_checked_too() -> None:
     assert [finding.id for finding in examine(cluster("hgx-h100-8"), ranks).findings] == ["shm-not-shared"]
 
 
-def test_a_node_with_nothing_in_it_is_shown() -> None:
+def test_an_empty_node_is_shown() -> None:
     (node,) = cluster("hgx-h200-4/1")
     empty = Topology(replace(node.snapshot, gpus=(), nics=(), pairs=(), driver=DriverFacts(absent="no driver")))
     report = examine([empty])
@@ -72,7 +72,7 @@ def noting(name: str, built: list[str]) -> Callable[..., list[Record]]:
     return build
 
 
-def test_a_section_nobody_reads_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_section_builds_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = cluster("hgx-h100-8")
     built: list[str] = []
     for name in ("all_gpu_rows", "rows_by_node", "node_rows", "kind_rows", "all_pair_rows", "rank_rows", "tree_rows"):
@@ -94,13 +94,13 @@ def test_a_node_without_gpus_among_others_with_gpus_is_an_error() -> None:
     assert report.verdict is Verdict.ERROR
 
 
-def test_where_nothing_was_judged_is_no_pass() -> None:
+def test_a_report_without_a_judgement_does_not_pass() -> None:
     (node,) = cluster("hgx-h100-8")
     bare = [Topology(replace(node.snapshot, gpus=(), pairs=(), nvswitches=(), nics=()))]
     assert examine(bare).verdict is Verdict.SKIP
 
 
-def test_the_number_of_gpus_is_that_which_was_asked_for() -> None:
+def test_another_number_of_gpus_than_expected_fails() -> None:
     nodes = cluster("hgx-h100-8*2")
     assert examine(nodes, expected_gpus=8).findings == ()
     (more,) = examine(nodes, expected_gpus=4).findings

@@ -38,7 +38,7 @@ def rows(report: Report) -> list[JobRow]:
     return report.rows(JobRow)
 
 
-def test_only_what_is_direct_passes() -> None:
+def test_only_direct_traffic_passes() -> None:
     report = watched([job(NVLINK, NVLINK)] * 3)
     assert (report.verdict, report.findings) == (Verdict.PASS, ())
     (row,) = rows(report)
@@ -72,7 +72,7 @@ def test_one_interval_is_no_alarm_and_passes_nothing() -> None:
         ((STAGED, STAGED), [], "GPU traffic over NVLink"),
     ],
 )
-def test_what_was_expected_is_the_way_that_the_job_could_go(ways: Any, nics: Any, expected: str) -> None:
+def test_the_expected_path_is_one_that_the_job_can_use(ways: Any, nics: Any, expected: str) -> None:
     (finding,) = watched([job(*ways, nics=nics)] * 4).findings
     assert finding.expected == expected
 
@@ -100,7 +100,7 @@ def test_the_cause_is_in_the_environment_of_the_processes(environment: Any, nics
         assert f" && unset {next(iter(environment))}" in row.advice
 
 
-def test_the_cause_is_in_a_file_of_nccl_s() -> None:
+def test_a_cause_is_found_in_nccls_configuration_file() -> None:
     rates = job(STAGED, STAGED)
     own = [replace(facts(each.pid), nccl_files={"/etc/nccl.conf": {"NCCL_P2P_DISABLE": "1"}}) for each in rates.tasks]
     tasks = tuple(replace(each, facts=known) for each, known in zip(rates.tasks, own, strict=True))
@@ -111,7 +111,7 @@ def test_the_cause_is_in_a_file_of_nccl_s() -> None:
     )
 
 
-def test_of_another_user_s_process_the_cause_cannot_be_read() -> None:
+def test_the_cause_in_another_users_process_cannot_be_read() -> None:
     rates = job(STAGED, STAGED)
     tasks = tuple(replace(each, facts=None, unread="process 100 belongs to user ann") for each in rates.tasks)
     row = rows(watched([replace(rates, tasks=tasks)] * 2))[0]
@@ -120,7 +120,7 @@ def test_of_another_user_s_process_the_cause_cannot_be_read() -> None:
     )
 
 
-def test_copies_of_one_process_without_nccl_may_be_its_wish() -> None:
+def test_copies_of_one_process_without_nccl_may_be_intended() -> None:
     one_way: list[Ways] = [(0.0, 0.0, 38.0, 0.1), (0.0, 0.0, 0.1, 37.5)]
     rates = node([gpu(n, way, 7) for n, way in enumerate(one_way)], [task(7, communicators=False)])
     report = watched([rates] * 2)
@@ -170,7 +170,7 @@ def test_nodes_that_show_the_same_are_one_finding() -> None:
     assert (of_nodes(*[healthy] * 16).verdict, of_nodes(*[healthy] * 16).findings) == (Verdict.PASS, ())
 
 
-def test_a_way_that_no_counter_tells_is_no_pass_beside_nodes_that_are_direct() -> None:
+def test_an_unknown_path_does_not_pass_next_to_direct_nodes() -> None:
     by_rdma_alone = job(*[(0.0, 0.0, 20.0, 20.0)] * 2, nics=[nic("mlx5_0", 38.0)])
     assert of_nodes(*[by_rdma_alone] * 3).verdict is Verdict.SKIP
     report = of_nodes(job(NVLINK, NVLINK), by_rdma_alone, job(NVLINK, NVLINK))
@@ -181,7 +181,7 @@ def test_a_way_that_no_counter_tells_is_no_pass_beside_nodes_that_are_direct() -
     assert of_nodes(job(NVLINK, NVLINK), other).verdict is Verdict.SKIP
 
 
-def test_of_a_gpu_that_the_node_does_not_have_it_is_not_known_whether_nvlinks_join_it() -> None:
+def test_nvlinks_of_an_unknown_gpu_are_unknown() -> None:
     node = machine()
     own, other = str(node.gpus[0].bus_id), str(node.gpus[1].bus_id)
     joined = nvlink_finder(node)
@@ -189,7 +189,7 @@ def test_of_a_gpu_that_the_node_does_not_have_it_is_not_known_whether_nvlinks_jo
     assert nvlink_finder(None)(own, other) is None
 
 
-def test_a_driver_that_is_silent_is_an_error_and_the_rest_is_kept() -> None:
+def test_a_silent_driver_is_an_error_and_earlier_rows_are_kept() -> None:
     silent = replace(job(), driver_silent="the driver has not answered for 4 s")
     report = watched([job(NVLINK, NVLINK), silent, silent])
     assert report.verdict is Verdict.ERROR
@@ -197,7 +197,7 @@ def test_a_driver_that_is_silent_is_an_error_and_the_rest_is_kept() -> None:
     assert rows(report)[0].way == "direct"
 
 
-def test_one_answer_that_comes_late_is_no_silence() -> None:
+def test_a_single_late_answer_is_no_error() -> None:
     late = replace(job(), driver_silent="the driver did not answer within 1 s")
     good = job(NVLINK, NVLINK)
     assert watched([good, late, good]).verdict is Verdict.PASS
@@ -206,7 +206,7 @@ def test_one_answer_that_comes_late_is_no_silence() -> None:
 
 
 @pytest.mark.parametrize("beside", [job(STAGED, STAGED), job((30.0,) * 4, (30.0,) * 4)])
-def test_a_direct_way_with_much_doubt_beside_it_does_not_pass(beside: NodeRates) -> None:
+def test_a_direct_path_with_many_doubts_does_not_pass(beside: NodeRates) -> None:
     direct = job(NVLINK, NVLINK)
     report = watched([direct, beside] * 5 + [direct])
     assert report.verdict is Verdict.WARN
@@ -215,7 +215,7 @@ def test_a_direct_way_with_much_doubt_beside_it_does_not_pass(beside: NodeRates)
     assert watched([*[direct] * 20, beside, *[direct] * 20, beside]).verdict is Verdict.PASS
 
 
-def test_nvlinks_of_gpus_that_two_jobs_use_pass_neither() -> None:
+def test_busy_nvlinks_of_shared_gpus_do_not_pass_either_job() -> None:
     gpus = [gpu(n, NVLINK, 100 + n, 200 + n) for n in (0, 1)]
     jobs = [task(100 + n, KEY) for n in (0, 1)], [task(200 + n, "Slurm 7.0") for n in (0, 1)]
     report = watched([node(gpus, [*jobs[0], *jobs[1]])] * 3)
@@ -240,14 +240,14 @@ def test_nvlinks_of_gpus_that_two_jobs_use_pass_neither() -> None:
     assert job_of_one.job == "python (torch 127.0.0.1:29500)"
 
 
-def test_a_slurm_number_is_not_the_beginning_of_a_container_s_id() -> None:
+def test_a_slurm_job_id_does_not_match_a_container_id() -> None:
     mine, other = replace(task(1), slurm_job="4711"), replace(task(2), container="docker 4711ab34cd56")
     reading = NodeReading(host="node0", seconds=1.0, tasks=(mine, other))
     for job_id, pids in (("4711", [1]), ("4711ab", [2]), ("4711AB34CD56ef00", [2]), ("99", [])):
         assert [each.pid for each in WatchedJobs(job=job_id).of(reading).tasks] == pids
 
 
-def test_a_gpu_that_is_lost_is_no_other_job_s_and_is_not_left_out() -> None:
+def test_a_lost_gpu_is_reported_for_every_job() -> None:
     lost = GpuReading(index=1, bus_id="0000:01:00.0", lost="GPU is lost")
     kept = GpuReading(index=0, bus_id="0000:00:00.0", processes=(GpuProcess(pid=100),))
     reading = NodeReading(host="node0", seconds=1.0, gpus=(kept, lost), tasks=(task(100, KEY),))
@@ -262,7 +262,7 @@ def test_a_gpu_that_is_lost_is_no_other_job_s_and_is_not_left_out() -> None:
     )
 
 
-def test_unbalanced_and_waiting_are_warnings_once_they_last() -> None:
+def test_lasting_unbalanced_rails_and_waiting_gpus_are_warnings() -> None:
     rails = [nic(f"mlx5_{n}", 20.0) for n in range(3)] + [nic("mlx5_3", 5.0)]
     assert watched([job(NVLINK, NVLINK, nics=rails)] * 3).verdict is Verdict.WARN
     rates = job(STILL, STILL)
@@ -271,7 +271,7 @@ def test_unbalanced_and_waiting_are_warnings_once_they_last() -> None:
     assert (report.verdict, report.findings[0].id) == (Verdict.WARN, "gpu-idle-while-peers-wait")
 
 
-def test_processes_are_looked_at_closely_where_it_matters() -> None:
+def test_processes_with_staged_traffic_are_inspected() -> None:
     def asked(rates: NodeRates) -> frozenset[int]:
         return needs_closer_look(observe(rates, lambda *_: True))
 
@@ -283,7 +283,7 @@ def test_processes_are_looked_at_closely_where_it_matters() -> None:
     assert asked(job(BOTH, communicators=None, nics=[nic("lo", 3.0, rdma=False)])) == {100}
 
 
-def test_a_gpu_of_two_jobs_is_the_larger_one_s() -> None:
+def test_a_shared_gpu_belongs_to_the_larger_job() -> None:
     gpus = [gpu(0, STAGED, 100, 7), gpu(1, STAGED, 101)]
     tasks = [task(7, communicators=False), task(100, KEY), task(101, KEY)]
     (found,) = observe(node(gpus, tasks), lambda *_: True)

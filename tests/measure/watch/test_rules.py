@@ -71,7 +71,7 @@ def ways(rates: NodeRates, joined: Any = by_nvlink) -> list[Way]:
         (job((0.3, 0.3, 33.0, 29.0), (0.3, 0.3, 33.0, 29.0)), Way.STAGED),
     ],
 )
-def test_a_job_goes_the_way_that_its_links_show(rates: NodeRates, expected: Way) -> None:
+def test_the_traffic_of_links_decides_the_path(rates: NodeRates, expected: Way) -> None:
     assert ways(rates) == [expected]
 
 
@@ -102,18 +102,18 @@ def test_one_hop_of_a_ring_through_host_memory_is_named(gpus: int) -> None:
     assert [ways(each) for each in (copies, chain)] == [[Way.UNKNOWN], [Way.UNKNOWN]]
 
 
-def test_gpus_of_jobs_that_are_alone_are_never_staged() -> None:
+def test_jobs_of_one_gpu_are_never_staged() -> None:
     assert ways(job(BOTH, BOTH, together=False)) == [Way.HOST_COPIES, Way.HOST_COPIES]
 
 
-def test_a_pair_that_no_nvlink_joins_is_not_called_staged() -> None:
+def test_a_pair_without_nvlinks_is_never_staged() -> None:
     assert ways(job(STAGED, STAGED), by_pcie) == [Way.NOT_TOLD]
     (found,) = observe(job(STAGED, STAGED), by_pcie)
     assert "PCIe carries both direct and host-staged traffic" in found.meaning
     assert ways(job(STAGED, STAGED), unknown) == [Way.NOT_TOLD]
 
 
-def test_copies_of_a_process_beside_a_job_are_not_the_job_s() -> None:
+def test_copies_of_another_process_do_not_belong_to_the_job() -> None:
     idle = [task(100, KEY), task(101, KEY)]
     served = node([gpu(0, BOTH, 100, 7), gpu(1, BOTH, 101, 8)], [*idle, task(7), task(8)])
     (found,) = observe(served, by_nvlink)
@@ -139,7 +139,7 @@ def test_copies_of_a_process_beside_a_job_are_not_the_job_s() -> None:
     assert ways(node(still, [*idle, task(102, KEY), task(8)])) == [Way.IDLE]
 
 
-def test_who_may_not_be_looked_at_is_unknown() -> None:
+def test_unreadable_processes_are_unknown() -> None:
     hidden = [
         task(100 + n, KEY, communicators=None, facts=None, unread="process 100 belongs to user ann") for n in (0, 1)
     ]
@@ -151,7 +151,7 @@ def test_who_may_not_be_looked_at_is_unknown() -> None:
     assert "belongs to user ann" in found.seen.doubts[0]
 
 
-def test_processes_that_nothing_joins_and_nobody_may_read_are_unknown_together() -> None:
+def test_unrelated_unreadable_processes_are_one_unknown_job() -> None:
     closed = [
         task(100 + n, communicators=None, facts=None, unread=f"process {100 + n} is not visible here") for n in (0, 1)
     ]
@@ -164,7 +164,7 @@ def test_processes_that_nothing_joins_and_nobody_may_read_are_unknown_together()
     assert ways(replace(rates, tasks=(closed[0], task(101)))) == [Way.HOST_COPIES, Way.HOST_COPIES]
 
 
-def test_gpus_whose_processes_nobody_shows_are_unknown_where_they_look_staged() -> None:
+def test_staged_traffic_of_hidden_processes_is_unknown() -> None:
     gpus = [replace(gpu(n, STAGED), processes=None, unknown={"processes": "Not Permitted"}) for n in (0, 1)]
     (found,) = observe(node(gpus, []), by_nvlink)
     assert (found.way, found.seen.doubts) == (Way.UNKNOWN, ("Not Permitted",))
@@ -172,7 +172,7 @@ def test_gpus_whose_processes_nobody_shows_are_unknown_where_they_look_staged() 
     assert found.way is Way.IDLE
 
 
-def test_sockets_on_one_host_and_beside_rdma_ports_that_are_up() -> None:
+def test_sockets_on_one_host_and_next_to_active_rdma_ports() -> None:
     loopback = nic("lo", 4.2, rdma=False)
     ethernet, rdma = nic("eth0", 3.0, rdma=False), nic("mlx5_0", 0.0)
     assert ways(job(STAGED, STAGED, nics=[loopback])) == [Way.SOCKETS]
@@ -196,7 +196,7 @@ def test_a_rail_that_carries_less_than_its_siblings_is_named() -> None:
     assert ways(job(NVLINK, NVLINK, nics=[nic("mlx5_0", 20.0), nic("mlx5_1", 2.0)])) == [Way.DIRECT]
 
 
-def test_a_gpu_that_runs_nothing_while_its_peers_wait_is_named() -> None:
+def test_an_idle_gpu_whose_peers_wait_is_named() -> None:
     rates = job(STILL, STILL, STILL)
     gpus = (replace(rates.gpus[0], utilization_percent=0), *rates.gpus[1:])
     (found,) = observe(replace(rates, gpus=gpus), by_nvlink)
@@ -235,7 +235,7 @@ def test_every_line_of_the_table_is_needed() -> None:
     assert beside == {Pcie.QUIET, Pcie.LITTLE, Pcie.NICS}
 
 
-def test_what_may_be_a_staged_part_of_a_job_beside_nvlinks_does_not_pass() -> None:
+def test_possibly_staged_traffic_next_to_nvlinks_does_not_pass() -> None:
     # GPU2 and GPU3 stage between them while data are loaded.
     busy, apart = (40.0, 40.0, 0.1, 20.0), (40.0, 40.0, 10.0, 30.0)
     assert ways(job(busy, busy, apart, apart)) == [Way.UNKNOWN]
@@ -248,7 +248,7 @@ def test_what_may_be_a_staged_part_of_a_job_beside_nvlinks_does_not_pass() -> No
 
 
 @pytest.mark.parametrize("network", [nic("mlx5_0", 20.0), nic("eth0", 5.0, rdma=False), nic("mlx5_0", None)])
-def test_more_than_nics_carry_beside_nvlinks_does_not_pass(network: NicRates) -> None:
+def test_more_pcie_than_nic_traffic_does_not_pass(network: NicRates) -> None:
     leaving = (40.0, 40.0, 20.0, 20.0)
     assert ways(job(leaving, leaving, nics=[network])) == [Way.UNKNOWN]
     out = (40.0, 40.0, 20.0, 0.2)
@@ -256,7 +256,7 @@ def test_more_than_nics_carry_beside_nvlinks_does_not_pass(network: NicRates) ->
 
 
 @pytest.mark.parametrize("rdma", [True, False])
-def test_a_job_of_several_nodes_is_direct_where_nics_carry_all_that_pcie_does(rdma: bool) -> None:
+def test_a_job_is_direct_if_nics_carry_all_pcie_traffic(rdma: bool) -> None:
     """PCIe counts headers too: 1.09 bytes per byte on the NIC."""
     nics = [nic(f"nic{n}", 20.0, rdma=rdma) for n in range(4)]
     leaving, near, far = (40.0, 40.0, 21.9, 21.9), (40.0, 40.0, 43.8, 43.8), (40.0, 40.0, 0.2, 0.2)
@@ -270,7 +270,7 @@ def test_a_job_of_several_nodes_is_direct_where_nics_carry_all_that_pcie_does(rd
     assert Way.DIRECT not in ways(job(without_nvlink, leaving, leaving, leaving, nics=nics))
 
 
-def test_nvlinks_that_carry_too_little_to_judge_by_pass_nothing() -> None:
+def test_too_little_nvlink_traffic_does_not_pass() -> None:
     few = (0.06, 0.06, 0.01, 0.01)
     assert ways(job(few, few)) == [Way.IDLE]
     assert ways(job(*[(0.01, 0.01, 0.01, 0.01)] * 8)) == [Way.IDLE]
