@@ -329,7 +329,7 @@ class Timer(Struct, frozen=True):
     def _time_alone(self, launches: Sequence[Launch]) -> OwnTimes:
         bound = [self.backend.bind([launch], self.graph_replays) for launch in launches]
         divisor = max(1, self.graph_replays)
-        own, values = list[float](), list[float]()
+        seconds, values = list[float](), list[float]()
         more = _FIRST_ALONE if self.sampling.iterations is None else self.sampling.iterations
         entered, before, start = list[float](), self.group.clock_offset(), perf_counter()
         while True:
@@ -338,15 +338,15 @@ class Timer(Struct, frozen=True):
                 self.group.barrier()
                 entered.append(perf_counter())
                 fresh.append(self.backend.seconds(launch) / divisor)
-            own += fresh
+            seconds += fresh
             values += self.group.largest(fresh)
             spread = Spread.of(values)
             effort = Effort(len(values), spread.mean * divisor, spread.interval, sum(values) * divisor)
             more = 0 if self.sampling.iterations else effort.needed_values(self.sampling.budget_seconds)
             if not more:
                 return OwnTimes(
-                    seconds=fmean(own),
-                    iterations=len(own),
+                    seconds=fmean(seconds),
+                    iterations=len(seconds),
                     percentiles=Percentiles.of(values),
                     interval=spread.interval,
                     note=self._note(effort),
@@ -357,10 +357,10 @@ class Timer(Struct, frozen=True):
     def _entries(self, entered: Sequence[float], before: ClockOffset, start: float) -> EntryTimes:
         """Return how late this rank entered operations. `before` compares the clocks at the time `start`."""
         end, after = perf_counter(), self.group.clock_offset()
-        own = convert_to_rank0_clock(entered, before, after, start, end)
-        last = self.group.largest(own)
-        first = [-seconds for seconds in self.group.largest([-seconds for seconds in own])]
-        return EntryTimes.of(own, first, last, max(before.uncertainty, after.uncertainty))
+        times = convert_to_rank0_clock(entered, before, after, start, end)
+        last = self.group.largest(times)
+        first = [-seconds for seconds in self.group.largest([-seconds for seconds in times])]
+        return EntryTimes.of(times, first, last, max(before.uncertainty, after.uncertainty))
 
     def _note(self, effort: Effort) -> str | None:
         interval = effort.interval

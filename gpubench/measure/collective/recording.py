@@ -208,8 +208,8 @@ class RowWriter:
     def row(self, case: Case, measured: MeasuredRow) -> None:
         """Write a row, or one row per group."""
         sample, backend = measured.sample, measured.row.backend
-        own = None if sample is None else RecordedRow(case, backend, sample, self._group)
-        for row in self._collect(own) or ():
+        recorded = None if sample is None else RecordedRow(case, backend, sample, self._group)
+        for row in self._collect(recorded) or ():
             if row is not None and self._write is not None:
                 self._write(RecordingLine(row=row))
                 self._rows += 1
@@ -395,8 +395,8 @@ def simulate(
 
     def measure(number: int, case: Case, attempt: int) -> tuple[CollectiveRow, Sequence[float]]:
         seconds = times(case, number, attempt)
-        own = OwnTimes(seconds[0], unchecked.sampling.least_iterations)
-        return describe(unchecked, case, job, own, RankTimes.of(seconds), sum(wrong_by_rank(number, case))), seconds
+        rank0 = OwnTimes(seconds[0], unchecked.sampling.least_iterations)
+        return describe(unchecked, case, job, rank0, RankTimes.of(seconds), sum(wrong_by_rank(number, case))), seconds
 
     def wrong_by_rank(number: int, case: Case) -> Sequence[int]:
         if recorded_rows is not None:

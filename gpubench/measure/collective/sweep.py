@@ -100,9 +100,9 @@ class PathObserver(Struct):
         window, group = self.sources.window, self.group
         group.barrier()
         waited = None if condition is None else self.sources.read_waited()
-        own = None if window is None else replace(window.look([_GPU])[0], at_work=condition, waited=waited)
+        idle_gpu = None if window is None else replace(window.look([_GPU])[0], at_work=condition, waited=waited)
         group.barrier()
-        collected = group.collect(own)
+        collected = group.collect(idle_gpu)
         if collected is None:
             return None
         idle = tuple(gpu for gpu in collected if gpu is not None)
@@ -220,11 +220,11 @@ class Sweep(Struct, frozen=True):
     def row(self, number: int, case: Case) -> MeasuredRow:
         """Measure and verify one case. The data differ for every `number`."""
         launches = [self.launch(case, buffer) for buffer in range(self.count_buffers(case))]
-        own = self._time(number * 2, case, launches)
-        condition = None if own.entries is None else self.observers.read_condition()
+        times = self._time(number * 2, case, launches)
+        condition = None if times.entries is None else self.observers.read_condition()
         wrong = self.verify(number * 2, case, launches) if self.request.check else 0
-        answers = self.group.collect(Answer(own.seconds, own.entries, wrong, condition, own.issue_seconds))
-        sample = None if answers is None else RowSample(own, tuple(answers))
+        answers = self.group.collect(Answer(times.seconds, times.entries, wrong, condition, times.issue_seconds))
+        sample = None if answers is None else RowSample(times, tuple(answers))
         row = None if sample is None else sample.row(self.request, case, self.job)
         return MeasuredRow(self.group.broadcast(row), sample)
 

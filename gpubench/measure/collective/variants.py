@@ -410,10 +410,10 @@ def add_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequenc
 class SynchronizedGroup:
     """A group with the barriers of the whole job, so that all groups start each timed loop together."""
 
-    def __init__(self, own: Group, whole: Group) -> None:
-        self.rank, self.size = own.rank, own.size
-        self.gather, self.collect, self.broadcast = own.gather, own.collect, own.broadcast
-        self.largest, self.clock_offset, self.split = own.largest, own.clock_offset, own.split
+    def __init__(self, part: Group, whole: Group) -> None:
+        self.rank, self.size = part.rank, part.size
+        self.gather, self.collect, self.broadcast = part.gather, part.collect, part.broadcast
+        self.largest, self.clock_offset, self.split = part.largest, part.clock_offset, part.split
         self.barrier = whole.barrier
 
 

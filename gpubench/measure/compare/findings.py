@@ -401,19 +401,19 @@ def _row_findings(
     for number, reasons in below_evidence.items():
         evidence[number] = replace(evidence[number], consequences=_consequences(reasons))
     for finding, advice in _ADVICE.items():
-        if own := rows_by_finding.get(finding):
-            first = own[0][0]
+        if worse := rows_by_finding.get(finding):
+            first = worse[0][0]
             had_gpudirect = _GPUDIRECT in (first.base_transport or "")
             if finding == judge.STAGED and had_gpudirect and _GPUDIRECT not in (first.new_transport or ""):
                 advice = _WITHOUT_GPUDIRECT
             if finding == judge.SLOWER:
-                own.sort(key=lambda item: -(item[0].slower_percent or 0))
-            names = tuple(row.name for row, _ in own)
-            texts = list(dict.fromkeys(reason.text for _, reason in own))
+                worse.sort(key=lambda item: -(item[0].slower_percent or 0))
+            names = tuple(row.name for row, _ in worse)
+            texts = list(dict.fromkeys(reason.text for _, reason in worse))
             subject = f"{plural(len(names), 'row')}: {shorten(names, _MOST_NAMED)}"
             seen = texts[0] + (" (first row)" if len(texts) > 1 else "")
             more = folded.get(finding, [])
-            severity = verdict.worst_verdict(reason.verdict for reason in (*(reason for _, reason in own), *more))
+            severity = verdict.worst_verdict(reason.verdict for reason in (*(reason for _, reason in worse), *more))
             consequences = _consequences(more)
             yield verdict.Finding(finding, severity, subject, seen, *advice, subjects=names, consequences=consequences)
 
@@ -432,7 +432,7 @@ _FOLLOWS = {
 def _consequences(reasons: Sequence[judge.Reason]) -> tuple[str, ...]:
     """Return '10 rows slower: 90.2 % slower (noise 2.0 %: …)' for each kind of finding."""
     kinds = group_by(reasons, lambda reason: reason.finding)
-    return tuple(f"{plural(len(own), 'row')} {_FOLLOWS[kind]}: {own[0].text}" for kind, own in kinds.items())
+    return tuple(f"{plural(len(alike), 'row')} {_FOLLOWS[kind]}: {alike[0].text}" for kind, alike in kinds.items())
 
 
 def _evidence_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:

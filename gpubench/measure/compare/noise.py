@@ -342,8 +342,8 @@ class ChangeNoise:
         if found is None or found.share <= least.share:
             found = least
         if times.standard_error is not None:
-            own = self._make_bound(Noise(times.standard_error, math.inf), OWN_SPREAD)
-            found = own if own.share > found.share else found
+            bound = self._make_bound(Noise(times.standard_error, math.inf), OWN_SPREAD)
+            found = bound if bound.share > found.share else found
         return found
 
     def _make_bound(self, noise: Noise, source: str) -> NoiseBound:

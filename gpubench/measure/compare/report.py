@@ -134,12 +134,12 @@ def _curves(files: Sequence[ResultFile]) -> dict[str, MachineCurve]:
     ]
     gpus = len({(node, end) for row in pairs for node, end in _ends(row)})
     nodes = len({node for row in pairs for node, _ in _ends(row)})
-    for key, own in group_by(pairs, lambda row: (row.direction, row.engine, row.peer)).items():
+    for key, rows in group_by(pairs, lambda row: (row.direction, row.engine, row.peer)).items():
         direction, engine, peer = key
         name = f"copies {direction} {engine}" + (" peer off" if peer == "off" else "")
-        gb_s = [(row.size_bytes, row.bandwidth_gb_s) for row in own]
+        gb_s = [(row.size_bytes, row.bandwidth_gb_s) for row in rows]
         found[name] = MachineCurve(
-            gpus, nodes, _medians(gb_s), _medians([(row.size_bytes, row.latency_us) for row in own])
+            gpus, nodes, _medians(gb_s), _medians([(row.size_bytes, row.latency_us) for row in rows])
         )
     return {name: curve for name, curve in found.items() if curve.gb_s}
 
@@ -151,11 +151,11 @@ def _collectives(files: Sequence[ResultFile]) -> Iterator[tuple[str, MachineCurv
         return replace(key, ranks=None, nodes=None, size_bytes=None)
 
     cases = group_by(rows, lambda row: case(collective_key(row)))
-    for key, own in cases.items():
+    for key, alike in cases.items():
         if key.placement == _IN_PLACE and replace(key, placement="out_of_place") in cases:
             continue
-        largest = max(own, key=lambda row: row.ranks)
-        same = [row for row in own if (row.ranks, row.nodes) == (largest.ranks, largest.nodes)]
+        largest = max(alike, key=lambda row: row.ranks)
+        same = [row for row in alike if (row.ranks, row.nodes) == (largest.ranks, largest.nodes)]
         backend = "" if key.backend == "nccl" else f" {key.backend}"
         yield (
             key.name + backend,
@@ -170,7 +170,8 @@ def _collectives(files: Sequence[ResultFile]) -> Iterator[tuple[str, MachineCurv
 
 def _medians(points: Sequence[tuple[int | None, float | None]]) -> dict[int, float]:
     known = [(size, value) for size, value in points if size is not None and value]
-    return {size: median(value for _, value in own) for size, own in group_by(known, lambda point: point[0]).items()}
+    groups = group_by(known, lambda point: point[0])
+    return {size: median(value for _, value in group) for size, group in groups.items()}
 
 
 def _ends(row: PairRow) -> tuple[tuple[str, str], tuple[str, str]]:

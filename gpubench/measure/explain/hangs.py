@@ -111,21 +111,21 @@ def _find_stragglers(operations: Sequence[InspectedOperation]) -> Iterator[Hang]
     for operation in operations:
         if operation.collective in _SYMMETRIC and len(operation.times) == operation.ranks > 1:
             by_communicator.setdefault(operation.communicator, []).append(operation)
-    for name, own in by_communicator.items():
-        waits = [call for call in own if median(call.times.values()) - min(call.times.values()) >= _WAITED_US]
+    for name, calls in by_communicator.items():
+        waits = [call for call in calls if median(call.times.values()) - min(call.times.values()) >= _WAITED_US]
         last = Counter(_last_rank(wait) for wait in waits).most_common(1)
         slow, times = last[0] if last else (0, 0)
         waited = [median(wait.times.values()) - wait.times[slow] for wait in waits if _last_rank(wait) == slow]
-        share, lost = times / max(len(waits), 1), sum(waited) / sum(median(call.times.values()) for call in own)
-        least_share = min(max(_LAST_SHARE, _TIMES_CHANCE / own[0].ranks), 0.9)
+        share, lost = times / max(len(waits), 1), sum(waited) / sum(median(call.times.values()) for call in calls)
+        least_share = min(max(_LAST_SHARE, _TIMES_CHANCE / calls[0].ranks), 0.9)
         if times >= _FEWEST_OPERATIONS and share >= least_share and lost >= _WAITED_SHARE:
             yield Hang(
                 group=name,
                 reason=HangReason.SLOW,
                 ranks=(f"rank {slow}",),
-                waiting=own[0].ranks - 1,
+                waiting=calls[0].ranks - 1,
                 operation="",
-                theirs=f"came last in {times} of {len(own)} operations, {median(waited):.0f} µs after the others "
+                theirs=f"came last in {times} of {len(calls)} operations, {median(waited):.0f} µs after the others "
                 f"(median): {100 * lost:.0f} % of the time of all operations",
             )
 
@@ -175,15 +175,15 @@ def _find_in_group(
 ) -> Hang | None:
     waiting = {
         rank: min(opened)
-        for rank, own in calls.items()
-        if (opened := [at for at, call in own.items() if not call.done])
+        for rank, rank_calls in calls.items()
+        if (opened := [at for at, call in rank_calls.items() if not call.done])
     }
     if not waiting:
         return _slowest(group, calls)
     joined_by_all = {
         number
-        for own in calls.values()
-        for number, call in own.items()
+        for rank_calls in calls.values()
+        for number, call in rank_calls.items()
         if call.done and call.operation.startswith(_NEED_ALL_RANKS)
     }
     first = _first_difference(calls, min(set(waiting.values()) - joined_by_all or waiting.values()))
@@ -241,10 +241,10 @@ def _first_difference(calls: Calls, waited: int) -> int:
 
     A gather, a scatter or a broadcast may end on some ranks although other ranks called something else.
     """
-    numbers = sorted({number for own in calls.values() for number in own if number < waited})
+    numbers = sorted({number for rank_calls in calls.values() for number in rank_calls if number < waited})
     for number in numbers:
-        operations = {own[number].operation for own in calls.values() if number in own} - {_NOT_NAMED}
-        if len(operations) > 1:
+        operations = {rank_calls[number].operation for rank_calls in calls.values() if number in rank_calls}
+        if len(operations - {_NOT_NAMED}) > 1:
             return number
     return waited
 
@@ -255,8 +255,8 @@ def _waiting_elsewhere(group: str, by_group: Mapping[str, Calls]) -> dict[int, R
         rank: call
         for name, calls in by_group.items()
         if name != group
-        for rank, own in calls.items()
-        for call in own.values()
+        for rank, rank_calls in calls.items()
+        for call in rank_calls.values()
         if not call.done
     }
 
@@ -277,13 +277,15 @@ def _odd_reason(calls: Calls, rank: int, first: int, shown: RecordedCall) -> Han
     The reason is a different order if either side makes the other's call next, or made it just before.
     """
     call = calls[rank][first]
-    others_next = [other for own in calls.values() if (other := own.get(first + 1)) is not None]
+    others_next = [other for rank_calls in calls.values() if (other := rank_calls.get(first + 1)) is not None]
     own_next = calls[rank].get(first + 1)
     followed = any(
-        _signature(earlier) == _signature(shown) and number < first and _signature(own[number + 1]) == _signature(call)
-        for own in calls.values()
-        for number, earlier in own.items()
-        if number + 1 in own
+        _signature(earlier) == _signature(shown)
+        and number < first
+        and _signature(rank_calls[number + 1]) == _signature(call)
+        for rank_calls in calls.values()
+        for number, earlier in rank_calls.items()
+        if number + 1 in rank_calls
     )
     swapped = any(_signature(other) == _signature(call) for other in others_next) or (
         own_next is not None and _signature(own_next) == _signature(shown)
@@ -315,10 +317,10 @@ def _slowest(group: str, calls: Calls) -> Hang | None:
     common = sorted(set.intersection(*(set(numbers) for numbers in calls.values())))
     if len(calls) < _FEWEST_BEFORE or len(common) <= _FEWEST_BEFORE:
         return None
-    punctual = {number: median_low(own[number].called_ns for own in calls.values()) for number in common}
+    punctual = {number: median_low(rank_calls[number].called_ns for rank_calls in calls.values()) for number in common}
     late: dict[int, list[float]] = {}
-    for rank, own in calls.items():
-        offsets = [(own[number].called_ns - punctual[number]) / _NS for number in common]
+    for rank, rank_calls in calls.items():
+        offsets = [(rank_calls[number].called_ns - punctual[number]) / _NS for number in common]
         late[rank] = [offset - min(offsets) for offset in offsets][-_LAST_CALLS:]
     slowest = max(late, key=lambda rank: median(late[rank]))
     others = [seconds for rank in late if rank != slowest for seconds in late[rank]]

@@ -383,9 +383,9 @@ class RankBench(Bench):
         if self._window is None:
             return ()
         self.group.barrier()
-        (own,) = self._window.look([0])
+        (gpu,) = self._window.look([0])
         self.group.barrier()
-        return tuple(self.group.gather(own))
+        return tuple(self.group.gather(gpu))
 
     def _connect(self, series: Series, pairs: Sequence[Pair]) -> Mapping[Pair, tuple[Transport, ...]]:
         """Send once without timing. NCCL connects each pair then, and its log names the transport."""
@@ -490,13 +490,13 @@ class _Round:
     def _copies(self, pair: Pair, repeats: int, samples: int) -> tuple[float, ...]:
         copies, series, (source, destination) = self._bench.copies, self._series, pair
         is_source = self._bench.group.rank == source
-        own = self._buffers[0 if is_source else 1]
+        buffer = self._buffers[0 if is_source else 1]
         if series.network:
             peer = destination if is_source else source
-            copy = partial(copies.exchange, own, peer, series.size_bytes, repeats, sends=is_source)
+            copy = partial(copies.exchange, buffer, peer, series.size_bytes, repeats, sends=is_source)
         elif is_source == (series.direction is operation.Direction.WRITE):
             other = self._bench.offers[destination].arrived if is_source else self._bench.offers[source].sent
-            copy = partial(copies.copy, own, other, series.direction, series.size_bytes, repeats)
+            copy = partial(copies.copy, buffer, other, series.direction, series.size_bytes, repeats)
         else:
             return ()
         return tuple(copy() / repeats for _ in range(samples))

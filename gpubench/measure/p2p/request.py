@@ -244,11 +244,11 @@ class CopyMachine(Struct, frozen=True, dict=True):
 
     def facts(self, rows: Sequence[PairRow], patterns: Sequence[PatternRow] = ()) -> Facts:
         """Return the facts for conditions, without the processes of this run."""
-        own: dict[int, set[int]] = {}
+        pids: dict[int, set[int]] = {}
         for process in self.processes:
-            own.setdefault(process.node, set()).add(process.pid)
+            pids.setdefault(process.node, set()).add(process.pid)
         return Facts(
-            [_without(own.get(number, set()), node) for number, node in self.wiring.nodes.items()],
+            [_without(pids.get(number, set()), node) for number, node in self.wiring.nodes.items()],
             profiles=[None if self.matched is None else self.matched.profile] * len(self.nodes),
             measurements=Measurements(pairs=tuple(rows), patterns=tuple(patterns)),
             asked=self.profile_asked_for,
@@ -294,18 +294,18 @@ class CopyMachine(Struct, frozen=True, dict=True):
         return access.possible is not False if access.cuda is None else access.cuda
 
     def users(self, *gpus: int) -> str:
-        """Return the processes that use these GPUs beside this run, as text."""
+        """Return the processes that use these GPUs other than this run, as text."""
         return ", ".join(f"{self.gpus[gpu].device} is in use by {self._busy[gpu]}" for gpu in gpus if gpu in self._busy)
 
     @cached_property
     def _busy(self) -> dict[int, str]:
         """The processes that used each GPU before this run. A context alone does not make a GPU busy."""
-        own = {(process.node, process.pid) for process in self.processes}
+        ours = {(process.node, process.pid) for process in self.processes}
         busy = {}
         for position, place in enumerate(self.wiring.gpus):
             gpu = self.wiring.gpu(position)
             held = gpu.processes or () if gpu is not None and gpu.idle is not True else ()
-            others = [process for process in held if (place.node, process.pid) not in own]
+            others = [process for process in held if (place.node, process.pid) not in ours]
             if others:
                 busy[position] = ", ".join(other.label for other in others)
         return busy

@@ -93,8 +93,8 @@ def _links(machine: CopyMachine, pair: Pair) -> Iterator[tuple[object, ...]]:
     """Yield the links of a pair. GPUs share the uplink of their PCIe switch and the link between sockets."""
     wiring, path = machine.wiring, machine.wiring.path(pair)
     if wiring.has_nvlinks(pair):
-        total, own = wiring.nvlink_total(pair[0]).gb_s, wiring.limit(pair).gb_s
-        is_switched = total is None or own is None or own > _ALL_LINKS * total
+        total, pair_gb_s = wiring.nvlink_total(pair[0]).gb_s, wiring.limit(pair).gb_s
+        is_switched = total is None or pair_gb_s is None or pair_gb_s > _ALL_LINKS * total
         yield from [("NVLink", pair[0], "out"), ("NVLink", pair[1], "in")] if is_switched else [("NVLink", *pair)]
         return
     for gpu, way in zip(pair, ("out", "in"), strict=True):
@@ -163,16 +163,16 @@ def pair_row(machine: CopyMachine, series: Series, pair: Pair, cell: Cell, judge
 
 def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) -> PairRow:
     """Return the row of a copy between host memory and a GPU, without a verdict on its bandwidth."""
-    own, host, to_gpu = machine.gpus[copy.gpu], machine.host(copy.gpu), copy.to_gpu
+    gpu, host, to_gpu = machine.gpus[copy.gpu], machine.host(copy.gpu), copy.to_gpu
     limit = machine.wiring.host_limit(copy.gpu).gb_s
     bandwidth = size_bytes / cell.typical_seconds / BYTES_PER_GB if cell.seconds else None
     is_large = is_large_copy(size_bytes)
     verdict, note = verdict_without_bandwidth(cell, machine.users(copy.gpu), is_judged=is_large) or (None, "")
     row = PairRow(
-        source=HOST if to_gpu else own.device,
-        destination=own.device if to_gpu else HOST,
-        source_bus_id=None if to_gpu else own.bus_id,
-        destination_bus_id=own.bus_id if to_gpu else None,
+        source=HOST if to_gpu else gpu.device,
+        destination=gpu.device if to_gpu else HOST,
+        source_bus_id=None if to_gpu else gpu.bus_id,
+        destination_bus_id=gpu.bus_id if to_gpu else None,
         source_node=host,
         destination_node=host,
         scope=PROCESS,

@@ -102,11 +102,11 @@ def _shares_by_cell(figures: Iterable[tuple[scan.PairSample, float]]) -> Shares:
     for (first, second, rail, _, failure, culprit), figure in figures:
         for node in (first, second):
             if not failure or culprit in (None, node):
-                own = found.get((node, rail))  # type: ignore[call-overload] # a plain pair is equal, and sooner made
-                if own is None:
+                cell_figures = found.get((node, rail))  # type: ignore[call-overload] # a plain pair is equal, and sooner made
+                if cell_figures is None:
                     found[scan.NodeRail(node, rail)] = [figure]
                 else:
-                    own.append(figure)
+                    cell_figures.append(figure)
     return found
 
 
@@ -129,7 +129,7 @@ def _shares_by_class(fabric: scan.ScanFabric, samples: Iterable[scan.PairSample]
     for sample in samples:
         key = sample.rail, fabric.inside(sample.first, sample.second)
         figures.setdefault(key, []).append((sample, sample.gb_s))
-    return {key: _shares_by_cell(own) for key, own in figures.items()}
+    return {key: _shares_by_cell(measured) for key, measured in figures.items()}
 
 
 LEAST_OF_A_LEAF_PAIR = 8
@@ -143,9 +143,9 @@ def _flattened(fabric: scan.ScanFabric, yardstick: Yardstick, samples: Iterable[
         one, other = sorted((fabric.leaves[sample.first] or "", fabric.leaves[sample.second] or ""))
         by_leaves.setdefault((one, other), []).append((sample, yardstick.share(fabric, sample)))
     flat: list[tuple[scan.PairSample, float]] = []
-    for own in by_leaves.values():
-        level = median(share for _, share in own) if len(own) >= LEAST_OF_A_LEAF_PAIR else 0.0
-        flat += ((sample, share / (level or 1.0)) for sample, share in own)
+    for shares in by_leaves.values():
+        level = median(share for _, share in shares) if len(shares) >= LEAST_OF_A_LEAF_PAIR else 0.0
+        flat += ((sample, share / (level or 1.0)) for sample, share in shares)
     return _shares_by_cell(flat)
 
 
@@ -167,17 +167,17 @@ def round_yardstick(
         if sample.first in good and sample.second in good and not sample.failure:
             key = sample.rail, fabric.inside(sample.first, sample.second)
             by_class.setdefault(key, []).append(sample.gb_s)
-    own = {key: median(values) for key, values in by_class.items() if len(values) >= LEAST_CELLS}
-    return replace(usual, centres={**usual.centres, **own})
+    centres = {key: median(values) for key, values in by_class.items() if len(values) >= LEAST_CELLS}
+    return replace(usual, centres={**usual.centres, **centres})
 
 
 def _merged(by_class: Mapping[tuple[int, bool], Shares], key: tuple[int, bool]) -> Shares:
     """Return the measurements inside leaves or across, or both together if few nodes have them."""
-    own = by_class[key]
+    shares = by_class[key]
     other = by_class.get((key[0], not key[1]), {})
-    if not other or min(len(own), len(other)) >= LEAST_CELLS:
-        return own
-    return {cell: [*own.get(cell, ()), *other.get(cell, ())] for cell in {*own, *other}}
+    if not other or min(len(shares), len(other)) >= LEAST_CELLS:
+        return shares
+    return {cell: [*shares.get(cell, ()), *other.get(cell, ())] for cell in {*shares, *other}}
 
 
 def _level(figures: Shares, deviation: float) -> float:
@@ -195,12 +195,12 @@ def _within(shares: Shares) -> float:
     if gaps:
         return median(gaps) / _GAP_OF_THREE
     by_rail: dict[int, list[float]] = {}
-    for cell, own in shares.items():
-        if len(own) == 2 and max(own) > 0:
-            by_rail.setdefault(cell.rail, []).append((max(own) - min(own)) / max(own))
+    for cell, values in shares.items():
+        if len(values) == 2 and max(values) > 0:
+            by_rail.setdefault(cell.rail, []).append((max(values) - min(values)) / max(values))
     if max(map(len, by_rail.values()), default=0) > _CELLS_OF_THREE_NODES:
-        return median(gap for own in by_rail.values() for gap in own) / _GAP_OF_TWO
-    return median(min(own) for own in by_rail.values()) / _NEAREST_OF_THREE if by_rail else 0.0
+        return median(gap for rail_gaps in by_rail.values() for gap in rail_gaps) / _GAP_OF_TWO
+    return median(min(rail_gaps) for rail_gaps in by_rail.values()) / _NEAREST_OF_THREE if by_rail else 0.0
 
 
 def _between(yardstick: Yardstick, shares: Shares) -> float:
@@ -311,10 +311,10 @@ def slow_figures(figures: Sequence[scan.LocalFigure]) -> dict[scan.LocalFigure, 
             if figure.quantity is quantity:
                 alike[(figure.gpu, figure.partner) if quantity is scan.LocalQuantity.PAIR else (0, None)].append(figure)
         shares: dict[scan.LocalFigure, float] = {}
-        for own in alike.values():
-            usual = median(figure.gb_s for figure in own)
-            if len(own) >= LEAST_COMPARED and usual > 0:
-                shares |= {figure: figure.gb_s / usual for figure in own}
+        for comparable in alike.values():
+            usual = median(figure.gb_s for figure in comparable)
+            if len(comparable) >= LEAST_COMPARED and usual > 0:
+                shares |= {figure: figure.gb_s / usual for figure in comparable}
         noise = robust_deviation([share for figure, share in shares.items() if not figure.failure])
         least = 1 - max(ALARM_DEVIATIONS * (noise.deviation if noise else 0.0), LEAST_ALARM_LOSS)
         found |= {figure: share for figure, share in shares.items() if share < least or figure.failure}
@@ -371,24 +371,24 @@ def local_parts(slow: SlowFigures, rails: int) -> Iterator[LocalPart]:
     by_node: defaultdict[int, dict[scan.LocalFigure, float]] = defaultdict(dict)
     for figure, share in slow.items():
         by_node[figure.node][figure] = share
-    for node, own in sorted(by_node.items()):
-        gpus, pairs = _blamed(own, rails)
+    for node, node_figures in sorted(by_node.items()):
+        gpus, pairs = _blamed(node_figures, rails)
         if len(gpus) * 2 > rails > 1 or not (gpus or pairs):
-            yield LocalPart(node, None, None, own)
+            yield LocalPart(node, None, None, node_figures)
             continue
         for gpu, figures in sorted(gpus.items()):
-            yield LocalPart(node, gpu, None, {figure: own[figure] for figure in figures})
+            yield LocalPart(node, gpu, None, {figure: node_figures[figure] for figure in figures})
         for pair in pairs:
-            yield LocalPart(node, pair.gpu, pair.partner, {pair: own[pair]})
+            yield LocalPart(node, pair.gpu, pair.partner, {pair: node_figures[pair]})
 
 
-def _blamed(own: SlowFigures, rails: int) -> tuple[dict[int, list[scan.LocalFigure]], list[scan.LocalFigure]]:
+def _blamed(slow: SlowFigures, rails: int) -> tuple[dict[int, list[scan.LocalFigure]], list[scan.LocalFigure]]:
     """Return the measurements by faulty GPU, and the pairs that no GPU explains. GPUs with most slow pairs lead."""
     gpus: defaultdict[int, list[scan.LocalFigure]] = defaultdict(list)
-    for figure in own:
+    for figure in slow:
         if figure.quantity not in (scan.LocalQuantity.PAIR, scan.LocalQuantity.ALL_REDUCE):
             gpus[figure.gpu].append(figure)
-    pairs = [figure for figure in own if figure.quantity is scan.LocalQuantity.PAIR]
+    pairs = [figure for figure in slow if figure.quantity is scan.LocalQuantity.PAIR]
     for gpu in [*gpus, *_most_in_pairs(pairs, rails)]:
         gpus[gpu] += [pair for pair in pairs if gpu in (pair.gpu, pair.partner)]
         pairs = [pair for pair in pairs if gpu not in (pair.gpu, pair.partner)]
@@ -506,13 +506,13 @@ def find_nodes_below_profile(
     for figure in (
         figure for figures in passes for figure in figures if not figure.failure and figure.place not in known
     ):
-        own = best.setdefault((figure.node, figure.quantity), {})
-        own[figure.gpu, figure.partner] = max(figure.gb_s, own.get((figure.gpu, figure.partner), 0.0))
+        fastest = best.setdefault((figure.node, figure.quantity), {})
+        fastest[figure.gpu, figure.partner] = max(figure.gb_s, fastest.get((figure.gpu, figure.partner), 0.0))
     by_kind: dict[tuple[scan.LocalQuantity, str], list[tuple[float, int, Expectation]]] = {}
-    for (node, quantity), own in best.items():
+    for (node, quantity), fastest in best.items():
         expectation = expected.get(node, {}).get(quantity)
-        if expectation is not None and own:
-            by_kind.setdefault((quantity, expectation.whose), []).append((median(own.values()), node, expectation))
+        if expectation is not None and fastest:
+            by_kind.setdefault((quantity, expectation.whose), []).append((median(fastest.values()), node, expectation))
     for (quantity, _), nodes in by_kind.items():
         slow = [node for node in nodes if judge_bandwidth(node[0], node[2], None) is not None]
         if not slow:

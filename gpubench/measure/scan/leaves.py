@@ -6,6 +6,7 @@ median of those with leaves that are not slower. The level of most leaves is nor
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from statistics import median, median_high
 
 from msgspec import Struct
@@ -112,7 +113,7 @@ def leaf_levels(fabric: ScanFabric, yardstick: Yardstick, samples: Sequence[Pair
     }
     found: list[LeafLevel] = []
     for leaf, nodes in members.items():
-        own = {
+        node_figures = {
             rail: {
                 inside: level
                 for inside in (True, False)
@@ -120,7 +121,7 @@ def leaf_levels(fabric: ScanFabric, yardstick: Yardstick, samples: Sequence[Pair
             }
             for rail in (None, *range(fabric.rails))
         }
-        for group in _slow_groups(leaf, own):
+        for group in _slow_groups(leaf, node_figures):
             if _is_whole(group, nodes, of_side, yardstick):
                 found += group
     return found
@@ -162,44 +163,44 @@ def _levels(
     figures: Mapping[str, Partners], members: Mapping[str, Sequence[int]], deviation: float
 ) -> Mapping[str, _Level]:
     """Return the level of every leaf with enough measurements, as a share of the level of most leaves."""
-    values = {leaf: sorted(share for own in partners.values() for share in own) for leaf, partners in figures.items()}
-    values = {leaf: own for leaf, own in values.items() if len(own) >= 2}
-    level = {leaf: own[int(0.8 * (len(own) - 1))] for leaf, own in values.items()}
+    values = {leaf: sorted(chain.from_iterable(partners.values())) for leaf, partners in figures.items()}
+    values = {leaf: shares for leaf, shares in values.items() if len(shares) >= 2}
+    level = {leaf: shares[int(0.8 * (len(shares) - 1))] for leaf, shares in values.items()}
     for _ in range(2):
         before = dict(level)
         for leaf in values:
             least = before[leaf] * (1 - deviation)
-            own = [
+            comparable = [
                 share
                 for other, shares in figures[leaf].items()
                 if other == leaf or before.get(other, 0.0) >= least
                 for share in shares
             ]
-            if own:
-                values[leaf], level[leaf] = own, median(own)
+            if comparable:
+                values[leaf], level[leaf] = comparable, median(comparable)
     if len(level) < LEAST_COMPARED - 1 or not max(level.values()) > 0:
         return {}
-    errors = {leaf: MEDIAN_ERROR * deviation / math.sqrt(len(own)) for leaf, own in values.items()}
+    errors = {leaf: MEDIAN_ERROR * deviation / math.sqrt(len(shares)) for leaf, shares in values.items()}
     of_usual = MEDIAN_ERROR * median(errors.values()) / math.sqrt(len(errors))
     usual, fastest = median_high(level.values()), sorted(level.values())[-math.ceil(len(level) / 4)]
     if _Level(usual / fastest, median(errors.values())).is_slow(ALARM_DEVIATIONS):
         usual = fastest  # Most leaves are slower than a quarter of them, so no majority shows which are healthy
     found = {leaf: _Level(share / usual, math.hypot(errors[leaf], of_usual), share) for leaf, share in level.items()}
-    slow = sum(len(members[leaf]) for leaf, own in found.items() if own.is_slow(ALARM_DEVIATIONS))
+    slow = sum(len(members[leaf]) for leaf, leaf_level in found.items() if leaf_level.is_slow(ALARM_DEVIATIONS))
     healthy = 1 - slow / sum(len(members[leaf]) for leaf in found)
-    return {leaf: replace(own, healthy=healthy) for leaf, own in found.items()}
+    return {leaf: replace(leaf_level, healthy=healthy) for leaf, leaf_level in found.items()}
 
 
 def _slow_groups(leaf: str, levels: Mapping[int | None, Mapping[bool, _Level]]) -> list[list[LeafLevel]]:
     """Return the slow rails of a leaf, in one group if the leaf is slow as a whole, else in a group each."""
-    rails = {rail: own for rail, own in levels.items() if rail is not None}
+    rails = {rail: sides for rail, sides in levels.items() if rail is not None}
     whole = _slow_level(leaf, 0, levels[None])
     if whole is not None:
         slow, middle = (not whole.is_uplink, (1 + whole.share) / 2)
-        healthy = sum(slow not in own or own[slow].share > middle for own in rails.values())
+        healthy = sum(slow not in sides or sides[slow].share > middle for sides in rails.values())
         if healthy <= MOST_HEALTHY_SHARE * len(rails):
             return [[replace(whole, rail=rail) for rail in rails]]
-    return [[level] for rail, own in rails.items() if (level := _slow_level(leaf, rail, own)) is not None]
+    return [[level] for rail, sides in rails.items() if (level := _slow_level(leaf, rail, sides)) is not None]
 
 
 def _slow_level(leaf: str, rail: int, levels: Mapping[bool, _Level]) -> LeafLevel | None:

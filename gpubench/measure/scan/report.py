@@ -273,20 +273,20 @@ def _doubtful_leaf_findings(fabric: scan.ScanFabric, cells: Mapping[scan.NodeRai
     by_leaf: dict[str, dict[scan.NodeRail, LeafLevel]] = {}
     for cell, level in cells.items():
         by_leaf.setdefault(level.leaf, {})[cell] = level
-    for leaf, own in by_leaf.items():
-        rails = sorted({cell.rail for cell in own})
-        nodes = [fabric.hosts[node] for node in sorted({cell.node for cell in own})]
+    for leaf, levels in by_leaf.items():
+        rails = sorted({cell.rail for cell in levels})
+        nodes = [fabric.hosts[node] for node in sorted({cell.node for cell in levels})]
         yield Finding(
             "leaf-or-nodes",
             Verdict.INCONCLUSIVE,
             f"{leaf} on {verdicts.rail_names(rails, fabric.rails)}",
-            f"{plural(len(own), 'rail')} of {shorten(nodes, _MOST_NAMES)} slower than others, and so may be the leaf: "
-            f"{min(level.share for level in own.values()):.0%} of the other leaves' bandwidth",
+            f"{plural(len(levels), 'rail')} of {shorten(nodes, _MOST_NAMES)} slower than others, and so may be the "
+            f"leaf: {min(level.share for level in levels.values()):.0%} of the other leaves' bandwidth",
             "a difference that is larger than the noise of a leaf's level",
             "the leaf switch, or these nodes: the loss is too small for so few nodes to tell",
             Cure.of("gpubench scan", comment="Repeat it with another --seed."),
             subjects=(leaf,),
-            places=_nodes_of(fabric, own),
+            places=_nodes_of(fabric, levels),
         )
 
 
@@ -408,8 +408,8 @@ def _hosts(fabric: scan.ScanFabric, group: CollectiveOfNodes) -> str:
 def _names(fabric: scan.ScanFabric, cells: Sequence[scan.NodeRail]) -> list[str]:
     """Return cells by node: 'node3 rail 1', 'node4 rails 0,2'."""
     found = []
-    for node, own in groupby(sorted(cells), key=lambda cell: cell.node):
-        rails = [cell.rail for cell in own]
+    for node, node_cells in groupby(sorted(cells), key=lambda cell: cell.node):
+        rails = [cell.rail for cell in node_cells]
         all_of_it = len(rails) == fabric.rails
         found.append(
             fabric.hosts[node]

@@ -164,12 +164,12 @@ def blamed(failures: Mapping[NodeRail, Sequence[PairSample]]) -> list[NodeRail]:
     A healthy cell can meet two hanging ones in turn. So a cell that is the only explanation for a partner's failure
     comes first, which gives a smallest vertex cover if the failures form no cycle.
     """
-    own = [cell for cell, samples in failures.items() if any(sample.culprit == cell.node for sample in samples)]
+    reported = [cell for cell, samples in failures.items() if any(sample.culprit == cell.node for sample in samples)]
     partners = {
         cell: {NodeRail(sample.partner(cell.node), cell.rail) for sample in samples if sample.culprit is None}
         for cell, samples in failures.items()
     }
-    found = dict.fromkeys(own)
+    found = dict.fromkeys(reported)
     left = {cell: met - found.keys() for cell, met in partners.items() if cell not in found}
     while True:
         candidates = [cell for cell, met in left.items() if len(met) >= FAILURES_THAT_RETIRE]
@@ -241,9 +241,9 @@ class InsideNodes:
         for ring, outcome in zip(
             rings, self._measurer.rings(rings, all_reduce=all_reduce, repeats_failures=True), strict=True
         ):
-            own = {cell for cell, failure in outcome.failures.items() if failure.is_own}
-            self._out |= own
-            if not own:
+            dead = {cell for cell, failure in outcome.failures.items() if failure.is_own}
+            self._out |= dead
+            if not dead:
                 yield ring, outcome
 
     def _given_up(self) -> Iterator[LocalFigure]:
@@ -340,17 +340,17 @@ class ScanCourse(Struct):
             if leaf is not None and (leaf not in judged or len(judged) < judging.LEAST_COMPARED):
                 slow.setdefault((leaf, cell.rail), []).append(score.score)
         least = 1 - _SURE_LOSSES * judging.smallest_sure_loss(self.yardstick.deviation)
-        for (leaf, rail), own in slow.items():
-            if len(own) >= max(2, living[leaf] / 3) and median(own) > least:
-                yield LeafLevel(leaf, rail, median(own), None, is_sure=False)
+        for (leaf, rail), losses in slow.items():
+            if len(losses) >= max(2, living[leaf] / 3) and median(losses) > least:
+                yield LeafLevel(leaf, rail, median(losses), None, is_sure=False)
             elif leaf not in judged and living[leaf] > 1:
                 yield from self._slow_middle(leaf, rail)
 
     def _slow_middle(self, leaf: str, rail: int) -> Iterator[LeafLevel]:
         """Yield the level of a small leaf if its middle node is slow, on this rail or over all rails."""
         members = {cell: score for cell, score in self.judged.items() if self.fabric.leaves[cell.node] == leaf}
-        for own in ([score for cell, score in members.items() if cell.rail == rail], [*members.values()]):
-            level, figures = median_high(score.score for score in own), sum(score.figures for score in own)
+        for scores in ([score for cell, score in members.items() if cell.rail == rail], [*members.values()]):
+            level, figures = median_high(score.score for score in scores), sum(score.figures for score in scores)
             error = MEDIAN_ERROR * self.yardstick.deviation / math.sqrt(figures)
             if 1 - level > DOUBTFUL_ERRORS * error:
                 yield LeafLevel(leaf, rail, level, None, is_sure=False, error=error)
@@ -472,9 +472,9 @@ def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
     nodes = {cell.node for cell in course.suspects}
     slow = {leaf.leaf for leaf in course.suspect_leaves}
     for leaf in slow:
-        own = [node for node, other in enumerate(course.fabric.leaves) if other == leaf]
+        members = [node for node, other in enumerate(course.fabric.leaves) if other == leaf]
         most = max(LEAST_NODES, len(course.fabric.hosts) // (4 * len(slow)))
-        nodes.update(own[:: max(1, len(own) // most)])
+        nodes.update(members[:: max(1, len(members) // most)])
     return frozenset(nodes)
 
 

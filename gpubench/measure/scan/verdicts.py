@@ -35,8 +35,8 @@ def rail_rates(nodes: Sequence[Topology], rails: int) -> tuple[float | None, ...
     nearest NIC share its rate, because all are measured at once. The PCIe slots of GPU and NIC may lower the rate.
     """
     by_node = [_rates_of_node(node, rails) for node in nodes]
-    found = ([own[rail] for own in by_node] if not _is_one_domain(nodes, rail) else [] for rail in range(rails))
-    return tuple(None if None in own or not own else median_low(filter(None, own)) for own in found)
+    found = ([rates[rail] for rates in by_node] if not _is_one_domain(nodes, rail) else [] for rail in range(rails))
+    return tuple(None if None in rates or not rates else median_low(filter(None, rates)) for rates in found)
 
 
 def _is_one_domain(nodes: Sequence[Topology], rail: int) -> bool:
@@ -47,13 +47,13 @@ def _is_one_domain(nodes: Sequence[Topology], rail: int) -> bool:
 
 def _rates_of_node(node: Topology, rails: int) -> list[float | None]:
     nearest = [[nic for nic in _nearest_nics(node, rail) if nic.state == _ACTIVE] for rail in range(rails)]
-    sharing = Counter(nic.name for own in nearest for nic in own)
+    sharing = Counter(nic.name for nics in nearest for nic in nics)
     rates: list[float | None] = []
-    for rail, own in enumerate(nearest):
+    for rail, nics in enumerate(nearest):
         by_slot: dict[str, float] = {}
-        slots = {_slot(nic): node.pcie_total(nic).gb_s for nic in own}
-        gpu_slot = node.pcie_total(node.gpus[rail]).gb_s if own else None
-        for nic in own:
+        slots = {_slot(nic): node.pcie_total(nic).gb_s for nic in nics}
+        gpu_slot = node.pcie_total(node.gpus[rail]).gb_s if nics else None
+        for nic in nics:
             gb_s = node.limit(node.gpus[rail], nic).gb_s or 0.0
             by_slot[_slot(nic)] = by_slot.get(_slot(nic), 0.0) + gb_s / sharing[nic.name]
         known = gpu_slot and all(slots.values()) and all(by_slot.values())
@@ -112,7 +112,7 @@ def faster_rails(course: ScanCourse) -> Mapping[int, float]:
     """Return the rails that are faster than the others on all nodes, as shares of the others' median."""
     centres = course.yardstick.centres
     found = {rail: [gb_s for (of, _), gb_s in centres.items() if of == rail] for rail in range(course.fabric.rails)}
-    usual = {rail: median(own) for rail, own in found.items() if own}
+    usual = {rail: median(values) for rail, values in found.items() if values}
     shares = {
         rail: gb_s / median(others)
         for rail, gb_s in usual.items()
@@ -131,7 +131,7 @@ def faster_nodes(course: ScanCourse) -> Mapping[int, float]:
     for sample in course.samples(ScanPhase.SCREENING):
         if not sample.failure:
             shares.setdefault((sample.first, sample.second), []).append(course.yardstick.share(course.fabric, sample))
-    pairs = {pair: median(own) for pair, own in shares.items() if len(own) == course.fabric.rails}
+    pairs = {pair: median(values) for pair, values in shares.items() if len(values) == course.fabric.rails}
     if len(pairs) < 2:
         return {}
     usual = _quantile(list(pairs.values()), 0.25)
@@ -190,8 +190,10 @@ def level_findings(course: ScanCourse, named: Set[int], *, explained: bool = Fal
         names = shorten([hosts[node] for node in sorted(nodes)], _MOST_NAMES)
         yield _finding("all rails", f"{names} with each other", max(nodes.values()))
     for rail in sorted({cell.rail for cell in cells}):
-        own = {cell.node: score for cell, score in cells.items() if cell.rail == rail}
-        yield _finding(f"rail {rail}", shorten([hosts[node] for node in sorted(own)], _MOST_NAMES), max(own.values()))
+        scores = {cell.node: score for cell, score in cells.items() if cell.rail == rail}
+        yield _finding(
+            f"rail {rail}", shorten([hosts[node] for node in sorted(scores)], _MOST_NAMES), max(scores.values())
+        )
     rails = {} if named else faster_rails(course)
     if rails:
         yield _finding("rails", shorten([f"rail {rail}" for rail in sorted(rails)], _MOST_NAMES), max(rails.values()))
@@ -264,12 +266,12 @@ def rail_levels(course: ScanCourse) -> Mapping[int, RailLevel]:
     found: dict[int, RailLevel] = {}
     several_leaves = len({*course.fabric.leaves}) > 1
     for rail, rate in enumerate(course.fabric.rates):
-        own = [(gb_s, inside) for (of, inside), gb_s in course.yardstick.centres.items() if of == rail]
-        if rate is None or not rate > 0 or not own:
+        centres = [(gb_s, inside) for (of, inside), gb_s in course.yardstick.centres.items() if of == rail]
+        if rate is None or not rate > 0 or not centres:
             continue
-        gb_s, inside = min(own)
+        gb_s, inside = min(centres)
         carried = BOTH_WAYS * rate
-        found[rail] = RailLevel(gb_s, gb_s / carried, inside if several_leaves else None, max(own)[0] / carried)
+        found[rail] = RailLevel(gb_s, gb_s / carried, inside if several_leaves else None, max(centres)[0] / carried)
     return found
 
 
@@ -411,28 +413,30 @@ def _gone(course: ScanCourse, left: _Cells) -> None:
 def _hanging(course: ScanCourse, left: _Cells) -> None:
     """Explain cells that failed with several partners: the node if all its rails failed."""
     by_node: dict[int, dict[int, list[PairSample]]] = {}
-    for cell, own in course.retired().items():
+    for cell, samples in course.retired().items():
         if cell.node not in course.gone:
-            by_node.setdefault(cell.node, {})[cell.rail] = own
+            by_node.setdefault(cell.node, {})[cell.rail] = samples
     for node, rails in sorted(by_node.items()):
         whole = len(rails) == left.fabric.rails
-        for rail, own in [(None, next(iter(rails.values())))] if whole else list(rails.items()):
+        for rail, samples in [(None, next(iter(rails.values())))] if whole else list(rails.items()):
             kind = PartKind.NODE_HANGS if rail is None else PartKind.RAIL_HANGS
             cells = _cells([node], range(left.fabric.rails) if rail is None else [rail])
-            left.explain(FaultyPart(kind, (node,), rail=rail, seen=_failed(left.fabric, node, own), cells=cells))
+            left.explain(FaultyPart(kind, (node,), rail=rail, seen=_failed(left.fabric, node, samples), cells=cells))
 
 
-def _failed(fabric: ScanFabric, node: int, own: Sequence[PairSample]) -> str:
-    seen = next((sample.failure for sample in own if sample.culprit == node), own[0].failure)
-    partners = list(dict.fromkeys(fabric.hosts[sample.partner(node)] for sample in own if sample.partner(node) != node))
+def _failed(fabric: ScanFabric, node: int, samples: Sequence[PairSample]) -> str:
+    seen = next((sample.failure for sample in samples if sample.culprit == node), samples[0].failure)
+    partners = list(
+        dict.fromkeys(fabric.hosts[sample.partner(node)] for sample in samples if sample.partner(node) != node)
+    )
     return f"{seen}, with {' and '.join(partners[:3])}" if partners else seen
 
 
 def _named_leaves(course: ScanCourse) -> list[LeafLevel]:
     faster = {(course.fabric.leaves[cell.node], cell.rail) for cell in faster_cells(course)}
     leaves = {leaf.leaf for leaf in course.slow_leaves}
-    levels, as_others = rail_levels(course), _rails_as_others(course)
-    shares = {leaf: median(each.share for each in course.slow_leaves if each.leaf == leaf) for leaf in leaves}
+    levels, as_others = rail_levels(course), _rails_as_fast_as_others(course)
+    shares = {leaf: median(level.share for level in course.slow_leaves if level.leaf == leaf) for leaf in leaves}
     return [
         level
         for level in course.slow_leaves
@@ -446,7 +450,7 @@ def _named_leaves(course: ScanCourse) -> list[LeafLevel]:
     ]
 
 
-def _rails_as_others(course: ScanCourse) -> frozenset[int]:
+def _rails_as_fast_as_others(course: ScanCourse) -> frozenset[int]:
     centres = course.yardstick.centres
     slow = {leaf.rail for leaf in course.slow_leaves}
     others = [gb_s for (rail, inside), gb_s in centres.items() if inside and rail not in slow]
@@ -481,9 +485,9 @@ def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[Faul
     by_leaf: dict[tuple[str, bool], list[LeafLevel]] = {}
     for level in levels:
         by_leaf.setdefault((level.leaf, level.is_uplink), []).append(level)
-    for (leaf, is_uplink), own in sorted(by_leaf.items()):
-        whole = len(own) == fabric.rails and fabric.rails > 1
-        for group in [own] if whole else [[level] for level in own]:
+    for (leaf, is_uplink), leaf_levels in sorted(by_leaf.items()):
+        whole = len(leaf_levels) == fabric.rails and fabric.rails > 1
+        for group in [leaf_levels] if whole else [[level] for level in leaf_levels]:
             share = median(level.share for level in group)
             kind = PartKind.UPLINK if is_uplink else PartKind.LEAF if whole else PartKind.LEAF_RAIL
             yield FaultyPart(kind, _members(fabric, leaf), share, None if whole else group[0].rail, leaf)
@@ -512,19 +516,19 @@ def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
     by_node: dict[int, list[NodeRail]] = {}
     for cell in left.scores:
         by_node.setdefault(cell.node, []).append(cell)
-    for node, own in sorted(by_node.items()):
+    for node, slow_cells in sorted(by_node.items()):
         everything = [NodeRail(node, rail) for rail in range(left.fabric.rails)]
         known = [left.scores.get(cell, course.judged[cell].score) for cell in everything if cell in course.judged]
-        slow = median(left.scores[cell] for cell in own)
-        if len(own) * 2 > len(everything) and (len(everything) == 1 or median(known) < (1 + slow) / 2):
+        slow = median(left.scores[cell] for cell in slow_cells)
+        if len(slow_cells) * 2 > len(everything) and (len(everything) == 1 or median(known) < (1 + slow) / 2):
             left.explain(FaultyPart(PartKind.NODE, (node,), slow, cells=frozenset(everything)))
 
 
 def _inside(left: _Cells) -> None:
     """Explain slow measurements of phase 0: by GPUs (with their rail if it is slow too), pairs of GPUs or nodes."""
     for part in judging.local_parts(left.local, left.fabric.rails):
-        own = [cell for cell in left.scores if cell.node == part.node and part.gpu in (None, cell.rail)]
-        cells = frozenset(() if part.partner is not None else own)
+        gpu_cells = [cell for cell in left.scores if cell.node == part.node and part.gpu in (None, cell.rail)]
+        cells = frozenset(() if part.partner is not None else gpu_cells)
         kind = PartKind.NODE if part.gpu is None else PartKind.GPU if part.partner is None else PartKind.GPU_PAIR
         figure, share = min(part.figures.items(), key=lambda item: item[1])
         ends = "" if figure.partner is None else f" between GPU{figure.gpu} and GPU{figure.partner}"
@@ -571,11 +575,11 @@ def _rails(course: ScanCourse, left: _Cells) -> None:
     without = faster | unknown_between_leaves(course)
     for rail in (rail for rail in range(course.fabric.rails) if rail not in without and named[rail] <= most_named):
         slow = [
-            (own / median(others), f"{own:.4g} GB/s on every node{_BETWEEN[inside]}, {median(others):.4g}")
+            (rail_gb_s / median(others), f"{rail_gb_s:.4g} GB/s on every node{_BETWEEN[inside]}, {median(others):.4g}")
             for inside, by_rail in usual.items()
-            if (own := by_rail.get(rail)) is not None
+            if (rail_gb_s := by_rail.get(rail)) is not None
             and len(others := [gb_s for other, gb_s in by_rail.items() if other != rail]) >= LEAST_OTHER_RAILS
-            and own < least * median(others)
+            and rail_gb_s < least * median(others)
         ]
         if slow:
             share, seen = min(slow)
@@ -589,7 +593,7 @@ def unknown_between_leaves(course: ScanCourse) -> frozenset[int]:
 
 
 def _members(fabric: ScanFabric, leaf: str) -> tuple[int, ...]:
-    return tuple(node for node, own in enumerate(fabric.leaves) if own == leaf)
+    return tuple(node for node, other in enumerate(fabric.leaves) if other == leaf)
 
 
 def _cells(nodes: Iterable[int], rails: Iterable[int]) -> frozenset[NodeRail]:

@@ -215,10 +215,10 @@ def _other_source(job: RunningJob, nvlinks: Nvlinks) -> str:
     """
     if not job.others or nvlinks not in (Nvlinks.QUIET, Nvlinks.NONE, Nvlinks.PARTLY):
         return ""
-    own = replace(job, gpus=tuple(gpu for gpu in job.gpus if gpu.bus_id not in job.others))
-    sent, received = sum(map(_data_sent, own.gpus)), sum(gpu.pcie_received or 0.0 for gpu in own.gpus)
+    unshared = replace(job, gpus=tuple(gpu for gpu in job.gpus if gpu.bus_id not in job.others))
+    sent, received = sum(map(_data_sent, unshared.gpus)), sum(gpu.pcie_received or 0.0 for gpu in unshared.gpus)
     exchanged = job.by_nccl and min(sent, received) >= BUSY_GB_S and _match(sent, received)
-    shown = (exchanged and not _uses_copy_engines(own)) or _pcie(own, sent, received) is Pcie.ACROSS
+    shown = (exchanged and not _uses_copy_engines(unshared)) or _pcie(unshared, sent, received) is Pcie.ACROSS
     return "" if shown else next(iter(job.others.values()))
 
 
