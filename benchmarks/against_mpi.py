@@ -65,8 +65,8 @@ def main() -> None:
     group = mpi.start(LaunchedRank("mpirun", 0, 1))
     backend = HostBackend(group, group.size)
     memories = NumpyMemory(arguments.last), NumpyMemory(arguments.last)
-    for each in memories:
-        each.fill_byte(arguments.last, 0)
+    for memory in memories:
+        memory.fill_byte(arguments.last, 0)
     with tempfile.TemporaryDirectory() as folder:
         in_c = compiled(arguments.mpicc, Path(folder))
     rows = []
@@ -134,23 +134,23 @@ def loops_of(
     in_place = placement is Placement.IN_PLACE
 
     def launch(number: int) -> Launch:
-        send, receive = (Region(each, number * size) for each in memories)
+        send, receive = (Region(memory, number * size) for memory in memories)
         if in_place:
             steps = layout.in_place_send, layout.in_place_receive
             start = receive.offset_bytes
-            send, receive = (Region(memories[1], start + group.rank * each * dtype.size_bytes) for each in steps)
+            send, receive = (Region(memories[1], start + group.rank * step * dtype.size_bytes) for step in steps)
         call = Call(send, receive, layout.count, dtype, ReduceOp.SUM, 0, group.rank, group.size)
         return collective.issue(backend.calls, call)
 
     bound = backend.bind(rotate([launch(number) for number in range(rotated)], operations), 0)
-    addresses = [each.address for each in memories]
+    addresses = [memory.address for memory in memories]
     c_loops = [partial(in_c, KINDS[name], *addresses, size, buffers, in_place, operations) for buffers in (1, rotated)]
     return [*c_loops, lambda: backend.together(bound) / operations]
 
 
 def timed(turns: int, loops: Sequence[Loop], group: mpi.MpiGroup) -> list[list[float]]:
     """Microseconds of each loop in each turn, means over ranks."""
-    own = [[each() for each in loops] for _ in range(turns)]
+    own = [[loop() for loop in loops] for _ in range(turns)]
     of_turns = [
         [1e6 * sum(each) / group.size for each in zip(*turn, strict=True)]
         for turn in zip(*group.gather(own), strict=True)
@@ -176,7 +176,7 @@ class Row:
     @property
     def cells(self) -> list[str]:
         """Least times, and ratios of least times and medians."""
-        least, middle = [min(each) for each in self.times], [median(each) for each in self.times]
+        least, middle = [min(times) for times in self.times], [median(times) for times in self.times]
         ratios = f"{least[2] / least[1]:.2f}", f"{middle[2] / middle[1]:.2f}"
         words = self.collective, self.placement, format_size(self.size_bytes)
         return [*words, *(f"{each:.2f}" for each in least), *ratios]

@@ -80,7 +80,7 @@ class Tally:
 def varied(job: Job, dice: random.Random) -> Job:
     """The job with harmless settings, loads and gaps in what could be read; none of it explains anything."""
     settings = dice.choice(_HARMLESS)
-    if any(set(settings) & set(file) for each in job.ranks for file in each.nccl_files.values()):
+    if any(set(settings) & set(file) for rank in job.ranks for file in rank.nccl_files.values()):
         settings = {}  # The environment would take back what a file sets.
     job = with_ranks(job, lambda each: replace(each, environment={**settings, **each.environment}))
     changes: Sequence[Callable[[Snapshot], Snapshot]] = (
@@ -125,14 +125,14 @@ def _old(node: Snapshot, dice: random.Random) -> Snapshot:
         for gpu in node.gpus
     )
     devices = (
-        each
-        if each.errors is None or each.errors.fatal
-        else replace(each, errors=PcieErrors(correctable=dice.randrange(900), nonfatal=9, fatal=0, named=_ENUMERATED))
-        for each in node.pci_devices
+        device
+        if device.errors is None or device.errors.fatal
+        else replace(device, errors=PcieErrors(correctable=dice.randrange(900), nonfatal=9, fatal=0, named=_ENUMERATED))
+        for device in node.pci_devices
     )
     ports = (
-        replace(each, counters={name: count + dice.randrange(3) for name, count in (each.counters or {}).items()})
-        for each in node.rdma_ports
+        replace(port, counters={name: count + dice.randrange(3) for name, count in (port.counters or {}).items()})
+        for port in node.rdma_ports
     )
     return replace(node, gpus=tuple(gpus), pci_devices=tuple(devices), rdma_ports=tuple(ports))
 

@@ -19,13 +19,13 @@ from tests.fakes.planted_faults import PLANTED, findings
 
 def _alarms(task: tuple[str, int]) -> tuple[str, list[str]]:
     name, seed = task
-    return name, [each.id for each in findings(name, (), seed)]
+    return name, [finding.id for finding in findings(name, (), seed)]
 
 
 def _is_found(task: tuple[int, int]) -> tuple[int, bool]:
     number, seed = task
     machine, fault, expected = PLANTED[number]
-    return number, any(each.id in expected for each in findings(machine, (fault,), seed))
+    return number, any(finding.id in expected for finding in findings(machine, (fault,), seed))
 
 
 def main() -> int:

@@ -80,7 +80,7 @@ def print_real(folder: Path, only: str, most: int) -> None:
             continue
         counts = real_counts(files, most)
         compared = counts[0].total()
-        figures = "  ".join(f"{each[Verdict.FAIL]:>15} + {each[Verdict.INCONCLUSIVE]:<6}" for each in counts)
+        figures = "  ".join(f"{count[Verdict.FAIL]:>15} + {count[Verdict.INCONCLUSIVE]:<6}" for count in counts)
         print(f"{kind.name:<40} {len(files):5} {len(files[0].rows):5}  {compared:8}  {figures}", flush=True)
 
 

@@ -62,7 +62,7 @@ def main() -> None:
     timed("clock", lambda: library.nvmlDeviceGetClockInfo(handle, MULTIPROCESSORS))
     timed("reasons for the clock", lambda: read_clock_reasons(queries))
     timed("utilization", lambda: library.nvmlDeviceGetUtilizationRates(handle))
-    timed("NVLink errors", lambda: queries.fields([(each, ALL_LINKS) for each in ERRORS]))
+    timed("NVLink errors", lambda: queries.fields([(error, ALL_LINKS) for error in ERRORS]))
     timed("PCIe replays", lambda: library.nvmlDeviceGetPcieReplayCounter(handle))
     timed("a whole reading of one GPU", NvmlTraffic(library, [0]).read)
 

@@ -68,10 +68,10 @@ def fault_cells(folder: Path) -> Iterator[FaultCell]:
     cases = fault_cases(machine, [FAULT], None, [])
     curves = CollectiveTimesFound(StoredCurves(folder / "healthy").curve)
     contention = ContentionTable(overlap_of(folder, "healthy"))
-    for each in cells(folder, fabric="staged"):
-        healthy = predict(replace(each.prediction.job, times=curves, contention=contention), with_range=False)
+    for cell in cells(folder, fabric="staged"):
+        healthy = predict(replace(cell.prediction.job, times=curves, contention=contention), with_range=False)
         ((_, faulty),) = fault_costs(healthy, cases)
-        yield FaultCell(each, healthy, faulty)
+        yield FaultCell(cell, healthy, faulty)
 
 
 def table(found: Sequence[FaultCell], *, markdown: bool) -> Iterator[str]:

@@ -107,16 +107,16 @@ def published_steps(path: Path = PUBLISHED) -> Iterator[PublishedStep]:
 def predictions(steps: Sequence[PublishedStep]) -> Iterator[PublishedPrediction]:
     """Of every step; the first of each series is what the others are calibrated on."""
     firsts: dict[str, PublishedStep] = {}
-    for each in steps:
-        first = firsts.setdefault(each.series, each)
-        plain = _predicted(each)
-        calibrated = None if first is each else _predicted(each, first)
-        tokens = tokens_per_second(plain) * plain.seconds / each.gpus
+    for step in steps:
+        first = firsts.setdefault(step.series, step)
+        plain = _predicted(step)
+        calibrated = None if first is step else _predicted(step, first)
+        tokens = tokens_per_second(plain) * plain.seconds / step.gpus
         yield PublishedPrediction(
-            each,
+            step,
             tokens / plain.most,
             tokens / plain.least,
-            None if calibrated is None else tokens_per_second(calibrated) / each.gpus,
+            None if calibrated is None else tokens_per_second(calibrated) / step.gpus,
         )
 
 
@@ -161,8 +161,8 @@ def table(found: Sequence[PublishedPrediction]) -> Iterator[str]:
         if not rows:
             continue
         yield heading
-        for each in rows:
-            widths = zip(_cells(each), (34, 5, 62, 7, 18, 3, 7, 6), strict=True)
+        for row in rows:
+            widths = zip(_cells(row), (34, 5, 62, 7, 18, 3, 7, 6), strict=True)
             yield "  ".join(f"{cell:<{width}}" for cell, width in widths)
         yield from ("", _sums(rows), "")
 
@@ -181,7 +181,7 @@ def summary(found: Sequence[PublishedPrediction]) -> Iterator[str]:
             inside = f"{sum(each.is_inside for each in own)} of {len(own)}"
             yield f"| {name} | {inside} | {'-'.join(map(str, dict.fromkeys((gpus[0], gpus[-1]))))} | {off} |"
         yield from ("", _sums(rows), "")
-        outside = [each for each in rows if not each.is_inside]
+        outside = [row for row in rows if not row.is_inside]
         if outside:
             yield from ("| outside | GPUs | published | range |", "|---|--:|--:|--:|")
             for each in outside:
@@ -205,8 +205,8 @@ def _cells(each: PublishedPrediction) -> tuple[str, ...]:
 
 
 def _sums(rows: Sequence[PublishedPrediction]) -> str:
-    inside = sum(each.is_inside for each in rows)
-    errors = [abs(each.error) for each in rows if each.error is not None]
+    inside = sum(row.is_inside for row in rows)
+    errors = [abs(row.error) for row in rows if row.error is not None]
     text = f"The range holds {inside} of {len(rows)} ({100 * inside / len(rows):.0f} %)."
     if errors:
         text += (

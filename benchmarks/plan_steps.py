@@ -66,7 +66,7 @@ def _parts() -> Mapping[str, Part]:
     from benchmarks.training.single import again, single
 
     parts: tuple[Part, ...] = (single, contention, ddp, fsdp, tp, pp, again)
-    return {each.__name__: each for each in parts}
+    return {part.__name__: part for part in parts}
 
 
 def measure(rank: "Rank", parts: Mapping[str, Part]) -> None:

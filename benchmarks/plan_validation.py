@@ -161,7 +161,7 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def _settled_first(runs: Sequence[dict[str, Any]], day: str | None) -> list[dict[str, Any]]:
     """Runs on the healthy fabric, of that day first, of these those whose single steps were timed before and after."""
-    healthy = [each for each in runs if each["fabric"] == "healthy"]
+    healthy = [run for run in runs if run["fabric"] == "healthy"]
     return sorted(
         healthy,
         key=lambda each: (each.get("day") != day, not any("again_ms" in single for single in each["single"])),

@@ -101,13 +101,13 @@ def main() -> None:
     parser.add_argument("--only", help="provocations whose name contains this")
     given = parser.parse_args()
     rows, missed = [], 0
-    for each in provocations(etc=given.etc):
-        if given.only and given.only not in each.name:
+    for provocation in provocations(etc=given.etc):
+        if given.only and given.only not in provocation.name:
             continue
-        with _provoked(each) as environment:
-            slow = _measured(each, environment)
-        after = _measured(Provocation("", (), collective=each.collective), dict(os.environ))
-        row = _row(each, slow, after)
+        with _provoked(provocation) as environment:
+            slow = _measured(provocation, environment)
+        after = _measured(Provocation("", (), collective=provocation.collective), dict(os.environ))
+        row = _row(provocation, slow, after)
         missed += row["named"] != "yes" or after["verdict"] != "PASS"
         rows.append(row)
         print(" ".join(f"{row[name]!s:<{width}}" for name, width in _COLUMNS), flush=True)

@@ -144,7 +144,7 @@ class Bounds:
     @classmethod
     def of(cls, figures: Sequence[Published]) -> "Bounds":
         """Over the healthy figures of these."""
-        healthy = [each for each in figures if each.state == "healthy"]
+        healthy = [figure for figure in figures if figure.state == "healthy"]
         tables: dict[str, list[Published]] = {}
         for each in healthy:
             tables.setdefault(each.source, []).append(each)
@@ -185,11 +185,11 @@ class KindRates:
     def of(cls, figures: Sequence[Published]) -> "KindRates":
         """Of the healthy figures of one kind. Only inside a node with NVLinks is a table made host-staged."""
         tables: dict[str, list[Published]] = {}
-        for each in figures:
-            tables.setdefault(each.source, []).append(each)
+        for figure in figures:
+            tables.setdefault(figure.source, []).append(figure)
         own = [_of_table(table, lambda _each: 1.0) for table in tables.values()]
         halves = [_of_table(table, lambda _each: 2.0) for table in tables.values()]
-        is_staged = all(each.row.nodes == 1 and load(each.profile).nvlink is not None for each in figures)
+        is_staged = all(figure.row.nodes == 1 and load(figure.profile).nvlink is not None for figure in figures)
         staged = [
             _of_table(table, lambda each: max(1.0, each.row.reached_gb_s / HOST_STAGED_GB_S))
             for table in tables.values()
@@ -225,15 +225,15 @@ def main() -> None:
     """Print every figure with its prediction, and the bounds."""
     figures = read()
     print("use       state       size  published  predicted  limit  off    verdict  source")
-    for each in figures:
-        row = each.row
+    for figure in figures:
+        row = figure.row
         print(
-            f"{each.use:9} {each.state:10} {format_size(row.size_bytes):>5} {row.busbw_gb_s:10.4g} "
-            f"{each.predicted_gb_s:10.4g} {each.limit_gb_s:6.4g} {each.ratio - 1:+5.0%}  {each.verdict():8} "
-            f"{row.collective} {row.algorithm or ''} {each.source}"
+            f"{figure.use:9} {figure.state:10} {format_size(row.size_bytes):>5} {row.busbw_gb_s:10.4g} "
+            f"{figure.predicted_gb_s:10.4g} {figure.limit_gb_s:6.4g} {figure.ratio - 1:+5.0%}  {figure.verdict():8} "
+            f"{row.collective} {row.algorithm or ''} {figure.source}"
         )
     for use in ("tuned", "held-out"):
-        print(f"{use}: {Bounds.of([each for each in figures if each.use == use])}")
+        print(f"{use}: {Bounds.of([figure for figure in figures if figure.use == use])}")
         print("| machine | tables | FAIL | WARN | not judged | half PASS | host-staged PASS |")
         print("|---|---|---|---|---|---|---|")
         for (profile, is_joined), rates in rates_by_kind(use).items():
@@ -241,9 +241,9 @@ def main() -> None:
             counts = f"{rates.tables} | {rates.failed} | {rates.warned} | {rates.unjudged} | {rates.halves_passed}"
             print(f"| {profile}{', several nodes' if is_joined else ''} | {counts} | {staged} |")
     ill: dict[str, list[Published]] = {}
-    for each in figures:
-        if each.state == "ill":
-            ill.setdefault(each.source, []).append(each)
+    for figure in figures:
+        if figure.state == "ill":
+            ill.setdefault(figure.source, []).append(figure)
     seen = [worst_verdict(each.verdict() for each in table) is not Verdict.PASS for table in ill.values()]
     print(f"ill: {sum(seen)} of {len(seen)} tables not PASS")
 

@@ -232,7 +232,7 @@ def run(ranks: int, rows: int, sampling: Sampling) -> Cost:
         measured = time.process_time()
         outputs.end(report)
         end = time.process_time()
-    if sampling.mode is Mode.LATENCY and [each.id for each in report.findings] != ["straggler"]:
+    if sampling.mode is Mode.LATENCY and [finding.id for finding in report.findings] != ["straggler"]:
         raise AssertionError("the rank that is late was not found")
     return Cost(rows, measured - start - group.seconds_of_others, end - measured)
 
@@ -241,12 +241,12 @@ def metadata(identities: Sequence[RankIdentity], request: SweepRequest) -> Metad
     """As of a real run."""
     options = {
         "sizes": list(request.sizes), "dtypes": ["float32"], "ops": ["sum"], "root": None, "warmup": 1, "graph": 0,
-        "placements": [each.value for each in request.placements], "check": True, "allocator": "cuda",
+        "placements": [placement.value for placement in request.placements], "check": True, "allocator": "cuda",
         "mode": request.sampling.mode.value, "iters": request.sampling.iterations or "auto", "budget_s": 0.01,
     }  # fmt: skip
     return Metadata(
         gpubench_version="0", run_id="0", started_at="2026-01-01T00:00:00+00:00", command=("gpubench", "allreduce"),
-        subject="allreduce", origin=Origin.SIMULATED, hosts=list(dict.fromkeys(each.host for each in identities)),
+        subject="allreduce", origin=Origin.SIMULATED, hosts=list(dict.fromkeys(rank.host for rank in identities)),
         collective="allreduce", backend="nothing", ranks=identities, options=options,
     )  # fmt: skip
 

@@ -70,7 +70,7 @@ def main() -> None:
     for python, runs in found.items():
         print(python)
         for name in MOMENTS:
-            times = [each[name] for each in runs if name in each]
+            times = [run[name] for run in runs if name in run]
             if times:
                 print(f"  {name:<38}{min(times):>9.3f}{statistics.median(times):>9.3f}")
     for python in pythons if arguments.steps else ():

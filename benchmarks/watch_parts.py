@@ -66,11 +66,11 @@ def busy_processes(count: int) -> Iterator[list[int]]:
         for _ in range(count)
     ]
     try:
-        yield [each.pid for each in sleepers]
+        yield [sleeper.pid for sleeper in sleepers]
     finally:
-        for each in sleepers:
-            each.kill()
-            each.wait()
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
 
 
 def cost(arguments: argparse.Namespace, pids: list[int]) -> tuple[float, str]:

@@ -111,7 +111,7 @@ def main() -> None:
             (folder / f"{case.name.replace(' ', '_')}.txt").write_text(report)
     if arguments.csv:
         with Path(arguments.csv).open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, [each.name for each in fields(Outcome)])
+            writer = csv.DictWriter(stream, [field.name for field in fields(Outcome)])
             writer.writeheader()
             writer.writerows(map(asdict, found))
     alarms = [each.seconds_to_alarm for each in found if each.seconds_to_alarm is not None]
@@ -166,7 +166,7 @@ def judge(case: Case, printed: str, lines: list[tuple[float, str]], exit_code: i
     """What the lines of intervals say of the job."""
     intervals = [(at, line.split(" s  ", 1)[1]) for at, line in lines if " s  " in line and "  NVLink " in line]
     until = next((n for n, (_, line) in enumerate(lines) if line.startswith("gpubench ")), len(lines))
-    intervals = [each for each in intervals if each[0] <= lines[min(until, len(lines) - 1)][0]]
+    intervals = [interval for interval in intervals if interval[0] <= lines[min(until, len(lines) - 1)][0]]
     ways: dict[str, int] = {}
     for _, line in intervals:
         way = line.partition(" GPU")[0].strip()

@@ -70,8 +70,8 @@ def pp(rank: Rank, name: str, model: dict[str, Any]) -> None:
         target = data.detach()
 
         def step(schedule: Any = schedule, target: Any = target) -> None:
-            for each in module.parameters():
-                each.grad = None
+            for parameter in module.parameters():
+                parameter.grad = None
             if rank.number == 0:
                 schedule.step(target)
             else:

@@ -44,7 +44,7 @@ def again(rank: Rank, name: str, model: dict[str, Any]) -> None:
 
 def _copies(module: Any) -> Step:
     """Every gradient into a flat buffer, tensor by tensor, and back: what DDP does beside reducing."""
-    own = [torch.zeros_like(each) for each in module.parameters()]
+    own = [torch.zeros_like(parameter) for parameter in module.parameters()]
     flat = torch.zeros(sum(each.numel() for each in own), device=own[0].device, dtype=own[0].dtype)
     sizes = [each.numel() for each in own]
     views = [part.view_as(each) for part, each in zip(flat.split(sizes), own, strict=True)]

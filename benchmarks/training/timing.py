@@ -114,8 +114,8 @@ def step_of(module: Any, data: Any) -> Step:
     parameters = list(module.parameters())
 
     def step() -> None:
-        for each in parameters:
-            each.grad = None
+        for parameter in parameters:
+            parameter.grad = None
         data.grad = None
         module(data).backward(gradient)
 

@@ -549,7 +549,7 @@ def _plugin(run: Circumstances) -> Found:
 def _loaded_plugins(run: Circumstances) -> Iterator[Sighting]:
     for name, does in _LOADED.items():
         for node in sorted({fact.node for fact in run.facts}):
-            having = [each for each in run.node_ranks(node) if _library(each.libraries, name)]
+            having = [rank for rank in run.node_ranks(node) if _library(rank.libraries, name)]
             if having:
                 file = _library(having[0].libraries, name)
                 cure = Cure.of(

@@ -275,8 +275,8 @@ def _shared(run: Circumstances) -> Found:
             yield run.rank_sighting(
                 ranks, f"{len(ranks)} ranks may run only on {count}", cure=_WIDER if outside else NO_CURE
             )
-        for each in run.node_ranks(node):
-            yield from unread(run.subject(node, f"rank {each.rank}"), each.unknown, "affinity")
+        for rank in run.node_ranks(node):
+            yield from unread(run.subject(node, f"rank {rank.rank}"), rank.unknown, "affinity")
 
 
 def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[int]]]:
@@ -318,8 +318,8 @@ def _quota(run: Circumstances) -> Found:
 
 def _oversubscribed(run: Circumstances) -> Found:
     for node in sorted({fact.node for fact in run.facts}):
-        waited = {each.rank: run.waited.get(each.rank, 0.0) for each in run.node_ranks(node)}
-        late = [each for each in run.node_ranks(node) if waited[each.rank] >= _WAITED_SHARE]
+        waited = {rank.rank: run.waited.get(rank.rank, 0.0) for rank in run.node_ranks(node)}
+        late = [rank for rank in run.node_ranks(node) if waited[rank.rank] >= _WAITED_SHARE]
         if late:
             most = max(waited.values())
             sure = Confidence.PROVEN if most >= _SURELY_WAITED_SHARE else Confidence.LIKELY
