@@ -1,14 +1,14 @@
-"""gpubench's host backend beside the same MPI calls in a loop in C, in the same processes and buffers, turn by turn.
+"""Compare gpubench's host backend with the same MPI calls in a C loop, on the same processes and buffers.
 
     mpirun -n 2 python -m benchmarks.against_mpi --markdown ratios.md
 
-Needs mpicc and a C compiler. Three loops take turns, each behind a barrier: C on one buffer, as OSU's tests, C on
-buffers that rotate through the largest size, as nccl-tests, and gpubench's, which rotate. Broadcast has one buffer in
-MPI: out of place the root sends from its send buffer, the others receive in their receive buffer, and nobody copies.
-In-place reduce-scatter leaves the result where MPI does.
+Needs mpicc and a C compiler. Three loops take turns, each after a barrier: C on one buffer, as OSU's tests do it; C on
+buffers that rotate through the largest size, as nccl-tests does it; and gpubench, which also rotates them. MPI's
+broadcast has one buffer. Out of place, the root sends from its send buffer, the others receive into their receive
+buffer, and nobody copies. In-place reduce-scatter leaves the result in MPI's place.
 
-A row has the least time of an operation over all turns, since other users of the cores only add to it, and the ratio of
-medians. It passes where gpubench takes no more than 1.1 × what C takes on buffers that rotate, or 0.3 µs more.
+A row has the least time per operation over all turns, because other users of the cores only add to it, and the ratio of
+medians. It passes if gpubench takes at most 1.1 × the time of C on rotating buffers, or 0.3 µs more.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 from gpubench.backends.mpi import group as mpi
 from gpubench.backends.mpi.backends import HostBackend, NumpyMemory
@@ -60,7 +61,7 @@ double seconds(char kind, char *send, char *receive, long bytes, int buffers, in
 
 
 def main() -> None:
-    """Be a rank; the first prints the table, and exits 1 where a row of 1 KiB or more is slower than the bound."""
+    """Run as one rank. Rank 0 prints the table, and exits with 1 if a row of 1 KiB or more is slower than the bound."""
     arguments = parse()
     group = mpi.start(LaunchedRank("mpirun", 0, 1))
     backend = HostBackend(group, group.size)
@@ -68,13 +69,13 @@ def main() -> None:
     for memory in memories:
         memory.fill_byte(arguments.last, 0)
     with tempfile.TemporaryDirectory() as folder:
-        in_c = compiled(arguments.mpicc, Path(folder))
+        c_loop = compile_loop(arguments.mpicc, Path(folder))
     rows = []
     for collective in arguments.collectives.split(","):
         for placement in Placement if collective_named(collective).in_place else [Placement.OUT_OF_PLACE]:
             for size in sizes(arguments):
-                loops = loops_of(collective, placement, size, group, backend, memories, in_c)
-                times = timed(arguments.turns, loops, group)
+                loops = make_loops(collective, placement, size, group, backend, memories, c_loop)
+                times = time_loops(arguments.turns, loops, group)
                 rows.append(Row(collective, placement.replace("_", " "), size, times))
     mpi.finish()
     if group.rank == 0:
@@ -82,7 +83,6 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=100, help="turns of each loop at a size (default 100)")
     parser.add_argument("--first", type=int, default=64, help="smallest size (default 64)")
@@ -94,20 +94,18 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def compiled(mpicc: str, folder: Path) -> Callable[..., float]:
-    """The loop in C."""
+def compile_loop(mpicc: str, folder: Path) -> Callable[..., float]:
+    """Compile the C loop."""
     source, library = folder / "loop.c", folder / "loop.so"
     source.write_text(SOURCE)
     subprocess.run([mpicc, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
     seconds = ctypes.CDLL(str(library)).seconds
     seconds.restype = ctypes.c_double
     seconds.argtypes = (ctypes.c_char, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, *[ctypes.c_int] * 3)
-    found: Callable[..., float] = seconds
-    return found
+    return cast("Callable[..., float]", seconds)
 
 
 def sizes(arguments: argparse.Namespace) -> Iterator[int]:
-    """From the smallest to the largest."""
     size = arguments.first
     while size <= arguments.last:
         yield size
@@ -117,16 +115,16 @@ def sizes(arguments: argparse.Namespace) -> Iterator[int]:
 Loop = Callable[[], float]
 
 
-def loops_of(
+def make_loops(
     name: str,
     placement: Placement,
     size: int,
     group: mpi.MpiGroup,
     backend: HostBackend,
     memories: Sequence[NumpyMemory],
-    in_c: Callable[..., float],
+    c_loop: Callable[..., float],
 ) -> list[Loop]:
-    """Each loop as a function that runs it once, for the mean seconds of an operation."""
+    """Return each loop as a function that runs it once and returns the mean seconds per operation."""
     collective, dtype = collective_named(name), DataType.FLOAT32
     layout = collective.layout(size // dtype.size_bytes, dtype, group.size)
     operations = max(2, min(50, 2**22 // size))
@@ -143,24 +141,24 @@ def loops_of(
         return collective.issue(backend.calls, call)
 
     bound = backend.bind(rotate([launch(number) for number in range(rotated)], operations), 0)
-    addresses = [memory.address for memory in memories]
-    c_loops = [partial(in_c, KINDS[name], *addresses, size, buffers, in_place, operations) for buffers in (1, rotated)]
+    in_c = partial(c_loop, KINDS[name], *(memory.address for memory in memories), size)
+    c_loops = [partial(in_c, buffers, in_place, operations) for buffers in (1, rotated)]
     return [*c_loops, lambda: backend.together(bound) / operations]
 
 
-def timed(turns: int, loops: Sequence[Loop], group: mpi.MpiGroup) -> list[list[float]]:
-    """Microseconds of each loop in each turn, means over ranks."""
-    own = [[loop() for loop in loops] for _ in range(turns)]
-    of_turns = [
-        [1e6 * sum(each) / group.size for each in zip(*turn, strict=True)]
-        for turn in zip(*group.gather(own), strict=True)
+def time_loops(turns: int, loops: Sequence[Loop], group: mpi.MpiGroup) -> list[list[float]]:
+    """Return the microseconds of each loop in each turn, averaged over ranks."""
+    seconds = [[loop() for loop in loops] for _ in range(turns)]
+    turn_times = [
+        [1e6 * sum(times) / group.size for times in zip(*turn, strict=True)]
+        for turn in zip(*group.gather(seconds), strict=True)
     ]
-    return [list(each) for each in zip(*of_turns, strict=True)]
+    return [list(times) for times in zip(*turn_times, strict=True)]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A size of a collective: microseconds of each loop in each turn."""
+    """One size of a collective; `times` are microseconds by loop and turn."""
 
     collective: str
     placement: str
@@ -169,24 +167,23 @@ class Row:
 
     @property
     def is_slow(self) -> bool:
-        """True where gpubench takes longer than the bound."""
         _, theirs, ours = map(min, self.times)
         return self.size_bytes >= FROM_BYTES and ours > max(LOOSE * theirs, theirs + SLACK_US)
 
     @property
     def cells(self) -> list[str]:
-        """Least times, and ratios of least times and medians."""
+        """Least times, then the ratios of least times and of medians."""
         least, middle = [min(times) for times in self.times], [median(times) for times in self.times]
         ratios = f"{least[2] / least[1]:.2f}", f"{middle[2] / middle[1]:.2f}"
         words = self.collective, self.placement, format_size(self.size_bytes)
-        return [*words, *(f"{each:.2f}" for each in least), *ratios]
+        return [*words, *(f"{time_us:.2f}" for time_us in least), *ratios]
 
 
 HEAD = ("collective", "placement", "size", *(f"{loop}, µs" for loop in LOOPS), "ratio", "ratio of medians")
 
 
 def show(rows: Sequence[Row], markdown: Path | None) -> None:
-    """Print the table, and exit."""
+    """Print the table and exit."""
     lines = [f"| {' | '.join(cells)} |" for cells in (HEAD, ["---"] * len(HEAD), *(row.cells for row in rows))]
     slow = [row for row in rows if row.is_slow]
     print("\n".join([*lines, "", f"{len(rows)} rows, {len(slow)} of 1 KiB and more slower than the bound"]))

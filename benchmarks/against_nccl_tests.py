@@ -1,22 +1,23 @@
-"""gpubench beside NVIDIA's nccl-tests on the GPUs of this host: the time ratio at every size, from interleaved runs.
+"""Compare gpubench with NVIDIA's nccl-tests on the GPUs of this host: the time ratio at every size, from alternate
+runs.
 
     python -m benchmarks.against_nccl_tests --peer ~/nccl-tests/build --ranks 4 --csv ratios.csv
 
     python -m benchmarks.against_nccl_tests --peer ~/nccl-tests/build --ranks-per-gpu 2,4,8 --last 256M --markdown t.md
 
-`--peer` is a folder with nccl-tests' MPI build (all_reduce_perf, ...). Three ways take turns, run after run: nccl-tests
-with 20 iterations after 5 to warm up, gpubench with `--iters 20`, and gpubench as it is by default, which in graphs is
-the same. All run float32, out of place, without their data checks, so that only the timed loops are compared; ratios
-are of medians over the runs. Buffers are plain allocations in plain launches, and in graphs of ncclMemAlloc, as the
-peer's are. Every way also has the time from its start to its first row.
+`--peer` is a folder with nccl-tests' MPI build (all_reduce_perf, ...). Three programs take turns: nccl-tests with 20
+iterations after 5 to warm up, gpubench with `--iters 20`, and gpubench with its defaults (in graphs these are the
+same). All run float32, out of place, without data checks, so that only the timed loops are compared. Ratios are of
+medians over the runs. Plain launches use plain allocations; graphs use ncclMemAlloc, as nccl-tests does. The time from
+the start of a program to its first row is measured too.
 
-`--ranks-per-gpu` puts all ranks on the first visible GPU: nccl-tests by NCCL_TESTS_DEVICE=0, both with the settings
-that gpubench makes for ranks that share a GPU, under an MPS server, which has to run. NCCL 2.30 or newer is both
-programs' by LD_PRELOAD=/path/libnccl.so.2, or LD_LIBRARY_PATH.
+`--ranks-per-gpu` puts all ranks on the first visible GPU under a running MPS server: nccl-tests with
+NCCL_TESTS_DEVICE=0, and both programs with the settings that gpubench makes for ranks that share a GPU. Both take NCCL
+2.30 or newer from LD_PRELOAD=/path/libnccl.so.2 or LD_LIBRARY_PATH.
 
-A size passes when gpubench is not slower than 1.05 × the peer or 0.5 µs, whichever is larger, and from 16 MiB on not
-slower than 1.02 ×; by default than 1.02 × or 0.2 µs, or 0.5 µs where ranks share a GPU. What is measured is written
-after every collective; `--seconds` ends the run before one that would begin later.
+With `--iters 20` a size passes up to 1.05 × the time of nccl-tests or 0.5 µs more, whichever is larger, and from 16 MiB
+up to 1.02 ×. With defaults it passes up to 1.02 × or 0.2 µs more (0.5 µs if ranks share a GPU). Results are written
+after every collective. `--seconds` limits the time at which the last collective starts.
 """
 
 import argparse
@@ -61,7 +62,7 @@ class Way(StrEnum):
 
 @dataclass
 class Measured:
-    """The runs of one way: microseconds by size, and the seconds from each start to its first row."""
+    """The runs of one program: microseconds by size, and the seconds from each start to its first row."""
 
     times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     first_rows: list[float] = field(default_factory=list)
@@ -69,7 +70,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Block:
-    """A collective of so many ranks, in graphs of so many replays or, with 0, in plain launches."""
+    """A collective on a number of ranks; `graph` is the number of graph replays, 0 for plain launches."""
 
     collective: str
     ranks: int
@@ -77,13 +78,13 @@ class Block:
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """All three; in graphs gpubench's default is 20 iterations."""
+        """All three, but two in graphs, where gpubench's default is 20 iterations."""
         return (Way.PEER, Way.COUNTED) if self.graph else tuple(Way)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One size of a block by one of gpubench's ways, beside the peer."""
+    """One size of a block: gpubench beside nccl-tests."""
 
     collective: str
     ranks: int
@@ -99,7 +100,7 @@ class Row:
 
 
 def main() -> None:
-    """Run, print the tables, and exit 1 where a size is slower than the bounds."""
+    """Run, print the tables, and exit with 1 if a size is slower than its bound."""
     arguments = parse()
     environments = {ranks: mpi_environment(ranks if arguments.shared else 1) for ranks in arguments.ranks}
     rows: list[Row] = []
@@ -109,10 +110,10 @@ def main() -> None:
             lines.append(f"\nLeft out for want of time: {block.collective} of {block.ranks} ranks, and what follows.")
             break
         measured = measure(arguments, environments[block.ranks], block)
-        of_block = list(compare(block, measured, shared=arguments.shared))
-        rows += of_block
-        lines.append(summary(block, measured, of_block))
-        print_rows(of_block)
+        new_rows = list(compare(block, measured, shared=arguments.shared))
+        rows += new_rows
+        lines.append(summary(block, measured, new_rows))
+        print_rows(new_rows)
         write(arguments, rows, lines)
     slower = [row for row in rows if row.slower]
     print("\n" + "\n".join(lines))
@@ -122,7 +123,6 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line; `shared` is whether ranks share a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, required=True, help="folder with nccl-tests' MPI build")
     parser.add_argument("--ranks", type=numbers, default=[4], metavar="N[,N]", help="one a GPU (default 4)")
@@ -150,12 +150,10 @@ def parse() -> argparse.Namespace:
 
 
 def numbers(text: str) -> list[int]:
-    """'2,4,8'."""
     return [int(word) for word in text.split(",")]
 
 
 def blocks(arguments: argparse.Namespace) -> Iterator[Block]:
-    """All collectives of the first number of ranks in plain launches, then in graphs, then of the next number."""
     for ranks in arguments.ranks:
         for graph in arguments.graph:
             for collective in arguments.collectives.split(","):
@@ -163,7 +161,7 @@ def blocks(arguments: argparse.Namespace) -> Iterator[Block]:
 
 
 def mpi_environment(ranks_per_gpu: int = 1) -> dict[str, str]:
-    """What lets mpirun start ranks as root, wherever they run; where they share a GPU, what lets them."""
+    """Return the variables that let mpirun start ranks as root on any core, and let several ranks share a GPU."""
     common = dict(os.environ) | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -179,7 +177,6 @@ def mpi_environment(ranks_per_gpu: int = 1) -> dict[str, str]:
 
 
 def measure(arguments: argparse.Namespace, environment: dict[str, str], block: Block) -> dict[Way, Measured]:
-    """Every way's runs, taking turns."""
     found = {way: Measured() for way in block.ways}
     for _ in range(arguments.runs):
         for way, measured in found.items():
@@ -189,13 +186,12 @@ def measure(arguments: argparse.Namespace, environment: dict[str, str], block: B
 
 
 def own_command(arguments: argparse.Namespace, block: Block, way: Way) -> list[str]:
-    """The command line of gpubench, under the same mpirun as the peer."""
     sizes = f"{arguments.first}:{arguments.last}:{arguments.factor}"
     options = ["--sizes", sizes, "--out-of-place", "--no-check", "--format", "csv"]
     if way is Way.COUNTED:
         options += ["--iters", "20"]
     if block.graph:
-        # In a graph, buffers that NCCL allocated, as the peer's are, take another path than plain ones.
+        # In a graph, buffers that NCCL allocated take another path than plain ones; nccl-tests uses them.
         options += ["--graph", str(block.graph), "--allocator", "nccl"]
     return [
         arguments.mpirun,
@@ -211,7 +207,6 @@ def own_command(arguments: argparse.Namespace, block: Block, way: Way) -> list[s
 
 
 def peer_command(arguments: argparse.Namespace, block: Block) -> list[str]:
-    """The command line of nccl-tests."""
     program = str(arguments.peer / PEERS[block.collective])
     sizes = ["-b", arguments.first, "-e", arguments.last, "-f", str(arguments.factor)]
     options = [*sizes, "-w", "5", "-n", "20", "-c", "0", "-G", str(block.graph)]
@@ -219,7 +214,7 @@ def peer_command(arguments: argparse.Namespace, block: Block) -> list[str]:
 
 
 def run(command: Sequence[str], environment: dict[str, str], way: Way, measured: Measured) -> None:
-    """One sweep; it is ended where it takes longer than any does."""
+    """Run one sweep; end it if it takes longer than any normal one."""
     start = time.monotonic()
     limited = ["timeout", str(SECONDS_OF_A_RUN), *command]
     with subprocess.Popen(limited, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -228,7 +223,7 @@ def run(command: Sequence[str], environment: dict[str, str], way: Way, measured:
         has_row = False
         for line in process.stdout:
             words = line.split() if way is Way.PEER else next(csv.reader([line.strip()]), [])
-            found = peer_row(words) if way is Way.PEER else own_row(words, columns)
+            found = parse_peer_row(words) if way is Way.PEER else parse_own_row(words, columns)
             if found is None:
                 columns = words if "size_bytes" in words else columns
                 continue
@@ -240,27 +235,27 @@ def run(command: Sequence[str], environment: dict[str, str], way: Way, measured:
         raise SystemExit(f"exit code {process.returncode}: {' '.join(command)}")
 
 
-def own_row(words: Sequence[str], columns: Sequence[str]) -> tuple[int, float] | None:
-    """Size and microseconds of a line of CSV; None of what is before its rows."""
+def parse_own_row(words: Sequence[str], columns: Sequence[str]) -> tuple[int, float] | None:
+    """Return size and microseconds of a CSV line; None before the first row."""
     row = dict(zip(columns, words, strict=False))
     size = row.get("size_bytes", "")
     return (int(size), float(row["time_us"])) if size.isdecimal() else None
 
 
-def peer_row(words: Sequence[str]) -> tuple[int, float] | None:
-    """The same of what nccl-tests prints: size, count, type, redop, root, then time, algbw, busbw, #wrong."""
+def parse_peer_row(words: Sequence[str]) -> tuple[int, float] | None:
+    """Return size and microseconds of nccl-tests' line: size, count, type, redop, root, time, algbw, busbw, #wrong."""
     return (int(words[0]), float(words[5])) if words and words[0].isdecimal() and int(words[0]) > 0 else None
 
 
-def bound_of(theirs: float, size: int, way: Way, *, shared: bool) -> float:
-    """Microseconds that gpubench may take where the peer takes `theirs`."""
+def longest_us(theirs: float, size: int, way: Way, *, shared: bool) -> float:
+    """Return the microseconds that gpubench may take if nccl-tests takes `theirs`."""
     if way is Way.DEFAULT:
         return max(TIGHT * theirs, theirs + (SLACK_US if shared else TIGHT_SLACK_US))
     return TIGHT * theirs if size >= TIGHT_FROM_BYTES else max(LOOSE * theirs, theirs + SLACK_US)
 
 
 def compare(block: Block, measured: dict[Way, Measured], *, shared: bool) -> Iterator[Row]:
-    """A row for every size that both measured, and each of gpubench's ways."""
+    """Yield a row for every size that both programs measured."""
     peer = measured[Way.PEER].times
     for way in block.ways[1:]:
         own = measured[way].times
@@ -273,14 +268,14 @@ def compare(block: Block, measured: dict[Way, Measured], *, shared: bool) -> Ite
                 gpubench_us=round(ours, 3),
                 nccl_tests_us=theirs,
                 ratio=round(ours / theirs, 4),
-                slower=ours > bound_of(theirs, size, way, shared=shared),
+                slower=ours > longest_us(theirs, size, way, shared=shared),
                 gpubench_spread=spread(own[size]),
                 nccl_tests_spread=spread(peer[size]),
             )
 
 
 def spread(values: Sequence[float]) -> float:
-    """The largest over the smallest of a size's runs."""
+    """Return the ratio of the slowest run to the fastest."""
     return round(max(values) / min(values), 3)
 
 
@@ -292,7 +287,7 @@ HEAD = f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"
 
 
 def summary(block: Block, measured: dict[Way, Measured], rows: Sequence[Row]) -> str:
-    """A line of the table of all collectives: ratios over the sizes, the median spread of a size's runs, seconds."""
+    """Return the block's line of the final table: ratios over all sizes, median spread of the runs, seconds."""
 
     def ratios(way: Way) -> str:
         found = [row.ratio for row in rows if row.way is way]
@@ -312,7 +307,6 @@ def summary(block: Block, measured: dict[Way, Measured], rows: Sequence[Row]) ->
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """The rows of a block."""
     if not rows:
         return
     first = rows[0]
@@ -328,10 +322,10 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 
 def write(arguments: argparse.Namespace, rows: Sequence[Row], lines: Sequence[str]) -> None:
-    """All that is known so far, where it was asked for."""
+    """Write the rows and the table so far to the files of the options."""
     if arguments.csv:
         with arguments.csv.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, [each.name for each in fields(Row)])
+            writer = csv.DictWriter(stream, [field_.name for field_ in fields(Row)])
             writer.writeheader()
             writer.writerows(map(asdict, rows))
     if arguments.markdown:

@@ -1,10 +1,10 @@
-"""gpubench p2p beside NVIDIA's nvbandwidth and p2pBandwidthLatencyTest on the GPUs of this host: ratios pair by pair.
+"""Compare gpubench p2p with NVIDIA's nvbandwidth and p2pBandwidthLatencyTest on this host's GPUs, pair by pair.
 
     python -m benchmarks.against_nvbandwidth --nvbandwidth PATH --p2p-test PATH
 
-nvbandwidth's copies are compared with `gpubench p2p --as nvbandwidth` (512 MiB, 16 copies after 4, median of 3): copy
-engines within 1 %, kernels within 2 %. p2pBandwidthLatencyTest's are compared with gpubench's default run: peer access
-off within 10 %. They take turns, `--runs` times; ratios are of medians. The exit code is 1 when a pair is outside.
+nvbandwidth is compared with `gpubench p2p --as nvbandwidth` (512 MiB, 16 copies after 4, median of 3): copy engines
+within 1 %, kernels within 2 %. p2pBandwidthLatencyTest is compared with gpubench's default run: without peer access,
+within 10 %. The programs take turns, `--runs` times; ratios are of medians. The exit code is 1 if a pair is outside.
 """
 
 import argparse
@@ -31,12 +31,12 @@ _ROW = re.compile(r"^\s*(\d+)((?:\s+[\d.]+)+)\s*$")
 
 
 def run(*command: str) -> str:
-    """The stdout of a program that must succeed."""
+    """Return the stdout of a program that must succeed."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def gpubench(*arguments: str) -> Figures:
-    """GB/s by way of copying and pair."""
+    """Return gpubench's GB/s by kind of copy and pair."""
     options = ("--format", "csv", "--no-host", "--no-patterns", "--exit-zero", *arguments)
     text = run(sys.executable, "-m", "gpubench", "p2p", *options)
     found: Figures = {}
@@ -49,7 +49,7 @@ def gpubench(*arguments: str) -> Figures:
 
 
 def nvbandwidth(binary: str) -> Figures:
-    """The same of nvbandwidth, whose reads go from row to column and whose writes go from column to row."""
+    """Return nvbandwidth's GB/s; its reads go from row to column, its writes from column to row."""
     document = json.loads(run(binary, "-j", "-t", *TESTCASES))
     found: Figures = {}
     for case in document["nvbandwidth"]["testcases"]:
@@ -62,7 +62,7 @@ def nvbandwidth(binary: str) -> Figures:
 
 
 def p2p_test(binary: str) -> Figures:
-    """What p2pBandwidthLatencyTest copies one way with peer access off."""
+    """Return the one-way GB/s of p2pBandwidthLatencyTest without peer access."""
     text = run(binary)
     block = text.partition("Unidirectional P2P=Disabled Bandwidth")[2].partition("Unidirectional P2P=Enabled")[0]
     found: Figures = {}
@@ -76,12 +76,11 @@ def p2p_test(binary: str) -> Figures:
 
 
 def medians(runs: list[Figures]) -> Figures:
-    """Key by key over all runs that have it."""
-    return {key: median(each[key] for each in runs if key in each) for key in runs[0]}
+    return {key: median(figures[key] for figures in runs if key in figures) for key in runs[0]}
 
 
-def compared(ours: Mapping[tuple[str, Pair], float], theirs: Mapping[tuple[str, Pair], float]) -> Iterator[bool]:
-    """Print a line a pair; whether each is inside its bound."""
+def compare(ours: Mapping[tuple[str, Pair], float], theirs: Mapping[tuple[str, Pair], float]) -> Iterator[bool]:
+    """Print a line per pair; yield whether its ratio is within the bound."""
     for way, pair in sorted(set(ours) & set(theirs)):
         ratio = ours[way, pair] / theirs[way, pair]
         bound = BOUNDS[way.partition(" ")[0]]
@@ -92,7 +91,6 @@ def compared(ours: Mapping[tuple[str, Pair], float], theirs: Mapping[tuple[str, 
 
 
 def main() -> int:
-    """Take turns, compare, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvbandwidth", help="path of nvbandwidth's binary")
     parser.add_argument("--p2p-test", help="path of p2pBandwidthLatencyTest's binary")
@@ -112,7 +110,7 @@ def main() -> int:
         ours.append(own)
         theirs.append(other)
     print(f"{'way':9} {'pair':6} {'gpubench':>9} {'peer':>9} {'ratio':>8}")
-    inside = list(compared(medians(ours), medians(theirs)))
+    inside = list(compare(medians(ours), medians(theirs)))
     print(f"{len(inside)} compared, {inside.count(False)} outside the bounds")
     return 0 if inside and all(inside) else 1
 

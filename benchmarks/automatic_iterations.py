@@ -1,11 +1,12 @@
-"""What `--iters auto` costs beside nccl-tests with its defaults (20 iterations, data check), on the GPUs of this host.
+"""Measure what `--iters auto` costs beside nccl-tests with its defaults (20 iterations, data check), on this host's
+GPUs.
 
     python -m benchmarks.automatic_iterations --peer ~/nccl-tests/build --ranks 4 --csv seconds.csv
 
-Both sweep the same sizes out of place and in place, with every result checked, and take turns. Measuring is from the
-head of the table, which both print once communicators stand, to the last row: warm-up, timing and checks. Start-up is
-all else. Passes when gpubench measures for no longer than the peer (median of the runs) and every row has reached the
-interval that it promises, or says that it has not.
+Both sweep the same sizes out of place and in place, check every result, and take turns. The measuring time runs from
+the head of the table, which both print once communicators exist, to the last row: warm-up, timing and checks. The rest
+is start-up. Passes if gpubench measures no longer than nccl-tests (median of the runs), and every row reaches its
+promised interval or says that it did not.
 """
 
 import argparse
@@ -29,7 +30,7 @@ OURS, PEER = "gpubench --iters auto", "nccl-tests"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One sweep: seconds from the head of the table to its last row, those of the whole command, and its rows."""
+    """One sweep: seconds from the head of the table to its last row, seconds of the whole command, and the rows."""
 
     measuring_s: float
     whole_s: float
@@ -37,11 +38,11 @@ class Run:
 
 
 def main() -> None:
-    """Run, print the table, and exit 1 where measuring takes longer, or a row misses its interval."""
+    """Run, print the table, and exit with 1 if measuring takes longer or a row misses its interval."""
     arguments = parse()
     runs: dict[str, list[Run]] = {OURS: [], PEER: []}
     for number in range(arguments.runs):
-        # Who goes first changes from run to run, so that neither always meets the warmer GPUs.
+        # The order alternates, so that neither always meets the warmer GPUs.
         for name in (OURS, PEER) if number % 2 else (PEER, OURS):
             runs[name].append(sweep(arguments, name))
     rows: list[dict[str, Any]] = [json.loads(line) for run in runs[OURS] for line in run.rows]
@@ -53,7 +54,6 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, required=True, help="folder with nccl-tests' MPI build")
     parser.add_argument("--ranks", type=int, default=4)
@@ -67,7 +67,6 @@ def parse() -> argparse.Namespace:
 
 
 def sweep(arguments: argparse.Namespace, name: str) -> Run:
-    """One sweep of either; each line is stamped as it comes."""
     launch = [arguments.mpirun, "-n", str(arguments.ranks)]
     if name == OURS:
         own = [arguments.collective, "--sizes", f"{arguments.first}:{arguments.last}", "--iters", "auto"]
@@ -81,7 +80,7 @@ def sweep(arguments: argparse.Namespace, name: str) -> Run:
 
 
 def stamped(command: Sequence[str], is_head: Callable[[str], bool], is_row: Callable[[str], bool]) -> Run:
-    """A command whose lines say how far it is."""
+    """Run a command and note when it prints its head and its last row."""
     head = last = None
     rows: list[str] = []
     start = time.perf_counter()
@@ -100,7 +99,7 @@ def stamped(command: Sequence[str], is_head: Callable[[str], bool], is_row: Call
 
 
 def show_intervals(rows: Sequence[dict[str, Any]]) -> int:
-    """How sure rows are; the number of those that missed the interval and do not say so."""
+    """Print how many rows reach the interval; return how many miss it without saying so."""
     beyond = [row for row in rows if row["ci95_percent"] is None or row["ci95_percent"] > MOST_PERCENT]
     print(f"{len(rows) - len(beyond)} of {len(rows)} rows within {MOST_PERCENT:g} %; the others:")
     for row in beyond:
@@ -109,21 +108,20 @@ def show_intervals(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def show(runs: dict[str, list[Run]]) -> float:
-    """The table; our measuring time over the peer's."""
+    """Print the table; return the ratio of our measuring time to nccl-tests'."""
     print(f"{'':<24} {'start-up s':>10} {'measuring s':>11}   of each run")
     medians = {}
     for name, found in runs.items():
         medians[name] = statistics.median(run.measuring_s for run in found)
         start_up = statistics.median(run.whole_s - run.measuring_s for run in found)
-        each = " ".join(f"{run.measuring_s:.2f}" for run in found)
-        print(f"{name:<24} {start_up:>10.2f} {medians[name]:>11.2f}   {each}")
+        seconds = " ".join(f"{run.measuring_s:.2f}" for run in found)
+        print(f"{name:<24} {start_up:>10.2f} {medians[name]:>11.2f}   {seconds}")
     ratio = medians[OURS] / medians[PEER]
     print(f"\nmeasuring takes {ratio:.3f} times as long as nccl-tests does")
     return ratio
 
 
 def write(path: Path, runs: dict[str, list[Run]]) -> None:
-    """Every run as a row."""
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(["program", "run", "measuring_s", "whole_s"])

@@ -1,17 +1,15 @@
-"""How often the right cause is named: seeded variations of machines that are healthy, and with one or two things wrong.
+"""Measure how often the right cause is named: random variations of healthy machines, and with one or two causes
+planted.
 
     python -m benchmarks.causes [--variations 1000] [--seed 0] [--table]
 
-Run at the root of a checkout. Each variation takes a machine of `profiles/`, its number of nodes, its order of GPUs'
-load, harmless settings and facts that nobody could read, at random; two in three then get a cause planted
-(`tests/fakes/planted.py`), and one in six a second one. Printed are hits (the planted cause is named first, or of two
-both are named), misses (it is not named), false alarms (a cause is named that nobody planted and that does not follow
-from what was), those said to be not known since a fact was taken away, and all of them by cause. `--table` prints first
-what every plant alone is taken for. The exit
-code is 1 when there is a miss or a false alarm.
+Run at the root of a checkout. Each variation picks at random a machine of `profiles/`, its number of nodes, harmless
+settings, and facts that could not be read. Two in three then get a planted cause (`tests/fakes/planted.py`), one in six
+a second one. The result counts hits (the planted cause is named first; of two, both are named), misses, false alarms (a
+cause is named that was not planted and does not follow from one), and causes that are called unknown because a fact is
+missing. `--table` first prints what each plant alone is taken for. The exit code is 1 after a miss or a false alarm.
 
-Everything here is simulated: it shows that causes are told apart as they were meant to be, not that real machines show
-them so.
+Everything is simulated. It shows that the rules separate causes as designed, not that real machines behave so.
 """
 
 import argparse
@@ -51,24 +49,22 @@ _SETTINGS = {
     "mpi-cuda-off": {"MPICH_GPU_SUPPORT_ENABLED": "0"},
     "ucx-tls": {"UCX_TLS": "rc,sm"},
 }
-"""Second things wrong: variables, which come together with everything."""
+"""Second causes: variables that can be combined with anything."""
 
 _NOT_FOR_NCCL = {
     *("nccl-default-level", "vm-flat-topology", "gpu-without-pcie-p2p", "nvlink-disabled", "nvlinks-all-down"),
     "acs-nic-redirect",
 }
-"""Where a variable that keeps NCCL off peer access takes nothing away: NCCL is off it already, or there is one GPU."""
+"""Plants with which a variable that disables peer access in NCCL changes nothing: no peer access, or a single GPU."""
 
 _UNREADABLE = "Permission denied"
 _ENUMERATED = {"nonfatal.UnsupReq": 9}
 _BY_TOTALS = ("pcie-errors", "nvlink-errors", "rdma-port-errors")
-"""Planted as totals as well, which nobody judges once there were two readings."""
+"""Planted as totals too, which are ignored when there are two readings."""
 
 
 @dataclass
 class Tally:
-    """What came out."""
-
     healthy: int = 0
     faulty: int = 0
     hits: int = 0
@@ -78,11 +74,11 @@ class Tally:
 
 
 def varied(job: Job, dice: random.Random) -> Job:
-    """The job with harmless settings, loads and gaps in what could be read; none of it explains anything."""
+    """Return the job with harmless settings, load and unreadable facts; none of it explains anything."""
     settings = dice.choice(_HARMLESS)
     if any(set(settings) & set(file) for rank in job.ranks for file in rank.nccl_files.values()):
-        settings = {}  # The environment would take back what a file sets.
-    job = with_ranks(job, lambda each: replace(each, environment={**settings, **each.environment}))
+        settings = {}  # The environment would override a file's setting.
+    job = with_ranks(job, lambda facts: replace(facts, environment={**settings, **facts.environment}))
     changes: Sequence[Callable[[Snapshot], Snapshot]] = (
         _idle,
         lambda node: _old(node, dice),
@@ -92,16 +88,16 @@ def varied(job: Job, dice: random.Random) -> Job:
         lambda node: node,
     )
     gaps: Sequence[Callable[[RankFacts], RankFacts]] = (
-        lambda each: replace(each, affinity=None, unknown={**each.unknown, "affinity": _UNREADABLE}),
-        lambda each: replace(each, verbs_providers=None, unknown={**each.unknown, "verbs_providers": _UNREADABLE}),
-        lambda each: replace(each, pid=dice.randrange(1, 4_000_000)),
-        lambda each: each,
+        lambda facts: replace(facts, affinity=None, unknown={**facts.unknown, "affinity": _UNREADABLE}),
+        lambda facts: replace(facts, verbs_providers=None, unknown={**facts.unknown, "verbs_providers": _UNREADABLE}),
+        lambda facts: replace(facts, pid=dice.randrange(1, 4_000_000)),
+        lambda facts: facts,
     )
     return with_ranks(with_nodes(job, dice.choice(changes)), dice.choice(gaps))
 
 
 def _idle(node: Snapshot) -> Snapshot:
-    """GPUs that do nothing train their links down."""
+    """Idle GPUs train their links down."""
     gpus = (
         replace(gpu, idle=True, pcie=replace(gpu.pcie, generation=1 if gpu.pcie.generation else None))
         for gpu in node.gpus
@@ -110,7 +106,7 @@ def _idle(node: Snapshot) -> Snapshot:
 
 
 def _old(node: Snapshot, dice: random.Random) -> Snapshot:
-    """A machine that has run for long: everything has counted something, when is not known."""
+    """A machine with a long uptime: every counter has some errors, of unknown age."""
     gpus = (
         replace(
             gpu,
@@ -138,20 +134,19 @@ def _old(node: Snapshot, dice: random.Random) -> Snapshot:
 
 
 def _few(node: Snapshot, dice: random.Random) -> dict[str, dict[str, int]]:
-    """Corrected errors during a run, as healthy links have them."""
+    """A few corrected errors during a run, as on healthy links."""
     return {gpu.device: {REPLAYS: dice.randrange(5)} for gpu in node.gpus}
 
 
 def judge(tally: Tally, found: Diagnosis, expected: Sequence[str], beside: Sequence[str]) -> None:
-    """Count what was named against what was planted."""
-    by_id = {cause.id: cause for cause in CAUSES}
-    follows = {below for id_ in (*expected, *beside) for below in by_id[id_].implies}
-    ids = [each.cause.id for each in found.named]
-    everything = {*ids, *(below.cause.id for each in found.named for below in each.implied)}
+    """Compare the named causes with the planted ones, and count."""
+    follows = {below for cause in CAUSES if cause.id in (*expected, *beside) for below in cause.implies}
+    ids = [ranked.cause.id for ranked in found.named]
+    everything = {*ids, *(below.cause.id for ranked in found.named for below in ranked.implied)}
     alarms = [
-        each.cause.id
-        for each in found.named
-        if each.cause.id not in (*expected, *beside) and each.cause.id not in follows and not each.cause.by_design
+        ranked.cause.id
+        for ranked in found.named
+        if ranked.cause.id not in {*expected, *beside, *follows} and not ranked.cause.by_design
     ]
     missing = [id_ for id_ in expected if id_ not in everything]
     if missing and all(id_ in found.unread for id_ in missing):
@@ -166,7 +161,6 @@ def judge(tally: Tally, found: Diagnosis, expected: Sequence[str], beside: Seque
 
 
 def run(variations: int, seed: int) -> Tally:
-    """All variations."""
     dice = random.Random(seed)
     tally = Tally()
     plants = [plant for plant in PLANTS if plant.id != "ptrace-blocked"]
@@ -183,7 +177,7 @@ def run(variations: int, seed: int) -> Tally:
         second = dice.choice([id_ for id_ in _SETTINGS if id_ != plant.id])
         if dice.random() < 1 / 4 and _can_have(plant, job, second):
             settings = _SETTINGS[second]
-            job = with_ranks(job, lambda each, settings=settings: _with(each, settings))  # type: ignore[misc]
+            job = with_ranks(job, lambda facts, settings=settings: _with_settings(facts, settings))  # type: ignore[misc]
             expected.append(second)
         if plant.id not in ("pcie-generation", *_BY_TOTALS):
             job = varied(job, dice)
@@ -191,20 +185,20 @@ def run(variations: int, seed: int) -> Tally:
     return tally
 
 
-def _with(facts: RankFacts, settings: dict[str, str]) -> RankFacts:
+def _with_settings(facts: RankFacts, settings: dict[str, str]) -> RankFacts:
     return replace(facts, environment={**facts.environment, **settings})
 
 
 def _can_have(plant: Plant, job: Job, second: str) -> bool:
-    """Whether a variable means anything there: CUDA's own copies know none."""
+    """Return False for an NCCL variable that cannot matter, as for copies that CUDA makes itself."""
     return not second.startswith("nccl") or (job.staged is None and plant.id not in _NOT_FOR_NCCL)
 
 
 def table() -> str:
-    """Every plant alone: the cause that is named first, how sure, and what follows from it."""
+    """Return a table of every plant alone: the cause that is named first, its confidence, and what follows from it."""
     rows = [("planted", "named first", "confidence", "implied", "")]
     for plant in PLANTS:
-        found = [each for each in plant.make().diagnosis().named if each.cause.id not in plant.beside]
+        found = [ranked for ranked in plant.make().diagnosis().named if ranked.cause.id not in plant.beside]
         first = found[0] if found else None
         implied = ", ".join(below.cause.id for below in first.implied) if first else ""
         named, sure = (first.cause.id, str(first.confidence)) if first else ("nothing", "")
@@ -216,7 +210,6 @@ def table() -> str:
 
 
 def main() -> int:
-    """Run and print; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variations", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

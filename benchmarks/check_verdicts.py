@@ -1,10 +1,10 @@
-"""How often `gpubench check` raises a false alarm on healthy simulated machines, and finds what was planted.
+"""Measure how often `gpubench check` gives false alarms on healthy simulated machines, and finds planted faults.
 
     python -m benchmarks.check_verdicts --seeds 1000
 
-Every profile is simulated with noise of 2 % on every sample and judged as if somebody had asked for its profile. A
-false alarm is any finding but one that says 'by design'. A fault is found when one of the findings is there that
-tests/fakes/planted_faults.py has for it. Simulated machines are a model: this measures the judgement, not the hardware.
+Every profile is simulated with 2 % noise on every sample and judged by its own profile. Any finding is a false alarm,
+unless it says 'by design'. A fault is found if one of the findings that tests/fakes/planted_faults.py expects is there.
+Simulated machines are a model: this measures the judgement, not the hardware.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def _is_found(task: tuple[int, int]) -> tuple[int, bool]:
 
 
 def main() -> int:
-    """Run both counts; 1 where there is a false alarm, or a fault is found in less than 99 of 100 runs."""
+    """Run both counts; return 1 after a false alarm, or if a fault is found in less than 99 % of runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--fault-seeds", type=int, default=100)
@@ -45,7 +45,7 @@ def main() -> int:
         healthy = [(name, seed) for name in known for seed in range(given.seeds)]
         for name, ids in pool.map(_alarms, healthy, chunksize=20):
             alarms[name] += bool(ids)
-            kinds.update(f"{name}: {each}" for each in ids)
+            kinds.update(f"{name}: {id_}" for id_ in ids)
         print(f"healthy: {len(healthy)} runs of {len(known)} profiles, {sum(alarms.values())} with an alarm")
         for kind, count in kinds.most_common():
             print(f"  {kind} {count}")

@@ -1,13 +1,13 @@
-"""How often `gpubench compare` is right: results with noise and a slowdown of known size, many seeds.
+"""Measure how often `gpubench compare` is right, on results with noise and a known slowdown, over many seeds.
 
     python -m benchmarks.compare_alarms --seeds 1000
     python -m benchmarks.compare_alarms --real FOLDER
 
-Without `--real` the results are made (tests/fakes/noisy_results.py), not measured. A comparison of results between
-which nothing changed is a false alarm where it fails; one with a planted slowdown is a miss where it does not.
+Without `--real` the results are synthetic (tests/fakes/noisy_results.py). A failed comparison of unchanged results is a
+false alarm; one with a planted slowdown that does not fail is a miss.
 
-FOLDER holds a folder for each kind of machine, with a file for each run or each healthy sibling: what nccl-tests or
-gpubench wrote, measured. Every file is compared with every other, as it is and with slowdowns planted into the new one.
+FOLDER has a subfolder per kind of machine, with a measured file per run or per healthy sibling, from nccl-tests or
+gpubench. Every file is compared with every other, unchanged and with slowdowns planted into the new one.
 """
 
 import argparse
@@ -27,17 +27,16 @@ from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.registry import read_results
-from tests.fakes.noisy_results import SCENARIOS, Scenario
+from tests.fakes.noisy_results import SCENARIOS
 
 Slowdown = Callable[[CollectiveRow], float]
-"""What the time of a row is multiplied with."""
+"""The factor by which the time of a row grows."""
 
 PLANTED = ("nothing", "all 5 %", "one collective 10 %", "four of its sizes 15 %")
 
 
 def main() -> None:
-    """Print a line a scenario, or a kind of machine."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--only", default="", help="scenarios, or folders, whose name begins so")
     parser.add_argument("--real", type=Path, metavar="FOLDER", help="a folder a kind of machine, a file a run")
@@ -50,30 +49,22 @@ def main() -> None:
 
 
 def print_made(seeds: int, only: str) -> None:
-    """A line a scenario: how many comparisons of made results fail."""
-    chosen = [each for each in SCENARIOS if each.name.startswith(only)]
+    """Print for each scenario how many comparisons of synthetic results fail."""
+    chosen = [scenario for scenario in SCENARIOS if scenario.name.startswith(only)]
     start = time.monotonic()
     print(f"{'planted, runs a side, noise':<66}  failed  of {seeds}")
     for scenario in chosen:
-        print(f"{scenario.name:<66}  {failures(scenario, seeds):6}", flush=True)
+        failures = sum(compare(*scenario.sides(seed)).verdict is Verdict.FAIL for seed in range(seeds))
+        print(f"{scenario.name:<66}  {failures:6}", flush=True)
     comparisons = seeds * len(chosen)
     print(f"{1e3 * (time.monotonic() - start) / comparisons:.1f} ms a comparison of 46 rows, data made included")
 
 
-def failures(scenario: Scenario, seeds: int) -> int:
-    """How many comparisons fail."""
-    found = 0
-    for seed in range(seeds):
-        base, new = scenario.sides(seed)
-        found += compare(base, new).verdict is Verdict.FAIL
-    return found
-
-
 def print_real(folder: Path, only: str, most: int) -> None:
-    """A line a kind: how many comparisons of measured results failed, and of those that did not, were inconclusive."""
+    """Print for each kind of machine how many comparisons of measured results failed or were inconclusive."""
     print("failed + inconclusive, by what was planted into the new side")
-    print(f"{'kind':<40} files  rows  compared  " + "  ".join(f"{each:>24}" for each in PLANTED))
-    for kind in sorted(each for each in folder.iterdir() if each.is_dir() and each.name.startswith(only)):
+    print(f"{'kind':<40} files  rows  compared  " + "  ".join(f"{slowdown:>24}" for slowdown in PLANTED))
+    for kind in sorted(path for path in folder.iterdir() if path.is_dir() and path.name.startswith(only)):
         files = list(readable(sorted(kind.iterdir())))
         if len(files) < 2:
             print(f"{kind.name:<40} {len(files):5}  nothing to compare", flush=True)
@@ -85,7 +76,7 @@ def print_real(folder: Path, only: str, most: int) -> None:
 
 
 def readable(paths: Sequence[Path]) -> Iterator[ResultFile]:
-    """The results among these files; what cannot be read is named on stderr."""
+    """Yield the results in these files; name unreadable files on stderr."""
     for path in paths:
         try:
             yield read_results(path)
@@ -94,19 +85,21 @@ def readable(paths: Sequence[Path]) -> Iterator[ResultFile]:
 
 
 def real_counts(files: Sequence[ResultFile], most: int) -> list[Counter[Verdict]]:
-    """The verdicts of comparing each file with each other, in both directions, for everything in `PLANTED`."""
+    """Compare each file with each other in both directions; return the verdicts for each item of `PLANTED`."""
     sides = list(permutations(range(len(files)), 2))
     random.Random(0).shuffle(sides)
     counts: list[Counter[Verdict]] = [Counter() for _ in PLANTED]
     for place, (base, new) in enumerate(sides[:most]):
         for count, slowdown in zip(counts, slowdowns(files[new], place), strict=True):
-            report = compare([files[base]], [slower(files[new], slowdown)], other_machine=True)
+            rows = (replace(row, time_us=row.time_us * slowdown(row)) for row in files[new].rows)
+            slowed = replace(files[new], rows=tuple(rows))
+            report = compare([files[base]], [slowed], other_machine=True)
             count[report.verdict] += 1
     return counts
 
 
 def slowdowns(file: ResultFile, place: int) -> list[Slowdown]:
-    """Everything in `PLANTED`; `place` picks the collective and the sizes, so that all of them get their turn."""
+    """Return the slowdowns of `PLANTED`; `place` picks the collective and the sizes, so that all get their turn."""
     collectives = sorted({row.collective for row in file.rows})
     chosen = collectives[place % len(collectives)]
     sizes = sorted({row.size_bytes for row in file.rows if row.collective == chosen and row.time_us})
@@ -118,12 +111,6 @@ def slowdowns(file: ResultFile, place: int) -> list[Slowdown]:
         lambda row: 1.10 if row.collective == chosen else 1.0,
         lambda row: 1.15 if row.collective == chosen and row.size_bytes in four else 1.0,
     ]
-
-
-def slower(file: ResultFile, slowdown: Slowdown) -> ResultFile:
-    """The results with longer times."""
-    rows = (replace(row, time_us=row.time_us * slowdown(row)) if row.time_us else row for row in file.rows)
-    return replace(file, rows=tuple(rows))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""How long `gpubench compare` takes for two checks of a cluster: processor seconds of the whole command, peak MiB.
+"""Measure how long `gpubench compare` takes for two checks of a cluster: processor seconds of the command, peak
+MiB.
 
     python -m benchmarks.compare_speed --nodes 64 --nodes 512
 
-Two files of `gpubench check --simulate 'hgx-h100-8*NODES'` with other seeds are compared `--runs` times. A simulated
-check measures the pairs of one node and writes all others as equal to it, which no real one does: in the second table
-every node has figures of its own, with `--noise` percent of deviation. Python's byte code is cached by the first run
-of all, which the median and the fastest of several leave out, as an installed package has it.
+Two files of `gpubench check --simulate 'hgx-h100-8*NODES'` with different seeds are compared `--runs` times. A
+simulated check measures the pairs of one node and writes all others as equal, which no real check does. So the second
+table gives every node its own figures, with `--noise` percent of deviation. The first run caches Python's byte code, as
+in an installed package; the median and the fastest of several runs ignore it.
 """
 
 import argparse
@@ -29,7 +30,6 @@ FIGURES = ("bandwidth_gb_s", "limit_percent", "expected_percent")
 
 
 def main() -> None:
-    """Make the files, compare them, print what that took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, action="append")
     parser.add_argument("--runs", type=int, default=5)
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def checked(path: Path, nodes: int, seed: int) -> Path:
-    """The result of a simulated check, by this process: of the peak of its children, it would be a part."""
+    """Write the result of a simulated check; it runs in this process, because peak memory is measured of children."""
     words = ("check", "--simulate", f"hgx-h100-8*{nodes}", "--seed", str(seed), "--output", str(path), "-q")
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     if done.exit_code:
@@ -59,15 +59,15 @@ def checked(path: Path, nodes: int, seed: int) -> Path:
 
 
 def document_rows(document: Mapping[str, Any]) -> Sequence[int]:
-    """The rows of collectives and those of pairs, counting what other nodes have alike."""
-    nodes = sum(len(each["nodes"]) for each in document["alike"]["pairs"])
+    """Return the number of rows of collectives and of pairs, those of equal nodes included."""
+    nodes = sum(len(group["nodes"]) for group in document["alike"]["pairs"])
     return len(document["rows"]), nodes * len(document["pairs"])
 
 
 def varied(document: dict[str, Any], percent: float, seed: int) -> dict[str, Any]:
-    """The document with figures of its own for every node but the first."""
+    """Return the document with different figures for every node but the first."""
     generator, rows = random.Random(seed), document["pairs"]
-    first, *others = (node for each in document["alike"]["pairs"] for node in each["nodes"])
+    first, *others = (node for group in document["alike"]["pairs"] for node in group["nodes"])
     parts: list[dict[str, Any]] = [{"nodes": [first]}]
     for node in others:
         factors = [generator.gauss(1, percent / 100) for _ in rows]
@@ -84,7 +84,7 @@ def varied(document: dict[str, Any], percent: float, seed: int) -> dict[str, Any
 
 
 def seconds(files: Sequence[Path]) -> float:
-    """The processor seconds of a comparison."""
+    """Return the processor seconds of one comparison."""
     settings = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "gpubench", "compare", "--exit-zero", *map(str, files)]

@@ -1,10 +1,11 @@
-"""What it costs to see which way NCCL's bytes go: sweeps with evidence and without it, in turns, on this host's GPUs.
+"""Measure what it costs to observe the path of NCCL's data: sweeps with and without evidence, alternating, on this
+host.
 
     python -m benchmarks.evidence_cost --runs 7 --csv cost.csv
 
-For every size the ratio of the medians, and how likely chance alone makes one as large: small sizes vary by more than
-1 % from sweep to sweep anyway. Passes when no size costs more than 1 %, or 0.1 µs where that is more, that chance does
-not explain, all sizes together no more than 1 %, and the sweep grows by no more than 1.5 s.
+For every size it prints the ratio of medians, and how likely chance alone gives a ratio as large: small sizes vary by
+more than 1 % between sweeps anyway. Passes if no size costs more than 1 % or 0.1 µs (whichever is larger) beyond
+chance, all sizes together cost no more than 1 %, and the sweep takes no more than 1.5 s longer.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import numpy as np
 
 MOST_RATIO, SLACK_US, MOST_GROWTH_S = 1.01, 0.1, 1.5
 CHANCE, RELABELLINGS = 0.001, 10_000
-"""So seldom has chance to make a difference for it to be one, of so many random exchanges of sweeps between both."""
+"""A difference counts if fewer than this share of that many random relabellings of the sweeps give one as large."""
 
 WITH, WITHOUT = "--evidence", "--no-evidence"
 
@@ -32,12 +33,12 @@ Times = dict[Key, list[float]]
 
 
 def main() -> None:
-    """Run, print the table, and exit 1 where it costs more than it may."""
+    """Run, print the table, and exit with 1 if evidence costs more than the bound."""
     arguments = parse()
     times: dict[str, Times] = {WITH: defaultdict(list), WITHOUT: defaultdict(list)}
     walls: dict[str, list[float]] = {WITH: [], WITHOUT: []}
     for number in range(arguments.runs):
-        # Who goes first changes from run to run, so that neither always meets the warmer GPUs.
+        # The order alternates, so that neither always meets the warmer GPUs.
         for option in (WITH, WITHOUT) if number % 2 else (WITHOUT, WITH):
             rows, seconds = sweep(arguments, option)
             walls[option].append(seconds)
@@ -58,7 +59,6 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collective", default="allreduce")
     parser.add_argument("--sizes", default="1K:4G")
@@ -68,7 +68,7 @@ def parse() -> argparse.Namespace:
 
 
 def sweep(arguments: argparse.Namespace, option: str) -> tuple[list[tuple[Key, float]], float]:
-    """Microseconds by size and placement of one sweep, and its seconds from start to end."""
+    """Run one sweep; return microseconds by size and placement, and the seconds of the command."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "rows.csv"
         asked = ["--sizes", arguments.sizes, "--iters", "20", "--exit-zero", option]
@@ -81,10 +81,10 @@ def sweep(arguments: argparse.Namespace, option: str) -> tuple[list[tuple[Key, f
 
 
 def compare(with_evidence: Times, without: Times) -> Iterator[dict[str, str]]:
-    """A row a size and placement."""
+    """Yield a row per size and placement."""
     for key in sorted(with_evidence):
         ours, bare = statistics.median(with_evidence[key]), statistics.median(without[key])
-        chance = chance_of(with_evidence[key], without[key])
+        chance = chance_share(with_evidence[key], without[key])
         costs = ours > max(MOST_RATIO * bare, bare + SLACK_US) and chance < CHANCE
         yield {
             "size_bytes": str(key[0]),
@@ -98,8 +98,8 @@ def compare(with_evidence: Times, without: Times) -> Iterator[dict[str, str]]:
         }
 
 
-def chance_of(with_evidence: list[float], without: list[float]) -> float:
-    """How often medians would differ by as much if evidence made no difference: a permutation test, one-sided."""
+def chance_share(with_evidence: list[float], without: list[float]) -> float:
+    """Return how often medians would differ as much if evidence cost nothing: a one-sided permutation test."""
     times, ours = np.array(with_evidence + without), len(with_evidence)
     shuffled = np.random.default_rng(seed=0).permuted(np.tile(times, (RELABELLINGS, 1)), axis=1)
     differences = np.median(shuffled[:, :ours], axis=1) - np.median(shuffled[:, ours:], axis=1)
@@ -107,7 +107,7 @@ def chance_of(with_evidence: list[float], without: list[float]) -> float:
 
 
 def show(rows: list[dict[str, str]]) -> int:
-    """The table; how many sizes cost more than they may."""
+    """Print the table; return how many sizes cost more than the bound."""
     print(f"{'size':>12} {'placement':>13} {'with µs':>12} {'without µs':>12} {'ratio':>8} {'chance':>8} {'spread':>7}")
     for row in rows:
         print(

@@ -1,13 +1,13 @@
-"""How fast `gpubench explain` reads a log of a given size, and how much memory it takes: MB/s of one core, peak MiB.
+"""Measure how fast `gpubench explain` reads a log of a chosen size, and its memory: MB/s of one core, peak MiB.
 
     python -m benchmarks.explain_speed --ranks 1024 --megabytes 1000
 
-It writes the logs of a job, one file a rank or all in one, as NCCL 2.28 would: per rank a communicator of all ranks,
-one of its node and one of the ranks with its place on every node, each connected with both neighbours over 16 channels;
-the first also all to all, over as many channels as the size asks for; then rank 0's TUNING lines until the size is
-reached, with `--operations` each behind the line of COLL.
-Eight ranks a node, P2P inside and InfiniBand with GPUDirect RDMA between nodes; `--sockets` has sockets instead.
-1 MB is 1e6 bytes. Speed is the log's size over the processor seconds of the whole command, start and report included.
+It writes the logs of a job, one file per rank or all in one, as NCCL 2.28 would. Each rank has a communicator of all
+ranks, one of its node, and one of the ranks with its place on every node; in each it connects to both neighbours over
+16 channels. In the first it also connects to all ranks, over as many channels as the size needs. Then TUNING lines of
+rank 0 follow until the size is reached, with `--operations` each after a COLL line. A node has eight ranks, which use
+P2P. Nodes use InfiniBand with GPUDirect RDMA, or sockets with `--sockets`. 1 MB is 1e6 bytes. The speed is the log's
+size over the processor seconds of the whole command.
 """
 
 import argparse
@@ -26,7 +26,6 @@ SIZES = [2**power for power in range(3, 30)]
 
 
 def main() -> None:
-    """Write a log, read it, print what that took."""
     arguments = parse()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         size = write(Path(folder), arguments)
@@ -44,7 +43,6 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--megabytes", type=float, default=200)
@@ -58,7 +56,7 @@ def parse() -> argparse.Namespace:
 
 
 def write(folder: Path, arguments: argparse.Namespace) -> int:
-    """Write the logs; their size in bytes."""
+    """Write the logs; return their size in bytes."""
     ranks, wanted = arguments.ranks, int(arguments.megabytes * 1e6)
     line_bytes, pairs = 95, max(ranks * (ranks - 1) * 2, 1)
     rings = ranks * 3 * CHANNELS * 4 * line_bytes
@@ -82,7 +80,7 @@ def write(folder: Path, arguments: argparse.Namespace) -> int:
 
 
 def take(lines: Iterator[str], write_line: Callable[[str], object]) -> bool:
-    """Write the next 100 lines; whether there were any."""
+    """Write the next 100 lines; return False if there were none."""
     some = [line for _, line in zip(range(100), lines, strict=False)]
     for line in some:
         write_line(line)
@@ -90,13 +88,13 @@ def take(lines: Iterator[str], write_line: Callable[[str], object]) -> bool:
 
 
 def operation(head: str, name: str, handle: int, ranks: int) -> str:
-    """What the subsystem COLL says of an operation."""
+    """Return NCCL's COLL line of an operation."""
     buffers = "sendbuff 0x7f9266e00000 recvbuff 0x7f926ae00000 count 256 datatype 7 op 0 root 0"
     return f"{head}{name}: opCount 0 {buffers} comm {handle:#x} [nranks={ranks}] stream 0x557b64464420\n"
 
 
 class Job:
-    """A job's ranks and what they write."""
+    """A job's ranks and their log lines."""
 
     def __init__(self, ranks: int, channels: int, across: str) -> None:
         self.ranks = ranks
@@ -109,11 +107,10 @@ class Job:
         self.communicators += [(0xC000 + place, world[place::PER_NODE]) for place in range(min(PER_NODE, ranks))]
 
     def head(self, rank: int) -> str:
-        """What stands before every message."""
+        """Return the prefix of a rank's messages."""
         return f"node{rank // PER_NODE:03}:{1000 + rank}:{1000 + rank} [{rank % PER_NODE}] NCCL INFO "
 
     def lines(self, rank: int) -> Iterator[str]:
-        """All that a rank writes."""
         head, place = self.head(rank), rank % PER_NODE
         yield f"{head}NCCL version 2.28.9+cuda13.0\n"
         yield f"{head}NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>\n"
@@ -136,7 +133,7 @@ class Job:
                 yield from self.pair(head, self.communicators[0][1], rank, peer, sends=sends, index=1)
 
     def rings(self, head: str, members: list[int], own: int) -> Iterator[str]:
-        """Connections to both neighbours."""
+        """Yield the connections to both neighbours."""
         size = len(members)
         for peer in dict.fromkeys(((own + 1) % size, (own - 1) % size)):
             if peer != own:
@@ -144,7 +141,7 @@ class Job:
                 yield from self.pair(head, members, own, peer, sends=True, index=0)
 
     def pair(self, head: str, members: list[int], own: int, peer: int, *, sends: bool, index: int) -> Iterator[str]:
-        """One end of the connection of two ranks, over all channels."""
+        """Yield one end of the connection of two ranks, over all channels."""
         inside = members[own] // PER_NODE == members[peer] // PER_NODE
         if inside and not sends:
             return
@@ -156,7 +153,7 @@ class Job:
             yield f"{head}Channel {channel:02}/{index} : {ends}{end} via {via}\n"
 
     def tunings(self, *, operations: bool) -> Iterator[str]:
-        """What rank 0 says of operations of every size, in turn of three communicators."""
+        """Yield rank 0's lines about operations of every size, on three communicators in turn."""
         head = self.head(0)
         for number in (0, 1, len(self.communicators) - min(PER_NODE, self.ranks)):
             for size in SIZES:

@@ -1,10 +1,11 @@
-"""False alarms of the verdict on speed: sweeps of every collective on this host's GPUs, which are taken for healthy.
+"""Count false alarms of the verdict on speed: sweeps of every collective on this host's GPUs, which must be
+healthy.
 
     python -m benchmarks.healthy_speed --ranks 1,2,4 --runs 2
 
-Each run is `gpubench COLLECTIVE` with its default sizes and iterations. Prints a line a run, with the row that came
-nearest to being slow, and passes when no run has a row that is not PASS. Whether the machine is healthy is for you to
-know: one that is not ends here with alarms that are none.
+Each run is `gpubench COLLECTIVE` with its default sizes and iterations. It prints a line per run, with the slowest row
+against its expectation, and passes if every row of every run is PASS. On a machine that is not healthy, the alarms are
+no false ones.
 """
 
 import argparse
@@ -16,7 +17,6 @@ from gpubench.collectives.registry import SUMMARIES
 
 
 def main() -> None:
-    """Run everything, and exit 1 where there was an alarm."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="2", help="numbers of ranks, with commas")
     parser.add_argument("--runs", type=int, default=2)

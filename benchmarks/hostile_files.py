@@ -1,8 +1,8 @@
-"""What becomes of files that a stranger made to break who reads them: seconds, peak MiB, exit code, last words.
+"""Measure what files do that are made to break their reader: seconds, peak MiB, exit code, last words.
 
     python -m benchmarks.hostile_files --only logs
 
-Each attack runs in a process of its own, which is ended after `--seconds` and may have `--gigabytes` of address space.
+Each attack runs in a process of its own, limited to `--seconds` and to `--gigabytes` of address space.
 """
 
 import argparse
@@ -22,8 +22,6 @@ _EXPECTED_SECONDS, _EXPECTED_MIB = 25, 1024
 
 @dataclass(frozen=True)
 class Measured:
-    """What became of an attack."""
-
     seconds: float
     mib: int
     code: int
@@ -32,14 +30,13 @@ class Measured:
 
 
 def main() -> None:
-    """Run every attack that is asked for and print a table."""
     arguments = parse()
     print(f"{'reader':<9} {'attack':<52} {'s':>6} {'MiB':>6} {'code':>4}  ended")
     well = total = 0
     for kind, attacks in HOSTILE.items():
         for attack in attacks:
             if arguments.only in (None, kind) and arguments.name in attack.name:
-                found = measured(attack, seconds=arguments.seconds, gigabytes=arguments.gigabytes)
+                found = run_attack(attack, seconds=arguments.seconds, gigabytes=arguments.gigabytes)
                 total, well = total + 1, well + found.is_well
                 mark = "" if found.is_well else "! "
                 line = f"{found.seconds:6.1f} {found.mib:6} {found.code:>4}  {mark}{found.ended}"
@@ -48,7 +45,6 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=tuple(HOSTILE))
     parser.add_argument("--name", default="", help="attacks with this in their name")
@@ -57,8 +53,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measured(attack: HostileFile, *, seconds: float, gigabytes: int) -> Measured:
-    """Run one attack; it is well where it ended in time, in little memory, and said what it should."""
+def run_attack(attack: HostileFile, *, seconds: float, gigabytes: int) -> Measured:
+    """Run one attack; it is well if it ended in time, in little memory, and with the expected message."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
         most_bytes = gigabytes * 2**30
         job = subprocess.Popen(

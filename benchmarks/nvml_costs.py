@@ -1,9 +1,9 @@
-"""What each question of `gpubench watch` costs NVML, in milliseconds of a core for one GPU of this host.
+"""Measure what each NVML query of `gpubench watch` costs, in milliseconds of a core for one GPU of this host.
 
     python -m benchmarks.nvml_costs
 
-Each is asked many times with a pause in between, as a watch asks: what runs now and then finds its caches cold. Time in
-the driver's library and time in the kernel are told apart.
+Each query runs many times with a pause in between, as in a watch, so that it meets cold caches. Time in the driver's
+library and time in the kernel are shown apart.
 """
 
 import argparse
@@ -34,7 +34,6 @@ ERRORS, ALL_LINKS = (161, 162, 163), 0xFFFFFFFF
 
 
 def main() -> None:
-    """Time all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=60)
     parser.add_argument("--pause", type=float, default=0.01, help="seconds between two of them (default 0.01)")
@@ -54,7 +53,7 @@ def main() -> None:
         library.nvmlGpmSampleGet(handle, before)
         timed("GPM sample", lambda: library.nvmlGpmSampleGet(handle, after))
         for metrics in METRICS:
-            timed(f"GPM metrics {metrics}", lambda metrics=metrics: asked(library, before, after, metrics))  # type: ignore[misc]
+            timed(f"GPM metrics {metrics}", lambda metrics=metrics: get_metrics(library, before, after, metrics))  # type: ignore[misc]
     timed("NVLink counters, sum of links", lambda: read_link_counters(queries, NVLINK_COUNTERS))
     timed("PCIe counters", lambda: read_link_counters(queries, PCIE_COUNTERS))
     timed("processes, names and all", lambda: read_processes(queries))
@@ -67,8 +66,8 @@ def main() -> None:
     timed("a whole reading of one GPU", NvmlTraffic(library, [0]).read)
 
 
-def asked(library: Any, before: Any, after: Any, metrics: tuple[int, ...]) -> Any:
-    """Averages of metrics between two samples."""
+def get_metrics(library: Any, before: Any, after: Any, metrics: tuple[int, ...]) -> Any:
+    """Return averages of metrics between two samples."""
     question = library.c_nvmlGpmMetricsGet_t()
     question.version, question.numMetrics = library.NVML_GPM_METRICS_GET_VERSION, len(metrics)
     question.sample1, question.sample2 = before, after
@@ -78,7 +77,7 @@ def asked(library: Any, before: Any, after: Any, metrics: tuple[int, ...]) -> An
 
 
 def cost(question: Callable[[], Any], times: int, pause: float) -> str:
-    """'0.412 ms: 0.100 here, 0.312 in the kernel'."""
+    """Return a text such as '0.412 ms: 0.100 here, 0.312 in the kernel'."""
     question()
     before, whole = os.times(), time.process_time()
     for _ in range(times):
@@ -87,8 +86,8 @@ def cost(question: Callable[[], Any], times: int, pause: float) -> str:
     whole, after = time.process_time() - whole, os.times()
     user, system = after.user - before.user, after.system - before.system
     share = user / (user + system) if user + system else 1.0
-    each = 1000 * whole / times
-    return f"{each:.3f} ms: {each * share:.3f} here, {each * (1 - share):.3f} in the kernel"
+    milliseconds = 1000 * whole / times
+    return f"{milliseconds:.3f} ms: {milliseconds * share:.3f} here, {milliseconds * (1 - share):.3f} in the kernel"
 
 
 if __name__ == "__main__":

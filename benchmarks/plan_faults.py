@@ -1,11 +1,13 @@
-"""What a fault costs, predicted from the healthy fabric alone, beside steps that were measured with the fault.
+"""Compare the cost of a fault, predicted from the healthy fabric alone, with steps that were measured with the
+fault.
 
     python -m benchmarks.plan_faults
     python -m benchmarks.plan_faults --markdown         # the table of docs/plan.md
 
-A step with NCCL_P2P_DISABLE=1, and `gpubench plan --fault link0-1:staged=yes` of the same model: in go its forward and
-backward on one GPU, the curves and `gpubench overlap` of the healthy fabric. What the fault makes of a collective is
-the model of `gpubench.simulated.times`, whose two shares are of collectives on such a fabric, and of no step.
+The measured steps ran with NCCL_P2P_DISABLE=1; the prediction is `gpubench plan --fault link0-1:staged=yes` of the same
+model. Its input is the forward and backward pass on one GPU, the curves, and `gpubench overlap` of the healthy fabric.
+`gpubench.simulated.times` models the fault's effect on a collective; its two shares come from collectives on such a
+fabric, not from steps.
 """
 
 import argparse
@@ -31,7 +33,7 @@ FAULT = "link0-1:staged=yes"
 
 @dataclass(frozen=True, slots=True)
 class FaultCell:
-    """A step that was measured with the fault, and the step without and with it as predicted."""
+    """A step that was measured with the fault, and its predictions without and with it."""
 
     measured: Cell
     healthy: StepPrediction
@@ -44,7 +46,6 @@ class FaultCell:
 
 
 def main() -> None:
-    """All staged steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--markdown", action="store_true")
@@ -54,7 +55,7 @@ def main() -> None:
 
 
 def fault_cells(folder: Path) -> Iterator[FaultCell]:
-    """Of every step that was measured on the staged fabric."""
+    """Yield every step that was measured on the staged fabric."""
     profile = load("hgx-h200-2")
     machine = PlannedMachine(
         gpu=profile.gpu.name,
@@ -75,15 +76,15 @@ def fault_cells(folder: Path) -> Iterator[FaultCell]:
 
 
 def table(found: Sequence[FaultCell], *, markdown: bool) -> Iterator[str]:
-    """A line a step, and the errors of those that no host holds up."""
+    """Yield a line per step, then the errors of those that are not bound by their host."""
     heads = ("run", "model", "layout", "setting", "healthy, predicted", "fault, predicted", "measured", "error %")
     rows = [
         (
-            *(str(each.measured.run), each.measured.model, each.measured.layout, str(each.measured.setting)),
-            *(f"{value * 1e3:.1f}" for value in (each.healthy.seconds, each.faulty.seconds)),
-            *(f"{each.measured.measured_ms:.1f}", f"{each.error:+.1f}"),
+            *(str(cell.measured.run), cell.measured.model, cell.measured.layout, str(cell.measured.setting)),
+            *(f"{value * 1e3:.1f}" for value in (cell.healthy.seconds, cell.faulty.seconds)),
+            *(f"{cell.measured.measured_ms:.1f}", f"{cell.error:+.1f}"),
         )
-        for each in found
+        for cell in found
     ]
     if markdown:
         yield f"| {' | '.join(heads)} |"
@@ -94,7 +95,7 @@ def table(found: Sequence[FaultCell], *, markdown: bool) -> Iterator[str]:
             "  ".join(f"{cell:>{max(8, len(head))}}" for cell, head in zip(row, heads, strict=True))
             for row in [heads, *rows]
         )
-    errors = [abs(each.error) for each in found if not each.measured.is_held_up_by_host]
+    errors = [abs(cell.error) for cell in found if not cell.measured.is_held_up_by_host]
     yield ""
     yield f"{len(errors)} steps: median error {statistics.median(errors):.1f} %, worst {max(errors):.1f} %"
 

@@ -1,12 +1,12 @@
-"""Predictions of `gpubench plan` beside training steps that others published: every row, and how many hold.
+"""Compare predictions of `gpubench plan` with published training steps: every row, and how many are right.
 
     python -m benchmarks.plan_published                      # the table, and the figures below it
     python -m benchmarks.plan_published --markdown           # the tables of docs/plan_published.md, by publication
     python -m benchmarks.plan_published --set practice       # one set alone
     python -m benchmarks.plan_published --only 'H100 7b'     # series of that name alone
 
-`plan_published.toml` has the rows and where they are from. Each is predicted twice: as a range, from the model and the
-profile alone, and with one number, what the first row of its series was measured to reach (`--tokens-per-second`).
+`plan_published.toml` has the rows and their sources. Each is predicted twice: as a range, from the model and the
+profile alone, and as one number, calibrated with the published speed of its series' first row (`--tokens-per-second`).
 """
 
 import argparse
@@ -38,12 +38,12 @@ _SETS = {
     "held_out": "Held out",
 }
 _NODE = {"gb200-nvl72": 4, "gb300-nvl72": 4}
-"""GPUs a node, where they are not eight."""
+"""GPUs per node, if not eight."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedStep:
-    """A published figure, in tokens a second and GPU, and what plan is asked for it."""
+    """A published figure in tokens per second and GPU, and the plan that predicts it."""
 
     table: str
     use: str
@@ -57,7 +57,7 @@ class PublishedStep:
 
 @dataclass(frozen=True, slots=True)
 class PublishedPrediction:
-    """What plan says of it, in tokens a second and GPU; `calibrated` of None: it is the row that was calibrated on."""
+    """The prediction, in tokens per second and GPU; `calibrated` is None for the row that calibrates its series."""
 
     published: PublishedStep
     least: float
@@ -66,7 +66,7 @@ class PublishedPrediction:
 
     @property
     def is_inside(self) -> bool:
-        """True where the range holds the published figure."""
+        """True if the range contains the published figure."""
         return self.least <= self.published.tokens <= self.most
 
     @property
@@ -76,7 +76,6 @@ class PublishedPrediction:
 
 
 def published_steps(path: Path = PUBLISHED) -> Iterator[PublishedStep]:
-    """Every row of the file."""
     with path.open("rb") as file:
         document = tomllib.load(file)
     for table in document["tables"]:
@@ -105,7 +104,7 @@ def published_steps(path: Path = PUBLISHED) -> Iterator[PublishedStep]:
 
 
 def predictions(steps: Sequence[PublishedStep]) -> Iterator[PublishedPrediction]:
-    """Of every step; the first of each series is what the others are calibrated on."""
+    """Yield a prediction for every step; the first of each series calibrates the others."""
     firsts: dict[str, PublishedStep] = {}
     for step in steps:
         first = firsts.setdefault(step.series, step)
@@ -121,13 +120,13 @@ def predictions(steps: Sequence[PublishedStep]) -> Iterator[PublishedPrediction]
 
 
 def _predicted(step: PublishedStep, measured: PublishedStep | None = None) -> StepPrediction:
-    """A step, where another was measured with the computation that follows from that one."""
+    """Predict a step; `measured` is another whose published speed calibrates the computation."""
     job, (layout,) = _job_of(step, step.plan)
     if measured is not None:
         found, _ = _job_of(
             measured, dataclasses.replace(measured.plan, tokens_per_second=measured.tokens * measured.gpus)
         )
-        # Another microbatch takes as much longer as it has tokens.
+        # The computation grows with the tokens of a microbatch.
         job = replace(job, compute=found.compute.scaled(step.model.tokens / measured.model.tokens))
     count = microbatches_of(step.plan, step.model, layout)
     return predict(replace(job, layout=layout, settings=replace(job.settings, microbatches=count)))
@@ -138,14 +137,12 @@ def _job_of(step: PublishedStep, plan: TrainingPlan) -> tuple[StepJob, list[Para
 
 
 def main() -> None:
-    """All rows, and what they add up to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", choices=tuple(_SETS))
     parser.add_argument("--only", default="")
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
-    given = published_steps()
-    steps = [each for each in given if arguments.set in (None, each.use) and arguments.only in each.series]
+    steps = [step for step in published_steps() if arguments.set in (None, step.use) and arguments.only in step.series]
     try:
         found = list(predictions(steps))
     except GpubenchError as error:
@@ -155,9 +152,9 @@ def main() -> None:
 
 
 def table(found: Sequence[PublishedPrediction]) -> Iterator[str]:
-    """One line per row, and below each set how many hold."""
+    """Yield a line per row, and after each set how many are right."""
     for use, heading in _SETS.items():
-        rows = [each for each in found if each.published.use == use]
+        rows = [row for row in found if row.published.use == use]
         if not rows:
             continue
         yield heading
@@ -168,39 +165,39 @@ def table(found: Sequence[PublishedPrediction]) -> Iterator[str]:
 
 
 def summary(found: Sequence[PublishedPrediction]) -> Iterator[str]:
-    """For each set one Markdown row per publication, then how many hold, and every row outside its range."""
+    """Yield Markdown for each set: a row per publication, how many are right, and every row outside its range."""
     for use, heading in _SETS.items():
-        rows = [each for each in found if each.published.use == use]
+        rows = [row for row in found if row.published.use == use]
         if not rows:
             continue
         yield from (f"## {heading}", "| runs | inside | GPUs | off by at most |", "|---|--:|--:|--:|")
-        for name, own in group_by(rows, lambda each: each.published.table).items():
-            gpus = sorted({each.published.gpus for each in own})
-            errors = [abs(each.error) for each in own if each.error is not None]
+        for name, own in group_by(rows, lambda row: row.published.table).items():
+            gpus = sorted({row.published.gpus for row in own})
+            errors = [abs(row.error) for row in own if row.error is not None]
             off = f"{max(errors):.1f} %" if errors else "-"
-            inside = f"{sum(each.is_inside for each in own)} of {len(own)}"
+            inside = f"{sum(row.is_inside for row in own)} of {len(own)}"
             yield f"| {name} | {inside} | {'-'.join(map(str, dict.fromkeys((gpus[0], gpus[-1]))))} | {off} |"
         yield from ("", _sums(rows), "")
         outside = [row for row in rows if not row.is_inside]
         if outside:
             yield from ("| outside | GPUs | published | range |", "|---|--:|--:|--:|")
-            for each in outside:
-                run, ranks, _, *figures = _cells(each)[:5]
+            for row in outside:
+                run, ranks, _, *figures = _cells(row)[:5]
                 yield f"| {' | '.join((run, ranks, *figures))} |"
             yield ""
 
 
-def _cells(each: PublishedPrediction) -> tuple[str, ...]:
-    step = each.published
+def _cells(row: PublishedPrediction) -> tuple[str, ...]:
+    step = row.published
     return (
         step.series,
         str(step.gpus),
         step.options,
         f"{step.tokens:,.0f}",
-        f"{each.least:,.0f} to {each.most:,.0f}",
-        "yes" if each.is_inside else "no",
-        "-" if each.calibrated is None else f"{each.calibrated:,.0f}",
-        "-" if each.error is None else f"{each.error:+.1f} %",
+        f"{row.least:,.0f} to {row.most:,.0f}",
+        "yes" if row.is_inside else "no",
+        "-" if row.calibrated is None else f"{row.calibrated:,.0f}",
+        "-" if row.error is None else f"{row.error:+.1f} %",
     )
 
 

@@ -1,15 +1,16 @@
-"""Real training steps of PyTorch on the GPUs here, timed: what `benchmarks.plan_validation` holds predictions against.
+"""Time real training steps of PyTorch on the GPUs here, for `benchmarks.plan_validation` to compare with
+predictions.
 
     torchrun --standalone --nproc-per-node 2 -m benchmarks.plan_steps --fabric healthy --folder steps/
 
-Forward and backward, no optimizer, bf16, the gradients of one microbatch; a step is the time between two events at its
-beginning, the median of `--steps`. Every rank's figures are written to `FOLDER/FABRIC.rank0.json`:
+Forward and backward, no optimizer, bf16, the gradients of one microbatch. A step is the time between two events at its
+beginning; the median of `--steps` counts. Rank 0's figures are written to `FOLDER/FABRIC.rank0.json`:
 
-- `single`: each model on one GPU, forward and backward apart, all GPUs at once and nothing communicated;
-- `contention`: collectives beside a model's own forward and backward, and beside GEMMs, neither being a training step;
+- `single`: each model on one GPU, forward and backward apart, on all GPUs at once and without communication;
+- `contention`: collectives beside a model's own forward and backward, and beside GEMMs; neither is a training step;
 - `steps`: DDP by bucket size, FSDP2 with and without prefetch, tensor parallelism, a pipeline.
 
-The settings of a fabric (NCCL_MAX_CTAS, NCCL_P2P_DISABLE) are the environment's; `--fabric` is what it is called.
+The environment sets up the fabric (NCCL_MAX_CTAS, NCCL_P2P_DISABLE); `--fabric` is its name.
 """
 
 import argparse
@@ -29,9 +30,8 @@ Part = Callable[["Rank", str, dict[str, Any]], None]
 
 
 def main() -> None:
-    """Measure what was asked for; rank 0 writes it down."""
     arguments = parse()
-    # PyTorch is wanted from here on, and not by --help.
+    # Imported here, so that --help needs no PyTorch.
     from torch.distributed import destroy_process_group
 
     from benchmarks.training.timing import Rank
@@ -45,7 +45,6 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fabric", default="healthy")
     parser.add_argument("--folder", type=Path, default=Path("steps"))
@@ -60,7 +59,7 @@ def parse() -> argparse.Namespace:
 
 
 def _parts() -> Mapping[str, Part]:
-    """By the words of --what."""
+    """Return the parts by their names in --what."""
     from benchmarks.training.contention import contention
     from benchmarks.training.layouts import ddp, fsdp, pp, tp
     from benchmarks.training.single import again, single
@@ -70,7 +69,7 @@ def _parts() -> Mapping[str, Part]:
 
 
 def measure(rank: "Rank", parts: Mapping[str, Part]) -> None:
-    """All parts, each model after the other; a part that fails is written down and does not end the rest."""
+    """Run all parts for each model; note a part that fails, and go on."""
     import torch
 
     from benchmarks.training.single import copy_gb_s
@@ -95,7 +94,6 @@ def measure(rank: "Rank", parts: Mapping[str, Part]) -> None:
 
 
 def write(rank: "Rank") -> None:
-    """Rank 0's figures as JSON."""
     if rank.number == 0:
         folder = rank.arguments.folder
         folder.mkdir(parents=True, exist_ok=True)

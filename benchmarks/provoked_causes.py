@@ -1,11 +1,11 @@
-"""Slow all the same: every cause that can be provoked on GPUs of this host, if it is named, and what its cure gives.
+"""Provoke every cause that GPUs of this host allow; see whether gpubench names it, and what the cure gives.
 
     python -m benchmarks.provoked_causes --csv provoked.csv
 
-A small sweep with each cause, and one after it: GB/s of the largest size, µs of the smallest, the verdict and the first
-finding. Settings, files and foreign processes are set up here and taken away again; clocks, power and MIG are left
-alone. Passes when every run with a cause that slows it down names it first, and every other run is PASS.
-Needs two GPUs or more, and for /etc/nccl.conf the right to write it (`--etc`).
+Each cause gets a small sweep with it and one without: GB/s of the largest size, µs of the smallest, the verdict and the
+first finding. Settings, files and foreign processes are set up and removed here; clocks, power and MIG are left alone.
+Passes if every run with a cause names it first, and every run without is PASS. Needs two GPUs or more, and for `--etc`
+the right to write /etc/nccl.conf.
 """
 
 import argparse
@@ -17,14 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 SIZES = "1K,64K,1M,16M,256M"
 SETTLING_SECONDS = 4.0
-"""Until a foreign process has imported CuPy and keeps its GPU busy."""
+"""A foreign process imports CuPy and loads its GPU within this time."""
 
 ETC = Path("/etc/nccl.conf")
 _GEMM = """
@@ -48,7 +48,7 @@ _LOOP = "while True: pass"
 
 @dataclass(frozen=True)
 class Provocation:
-    """A cause: its environment, its command before gpubench's, what runs beside it, and the ids that may name it."""
+    """A cause: its environment, the command before gpubench's, the programs beside it, and the ids that may name it."""
 
     name: str
     ids: tuple[str, ...]
@@ -65,7 +65,6 @@ def _set(name: str, value: str, *ids: str, collective: str = "allreduce") -> Pro
 
 
 def provocations(*, etc: bool) -> list[Provocation]:
-    """All that this host can be asked for."""
     found = [
         _set("NCCL_MAX_NCHANNELS", "1", "nccl-few-channels"),
         _set("NCCL_MAX_CTAS", "1", "nccl-few-channels"),
@@ -94,7 +93,7 @@ def provocations(*, etc: bool) -> list[Provocation]:
 
 
 def main() -> None:
-    """Run everything, print the table, and exit 1 where a cause was not named, or a healthy run was not PASS."""
+    """Run everything, print the table, and exit with 1 if a cause is missed or a healthy run is not PASS."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--etc", action="store_true", help="write /etc/nccl.conf too, and take it away again")
@@ -125,16 +124,16 @@ _COLUMNS = (("cause", 38), ("gb_s", 7), ("us", 7), ("verdict", 7), ("found", 24)
             ("us_after", 7), ("verdict_after", 5))  # fmt: skip
 
 
-def _row(each: Provocation, slow: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+def _row(provocation: Provocation, slow: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     graver = [finding for finding in slow["findings"] if finding["severity"] in ("FAIL", "WARN")]
     first = graver[0]["id"] if graver else ""
     return {
-        "cause": each.name,
+        "cause": provocation.name,
         "gb_s": slow["gb_s"],
         "us": slow["us"],
         "verdict": slow["verdict"],
         "found": first,
-        "named": "yes" if first in each.ids else "NO",
+        "named": "yes" if first in provocation.ids else "NO",
         "gb_s_after": after["gb_s"],
         "us_after": after["us"],
         "verdict_after": after["verdict"],
@@ -143,51 +142,38 @@ def _row(each: Provocation, slow: dict[str, Any], after: dict[str, Any]) -> dict
 
 
 @contextlib.contextmanager
-def _provoked(each: Provocation) -> Iterator[dict[str, str]]:
-    """The environment of a run with the cause; all of it is gone afterwards."""
-    environment = dict(os.environ) | dict(each.environment)
+def _provoked(provocation: Provocation) -> Iterator[dict[str, str]]:
+    """Set up the cause and yield the environment of its run; undo everything afterwards."""
+    environment = dict(os.environ) | dict(provocation.environment)
     with contextlib.ExitStack() as stack:
-        if each.file == str(ETC):
+        if provocation.file == str(ETC):
             if ETC.exists():
                 sys.exit(f"{ETC} exists: it is not overwritten")
             ETC.write_text("NCCL_MAX_NCHANNELS=1\n")
             stack.callback(ETC.unlink)
-        elif each.file:
+        elif provocation.file:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            (folder / "nccl.conf").write_text(each.file)
+            (folder / "nccl.conf").write_text(provocation.file)
             environment["NCCL_CONF_FILE"] = str(folder / "nccl.conf")
-        for source in each.beside * each.copies:
+        for source in provocation.beside * provocation.copies:
             process = subprocess.Popen([sys.executable, "-c", source], env=dict(os.environ))
-            stack.callback(_ending(process))
-        time.sleep(SETTLING_SECONDS if each.beside else 0.0)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        time.sleep(SETTLING_SECONDS if provocation.beside else 0.0)
         yield environment
 
 
-def _ending(process: "subprocess.Popen[bytes]") -> Callable[[], None]:
-    def end() -> None:
-        process.kill()
-        process.wait()
-
-    return end
-
-
-def _measured(each: Provocation, environment: dict[str, str]) -> dict[str, Any]:
-    """The verdict of a run, its findings and last sentence, GB/s of its largest size and µs of its smallest."""
-    given = ("--sizes", SIZES, "--out-of-place", "--format", "json", "--no-progress")
-    command = [*each.prefix, sys.executable, "-m", "gpubench", each.collective, *given]
+def _measured(provocation: Provocation, environment: dict[str, str]) -> dict[str, Any]:
+    """Run gpubench; return verdict, findings, last sentence, GB/s of the largest size and µs of the smallest."""
+    options = ("--sizes", SIZES, "--out-of-place", "--format", "json", "--no-progress")
+    command = [*provocation.prefix, sys.executable, "-m", "gpubench", provocation.collective, *options]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
     try:
-        document = json.loads(result.stdout)
+        document: dict[str, Any] = json.loads(result.stdout)
     except ValueError:
         return {"verdict": "NONE", "findings": [], "sentence": result.stderr[-300:], "gb_s": "", "us": ""}
     rows = document["rows"]
-    return {
-        "verdict": document["verdict"],
-        "findings": document["findings"],
-        "sentence": document["sentence"],
-        "gb_s": f"{rows[-1]['busbw_gb_s']:.1f}",
-        "us": f"{rows[0]['time_us']:.1f}",
-    }
+    return document | {"gb_s": f"{rows[-1]['busbw_gb_s']:.1f}", "us": f"{rows[0]['time_us']:.1f}"}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Hold what is expected of collectives against what others published of their machines.
+"""Compare the expected times of collectives with published measurements.
 
-`tests/published/collectives.csv` has figures and their sources. Rows of `use` tuned were seen when constants, or how
-far from them FAIL is, were chosen; the held-out ones were not. `state` is what the source says of the machine: healthy,
-questioned (somebody asks whether it is), ill, or threshold: somebody fails machines below. NICs with an e are plain
-Ethernet. With a question mark the table does not say which there are. Rows of one node have
-none. Run as `python -m benchmarks.published_collectives`.
+    python -m benchmarks.published_collectives
+
+`tests/published/collectives.csv` has the figures and their sources. Rows of `use` tuned helped to choose constants and
+the bound of FAIL; held-out rows did not. `state` is what the source says of the machine: healthy, questioned (somebody
+asks whether it is healthy), ill, or threshold (somebody rejects machines below it). NICs with an e are plain Ethernet;
+a question mark means that the source does not name them. Rows of one node have none.
 """
 
 import csv
@@ -22,7 +23,7 @@ from gpubench.model.results.report import CollectiveRow, Verified
 from gpubench.model.results.speed import ExpectedTime
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.statistics import Mode
-from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, format_size
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, format_size, group_by
 from gpubench.model.terms.verdict import Origin, Verdict, worst_verdict
 from gpubench.profiles import load, profile_names
 
@@ -32,7 +33,7 @@ LARGE_BYTES = 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One published figure, with its row and what is expected of it."""
+    """One published figure, with its row and the expected time."""
 
     use: str
     state: str
@@ -49,24 +50,26 @@ class Published:
 
     @property
     def ratio(self) -> float:
-        """Predicted over published busbw."""
+        """Expected over published busbw."""
         return self.predicted_gb_s / self.row.reached_gb_s
 
     @property
     def is_near(self) -> bool:
-        """True within 25 % from 128 MiB on, and within a factor of 2 below."""
+        """True if within 25 % from 128 MiB on, and within a factor of 2 below."""
         most = 1.25 if self.row.size_bytes >= LARGE_BYTES else 2.0
         return 1 / most <= self.ratio <= most
 
     def verdict(self, slower: float = 1.0) -> Verdict:
-        """The verdict on the figure, or on that of a machine so many times slower; SKIP if the expectation is."""
+        """Return the verdict on the figure, or on a machine `slower` times as slow; SKIP if the expectation is in
+        doubt.
+        """
         row = replace(self.row, time_us=slower * self.row.time_us)
         return Verdict.SKIP if self.expected.doubt(row) else self.expected.verdict(row)
 
 
 @cache
 def read() -> tuple[Published, ...]:
-    """All figures of machines that a profile knows."""
+    """Return all figures of machines that have a profile."""
     known = profile_names()
     with FIGURES.open(encoding="utf-8", newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["profile"] in known]
@@ -109,13 +112,13 @@ def _published(line: dict[str, str]) -> Published:
     profile = load(line["profile"]).split_into_domains(nodes)
     joined = 1 if profile.domain is None else min(nodes, profile.domain.nodes)
     if nodes == 1:
-        own = time_from_profile(profile, collective, row, nccl=None)
-        assert own is not None, line
+        expected = time_from_profile(profile, collective, row, nccl=None)
+        assert expected is not None, line
         is_hopper = float(profile.gpu.compute_capability) >= 9 and profile.nvlink is not None
         has_nvls = is_hopper and bool(profile.nvlink and profile.nvlink.switches) and collective.name == "allreduce"
         in_switches = 2 * (ranks - 1) / (ranks + 1) if has_nvls else 1
         most = profile.carried_gb_s(collective.name, ranks) * max(1.0, in_switches)
-        return Published(line["use"], line["state"], line["source"], profile.name, row, own, most)
+        return Published(line["use"], line["state"], line["source"], profile.name, row, expected, most)
     rdma = not line["nics_gbit_s"].endswith("e")
     network = NodeNetwork(nodes // joined, ranks, joined * count * rate / 8, rate / 8, rdma)
     expected = time_from_network(collective, row, network, profile, nics_known=not line["nics_gbit_s"].endswith("?"))
@@ -129,9 +132,9 @@ def _published(line: dict[str, str]) -> Published:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How far predictions are off, and what verdicts healthy machines and those of half their speed get.
+    """How far predictions are off, and the verdicts on healthy machines and on machines of half their speed.
 
-    Verdicts are of tables, the gravest of their rows each, as the last line of a report tells it.
+    Verdicts are of tables: the gravest of a table's rows, as the last line of a report has it.
     """
 
     near: int
@@ -143,15 +146,13 @@ class Bounds:
 
     @classmethod
     def of(cls, figures: Sequence[Published]) -> "Bounds":
-        """Over the healthy figures of these."""
+        """Return the bounds over the healthy figures."""
         healthy = [figure for figure in figures if figure.state == "healthy"]
-        tables: dict[str, list[Published]] = {}
-        for each in healthy:
-            tables.setdefault(each.source, []).append(each)
-        verdicts = [worst_verdict(each.verdict() for each in table) for table in tables.values()]
-        halves = [worst_verdict(each.verdict(slower=2.0) for each in table) for table in tables.values()]
+        tables = group_by(healthy, lambda figure: figure.source)
+        verdicts = [worst_verdict(figure.verdict() for figure in table) for table in tables.values()]
+        halves = [worst_verdict(figure.verdict(slower=2.0) for figure in table) for table in tables.values()]
         return cls(
-            near=sum(each.is_near for each in healthy),
+            near=sum(figure.is_near for figure in healthy),
             figures=len(healthy),
             false_fails=verdicts.count(Verdict.FAIL),
             false_warnings=verdicts.count(Verdict.WARN),
@@ -167,12 +168,12 @@ class Bounds:
         )
 
 
-HOST_STAGED_GB_S = 28.4  # All-reduce of 2 H200s through host memory, the fastest that was seen
+HOST_STAGED_GB_S = 28.4  # The fastest all-reduce of 2 H200s through host memory that was seen
 
 
 @dataclass(frozen=True, slots=True)
 class KindRates:
-    """Tables of healthy machines of one kind, and how many get which verdict: as they are, and made ill."""
+    """Healthy machines of one kind: how many tables get each verdict, unchanged and slowed down."""
 
     tables: int
     failed: int
@@ -183,46 +184,43 @@ class KindRates:
 
     @classmethod
     def of(cls, figures: Sequence[Published]) -> "KindRates":
-        """Of the healthy figures of one kind. Only inside a node with NVLinks is a table made host-staged."""
-        tables: dict[str, list[Published]] = {}
-        for figure in figures:
-            tables.setdefault(figure.source, []).append(figure)
-        own = [_of_table(table, lambda _each: 1.0) for table in tables.values()]
-        halves = [_of_table(table, lambda _each: 2.0) for table in tables.values()]
+        """Return the rates of one kind's healthy figures; only tables of one node with NVLinks are staged through
+        the host.
+        """
+        tables = group_by(figures, lambda figure: figure.source)
+        unchanged = [_table_verdict(table, lambda _: 1.0) for table in tables.values()]
+        halves = [_table_verdict(table, lambda _: 2.0) for table in tables.values()]
         is_staged = all(figure.row.nodes == 1 and load(figure.profile).nvlink is not None for figure in figures)
         staged = [
-            _of_table(table, lambda each: max(1.0, each.row.reached_gb_s / HOST_STAGED_GB_S))
+            _table_verdict(table, lambda figure: max(1.0, figure.row.reached_gb_s / HOST_STAGED_GB_S))
             for table in tables.values()
             if is_staged
         ]
         return cls(
             tables=len(tables),
-            failed=own.count(Verdict.FAIL),
-            warned=own.count(Verdict.WARN),
-            unjudged=own.count(Verdict.SKIP),
+            failed=unchanged.count(Verdict.FAIL),
+            warned=unchanged.count(Verdict.WARN),
+            unjudged=unchanged.count(Verdict.SKIP),
             halves_passed=halves.count(Verdict.PASS),
             staged_passed=staged.count(Verdict.PASS) if is_staged else None,
         )
 
 
-def _of_table(table: Sequence[Published], slower: Callable[[Published], float]) -> Verdict:
-    """The gravest verdict of the rows; SKIP if nothing is wrong and the largest size is not judged."""
-    found = worst_verdict(each.verdict(slower(each)) for each in table)
-    largest = max(table, key=lambda each: each.row.size_bytes)
+def _table_verdict(table: Sequence[Published], slower: Callable[[Published], float]) -> Verdict:
+    """Return the gravest verdict of the rows; if that is PASS, the verdict on the largest size."""
+    found = worst_verdict(figure.verdict(slower(figure)) for figure in table)
+    largest = max(table, key=lambda figure: figure.row.size_bytes)
     return largest.verdict(slower(largest)) if found is Verdict.PASS else found
 
 
 def rates_by_kind(use: str) -> dict[tuple[str, bool], KindRates]:
-    """The rates of one part of the tables, by profile and whether several nodes are joined."""
-    kinds: dict[tuple[str, bool], list[Published]] = {}
-    for each in read():
-        if each.use == use and each.state == "healthy":
-            kinds.setdefault((each.profile, each.row.nodes > 1), []).append(each)
+    """Return the rates by profile and whether several nodes are joined."""
+    healthy = [figure for figure in read() if figure.use == use and figure.state == "healthy"]
+    kinds = group_by(healthy, lambda figure: (figure.profile, figure.row.nodes > 1))
     return {kind: KindRates.of(figures) for kind, figures in sorted(kinds.items())}
 
 
 def main() -> None:
-    """Print every figure with its prediction, and the bounds."""
     figures = read()
     print("use       state       size  published  predicted  limit  off    verdict  source")
     for figure in figures:
@@ -240,11 +238,8 @@ def main() -> None:
             staged = "–" if rates.staged_passed is None else rates.staged_passed
             counts = f"{rates.tables} | {rates.failed} | {rates.warned} | {rates.unjudged} | {rates.halves_passed}"
             print(f"| {profile}{', several nodes' if is_joined else ''} | {counts} | {staged} |")
-    ill: dict[str, list[Published]] = {}
-    for figure in figures:
-        if figure.state == "ill":
-            ill.setdefault(figure.source, []).append(figure)
-    seen = [worst_verdict(each.verdict() for each in table) is not Verdict.PASS for table in ill.values()]
+    ill = group_by([figure for figure in figures if figure.state == "ill"], lambda figure: figure.source)
+    seen = [worst_verdict(figure.verdict() for figure in table) is not Verdict.PASS for table in ill.values()]
     print(f"ill: {sum(seen)} of {len(seen)} tables not PASS")
 
 

@@ -1,13 +1,12 @@
-"""How long the facts of a machine take to read that is larger than any: 4,096 CPUs, 64 GPUs, 1,000 PCI devices.
+"""Measure how long gpubench reads a huge machine: 4,096 CPUs, 64 GPUs, 1,000 PCI devices.
 
     python -m benchmarks.read_large_machine
 
-Run at the root of a checkout. A tree of files like /sys, /proc and /dev is built in a temporary folder, and then read
-as `gpubench topo` reads the real one, `--runs` times; then all causes are looked for in what was read, as if every GPU
-could reach every other over PCIe. Printed are the seconds of the median and the fastest run, those
-of the processor, and how many files were opened and folders listed. Files of a kernel cost more to read than those of
-a disk's cache: a PCI register about a microsecond, a counter of a NIC the answer of its firmware. The exit code is 1
-when the median run takes longer than a second.
+Run at the root of a checkout. It builds a tree like /sys, /proc and /dev in a temporary folder, and reads it `--runs`
+times as `gpubench topo` reads the real one. Then it looks for all causes in the facts, as if every GPU could reach
+every other over PCIe. It prints the median and the fastest seconds, the processor's seconds, and the number of opened
+files and listed folders. A real kernel's files cost more than cached ones: a PCI register about a microsecond, a NIC's
+counter an answer of its firmware. The exit code is 1 if the median exceeds a second.
 """
 
 import argparse
@@ -38,7 +37,7 @@ _EVENTS = {"open": "files opened", "os.listdir": "folders listed", "os.scandir":
 
 
 class Count:
-    """Counts what is opened and listed, while it is switched on: an audit hook cannot be taken away again."""
+    """Count opened files and listed folders while `on` is set: Python cannot remove an audit hook."""
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
@@ -51,7 +50,7 @@ class Count:
 
 
 def timed(read: Callable[[], object], runs: int) -> tuple[list[float], list[float]]:
-    """The seconds of every run, by the clock and of the processor."""
+    """Return the seconds of every run, by the clock and of the processor."""
     seconds, processor = [], []
     for _ in range(runs):
         start, processor_start = time.perf_counter(), time.process_time()
@@ -62,7 +61,7 @@ def timed(read: Callable[[], object], runs: int) -> tuple[list[float], list[floa
 
 
 def look_for_causes(facts: SysfsFacts, process: RankFacts) -> None:
-    """What `gpubench topo --causes` does with what was read."""
+    """Do what `gpubench topo --causes` does with the facts."""
     snapshot = merge("large", facts, None, None)
     pairs = (
         PairFacts(source=one.device, destination=other.device, cuda=True, read="OK", write="OK")
@@ -77,7 +76,6 @@ def look_for_causes(facts: SysfsFacts, process: RankFacts) -> None:
 
 
 def main() -> int:
-    """Build, read, print; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=7)
     runs = parser.parse_args().runs

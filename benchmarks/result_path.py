@@ -1,13 +1,13 @@
-"""What rank 0 does with the answers of thousands of ranks: seconds a row, and the most memory, by number of ranks.
+"""Measure what rank 0 does with the answers of thousands of ranks: seconds per row and peak memory, by number of
+ranks.
 
     python -m benchmarks.result_path [--ranks 256,1024,4096] [--rows 24]
 
-A simulated group: one process is rank 0, and whatever the group collects is as many answers as there are ranks, each
-a pickle of its own as MPI brings them, with times that differ. Nothing is moved and no operation takes time, so that
-what is timed is the path from answers to rows on disk: statistics, rows, `rank_times`, stragglers, and a table, a CSV
-and a JSON file. Making up the answers is not in it. Printed are the processor's seconds a row, those of the end of the
-run with them and apart, the ratio to the smaller group, and the peak of Python's memory from a second run. The exit
-code is 1 where a row takes longer than a second.
+The group is simulated: this process is rank 0, and each gather returns an answer per rank, pickled one by one as with
+MPI, with different times. Nothing is moved and no operation takes time, so that only the path from answers to rows on
+disk counts: statistics, rows, `rank_times`, stragglers, and a table, a CSV and a JSON file. Making up the answers is
+excluded. It prints the processor's seconds per row with the end of the run, those of the end alone, the ratio to the
+smaller group, and Python's peak memory in a second run. The exit code is 1 if a row takes longer than a second.
 """
 
 import argparse
@@ -52,7 +52,7 @@ _SAMPLINGS = {
 
 
 class SimulatedGroup:
-    """Rank 0 of a group in which the others answer what it does, each a little otherwise."""
+    """Rank 0 of a group in which every other rank returns nearly the same answer."""
 
     rank = 0
 
@@ -62,18 +62,16 @@ class SimulatedGroup:
         self._random = random.Random(0)
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value."""
         start = time.process_time()
         pickles = [pickle.dumps(self._answer(value, rank)) for rank in range(self.size)]
         self.seconds_of_others += time.process_time() - start
-        return [pickle.loads(each) for each in pickles]
+        return [pickle.loads(answer) for answer in pickles]
 
     def collect(self, value: T) -> list[T] | None:
-        """The same: this is the first rank."""
         return self.gather(value)
 
     def broadcast(self, value: T | None, root: int = 0) -> T:  # noqa: ARG002
-        """The value, which is packed once."""
+        """Return the value, after pickling it once."""
         pickle.dumps(value)
         return cast("T", value)
 
@@ -81,21 +79,18 @@ class SimulatedGroup:
         """Nobody to wait for."""
 
     def largest(self, values: Sequence[float]) -> Sequence[float]:
-        """The values themselves."""
         return values
 
     def clock_offset(self) -> ClockOffset:
-        """None from itself."""
         return ClockOffset(0.0, 0.0)
 
     def split(self, color: int, key: int) -> "SimulatedGroup":  # noqa: ARG002
-        """The same."""
         return self
 
     def _answer(self, value: Any, rank: int) -> Any:
         factor = 1 + 0.01 * self._random.random()
         if isinstance(value, tuple):
-            return tuple(self._answer(each, rank) for each in value)
+            return tuple(self._answer(item, rank) for item in value)
         if isinstance(value, Answer):
             return replace(value, seconds=value.seconds * factor, entries=self._answer(value.entries, rank))
         if isinstance(value, EntryTimes):
@@ -108,7 +103,7 @@ class SimulatedGroup:
 
 
 class NothingMoved:
-    """A backend and its memory, calls and launches: all of it does nothing."""
+    """A backend, and its memory, calls and launches, that does nothing."""
 
     name = "nothing"
     buffers = 2
@@ -119,14 +114,12 @@ class NothingMoved:
         self._batches = 0
 
     def all_reduce(self, *_arguments: object) -> Launch:
-        """A launch of nothing."""
         return self
 
     def __call__(self) -> None:
         """Nothing."""
 
     def allocate(self, size_bytes: int) -> Memory:  # noqa: ARG002
-        """No memory."""
         return cast("Memory", self)
 
     def fill_sent(self, *_arguments: object) -> None:
@@ -136,41 +129,37 @@ class NothingMoved:
         """Nothing."""
 
     def count_wrong(self, *_arguments: object) -> int:
-        """Nothing is wrong."""
         return 0
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:  # noqa: ARG002
-        """The same nothing."""
         return self
 
     def batch_launches(self, launches: Sequence[Launch], operations: int) -> "NothingMoved":
-        """Batches of nothing."""
         self._batches = len(launches) // operations - 1
         return self
 
     def batch_seconds(self) -> list[float]:
-        """Batches that are nearly alike."""
+        """Return nearly equal times."""
         return [4 * _OPERATION_SECONDS * (1 + 1e-4 * (number % 3)) for number in range(self._batches)]
 
     def once(self, launch: Launch) -> None:
         """Nothing."""
 
     def seconds(self, launch: Launch) -> float:  # noqa: ARG002
-        """What an operation takes, it is said."""
         return _OPERATION_SECONDS
 
     together = seconds
 
 
 class Outputs:
-    """A listener that writes what `gpubench allreduce --output rows.csv --output rows.json` writes."""
+    """A listener that writes the files of `gpubench allreduce --output rows.csv --output rows.json`, and a table."""
 
     def __init__(self, folder: Path) -> None:
         style = Presentation()
         self._writers: list[Writer] = [
-            each.writer(Target(path=folder / f"rows{each.suffix}"), style)
-            for each in FORMATS
-            if each.name in ("table", "csv", "json")
+            format_.writer(Target(path=folder / f"rows{format_.suffix}"), style)
+            for format_ in FORMATS
+            if format_.name in ("table", "csv", "json")
         ]
 
     def _each(self, write: Callable[[Writer], None]) -> None:
@@ -178,24 +167,21 @@ class Outputs:
             write(writer)
 
     def begin(self, metadata: Metadata) -> None:
-        """Headers."""
         self._each(lambda writer: writer.begin(metadata, COLLECTIVE_COLUMNS))
 
     def progress(self, done: int, total: int, label: str) -> None:
         """Nothing."""
 
     def row(self, row: CollectiveRow) -> None:
-        """One more."""
         self._each(lambda writer: writer.row(row))
 
     def end(self, report: Any) -> None:
-        """Footers and the sections."""
         self._each(lambda writer: writer.end(report))
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a run cost: seconds of all rows and of the end that follows them."""
+    """The processor's seconds of all rows, and of the end of the run."""
 
     rows: int
     seconds: float
@@ -203,12 +189,11 @@ class Cost:
 
     @property
     def a_row(self) -> float:
-        """Seconds a row, with its part of the end."""
+        """Seconds per row, with its share of the end."""
         return (self.seconds + self.end_seconds) / self.rows
 
 
 def run(ranks: int, rows: int, sampling: Sampling) -> Cost:
-    """A sweep of so many rows on so many ranks."""
     identities = [
         RankIdentity(
             rank=rank, host=f"node{rank // _RANKS_A_NODE}", node=rank // _RANKS_A_NODE, local_rank=rank % _RANKS_A_NODE,
@@ -238,7 +223,7 @@ def run(ranks: int, rows: int, sampling: Sampling) -> Cost:
 
 
 def metadata(identities: Sequence[RankIdentity], request: SweepRequest) -> Metadata:
-    """As of a real run."""
+    """Return metadata like a real run's."""
     options = {
         "sizes": list(request.sizes), "dtypes": ["float32"], "ops": ["sum"], "root": None, "warmup": 1, "graph": 0,
         "placements": [placement.value for placement in request.placements], "check": True, "allocator": "cuda",
@@ -252,7 +237,7 @@ def metadata(identities: Sequence[RankIdentity], request: SweepRequest) -> Metad
 
 
 def main() -> int:
-    """Run, print, and say by the exit code whether a row stays below a second."""
+    """Run and print; return 1 if a row takes longer than a second."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="256,1024,4096", help="numbers of ranks, ascending")
     parser.add_argument("--rows", type=int, default=24, help="rows of a run (default 24)")

@@ -1,12 +1,12 @@
-"""How often `gpubench scan` names what is bad, as what it names it, and how often something healthy: many seeds.
+"""Measure how often `gpubench scan` names a bad part, under which kind, and how often a healthy one: many seeds.
 
     python -m benchmarks.scan_confusion --nodes 1024 --seeds 100
     python -m benchmarks.scan_confusion --shapes 2x16,3x16,5+7+9 --losses 0.05,0.1 --seeds 100
     python -m benchmarks.scan_confusion --nodes 4096 --seeds 200 --only nothing --median
 
-The figures are made (simulated/scan.py), not measured. A run has several bad parts of one kind and size.
-`missed` were not named, `told` of them in a scan that is not PASS; `falsely` are the healthy parts that it named, a
-run. Only runs of parts inside nodes and of healthy nodes have a phase 0. With --median the scores are medians and the
+The figures are simulated (simulated/scan.py). A run has several bad parts of one kind and loss. `missed` parts were not
+named; `told` are those of them whose scan is not PASS; `falsely` are healthy parts that were named, per run. Only
+healthy runs and runs with bad parts inside nodes have a phase 0. With --median the scores are medians and the
 thresholds 1.5, 1.5 and 1.65 deviations.
 """
 
@@ -30,7 +30,7 @@ from gpubench.simulated.scan import DIPS, NOISE, SimulatedFabric, SimulatedRound
 
 USUAL_GB_S = 92.0
 FEWEST_NODES_A_FAULT = 8
-"""Of fewer nodes than forty, one in eight is bad."""
+"""Of fewer than forty nodes, one in eight is bad."""
 
 LOSSES = (0.03, 0.05, 0.07, 0.1, 0.2, 0.5)
 
@@ -40,15 +40,15 @@ OF_LEAVES = ("rail of a leaf", "leaf", "uplink")
 KINDS = ("nothing", "NIC or cable", "node", *OF_LEAVES, *UNSIZED[1:], *INSIDE)
 
 Place = tuple[int, ...] | str
-"""What tells parts of one kind apart: nodes, or a leaf, and the rail; of GPUs the node and the GPU, or two."""
+"""The nodes, or the leaf, of a part; for GPUs the node and one or two GPUs."""
 
 INSIDE_GB_S, INSIDE_NOISE = 600.0, 0.02
-"""Copies between GPUs of one node, and their noise: two H200s by themselves spread less."""
+"""Copies between GPUs of one node, and their noise: two H200s alone have less."""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """Bad parts of a run by place, and the model that has them."""
+    """The bad parts of a run by place and rail, and the model that has them."""
 
     kind: PartKind | None
     places: Mapping[tuple[Place, int | None], None]
@@ -58,7 +58,7 @@ class Planted:
 
 @dataclass
 class Counts:
-    """What became of the bad parts of all runs."""
+    """What happened to the bad parts of all runs."""
 
     planted: int = 0
     right: int = 0
@@ -71,8 +71,7 @@ class Counts:
 
 
 def main() -> None:
-    """Print a line a kind and size."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1024)
     parser.add_argument("--rails", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=100)
@@ -97,7 +96,7 @@ def main() -> None:
             "falsely a run  CPU s a run"
         )
         for kind in KINDS:
-            if not any(kind == each or (each not in KINDS and kind.startswith(each)) for each in wanted):
+            if not any(kind == word or (word not in KINDS and kind.startswith(word)) for word in wanted):
                 continue
             if kind in OF_LEAVES and None in fabric.leaves:
                 continue
@@ -114,7 +113,7 @@ def _fabrics(arguments: argparse.Namespace) -> dict[str, ScanFabric]:
     found = {}
     for shape in arguments.shapes.split(","):
         leaves, _, size = shape.rpartition("x")
-        sizes = [int(size)] * int(leaves) if leaves else [int(each) for each in shape.split("+")]
+        sizes = [int(size)] * int(leaves) if leaves else [int(count) for count in shape.split("+")]
         found[f"{len(sizes)} leaves, {sum(sizes)} nodes ({shape})"] = _fabric(sizes, arguments.rails)
     return found
 
@@ -145,7 +144,7 @@ def _counted(kind: str, loss: float, fabric: ScanFabric, arguments: argparse.Nam
 
 
 def _inside(fabric: ScanFabric, planted: Planted, source: random.Random) -> list[LocalFigure]:
-    """Phase 0: every pair of GPUs of every node, and an all-reduce that is as slow as the slowest of them."""
+    """Simulate phase 0: every pair of GPUs of every node, and an all-reduce as slow as the slowest pair."""
     found = []
     for node in range(len(fabric.hosts)):
         slowest = 1.0
@@ -161,7 +160,7 @@ def _inside(fabric: ScanFabric, planted: Planted, source: random.Random) -> list
 
 
 def _compare(planted: Planted, parts: list[FaultyPart], counts: Counts) -> int:
-    """Count what is named; the planted parts that are not."""
+    """Count the named parts; return how many planted parts were not named."""
     counts.planted += len(planted.places)
     left = dict(planted.places)
     for part in parts:
@@ -221,9 +220,9 @@ def _plant(kind: str, loss: float, fabric: ScanFabric, source: random.Random, ar
         places = {((node,), None): None for node in rounds}
         dies, hangs = (rounds, {}) if kind == "node gone" else ({}, rounds)
         return Planted(PartKind(kind), places, SimulatedFabric(USUAL_GB_S, dies=dies, hangs=hangs, **given))
-    leaf, rail = source.choice([each for each in fabric.leaves if each is not None]), source.choice(rails)
+    leaf, rail = source.choice([name for name in fabric.leaves if name is not None]), source.choice(rails)
     if kind == "leaf":
-        slow = {(leaf, each): left for each in rails}
+        slow = {(leaf, number): left for number in rails}
         return Planted(PartKind.LEAF, {(leaf, None): None}, SimulatedFabric(USUAL_GB_S, leaf_rails=slow, **given))
     places = {(leaf, rail): None}
     if kind == "uplink":
@@ -245,7 +244,7 @@ def _print(kind: str, loss: float, counts: Counts) -> None:
 
 
 def _score_by_medians() -> None:
-    """The design as it was first simulated: medians, and its thresholds."""
+    """Use the first design of the scores: medians and their thresholds."""
 
     def middle(values: Sequence[float]) -> float:
         return median(values)

@@ -1,9 +1,9 @@
-"""What a round of a scan costs rank 0: orders to thousands of supervisors, and their replies made into figures.
+"""Measure what a round of a scan costs rank 0: orders to thousands of supervisors, and figures from their replies.
 
     python -m benchmarks.scan_control --supervisors 4096
 
-The supervisors are simulated: sockets of a child process that answers every order at once, without measuring. The time
-is that of rank 0's process on one core, the memory what its connections and one round add to it.
+The supervisors are simulated: a child process holds their sockets and answers every order at once, without measuring.
+The time is the processor time of rank 0's process; the memory is what its connections and the rounds add.
 """
 
 import argparse
@@ -34,8 +34,7 @@ SECRET = b"benchmark of the control path..."
 
 
 def main() -> None:
-    """Print time and memory of a round."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--supervisors", type=int, default=4096)
     parser.add_argument("--rails", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=11)
@@ -68,7 +67,7 @@ def main() -> None:
 
 
 def supervise(port: int, count: int, rails: int) -> None:
-    """All supervisors in one process."""
+    """Simulate all supervisors in one process."""
     selector = selectors.DefaultSelector()
     for rank in range(count):
         line = socket.create_connection(("127.0.0.1", port))
@@ -88,13 +87,13 @@ def supervise(port: int, count: int, rails: int) -> None:
 
 
 def allow_files(count: int) -> None:
-    """A socket a supervisor."""
+    """Allow a socket per supervisor."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(count + 256, hard), hard))
 
 
 def memory_mib() -> float:
-    """Resident memory of this process."""
+    """Return the resident memory of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("VmRSS:"))) / 1024
 

@@ -1,13 +1,13 @@
-"""How long a command takes from Enter to its first line, its first row and its end, and what it does until then.
+"""Measure how long a command takes to its first line, its first row and its end, and what it does until then.
 
     python -m benchmarks.start_up --runs 9 --beside OLD/.venv/bin/python -- allreduce --backend host
 
-Run with a Python in whose environment gpubench is installed; --beside is another one, say with an older version, which
-runs in turns with it. Its modules should be compiled (`python -m compileall`), as pip leaves them: with
-PYTHONDONTWRITEBYTECODE a checkout is compiled anew by every process. Printed are the fastest run and the median, in
-seconds. The first row is the first line of stdout that begins with a number, as those of the table of a collective do.
+Run it with a Python whose environment has gpubench; --beside is another one, such as with an older version, which takes
+turns with it. Its modules should be compiled (`python -m compileall`), as after pip: with PYTHONDONTWRITEBYTECODE every
+process compiles a checkout again. It prints the fastest run and the median, in seconds. The first row is the first line
+of stdout that begins with a number, as in the table of a collective.
 
-`--steps` runs each once more and shows when each of its processes began, imported, connected and started others, by
+`--steps` runs each Python once more and shows when its processes begin, import, connect and start others. It uses
 Python's audit events, which cost about a tenth of the time.
 """
 
@@ -41,7 +41,7 @@ def look():
             shown.discard(values[0])
             note(f"imports {values[0]}")
         elif event == "subprocess.Popen":
-            note(f"starts {' '.join(str(each) for each in values[1][:5])}"[:100])
+            note(f"starts {' '.join(str(word) for word in values[1][:5])}"[:100])
         elif event == "socket.connect" and isinstance(values[1], str):
             note("tells who launched it that it is there")
 
@@ -52,14 +52,13 @@ look()
 """
 
 MODULES = (
-    "typer gpubench.jobs.collective.job gpubench.jobs.collective.job gpubench.formats.presenter rich.console "
+    "typer gpubench.jobs.collective.job gpubench.formats.presenter rich.console "
     "gpubench.jobs.collective.rank_job gpubench.conditions.registry pydantic pynvml mpi4py.MPI numpy "
     "gpubench.measure.topo gpubench.machine.probe"
 )
 
 
 def main() -> None:
-    """Run in turns, and print the moments of each Python; with --steps what its processes did."""
     arguments = parse()
     pythons = [sys.executable, *arguments.beside]
     found: dict[str, list[dict[str, float]]] = {python: [] for python in pythons}
@@ -79,7 +78,6 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--beside", action="append", default=[], metavar="PYTHON")
@@ -89,10 +87,10 @@ def parse() -> argparse.Namespace:
 
 
 def moments(python: str, command: list[str]) -> dict[str, float]:
-    """Seconds from the start of a run to each of its moments."""
+    """Return the seconds from the start of a run to each of its moments."""
     found: dict[str, float] = {}
     begun, text = time.perf_counter(), b""
-    # Elsewhere: a checkout in the working directory would be run in place of what is installed.
+    # In another folder: Python would prefer a checkout in the working directory to the installed package.
     with (
         tempfile.TemporaryDirectory() as folder,
         selectors.DefaultSelector() as selector,
@@ -119,7 +117,7 @@ def moments(python: str, command: list[str]) -> dict[str, float]:
 
 
 def steps(python: str, command: list[str]) -> Iterator[str]:
-    """What each process of a run did until it ended, a block a process, in the order of their beginnings."""
+    """Yield the steps of each process of a run, a block per process, in the order of their starts."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as hooks:
         Path(hooks, "sitecustomize.py").write_text(HOOK)
         environment = {"PYTHONPATH": hooks, "START_UP_BEGUN": repr(time.time()), "START_UP_FOLDER": folder}

@@ -1,8 +1,9 @@
-"""Jobs with one kind of traffic each, for whoever watches this host's GPUs: `python -m benchmarks.traffic_jobs KIND`.
+"""Run a job with one kind of traffic, for a watch of this host's GPUs: `python -m benchmarks.traffic_jobs KIND`.
 
-They are what users run: PyTorch processes that reduce gradients, load data, write checkpoints or answer requests, and a
-process of CuPy that copies from GPU to GPU. `inference` is a job a GPU; `training`, `waiting`, `loading` and
-`checkpoint` are one job of a process a GPU, with the variables that torchrun sets. What stages them comes from outside:
+The jobs are like those of users: PyTorch processes that reduce gradients, load data, write checkpoints or answer
+requests, and a CuPy process that copies between GPUs. `inference` starts a job per GPU; `training`, `waiting`,
+`loading` and `checkpoint` start one job with a process per GPU and torchrun's variables. The environment decides
+whether they are staged:
 
     python -m benchmarks.traffic_jobs training --seconds 20
     NCCL_P2P_DISABLE=1 python -m benchmarks.traffic_jobs training --seconds 20
@@ -18,13 +19,13 @@ from importlib import import_module
 from typing import Any
 
 ELEMENTS = 2**27
-"""Of the buffers, 256 MiB each in half precision."""
+"""Per buffer: 256 MiB in half precision."""
 
 Step = Callable[[], object]
 
 
 def training(torch: Any, _rank: int) -> Step:
-    """Gradients are computed and reduced by bucket, as DistributedDataParallel does."""
+    """Compute gradients and reduce them by bucket, as DistributedDataParallel does."""
     layer = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda")
     buckets = [torch.ones(ELEMENTS // 8, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
 
@@ -41,20 +42,20 @@ def training(torch: Any, _rank: int) -> Step:
 
 
 def loading(torch: Any, _rank: int) -> Step:
-    """Batches come from pinned host memory."""
+    """Load batches from pinned host memory."""
     batch = torch.ones(ELEMENTS, dtype=torch.bfloat16).pin_memory()
     return lambda: (batch.to("cuda", non_blocking=True), torch.cuda.synchronize())
 
 
 def checkpoint(torch: Any, _rank: int) -> Step:
-    """Weights go to pinned host memory."""
+    """Save weights to pinned host memory."""
     weights = torch.ones(ELEMENTS, dtype=torch.bfloat16, device="cuda")
     saved = torch.empty_like(weights, device="cpu", pin_memory=True)
     return lambda: (saved.copy_(weights, non_blocking=True), torch.cuda.synchronize())
 
 
 def inference(torch: Any, _rank: int) -> Step:
-    """Requests come and answers go, both at once, and a model computes in between."""
+    """Receive requests and send answers at the same time, and compute in between."""
     layer = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda")
     request = torch.ones(ELEMENTS, dtype=torch.bfloat16).pin_memory()
     answer, result = torch.empty_like(request, pin_memory=True), torch.ones_like(request, device="cuda")
@@ -72,7 +73,7 @@ def inference(torch: Any, _rank: int) -> Step:
 
 
 def waiting(torch: Any, rank: int) -> Step:
-    """Rank 0 computes for long before it joins the others, which wait for it inside NCCL."""
+    """Compute long on rank 0, while the other ranks wait for it inside NCCL."""
     layer = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
     bucket = torch.ones(ELEMENTS // 8, dtype=torch.bfloat16, device="cuda")
 
@@ -87,7 +88,7 @@ def waiting(torch: Any, rank: int) -> Step:
 
 
 def copies(ways: Sequence[tuple[int, int]], staged: Sequence[tuple[int, int]]) -> None:
-    """One process copies from GPU to GPU with CuPy, the staged ways without peer access."""
+    """Copy between GPUs with CuPy in one process; pairs in `staged` get no peer access."""
     cupy: Any = import_module("cupy")
     size_bytes = 2 * ELEMENTS
     issued = []
@@ -123,11 +124,10 @@ COPIES: dict[str, tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]] =
     "copies-without-peer-access": ([], [(0, 1)]),
     "ring-with-a-staged-copy": ([(0, 1), (1, 2), (2, 3)], [(3, 0)]),
 }
-"""Direct and staged ways from GPU to GPU."""
+"""Direct and staged pairs of source and destination GPU."""
 
 
 def main() -> None:
-    """Start the processes of a job, or be one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=[*JOBS, *ALONE, *COPIES])
     parser.add_argument("--seconds", type=float, default=20)
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def start(arguments: argparse.Namespace) -> None:
-    """A process a GPU, with the variables that torchrun sets; those of inference know nothing of each other."""
+    """Start a process per GPU with torchrun's variables; those of inference are independent jobs."""
     together = arguments.kind in JOBS
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29551", "WORLD_SIZE": str(arguments.gpus)}
     alone = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "1"}
@@ -156,7 +156,7 @@ def start(arguments: argparse.Namespace) -> None:
 
 
 def be_a_rank(kind: str) -> None:
-    """Make the traffic of one GPU until time is up."""
+    """Make the traffic of one GPU until the time is up."""
     torch: Any = import_module("torch")
     rank, gpu = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(gpu)
@@ -168,13 +168,13 @@ def be_a_rank(kind: str) -> None:
     if kind in JOBS:
         torch.distributed.barrier()
     repeat(step)
-    # Ranks end at different steps: without NCCL's own farewell, which would wait for those that are gone.
+    # Ranks end at different steps: NCCL's own shutdown would wait for ranks that are gone.
     sys.stdout.flush()
     os._exit(0)
 
 
 def repeat(step: Step) -> None:
-    """Steps until the time is up; when the first began is printed, as seconds of the system's clock."""
+    """Repeat the step until the time is up; first print the Unix time of the start."""
     print(f"first traffic at {time.time():.3f}", flush=True)
     end = time.monotonic() + float(os.environ["TRAFFIC_SECONDS"])
     while time.monotonic() < end:

@@ -1,11 +1,11 @@
-"""What a watch costs: a core's time, and an all-reduce's beside it and without it, in turns, on this host's GPUs.
+"""Measure what a watch costs: time of a core, and the slowdown of an all-reduce beside it, on this host's GPUs.
 
     python -m benchmarks.watch_cost --pairs 20
 
-One job of NCCL runs all the time and times its all-reduces in blocks; the watch is there for every other block, and who
-goes first changes from pair to pair. Passes when the watch takes no more than 1 % of a core and the median of the
-ratios of paired blocks is no more than 1.001, or the difference is one that chance alone makes. Fails where a watch did
-not see every interval of its block, or did not end as it should: then nothing was measured.
+One NCCL job runs all the time and times its all-reduces in blocks. A watch runs during every other block; the order
+alternates from pair to pair. Passes if the watch takes no more than 1 % of a core, and the median ratio of paired
+blocks is no more than 1.001 or within chance. Fails if a watch missed an interval of its block or ended early: then
+nothing was measured.
 """
 
 import argparse
@@ -25,13 +25,12 @@ import numpy as np
 MOST_CORE_PERCENT, MOST_RATIO = 1.0, 1.001
 CHANCE, RELABELLINGS = 0.01, 10_000
 _START_SECONDS = 60.0
-"""A watch that has started reads this machine once, by three processes, before its first interval."""
+"""Before its first interval, a watch reads this machine once with three processes."""
 
 _NANOSECONDS = 1e9
 
 
 def main() -> None:
-    """Be a rank of the job, or start the ranks and watches."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10, help="of blocks with and without (default 10)")
     parser.add_argument("--seconds", type=float, default=4, help="of a block (default 4)")
@@ -45,7 +44,7 @@ def main() -> None:
 
 
 def start(arguments: argparse.Namespace) -> int:
-    """Ranks with the variables that torchrun sets; the exit code of the first."""
+    """Start ranks with torchrun's variables; return the first exit code that is not 0."""
     command = [sys.executable, "-m", "benchmarks.watch_cost", *sys.argv[1:]]
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29552", "WORLD_SIZE": str(arguments.gpus)}
     children = [
@@ -56,14 +55,14 @@ def start(arguments: argparse.Namespace) -> int:
         failed = [code for code in codes if code]
         if failed:
             for child in children:
-                child.kill()  # it waits for the one that failed
+                child.kill()  # it would wait for the one that failed
             return abs(failed[0])
         time.sleep(0.2)
     return 0
 
 
 def be_a_rank(arguments: argparse.Namespace) -> None:
-    """Time blocks; the first rank has the watch come and go, and judges."""
+    """Time blocks; rank 0 starts and ends the watches, and judges."""
     torch: Any = import_module("torch")
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(rank)
@@ -90,7 +89,7 @@ def be_a_rank(arguments: argparse.Namespace) -> None:
 
 
 class BesideWatch:
-    """A watch of everything, once a second, that has shown its first interval; `SystemExit` where it does not go on."""
+    """A watch of everything, once per second, ready after its first interval; a broken one ends this process."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "gpubench", "watch", "--exit-zero", "--interval", "1s"]
@@ -109,12 +108,12 @@ class BesideWatch:
         self._lines.extend(self._process.stdout)
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Start to count its intervals and its time on a core."""
         self._seen, self._begun = len(self._lines), time.monotonic()
         self._before = core_seconds(self._process.pid)
 
     def end(self) -> float:
-        """End it with Ctrl-C; the percent of a core that it took meanwhile."""
+        """End it with Ctrl-C; return the percent of a core since `begin`."""
         if self._process.poll() is not None:
             self._broken("it has ended before it was asked to")
         seconds = time.monotonic() - self._begun
@@ -137,19 +136,19 @@ class BesideWatch:
 
 
 def core_seconds(pid: int) -> float:
-    """The time on a core that a process and its children have had, of the threads that they have now, from /proc."""
+    """Return the core time of a process and its children, over their present threads, from /proc."""
     pids = [pid]
     for parent in pids:
         for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            pids += [int(each) for each in children.read_text().split()]
-    stats = [stat for each in pids for stat in Path(f"/proc/{each}/task").glob("*/schedstat")]
+            pids += [int(child) for child in children.read_text().split()]
+    stats = [stat for process in pids for stat in Path(f"/proc/{process}/task").glob("*/schedstat")]
     if not stats:
         sys.exit("this kernel keeps no /proc/PID/schedstat")
     return sum(int(stat.read_text().split()[0]) for stat in stats) / _NANOSECONDS
 
 
 def block(torch: Any, data: Any, seconds: float) -> float:
-    """The median of the microseconds of an all-reduce in batches of twenty, for so many seconds; ranks agree when."""
+    """Time all-reduces in batches of twenty until the ranks agree to stop; return the median microseconds of one."""
     batches = []
     stop = torch.zeros(1, device="cuda")
     end = time.monotonic() + seconds
@@ -169,7 +168,7 @@ def block(torch: Any, data: Any, seconds: float) -> float:
 
 
 def judge(ratios: list[float], cores: list[float]) -> None:
-    """Print both, and exit 1 where either is more than it may be."""
+    """Print both results, and exit with 1 if either exceeds its bound."""
     logs = np.log(np.array(ratios))
     signs = np.random.default_rng(0).choice((-1.0, 1.0), (RELABELLINGS, len(logs)))
     chance = float(np.mean(np.abs((signs * logs).mean(axis=1)) >= abs(logs.mean()) - 1e-15))

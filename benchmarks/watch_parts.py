@@ -1,11 +1,10 @@
-"""What an interval of `gpubench watch` costs apart from the driver, by parts, on a host without GPUs.
+"""Measure what an interval of `gpubench watch` costs without the driver, by parts, on a host without GPUs.
 
     python -m benchmarks.watch_parts --gpus 8
 
-Readings are made up here: a child answers with GPUs that are busy and change at every reading, one process each, which
-are real processes that sleep. All else is what a watch runs: the child's pipe, /proc and /sys, rates, jobs, decision,
-rows, and plain lines or the live table. Times are of a core, of this process alone, and at the pace of a watch: what
-runs once a second finds its caches cold.
+The readings are made up: a child reports busy GPUs that change at every reading, with one sleeping process each.
+Everything else is real: the child's pipe, /proc and /sys, rates, jobs, decisions, rows, and plain lines or the live
+table. Times are of this process on a core, at the pace of a watch, so that it meets cold caches.
 """
 
 import argparse
@@ -36,7 +35,6 @@ from gpubench.simulated.machine import parse_machine, snapshots
 
 
 def main() -> None:
-    """Run a watch of made-up readings, and print what an interval costs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, choices=(2, 4, 8), default=8)
     parser.add_argument("--interval", type=float, default=0.25, help="seconds between readings (default 0.25)")
@@ -46,7 +44,7 @@ def main() -> None:
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.answer is not None:
-        answer([int(each) for each in arguments.answer.split(",")])
+        answer([int(pid) for pid in arguments.answer.split(",")])
         return
     with busy_processes(arguments.gpus) as pids:
         milliseconds, spread = cost(arguments, pids)
@@ -59,7 +57,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[list[int]]:
-    """Processes as torchrun starts them, one a GPU."""
+    """Start a process per GPU, as torchrun does."""
     launched = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     sleepers = [
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, **launched})
@@ -74,7 +72,7 @@ def busy_processes(count: int) -> Iterator[list[int]]:
 
 
 def cost(arguments: argparse.Namespace, pids: list[int]) -> tuple[float, str]:
-    """Milliseconds of a core that an interval takes, the median of tenths of the run, with the least and the most."""
+    """Return the core milliseconds per interval: the median over tenths of the run, and their range."""
     node = snapshots(parse_machine(f"hgx-h200-{arguments.gpus}"))[0]
     topology = Topology(node)
     asked = ["--gpus", str(arguments.gpus), "--answer", ",".join(map(str, pids))]
@@ -110,14 +108,13 @@ def cost(arguments: argparse.Namespace, pids: list[int]) -> tuple[float, str]:
 
 
 def screen(arguments: argparse.Namespace, nowhere: TextIO) -> Screen:
-    """Where a watch shows intervals."""
     if not arguments.live:
         return PlainScreen(None)
     return LiveScreen(nowhere, lambda seconds: f"gpubench watch  {seconds:.0f} s", color=True)
 
 
 def answer(pids: list[int]) -> None:
-    """Be the child: GPUs of a job that is staged."""
+    """Be the child: report the GPUs of a staged job."""
     bus_ids = [gpu.bus_id or "" for gpu in snapshots(parse_machine(f"hgx-h200-{len(pids)}"))[0].gpus]
     for _ in sys.stdin:
         gpus = [
@@ -137,7 +134,7 @@ def answer(pids: list[int]) -> None:
             )
             for index, pid in enumerate(pids)
         ]
-        sys.stdout.write(json.dumps({"gpus": [to_plain(each) for each in gpus]}) + "\n")
+        sys.stdout.write(json.dumps({"gpus": [to_plain(gpu) for gpu in gpus]}) + "\n")
         sys.stdout.flush()
 
 

@@ -1,10 +1,11 @@
-"""What `gpubench watch` says of jobs of every kind on this host's first two GPUs, how soon, and at what cost.
+"""Measure what `gpubench watch` says about jobs of every kind on this host's first two GPUs, how soon, and at what
+cost.
 
     python -m benchmarks.watch_verdicts --csv verdicts.csv
 
-Each job of `benchmarks.traffic_jobs` runs beside a watch that was there before. Of staged jobs the seconds count from
-their first traffic, as they print it, to the line that names the cause; of all others any alarm is a false one. Passes
-when every staged job is named within 5 s, no alarm is false, and the watch takes no more than 1 % of a core.
+Each job of `benchmarks.traffic_jobs` runs beside a watch that started before it. For staged jobs the seconds count from
+the first traffic, which the job prints, to the line that names the cause. For other jobs any alarm is false. Passes if
+every staged job is named within 5 s, no alarm is false, and the watch takes no more than 1 % of a core.
 """
 
 import argparse
@@ -25,12 +26,12 @@ STAGED = {"NCCL_P2P_DISABLE": "1"}
 SOCKETS = {**STAGED, "NCCL_SHM_DISABLE": "1"}
 ALLREDUCE = ["-m", "gpubench", "allreduce", "--np", "2", "--sizes", "256M", "--no-check", "--exit-zero", "--iters"]
 SECONDS_A_THOUSAND = {"direct": 2.0, "staged": 20.0}
-"""Of all-reduces of 256 MiB, in and out of place, of two H200s."""
+"""For all-reduces of 256 MiB, out of place and in place, on two H200s."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A job, its environment, the way that its bytes take, and whether that is an alarm."""
+    """A job, its environment, the path of its data, and whether that is an alarm."""
 
     name: str
     command: list[str]
@@ -41,7 +42,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the watch said: the ways by number of lines, the alarm if any, how soon, its exit code, and its cost."""
+    """What the watch said: the paths with their numbers of lines, the alarm, its delay, the exit code, and the cost."""
 
     job: str
     expected: str
@@ -54,17 +55,15 @@ class Outcome:
 
 
 def job(kind: str, seconds: float) -> list[str]:
-    """The command of a kind of traffic."""
     return ["-m", "benchmarks.traffic_jobs", kind, "--seconds", str(seconds)]
 
 
 def allreduce(way: str, seconds: float) -> list[str]:
-    """The command of as many all-reduces as take about so long."""
+    """Return a command with as many all-reduces as take about that long."""
     return [*ALLREDUCE, str(int(1000 * seconds / SECONDS_A_THOUSAND[way]))]
 
 
 def cases(seconds: float) -> list[Case]:
-    """All jobs."""
     return [
         Case("DDP training", job("training", seconds), "direct", {}),
         Case("DDP training, NCCL_P2P_DISABLE=1", job("training", seconds), "staged", STAGED, alarm=True),
@@ -86,7 +85,7 @@ def cases(seconds: float) -> list[Case]:
 
 
 def main() -> None:
-    """Run all, print the table, and exit 1 where something is not as it has to be."""
+    """Run all, print the table, and exit with 1 if an outcome is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=8, help="of traffic of each job (default 8)")
     parser.add_argument("--only", help="jobs whose name holds this")
@@ -114,21 +113,22 @@ def main() -> None:
             writer = csv.DictWriter(stream, [field.name for field in fields(Outcome)])
             writer.writeheader()
             writer.writerows(map(asdict, found))
-    alarms = [each.seconds_to_alarm for each in found if each.seconds_to_alarm is not None]
-    false = sum(bool(each.alarm) and not case.alarm for case, each in zip(chosen, found, strict=True))
+    alarms = [outcome.seconds_to_alarm for outcome in found if outcome.seconds_to_alarm is not None]
+    false = sum(bool(outcome.alarm) and not case.alarm for case, outcome in zip(chosen, found, strict=True))
     named, to_be_named = len(alarms) - false, sum(case.alarm for case in chosen)
     print(f"{false} false alarms; {named} of {to_be_named} were named, the last after {max(alarms, default=0):.1f} s")
-    failed = [f"{each.job}: it goes {each.expected}, which was not said in time" for each in found if not each.right]
-    failed += [
-        f"{each.job}: the watch took {each.core_percent:.2f} % of a core, of which {MOST_CORE_PERCENT:g} % are allowed"
-        for each in found
-        if each.core_percent > MOST_CORE_PERCENT
-    ]
+    failed = []
+    for outcome in found:
+        if not outcome.right:
+            failed.append(f"{outcome.job}: it goes {outcome.expected}, which was not said in time")
+        if outcome.core_percent > MOST_CORE_PERCENT:
+            cost = f"{outcome.core_percent:.2f} % of a core, of which {MOST_CORE_PERCENT:g} % are allowed"
+            failed.append(f"{outcome.job}: the watch took {cost}")
     sys.exit("\n".join(failed) or 0)
 
 
 def watch(case: Case) -> tuple[Outcome, str]:
-    """Run a job beside a watch, end the watch with Ctrl-C, and read what it printed."""
+    """Run a job beside a watch, end the watch with Ctrl-C, and judge what it printed."""
     command = [sys.executable, "-m", "gpubench", "watch", "--strict", "--width", "160"]
     watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     lines: list[tuple[float, str]] = []
@@ -157,13 +157,13 @@ def watch(case: Case) -> tuple[Outcome, str]:
 
 
 def listen(watcher: "subprocess.Popen[str]", lines: list[tuple[float, str]]) -> None:
-    """Keep every line with the time at which it came."""
+    """Keep every line with its time."""
     assert watcher.stdout is not None
     lines.extend((time.time(), line.rstrip("\n")) for line in watcher.stdout)
 
 
 def judge(case: Case, printed: str, lines: list[tuple[float, str]], exit_code: int, core_percent: float) -> Outcome:
-    """What the lines of intervals say of the job."""
+    """Judge the lines of the watch's intervals."""
     intervals = [(at, line.split(" s  ", 1)[1]) for at, line in lines if " s  " in line and "  NVLink " in line]
     until = next((n for n, (_, line) in enumerate(lines) if line.startswith("gpubench ")), len(lines))
     intervals = [interval for interval in intervals if interval[0] <= lines[min(until, len(lines) - 1)][0]]
@@ -174,7 +174,7 @@ def judge(case: Case, printed: str, lines: list[tuple[float, str]], exit_code: i
     alarms = [(at, line) for at, line in intervals if "  because " in line]
     began = [float(line.rpartition(" ")[2]) for line in printed.splitlines() if line.startswith("first traffic at")]
     busy = [at for at, line in intervals if not line.startswith("idle")]
-    # A job that does not say when it began had its first traffic in the interval before the first line that shows any.
+    # A job that does not print its start had its first traffic in the interval before the first busy line.
     first = min(began, default=busy[0] - 1 if busy else 0.0)
     after = alarms[0][0] - first if alarms else None
     right = case.alarm == bool(alarms) and case.way in ways and (after is None or after <= MOST_SECONDS)

@@ -141,7 +141,6 @@ def page(fired: Counter[str], private: Counter[str], read: Counter[str]) -> Iter
 
 
 def main() -> None:
-    """Print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--captures", type=Path, action="append", default=[])
     captures = parser.parse_args().captures

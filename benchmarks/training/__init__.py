@@ -1,1 +1,1 @@
-"""Training steps of PyTorch for `benchmarks.plan_steps`: models, their times, and how they are laid over GPUs."""
+"""Training steps of PyTorch for `benchmarks.plan_steps`: models, timing, and distribution over GPUs."""

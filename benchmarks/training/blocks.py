@@ -15,14 +15,13 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class TensorRanks:
-    """So many ranks that share a block, and the group over which they talk; None: a rank's share without its talk."""
+    """Ranks that share a block, and their group; without a group they do not communicate."""
 
     count: int = 1
     group: Any = None
 
 
 def stack(model: dict[str, Any], layers: int, ranks: TensorRanks | None = None) -> Any:
-    """So many blocks one after the other."""
     kind = Block if model["kind"] == "gpt" else Perceptron
     return nn.Sequential(*(kind(model, ranks or TensorRanks()) for _ in range(layers)))
 
@@ -32,13 +31,11 @@ class IntoShards(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(context: Any, data: Any, group: Any) -> Any:
-        """The same."""
         context.group = group
         return data.view_as(data)
 
     @staticmethod
     def backward(context: Any, gradient: Any) -> Any:
-        """The sum."""
         gradient = gradient.contiguous()
         if context.group is not None:
             dist.all_reduce(gradient, group=context.group)
@@ -50,35 +47,31 @@ class FromShards(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(_context: Any, data: Any, group: Any) -> Any:
-        """The sum."""
         if group is not None:
             dist.all_reduce(data, group=group)
         return data.view_as(data)
 
     @staticmethod
     def backward(_context: Any, gradient: Any) -> Any:
-        """The same."""
         return gradient, None
 
 
 class _Shared(nn.Module):  # type: ignore[misc]
-    """A module that ranks share."""
-
     def __init__(self, ranks: TensorRanks) -> None:
         super().__init__()
         self.ranks = ranks
 
     def split(self, data: Any) -> Any:
-        """Data of all ranks into a rank's share of the work."""
+        """Pass the input to this rank's share of the weights."""
         return data if self.ranks.count == 1 else IntoShards.apply(data, self.ranks.group)
 
     def join(self, data: Any) -> Any:
-        """Results of all ranks brought together."""
+        """Sum the results of all ranks."""
         return data if self.ranks.count == 1 else FromShards.apply(data, self.ranks.group)
 
 
 class Perceptron(_Shared):
-    """Two linear layers with GELU between them, four times as wide inside."""
+    """Two linear layers with GELU between them; the inner width is four times the outer."""
 
     def __init__(self, model: dict[str, Any], ranks: TensorRanks) -> None:
         super().__init__(ranks)
@@ -87,7 +80,6 @@ class Perceptron(_Shared):
         self.down = nn.Linear(4 * hidden // ranks.count, hidden)
 
     def forward(self, data: Any) -> Any:
-        """Data and what the layers make of it."""
         return data + self.join(self.down(functional.gelu(self.up(self.split(data)), approximate="tanh")))
 
 
@@ -102,7 +94,6 @@ class Attention(_Shared):
         self.out = nn.Linear(hidden // ranks.count, hidden)
 
     def forward(self, data: Any) -> Any:
-        """What it makes of the data."""
         batch, sequence, _ = data.shape
         parts = self.into(self.split(data)).view(batch, sequence, 3, self.heads, -1)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
@@ -111,14 +102,11 @@ class Attention(_Shared):
 
 
 class Block(nn.Module):  # type: ignore[misc]
-    """A GPT block."""
-
     def __init__(self, model: dict[str, Any], ranks: TensorRanks) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(model["hidden"]), nn.LayerNorm(model["hidden"])
         self.attention, self.perceptron = Attention(model, ranks), Perceptron(model, ranks)
 
     def forward(self, data: Any) -> Any:
-        """Data through attention and the MLP."""
         data = data + self.attention(self.norm1(data))
         return self.perceptron(self.norm2(data))

@@ -1,4 +1,4 @@
-"""Collectives beside the forward and backward of two blocks of a model, and beside GEMMs: no training step either."""
+"""Measure collectives beside the forward and backward pass of two blocks of a model, and beside GEMMs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ _GEMM = 8192
 
 
 def contention(rank: Rank, name: str, model: dict[str, Any]) -> None:
-    """All sizes of all-reduce, one of the others."""
+    """Measure all sizes of all-reduce, and one of the other collectives."""
     if not rank.cuda or name not in _MODELS:
         return
     partners = {f"{name} blocks": step_of(rank.model(model, 2), rank.input(model))}
@@ -32,7 +32,7 @@ def contention(rank: Rank, name: str, model: dict[str, Any]) -> None:
 
 
 def _beside(rank: Rank, partner: str, work: Callable[[], Any], collective: str, size: int) -> None:
-    """Both alone, then twice together: the one that is timed begins later and ends earlier than the other."""
+    """Time both alone, then together: the timed one begins later and ends earlier than the other."""
     other = torch.cuda.Stream()
     launch = _collective(rank, collective, size)
     comm_alone = _agreed(rank, rank.average(launch, 10, other))
@@ -56,7 +56,7 @@ def _beside(rank: Rank, partner: str, work: Callable[[], Any], collective: str, 
 
 @contextmanager
 def _running(rank: Rank, launch: Callable[[], Any], stream: Any, count: int) -> Iterator[None]:
-    """So many launches on a stream, which run while the body is timed."""
+    """Keep launches running on a stream while the body is timed."""
     dist.barrier()
     rank.wait()
     with torch.cuda.stream(stream):
@@ -67,7 +67,7 @@ def _running(rank: Rank, launch: Callable[[], Any], stream: Any, count: int) -> 
 
 
 def _agreed(rank: Rank, value: float) -> float:
-    """The largest of all ranks: they have to issue the same collectives."""
+    """Return the largest value of all ranks, because they must issue the same collectives."""
     all_values = torch.tensor([value], device=rank.device)
     dist.all_reduce(all_values, op=dist.ReduceOp.MAX)
     return float(all_values.item())

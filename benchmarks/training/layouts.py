@@ -1,4 +1,4 @@
-"""Steps of models laid over all ranks: DDP by bucket, FSDP2, tensor parallelism, a pipeline."""
+"""Training steps distributed over all ranks: DDP by bucket size, FSDP2, tensor parallelism, a pipeline."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _PIPELINED = "gpt-0.8B"
 
 
 def ddp(rank: Rank, name: str, model: dict[str, Any]) -> None:
-    """By the cap of its buckets, and with a hook that reduces nothing."""
+    """Measure DDP for each bucket size, and with a hook that does not reduce."""
     buckets = (25, 250) if name == "gpt-7B" else tuple(map(int, rank.arguments.buckets.split(",")))
     module, data = rank.model(model), rank.input(model)
     for bucket in buckets:
@@ -28,14 +28,14 @@ def ddp(rank: Rank, name: str, model: dict[str, Any]) -> None:
 
 
 def _no_communication(_state, bucket):  # type: ignore[no-untyped-def]  # DDP looks at annotations
-    """A hook for DDP that hands back what is in the bucket: all of DDP but the all-reduce."""
+    """A DDP hook that returns the bucket unchanged, for the cost of DDP without the all-reduce."""
     done: Any = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
 def fsdp(rank: Rank, name: str, model: dict[str, Any]) -> None:
-    """FSDP2 with and without prefetch in the backward pass."""
+    """Measure FSDP2 with and without prefetch in the backward pass."""
     for prefetch in (True, False):
         module, data = rank.model(model), rank.input(model)
         for block in module:
@@ -49,7 +49,7 @@ def fsdp(rank: Rank, name: str, model: dict[str, Any]) -> None:
 
 
 def tp(rank: Rank, name: str, model: dict[str, Any]) -> None:
-    """Tensor parallelism over all ranks, and a rank's share of the work without its communication."""
+    """Measure tensor parallelism over all ranks, and a rank's share of the work without communication."""
     if model["kind"] != "gpt":
         return
     data = rank.input(model)
@@ -60,7 +60,7 @@ def tp(rank: Rank, name: str, model: dict[str, Any]) -> None:
 
 
 def pp(rank: Rank, name: str, model: dict[str, Any]) -> None:
-    """A pipeline of as many stages as ranks, by two schedules; and a stage alone."""
+    """Measure a pipeline with a stage per rank and two schedules, and a stage alone."""
     if name != _PIPELINED and not rank.arguments.tiny:
         return
     module, data = rank.model(model, model["layers"] // rank.ranks), rank.input(model)

@@ -1,6 +1,6 @@
-"""The models whose steps are measured: blocks alone, no embedding.
+"""The models whose steps are measured: only blocks, no embedding.
 
-`gpt` is layer norm, attention, layer norm, two linear layers; `mlp` the last two.
+A `gpt` block is layer norm, attention, layer norm and two linear layers; an `mlp` block has only the linear layers.
 """
 
 from typing import Any
@@ -21,6 +21,6 @@ TINY = {
 """To try the program without a GPU."""
 
 BUCKETS = (1, 5, 25, 100, 250, 1000)
-"""Caps of DDP's buckets in MiB."""
+"""DDP's bucket caps in MiB."""
 
 MEGA = 2**20

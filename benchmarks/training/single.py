@@ -1,4 +1,4 @@
-"""Models on one GPU, all GPUs at once and nothing communicated."""
+"""Models on one GPU, on all GPUs at once and without communication."""
 
 import statistics
 from typing import Any
@@ -10,14 +10,14 @@ from benchmarks.training.timing import Rank, Step, step_of
 
 
 def copy_gb_s(rank: Rank) -> float:
-    """Bytes read and written by a copy within the GPU's memory, GB/s of 1e9 bytes."""
+    """Return the bytes that a copy within GPU memory reads and writes, in GB/s of 1e9 bytes."""
     source = torch.zeros(256 * MEGA, device=rank.device, dtype=torch.bfloat16)
     target = torch.empty_like(source)
     return float(2 * source.nbytes / rank.average(lambda: target.copy_(source), 10) / 1e6)
 
 
 def single(rank: Rank, name: str, model: dict[str, Any]) -> None:
-    """Steps, forward passes, and the copies that DDP makes."""
+    """Measure steps, forward passes, and the copies that DDP makes."""
     module, data = rank.model(model), rank.input(model)
     step = step_of(module, data)
     rank.settle(step)
@@ -30,29 +30,29 @@ def single(rank: Rank, name: str, model: dict[str, Any]) -> None:
             "forward_ms": statistics.median(forward),
             "copies_ms": statistics.median(rank.timed(_copies(module))),
             "all_ms": whole,
-            "parameters": [[each, list(value.shape)] for each, value in module.named_parameters()],
+            "parameters": [[parameter, list(value.shape)] for parameter, value in module.named_parameters()],
         }
     )
 
 
 def again(rank: Rank, name: str, model: dict[str, Any]) -> None:
-    """Steps once more, behind what communicates: clocks fall while a GPU is busy and warm."""
+    """Measure steps again after the distributed ones: clocks fall while a GPU is busy and warm."""
     whole = rank.timed(step_of(rank.model(model), rank.input(model)))
-    own = next(each for each in rank.found["single"] if each["model"] == name)
+    own = next(row for row in rank.found["single"] if row["model"] == name)
     own["again_ms"] = statistics.median(whole)
 
 
 def _copies(module: Any) -> Step:
-    """Every gradient into a flat buffer, tensor by tensor, and back: what DDP does beside reducing."""
+    """Copy every gradient into a flat buffer and back, as DDP does around its all-reduce."""
     own = [torch.zeros_like(parameter) for parameter in module.parameters()]
-    flat = torch.zeros(sum(each.numel() for each in own), device=own[0].device, dtype=own[0].dtype)
-    sizes = [each.numel() for each in own]
-    views = [part.view_as(each) for part, each in zip(flat.split(sizes), own, strict=True)]
+    flat = torch.zeros(sum(gradient.numel() for gradient in own), device=own[0].device, dtype=own[0].dtype)
+    sizes = [gradient.numel() for gradient in own]
+    views = [part.view_as(gradient) for part, gradient in zip(flat.split(sizes), own, strict=True)]
 
     def copies() -> None:
-        for view, each in zip(views, own, strict=True):
-            view.copy_(each)
-        for view, each in zip(views, own, strict=True):
-            each.copy_(view)
+        for view, gradient in zip(views, own, strict=True):
+            view.copy_(gradient)
+        for view, gradient in zip(views, own, strict=True):
+            gradient.copy_(view)
 
     return copies

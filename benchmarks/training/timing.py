@@ -1,4 +1,4 @@
-"""One rank of a measurement: its device, its models, and the time of what it is given to run."""
+"""One rank of a measurement: its device, its models, and its timers."""
 
 import argparse
 import itertools
@@ -17,7 +17,7 @@ Step = Callable[[], None]
 
 
 class Rank:
-    """The process of one GPU, or with `--tiny` of a CPU; `found` is what the benchmark writes down."""
+    """The process of one GPU, or with `--tiny` of a CPU; `found` becomes the JSON file."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -43,7 +43,7 @@ class Rank:
         }
 
     def mark(self) -> Any:
-        """A moment on the stream of now."""
+        """Return the current time: an event on the current stream, or on a CPU seconds."""
         if not self.cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -51,16 +51,15 @@ class Rank:
         return event
 
     def milliseconds(self, first: Any, last: Any) -> float:
-        """Between two moments."""
         return float(first.elapsed_time(last)) if self.cuda else (last - first) * 1e3
 
     def wait(self) -> None:
-        """Until the GPU is done."""
+        """Wait until the GPU is done."""
         if self.cuda:
             torch.cuda.synchronize()
 
     def timed(self, step: Step) -> list[float]:
-        """Milliseconds of each step, warm-up left out."""
+        """Return the milliseconds of each step after the warm-up."""
         for _ in range(self.arguments.warm):
             step()
         self.wait()
@@ -73,7 +72,7 @@ class Rank:
         return [self.milliseconds(first, last) for first, last in itertools.pairwise(marks)]
 
     def average(self, launch: Callable[[], Any], count: int, stream: Any = None) -> float:
-        """Milliseconds a launch, between two events on the stream it is issued to, the first launch left out."""
+        """Return the mean milliseconds per launch between two events on its stream, after one launch to warm up."""
         with torch.cuda.stream(stream or torch.cuda.current_stream()):
             launch()
             first = self.mark()
@@ -84,32 +83,31 @@ class Rank:
         return self.milliseconds(first, last) / count
 
     def settle(self, step: Step) -> None:
-        """Steps until clocks and power have settled."""
+        """Run steps until clocks and power are steady."""
         until = time.perf_counter() + self.arguments.settle
         while time.perf_counter() < until:
             step()
             self.wait()
 
     def note(self, name: str, layout: str, setting: Any, times: list[float], **more: Any) -> None:
-        """Write a measured step down."""
         middle = statistics.median(times)
         own = {"model": name, "layout": layout, "setting": setting, "ms": middle, "all_ms": times}
         self.found["steps"].append(own | more)
 
     def input(self, model: dict[str, Any]) -> Any:
-        """A batch of activations."""
+        """Return a batch of activations."""
         shape = (model["batch"], model["sequence"], model["hidden"])
         return torch.randn(shape, device=self.device, dtype=torch.bfloat16).requires_grad_()
 
     def model(self, model: dict[str, Any], layers: int | None = None, ranks: TensorRanks | None = None) -> Any:
-        """Its blocks, all or so many."""
+        """Return the model's blocks; `layers` limits their number."""
         with torch.device(self.device):
             made = stack(model, model["layers"] if layers is None else layers, ranks)
         return made.to(torch.bfloat16)
 
 
 def step_of(module: Any, data: Any) -> Step:
-    """Forward and backward; gradients are new in every step, as zero_grad(set_to_none=True) leaves them."""
+    """Return a step of forward and backward pass; gradients are new each time, as after zero_grad(set_to_none=True)."""
     gradient = torch.randn_like(data)
     parameters = list(module.parameters())
 

@@ -201,7 +201,7 @@ CHECKS: tuple[Check, ...] = (
 WIRING = tuple(check for check in CHECKS if check.of_wiring)
 
 
-_OF_CHECK = {check.name: [each for each in CONDITIONS if each.check == check.name] for check in CHECKS}
+_BY_CHECK = {check.name: [condition for condition in CONDITIONS if condition.check == check.name] for check in CHECKS}
 
 
 class Looked(Struct, frozen=True):
@@ -213,12 +213,12 @@ class Looked(Struct, frozen=True):
 
 def look(check: Check, facts: Facts) -> Looked:
     """Return the findings of a check: first those of the measurements, then those of its conditions."""
-    findings = [finding for finding in facts.measurements.findings if _check_of(finding) == check.name]
+    findings = [finding for finding in facts.measurements.findings if _check_name(finding) == check.name]
     unread: list[Unread] = []
-    for condition in _OF_CHECK[check.name]:
+    for condition in _BY_CHECK[check.name]:
         found = tuple(condition.look(facts.circumstances))
         findings += condition.to_findings(found)
-        unread += (each for each in found if isinstance(each, Unread))
+        unread += (result for result in found if isinstance(result, Unread))
     return Looked(tuple(findings), tuple(unread))
 
 
@@ -230,7 +230,7 @@ _PRESENT, _NVLINKS, *_COPIES = (
     next(check for check in CHECKS if check.name == name)
     for name in ("gpu_present", "nvlink_active", "p2p_bandwidth", "p2p_symmetry", "host_bandwidth")
 )
-_IN_USE = next(each for each in CONDITIONS if each.id == "gpu-in-use")
+_IN_USE = next(condition for condition in CONDITIONS if condition.id == "gpu-in-use")
 
 
 def presence_findings(facts: Facts) -> tuple[Finding, ...]:
@@ -245,10 +245,10 @@ def machine_findings(facts: Facts) -> tuple[Finding, ...]:
     """
     if len(facts.nodes) == 1:
         facts = replace(facts, nodes=[Topology(replace(facts.nodes[0].snapshot, nics=()))])
-    in_doubt = {each.id for each in _OF_CHECK[_NVLINKS.name]}
-    failed = [each for each in run(WIRING, facts) if each.severity is Verdict.FAIL or each.id in in_doubt]
+    in_doubt = {condition.id for condition in _BY_CHECK[_NVLINKS.name]}
+    failed = [finding for finding in run(WIRING, facts) if finding.severity is Verdict.FAIL or finding.id in in_doubt]
     presence = presence_findings(facts)
-    return (*presence, *(each for each in failed if each not in presence))
+    return (*presence, *(finding for finding in failed if finding not in presence))
 
 
 def copy_findings(facts: Facts) -> tuple[Finding, ...]:
@@ -264,13 +264,13 @@ def fact_findings(facts: Facts) -> tuple[Finding, ...]:
 def gpu_count_findings(hosts: Mapping[str, int], expected_gpus: int | None) -> tuple[Finding, ...]:
     """Return findings on the number of GPUs of hosts. Only that number is known."""
     snapshots = [
-        Snapshot(host=host, origin=Origin.MEASURED, source="", gpus=tuple(GpuFacts(index=each) for each in range(gpus)))
+        Snapshot(host=host, origin=Origin.MEASURED, source="", gpus=tuple(GpuFacts(index=gpu) for gpu in range(gpus)))
         for host, gpus in hosts.items()
     ]
     return presence_findings(Facts([*map(Topology, snapshots)], expected_gpus=expected_gpus))
 
 
-def _check_of(finding: Finding) -> str:
+def _check_name(finding: Finding) -> str:
     if finding.severity is Verdict.ERROR:
         return "measured"
     if finding.id == WRONG_DATA:
@@ -293,11 +293,11 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _merge_same(same: Sequence[Finding]) -> Finding:
-    subjects = tuple(subject for each in same for subject in each.subjects or (each.subject,))
-    places = tuple(dict.fromkeys(place for each in same for place in each.places))
+    subjects = tuple(subject for finding in same for subject in finding.subjects or (finding.subject,))
+    places = tuple(dict.fromkeys(place for finding in same for place in finding.places))
     return replace(
         same[0],
-        subject=joined(each.subject for each in same),
+        subject=joined(finding.subject for finding in same),
         subjects=subjects,
         places=places,
         cure=fill_ids(same[0].cure, places),

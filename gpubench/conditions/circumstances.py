@@ -382,7 +382,7 @@ class Facts(Struct, frozen=True, dict=True):
             facts=self.ranks,
             settings=user_settings(self.ranks),
             kinds=self.kinds,
-            profiles={number: each for number, each in enumerate(self.profiles) if each is not None},
+            profiles={number: profile for number, profile in enumerate(self.profiles) if profile is not None},
             profile_asked_for=self.asked,
             expected_gpus=self.expected_gpus,
             measurements=self.measurements,

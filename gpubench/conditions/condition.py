@@ -148,7 +148,7 @@ def fill_placeholders(text: str, places: Sequence[DevicePlace]) -> str:
     if not devices or not _PLACEHOLDER.search(text):
         return text
     here = [device for device in devices if device.node == devices[0].node]
-    gpus = dict.fromkeys(each.bus_id or str(each.device).removeprefix("GPU") for each in here)
+    gpus = dict.fromkeys(place.bus_id or str(place.device).removeprefix("GPU") for place in here)
     ids = {"GPU": ",".join(gpus), "DEVICE": here[0].device, "BUS_ID": here[0].bus_id}
     return _PLACEHOLDER.sub(lambda found: ids[found[0]] or found[0], text)
 
@@ -178,7 +178,7 @@ def node_detector(
                 yield run.node_sighting(number, found, confidence)
             else:
                 reasons = node.snapshot.driver_settings.unknown, node.snapshot.kernel.unknown
-                yield from (each for known in reasons for each in unread(run.subject(number), known, unknown))
+                yield from (result for known in reasons for result in unread(run.subject(number), known, unknown))
 
     return look
 

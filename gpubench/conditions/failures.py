@@ -25,8 +25,8 @@ def _unfinished(facts: LogFacts) -> Iterator[Sighting]:
     FAIL if no other initialization ended, no ranks were connected, and all ranks have a log. Otherwise WARN, since the
     log may end too early.
     """
-    several = [each for each in facts.communicators if (each.size or 0) > 1]
-    ended = any(len(each.unfinished_ranks) < len(each.members) for each in several)
+    several = [communicator for communicator in facts.communicators if (communicator.size or 0) > 1]
+    ended = any(len(communicator.unfinished_ranks) < len(communicator.members) for communicator in several)
     for communicator in several:
         waiting = communicator.unfinished_ranks
         if waiting and not facts.left_out:
@@ -47,7 +47,9 @@ _LINK_LAYER = re.compile(r":\d+/(IB|RoCE)\b")
 def _devices(facts: LogFacts) -> dict[str, list[str]]:
     lists = [remark for remark in facts.remarks if remark.note.text.startswith("NET/IB") and remark.note.about[:1]]
     return {
-        each.note.about[0].strip(): list(each.processes) for each in lists if each.note.kind is RemarkKind.RDMA_DEVICES
+        remark.note.about[0].strip(): list(remark.processes)
+        for remark in lists
+        if remark.note.kind is RemarkKind.RDMA_DEVICES
     }
 
 
@@ -55,7 +57,8 @@ def _nics_differ(facts: LogFacts) -> Iterator[Sighting]:
     mixed = [remark for remark in facts.remarks if remark.note.kind is RemarkKind.NICS_MIXED]
     warned = [complaint for complaint in facts.complaints if complaint.processes and _MIXED in complaint.text]
     if mixed or warned:
-        said = [(each.processes, each.note.text) for each in mixed] + [(each.processes, each.text) for each in warned]
+        said = [(remark.processes, remark.note.text) for remark in mixed]
+        said += [(complaint.processes, complaint.text) for complaint in warned]
         yield Sighting(subject=joined(said[0][0]), seen=said[0][1])
         return
     found = _devices(facts)
@@ -75,9 +78,9 @@ def _not_opened(facts: LogFacts) -> Iterator[Sighting]:
     """Find RDMA devices that NCCL could not open, in jobs with several nodes."""
     found = [remark for remark in facts.remarks if remark.note.kind is RemarkKind.RDMA_UNOPENED]
     if found and any(communicator.nodes != 1 for communicator in facts.communicators):
-        names = joined(each.note.about[0] for each in found)
+        names = joined(remark.note.about[0] for remark in found)
         yield Sighting(
-            subject=joined(name for each in found for name in each.processes), seen=f"could not open {names}"
+            subject=joined(name for remark in found for name in remark.processes), seen=f"could not open {names}"
         )
 
 
@@ -110,7 +113,7 @@ def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
 def _drop_peer_access(sighting: Sighting, facts: LogFacts) -> Sighting:
     """Drop peer access as a likely reason if it is off, or if no node has two ranks of a communicator."""
     several = [communicator for communicator in facts.communicators if (communicator.size or 0) > 1]
-    nodes = [[member.node for member in each.members] for each in several]
+    nodes = [[member.node for member in communicator.members] for communicator in several]
     is_off = any(setting.name == "NCCL_P2P_DISABLE" and setting.value != "0" for setting in facts.settings)
     if not is_off and (not several or any(len(set(names)) < len(names) for names in nodes)):
         return sighting
@@ -350,9 +353,10 @@ _HARMLESS = re.compile("^(?:" + "|".join(form for form, _ in HARMLESS) + ")", re
 
 def _unknown_warnings(facts: LogFacts) -> Iterator[Sighting]:
     found = [
-        complaint for complaint in facts.complaints if complaint.processes and not _HARMLESS.search(complaint.text)
+        complaint
+        for complaint in facts.complaints
+        if complaint.processes and not complaint.text.startswith(_DIAGNOSTICS) and not _HARMLESS.search(complaint.text)
     ]
-    found = [each for each in found if not each.text.startswith(_DIAGNOSTICS)]
     if found:
         more = f"; and {len(found) - 1} more warnings" if len(found) > 1 else ""
         yield Sighting(subject=joined(found[0].processes), seen=f"NCCL warns: {found[0].text}{more}")

@@ -28,8 +28,8 @@ _MOST_TIMES_OF_COPIES = 1.3  # A copy is as fast as its path: shares of links an
 
 _PAIR_SLOW, _HOST_COPIES, _STAGING_FASTER = "p2p-slow", "host-copies-slow", "p2p-slower-than-staging"
 _NODE_DIFFERS, _LINKS_DOWN, _RANKS = "node-differs", "nvlink-down", "ranks "
-_OF_NCCL = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # The only figures that NCCL's settings explain
-_OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)
+_NCCL_FIGURES = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # The only figures that NCCL's settings explain
+_RANK_FIGURES = (SLOW_UNEXPLAINED, STRAGGLER)
 _MNNVL_UNUSED = "mnnvl-unused"
 _SLOWING = ("gpu-in-use", "gpu-hot", "below-profile")
 """Conditions that make a GPU slow, and explain no host-staged path."""
@@ -42,8 +42,8 @@ _GPU = re.compile(r"\bGPU\d+\b")
 _DEVICE = re.compile(rf"{_GPU.pattern}|\b[0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7]\b")
 _PAIR = 2
 _NO_ENDS: Mapping[str, str] = {}
-_BY_ID = {each.id: each for each in CONDITIONS}
-_FAMILY: Mapping[str, str] = {each.id: family.name for family in FAMILIES for each in family.conditions}
+_BY_ID = {condition.id: condition for condition in CONDITIONS}
+_FAMILY: Mapping[str, str] = {condition.id: family.name for family in FAMILIES for condition in family.conditions}
 
 
 class _NamedDevices(Struct, frozen=True):
@@ -100,7 +100,7 @@ class _NamedPlaces:
 
     def covers(self, other: "_NamedPlaces") -> bool:
         """True if this finding names every subject of the other. For rows of all ranks one subject is enough."""
-        enough = any if other.finding.id in (*_OF_ALL_RANKS, _MNNVL_UNUSED) else all
+        enough = any if other.finding.id in (*_RANK_FIGURES, _MNNVL_UNUSED) else all
         return bool(self.hosts & other.hosts) and enough(map(self.names, other.subjects))
 
     def shares_device(self, other: "_NamedPlaces") -> bool:
@@ -123,7 +123,7 @@ def fold(
     return add_ssh(found) if len(hosts) > 1 else found
 
 
-_OF_HARDWARE = (
+_HARDWARE_PROGRAMS = (
     "nvidia-smi",
     "dmesg",
     "systemctl",
@@ -153,9 +153,9 @@ def add_ssh(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _ssh_command(command: str, finding: Finding) -> str:
-    with_id = (place.node for place in finding.places if place.bus_id and place.bus_id in command)
-    node = finding.node or next(with_id, None)
-    if node is None or command.split(" ", 1)[0] not in _OF_HARDWARE:
+    named_nodes = (place.node for place in finding.places if place.bus_id and place.bus_id in command)
+    node = finding.node or next(named_nodes, None)
+    if node is None or command.split(" ", 1)[0] not in _HARDWARE_PROGRAMS:
         return command
     if not _PLAIN.fullmatch(command):
         command = shlex.quote(command) if _CHANGED_IN_QUOTES.search(command) else f'"{command}"'
@@ -170,24 +170,24 @@ def _fold_known_differences(findings: Sequence[Finding]) -> tuple[Finding, ...]:
             continue
         rest = []
         for difference in finding.seen.split("; "):
-            number = _named_by(difference, finding.subjects[0], findings)
+            number = _naming_condition(difference, finding.subjects[0], findings)
             if number is None:
                 rest.append(difference)
                 continue
             line = f"{_NODE_DIFFERS}: {difference}"
             found[number] = replace(found[number], consequences=(*found[number].consequences, line))
         found[place] = replace(finding, seen="; ".join(rest))
-    return tuple(each for each in found if each.seen or each.id != _NODE_DIFFERS)
+    return tuple(finding for finding in found if finding.seen or finding.id != _NODE_DIFFERS)
 
 
-def _named_by(difference: str, host: str, findings: Sequence[Finding]) -> int | None:
+def _naming_condition(difference: str, host: str, findings: Sequence[Finding]) -> int | None:
     """Return the index of the first condition on a node that names the differing device."""
     word = re.compile(rf"\b{re.escape(difference.split(' ', 1)[0])}\b")
-    for number, each in enumerate(findings):
-        text = ", ".join((each.subject, *each.subjects))
-        is_condition = each.id not in (*FIGURES, _NODE_DIFFERS) and each.severity in _ROOT_VERDICTS
-        renumbers = each.id == "gpu-missing" and difference.startswith("GPU")
-        names_it = renumbers or word.search(f"{text}; {each.seen}")
+    for number, finding in enumerate(findings):
+        text = ", ".join((finding.subject, *finding.subjects))
+        is_condition = finding.id not in (*FIGURES, _NODE_DIFFERS) and finding.severity in _ROOT_VERDICTS
+        renumbers = finding.id == "gpu-missing" and difference.startswith("GPU")
+        names_it = renumbers or word.search(f"{text}; {finding.seen}")
         if is_condition and names_it and host in re.split(r"[\s,]+", text):
             return number
     return None
@@ -207,9 +207,9 @@ def folded(
     only if they explain another one.
     """
     known = {finding.id for finding in findings}
-    more = [perhap for perhap in perhaps if perhap.id not in known]
-    every = [_NamedPlaces(each, hosts, ends) for each in (*more, *findings)]
-    places = [_NamedPlaces(each, hosts, ends) for each in _split(every, nvlinked=nvlinked)]
+    more = [finding for finding in perhaps if finding.id not in known]
+    unsplit = [_NamedPlaces(finding, hosts, ends) for finding in (*more, *findings)]
+    places = [_NamedPlaces(finding, hosts, ends) for finding in _split(unsplit, nvlinked=nvlinked)]
     roots = [_root(place, places, nvlinked=nvlinked) for place in places]
     below: dict[int, list[Finding]] = {}
     for number, place in enumerate(places):
@@ -228,8 +228,8 @@ def cause_of(effect: Finding, causes: Sequence[Finding], hosts: Sequence[str], *
     place, places = _NamedPlaces(effect, hosts), [_NamedPlaces(cause, hosts) for cause in causes]
     able = [
         number
-        for number, each in enumerate(places)
-        if (each.finding.id == effect.id or _explains(each, place, nvlinked=nvlinked)) and each.covers(place)
+        for number, other in enumerate(places)
+        if (other.finding.id == effect.id or _explains(other, place, nvlinked=nvlinked)) and other.covers(place)
     ]
     return min(able, key=lambda number: _choice(places[number], place), default=None)
 
@@ -239,8 +239,8 @@ def _split(places: Sequence[_NamedPlaces], *, nvlinked: bool) -> list[Finding]:
     found: list[Finding] = []
     for place in places:
         finding = place.finding
-        able = [each for each in places if each is not place and _explains(each, place, nvlinked=nvlinked)]
-        if finding.id not in FIGURES or len(finding.subjects) < _PAIR or any(each.covers(place) for each in able):
+        able = [other for other in places if other is not place and _explains(other, place, nvlinked=nvlinked)]
+        if finding.id not in FIGURES or len(finding.subjects) < _PAIR or any(other.covers(place) for other in able):
             found.append(finding)
             continue
         rest = dict(zip(finding.subjects, place.subjects, strict=True))
@@ -258,8 +258,8 @@ def _split(places: Sequence[_NamedPlaces], *, nvlinked: bool) -> list[Finding]:
 def _restrict(place: _NamedPlaces, names: Sequence[str]) -> Finding:
     finding = place.finding
     subjects = zip(finding.subjects, place.subjects, strict=True)
-    devices = frozenset(device for name, each in subjects if name in names for device in each.devices)
-    places = tuple(each for each in finding.places if each.device is None or each.device in devices)
+    devices = frozenset(device for name, subject in subjects if name in names for device in subject.devices)
+    places = tuple(device for device in finding.places if device.device is None or device.device in devices)
     lead = _RANKS if finding.subject.startswith(_RANKS) else ""
     return replace(finding, subject=lead + shorten(names), subjects=tuple(names), places=places)
 
@@ -279,16 +279,16 @@ def _root(place: _NamedPlaces, places: Sequence[_NamedPlaces], *, nvlinked: bool
         if other is not place
         and _explains(other, place, nvlinked=nvlinked)
         and other.covers(place)
-        and _is_slow_wherever(other, place, places)
+        and _are_all_slow(other, place, places)
     )
     return min(able, key=lambda number: _choice(places[number], place), default=None)
 
 
-def _is_slow_wherever(root: _NamedPlaces, place: _NamedPlaces, places: Sequence[_NamedPlaces]) -> bool:
+def _are_all_slow(root: _NamedPlaces, place: _NamedPlaces, places: Sequence[_NamedPlaces]) -> bool:
     """True if all GPUs that the cause names are slow. A cause that all GPUs share does not explain one slow GPU."""
     if place.finding.id not in FIGURES or not place.gpus or _is_implied(root.finding, place.finding):
         return True
-    alike = (each.gpus for each in places if each.finding.id == place.finding.id)
+    alike = (other.gpus for other in places if other.finding.id == place.finding.id)
     return root.gpus <= frozenset[str]().union(*alike)
 
 
@@ -321,8 +321,8 @@ def _distance(cause: Finding, effect: Finding) -> float | None:
     Any share of a host-staged pair may explain a ring. In a mesh a pair uses few NVLinks and a ring all: host staging
     leaves the pair 36 % and the ring 6 %.
     """
-    most = MOST_TIMES if effect.id in _OF_ALL_RANKS else _MOST_TIMES_OF_COPIES
-    if cause.id == HOST_STAGED and effect.id in _OF_ALL_RANKS:
+    most = MOST_TIMES if effect.id in _RANK_FIGURES else _MOST_TIMES_OF_COPIES
+    if cause.id == HOST_STAGED and effect.id in _RANK_FIGURES:
         most = inf
     return distance(cause.expected_percent, effect.expected_percent, most)
 
@@ -335,8 +335,8 @@ def _is_implied(cause: Finding, effect: Finding) -> bool:
 def _explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> bool:
     cause, effect = root.finding, place.finding
     if cause.severity is Verdict.SKIP and effect.severity is Verdict.SKIP:  # Host memory by design has one reason
-        of_path = effect.id == HOST_STAGED and _fact_explains(cause.id, place, nvlinked=nvlinked)
-        return of_path or _is_implied(cause, effect)
+        explains_path = effect.id == HOST_STAGED and _fact_explains(cause.id, place, nvlinked=nvlinked)
+        return explains_path or _is_implied(cause, effect)
     if cause.severity not in _ROOT_VERDICTS or effect.severity in (Verdict.SKIP, Verdict.ERROR):
         return False
     if _is_implied(cause, effect):
@@ -354,12 +354,12 @@ def _figure_explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool)
     """True if a slow measured path or pair may explain another slow figure."""
     cause, effect = root.finding, place.finding
     if cause.id == HOST_STAGED:
-        return effect.id in _OF_ALL_RANKS or (effect.id not in _OF_NCCL and not _is_nccl_s(cause))
+        return effect.id in _RANK_FIGURES or (effect.id not in _NCCL_FIGURES and not _is_staged_by_nccl(cause))
     if cause.id == _PAIR_SLOW:
-        of_several = effect.id == _PAIR_SLOW and bool(root.gpus) and not place.gpus
-        return of_several or effect.id in (*_OF_ALL_RANKS, _STAGING_FASTER)
+        explains_pattern = effect.id == _PAIR_SLOW and bool(root.gpus) and not place.gpus
+        return explains_pattern or effect.id in (*_RANK_FIGURES, _STAGING_FASTER)
     # One slow PCIe link slows both copies with the host and copies with peers.
-    slows = effect.id in _OF_ALL_RANKS or (effect.id == _PAIR_SLOW and bool(place.gpus))
+    slows = effect.id in _RANK_FIGURES or (effect.id == _PAIR_SLOW and bool(place.gpus))
     return cause.id == _HOST_COPIES and slows and _is_over_pcie(effect, nvlinked)
 
 
@@ -367,19 +367,19 @@ def _fact_explains(id_: str, place: _NamedPlaces, *, nvlinked: bool) -> bool:
     effect, family = place.finding, _FAMILY.get(id_, "")
     effects = frozenset(_BY_ID[id_].effects) if id_ in _BY_ID else frozenset[Effect]()
     if effect.id == HOST_STAGED:
-        of_nccl = family not in _NCCL_SETTINGS or _is_nccl_s(effect)
-        return of_nccl and bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE})
+        is_possible = family not in _NCCL_SETTINGS or _is_staged_by_nccl(effect)
+        return is_possible and bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE})
     # Another GPU model explains why the profile's expectation is not met.
-    of_model = id_ == "gpu-model" and "profile " in effect.expected
-    slows = of_model or id_ in _SLOWING or bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE, Effect.SLOW})
+    is_other_model = id_ == "gpu-model" and "profile " in effect.expected
+    slows = is_other_model or id_ in _SLOWING or bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE, Effect.SLOW})
     if not slows or id_ in _WEAK:
         return False
     if family in _NCCL_SETTINGS:
-        return effect.id in _OF_NCCL
+        return effect.id in _NCCL_FIGURES
     if family == _PCIE and not _is_over_pcie(effect, nvlinked):
         return False
     if family in _BETWEEN_NODES:
-        return effect.id in _OF_NCCL and len(place.hosts) > 1
+        return effect.id in _NCCL_FIGURES and len(place.hosts) > 1
     return effect.id != _HOST_COPIES or family in (_PCIE, "gpu")
 
 
@@ -387,7 +387,7 @@ def _is_over_pcie(effect: Finding, nvlinked: bool) -> bool:  # noqa: FBT001 - of
     return not nvlinked or effect.id == _HOST_COPIES or " peer off" in effect.seen
 
 
-def _is_nccl_s(staged: Finding) -> bool:
+def _is_staged_by_nccl(staged: Finding) -> bool:
     """True for host staging by NCCL between ranks, False for a copy between GPUs."""
     return "GPU" not in staged.subject
 
@@ -395,11 +395,11 @@ def _is_nccl_s(staged: Finding) -> bool:
 def _add_consequences(root: Finding, below: Sequence[Finding]) -> Finding:
     if not below:
         return root
-    lines = [line for each in below for line in _lines(each, root)]
-    shares = [each.expected_percent for each in (root, *below) if each.expected_percent is not None]
+    lines = [line for finding in below for line in _lines(finding, root)]
+    shares = [finding.expected_percent for finding in (root, *below) if finding.expected_percent is not None]
     return replace(
         root,
-        severity=worst_verdict([root.severity, *(each.severity for each in below)]),
+        severity=worst_verdict([root.severity, *(finding.severity for finding in below)]),
         consequences=tuple(dict.fromkeys((*root.consequences, *lines))),
         expected_percent=min(shares, default=None),
     )

@@ -59,7 +59,7 @@ def _capped(run: Circumstances) -> Found:
     for position, node, gpu in run.gpus():
         reasons = gpu.throttle_reasons or ()
         unused = gpu.idle is False and gpu.processes == ()
-        free = any(each.name == gpu.name and _POWER_CAP not in (each.throttle_reasons or ()) for each in node.gpus)
+        free = any(other.name == gpu.name and _POWER_CAP not in (other.throttle_reasons or ()) for other in node.gpus)
         if _POWER_CAP in reasons and unused and free and not {*reasons} & {*_BY_HARDWARE, *_BY_SOFTWARE}:
             yield run.gpu_sighting(position, "a power cap lowers the clocks of an unused GPU")
 
@@ -92,7 +92,7 @@ def _power_limited(run: Circumstances) -> Found:
     for position, node, gpu in run.gpus():
         share, limits = gpu.limits.power_share, gpu.limits
         if share is not None and share < 1.0:
-            alike = [each.limits.power_share for each in node.gpus if each.name == gpu.name]
+            alike = [other.limits.power_share for other in node.gpus if other.name == gpu.name]
             is_odd = share < max(filter(None, alike)) - _SAME_POWER_SHARE
             sure = Confidence.LIKELY if share <= _LOW_POWER_SHARE else Confidence.WEAK
             seen = f"power limit {limits.power_w:g} W, default {limits.default_power_w:g}"
@@ -316,7 +316,7 @@ def _foreign_nvlink(run: Circumstances) -> Found:
     """Find NVLink traffic while this job is idle, else counters that moved by more than this job can have sent."""
     found = list(_foreign("NVLink", lambda rates: (rates.nvlink_sent, rates.nvlink_received))(run))
     yield from found
-    seen = {gpu for each in found if isinstance(each, Sighting) for gpu in each.gpus or ()}
+    seen = {gpu for result in found if isinstance(result, Sighting) for gpu in result.gpus or ()}
     for position, times in run.beyond.items():
         if position not in seen:
             moved = f"{run.gpu_name(position)}'s NVLink counters moved by {times:.2g} times the most this job can move"
@@ -331,8 +331,8 @@ def _cure(users: Sequence[GpuProcess]) -> Cure:
 
 
 def _named(users: Sequence[GpuProcess]) -> str:
-    held = ((user, user.memory_bytes) for user in users)
-    return ", ".join(each.label + (f", {size / 2**30:.1f} GiB" if size else "") for each, size in held)
+    held = ((user.label, user.memory_bytes) for user in users)
+    return ", ".join(label + (f", {size / 2**30:.1f} GiB" if size else "") for label, size in held)
 
 
 @single_node
@@ -384,9 +384,9 @@ def _memory_kept(run: Circumstances) -> Found:
 
 
 def _host_bound(run: Circumstances) -> Found:
-    bound = [each for each in run.issued if each.issue_us >= _HOST_BOUND_SHARE * each.time_us]
+    bound = [row for row in run.issued if row.issue_us >= _HOST_BOUND_SHARE * row.time_us]
     if bound:
-        worst = max(bound, key=lambda each: each.time_us)
+        worst = max(bound, key=lambda row: row.time_us)
         more = f"; {plural(len(bound) - 1, 'more row')} likewise" if len(bound) > 1 else ""
         seen = (
             f"{worst.label} takes {worst.time_us:.3g} µs, {worst.issue_us:.3g} of them for the host to issue it{more}"

@@ -72,7 +72,7 @@ def _too_far(run: Circumstances) -> Found:
     ends = {gpu for pair in run.remote_pairs for gpu in pair}
     for position, node, gpu in run.gpus():
         paths = [node.path(gpu, nic) for nic in node.nics if nic.rdma]
-        types = [each for each in map(nccl_path_type, paths) if each is not None]
+        types = [type_ for type_ in map(nccl_path_type, paths) if type_ is not None]
         taken = any(is_within(type_) for type_ in types) or any(
             level_allows(value, path) for value in levels for path in paths
         )

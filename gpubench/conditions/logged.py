@@ -174,7 +174,9 @@ class Complained(Struct, frozen=True):
         if complaints:
             count = sum(complaint.count for complaint in complaints)
             preferred = (
-                each for each in complaints if self.preferred and re.search(self.preferred, each.text, re.IGNORECASE)
+                complaint
+                for complaint in complaints
+                if self.preferred and re.search(self.preferred, complaint.text, re.IGNORECASE)
             )
             seen = next(preferred, complaints[0]).text[:_LONGEST_SEEN]
             seen += f" ({count} lines like this)" if count > 1 else ""

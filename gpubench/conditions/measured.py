@@ -76,17 +76,19 @@ def _slow_copies(run: Circumstances) -> Found:
         own = [row for row in alike if _ends(row) not in known]
         if own and is_large_copy(own[0].size_bytes):
             slow_ends |= {frozenset(_ends(row)) for row in own if is_slow_copy(row)}
-        for each in _slow_among(run, own):
-            found.setdefault(each.names, []).append(each)
+        for slowness in _slow_among(run, own):
+            found.setdefault(slowness.names, []).append(slowness)
     for slow in (*found.values(), *([pattern] for pattern in _slow_patterns(run))):
         yield Sighting(
             subject=joined(slow[0].names),
             names=slow[0].names,
             places=slow[0].places,
-            seen="; ".join(dict.fromkeys(each.seen for each in slow)),
-            severity=worst_verdict(each.verdict for each in slow),
-            expected=next((each.expected for each in slow if each.expected), ""),
-            expected_percent=min((each.expected_percent for each in slow if each.expected_percent), default=None),
+            seen="; ".join(dict.fromkeys(slowness.seen for slowness in slow)),
+            severity=worst_verdict(slowness.verdict for slowness in slow),
+            expected=next((slowness.expected for slowness in slow if slowness.expected), ""),
+            expected_percent=min(
+                (slowness.expected_percent for slowness in slow if slowness.expected_percent), default=None
+            ),
             **without_nvlinks,
         )
 
@@ -149,6 +151,14 @@ def _ends(row: PairRow) -> tuple[End, End]:
     return (row.source_node, row.source), (row.destination_node, row.destination)
 
 
+def _end_devices(row: PairRow) -> tuple[tuple[str, str, str | None], tuple[str, str, str | None]]:
+    """Return node, label and bus id of the source and of the destination."""
+    return (
+        (row.source_node, row.source, row.source_bus_id),
+        (row.destination_node, row.destination, row.destination_bus_id),
+    )
+
+
 def _is_between_gpus(row: PairRow) -> bool:
     """True for a copy between two GPUs by copy engines, kernels or NCCL."""
     managed = row.engine not in (Engine.CE, Engine.SM, "nccl")
@@ -163,11 +173,7 @@ def _is_staged(measured: Measurements, row: PairRow) -> bool:
 
 def _names(run: Circumstances, row: PairRow) -> tuple[str, str]:
     """Return the names of both ends: ranks by number, GPUs of one process by the driver's name."""
-    ends = (
-        (row.source_node, row.source, row.source_bus_id),
-        (row.destination_node, row.destination, row.destination_bus_id),
-    )
-    one, other = (_name(run, row, *end) for end in ends)
+    one, other = (_name(run, row, *device) for device in _end_devices(row))
     return one, other
 
 
@@ -184,17 +190,9 @@ def _places(run: Circumstances, rows: Iterable[PairRow]) -> tuple[DevicePlace, .
     names: dict[tuple[str, str | None], str] = {
         (host, gpu.bus_id): gpu.device for host, gpu in gpus if gpu.bus_id is not None
     }
-    ends = (
-        (node, label, bus_id)
-        for row in rows
-        for node, label, bus_id in (
-            (row.source_node, row.source, row.source_bus_id),
-            (row.destination_node, row.destination, row.destination_bus_id),
-        )
-        if label != HOST
-    )
+    devices = (device for row in rows for device in _end_devices(row) if device[1] != HOST)
     return tuple(
-        dict.fromkeys(DevicePlace(node, names.get((node, bus_id), label), bus_id) for node, label, bus_id in ends)
+        dict.fromkeys(DevicePlace(node, names.get((node, bus_id), label), bus_id) for node, label, bus_id in devices)
     )
 
 
@@ -246,9 +244,8 @@ def _host_copies(run: Circumstances) -> Found:
 
 
 def _host_end(run: Circumstances, row: PairRow) -> str:
-    if row.source_bus_id is None:
-        return _name(run, row, row.destination_node, row.destination, row.destination_bus_id)
-    return _name(run, row, row.source_node, row.source, row.source_bus_id)
+    source, destination = _end_devices(row)
+    return _name(run, row, *(destination if row.source_bus_id is None else source))
 
 
 def _way(row: PairRow) -> str:
@@ -302,7 +299,7 @@ def _wrong(run: Circumstances) -> Found:
 
 
 def _late(run: Circumstances) -> Found:
-    ranks = {each.rank: each for each in run.measurements.ranks}
+    ranks = {rank.rank: rank for rank in run.measurements.ranks}
     for rows in group_by(run.measurements.collectives, lambda row: row.collective).values():
         if (found := late_rank(rows)) is not None:
             of = f"{found.worst.collective} of {format_size(found.worst.size_bytes)}"
@@ -363,12 +360,12 @@ def _ceiling(row: CollectiveRow | PairRow) -> str:
 def _not_measured(run: Circumstances) -> Found:
     for need, reason in run.measurements.failed.items():
         yield Sighting(subject=str(need), seen=reason, expected=f"a measurement of {need}")
-    for each in run.measurements.failed_on:
+    for failure in run.measurements.failed_on:
         yield Sighting(
-            subject=f"{each.node}, {each.need}",
-            places=(DevicePlace(each.node),),
-            seen=each.reason,
-            expected=f"a measurement of {each.need}",
+            subject=f"{failure.node}, {failure.need}",
+            places=(DevicePlace(failure.node),),
+            seen=failure.reason,
+            expected=f"a measurement of {failure.need}",
         )
 
 

@@ -124,7 +124,7 @@ def _unused(run: Circumstances) -> Found:
     large = [row for row in rows if row.nodes > 1 and row.size_bytes >= LARGE_BYTES]
     for nodes in _domains(run).values() if large else ():
         if len(nodes) > 1:
-            row = max(large, key=lambda each: each.size_bytes)
+            row = max(large, key=lambda row: row.size_bytes)
             if row.nodes > len(nodes):
                 continue  # it leaves the domain, and has to use the network
             network = find_network(run.wiring, nodes, row.ranks)

@@ -66,7 +66,7 @@ def chosen(value: str, known: frozenset[str]) -> Chosen:
     found: dict[str, frozenset[str]] = {}
     for part in value.lower().split(";"):
         collective, _, names = part.rpartition(":")
-        named = frozenset(each.strip() for each in names.strip().removeprefix("^").split(",")) & known
+        named = frozenset(name.strip() for name in names.strip().removeprefix("^").split(",")) & known
         if named:
             found[collective.strip()] = known - named if names.strip().startswith("^") else named
     return found
@@ -100,7 +100,7 @@ def _value(facts: RankFacts, name: str) -> str | None:
 def _who(run: Circumstances, having: Sequence[RankFacts]) -> str:
     if not having or len(having) == len(run.facts):
         return "all nodes" if len(run.nodes) > 1 else "this job"
-    nodes = sorted({each.node for each in having})
+    nodes = sorted({facts.node for facts in having})
     if sum(len(run.node_ranks(node)) for node in nodes) == len(having):
         return joined(run.subject(node) for node in nodes)
     return run.subject(nodes[0], rank_names(having)) if len(nodes) == 1 else rank_names(having)
@@ -183,7 +183,7 @@ def _hostid(run: Circumstances) -> Found:
     ids = set(by_rank.values())
     if len(ids) < 2 and (run.staged is None or any(ids)):
         return
-    is_by_rank = len(ids) > 1 and all(isinstance(each, RankIdentity) for each in run.wiring.gpus)
+    is_by_rank = len(ids) > 1 and all(isinstance(gpu, RankIdentity) for gpu in run.wiring.gpus)
     pairs = {pair for pair in run.local_pairs if not is_by_rank or by_rank.get(pair[0]) != by_rank.get(pair[1])}
     shared = {pair for pair in pairs if run.wiring.share_gpu(pair)}
     if pairs - shared:
@@ -217,7 +217,7 @@ def _policy(run: Circumstances) -> Found:
 
 
 def _network_taken(run: Circumstances) -> Found:
-    by_network = {pair for pair in run.local_pairs if any(each.network for each in (run.staged or {}).get(pair, ()))}
+    by_network = {pair for pair in run.local_pairs if any(way.network for way in (run.staged or {}).get(pair, ()))}
     if by_network and not run.values("NCCL_NET_DISABLE_INTRA"):
         yield run.pair_sighting(by_network, "NCCL uses a network inside the node", Confidence.WEAK)
 

@@ -58,8 +58,8 @@ def _matches(value: str, nic: str) -> bool:
     excluding, exact = value.startswith("^"), value.lstrip("^").startswith("=")
     name, _, port = nic.partition(":")
     found = False
-    for each in value.lstrip("^=").split(","):
-        wanted, _, wanted_port = each.strip().partition(":")
+    for entry in value.lstrip("^=").split(","):
+        wanted, _, wanted_port = entry.strip().partition(":")
         same = name == wanted if exact else bool(wanted) and name.startswith(wanted)
         found = found or (same and wanted_port in ("", port or "1"))
     return found is not excluding
@@ -69,7 +69,7 @@ def _not_loadable(
     run: Circumstances, number: int, ranks: Sequence[RankFacts], without: Sequence[RankFacts], said: str
 ) -> Found:
     if without:
-        seen = f"{said} for rank {joined(str(each.rank) for each in without)}"
+        seen = f"{said} for rank {joined(str(rank.rank) for rank in without)}"
         yield run.node_sighting(number, seen, Confidence.LIKELY)
     elif not ranks:
         yield Unread(run.subject(number), "no process of this node was examined")
@@ -92,7 +92,7 @@ def _no_provider(run: Circumstances) -> Found:
             have = rank.verbs_providers
             if have is None:
                 yield from unread(run.subject(number, f"rank {rank.rank}"), rank.unknown, "verbs_providers")
-            missing = sorted(each for each in wanted if each and have is not None and each not in have)
+            missing = sorted(name for name in wanted if name and have is not None and name not in have)
             if have and missing and rank.loadable.get(_VERBS, "unknown") is not None:
                 seen = f"rank {rank.rank}: libibverbs has drivers for {joined(have)}, but none for {joined(missing)}"
                 yield run.node_sighting(number, seen, Confidence.LIKELY)
@@ -161,7 +161,7 @@ def _despite(run: Circumstances) -> Found:
     by_nic = dict[str, list[Pair]]()
     for pair in run.remote_pairs:
         nics = [nic.name for gpu in pair for nic in run.wiring.rdma_nics(gpu)]
-        if nics and any(each.network == SOCKET for each in (run.staged or {}).get(pair, ())):
+        if nics and any(transport.network == SOCKET for transport in (run.staged or {}).get(pair, ())):
             by_nic.setdefault(nics[0], []).append(pair)
     for name, pairs in by_nic.items():
         yield run.pair_sighting(pairs, f"sockets between the nodes, although {name} is up", Confidence.WEAK)
@@ -206,7 +206,7 @@ def _signs_of_rdma(staged: Staged) -> Iterator[str]:
 def _log_no_nic(staged: Staged) -> LoggedReason | None:
     if not uses_sockets(staged) or staged.rdma or staged.find_notes(RemarkKind.NO_VERBS_LIBRARY):
         return None
-    processes = [each for each in (staged.source, staged.destination) if each.notes]
+    processes = [process for process in (staged.source, staged.destination) if process.notes]
     if not processes or any(_signs_of_rdma(staged)):
         return None
     if not all(any(note.kind is RemarkKind.NO_RDMA_DEVICE for note in process.notes) for process in processes):

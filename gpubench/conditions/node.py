@@ -76,7 +76,7 @@ def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool
 
 def _refuses(failure: ProbeFailure, snapshot: Snapshot) -> bool:
     """True if CUDA does not start although the driver answers: a fact about the machine, not a failed reading."""
-    answers = not any(each.stage == "nvml" for each in snapshot.failures)
+    answers = not any(failure.stage == "nvml" for failure in snapshot.failures)
     return not failure.timed_out and _NOT_READY in failure.error and answers
 
 
@@ -183,7 +183,7 @@ def _numa(run: Circumstances) -> Found:
 
 
 def _near(node: Topology, numa_node: int | None) -> set[int] | None:
-    memory = {each.number: each.cpus for each in node.snapshot.machine.numa_nodes}
+    memory = {domain.number: domain.cpus for domain in node.snapshot.machine.numa_nodes}
     return cpus_in(memory[numa_node]) if numa_node in memory else None
 
 
@@ -195,7 +195,7 @@ def _topology_file(run: Circumstances) -> Found:
             continue
         seen.add((facts.node, file.path))
         there = {gpu.bus_id for gpu in node.gpus} | {nic.bus_id for nic in node.nics}
-        missing = sorted(each for each in {gpu.bus_id for gpu in node.gpus} if each and each not in file.links)
+        missing = sorted(bus_id for bus_id in {gpu.bus_id for gpu in node.gpus} if bus_id and bus_id not in file.links)
         if file.unusable:
             yield run.node_sighting(facts.node, f"{file.path} ({file.by}): {file.unusable}", Confidence.LIKELY)
         elif file.links and missing and there.isdisjoint(file.links):
@@ -308,7 +308,7 @@ def _ranks_on(ranks: Sequence[RankFacts]) -> Iterator[str]:
 
 def _driver_differs(run: Circumstances) -> Found:
     drivers = {node.snapshot.host: node.snapshot.driver.version for node in run.nodes.values()}
-    for host, version, usual in _odd({host: each for host, each in drivers.items() if each}):
+    for host, version, usual in _odd({host: driver for host, driver in drivers.items() if driver}):
         expected = f"driver {usual}, as on the other nodes"
         yield Sighting(subject=host, places=(DevicePlace(host),), seen=f"driver {version}", expected=expected)
 

@@ -197,8 +197,8 @@ def _down(run: Circumstances) -> Found:
         due = min(usual, _least_links(run.exact_profile(run.wiring.gpus[position].node), usual))
         if active is None or active >= due or lost_switch_links(node, gpu):
             continue
-        bridged = any(link.peer is NvlinkPeer.GPU for each in node.gpus for link in each.nvlinks or ())
-        leads_here = any(link.peer_bus_id == gpu.bus_id for each in node.gpus for link in each.nvlinks or ())
+        bridged = any(link.peer is NvlinkPeer.GPU for other in node.gpus for link in other.nvlinks or ())
+        leads_here = any(link.peer_bus_id == gpu.bus_id for other in node.gpus for link in other.nvlinks or ())
         bare = active == 0 and bridged and not leads_here
         yield run.gpu_sighting(
             position,
@@ -229,7 +229,7 @@ def _pairs_without(run: Circumstances, incomplete: Collection[int]) -> Found:
             continue
         gpus = {position: gpu for position in sorted(run.node_gpus(number)) if (gpu := run.wiring.gpu(position))}
         lost = {position: gpu for position, gpu in gpus.items() if lost_some_links(node, gpu)}
-        pairs = [pair for pair in permutations(lost, 2) if node.nvlinks(*(lost[each] for each in pair)) == 0]
+        pairs = [pair for pair in permutations(lost, 2) if node.nvlinks(*(lost[gpu] for gpu in pair)) == 0]
         if pairs:
             yield run.pair_sighting(
                 pairs,

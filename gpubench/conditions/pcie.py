@@ -70,7 +70,7 @@ class _Lane(Struct, frozen=True):
         """Return the severity of a low `width` or `generation`. It is the board's limit, unless siblings have more."""
         own = getattr(self.link, value) or 0
         at_most = self.ends_known and not _less(own, getattr(self.most, value))
-        others = [getattr(each, value) for each in self.alike]
+        others = [getattr(link, value) for link in self.alike]
         if any(_less(own, other) for other in others):
             if self.ends_known and not at_most:
                 return fault
@@ -97,7 +97,7 @@ def _lanes(run: Circumstances, number: int, node: Topology) -> Iterator[_Lane]:
     for device in served:
         family: Sequence[Device] = node.gpus if isinstance(device, GpuFacts) else ports
         name = _model(device)
-        alike = tuple(each.pcie for each in family if each is not device and _model(each) == name)
+        alike = tuple(other.pcie for other in family if other is not device and _model(other) == name)
         above = devices.get(known.above or "") if (known := devices.get(device.bus_id or "")) else None
         fixed = isinstance(device, GpuFacts) and is_soldered(device)
         yield _lane(device, device.pcie, above, alike, fixed=fixed)
@@ -166,7 +166,7 @@ def _uplink(run: Circumstances) -> Found:
         ports = (device for device in node.snapshot.pci_devices if device.kind is PciKind.UPSTREAM_PORT)
         uplinks |= {port.bus_id: port.link for port in ports}
         above = {switch for gpu in node.gpus for switch in gpu.place.switches}
-        known = {each for each, link in uplinks.items() if link.width and link.max_width}
+        known = {switch for switch, link in uplinks.items() if link.width and link.max_width}
         unread = sorted((above | uplinks.keys()) - known)
         if unread:
             yield Unread(run.subject(number), f"the uplink of switch {joined(unread)} was not read")
@@ -246,10 +246,10 @@ def _shared_uplink(run: Circumstances) -> Found:
 
 def _write_collapse(run: Circumstances) -> Found:
     """Compare simultaneous writes (copies by the sources) with reads (copies by the destinations)."""
-    for each in run.together:
-        pairs = _converging(run, each.pairs)
-        if pairs and each.read_gb_s > _COLLAPSED * each.write_gb_s:
-            seen = f"{each.pattern}: writes reach {each.write_gb_s:.3g} GB/s in total, reads {each.read_gb_s:.3g}"
+    for copies in run.together:
+        pairs = _converging(run, copies.pairs)
+        if pairs and copies.read_gb_s > _COLLAPSED * copies.write_gb_s:
+            seen = f"{copies.pattern}: writes reach {copies.write_gb_s:.3g} GB/s in total, reads {copies.read_gb_s:.3g}"
             yield run.pair_sighting(pairs, seen, Confidence.LIKELY)
 
 
@@ -370,10 +370,10 @@ def _above(devices: Mapping[str, PciDevice], bus_id: str | None) -> list[PciDevi
 
 def _between(devices: Mapping[str, PciDevice], one: str | None, other: str | None) -> list[PciDevice]:
     mine, theirs = _above(devices, one), _above(devices, other)
-    shared = {each.bus_id for each in mine} & {their.bus_id for their in theirs}
-    if not any(each.bus_id in shared and each.kind is not PciKind.ROOT_PORT for each in mine):
+    shared = {device.bus_id for device in mine} & {their.bus_id for their in theirs}
+    if not any(device.bus_id in shared and device.kind is not PciKind.ROOT_PORT for device in mine):
         return []
-    return [each for each in (*mine, *theirs) if each.bus_id not in shared]
+    return [device for device in (*mine, *theirs) if device.bus_id not in shared]
 
 
 def _is_translated(devices: Mapping[str, PciDevice], bridge: PciDevice, *ends: str | None) -> bool:
@@ -390,11 +390,13 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
     redirected, split, hidden = (dict[tuple[str, tuple[int, ...]], dict[str, str]]() for _ in range(3))
     for one, other, gpus in couples:
         bridges = _between(devices, one.bus_id, other.bus_id)
-        found = {each.bus_id: joined(_redirects(devices, each, one, other)).replace("_", " ") for each in bridges}
+        found = {bridge.bus_id: joined(_redirects(devices, bridge, one, other)).replace("_", " ") for bridge in bridges}
         closed = {
-            each.bus_id: each.unknown.get("access_control", _UNREAD) for each in bridges if not each.access_control
+            bridge.bus_id: bridge.unknown.get("access_control", _UNREAD)
+            for bridge in bridges
+            if not bridge.access_control
         }
-        ends = (devices.get(each.bus_id or "") for each in (one, other))
+        ends = (devices.get(end.bus_id or "") for end in (one, other))
         groups = {str(end.iommu_group) for end in ends if end is not None and end.iommu_group is not None}
         couple = run.subject(number, f"{one.device} – {other.device}"), gpus
         if not bridges:
@@ -406,21 +408,21 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
                 dict.fromkeys(sorted(groups), "") if len(groups) > 1 else closed
             )
     if redirected:
-        bridges_seen = dict(pair for each in redirected.values() for pair in each.items())
+        bridges_seen = dict(pair for bridges in redirected.values() for pair in bridges.items())
         seen = f"ACS redirects traffic ({joined(bridges_seen.values())}) at {joined(bridges_seen)}"
         switched = f"for bridge in {' '.join(bridges_seen)}; do setpci -s $bridge ECAP_ACS+0x6.w=0000; done"
         commands = _SHOW_ACS, f"{VERIFIED_COPIES} && {switched} && {VERIFIED_COPIES}"
         cure = Cure(commands, f"The second command switches ACS off until the next boot, as root. {_ACS_OFF}")
         yield _couple_sighting(redirected, seen, Confidence.PROVEN, cure)
     if split:
-        groups_seen = joined(group for each in split.values() for group in each)
+        groups_seen = joined(group for groups in split.values() for group in groups)
         yield _couple_sighting(
             split, f"devices below one switch are in different IOMMU groups: {groups_seen}", Confidence.LIKELY
         )
     if unseen:
         yield Unread(joined(unseen), "the bridges between them were not read")
     if hidden:
-        reasons = dict(pair for each in hidden.values() for pair in each.items())
+        reasons = dict(pair for closed in hidden.values() for pair in closed.items())
         yield Unread(joined(name for name, _ in hidden), f"ACS of {joined(reasons)}: {joined(reasons.values())}")
 
 
@@ -451,7 +453,11 @@ def _redirects(devices: Mapping[str, PciDevice], bridge: PciDevice, one: Device,
 def _acs(run: Circumstances) -> Found:
     yield from _hidden(run)
     for number, node in _bare_metal_nodes(run):
-        gpus = [(each, gpu) for each in sorted(run.node_gpus(number)) if (gpu := run.wiring.gpu(each)) is not None]
+        gpus = [
+            (position, gpu)
+            for position in sorted(run.node_gpus(number))
+            if (gpu := run.wiring.gpu(position)) is not None
+        ]
         couples = (
             (gpu, peer, (one, other))
             for place, (one, gpu) in enumerate(gpus)

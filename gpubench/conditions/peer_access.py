@@ -32,7 +32,9 @@ def _refusal_detector(seen: str, holds: Callable[[Refusal], bool], *, virtual: b
 
 def _status(status: str, where: str = "", *, virtual: bool | None = None) -> Look:
     seen = f"NVML reports {status}: {P2P_STATUS[status]}{where}"
-    return _refusal_detector(seen, lambda each: each.status == status and _is_pcie_refusal(each), virtual=virtual)
+    return _refusal_detector(
+        seen, lambda refusal: refusal.status == status and _is_pcie_refusal(refusal), virtual=virtual
+    )
 
 
 def _is_pcie_refusal(refusal: Refusal) -> bool:
@@ -48,7 +50,7 @@ def _mig(run: Circumstances) -> Found:
     for position, node, gpu in run.gpus():
         if gpu.mig:
             profile = run.exact_profile(run.wiring.gpus[position].node)
-            sibling = any(each.mig is False for each in node.gpus)
+            sibling = any(other.mig is False for other in node.gpus)
             odd = sibling or (profile is not None and profile.gpu.mig is False)
             expected = f"MIG off, {'like its siblings' if sibling else 'as in the profile'}"
             severity = None if sibling and run.profile_asked_for else Verdict.SKIP
@@ -69,7 +71,7 @@ def _registry_key(run: Circumstances) -> Found:
         if "p2p" in name.lower()
     )
     seen = "NVML reports DR: disabled by a driver registry key" + (f" ({keys})" if keys else "")
-    return _refusal_detector(seen, lambda each: each.status == "DR" and not each.mig)(run)
+    return _refusal_detector(seen, lambda refusal: refusal.status == "DR" and not refusal.mig)(run)
 
 
 @single_node
@@ -188,7 +190,9 @@ PEER_ACCESS = Family.of(
         comment="Nothing to repair: these GPUs use shared memory. With a patched open kernel module, run "
         "`gpubench p2p` before and after to compare speed and to verify the data.",
         link="https://github.com/tinygrad/open-gpu-kernel-modules/issues/44",
-        look=_refusal_detector(_GNS, lambda each: each.status == "GNS" and _is_pcie_refusal(each) and not each.odd),
+        look=_refusal_detector(
+            _GNS, lambda refusal: refusal.status == "GNS" and _is_pcie_refusal(refusal) and not refusal.odd
+        ),
         in_log=_log_without_nvlinks,
         implies=("cuda-nvml-disagree", "bar1-small", _REFUSED),
         by_design=True,
@@ -202,7 +206,7 @@ PEER_ACCESS = Family.of(
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_refusal_detector(
             "NVML reports TNS, and the NVLinks of both GPUs lead to other GPUs",
-            lambda each: each.mesh and not each.wired and not each.mig,
+            lambda refusal: refusal.mesh and not refusal.wired and not refusal.mig,
         ),
         implies=("cuda-nvml-disagree", _REFUSED),
         by_design=True,
@@ -322,11 +326,15 @@ def _any_refusal(run: Circumstances) -> Found:
         access = run.wiring.peer_access(pair)
         if not access.contradicts:
             found.setdefault((run.wiring.gpus[pair[0]].node, refusal, access.reason), []).append(pair)
-    seen = {rule: [each for each in rule.look(run) if isinstance(each, Sighting)] for rule in _OF_REFUSALS if found}
-    touched = {each: _touched(sightings) for each, sightings in seen.items()}
+    seen = {
+        rule: [sighting for sighting in rule.look(run) if isinstance(sighting, Sighting)]
+        for rule in _OF_REFUSALS
+        if found
+    }
+    touched = {rule: _touched(sightings) for rule, sightings in seen.items()}
     for (node, refusal, reason), pairs in found.items():
         why = next(
-            (each for each, (all_of, of) in touched.items() if all(p in all_of or of & {*p} for p in pairs)), None
+            (rule for rule, (all_of, of) in touched.items() if all(p in all_of or of & {*p} for p in pairs)), None
         )
         gpus = len(run.node_gpus(node))
         is_every_pair = len(pairs) == gpus * (gpus - 1)
@@ -340,7 +348,7 @@ def _any_refusal(run: Circumstances) -> Found:
             severity=refusal.severity,
             expected="host memory, by design" if refusal.is_by_design else "peer access",
             likely=why.title if why else "",
-            cure=fill_ids(why.cure, [place for each in seen[why] for place in each.places]) if why else NO_CURE,
+            cure=fill_ids(why.cure, [place for sighting in seen[why] for place in sighting.places]) if why else NO_CURE,
         )
 
 

@@ -61,7 +61,7 @@ def _apart(run: Circumstances, groups: dict[Any, list[RankFacts]]) -> frozenset[
 
 def _shm_not_shared(run: Circumstances) -> Found:
     for _, ranks in _nodes(run):
-        groups = _groups(ranks, lambda each: each.shm_device)
+        groups = _groups(ranks, lambda facts: facts.shm_device)
         if len(groups) > 1:
             yield run.rank_sighting(
                 ranks,
@@ -104,8 +104,8 @@ def _differ_with_ucx(run: Circumstances, what: str, key: Callable[[RankFacts], A
 
 def _namespaces(run: Circumstances) -> Found:
     """Find ranks in different PID or IPC namespaces, between which UCX does not use CUDA IPC."""
-    yield from _differ_with_ucx(run, "PID namespaces", lambda each: each.namespaces.get("pid"), Confidence.LIKELY)
-    yield from _differ_with_ucx(run, "IPC namespaces", lambda each: each.namespaces.get("ipc"), Confidence.LIKELY)
+    yield from _differ_with_ucx(run, "PID namespaces", lambda facts: facts.namespaces.get("pid"), Confidence.LIKELY)
+    yield from _differ_with_ucx(run, "IPC namespaces", lambda facts: facts.namespaces.get("ipc"), Confidence.LIKELY)
 
 
 def _ptrace(run: Circumstances) -> Found:
@@ -114,12 +114,12 @@ def _ptrace(run: Circumstances) -> Found:
         asking = [
             rank for rank in ranks if any(_EXPANDABLE in rank.environment.get(name, "").lower() for name in _ALLOCATORS)
         ]
-        refused = [each for each in asking if each.pidfd_getfd is False or _may_not_ptrace(each)]
+        refused = [rank for rank in asking if rank.pidfd_getfd is False or _may_not_ptrace(rank)]
         if refused:
             scope = refused[0].ptrace_scope
             seen = "pidfd_getfd is refused" if refused[0].pidfd_getfd is False else f"ptrace_scope is {scope}"
             yield run.rank_sighting(refused, f"expandable_segments is on, but {seen}", Confidence.LIKELY)
-        elif asking and all(each.pidfd_getfd is None for each in asking):
+        elif asking and all(rank.pidfd_getfd is None for rank in asking):
             yield Unread(rank_names(asking), asking[0].unknown.get("pidfd_getfd", "pidfd_getfd was not tried"))
 
 
@@ -141,7 +141,7 @@ def _gpus_hidden(run: Circumstances) -> Found:
 def _denied(run: Circumstances) -> Found:
     for _, ranks in _nodes(run):
         groups = _groups(
-            ranks, lambda each: tuple(file for file in each.denied_device_files if "/nvidia" in file) or None
+            ranks, lambda facts: tuple(file for file in facts.denied_device_files if "/nvidia" in file) or None
         )
         for files, members in groups.items():
             seen = f"may not open {joined(files)}, because of the file mode or the control group's device list"
@@ -283,18 +283,18 @@ def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[
     """Yield groups of ranks with fewer CPUs than ranks: equal bindings first, then overlapping ones."""
     known = [(rank, frozenset(cpus)) for rank in ranks if (cpus := cpus_in(rank.affinity or ""))]
     for common in dict.fromkeys(mask for _, mask in known):
-        alike = [each for each, mask in known if mask == common]
+        alike = [rank for rank, mask in known if mask == common]
         if len(alike) > len(common):
             yield alike, set(common)
-            known = [(each, mask) for each, mask in known if mask != common]
+            known = [(rank, mask) for rank, mask in known if mask != common]
     while known:
         union, within = set(known[0][1]), [known[0]]
-        while more := [each for each in known if each not in within and not union.isdisjoint(each[1])]:
+        while more := [other for other in known if other not in within and not union.isdisjoint(other[1])]:
             within += more
             union.update(*(mask for _, mask in more))
         if len(within) > len(union):
-            yield [each for each, _ in within], union
-        known = [each for each in known if each not in within]
+            yield [rank for rank, _ in within], union
+        known = [other for other in known if other not in within]
 
 
 def _quota(run: Circumstances) -> Found:
@@ -464,7 +464,7 @@ def mpi_findings(support: MpiSupport) -> tuple[Finding, ...]:
 def _ucx_tls(run: Circumstances) -> Found:
     for facts in run.facts:
         listed = facts.environment.get(_UCX_TLS, "")
-        names = [each.strip() for each in listed.split(",") if each.strip()]
+        names = [name.strip() for name in listed.split(",") if name.strip()]
         allowed = listed.startswith("^") or any(name == "all" or name.startswith("cuda") for name in names)
         if names and not allowed:
             yield run.rank_sighting(

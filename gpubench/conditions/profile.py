@@ -96,7 +96,7 @@ def _model(run: Circumstances) -> Found:
         if profile is not None and gpu.name and not profile.match.covers([gpu.name]):
             expected = " or ".join(profile.match.gpus)
             yield run.gpu_sighting(position, gpu.name, severity=Verdict.FAIL, expected=expected)
-        models = Counter(each.name for each in node.gpus if each.name).most_common(2)
+        models = Counter(other.name for other in node.gpus if other.name).most_common(2)
         usual = models[0][0] if len(models) == 1 or (models and models[0][1] > models[1][1]) else ""
         if gpu.name and usual and gpu.name != usual:
             yield run.gpu_sighting(position, gpu.name, expected=f"{usual}, like its siblings")
@@ -107,9 +107,11 @@ def _differs(run: Circumstances) -> Found:
     """Find GPUs with less memory, multiprocessors or NVLinks than GPUs of the same model, MIG and ECC mode."""
     for position, node, gpu in run.gpus():
         yield from _odd_variant(run, position, node, gpu)
-        alike = [each for each in node.gpus if each.name == gpu.name and each.mig == gpu.mig and each.ecc == gpu.ecc]
+        alike = [
+            other for other in node.gpus if other.name == gpu.name and other.mig == gpu.mig and other.ecc == gpu.ecc
+        ]
         for what, size in _sizes(gpu).items():
-            most = max((_sizes(each).get(what, 0.0) for each in alike), default=0.0)
+            most = max((_sizes(other).get(what, 0.0) for other in alike), default=0.0)
             if size < _AS_LARGE * most:
                 expected = f"{what} {most:g}, like its siblings"
                 yield run.gpu_sighting(position, f"{what} {size:g}", expected=expected)
@@ -120,13 +122,15 @@ def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFact
     if gpu in find_display_cards(node.gpus):
         return
     profile = run.exact_profile(run.wiring.gpus[position].node)
-    same = Counter(each.compute_capability for each in node.gpus if each.name == gpu.name and each.compute_capability)
+    same = Counter(
+        other.compute_capability for other in node.gpus if other.name == gpu.name and other.compute_capability
+    )
     usual = profile.gpu.compute_capability if profile is not None else next(iter(dict(same.most_common(1))), None)
     own = gpu.compute_capability
     if own and usual and own != usual:
         expected = f"compute capability {usual}, like others of its model"
         yield run.gpu_sighting(position, f"compute capability {own}", severity=Verdict.WARN, expected=expected)
-    computing = [each for each in node.gpus if each not in find_display_cards(node.gpus)]
+    computing = [other for other in node.gpus if other not in find_display_cards(node.gpus)]
     first = computing[0]
     if (
         len(computing) == _TWO
@@ -206,8 +210,10 @@ def _slot_severity(node: Topology, gpu: GpuFacts, reaches: float) -> dict[str, A
     """Return severity and words for a slot with less than the profile: the board's limit, unless siblings have more."""
     if is_soldered(gpu):
         return {}
-    siblings = (pcie_gb_s(each.pcie.max_generation, each.pcie.max_width) for each in node.gpus if each.name == gpu.name)
-    if any(sibling is not None and sibling > reaches for sibling in siblings) and not is_desktop(node):
+    speeds = (
+        pcie_gb_s(other.pcie.max_generation, other.pcie.max_width) for other in node.gpus if other.name == gpu.name
+    )
+    if any(speed is not None and speed > reaches for speed in speeds) and not is_desktop(node):
         return {}
     return {"severity": Verdict.SKIP, "likely": OF_THE_BOARD, "cure": _NOTHING}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf, log
+from operator import itemgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -73,7 +74,7 @@ class Named(Struct, frozen=True):
             return Verdict.SKIP
         said = [sighting.severity or self.cause.severity for sighting in self.sightings]
         by_effects = Verdict.WARN if set(self.effects) <= set(BESIDE) else Verdict.FAIL
-        return worst_verdict(each or by_effects for each in said)
+        return worst_verdict(severity or by_effects for severity in said)
 
     @property
     def expected_percent(self) -> float | None:
@@ -128,7 +129,7 @@ class Named(Struct, frozen=True):
         """Restrict the cause to sightings that affect any of these pairs; None if there are none."""
         wanted = tuple(pairs)
         touching = tuple(sighting for sighting in self.sightings if any(map(sighting.touches, wanted)))
-        implied = tuple(each for each in (below.touching(wanted) for below in self.implied) if each is not None)
+        implied = tuple(named for named in (below.touching(wanted) for below in self.implied) if named is not None)
         return replace(self, sightings=touching, implied=implied) if touching else None
 
 
@@ -144,12 +145,14 @@ class Diagnosis(Struct, frozen=True):
         A policy, or hardware without a direct path, is first if it explains all pairs, else last.
         """
         able = [named for named in self.named if not named.cause.explains.paths.isdisjoint(paths.values())]
-        found = [(named, *_explained(named, paths)) for named in able]
-        ranked = sorted(
-            ((touching, len(pairs)) for _, touching, pairs in found if touching is not None),
-            key=lambda each: (_place_of_design(each[0], each[1] == len(paths)), *_surest(each[0]), -each[1]),
-        )
-        return tuple(named for named, _ in ranked)
+        found = [(touching, len(pairs)) for touching, pairs in (_explained(named, paths) for named in able) if touching]
+
+        def order(candidate: tuple[Named, int]) -> tuple[int, int, bool, int]:
+            named, pairs = candidate
+            design = 1 if not named.cause.by_design else 0 if pairs == len(paths) else 2
+            return design, *_surest(named), -pairs
+
+        return tuple(named for named, _ in sorted(found, key=order))
 
     def by_cause(self, paths: Mapping[Pair, PathKind]) -> dict[Pair, str]:
         """Return the id of the likeliest cause by pair; pairs without a cause are left out."""
@@ -169,20 +172,23 @@ class Diagnosis(Struct, frozen=True):
 
         def place(named: Named) -> int:
             slows = named.cause.explains.slows
-            return min((number for number, each in enumerate(slowed) if not slows or each in slows), default=-1)
+            return min((number for number, part in enumerate(slowed) if not slows or part in slows), default=-1)
 
         slow = self.of_effect(Effect.SLOW)
         found = [(named, place(named), distance(named.expected_percent, percent)) for named in slow]
-        ranked = sorted(
-            ((named, number, far) for named, number, far in found if number >= 0 and far is not None),
-            key=lambda each: (each[0].confidence is Confidence.WEAK, each[1], *_surest(each[0]), each[2]),
-        )
-        return tuple(named for named, *_ in ranked)
+        ranked = [
+            ((named.confidence is Confidence.WEAK, number, *_surest(named), far), named)
+            for named, number, far in found
+            if number >= 0 and far is not None
+        ]
+        return tuple(named for _, named in sorted(ranked, key=itemgetter(0)))
 
     def fill_ids(self, explanation: Explanation) -> Explanation:
         """Return the explanation with the ids of all affected devices in its cure."""
         found = (named for named in self.named if named.cause.id == explanation.id)
-        return next((replace(explanation, cure=fill_ids(explanation.cure, each.places)) for each in found), explanation)
+        return next(
+            (replace(explanation, cure=fill_ids(explanation.cure, named.places)) for named in found), explanation
+        )
 
     def of_effect(self, *effects: Effect) -> tuple[Named, ...]:
         """Return the causes with one of these effects."""
@@ -196,13 +202,9 @@ def _explained(named: Named, paths: Mapping[Pair, PathKind]) -> tuple[Named | No
     pairs = [
         pair
         for pair, kind in paths.items()
-        if kind in named.cause.explains.paths and any(each.touches(pair) for each in able)
+        if kind in named.cause.explains.paths and any(sighting.touches(pair) for sighting in able)
     ]
     return (named.touching(pairs) if pairs else None), pairs
-
-
-def _place_of_design(named: Named, whole: bool) -> int:  # noqa: FBT001 - how much of it is explained
-    return (0 if whole else 2) if named.cause.by_design else 1
 
 
 def _surest(named: Named) -> tuple[int, bool]:
@@ -215,14 +217,14 @@ def diagnose(causes: Iterable[Condition], run: Circumstances) -> Diagnosis:
     unread: dict[str, tuple[Unread, ...]] = {}
     for cause in causes:
         found = list(cause.look(run))
-        sightings = [each for each in found if isinstance(each, Sighting)]
+        sightings = [result for result in found if isinstance(result, Sighting)]
         if sightings:
             seen[cause] = sightings
         elif found:
-            unread[cause.id] = tuple(each for each in found if isinstance(each, Unread))
+            unread[cause.id] = tuple(result for result in found if isinstance(result, Unread))
     below = _take_implied(seen)
     named = [Named(cause, tuple(sightings), tuple(below.get(cause, ()))) for cause, sightings in seen.items()]
-    return Diagnosis(tuple(sorted((each for each in named if each.sightings), key=_surest)), unread)
+    return Diagnosis(tuple(sorted((cause for cause in named if cause.sightings), key=_surest)), unread)
 
 
 def _take_implied(seen: Mapping[Condition, list[Sighting]]) -> dict[Condition, list[Named]]:
@@ -230,20 +232,20 @@ def _take_implied(seen: Mapping[Condition, list[Sighting]]) -> dict[Condition, l
     by_id = {cause.id: cause for cause in seen}
     for cause, sightings in seen.items():
         for other in (by_id[name] for name in cause.implies if name in by_id):
-            covered = [each for each in seen[other] if _covered(each, sightings)]
+            covered = [sighting for sighting in seen[other] if _covered(sighting, sightings)]
             if covered:
                 below.setdefault(cause, []).append(Named(other, tuple(covered)))
-                seen[other][:] = [each for each in seen[other] if each not in covered]
+                seen[other][:] = [sighting for sighting in seen[other] if sighting not in covered]
     return below
 
 
 def _covered(other: Sighting, by: Sequence[Sighting]) -> bool:
     if other.pairs is not None:
         return all(any(mine.touches(pair) for mine in by) for pair in other.pairs)
-    wide = [each for each in by if each.pairs is None]
-    if any(each.gpus is None for each in wide):
+    wide = [sighting for sighting in by if sighting.pairs is None]
+    if any(sighting.gpus is None for sighting in wide):
         return True
-    return other.gpus is not None and other.gpus <= frozenset[int]().union(*(each.gpus or () for each in wide))
+    return other.gpus is not None and other.gpus <= frozenset[int]().union(*(sighting.gpus or () for sighting in wide))
 
 
 def path_kinds(wiring: Wiring, staged: Mapping[Pair, Sequence[Transport]]) -> dict[Pair, PathKind]:
@@ -269,8 +271,8 @@ def _medium(transports: Sequence[Transport]) -> Medium:
 
 def explain(causes: Iterable[Condition], staged: Staged) -> Explanation | None:
     """Return the first cause that explains a path and that NCCL's log shows, special causes before general ones."""
-    able = [each for each in causes if not each.explains.paths.isdisjoint(staged.kinds)]
-    for cause in sorted(able, key=lambda each: each.general):
+    able = [cause for cause in causes if not cause.explains.paths.isdisjoint(staged.kinds)]
+    for cause in sorted(able, key=lambda cause: cause.general):
         reason = None if cause.in_log is None else cause.in_log(staged)
         if reason is not None:
             return Explanation(

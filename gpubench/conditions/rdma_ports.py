@@ -65,7 +65,7 @@ def _find_rates_below_card(run: Circumstances) -> Found:
     slow = len(run.nodes) > 1 and any(map(is_slow, run.measurements.collectives))
     roles = {number: port_roles(node) for number, node in nodes_with_rdma(run)}
     for number, own in roles.items():
-        elsewhere = [nic for other, each in roles.items() if other != number for nic in each.working]
+        elsewhere = [nic for other, role in roles.items() if other != number for nic in role.working]
         near = [nic for known in own.below.values() for nic in known or ()]
         for nic in own.gpu_ports:
             most, rate = card_gbit_s(nic), nic.rate_gbit_s
@@ -73,7 +73,7 @@ def _find_rates_below_card(run: Circumstances) -> Found:
                 seen = f"the port runs at {rate:g} Gb/s; {nic.model} cards reach up to {most:g}"
                 is_for_gpus = nic in near or (not near and nic.kind is NicKind.INFINIBAND)
                 far = is_for_gpus and rate < _FAR_BELOW_CARD * most
-                usual = max((each.rate_gbit_s or 0.0 for each in elsewhere if each.model == nic.model), default=0.0)
+                usual = max((other.rate_gbit_s or 0.0 for other in elsewhere if other.model == nic.model), default=0.0)
                 expected = f"up to {most:g} Gb/s, if the switch and this variant of the card support it"
                 expected += f"; {usual:g} on other nodes" if rate < usual else ""
                 quiet = not far and not slow and (rate >= usual or nic not in own.working)
@@ -86,8 +86,8 @@ def _ports_slow(run: Circumstances) -> Found:
     for number, node in nodes_with_rdma(run):
         roles = port_roles(node)
         for nic in roles.failing:
-            alike = [each for each in roles.working if (each.model, each.kind) == (nic.model, nic.kind)]
-            usual = max((each.rate_gbit_s or 0.0 for each in alike), default=0.0)
+            alike = [other for other in roles.working if (other.model, other.kind) == (nic.model, nic.kind)]
+            usual = max((other.rate_gbit_s or 0.0 for other in alike), default=0.0)
             if nic.state == "active" and nic.rate_gbit_s and nic.rate_gbit_s < usual:
                 expected = f"{usual:g} Gb/s, like its siblings"
                 yield run.device_sighting(number, nic, f"{nic.rate_gbit_s:g} Gb/s", expected=expected)
@@ -241,7 +241,7 @@ def _most_frequent(values: Sequence[str | None]) -> tuple[str | None, bool]:
 
 
 def _traits(node: Topology, nic: NicFacts) -> Mapping[str, str | None]:
-    port = next((each for each in node.snapshot.rdma_ports if each.nic == nic.name), None)
+    port = next((known for known in node.snapshot.rdma_ports if known.nic == nic.name), None)
     gids = port.gids if port is not None and nic.kind is NicKind.ROCE else None
     return {
         "kind": nic.kind.value,

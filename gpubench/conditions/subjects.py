@@ -105,7 +105,7 @@ def _count_gpus(words: Callable[[GpuFacts], str]) -> Lack:
     def note(facts: Facts) -> str:
         gpus = [*_gpus(facts)]
         known = Counter(filter(None, map(words, gpus)))
-        return joined(f"{each} on {count} of {plural(len(gpus), 'GPU')}" for each, count in known.items())
+        return joined(f"{word} on {count} of {plural(len(gpus), 'GPU')}" for word, count in known.items())
 
     return note
 
