@@ -1,4 +1,4 @@
-"""What just holds and what just does not: limits of conditions, and what is next to them and no fault."""
+"""Values just inside and just outside the limits of conditions, and harmless neighbours of faults."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,11 +36,11 @@ def two() -> Job:
 
 
 def planted(id_: str) -> Job:
-    return next(each for each in (*PLANTS, *CHECKED) if each.id == id_).make()
+    return next(plant for plant in (*PLANTS, *CHECKED) if plant.id == id_).make()
 
 
 def with_variables(job: Job, **values: str) -> Job:
-    return with_ranks(job, lambda each: replace(each, environment={**each.environment, **values}))
+    return with_ranks(job, lambda facts: replace(facts, environment={**facts.environment, **values}))
 
 
 def on_roce(mtu: int) -> Job:
@@ -51,25 +51,25 @@ def on_roce(mtu: int) -> Job:
 
 
 def in_state(node: Snapshot, state: str) -> Snapshot:
-    """The first NIC of a node in some state."""
+    """Set the state of the node's first NIC."""
     return replace(node, nics=(replace(node.nics[0], state=state), *node.nics[1:]))
 
 
 def with_files(state: str) -> Job:
-    """Ranks have the device file of the first port alone, whose state is this."""
+    """Give ranks only the device file of the first port, in this state."""
 
     file = two().nodes[0].rdma_ports[0].device_file
     job = with_nodes(two(), lambda node: in_state(node, state))
-    return with_ranks(job, lambda each: replace(each, device_files=("/dev/nvidia0", file or "")))
+    return with_ranks(job, lambda facts: replace(facts, device_files=("/dev/nvidia0", file or "")))
 
 
 def expanding(**facts: Any) -> Job:
-    """Ranks that ask for expandable segments, and may hand on descriptors."""
-    return with_ranks(planted("ptrace-blocked"), lambda each: replace(each, pidfd_getfd=True, **facts))
+    """Ranks that use expandable segments and may pass file descriptors."""
+    return with_ranks(planted("ptrace-blocked"), lambda rank: replace(rank, pidfd_getfd=True, **facts))
 
 
 def beside_ethernet() -> Job:
-    """The plant of redirection, whose only NIC cannot do RDMA."""
+    """The planted redirection, with a NIC that cannot do RDMA."""
 
     def edit(node: Snapshot) -> Snapshot:
         return replace(node, nics=tuple(replace(nic, kind=NicKind.ETHERNET) for nic in node.nics))
@@ -78,7 +78,7 @@ def beside_ethernet() -> Job:
 
 
 def without_bridges() -> Job:
-    """The plant of writes that collapse, where nobody knows the host bridges."""
+    """The planted write collapse, with unknown host bridges."""
 
     def edit(node: Snapshot) -> Snapshot:
         gpus = (replace(gpu, place=replace(gpu.place, host_bridge=None)) for gpu in node.gpus)
@@ -90,8 +90,8 @@ def without_bridges() -> Job:
 @pytest.mark.parametrize(
     ("make", "id_", "holds"),
     [
-        (lambda: with_ranks(board(), lambda each: replace(each, shm_bytes=64 * MIB)), "shm-too-small", True),
-        (lambda: with_ranks(board(), lambda each: replace(each, shm_bytes=64 * MIB + 1)), "shm-too-small", False),
+        (lambda: with_ranks(board(), lambda facts: replace(facts, shm_bytes=64 * MIB)), "shm-too-small", True),
+        (lambda: with_ranks(board(), lambda facts: replace(facts, shm_bytes=64 * MIB + 1)), "shm-too-small", False),
         (lambda: with_variables(two(), NCCL_IB_HCA=""), "nccl-ib-hca", False),
         (lambda: on_roce(4200), "roce-mtu-small", False),
         (lambda: on_roce(3000), "roce-mtu-small", True),
@@ -107,14 +107,14 @@ def without_bridges() -> Job:
         (lambda: expanding(ptrace_scope=2, capabilities=None), "ptrace-blocked", False),
         (lambda: expanding(ptrace_scope=2, capabilities=("SYS_PTRACE",)), "ptrace-blocked", False),
         (
-            lambda: with_ranks(planted("imex-channel-missing"), lambda each: replace(each, imex_channels=None)),
+            lambda: with_ranks(planted("imex-channel-missing"), lambda facts: replace(facts, imex_channels=None)),
             "imex-channel-missing",
             False,
         ),
         (
             lambda: with_ranks(
                 planted("imex-channel-missing"),
-                lambda each: replace(each, imex_channels=None, unknown={"imex_channels": "no such folder"}),
+                lambda facts: replace(facts, imex_channels=None, unknown={"imex_channels": "no such folder"}),
             ),
             "imex-channel-missing",
             True,
@@ -126,9 +126,9 @@ def test_a_limit_is_where_it_is(make: Callable[[], Job], id_: str, *, holds: boo
 
 
 def test_why_something_is_not_known_is_the_reason_that_is_known() -> None:
-    blind = with_ranks(two(), lambda each: replace(each, loadable={}, unknown={"loadable": "no loader"}), 0, 1)
+    blind = with_ranks(two(), lambda facts: replace(facts, loadable={}, unknown={"loadable": "no loader"}), 0, 1)
     assert blind.diagnosis().unread["libibverbs-missing"] == (Unread("node0", "no loader"),)
-    lost = with_ranks(two(), lambda each: replace(each, verbs_providers=None, unknown={"verbs_providers": "gone"}), 0)
+    lost = with_ranks(two(), lambda facts: replace(facts, verbs_providers=None, unknown={"verbs_providers": "gone"}), 0)
     assert lost.diagnosis().unread["verbs-provider-missing"] == (Unread("node0 rank 0", "gone"),)
     nobody = replace(two(), ranks=two().ranks[:2])
     assert nobody.diagnosis().unread["libibverbs-missing"] == (Unread("node1", "no process of this node was examined"),)
@@ -137,7 +137,7 @@ def test_why_something_is_not_known_is_the_reason_that_is_known() -> None:
 
 def test_a_policy_comes_first_where_it_explains_all_and_else_last() -> None:
     job = with_variables(planted("nccl-default-level"), NCCL_SHM_DISABLE="1", NCCL_PROTO="LL")
-    diagnosis = with_ranks(job, lambda each: replace(each, shm_device=each.rank)).diagnosis()
+    diagnosis = with_ranks(job, lambda facts: replace(facts, shm_device=facts.rank)).diagnosis()
     staged = dict.fromkeys(((0, 1), (1, 0)), SHM)
     assert [each.cause.id for each in diagnosis.explaining(staged)][0] == "nccl-default-level"  # noqa: RUF015
     network = {**staged, (0, 1): SOCKETS}
@@ -174,14 +174,14 @@ def test_rdma_inside_a_node_is_explained_by_what_takes_peer_access_away_and_by_n
 def test_what_keeps_nodes_apart_is_found_between_two() -> None:
     job = with_variables(two(), NCCL_IB_DISABLE="1")
     nodes = [Topology(node) for node in job.nodes]
-    assert [each.id for each in examine(nodes, job.ranks).findings] == ["nccl-ib-disabled"]
-    assert [each.id for each in examine(nodes[:1], job.ranks[:2]).findings] == []
+    assert [finding.id for finding in examine(nodes, job.ranks).findings] == ["nccl-ib-disabled"]
+    assert [finding.id for finding in examine(nodes[:1], job.ranks[:2]).findings] == []
 
 
 def test_mpi_that_is_built_for_cuda_and_uses_it_is_well() -> None:
     def named(*, aware: bool) -> set[str]:
         mpi = MpiFacts(version="Open MPI 5.0.8", cuda_built=True, cuda_aware=aware)
-        job = with_ranks(board(), lambda each: replace(each, mpi=mpi))
+        job = with_ranks(board(), lambda facts: replace(facts, mpi=mpi))
         return {each.cause.id for each in job.diagnosis().named}
 
     assert "mpi-cuda-off" in named(aware=False)
@@ -218,7 +218,7 @@ def test_the_odd_node_is_compared_with_as_many_as_there_are(nodes: int, expected
 
 def test_ports_of_which_none_is_left_say_so_where_there_are_several() -> None:
     def seen(job: Job) -> set[str]:
-        return {each.seen for each in job.findings() if each.id == "rdma-port-down"}
+        return {finding.seen for finding in job.findings() if finding.id == "rdma-port-down"}
 
     def all_down(node: Snapshot) -> Snapshot:
         return replace(node, nics=tuple(replace(nic, state="down") for nic in node.nics))

@@ -1,4 +1,4 @@
-"""The conditions as people read them: ids, words, links; each is reported by a check or explains a path."""
+"""The catalogue of conditions: ids, words and links. Each condition belongs to a check or explains a path."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ _LINK = re.compile(
 )
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: each.id)
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.id)
 def test_an_entry_is_whole(condition: Condition) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", condition.id)
     assert all((condition.title, condition.cure, condition.expected))
@@ -39,7 +39,7 @@ def test_ids_are_stable_names_and_what_is_implied_exists() -> None:
 
 
 def test_every_check_has_conditions_or_what_measuring_found_out() -> None:
-    assert {check.name for check in CHECKS} - {each.check for each in CONDITIONS} == {"paths"}
+    assert {check.name for check in CHECKS} - {condition.check for condition in CONDITIONS} == {"paths"}
 
 
 def test_ids_of_earlier_versions_lead_to_those_of_now() -> None:
@@ -51,9 +51,9 @@ def test_ids_of_earlier_versions_lead_to_those_of_now() -> None:
 
 
 def test_every_finding_has_a_row_in_the_one_table_of_severities() -> None:
-    ids = {each.id for each in CONDITIONS}
+    ids = {condition.id for condition in CONDITIONS}
     assert set(SEVERITIES) <= ids
-    assert {each.id for each in CONDITIONS if each.check and not each.by_design} <= set(SEVERITIES)
+    assert {condition.id for condition in CONDITIONS if condition.check and not condition.by_design} <= set(SEVERITIES)
     assert all(grade.source for grade in SEVERITIES.values())
 
 
@@ -78,7 +78,7 @@ _AFTER_A_RESTART = re.compile(
 _VERIFIED = r"gpubench (?:p2p|allreduce|alltoall)"
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: each.id)
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.id)
 def test_a_cure_that_switches_a_data_path_on_begins_with_a_verified_copy(condition: Condition) -> None:
     """The driver grants peer access on machines that corrupt data (open-gpu-kernel-modules#1257, unsloth#10613)."""
     cure = condition.cure.text
@@ -88,16 +88,16 @@ def test_a_cure_that_switches_a_data_path_on_begins_with_a_verified_copy(conditi
         assert re.match(rf"(?:env (?:-u \w+ )+|\w+=\w+ )?{_VERIFIED}\b", cure)
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: each.id)
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.id)
 def test_no_cure_begins_with_what_ends_the_jobs_of_others(condition: Condition) -> None:
-    """A fabric manager that ends aborts what runs on the GPUs; MIG mode off removes the instances of others."""
+    """Stopping the fabric manager aborts jobs on the GPUs; switching MIG off removes the instances of others."""
     for command in condition.cure.commands:
         assert not re.match(r"systemctl (?:restart|stop)|.*-mig 0|for b|setpci|reboot", command)
 
 
 @pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_what_is_advised_for_a_planted_machine_verifies_first_too(plant: Plant) -> None:
-    cures = [each.cure for each in plant.findings] + [each.cure for each in plant.diagnosis.named]
+    cures = [finding.cure for finding in plant.findings] + [each.cure for each in plant.diagnosis.named]
     for each in (cure.text for cure in cures if cure.commands):
         if _SWITCHES_ON.search(_SWITCHES_OFF.sub("", each)) and not _AFTER_A_RESTART.search(each):
             assert re.match(rf"(?:env (?:-u \w+ )+|\w+=\w+ )?{_VERIFIED}\b|grep -nE ", each), each

@@ -73,7 +73,7 @@ def subject_of(device: GpuFacts | NicFacts) -> str:
 BY_DESIGN = {"rtx-4090-2", "rtx-5090-2", "dgx-1-v100"}
 
 
-@pytest.mark.parametrize("profile", profiles.all_profiles(), ids=lambda each: each.name)
+@pytest.mark.parametrize("profile", profiles.all_profiles(), ids=lambda profile: profile.name)
 def test_healthy_machines_have_no_findings(profile: Any) -> None:
     found = examined(snapshots(SimulatedMachine(profile)))
     assert [finding for finding in found if finding.severity is not Verdict.SKIP] == []
@@ -163,7 +163,7 @@ def test_cuda_that_is_not_ready_is_an_answer_about_the_machine() -> None:
     assert said([finding]) == [("cuda-refuses", "FAIL", "node0, cuda")]
     assert "fabric manager" in finding.cause
     both = broken("nvml", "cuda", error="CUDA_ERROR_SYSTEM_NOT_READY")
-    assert {(each.id, each.severity) for each in both} == {("probe-failed", "ERROR")}
+    assert {(finding.id, finding.severity) for finding in both} == {("probe-failed", "ERROR")}
 
 
 def test_gpus_without_a_driver_are_a_warning() -> None:
@@ -195,15 +195,19 @@ def test_a_gpu_without_a_bridge_is_said_and_nothing_against_it() -> None:
         *(replace(gpu, nvlinks=bridged, fabric=None) for gpu in node.gpus),
         replace(node.gpus[0], index=2, bus_id="0000:ff:00.0", nvlinks=down(bridged), fabric=None),
     )
-    found = [each for each in examined([replace(node, gpus=gpus, pairs=(), nvswitches=())]) if "nvlink" in each.id]
-    assert [(each.severity, each.cause) for each in found] == [
+    found = [
+        finding for finding in examined([replace(node, gpus=gpus, pairs=(), nvswitches=())]) if "nvlink" in finding.id
+    ]
+    assert [(finding.severity, finding.cause) for finding in found] == [
         ("SKIP", "this GPU has no NVLink bridge, or the bridge is not seated")
     ]
-    # A link of another GPU leads to it: there is a bridge, of which one end is down.
+    # Links that lead to another GPU show a bridge with one end down.
     led = tuple(replace(link, peer_bus_id="0000:ff:00.0") for link in bridged)
     gpus = (replace(gpus[0], nvlinks=led), *gpus[1:])
-    found = [each for each in examined([replace(node, gpus=gpus, pairs=(), nvswitches=())]) if "nvlink" in each.id]
-    assert [each.severity for each in found] == ["FAIL"]
+    found = [
+        finding for finding in examined([replace(node, gpus=gpus, pairs=(), nvswitches=())]) if "nvlink" in finding.id
+    ]
+    assert [finding.severity for finding in found] == ["FAIL"]
 
 
 def down(links: Sequence[NvLink]) -> tuple[NvLink, ...]:
@@ -235,7 +239,7 @@ def test_siblings_are_of_one_model_and_the_larger_of_two_counts_is_usual() -> No
 def test_a_pair_that_lost_its_links_to_each_other_is_no_matter_of_policy() -> None:
     lost = machine("dgx-1-v100", "link1-2:nvlink=0")
     ends = "GPU1 (0000:0b:00.0) → GPU2 (0000:0c:00.0)", "GPU2 (0000:0c:00.0) → GPU1 (0000:0b:00.0)"
-    pair = next(each for each in examined(lost) if each.id == "nvlink-down" and "→" in each.subject)
+    pair = next(finding for finding in examined(lost) if finding.id == "nvlink-down" and "→" in finding.subject)
     assert (pair.severity, pair.subjects) == (Verdict.FAIL, ends)
     assert pair.next_command.endswith("-i 0000:0b:00.0,0000:0c:00.0")
     node = Topology(lost[0])
@@ -249,7 +253,7 @@ def test_a_pair_that_lost_its_links_to_each_other_is_no_matter_of_policy() -> No
 
 def test_two_cards_without_a_bridge_may_never_have_had_one() -> None:
     bare = machine("hgx-a100-4", "gpu0:nvlink=0", "gpu1:nvlink=0")
-    assert not any("→" in each.subject for each in examined(bare) if each.id == "nvlink-down")
+    assert not any("→" in finding.subject for finding in examined(bare) if finding.id == "nvlink-down")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +284,7 @@ def test_a_nic_is_not_missed_if_paths_are_unknown_or_nics_are_virtual(place_or_m
 def test_a_link_of_unknown_state_is_not_called_down() -> None:
     first, second, *rest = GPU0.nvlinks or ()
     silent = (replace(first, active=None), replace(second, active=False), *rest)
-    assert [each.id for each in examined([with_gpu(2, nvlinks=silent)])] == ["nvlink-doubtful"]
+    assert [finding.id for finding in examined([with_gpu(2, nvlinks=silent)])] == ["nvlink-doubtful"]
     assert below(profiles.load("hgx-h100-8"), with_gpus(nvlinks=silent)) == []
 
 
@@ -318,7 +322,7 @@ def test_a_fabric_that_is_unhealthy_is_so_whether_it_is_ready_or_not() -> None:
     (found,) = examined([with_gpu(1, fabric=Fabric(state="completed", status="success", health_mask=0xA9))])
     assert (found.id, found.severity, found.seen) == ("fabric-unhealthy", "FAIL", "fabric health: degraded bandwidth")
     both = examined([with_gpu(1, fabric=Fabric(state="in_progress", health_mask=0xA6))])
-    assert [(each.id, each.seen) for each in both] == [
+    assert [(finding.id, finding.seen) for finding in both] == [
         ("fabric-not-ready", "fabric state in progress"),
         ("fabric-unhealthy", "fabric health: route recovery"),
     ]
@@ -335,7 +339,7 @@ def test_a_fabric_that_is_unhealthy_is_so_whether_it_is_ready_or_not() -> None:
     ],
 )
 def test_rows_that_wait_or_cannot(rows: RemappedRows | None, found: list[tuple[str, str]]) -> None:
-    assert [(each.id, each.severity) for each in examined([with_gpu(6, remapped_rows=rows)])] == found
+    assert [(finding.id, finding.severity) for finding in examined([with_gpu(6, remapped_rows=rows)])] == found
 
 
 @pytest.mark.parametrize(
@@ -349,7 +353,7 @@ def test_rows_that_wait_or_cannot(rows: RemappedRows | None, found: list[tuple[s
     ],
 )
 def test_what_holds_clocks_down_is_said_once(reasons: tuple[str, ...] | None, found: list[str]) -> None:
-    assert [each.seen for each in examined([with_gpu(6, throttle_reasons=reasons, idle=False)])] == found
+    assert [finding.seen for finding in examined([with_gpu(6, throttle_reasons=reasons, idle=False)])] == found
 
 
 @pytest.mark.parametrize(
@@ -370,8 +374,8 @@ def test_what_holds_clocks_down_is_said_once(reasons: tuple[str, ...] | None, fo
     ],
 )
 def test_pcie_links_lose_lanes_or_speed(link: PcieLink, idle: bool | None, found: list[str]) -> None:
-    seen = [each.seen for each in examined([with_gpu(1, pcie=link, idle=idle)])]
-    assert seen == [f"PCIe trained to {each}" for each in found]
+    seen = [finding.seen for finding in examined([with_gpu(1, pcie=link, idle=idle)])]
+    assert seen == [f"PCIe trained to {trained}" for trained in found]
 
 
 def test_the_uplink_of_a_switch_is_a_link_too() -> None:
@@ -401,7 +405,7 @@ NO_RDMA = "nic-absent", "0 RDMA NICs below its PCIe switch"
     ],
 )
 def test_ports_are_active_and_as_fast_as_their_siblings(facts: dict[str, Any], found: list[tuple[str, str]]) -> None:
-    assert [(each.id, each.seen) for each in examined([with_nic(2, **facts)])] == found
+    assert [(finding.id, finding.seen) for finding in examined([with_nic(2, **facts)])] == found
 
 
 def test_a_port_that_is_down_is_not_slow_as_well_and_no_measure_of_others() -> None:
@@ -410,7 +414,7 @@ def test_a_port_that_is_down_is_not_slow_as_well_and_no_measure_of_others() -> N
     nics = [
         replace(nic, state="down", rate_gbit_s=800.0) if number > 1 else nic for number, nic in enumerate(HEALTHY.nics)
     ]
-    assert {each.id for each in examined([replace(HEALTHY, nics=tuple(nics))])} == {"rdma-port-down"}
+    assert {finding.id for finding in examined([replace(HEALTHY, nics=tuple(nics))])} == {"rdma-port-down"}
 
 
 def test_gpus_of_unknown_links_are_no_measure_of_others() -> None:
@@ -475,7 +479,7 @@ def test_a_refusal_between_linked_gpus_is_the_fabric_s() -> None:
 
 
 def test_a_mesh_of_nvlinks_has_pairs_without_by_design() -> None:
-    """A DGX-1: of four GPUs in a ring, those across from each other have TNS."""
+    """On a DGX-1, opposite GPUs of a ring of four have TNS."""
     (node,) = machine("hgx-h200-4")
     ring = {0: (1, 3), 1: (0, 2), 2: (1, 3), 3: (0, 2)}
     gpus = tuple(
@@ -565,7 +569,7 @@ def test_a_node_without_gpus_among_many_is_found() -> None:
     assert (finding.id, finding.subject) == ("node-differs", "login")
     assert finding.seen.startswith("GPU models none (others ")
     silent = replace(bare, failures=(ProbeFailure(stage="nvml", error="no answer", timed_out=True),))
-    assert "gpu-missing" not in [each.id for each in examined([silent, HEALTHY])]
+    assert "gpu-missing" not in [finding.id for finding in examined([silent, HEALTHY])]
 
 
 def test_all_subjects_are_kept_where_the_text_counts_them() -> None:
@@ -581,8 +585,8 @@ def test_all_subjects_are_kept_where_the_text_counts_them() -> None:
 
 def test_a_link_of_plain_ethernet_is_no_finding() -> None:
     narrow = PcieLink(generation=2, width=1, max_generation=4, max_width=8)
-    assert [each.id for each in examined([with_nic(0, pcie=narrow, kind=NicKind.ETHERNET)])] == ["nic-absent"]
-    assert {each.id for each in examined([with_nic(0, pcie=narrow)])} == {
+    assert [finding.id for finding in examined([with_nic(0, pcie=narrow, kind=NicKind.ETHERNET)])] == ["nic-absent"]
+    assert {finding.id for finding in examined([with_nic(0, pcie=narrow)])} == {
         "pcie-width",
         "pcie-generation",
         "nics-differ",
@@ -604,14 +608,14 @@ def test_a_nic_that_is_gone_is_missed_below_the_switch_of_its_gpu(
     machine_name: str, missing: Sequence[int], named: int
 ) -> None:
     found = examined(machine(machine_name, *(f"nic{number}:missing=yes" for number in missing)))
-    assert sum(len(each.subjects) for each in found if each.id == "nic-absent") == named
+    assert sum(len(finding.subjects) for finding in found if finding.id == "nic-absent") == named
 
 
 def test_gns_is_by_design_where_no_pair_of_those_models_has_peer_access() -> None:
     every = [f"link{one}-{other}:p2p=GNS" for one in range(8) for other in range(one)]
-    assert {each.severity for each in examined(machine("l40s-8", *every))} == {Verdict.SKIP}
+    assert {finding.severity for finding in examined(machine("l40s-8", *every))} == {Verdict.SKIP}
     some = examined(machine("l40s-8", "gpu3:p2p=GNS"))
-    assert [(each.id, each.severity) for each in some] == [("peer-access-refused", Verdict.FAIL)]
+    assert [(finding.id, finding.severity) for finding in some] == [("peer-access-refused", Verdict.FAIL)]
 
 
 def test_equal_findings_become_one() -> None:
@@ -668,7 +672,11 @@ def test_settings_of_nccl_are_the_same_on_all_ranks() -> None:
 def below(profile: Profile | None, *nodes: Snapshot) -> list[tuple[str, str, str, str]]:
     topologies = [Topology(node) for node in nodes]
     found = run(CHECKS, Facts(topologies, group_nodes(topologies), (), [profile] * len(nodes)))
-    return [(each.id, each.severity, each.seen, each.expected) for each in found if each.id == "below-profile"]
+    return [
+        (finding.id, finding.severity, finding.seen, finding.expected)
+        for finding in found
+        if finding.id == "below-profile"
+    ]
 
 
 def test_what_all_gpus_lack_is_found_against_the_profile() -> None:
@@ -716,7 +724,7 @@ def test_a_bridged_pair_has_links_and_peers() -> None:
 )
 def test_as_many_gpus_as_somebody_said(expected: int, found: list[tuple[str, str, str, str]]) -> None:
     told = presence_findings(Facts([Topology(HEALTHY)], expected_gpus=expected))
-    assert [(each.id, each.severity, each.seen, each.expected) for each in told] == found
+    assert [(finding.id, finding.severity, finding.seen, finding.expected) for finding in told] == found
     counted = gpu_count_findings({"n0": 8, "n1": 8}, expected)
     assert [(each.id, each.subjects) for each in counted] == [(each[0], ("n0", "n1")) for each in found]
 
@@ -726,14 +734,14 @@ def test_a_gpu_that_is_gone_is_said_once_whoever_expects_it() -> None:
     profile = profiles.load("hgx-h100-8")
     for asked, expected_gpus in ((True, None), (False, 8), (True, 8)):
         facts = Facts([Topology(seven)], profiles=[profile], asked=asked, expected_gpus=expected_gpus)
-        assert [(each.id, each.severity) for each in run(CHECKS, facts)] == [("gpu-missing", Verdict.FAIL)]
+        assert [(finding.id, finding.severity) for finding in run(CHECKS, facts)] == [("gpu-missing", Verdict.FAIL)]
     other = Facts([Topology(seven)], profiles=[profile], asked=True, expected_gpus=7)
-    assert [each.seen for each in presence_findings(other)] == ["7 GPUs, the board has 8"]
+    assert [finding.seen for finding in presence_findings(other)] == ["7 GPUs, the board has 8"]
 
 
 def missing(node: Snapshot, profile: str = "hgx-h100-8") -> list[str]:
     found = run(CHECKS, Facts([Topology(node)], (), (), [profiles.load(profile)]))
-    return [f"{each.severity} {each.seen}" for each in found if each.id == "gpu-missing"]
+    return [f"{finding.severity} {finding.seen}" for finding in found if finding.id == "gpu-missing"]
 
 
 def test_a_gpu_that_left_no_trace_is_missed_on_a_board() -> None:
@@ -759,8 +767,8 @@ def test_a_gpu_is_missed_where_the_nvlinks_of_all_others_lead_nowhere() -> None:
     assert missing(machine("hgx-a100-4", "link0-1:nvlink=2")[0], "hgx-a100-4") == []
     to_cpu = [replace(gpu, nvlinks=tuple(map(_to_processor, gpu.nvlinks or ()))) for gpu in three.gpus]
     assert missing(replace(three, gpus=tuple(to_cpu)), "hgx-a100-4") == [], "POWER9 has NVLinks"
-    (root,) = [each for each in findings("hgx-a100-4", ["gpu1:missing=yes"], 0) if each.id == "gpu-missing"]
-    assert [each.partition(":")[0] for each in root.consequences] == ["below-profile"]
+    (root,) = [finding for finding in findings("hgx-a100-4", ["gpu1:missing=yes"], 0) if finding.id == "gpu-missing"]
+    assert [consequence.partition(":")[0] for consequence in root.consequences] == ["below-profile"]
 
 
 @pytest.mark.parametrize(
@@ -769,15 +777,15 @@ def test_a_gpu_is_missed_where_the_nvlinks_of_all_others_lead_nowhere() -> None:
 def test_ports_below_their_cards_are_named_if_other_nodes_are_faster_or_they_are_far_below(
     elsewhere: float, rate: float, told: int
 ) -> None:
-    """ConnectX-7 cards at 200 Gb/s on all nodes are a design: the switches are NDR200."""
+    """ConnectX-7 cards at 200 Gb/s on all nodes are by design: the switches are NDR200."""
     nodes = [
         Topology(replace(HEALTHY, host=host, nics=tuple(replace(nic, rate_gbit_s=each) for nic in HEALTHY.nics)))
         for host, each in (("node0", elsewhere), ("node1", rate))
     ]
     facts = Facts(nodes, group_nodes(nodes), profiles=[profiles.load("hgx-h100-8")] * 2)
-    found = [each for each in run(WIRING, facts) if each.id == "nic-below-card"]
-    assert sum(len(each.subjects) for each in found) == told
-    assert {each.severity for each in found} <= {Verdict.WARN}
+    found = [finding for finding in run(WIRING, facts) if finding.id == "nic-below-card"]
+    assert sum(len(finding.subjects) for finding in found) == told
+    assert {finding.severity for finding in found} <= {Verdict.WARN}
     if told == 8:
         assert "the port runs at 200 Gb/s; ConnectX-7 cards reach up to 400" in found[0].seen
         assert found[0].expected.endswith("400 on other nodes")

@@ -1,4 +1,4 @@
-"""What is said of GPUs, links and hosts that others use: how sure it is, of whom, and what is folded under what."""
+"""GPUs, links and hosts that others use: confidence, subjects, and folded consequences."""
 
 import pytest
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ PYTHON = GpuProcess(pid=8342, name="python", memory_bytes=12 * GIB, container="d
 
 
 def around(*idle: IdleGpu) -> Circumstances:
-    """Two ranks on four H200s, whose GPUs were like that while the job was idle."""
+    """Two ranks on four H200s, with these readings of the idle GPUs."""
     return replace(simulated("hgx-h200-4").circumstances(), idle_gpus=dict(enumerate(idle)))
 
 
@@ -68,7 +68,7 @@ def test_memory_that_was_taken_before_by_nobody_who_is_shown(held: int, found: l
 
 
 def test_ranks_of_this_job_are_nobody_else() -> None:
-    """Read while the ranks had their contexts already, of a recording from before GPUs were looked at while idle."""
+    """As in an old recording, whose ranks already had CUDA contexts at the reading."""
 
     def used_by(pid: int) -> Circumstances:
         busy = GpuProcess(pid=pid)

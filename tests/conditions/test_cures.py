@@ -1,4 +1,4 @@
-"""Cures are data: every command can be pasted as it stands, and every comment is made of sentences."""
+"""Every command of a cure can be pasted unchanged, and every comment consists of sentences."""
 
 import ast
 import json
@@ -26,22 +26,22 @@ PROSE = re.compile(r"\. [A-Z]|\.$|\b(?:run it|then|if it|or use)\b", re.IGNORECA
 
 
 def cures_in_code() -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """The place, commands and comment of every `Cure.of(...)` and `Cure(comment=...)`; what varies is 1."""
+    """Yield place, commands and comment of every `Cure.of(...)` and `Cure(comment=...)` in the code."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Cure.of", "Cure"):
                 commands = tuple(map(text_of, node.args)) if ast.unparse(node.func) == "Cure.of" else ()
-                comment = next((text_of(each.value) for each in node.keywords if each.arg == "comment"), "")
+                comment = next((text_of(keyword.value) for keyword in node.keywords if keyword.arg == "comment"), "")
                 yield f"{path.relative_to(PACKAGE)}:{node.lineno}", commands, comment
 
 
 def text_of(node: ast.expr) -> str:
-    """A text of the code; what varies in it is 1, which is a number, a name and a path."""
+    """Return a text of the code, with 1 for variable parts: it is valid as a number, a name and a path."""
     match node:
         case ast.Constant(value=str(text)):
             return text
         case ast.JoinedStr(values=values):
-            return "".join(text_of(each) for each in values)
+            return "".join(text_of(value) for value in values)
         case _:
             return "1"
 
@@ -75,7 +75,7 @@ def test_every_comment_is_made_of_sentences(place: str, commands: tuple[str, ...
     assert not comment or re.match(r"[A-Z`1].*(?:[.!]| 1)$|1$", comment, re.DOTALL), place
 
 
-@pytest.mark.parametrize("cure", [each.cure for each in CONDITIONS], ids=lambda each: each.text)
+@pytest.mark.parametrize("cure", [condition.cure for condition in CONDITIONS], ids=lambda each: each.text)
 def test_options_of_gpubench_in_a_cure_exist(cure: Cure) -> None:
     for command in cure.commands:
         for words in re.findall(r"(?<!ssh 1 )\bgpubench( [^&|>;)]+|$)", command):

@@ -1,4 +1,4 @@
-"""Which findings take a node out of service: one line per kind, written by hand."""
+"""The findings that take a node out of service, one line per kind, written by hand."""
 
 import pytest
 

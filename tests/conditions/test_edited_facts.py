@@ -1,4 +1,4 @@
-"""One fact of a healthy machine is edited, and `check --quick` is judged again: one line per kind.
+"""Edit one fact of a healthy machine and run `check --quick` again: one line per kind of machine.
 
 Add a line to `ILL` if the edit makes a machine ill, and to `HEALTHY` if it does not. Name several kinds of machines:
 boards with NVSwitches, cards with and without bridges, workstations, racks, DGX Spark.
@@ -64,17 +64,17 @@ def _part(kind: str, numbers: tuple[int, ...], facts: dict[str, Any]) -> Edit:
 
 
 def gpu(*numbers: int, **facts: Any) -> Edit:
-    """Change facts of these GPUs, all without numbers; a function gets the GPU and returns the value."""
+    """Change facts of these GPUs, or of all if no number is given. A function gets the GPU and returns the value."""
     return _part("gpus", numbers, facts)
 
 
 def nic(*numbers: int, **facts: Any) -> Edit:
-    """Change facts of these NICs, all without numbers."""
+    """Change facts of these NICs, or of all."""
     return _part("nics", numbers, facts)
 
 
 def port(*numbers: int, **facts: Any) -> Edit:
-    """Change facts of these RDMA ports, all without numbers."""
+    """Change facts of these RDMA ports, or of all."""
     return _part("rdma_ports", numbers, facts)
 
 
@@ -82,12 +82,12 @@ def pci(kind: PciKind, **facts: Any) -> Edit:
     """Change facts of the first PCI device of a kind that is above a GPU."""
 
     def edit(snapshot: Snapshot) -> Snapshot:
-        above = {each.bus_id: each.above for each in snapshot.pci_devices}
+        above = {device.bus_id: device.above for device in snapshot.pci_devices}
         hops = [snapshot.gpus[0].bus_id or ""]
         while (port := above.get(hops[-1])) is not None:
             hops.append(port)
-        first = next(each for each in snapshot.pci_devices if each.kind is kind and each.bus_id in hops)
-        devices = (replace(each, **facts) if each is first else each for each in snapshot.pci_devices)
+        first = next(device for device in snapshot.pci_devices if device.kind is kind and device.bus_id in hops)
+        devices = (replace(device, **facts) if device is first else device for device in snapshot.pci_devices)
         return replace(snapshot, pci_devices=tuple(devices))
 
     return edit
@@ -99,7 +99,7 @@ def beside(*nics: NicFacts) -> Edit:
 
 
 def without_nics(*numbers: int) -> Edit:
-    """Take NICs away, also from the bus; all without numbers."""
+    """Remove these NICs, or all, also from the PCI bus."""
 
     def edit(snapshot: Snapshot) -> Snapshot:
         gone = {nic.bus_id for number, nic in enumerate(snapshot.nics) if number in numbers or not numbers}
@@ -108,7 +108,7 @@ def without_nics(*numbers: int) -> Edit:
             snapshot,
             nics=tuple(nic for nic in snapshot.nics if nic.name not in names),
             rdma_ports=tuple(port for port in snapshot.rdma_ports if port.nic not in names),
-            pci_devices=tuple(each for each in snapshot.pci_devices if each.bus_id not in gone),
+            pci_devices=tuple(device for device in snapshot.pci_devices if device.bus_id not in gone),
         )
 
     return edit
@@ -120,14 +120,14 @@ def machine_facts(**facts: Any) -> Edit:
 
 
 def at(generation: int, width: int, max_generation: int | None = None, max_width: int | None = None) -> PcieLink:
-    """A PCIe link as it is trained, and at most; without a maximum the link has it."""
+    """A PCIe link with its current and highest values; the default maximum is the current value."""
     return PcieLink(
         generation=generation, width=width, max_generation=max_generation or generation, max_width=max_width or width
     )
 
 
 def storage(number: int, state: str = "active", rate: float | None = 200.0, function: int = 0) -> NicFacts:
-    """A port of a storage card, which is next to no GPU."""
+    """A port of a storage card that is next to no GPU."""
     return NicFacts(
         name=f"mlx5_s{number}{function}",
         kind=NicKind.INFINIBAND,
@@ -150,7 +150,7 @@ def second_ports(snapshot: Snapshot) -> Snapshot:
 
 
 def gpudirect(**facts: bool) -> Edit:
-    """Change the ways for a NIC to reach GPU memory."""
+    """Change the mechanisms by which a NIC reaches GPU memory."""
     return lambda snapshot: replace(snapshot, gpudirect=GpuDirectFacts(**facts))
 
 
@@ -159,16 +159,19 @@ def redirect(kind: PciKind) -> Edit:
     control = AccessControl(capable=("request_redirect",), enabled=("request_redirect",))
 
     def edit(snapshot: Snapshot) -> Snapshot:
-        ports = (replace(each, access_control=control) if each.kind is kind else each for each in snapshot.pci_devices)
+        ports = (
+            replace(device, access_control=control) if device.kind is kind else device
+            for device in snapshot.pci_devices
+        )
         return replace(snapshot, pci_devices=tuple(ports))
 
     return edit
 
 
 def translating(snapshot: Snapshot) -> Snapshot:
-    """Let the IOMMU translate the addresses of every device, as Linux does by default on AMD and Arm."""
+    """Let the IOMMU translate every device's addresses, as Linux does by default on AMD and Arm."""
     iommu = IommuFacts(units=("ivhd0",), group_types={"1": "DMA-FQ"})
-    devices = (replace(each, iommu_group=1) for each in snapshot.pci_devices)
+    devices = (replace(device, iommu_group=1) for device in snapshot.pci_devices)
     kernel = replace(snapshot.kernel, iommu=iommu)
     return replace(snapshot, kernel=kernel, pci_devices=tuple(devices))
 
@@ -191,10 +194,10 @@ def node_links(link: PcieLink) -> Edit:
 
     def edit(snapshot: Snapshot) -> Snapshot:
         devices = (
-            replace(each, link=link) if each.kind in (PciKind.UPSTREAM_PORT, PciKind.ROOT_PORT) else each
-            for each in snapshot.pci_devices
+            replace(device, link=link) if device.kind in (PciKind.UPSTREAM_PORT, PciKind.ROOT_PORT) else device
+            for device in snapshot.pci_devices
         )
-        switches = (replace(each, link=link) for each in snapshot.switches)
+        switches = (replace(switch, link=link) for switch in snapshot.switches)
         return replace(snapshot, pci_devices=tuple(devices), switches=tuple(switches))
 
     return edit
@@ -204,8 +207,8 @@ def both(*edits: Edit) -> Edit:
     """Apply several edits in order."""
 
     def edit(snapshot: Snapshot) -> Snapshot:
-        for each in edits:
-            snapshot = each(snapshot)
+        for change in edits:
+            snapshot = change(snapshot)
         return snapshot
 
     return edit
@@ -222,7 +225,7 @@ def links(**facts: Any) -> Callable[[GpuFacts], tuple[NvLink, ...]]:
 
 
 def pair(source: str = "", destination: str = "", **facts: Any) -> Edit:
-    """Change what NVML says of a pair, of all pairs with a GPU, or of all pairs."""
+    """Change NVML's answers for a pair, for all pairs with a GPU, or for all pairs."""
 
     def edit(snapshot: Snapshot) -> Snapshot:
         named = {source, destination} - {""}
@@ -250,7 +253,7 @@ def manager(**facts: Any) -> Edit:
 
 
 def unlisted(snapshot: Snapshot) -> Snapshot:
-    """Take the last GPU from the driver's list, and leave it on the PCI bus."""
+    """Remove the last GPU from the driver's list, but leave it on the PCI bus."""
     *listed, last = snapshot.gpus
     pairs = (each for each in snapshot.pairs if last.device not in (each.source, each.destination))
     return replace(snapshot, gpus=tuple(listed), pairs=tuple(pairs))
@@ -260,13 +263,13 @@ REFUSED: dict[str, Any] = {"cuda": False, "read": "NS", "write": "NS", "atomics"
 
 
 def split(*numbers: int) -> Edit:
-    """Split GPUs with MIG, which takes their peer access away."""
+    """Split GPUs with MIG, which removes their peer access."""
     pairs = [pair(f"GPU{number}", **REFUSED, nvlink="NS") for number in numbers] or [pair(**REFUSED, nvlink="NS")]
     return both(gpu(*numbers, mig=True), *pairs)
 
 
 def with_display_card(snapshot: Snapshot) -> Snapshot:
-    """Add a small card, in a slot with eight lanes and without peer access."""
+    """Add a small card in a slot with eight lanes, without peer access."""
     first, number = snapshot.gpus[0], len(snapshot.gpus)
     lanes = PcieLink(generation=3, width=8, max_generation=3, max_width=16)
     card: dict[str, Any] = {
@@ -286,7 +289,7 @@ def with_display_card(snapshot: Snapshot) -> Snapshot:
 
 
 def throttled(reason: str, *numbers: int) -> Edit:
-    """Give GPUs that are not idle a reason for lower clocks."""
+    """Give busy GPUs a reason for lower clocks."""
     return gpu(*numbers, throttle_reasons=(reason,), idle=False)
 
 
@@ -462,12 +465,12 @@ HEALTHY: list[tuple[str, str, Edit]] = [
 
 @cache
 def healthy(machine: str) -> list[Snapshot]:
-    """The nodes of a simulated machine."""
+    """Simulate a machine's nodes."""
     return snapshots(parse_machine(machine))
 
 
 def check(machine: str, edit: Edit) -> Report:
-    """Judge a simulated machine whose first node was edited, by the profile that it then matches."""
+    """Check a machine whose first node was edited, with the profile that it then matches."""
     first, *others = healthy(machine)
     nodes = [Topology(each) for each in (edit(first), *others)]
     return judge(Facts(nodes, group_nodes(nodes), (), find_node_profiles(nodes, {})))
@@ -477,7 +480,7 @@ def check(machine: str, edit: Edit) -> Report:
 def test_an_edited_fact_is_named(what: str, machines: str, edit: Edit, expected: str) -> None:
     for machine in machines.split():
         report = check(machine, edit)
-        found = [f"{each.id} {each.severity.value}" for each in report.findings]
+        found = [f"{finding.id} {finding.severity.value}" for finding in report.findings]
         assert expected in found, f"{what} on {machine}: {found}"
         assert report.verdict.value == expected.split()[1], f"{what} on {machine}: {found}"
 
@@ -486,7 +489,7 @@ def test_an_edited_fact_is_named(what: str, machines: str, edit: Edit, expected:
 def test_a_healthy_edit_raises_no_alarm(what: str, machines: str, edit: Edit) -> None:
     for machine in machines.split():
         report = check(machine, edit)
-        alarms = [(each.id, each.seen) for each in report.findings if each.severity is not Verdict.SKIP]
+        alarms = [(finding.id, finding.seen) for finding in report.findings if finding.severity is not Verdict.SKIP]
         assert alarms == [], f"{what} on {machine}"
 
 
@@ -501,7 +504,9 @@ CAUSES = [
 
 @pytest.mark.parametrize(("command", "machine", "fault", "line"), CAUSES)
 def test_a_fault_is_named_as_the_cause(command: str, machine: str, fault: str, line: str) -> None:
-    """A missing GPU of a mesh was four GPUs to reset, and five NVLinks a stopped IMEX service."""
+    """Regression: a missing GPU of a mesh looked like four GPUs to reset, and five NVLinks like a stopped IMEX
+    service.
+    """
     arguments = [*command.split(), "--simulate", machine, "--fault", fault, "--no-progress"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.stdout.rstrip().rpartition("\n")[2].startswith(line), result.stdout

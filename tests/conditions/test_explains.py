@@ -1,4 +1,4 @@
-"""The table of what causes can explain: row by row, and held against what NCCL does and hardware has."""
+"""The table of what causes explain, row by row, against what NCCL does and what hardware has."""
 
 from collections.abc import Iterator
 
@@ -20,17 +20,21 @@ from gpubench.model.terms.verdict import Cure
 from tests.fakes.planted import PLANTS, Plant, simulated
 
 KINDS = [PathKind(relation, medium) for relation in Relation for medium in Medium]
-FAMILY = {each.id: family.name for family in FAMILIES for each in family.conditions}
+FAMILY = {condition.id: family.name for family in FAMILIES for condition in family.conditions}
 
 
 def test_every_cause_has_a_row_and_every_row_a_cause() -> None:
-    assert set(EXPLAINS) == {each.id for each in CONDITIONS if each.settles} == {each.id for each in CAUSES}
+    assert (
+        set(EXPLAINS)
+        == {condition.id for condition in CONDITIONS if condition.settles}
+        == {cause.id for cause in CAUSES}
+    )
     assert all(row.effects for row in EXPLAINS.values())
 
 
-@pytest.mark.parametrize("cause", CAUSES, ids=lambda each: each.id)
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.id)
 def test_a_cause_is_named_for_the_paths_of_its_row_alone(cause: Condition) -> None:
-    """Whatever else is proven: by what facts show, and by what a log shows."""
+    """Facts or a log may prove other causes at the same time."""
     found = Diagnosis((Named(cause, (Sighting(subject="here", seen="it is there"),)),), {})
     logged = replace(cause, in_log=lambda _staged: LoggedReason("it is there", Cure(comment="Repair it.")))
     for kind in KINDS:
@@ -48,9 +52,8 @@ def logs() -> Iterator[Staged]:
             yield Staged(one_node=False, same_machine=False, network=network, bus_ids=("0000:06:00.0",) * 2)
 
 
-@pytest.mark.parametrize("plant", [each for each in PLANTS if each.make().staged], ids=lambda each: each.id)
+@pytest.mark.parametrize("plant", [plant for plant in PLANTS if plant.make().staged], ids=lambda plant: plant.id)
 def test_no_cause_is_named_first_for_a_path_that_it_cannot_explain(plant: Plant) -> None:
-    """Of all machines and paths on which causes are planted."""
     job = plant.job
     run = job.circumstances()
     for pair, kind in path_kinds(run.wiring, run.staged or {}).items():
@@ -106,7 +109,7 @@ def on_any_path(*relations: Relation) -> set[str]:
 
 
 def test_sockets_inside_a_node_need_that_shared_memory_is_gone() -> None:
-    """NCCL asks P2P, SHM and NET in this order (src/transport.cc): without P2P alone it takes SHM."""
+    """NCCL tries P2P, SHM and NET in this order (src/transport.cc): without P2P alone it takes SHM."""
     without = {"nccl-shm-disabled", "shm-too-small", "nccl-net-in-node", "nccl-hostid", "shm-not-shared"}
     assert explaining(Relation.ONE_NODE, Medium.SOCKET) == explaining(Relation.ONE_GPU, Medium.SOCKET) == without
 
@@ -132,7 +135,7 @@ def test_nvlinks_between_nodes_explain_a_network_inside_one_domain_alone() -> No
 
 
 def test_gpudirect_explains_no_sockets_and_what_keeps_off_rdma_nothing_that_took_it() -> None:
-    """A path over NET/IB has verbs and a port; the NIC that is missing there is another network's."""
+    """A path over NET/IB has verbs and a port, so a missing NIC belongs to another network."""
     assert {FAMILY[id_] for id_ in explaining(Relation.TWO_NODES, Medium.SOCKET)}.isdisjoint({"gpudirect", "node"})
     rdma = explaining(Relation.TWO_NODES, Medium.RDMA)
     assert rdma.isdisjoint({"nccl-ib-disabled", "libibverbs-missing", "verbs-provider-missing", "memlock-limited"})

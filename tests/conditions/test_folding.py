@@ -1,4 +1,4 @@
-"""Findings that follow from others are told below them."""
+"""Consequences are folded under their root causes."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""What `gpubench check` must and must not say: published false alarms and missed faults, and every check of its own."""
+"""Published false alarms and missed faults of `gpubench check`, and a test of every check."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +45,7 @@ def ids(found: Report) -> list[tuple[str, str]]:
 
 
 def changed(node: Snapshot, index: int | None = None, **facts: Any) -> Snapshot:
-    """The node with these facts of one GPU, or of all."""
+    """Change these facts of one GPU, or of all."""
     return replace(node, gpus=tuple(replace(gpu, **facts) if index in (None, gpu.index) else gpu for gpu in node.gpus))
 
 
@@ -70,7 +70,7 @@ def test_h100_nvl_has_12_of_18_links_and_that_is_all_of_them() -> None:
 def test_a_gpu_at_rest_lowers_its_pcie_generation_and_one_at_work_must_not(
     state: int | None, found: list[tuple[str, str]], *, idle: bool
 ) -> None:
-    """Clocks do not say that a Blackwell GPU at P8 rests, nor one that shows a desktop."""
+    """Clocks do not show that a Blackwell GPU at P8, or one with a desktop, is idle."""
     low = PcieLink(generation=1, width=16, max_generation=5, max_width=16)
     assert ids(report([changed(HEALTHY, 2, pcie=low, idle=idle, performance_state=state)])) == found
 

@@ -1,4 +1,4 @@
-"""What a log says of a staged pair, and the cause that follows: by design only where something shows it."""
+"""The causes that a log shows for a staged pair; a cause is by design only if the log proves it."""
 
 import pytest
 from msgspec.structs import replace

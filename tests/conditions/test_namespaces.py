@@ -1,6 +1,6 @@
-"""Causes that this machine can make for real: processes in namespaces, mounts and limits of their own.
+"""Causes that this machine can really produce: processes with their own namespaces, mounts and limits.
 
-The GPUs are a simulated machine's, since there are none here; what the processes are like is read from processes.
+The GPUs are simulated, because this machine may have none; the facts of processes are read from real processes.
 """
 
 import json
@@ -36,7 +36,7 @@ LITTLE_LOCKED = ("bash", "-c", 'ulimit -l 64 && exec "$@"', "bash")
 
 @cache
 def process(*inside: str, **environment: str) -> RankFacts:
-    """What gpubench reads of a process that is started so."""
+    """Start a process and return its facts."""
     result = subprocess.run(
         [*inside, sys.executable, "-c", READ],
         capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, **environment}, timeout=300,
@@ -45,9 +45,9 @@ def process(*inside: str, **environment: str) -> RankFacts:
 
 
 def job(machine: str, second: RankFacts, *ranks: int) -> Job:
-    """A job of plain processes with UCX, but for some ranks; all but UCX and what belongs to GPUs is as it was read.
+    """A job of plain processes, with `second` in place of some ranks; only UCX and facts of GPUs are made up.
 
-    What this machine allows every process to lock counts as no limit.
+    This machine's limit of locked memory counts as no limit.
     """
     first = process()
 

@@ -1,4 +1,4 @@
-"""NICs that are gone, down or slow, against the other nodes of a job and a profile that was asked for."""
+"""NICs that are missing, down or slow, compared with other nodes of the job or with a named profile."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ from tests.conditions.test_health import ids, report
 def test_however_many_nics_of_a_node_are_gone_or_down_a_gate_drains_that_node_alone(
     broken: int, nodes: int, how: str
 ) -> None:
-    """One that was gone was a FAIL, four or all eight a WARN."""
+    """Regression: one missing NIC was a FAIL, but four or all eight only a WARN."""
     faults = [f"node1.nic{number}:{how}" for number in range(broken)]
     found = report(machine(f"hgx-h100-8*{nodes}", *faults))
     assert found.verdict is Verdict.FAIL
-    assert {each.subject.split()[0].rstrip(",") for each in found.findings} == {"node1"}
+    assert {finding.subject.split()[0].rstrip(",") for finding in found.findings} == {"node1"}
 
 
 @pytest.mark.parametrize("other", [{"product": "another"}, {"cpu": "another"}])
@@ -35,7 +35,7 @@ def test_virtual_functions_are_as_many_as_a_hypervisor_handed_out() -> None:
     nodes = machine("hgx-h100-8*4", *(f"node1.nic{number}:missing=yes" for number in range(4)))
     virtual = [replace(nic, model="ConnectX Family mlx5Gen Virtual Function") for nic in nodes[0].nics]
     nodes = [replace(node, nics=tuple(virtual[: len(node.nics)])) for node in nodes]
-    assert "nics-differ" not in [each.id for each in report(nodes).findings]
+    assert "nics-differ" not in [finding.id for finding in report(nodes).findings]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ NIC_PROFILES = ["hgx-h100-8", "a10-4", "h100-nvl-2", "hgx-h200-4"]
 
 @pytest.mark.parametrize("name", NIC_PROFILES)
 def test_a_profile_that_was_asked_for_has_its_nics_and_their_rates(name: str) -> None:
-    """Of Ethernet neither was looked at: a tenth of its rate was PASS."""
+    """Regression: Ethernet NICs were not compared, so that a tenth of the rate passed."""
     assert ids(report(machine(name), profiles.load(name), asked=True)) == []
     assert ("nic-below-profile", "FAIL") in ids(
         report(machine(name, "nic0:missing=yes"), profiles.load(name), asked=True)
@@ -70,7 +70,7 @@ def test_a_profile_that_was_asked_for_has_its_nics_and_their_rates(name: str) ->
 
 
 def test_a_rate_that_no_driver_tells_is_below_no_profile() -> None:
-    """As of virtio."""
+    """Drivers such as virtio's do not report a rate."""
     (node,) = machine("a10-4")
     node = replace(node, nics=tuple(replace(nic, rate_gbit_s=None) for nic in node.nics))
     found = report([node], profiles.load("a10-4"), asked=True)

@@ -1,4 +1,4 @@
-"""Machines that show a part of a board, as clouds, containers and virtual machines do: healthy ones are never ill."""
+"""Clouds, containers and virtual machines show parts of a board; healthy parts must not be reported as ill."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -29,7 +29,7 @@ def healthy(name: str) -> Sequence[Snapshot]:
 
 
 def part(profile: Profile, gpus: int, links: str, *, virtual: bool) -> Snapshot:
-    """The first GPUs of a healthy board; `links` says how those to GPUs that are not there look."""
+    """The first GPUs of a healthy board; `links` is the state of links to hidden GPUs."""
     (whole,) = healthy(profile.name)
     kept = whole.gpus[:gpus]
     here = {gpu.bus_id for gpu in kept}
@@ -40,9 +40,9 @@ def part(profile: Profile, gpus: int, links: str, *, virtual: bool) -> Snapshot:
         machine=replace(whole.machine, virtual_machine=virtual),
         gpus=tuple(_with_links(gpu, here, links) for gpu in kept),
         gpus_of_others=0 if virtual else len(whole.gpus) - gpus,
-        pci_devices=tuple(each for each in whole.pci_devices if not virtual or each.bus_id not in elsewhere),
+        pci_devices=tuple(device for device in whole.pci_devices if not virtual or device.bus_id not in elsewhere),
         nvswitches=() if virtual else whole.nvswitches,
-        pairs=tuple(each for each in whole.pairs if {each.source, each.destination} <= names),
+        pairs=tuple(pair for pair in whole.pairs if {pair.source, pair.destination} <= names),
     )
 
 
@@ -63,10 +63,10 @@ def _seen(link: NvLink, links: str, *, inside: bool) -> NvLink | None:
 
 
 def parts(profile: Profile) -> list[Snapshot]:
-    """Equal parts of a board in all ways of looking, each once: links that a part does not have look alike.
+    """The different views of equal parts of a board.
 
-    The whole board is not among them where it is bare metal: tests/conditions/test_planted.py and
-    tests/cli/test_healthy_machines.py look at those.
+    A whole bare-metal board is not included: tests/conditions/test_planted.py and tests/cli/test_healthy_machines.py
+    test it.
     """
     found = list[Snapshot]()
     for gpus in (each for each in range(1, profile.match.visible + 1) if profile.match.visible % each == 0):
@@ -77,7 +77,7 @@ def parts(profile: Profile) -> list[Snapshot]:
     return found
 
 
-@pytest.mark.parametrize("profile", BOARDS, ids=lambda each: each.name)
+@pytest.mark.parametrize("profile", BOARDS, ids=lambda profile: profile.name)
 def test_a_healthy_part_of_a_board_has_no_finding(profile: Profile) -> None:
     ill = {}
     for node in parts(profile):
@@ -85,7 +85,7 @@ def test_a_healthy_part_of_a_board_has_no_finding(profile: Profile) -> None:
         (known,) = find_node_profiles(nodes, {})
         report = judge(Facts(nodes, group_nodes(nodes), profiles=[known]))
         findings = (*report.findings, *examine(nodes, (), [known]).findings)
-        found = {each.id for each in findings if each.severity not in (Verdict.PASS, Verdict.SKIP)}
+        found = {finding.id for finding in findings if finding.severity not in (Verdict.PASS, Verdict.SKIP)}
         if not found <= {"profile-unknown"}:
             ill[len(node.gpus), node.machine.virtual_machine, node.gpus[0].nvlinks] = findings
     assert ill == {}

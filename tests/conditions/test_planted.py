@@ -1,4 +1,4 @@
-"""Every condition planted alone is found; what is healthy yields none; those that come together keep their order."""
+"""Every condition that is planted alone is found, healthy machines have none, and the order of several is fixed."""
 
 import re
 from collections.abc import Callable
@@ -27,11 +27,11 @@ HEALTHY_MACHINES = (
     *("a100-mig", "a100-pcie-bridged", "h100x8-nic8", "h200x1-vm", "h200x2-vm", "h200x4-nccl-xml"),
     *("h200x4-smi-text", "h200x4-vm", "no-gpu"),
 )
-"""Those of tests/machines that nothing is wrong with: MIG and bridges of two are as somebody wanted them."""
+"""Healthy machines of tests/machines; their MIG mode and bridges of two are intended."""
 
 LOG_ALONE = {"cuda-ipc-refused"}
 BY_OTHERS = {"gpudirect-refused"}
-"""Said where nothing more special is found: such a machine has another cause as well."""
+"""Reported only if no more specific condition is found; such a machine also has another cause."""
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.id)
@@ -45,15 +45,15 @@ def test_a_planted_cause_is_named_first(plant: Plant) -> None:
     assert first.cure
 
 
-MACHINES = [each for each in CONDITIONS if each.check or each.in_job is None]
-"""Those that a machine shows; what ends a job is planted into logs, in tests/measure/explain/test_failures.py."""
+MACHINES = [condition for condition in CONDITIONS if condition.check or condition.in_job is None]
+"""Conditions of a machine; tests/measure/explain/test_failures.py plants those that end a job into logs."""
 
 
 def test_every_condition_is_planted() -> None:
     causes = {cause.id for cause in CAUSES}
     for name, plants, ids in (
         ("PLANTS", PLANTS, causes - LOG_ALONE - BY_OTHERS),
-        ("CHECKED", CHECKED, {each.id for each in MACHINES} - causes),
+        ("CHECKED", CHECKED, {machine.id for machine in MACHINES} - causes),
     ):
         planted_ids = {plant.id for plant in plants}
         assert planted_ids == ids, f"{name} in tests/fakes/planted.py: {sorted(planted_ids ^ ids)}"
@@ -63,12 +63,12 @@ BY_ID = {condition.id: condition for condition in CONDITIONS}
 
 
 @pytest.mark.parametrize(
-    "plant", [each for each in (*PLANTS, *CHECKED) if BY_ID[each.id].check], ids=lambda plant: plant.id
+    "plant", [plant for plant in (*PLANTS, *CHECKED) if BY_ID[plant.id].check], ids=lambda plant: plant.id
 )
 def test_a_planted_condition_is_a_finding_of_its_check_once(plant: Plant) -> None:
-    """Under its own id, or as what explains that peer access is refused."""
+    """It has its own id, or explains a refused peer access."""
     known = BY_ID[plant.id]
-    found = [each for each in plant.findings if plant.id == each.id or each.cause == known.title]
+    found = [finding for finding in plant.findings if plant.id == finding.id or finding.cause == known.title]
     assert found
     subjects = [subject for each in found for subject in each.subjects]
     assert len(subjects) == len(set(subjects))
@@ -78,7 +78,7 @@ def test_a_planted_condition_is_a_finding_of_its_check_once(plant: Plant) -> Non
 
 @pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_what_nodes_with_the_same_facts_have_is_found_on_all_of_them(plant: Plant) -> None:
-    """As it is where no node is known to be like another."""
+    """The result is the same as without known kinds of nodes."""
     job, checks = plant.job, [check for check in CHECKS if check.name == BY_ID[plant.id].check]
     nodes = rename_duplicates([each for node in job.nodes for each in (node, node)])
     kinds = group_nodes(build_topologies(nodes))
@@ -151,32 +151,32 @@ def test_healthy_machines_yield_none(machine: str) -> None:
 
 @pytest.mark.parametrize("profile", [profile.name for profile in profiles.all_profiles()])
 def test_healthy_profiles_yield_none(profile: str) -> None:
-    """A node that is looked at, and a job on two."""
+    """Tested on a single node, and in a job on two."""
     assert faults(snapshots(parse_machine(profile), []), []) == []
     job = simulated(f"{profile}*2")
     assert faults(list(job.nodes), list(job.ranks)) == []
 
 
 def test_what_both_devices_had_translated_is_not_redirected() -> None:
-    """Direct translated P2P on the bridge, and address translation (ATS) on at both ends."""
+    """The bridge has direct translated P2P, and both ends have address translation (ATS) on."""
     job = planted("acs-redirect")
 
     def translated(node: Snapshot) -> Snapshot:
         devices = (
             replace(
-                each,
+                device,
                 address_translation=True,
-                access_control=each.access_control
-                and replace(each.access_control, enabled=(*each.access_control.enabled, "direct_translated")),
+                access_control=device.access_control
+                and replace(device.access_control, enabled=(*device.access_control.enabled, "direct_translated")),
             )
-            for each in node.pci_devices
+            for device in node.pci_devices
         )
         return replace(node, pci_devices=tuple(devices))
 
-    assert {each.id for each in job.findings()} >= {"acs-redirect", "acs-nic-redirect"}
-    assert not {each.id for each in with_nodes(job, translated).findings()} & {"acs-redirect", "acs-nic-redirect"}
+    assert {finding.id for finding in job.findings()} >= {"acs-redirect", "acs-nic-redirect"}
+    assert not {finding.id for finding in with_nodes(job, translated).findings()} & {"acs-redirect", "acs-nic-redirect"}
     virtual = with_nodes(job, lambda node: replace(node, machine=replace(node.machine, virtual_machine=True)))
-    assert not {each.id for each in virtual.findings()} & {"acs-redirect", "acs-nic-redirect"}
+    assert not {finding.id for finding in virtual.findings()} & {"acs-redirect", "acs-nic-redirect"}
 
 
 def test_what_a_check_tells_of_is_not_told_again_as_standing_in_the_way() -> None:
@@ -184,13 +184,13 @@ def test_what_a_check_tells_of_is_not_told_again_as_standing_in_the_way() -> Non
         job = planted(id_)
         nodes = [Topology(node) for node in job.nodes]
         report = examine(nodes, job.ranks)
-        assert [each.id for each in report.findings] == told
+        assert [finding.id for finding in report.findings] == told
 
 
 def planted(id_: str, **settings: str) -> Job:
-    """The plant of a cause, and variables on all its ranks."""
+    """Return the plant of a cause, with variables on all ranks."""
     job = next(plant for plant in PLANTS if plant.id == id_).make()
-    return with_ranks(job, lambda each: replace(each, environment={**each.environment, **settings}))
+    return with_ranks(job, lambda facts: replace(facts, environment={**facts.environment, **settings}))
 
 
 @pytest.mark.parametrize(

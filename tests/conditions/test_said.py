@@ -1,4 +1,4 @@
-"""What is said of every planted condition, as it was last approved (`pytest tests/conditions --golden` writes it)."""
+"""The approved report of every planted condition (`pytest tests/conditions --golden` writes it)."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ APPROVED = Path(__file__).parent / "said.txt"
 
 
 def said(plant: Plant) -> list[str]:
-    """Findings, causes of the ranks' paths and of the machines, and what could not be looked at."""
+    """Return findings, causes of paths and of the machines, and what was not read."""
     lines = [
-        f"finding {each.id} {each.severity}: {each.subject} | {each.seen} | {each.expected} | {each.cause} | "
-        f"{each.cure.text} | {', '.join(each.subjects)}"
-        for each in plant.findings
+        f"finding {finding.id} {finding.severity}: {finding.subject} | {finding.seen} | {finding.expected} | "
+        f"{finding.cause} | {finding.cure.text} | {', '.join(finding.subjects)}"
+        for finding in plant.findings
     ]
     named = plant.diagnosis.named
     lines += [

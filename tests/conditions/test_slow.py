@@ -1,4 +1,4 @@
-"""What slows down a path that stays direct: which values do, how sure that is, and what comes first."""
+"""Causes that slow down a direct path: which values do, confidence, and order."""
 
 import pytest
 from msgspec.structs import replace
@@ -26,7 +26,7 @@ def pcie() -> Job:
 
 
 def with_variables(job: Job, **values: str) -> Job:
-    return with_ranks(job, lambda each: replace(each, environment={**each.environment, **values}))
+    return with_ranks(job, lambda facts: replace(facts, environment={**facts.environment, **values}))
 
 
 def slow(job: Job) -> list[Named]:
@@ -110,7 +110,7 @@ def test_where_cuda_copies_nccls_variables_mean_nothing() -> None:
 
 
 def test_a_file_is_named_with_what_it_sets() -> None:
-    job = with_ranks(board(), lambda each: replace(each, nccl_files={"/etc/nccl.conf": {"NCCL_MAX_NCHANNELS": "1"}}))
+    job = with_ranks(board(), lambda facts: replace(facts, nccl_files={"/etc/nccl.conf": {"NCCL_MAX_NCHANNELS": "1"}}))
     (cause,) = slow(job)
     assert (cause.seen, cause.cure.text) == (
         "NCCL_MAX_NCHANNELS=1 in /etc/nccl.conf",
@@ -125,7 +125,7 @@ def test_a_file_is_named_with_what_it_sets() -> None:
 def test_it_is_said_where_a_variable_is_set(ranks: tuple[int, ...], subject: str) -> None:
     job = with_ranks(
         simulated("hgx-h100-8*2"),
-        lambda each: replace(each, nccl_files={"/etc/nccl.conf": {"NCCL_MAX_NCHANNELS": "1"}}),
+        lambda facts: replace(facts, nccl_files={"/etc/nccl.conf": {"NCCL_MAX_NCHANNELS": "1"}}),
         *ranks,
     )
     (cause,) = slow(job)
@@ -135,7 +135,7 @@ def test_it_is_said_where_a_variable_is_set(ranks: tuple[int, ...], subject: str
 def test_what_surely_explains_comes_first_and_multicast_that_is_off_last() -> None:
     job = with_nodes(board(), lambda node: replace(node, gpus=tuple(map(_can_multicast, node.gpus))))
     job = with_variables(job, NCCL_NVLS_ENABLE="0", CUDA_DEVICE_MAX_CONNECTIONS="1", NCCL_ALGO="Tree")
-    job = with_ranks(with_variables(job, NCCL_MAX_CTAS="1"), lambda each: replace(each, affinity="0"))
+    job = with_ranks(with_variables(job, NCCL_MAX_CTAS="1"), lambda facts: replace(facts, affinity="0"))
     assert list(named(job)) == [
         "nccl-few-channels",
         "cores-shared",
@@ -194,13 +194,13 @@ def test_a_plugin_of_the_network_is_weak_and_none_where_the_fabric_needs_one() -
     ],
 )
 def test_ranks_need_a_cpu_each(affinities: tuple[str | None, ...], seen: str | None) -> None:
-    job = with_ranks(board(), lambda each: replace(each, affinity=affinities[each.rank]))
+    job = with_ranks(board(), lambda facts: replace(facts, affinity=affinities[facts.rank]))
     found = [each.seen for each in slow(job) if each.cause.id == "cores-shared"]
     assert found == ([] if seen is None else [seen])
 
 
 def test_that_ranks_waited_follows_from_cores_that_they_share() -> None:
-    job = replace(with_ranks(board(), lambda each: replace(each, affinity="0")), waited={0: 0.5, 1: 0.6, 3: 0.05})
+    job = replace(with_ranks(board(), lambda facts: replace(facts, affinity="0")), waited={0: 0.5, 1: 0.6, 3: 0.05})
     (cause,) = slow(job)
     assert [each.cause.id for each in cause.implied] == ["cpu-oversubscribed"]
     assert named(replace(board(), waited={2: 0.15})) == {"cpu-oversubscribed": LIKELY}
@@ -291,6 +291,6 @@ EVERYTHING = {
     ],
 )
 def test_slow_operations_have_the_causes_of_what_they_consist_of(slowed: tuple[Slowed, ...], order: list[str]) -> None:
-    """Lanes that are lost slow down no bytes over NVLink, and what holds up launches no large sizes first."""
+    """Lost PCIe lanes do not slow down NVLink, and slow launches do not slow down large sizes."""
     job = with_variables(with_ranks_on_all(simulated("hgx-h200-4", "gpu0:width=8")), **EVERYTHING)
     assert [each.cause.id for each in job.diagnosis().slowing(*slowed)] == order

@@ -1,4 +1,4 @@
-"""Every condition of a check is planted, and then everything that shows it is taken away, one by one: no plain PASS."""
+"""Plant every condition of a check, then remove one by one the facts that show it: the check must never simply pass."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,12 +17,12 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.planted import CHECKED, PLANTS, Job, Plant
 
-CHECK_OF = {each.id: each.check for each in CONDITIONS if each.check}
+CHECK_OF = {condition.id: condition.check for condition in CONDITIONS if condition.check}
 BY_NAME = {check.name: check for check in CHECKS}
 Path = tuple[str, ...]
 
 LISTS = {"pairs", "pci_devices", "rdma_ports", "ranks", "nvlinks", "collectives"}
-"""Of other lists an empty one says that there is nothing, as of failures or of GPUs."""
+"""Lists that are never known to be empty. Other empty lists, as of failures or GPUs, mean that there are none."""
 
 NONE_IS_WELL: dict[str, str] = {
     "nodes.gpus.lost": "a GPU that answers is not lost",
@@ -42,27 +42,28 @@ WELL_WITHOUT: dict[str, tuple[str, ...]] = {
     "above-limit": ("measurements.collectives", "measurements.collectives.limit_gb_s"),
     "rdma-file-denied": ("nodes.nics.state", "nodes.rdma_ports", "nodes.rdma_ports.device_file"),
 }
-"""Of one condition alone: a figure without a limit is above none, and what was not measured is a finding of its own;
-nic_state misses ports and their states."""
+"""Fields without which the check of a condition may pass: no figure is above an unknown limit, failed measurements
+have their own finding, and nic_state reports missing ports and states.
+"""
 
 
 _FIELDS: dict[type, tuple[FieldInfo, ...]] = {}
 
 
 def fields_of(kind: type) -> tuple[FieldInfo, ...]:
-    """The fields of records of a type; none of what is no record."""
+    """Return the fields of a record type; none for other types."""
     if kind not in _FIELDS:
         _FIELDS[kind] = fields(kind) if issubclass(kind, Struct) else ()
     return _FIELDS[kind]
 
 
 def absent(field: FieldInfo) -> Any:
-    """The value of a field that nobody filled."""
+    """Return the value of an unknown field."""
     return field.default if field.default_factory is NODEFAULT else field.default_factory()
 
 
 def paths(value: Any, before: Path = ()) -> Iterator[Path]:
-    """The filled fields in a value, down to its parts, that might as well not be known."""
+    """Yield the paths of all known fields in a value and its parts."""
     if isinstance(value, tuple):
         yield from (path for each in value for path in paths(each, before))
     for field in fields_of(type(value)):
@@ -75,7 +76,7 @@ def paths(value: Any, before: Path = ()) -> Iterator[Path]:
 
 
 def without(value: Any, path: Path) -> Any:
-    """A value of which a field, and that of all its siblings, is not known."""
+    """Return the value with this field unknown, in all siblings too."""
     if isinstance(value, tuple):
         return tuple(without(each, path) for each in value)
     field = next((each for each in fields_of(type(value)) if each.name == path[0]), None)
@@ -87,7 +88,7 @@ def without(value: Any, path: Path) -> Any:
 
 
 _examined: list[tuple[Sequence[Snapshot], list[Topology], tuple[MachineKind, ...]]] = []
-"""What was examined last: most of what is taken away is not of the nodes."""
+"""Cache of the last examination: most edits do not change the nodes."""
 
 
 def examined(
@@ -100,9 +101,9 @@ def examined(
 
 
 def is_plain_pass(job: Job, check: Check, kinds: tuple[MachineKind, ...] | None = None) -> bool:
-    """True if a check finds nothing in a job, and says neither that it did not look nor that it looked in part.
+    """True if a check finds nothing in a job, and claims to have examined all of it.
 
-    `kinds` are those of its nodes, where the check does not read them.
+    `kinds` are the kinds of the nodes, if the check does not read the nodes.
     """
     nodes, kinds = examined(job.nodes, kinds)
     facts = Facts(nodes, kinds, job.ranks, [job.profile] * len(nodes), job.measurements, job.asked)
@@ -113,14 +114,14 @@ def is_plain_pass(job: Job, check: Check, kinds: tuple[MachineKind, ...] | None 
 
 
 def shown(job: Job) -> set[Path]:
-    """All that shows what a job is like, but what is there to be well."""
+    """Return the paths of a job's known facts, except those in NONE_IS_WELL."""
     parts = {"nodes": job.nodes, "ranks": job.ranks, "measurements": job.measurements}
     found = {path for name, part in parts.items() for path in paths(part, (name,))} | {("ranks",)}
     return {path for path in found if ".".join(path) not in NONE_IS_WELL}
 
 
 def types_of(value: Any) -> set[type]:
-    """The types of records in a value, down to its parts."""
+    """Return the record types in a value and its parts."""
     if isinstance(value, tuple):
         return {kind for each in value for kind in types_of(each)}
     known = fields_of(type(value))
@@ -128,7 +129,7 @@ def types_of(value: Any) -> set[type]:
 
 
 def read_by(check: Check, job: Job, patch: pytest.MonkeyPatch) -> set[str]:
-    """The names of all fields that a check reads of a job: what it does not read changes nothing."""
+    """Return the names of all fields that a check reads of a job; other fields cannot matter."""
     names = set[str]()
 
     def read(record: object, name: str) -> Any:
@@ -143,7 +144,7 @@ def read_by(check: Check, job: Job, patch: pytest.MonkeyPatch) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "plant", [each for each in (*PLANTS, *CHECKED) if each.id in CHECK_OF], ids=lambda plant: plant.id
+    "plant", [plant for plant in (*PLANTS, *CHECKED) if plant.id in CHECK_OF], ids=lambda plant: plant.id
 )
 def test_a_condition_that_nothing_shows_any_more_is_no_plain_pass(
     plant: Plant, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Pairs that copy at once: writes that collapse below one switch, and what only looks like it."""
+"""Pairs that copy simultaneously: writes that collapse below one switch, and harmless look-alikes."""
 
 from itertools import permutations
 

@@ -1,4 +1,4 @@
-"""Causes found in trees like /sys, /proc and /dev, and trees of nonsense that find none and break nothing."""
+"""Causes found in trees like /sys, /proc and /dev, and trees of nonsense, which must neither show causes nor crash."""
 
 from pathlib import Path
 
@@ -25,8 +25,8 @@ _UPSTREAM = f"{_TOP}/0000:01:00.0"
 def tree_of(
     root: Path, *, acs: int | None = _QUIET, groups: str = "111", group_type: str = "identity", uplink: int = 16
 ) -> Tree:
-    """Two GPUs and a NIC below one switch, in these IOMMU groups; without `acs` the ports' configuration spaces are
-    those that users see.
+    """Two GPUs and a NIC below one switch, in these IOMMU groups; without `acs` the ports have only the
+    configuration space that users can read.
     """
     tree = Tree(root)
     cards = (("0", H200), ("1", H200), ("2", CONNECTX7))
@@ -57,7 +57,7 @@ def tree_of(
 
 
 def snapshot_of(root: Path) -> Snapshot:
-    """What is read, as if NVML had granted peer access."""
+    """Read the tree as if NVML had granted peer access."""
     snapshot = merge("tree", read_sysfs(root), None, None, [])
     pairs = [PairFacts(source=f"GPU{one}", destination=f"GPU{1 - one}", cuda=True, read="OK") for one in range(2)]
     return replace(snapshot, pairs=tuple(pairs), gpus=tuple(replace(gpu, nvlinks=()) for gpu in snapshot.gpus))
@@ -142,7 +142,7 @@ def test_nonsense_in_every_file_breaks_nothing_and_blames_nobody(tmp_path: Path,
 
 
 def test_half_of_a_file_is_no_cause(tmp_path: Path) -> None:
-    """Of three at once, each cut before what tells the value; whole each is a cause."""
+    """Three files are cut before their values; each whole file would show a cause."""
     files = (
         ("etc/nccl.conf", "NCCL_DEBUG=INFO\nNCCL_P2P_DISABLE", "=1\n", "nccl-p2p-disabled"),
         ("proc/driver/nvidia/params", "NvLinkDisable", ": 1\nGrdmaPciTopoCheckOverride: 2\n", "nvlink-disabled"),
