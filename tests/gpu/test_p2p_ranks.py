@@ -85,7 +85,7 @@ def node_per_rank() -> int:
     assert launch is not None
     os.environ |= {"CUDA_VISIBLE_DEVICES": str(launch.rank % DRIVER.visible), "NCCL_HOSTID": f"node{launch.rank}"}
     mpi.nodes = lambda group: (list(range(group.size)), 0)
-    options = planned(P2pPlan, checked, {"sizes": "1001,16M", "format_name": "csv"})
+    options = planned(P2pPlan, checked, {"sizes": "1001,16M", "format": "csv"})
     return rank.run(
         lambda group, watch: CommandRankJob(STEPS, options, [], group, watch), launch, options.timeout_s, {}
     )
