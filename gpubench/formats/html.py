@@ -16,14 +16,14 @@ from statistics import median
 from msgspec import Struct
 
 from gpubench.errors import UsageError
-from gpubench.formats.blocks import Block, Listing, blocks, capitalised, copies_of_report, facts, outcome, title
+from gpubench.formats.blocks import Listing, blocks, capitalised, copies_of_report, facts, outcome, title
 from gpubench.formats.json import DocumentRun, DocumentWriter
 from gpubench.formats.layout import Grid, GridCell
 from gpubench.formats.machine_picture import html_text, machines
 from gpubench.formats.machine_picture import machine_figure as picture_of
 from gpubench.formats.registry import Presentation, Target
 from gpubench.formats.table import fallback_lines
-from gpubench.model.results.compare import OPEN_ENDED, Chart, CurveLine, Points
+from gpubench.model.results.compare import OPEN_ENDED, Chart, Points
 from gpubench.model.results.history import DatedName, Trend, TrendPoint, headline_figures, trends
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import WORST_FIRST, Finding, Verdict
@@ -205,16 +205,15 @@ def _marker(number: int, x: float, y: float, words: str) -> str:
 def _legend(chart: Chart) -> Iterator[str]:
     for number, line in enumerate(chart.lines):
         yield _key(f"curve k{number % _KINDS}", line.name, _marker(number, 17, 6, line.name))
-    for line in (CurveLine("limit", chart.limit), CurveLine("expected of a healthy machine", chart.expected)):
-        if line.points:
-            yield _key(line.name.split(" ")[0], f"{line.name}{_level(line)}")
+    for kind, name, points in (
+        ("limit", "limit", chart.limit),
+        ("expected", "expected of a healthy machine", chart.expected),
+    ):
+        if points:
+            levels = {value for _, value in points}
+            yield _key(kind, f"{name} {levels.pop():g}" if len(levels) == 1 else name)
     if chart.is_open_ended:
         yield f"<li>{html_text(OPEN_ENDED)}</li>"
-
-
-def _level(line: CurveLine) -> str:
-    levels = {value for _, value in line.points}
-    return f" {levels.pop():g}" if len(levels) == 1 else ""
 
 
 def _key(kind: str, words: str, marker: str = "") -> str:
@@ -416,7 +415,10 @@ def _plain_sections(run: DocumentRun, past: Past) -> Iterator[str]:
         if is_chart:
             yield '<h2>Curves</h2><div class="charts">\n'
         for block in members:
-            yield from _block(block)
+            if isinstance(block, Chart):
+                yield from _curves_figure(block)
+            else:
+                yield from _grid(block) if isinstance(block, Grid) else _listing(block)
             if not is_explained and isinstance(block, Grid):
                 is_explained = any(cell.share is not None for cells in block.lines.values() for cell in cells.values())
                 yield from _SCALE if is_explained else ()
@@ -452,15 +454,6 @@ def _sentence_html(words: str) -> str:
     """Return a sentence as HTML. Text in backquotes becomes code, which a click selects."""
     pieces = enumerate(words.split("`"))
     return "".join(f"<code>{html_text(piece)}</code>" if number % 2 else html_text(piece) for number, piece in pieces)
-
-
-def _block(block: Block) -> Iterator[str]:
-    if isinstance(block, Chart):
-        yield from _curves_figure(block)
-    elif isinstance(block, Grid):
-        yield from _grid(block)
-    else:
-        yield from _listing(block)
 
 
 def _grid(grid: Grid) -> Iterator[str]:

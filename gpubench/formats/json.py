@@ -235,20 +235,16 @@ class DatedWriter(JsonWriter):
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
         if self._target.path is None:
             raise ValueError("dated results go to a folder")
-        self._target = Target(path=_claimed(self._target.path, metadata))
+        for number in count(1):
+            path = self._target.path / str(DatedName.of(metadata, number))
+            try:
+                # Exclusively, because runs on several hosts may begin in the same second.
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            except FileExistsError:
+                continue
+            self._target = Target(path=path)
+            break
         super().begin(metadata, columns)
-
-
-def _claimed(folder: Path, metadata: Metadata) -> Path:
-    """Create a new file exclusively, because runs on several hosts may begin in the same second."""
-    for number in count(1):
-        path = folder / str(DatedName.of(metadata, number))
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        except FileExistsError:
-            continue
-        return path
-    raise AssertionError("numbers do not end")
 
 
 class BaselineWriter(JsonWriter):

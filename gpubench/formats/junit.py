@@ -14,9 +14,6 @@ from gpubench.model.terms.verdict import Verdict
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from gpubench.model.results.sentence import JudgedCase
-
-
 _OUTCOMES = {
     Verdict.FAIL: "failure",
     Verdict.ERROR: "error",
@@ -57,23 +54,19 @@ def render(run: DocumentRun) -> Iterator[str]:
     ):
         _element(properties, "property", {"name": key, "value": value})
     for case in found:
-        _add(suite, metadata.subject, case)
+        attributes = {"classname": f"gpubench.{metadata.subject}.{case.group}", "name": case.name, "time": "0"}
+        element = _element(suite, "testcase", attributes)
+        kind = _OUTCOMES.get(case.verdict)
+        if kind == "system-out":
+            first, *others = case.lines or (case.name,)
+            _element(element, kind, {}, (f"{case.verdict}: {first}", *others))
+        elif kind is not None:
+            lines = case.lines or (f"{case.verdict}: {case.name}",)
+            _element(element, kind, {"message": lines[0], "type": case.verdict.value}, lines)
     indent(suites)
     # Characters beyond ASCII become references, so that no encoding of stdout can break the document.
     yield '<?xml version="1.0" encoding="UTF-8"?>\n'
     yield tostring(suites, encoding="us-ascii", xml_declaration=False).decode("ascii") + "\n"
-
-
-def _add(suite: "Element", subject: str, case: "JudgedCase") -> None:
-    attributes = {"classname": f"gpubench.{subject}.{case.group}", "name": case.name, "time": "0"}
-    element = _element(suite, "testcase", attributes)
-    kind = _OUTCOMES.get(case.verdict)
-    if kind == "system-out":
-        first, *others = case.lines or (case.name,)
-        _element(element, kind, {}, (f"{case.verdict}: {first}", *others))
-    elif kind is not None:
-        lines = case.lines or (f"{case.verdict}: {case.name}",)
-        _element(element, kind, {"message": lines[0], "type": case.verdict.value}, lines)
 
 
 def _element(parent: "Element | None", tag: str, attributes: Mapping[str, str], lines: Sequence[str] = ()) -> "Element":

@@ -528,30 +528,37 @@ def _taken(row: CollectiveRow) -> str:
 def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> Iterator[str]:
     """Return peak busbw, busbw at the largest size and time at the smallest of the first backend.
 
-    `why_not_judged` is the reason why nothing is expected of these ranks, if there is one.
+    Operations that run alone have percentiles instead. `why_not_judged` is the reason why nothing is expected of these
+    ranks, if there is one.
     """
     if not rows:
         yield "no row was measured"
         return
-    if rows[0].mode == Mode.LATENCY:
-        yield from _latency_footer(rows, why_not_judged)
-        return
     every, rows = rows, [row for row in rows if row.backend == rows[0].backend]
-    peak = max(rows, key=lambda row: row.reached_gb_s)
-    largest = max(rows, key=lambda row: (row.size_bytes, row.reached_gb_s))
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
-    if peak.busbw_gb_s is not None:
-        shares = _expected_share(peak)
-        if peak.limit_gb_s is not None:
-            nvls = " with NVLS" if NVLS_ASSUMED in (peak.note or "") else ""
-            shares += f", {peak.limit_percent:.0f}% of the limit of {peak.limit_gb_s:g}{nvls}"
-        yield f"peak busbw        {_bandwidth(peak)} at {_where(peak)}{shares}"
-        yield f"at the largest    {_bandwidth(largest)} busbw at {_where(largest)}"
-    yield f"at the smallest   {_time(smallest.time_us)} at {_where(smallest)}"
+    if rows[0].mode == Mode.LATENCY:
+        largest = max(rows, key=lambda row: (row.size_bytes, -row.time_us))
+        for name, row in (("smallest", smallest), ("largest", largest)):
+            times = f"{_time(row.p50_us)} (p50), {_time(row.p99_us)} (p99)"
+            if row.p50_us is None:
+                times = f"{_time(row.time_us)} (mean)"
+            yield f"at the {name:<8}   {times} at {_where(row)}"
+    else:
+        largest = max(rows, key=lambda row: (row.size_bytes, row.reached_gb_s))
+        peak = max(rows, key=lambda row: row.reached_gb_s)
+        if peak.busbw_gb_s is not None:
+            shares = _expected_share(peak)
+            if peak.limit_gb_s is not None:
+                nvls = " with NVLS" if NVLS_ASSUMED in (peak.note or "") else ""
+                shares += f", {peak.limit_percent:.0f}% of the limit of {peak.limit_gb_s:g}{nvls}"
+            yield f"peak busbw        {_bandwidth(peak)} at {_where(peak)}{shares}"
+            yield f"at the largest    {_bandwidth(largest)} busbw at {_where(largest)}"
+        yield f"at the smallest   {_time(smallest.time_us)} at {_where(smallest)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
     yield _expected_line(every, why_not_judged)
     yield from _slow_lines(every)
-    yield _wrong_line(every)
+    checked = [row.wrong for row in every if row.wrong is not None]
+    yield f"wrong elements    {sum(checked) if checked else 'not checked'}"
 
 
 def _bandwidth(row: CollectiveRow) -> str:
@@ -565,21 +572,6 @@ def _time(microseconds: float | None) -> str:
     return f"{figure(microseconds)} µs" if is_short else format_time(microseconds or 0.0)
 
 
-def _latency_footer(every: Sequence[CollectiveRow], why_not_judged: str) -> Iterator[str]:
-    rows = [row for row in every if row.backend == every[0].backend]
-    smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
-    largest = max(rows, key=lambda row: (row.size_bytes, -row.time_us))
-    for name, row in (("smallest", smallest), ("largest", largest)):
-        times = f"{_time(row.p50_us)} (p50), {_time(row.p99_us)} (p99)"
-        if row.p50_us is None:
-            times = f"{_time(row.time_us)} (mean)"
-        yield f"at the {name:<8}   {times} at {_where(row)}"
-    yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
-    yield _expected_line(every, why_not_judged)
-    yield from _slow_lines(every)
-    yield _wrong_line(every)
-
-
 def _slowest_group(rows: Sequence[CollectiveRow]) -> Iterator[str]:
     """Compare the slowest of several groups at one size with their median."""
     kind = attrgetter("dtype", "op", "placement")
@@ -588,11 +580,6 @@ def _slowest_group(rows: Sequence[CollectiveRow]) -> Iterator[str]:
         slowest, middle = max(alike, key=lambda row: row.time_us), median(row.time_us for row in alike)
         over = slowest.time_us / middle - 1
         yield f"slowest group     {slowest.group}: {_time(slowest.time_us)}, {over:.1%} over the median of groups"
-
-
-def _wrong_line(rows: Sequence[CollectiveRow]) -> str:
-    checked = [row.wrong for row in rows if row.wrong is not None]
-    return f"wrong elements    {sum(checked) if checked else 'not checked'}"
 
 
 def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:

@@ -122,10 +122,14 @@ class ExplainView(ReportView):
         if not transports:
             self._page.wrap(f"{INDENT}no connection: NCCL connects ranks when they first communicate")
             return
-        width = self._page.width
-        tables = [_transport_columns(examples) for examples in (_MOST_PAIRS, 4, 3, 2, 1, 0)]
-        fitting = (table for table in tables if _fits(table, transports, width))
-        self._page.table(next(fitting, tables[-1]), transports)
+        columns: list[Column] = []
+        # As many examples of pairs as fit.
+        for examples in (_MOST_PAIRS, 4, 3, 2, 1, 0):
+            columns = _transport_columns(examples)
+            lines = list(table_lines(columns, transports, self._page.width))
+            if "" not in lines and max(map(len, lines)) <= self._page.width:
+                break
+        self._page.table(columns, transports)
 
     def _operations(self, rows: Sequence[OperationRow]) -> None:
         if not rows:
@@ -149,11 +153,6 @@ class ExplainView(ReportView):
             return
         has_other_names = any(member.node != member.host for member in own)
         self._page.table([column for column in _MEMBERS if has_other_names or column.head != "for NCCL"], own)
-
-
-def _fits(columns: Sequence[Column], rows: Sequence[TransportRow], width: int) -> bool:
-    lines = list(table_lines(columns, rows, width))
-    return "" not in lines and max(map(len, lines)) <= width
 
 
 def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[TransportRow]) -> Iterator[Kind]:

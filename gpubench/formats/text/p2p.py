@@ -138,7 +138,7 @@ class P2pView:
         if not rows:
             return
         if self._shows_matrices:
-            self._grid("µs" if is_timed(rows[0]) else "GB/s", series_title(rows[0]), copy_cells(rows, _word))
+            self._grid("µs" if is_timed(rows[0]) else "GB/s", series_title(rows[0]), copy_cells(rows, _cell_text))
         else:
             self._page.print("")
             self._page.wrap(copying_way(rows[0]))
@@ -344,10 +344,8 @@ def _range(lowest: float, highest: float) -> str:
     return " to ".join(dict.fromkeys((units.format_share(lowest), units.format_share(highest))))
 
 
-def _word(row: PairRow) -> str:
-    if is_timed(row) and row.latency_us is not None:
-        return f"{row.latency_us:.2f}"
-    return _bandwidth(row)
+def _cell_text(row: PairRow) -> str:
+    return f"{row.latency_us:.2f}" if is_timed(row) and row.latency_us is not None else _bandwidth(row)
 
 
 def _bandwidth(row: PairRow) -> str:
