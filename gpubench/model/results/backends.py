@@ -37,14 +37,14 @@ class BackendRow(CaseKey, frozen=True, kw_only=True):
     section = "backends"
 
     backend: Annotated[str, BACKENDS]  #: backend
-    time_us: float  #: microseconds an operation
+    time_us: float  #: microseconds per operation
     busbw_gb_s: float  #: GB/s of 1e9 bytes
     issue_us: float | None  #: host time to issue one operation; null: it is in time_us
     first: Annotated[str, BACKENDS]  #: backend that it is compared with
-    first_time_us: float  #: mean of before and after all others
+    first_time_us: float  #: mean of the first and last measurement
     first_issue_us: float | None  #: host time to issue one of its operations
-    speed_percent: float  #: first_time_us over time_us: 100 is as fast, more is faster
-    first_drift_percent: Annotated[float | None, SIGNED]  #: by how much the first was slower the second time
+    speed_percent: float  #: first_time_us in percent of time_us: 100 is as fast, more is faster
+    first_drift_percent: Annotated[float | None, SIGNED]  #: how much slower the first backend was the second time
     transport: str | None  #: in NCCL's words
     first_transport: str | None  #: of the first
     host_staged: bool | None  #: whether data went through host memory
@@ -279,8 +279,8 @@ class WinnerRow(CaseKey, frozen=True, kw_only=True):
     own_protocol: str | None  #: of the own choice, in NCCL's words
     #: own choice: mean of the first and last measurement, or median with the same setting
     own_time_us: float
-    own_drift_percent: Annotated[float | None, SIGNED]  #: by how much the own choice was slower the second time
-    loss_percent: Annotated[float, SIGNED]  #: by how much the own choice takes longer than the fastest
+    own_drift_percent: Annotated[float | None, SIGNED]  #: how much slower the own choice was the second time
+    loss_percent: Annotated[float, SIGNED]  #: how much slower the own choice is than the fastest
     noise_percent: float | None  #: part of that which noise explains; null: unknown
     beyond_noise: bool | None  #: whether the loss exceeds the noise
     displaces: str | None = None  #: fastest at smaller sizes, beaten here beyond noise
@@ -294,7 +294,7 @@ class RefusedRow(Record, frozen=True, kw_only=True):
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
     backend: Annotated[str, BACKENDS]  #: nccl, host (MPI on CPU buffers), ...; simulated moves no data
     setting: str  #: what was asked for
-    dtype: str | None  #: element type; null: it could not even begin
+    dtype: str | None  #: element type; null: it did not start
     op: str | None  #: reduction
     size_bytes: int | None  #: first size that was refused
     reason: str  #: error of the library
@@ -523,10 +523,10 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     library: str  #: NCCL, MPI, UCX, NVSHMEM, MSCCL++, torch, nccl4py, CuPy, mpi4py, dma-buf, nvidia_peermem, ...
     library_kind: Annotated[str, LibraryKind]  #: a file that is loaded, a package of Python, a part of the kernel
     found: bool | None  #: whether it was found; null: unknown
-    version: str | None = None  #: as the library reports it; from its package or file name where `note` says so
+    version: str | None = None  #: version from the library, or from its package or file name if `note` says so
     path: str | None = None  #: file, or folder of a package
-    package: str | None = None  #: the wheel or environment that brought it
-    used_by: Sequence[str] = ()  #: the programs that would load it, and for what; empty if none of them would
+    package: str | None = None  #: wheel or environment that contains it
+    used_by: Sequence[str] = ()  #: programs that would load it, with the purpose
     cuda: bool | None = None  #: of MPI: whether it reports support for GPU memory
     note: str | None = None  #: remark
     origin: Annotated[str, Origin]  #: measured or recorded

@@ -108,7 +108,7 @@ class ComparisonRow(RowKey, frozen=True, kw_only=True):
     new_time_us: float | None = None  #: as base_time_us
     base_gb_s: float | None = None  #: busbw of a collective, bandwidth of a pair
     new_gb_s: float | None = None  #: as base_gb_s
-    base_runs: int = 0  #: runs that have it
+    base_runs: int = 0  #: number of runs with this row
     new_runs: int = 0  #: as base_runs
     base_origin: str | None = None  #: origin of the values: measured, simulated or recorded
     new_origin: str | None = None  #: as base_origin
@@ -116,7 +116,7 @@ class ComparisonRow(RowKey, frozen=True, kw_only=True):
     new_transport: str | None = None  #: as base_transport
     base_host_staged: bool | None = None  #: whether data went through host memory
     new_host_staged: bool | None = None  #: as base_host_staged
-    base_verdict: Annotated[str | None, Verdict] = None  #: the worst of the runs; null: not judged
+    base_verdict: Annotated[str | None, Verdict] = None  #: worst verdict of the runs; null: not judged
     new_verdict: Annotated[str | None, Verdict] = None  #: as base_verdict
     reason: str | None = None  #: reason for the verdict
     series: str | None = None  #: newest of the compared dated results; null: two named files were compared
@@ -135,9 +135,9 @@ class CircumstanceRow(report.Record, frozen=True, kw_only=True):
     section = "circumstances"
 
     name: str  #: a version, the GPUs, the topology, an option, a variable
-    base: str | None  #: null: no file of this side tells
+    base: str | None  #: value of the old results; null: unknown
     new: str | None  #: as base
-    changed: bool  #: both are known, and differ
+    changed: bool  #: whether both are known and differ
     series: str | None = None  #: newest of the compared dated results; null: two named files were compared
 
 
@@ -154,7 +154,7 @@ class MachineRow(report.Record, frozen=True, kw_only=True):
     size_bytes: int | None  #: largest common size, for base_gb_s and new_gb_s; null: both are the peaks
     base_gb_s: float  #: per GPU: busbw of a collective, the median pair's bandwidth of copies
     new_gb_s: float  #: as base_gb_s
-    ratio: float  #: new_gb_s over base_gb_s
+    ratio: float  #: new_gb_s divided by base_gb_s
     base_node_gb_s: float | None  #: base_gb_s times the GPUs of a node
     new_node_gb_s: float | None  #: as base_node_gb_s
     base_peak_gb_s: float  #: highest bandwidth of all sizes
@@ -212,9 +212,9 @@ class HistoryRow(report.Record, frozen=True, kw_only=True):
     file: str  #: its name in the folder
     started_at: str | None = None  #: when its run began, UTC; null: it was not read
     command: str | None = None  #: command; null: the file name is no dated result
-    host: str | None = None  #: the first host, and how many more
+    host: str | None = None  #: first host, and the number of others
     run_verdict: str | None = None  #: verdict of its run; null: not read
-    use: Annotated[str, Use]  #: new: compared with those before it; base: one of these; left out: in no comparison
+    use: Annotated[str, Use]  #: new: compared with earlier ones; base: an earlier one; left out: not compared
     series: str | None = None  #: newest result of its comparison
     reason: str | None = None  #: reason for leaving it out
 

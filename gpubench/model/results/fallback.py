@@ -289,7 +289,7 @@ class PathRow(report.Record, frozen=True, kw_only=True):
     section = "paths"
     on_page = report.HIDDEN
 
-    communicator: str | None  #: NCCL's commId; null where lines could not be told
+    communicator: str | None  #: NCCL's commId; null: ambiguous lines
     src: int  #: sending rank
     dst: int  #: receiving rank
     src_host: str | None  #: its host
@@ -302,11 +302,11 @@ class PathRow(report.Record, frozen=True, kw_only=True):
     transport: str  #: in NCCL's words, as the sender or else the receiver logs it
     transport_received: str | None  #: receiver's transport if it differs
     host_staged: bool | None  #: whether the bytes pass through host memory
-    channels: int  #: channels that travel alike
-    peer_to_peer: bool  #: for send and receive; else for collectives
+    channels: int  #: number of channels
+    peer_to_peer: bool  #: true: for send and receive; false: for collectives
     proxy_rank: int | None  #: the rank whose NIC is used (PXN)
     verdict: Annotated[str, _VERDICTS]  #: host memory: SKIP if by design, WARN if perhaps so; ERROR: unknown
-    cause: str | None  #: id of the cause where host_staged
+    cause: str | None  #: id of the cause of host staging
 
 
 class HangRow(report.Record, frozen=True, kw_only=True):
@@ -321,7 +321,7 @@ class HangRow(report.Record, frozen=True, kw_only=True):
     theirs: str  #: last call of the blamed ranks, with its line
     place: str  #: the line of the program where the others called it
     since: str  #: when the others called it, UTC; empty where it is not known
-    waiting: int  #: ranks that wait
+    waiting: int  #: number of waiting ranks
 
 
 class OperationRow(report.Record, frozen=True, kw_only=True):
@@ -333,8 +333,8 @@ class OperationRow(report.Record, frozen=True, kw_only=True):
     ranks: int  #: ranks of the communicator
     nodes: int  #: its hosts
     size_bytes: int  #: nccl-tests' size: the larger buffer of a rank
-    operations: int  #: how many there were
-    time_us: float  #: median of their times, each from the arrival of its last rank
+    operations: int  #: number of operations
+    time_us: float  #: median time from the arrival of an operation's last rank
     algbw_gb_s: float  #: size over time, GB/s of 1e9 bytes
     busbw_gb_s: float | None  #: algbw times the collective's factor; null: one rank
 
@@ -344,7 +344,7 @@ class TransportRow(report.Record, frozen=True, kw_only=True):
 
     section = "transports"
 
-    communicator: str | None  #: its id; null where lines could not be told
+    communicator: str | None  #: its id; null: ambiguous lines
     scope: Annotated[str, _SCOPES]  #: inside a node, or between nodes
     transport: str  #: transport in NCCL's words: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
     pairs: Annotated[int, {"minimum": 1}]  #: number of ordered pairs
@@ -352,7 +352,7 @@ class TransportRow(report.Record, frozen=True, kw_only=True):
     channels_most: int  #: of a pair
     host_staged: bool | None  #: whether bytes pass through host memory
     verdict: Annotated[str, _VERDICTS]  #: host memory: SKIP if by design, WARN if perhaps so; ERROR: unknown
-    first: tuple[tuple[int, int], ...]  #: the first of the pairs
+    first: tuple[tuple[int, int], ...]  #: first pairs
 
 
 class CommunicatorRow(report.Record, frozen=True, kw_only=True):
@@ -364,7 +364,7 @@ class CommunicatorRow(report.Record, frozen=True, kw_only=True):
     ranks: int | None  #: number of ranks
     nodes: int | None  #: machines, as NCCL counts them
     hosts: tuple[str, ...]  #: hosts of its ranks
-    missing_ranks: tuple[int, ...]  #: those without a log
+    missing_ranks: tuple[int, ...]  #: ranks without a log
     pairs: int  #: connected pairs
     candidates: tuple[str, ...]  #: if id is null: communicators that the lines may belong to
 

@@ -38,40 +38,40 @@ class OverlapRow(Record, frozen=True, kw_only=True):
     nodes: int  #: hosts in the job
     size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
     data_type: Annotated[str, DataType]  #: element type of the collective
-    ctas: int | None  #: CTAs that NCCL may take at most; null: NCCL's own number
-    channels: int | None = None  #: that NCCL took, as it logs them; null: not known
+    ctas: int | None  #: cap on NCCL's CTAs; null: NCCL's default
+    channels: int | None = None  #: channels in NCCL's log; null: unknown
     capped_by: str | None = None  #: configuration (of the communicator) or environment; null: no cap
     partner: Annotated[str, Partner]  #: gemm (Tensor Cores), copy (within GPU memory), chain (small kernels)
     partner_operation: str  #: one operation of the partner, in words
     partner_count: int  #: operations of the partner in a step
-    partner_alone_us: float  #: all of them, with nothing beside; mean over ranks
+    partner_alone_us: float  #: all of them alone, mean over ranks
     communication_alone_us: float  #: the collective alone, with the same cap
-    #: the collective beside the partner, where it had its SMs before the partner began; null: too short to be met
+    #: the collective during the partner's operations, if it had its SMs first; null: too short
     communication_first_us: float | None
-    together_us: float  #: from the start of both until both are done, on the slowest rank
-    partner_together_us: float  #: the partner's operations beside the collective
-    communication_together_us: float  #: the collective beside the partner, from when it could begin
-    in_flight_us: float  #: the part of the partner's time in which the collective was not done
+    together_us: float  #: time until both have finished, on the slowest rank
+    partner_together_us: float  #: the partner's operations during the collective
+    communication_together_us: float  #: the collective during the partner's operations, from its possible start
+    in_flight_us: float  #: part of the partner's time until the collective finished
     compute_slowdown: float | None  #: κ_c, of computation while the collective is in flight; null: it lost nearly all
     communication_slowdown: float  #: κ_m, communication_together_us over communication_alone_us
-    #: the part of κ_m - 1 that it waited for SMs, of communication_alone_us; null: not told apart
+    #: part of κ_m - 1 due to waiting for SMs; null: not separated
     waiting_slowdown: Annotated[float | None, SIGNED]
-    #: the part of κ_m - 1 that is shared bandwidth, power and clocks, of communication_alone_us; null: not told apart
+    #: part of κ_m - 1 due to shared bandwidth, power and clocks; null: not separated
     sharing_slowdown: Annotated[float | None, SIGNED]
     #: part of communication_alone_us that running both together saves; negative: it costs time; null: the collective
     #: takes less than step_ci95_percent of step_us, and what it saves is lost in that
     hidden_share: Annotated[float | None, SIGNED]
-    step_us: float  #: from step to step in a row of many, on the slowest rank
+    step_us: float  #: mean time per step of many consecutive steps, on the slowest rank
     step_ci95_percent: float | None  #: half of the 95 % confidence interval of step_us, percent of it
     steps: int  #: steps that were measured
     sm_clock_mhz: int | None  #: SM clock while both ran, of the slowest GPU; null: not known
     sm_clock_alone_mhz: int | None = None  #: the same while the partner ran alone
-    power_w: float | None  #: power of a GPU while both ran, mean over GPUs; null: not known
+    power_w: float | None  #: power per GPU while both ran, mean over GPUs; null: unknown
     #: what held clocks down while both ran, as NVML names it; null: nothing, or not known
     throttled_by: str | None = None
     wrong: int | None = None  #: wrong elements of the collective over all ranks; null: not checked
     verified: Annotated[str, Verified]  #: last: every buffer of the timed operations; no: not checked
-    verdict: Annotated[str | None, Verdict] = None  #: on the data; null: not checked
+    verdict: Annotated[str | None, Verdict] = None  #: verdict on the data; null: not checked
     note: str | None = None  #: remark
 
 
@@ -86,10 +86,10 @@ class ShortestStepRow(Record, frozen=True, kw_only=True):
     ctas: int | None  #: of the shortest step; null: NCCL's own number
     step_us: float  #: the shortest
     own_step_us: float | None  #: with NCCL's own number, before the caps had their turn; null: not measured
-    own_drift_percent: Annotated[float | None, SIGNED]  #: by how much it was longer when they had; null: not measured
+    own_drift_percent: Annotated[float | None, SIGNED]  #: how much longer it was after the caps; null: not measured
     own_compute_slowdown: float | None  #: κ_c with NCCL's own number
     own_communication_slowdown: float | None  #: κ_m with NCCL's own number
-    gain_percent: float | None  #: by how much it is shorter than the mean of both, percent of that
+    gain_percent: float | None  #: how much shorter it is, in percent of the mean of both
     noise_percent: float | None  #: part of that which noise explains; null: unknown
     beyond_noise: bool | None  #: whether the gain exceeds the noise
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded

@@ -23,10 +23,10 @@ class LayoutRow(Record, frozen=True, kw_only=True):
     gpus: int  #: GPUs in all
     microbatches: int  #: of a step, on one data-parallel rank
     step_ms: float  #: predicted time of forward, backward and optimizer
-    step_least_ms: float  #: its lower end: the fastest computation that is expected, and all noise downwards
-    step_most_ms: float  #: its upper end
+    step_least_ms: float  #: lower bound: fastest expected computation, minus noise
+    step_most_ms: float  #: upper bound
     compute_ms: float  #: of it computing at full speed, on the GPU that ends last
-    slowed_ms: float  #: added to computation by communication beside it
+    slowed_ms: float  #: time that concurrent communication adds to computation
     exposed_ms: float  #: waiting for communication
     bubble_ms: float  #: waiting for other stages of the pipeline
     tokens_per_second: float  #: of all GPUs
@@ -60,10 +60,10 @@ class FaultCostRow(Record, frozen=True, kw_only=True):
 
     fault: str  #: as --fault writes it; none: the fabric that the profile expects
     what: str  #: description
-    source: str  #: asked for; usual: what plan tries by itself; or the file that tells of it
+    source: str  #: requested; usual: tried by default; or the file that describes it
     step_ms: float  #: predicted
     slower_percent: Annotated[float, SIGNED]  #: than without; negative: faster
     exposed_ms: float  #: waiting for communication
     communication_ms: float  #: what the step's collectives take then, nothing beside them
-    slowed_ms: float  #: added to computation by communication beside it
+    slowed_ms: float  #: time that concurrent communication adds to computation
     note: str | None = None  #: why the step is not slower, where it is not

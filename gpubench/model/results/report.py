@@ -239,21 +239,21 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     count: int  #: elements handed to the library
     dtype: Annotated[str, DataType]  #: element type
     op: Annotated[str | None, ReduceOp]  #: reduction; null: data are only moved
-    root: int | None  #: root rank; null where there is none
+    root: int | None  #: root rank; null: none
     placement: Annotated[str, Placement]  #: out_of_place: separate result buffer; in_place: result overwrites the input
     mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one at a time
     graph: int  #: replays of a captured CUDA graph; 0: plain launches
     #: timed operations (captured ones with a graph); null: unknown
     iterations: int | None
-    time_us: float  #: microseconds an operation, mean over ranks
+    time_us: float  #: microseconds per operation, mean over ranks
     time_us_fastest_rank: float | None  #: of the fastest rank; null: unknown
     time_us_slowest_rank: float | None  #: of the slowest rank
     slowest_rank: int | None  #: the slowest rank
     algbw_gb_s: float  #: size over time, GB/s of 1e9 bytes
     busbw_gb_s: float | None  #: algbw times the collective's factor; null: one rank
     limit_gb_s: float | None = None  #: physical ceiling
-    limit_percent: float | None = None  #: busbw of the ceiling
-    wrong: int | None  #: wrong elements over all ranks; null: not checked
+    limit_percent: float | None = None  #: busbw in percent of the limit
+    wrong: int | None  #: wrong elements on all ranks; null: not checked
     #: last: every buffer of the timed operations; repeat: one more operation on fresh data; no: not checked
     verified: Annotated[str, Verified]
     batch_median_us: float | None = None  #: median over batches
@@ -262,7 +262,7 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     p50_us: float | None = None  #: median of single operations
     p95_us: float | None = None  #: 95th percentile
     p99_us: float | None = None  #: 99th percentile
-    algorithm: str | None = None  #: as NCCL names it; of torch:symm the kernel
+    algorithm: str | None = None  #: in NCCL's words; torch:symm: kernel
     protocol: str | None = None  #: in NCCL's words
     channels: int | None = None  #: as NCCL counts them
     transport: str | None = None  #: in NCCL's words
@@ -274,15 +274,15 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     #: again: once more; null: its own choice
     setting: str | None = None
     expected_us: float | None = None  #: expected time for expected_gb_s
-    expected_percent: float | None = None  #: expected time over time: 100 is as expected, less is slower
+    expected_percent: float | None = None  #: expected time in percent of the time: 100 is as expected, less is slower
     #: source of the expectation: profile, siblings, this machine's past, share of the limit; null: speed not judged
     expected_source: str | None = None
     issue_us: float | None = None  #: host time to issue one operation, on the slowest rank; null: not known
     #: most ranks on one GPU; null: ranks have no GPU
     ranks_per_gpu: int | None = None
-    #: how the buffers are registered with NCCL: user, or symmetric (windows); null: by no call, or it gave no handle
+    #: registration of buffers with NCCL: user or symmetric (windows); null: none, or no handle
     registered: str | None = None
-    #: of alltoallv: the share of the size, which rank 0 receives, that the last rank receives less; null: of any other
+    #: alltoallv: how much less than rank 0 the last rank receives, as a share of the size; null: other collectives
     skew: float | None = None
 
     @property
@@ -326,7 +326,7 @@ class PairRow(Record, frozen=True, kw_only=True):
     bandwidth_gb_s: float | None = None  #: GB/s of 1e9 bytes
     latency_us: float | None = None  #: time of one copy
     limit_gb_s: float | None  #: maximum of the links, GB/s per direction
-    limit_percent: float | None = None  #: bandwidth over limit
+    limit_percent: float | None = None  #: bandwidth in percent of the limit
     nvlink_bytes: Annotated[int | None, SIGNED] = None  #: traffic of the source's NVLinks around the last sample
     pcie_bytes: Annotated[int | None, SIGNED] = None  #: traffic of the source's PCIe link
     path_class: str | None  #: wiring, as nvidia-smi topo -m: NV18, PIX, PXB, PHB, NODE, SYS; NET between nodes
@@ -337,7 +337,8 @@ class PairRow(Record, frozen=True, kw_only=True):
     note: str | None = None  #: remark
     expected_gb_s: float | None = None  #: expected bandwidth of healthy machines or of siblings
     expected_us: float | None = None  #: expected time of one copy; null: unknown for this size
-    expected_percent: float | None = None  #: bandwidth over the expected one, or expected time over time
+    #: bandwidth in percent of the expected one, or expected time in percent of the time
+    expected_percent: float | None = None
     #: source of the expectation: profile, siblings, this machine's past, share of the limit; null: speed not judged
     expected_source: str | None = None
     ci95_percent: float | None = None  #: half of the 95 % confidence interval of the mean of its samples
@@ -532,7 +533,7 @@ class EvidenceRow(Record, frozen=True, kw_only=True):
     conclusion: Annotated[str, Conclusion]  #: direct, staged, wrong data, disputed or unknown
     confidence: Annotated[str, Confidence]  #: proven, likely, weak or none
     verdict: Annotated[str, Verdict]  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
-    meaning: str  #: the rule of docs/evidence.md
+    meaning: str  #: rule in docs/evidence.md
 
 
 class FallbackRow(Record, frozen=True, kw_only=True):
@@ -555,7 +556,7 @@ class FallbackRow(Record, frozen=True, kw_only=True):
     transport: str | None = None  #: transport in NCCL's words: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
     bandwidth_gb_s: float | None = None  #: GB/s of 1e9 bytes
     limit_gb_s: float | None = None  #: maximum of the links, GB/s per direction
-    times_slower: float | None = None  #: limit over what was delivered
+    times_slower: float | None = None  #: limit divided by the measured bandwidth
     cause: str | None = None  #: stable id of the first known cause
     cause_seen: str | None = None  #: evidence
     advice: str | None = None  #: cure: commands and comment in one text
@@ -587,12 +588,12 @@ class CauseRow(Record, frozen=True, kw_only=True):
     commands: tuple[str, ...] = ()  #: commands to run in this order, ready to paste
     comment: str | None = None  #: remark on the commands, or what to do if there are none
     paths: int  #: number of paths it explains
-    verdict: Annotated[str, Verdict]  #: SKIP: by design; WARN: it only slows down; ERROR: not known
+    verdict: Annotated[str, Verdict]  #: SKIP: by design; WARN: only slower; ERROR: unknown
     hosts: tuple[str, ...]  #: where it was seen
-    title: str  #: in the words that people search for
+    title: str  #: title
     confidence: Annotated[str, Confidence]  #: proven, likely or weak
     effects: tuple[str, ...]  #: effects on paths
-    subject: str  #: on which GPUs, nodes, ranks or pairs it was seen
+    subject: str  #: GPUs, nodes, ranks or pairs
     implied_by: str | None  #: cause that implies it
     settles: str  #: how to settle a doubt
     link: str  #: the vendor's page, or an issue about it
@@ -619,13 +620,13 @@ class PatternRow(Record, frozen=True, kw_only=True):
     gpus: int  #: GPUs that take part
     pairs: int  #: pairs that copy at the same time
     size_bytes: int  #: bytes of a copy
-    total_gb_s: float | None  #: GB/s of all together
+    total_gb_s: float | None  #: GB/s of all pairs together
     parts_gb_s: float | None  #: GB/s of the same pairs one at a time, summed
     share_percent: float | None  #: total_gb_s in percent of parts_gb_s
-    wrong: int | None  #: elements that were wrong
+    wrong: int | None  #: wrong elements
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     note: str | None  #: remark
-    #: GB/s of all together if each link carries its copies one after another, as fast as each pair alone
+    #: expected GB/s of all pairs together, if each link carries its copies one after another
     expected_gb_s: float | None = None
     verdict: Annotated[str | None, Verdict] = None  #: PASS, WARN, FAIL, INCONCLUSIVE; null: speed not judged
     node: str | None = None  #: host of the GPUs
@@ -647,12 +648,12 @@ class RankTimeRow(Record, frozen=True, kw_only=True):
     mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one at a time
     rank: int  #: rank of the job
     host: str  #: name of its host
-    node: int  #: its host, counted from 0 by its first rank
-    gpu_bus_id: str | None  #: GPU it drives; null on the host backend
-    time_us: float  #: microseconds an operation on that rank, waiting for others included
-    #: median of how long after the first rank it entered operations; known of operations alone
+    node: int  #: number of its host, from 0 in the order of ranks
+    gpu_bus_id: str | None  #: PCI address of its GPU; null: host backend
+    time_us: float  #: microseconds per operation on that rank, including waiting for others
+    #: median delay after the first rank that entered an operation; null: operations back to back
     late_us: Annotated[float | None, SIGNED]
-    clock_uncertainty_us: float | None  #: by how much that may be wrong: half a round trip between the clocks
-    #: of operations alone, in how many it was the last to enter
+    clock_uncertainty_us: float | None  #: uncertainty of late_us: half a round trip between the clocks
+    #: percent of operations that it entered last; null: operations back to back
     last_percent: Annotated[float | None, {"minimum": 0, "maximum": 100}]
-    setting: str | None = None  #: that of the row
+    setting: str | None = None  #: setting of the row

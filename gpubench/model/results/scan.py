@@ -377,10 +377,10 @@ class ScanPartRow(Record, frozen=True, kw_only=True):
     leaf: str | None  #: null: of no leaf
     gpu: int | None  #: null: of no GPU
     partner_gpu: int | None = None  #: the other GPU of a pair; null: of none
-    nic: str | None = None  #: name of the NIC on the rail; null: of none, or not known
+    nic: str | None = None  #: name of the NIC on the rail; null: none, or unknown
     percent: float | None  #: bandwidth in percent of the others; null: none
     seen: str  #: description
-    verdict: Annotated[str, Verdict]  #: FAIL: confirmed; WARN: a suspect that nobody confirmed
+    verdict: Annotated[str, Verdict]  #: FAIL: confirmed; WARN: an unconfirmed suspect
     origin: str  #: origin of the values: measured, simulated or recorded
 
 
@@ -396,11 +396,11 @@ class ScanCellRow(Record, frozen=True, kw_only=True):
     leaf: str | None  #: null: not known
     nic: str | None  #: NIC of the rail; null: not known
     score_percent: float | None  #: percent of the other nodes; null: no value
-    both_ways_gb_s: float | None  #: both directions together, of the same rounds as the score
-    figures: int  #: rounds that the score is of
-    failures: int  #: rounds without a figure, over the whole scan
+    both_ways_gb_s: float | None  #: GB/s, both directions together, in the rounds of the score
+    figures: int  #: rounds in the score
+    failures: int  #: rounds without a value, in the whole scan
     phase: Annotated[str | None, ScanPhase]  #: phase that judged it; null: none
-    verdict: Annotated[str, Verdict]  #: PASS, FAIL, WARN (suspect, or its rail below the NICs), ERROR (no figure)
+    verdict: Annotated[str, Verdict]  #: PASS, FAIL, WARN (suspect, or below the rate of its NICs), ERROR (no value)
     part: str | None  #: faulty part; null: none
     origin: str  #: origin of the values: measured, simulated or recorded
 
@@ -410,11 +410,11 @@ class ScanRoundRow(Record, frozen=True, kw_only=True):
 
     section = "rounds"
 
-    number: int  #: from 1
+    number: int  #: number of the round, from 1
     phase: Annotated[str, ScanPhase]  #: screening, suspects or confirmation
     pairs: int  #: pairs of nodes
-    figures: int  #: figures of rails of pairs
-    failures: int  #: figures that are missing
+    figures: int  #: measurements of rails of pairs
+    failures: int  #: missing measurements
     gone: tuple[str, ...]  #: hosts that stopped answering
     seconds: float  #: duration
     origin: str  #: origin of the values: measured, simulated or recorded
@@ -430,9 +430,9 @@ class ScanCollectiveRow(Record, frozen=True, kw_only=True):
     nodes: tuple[str, ...]  #: hosts that took part
     measured_gb_s: float | None  #: sent per node on all rails; null: not measured
     predicted_gb_s: float  #: predicted from its slowest cell
-    percent: float | None  #: measured of predicted
+    percent: float | None  #: measured bandwidth in percent of the prediction
     note: str | None  #: why it was not measured
-    verdict: Annotated[str, Verdict]  #: WARN below 90 % of what is predicted, ERROR where not measured
+    verdict: Annotated[str, Verdict]  #: WARN below 90 % of the prediction, ERROR if not measured
     origin: str  #: origin of the values: measured, simulated or recorded
 
 
@@ -443,7 +443,7 @@ class ExclusionRow(Record, frozen=True, kw_only=True):
     on_page = OnPage("Lists that leave the bad nodes out")
 
     tool: Annotated[str, Tool]  #: what it is for
-    line: str  #: the line
+    line: str  #: line to paste
 
 
 _MOST_PARTS = 5

@@ -72,23 +72,23 @@ class GpuRow(report.Record, frozen=True, kw_only=True):
     pcie_max_generation: int | None  #: maximum generation
     pcie_max_width: int | None  #: maximum lanes
     pcie_gb_s: float | None  #: narrowest PCIe link towards the CPU, GB/s per direction
-    pcie_replays: int | None  #: PCIe packets that were sent again
+    pcie_replays: int | None  #: number of PCIe replays
     numa_node: int | None  #: nearest NUMA node
-    cpu_affinity: str | None  #: CPUs near it
-    nvlinks_active: int | None  #: NVLinks that are up
-    nvlinks: int | None  #: NVLinks it has
+    cpu_affinity: str | None  #: nearest CPUs
+    nvlinks_active: int | None  #: active NVLinks
+    nvlinks: int | None  #: number of NVLinks
     nvlink_version: str | None  #: of the links
     nvlink_gb_s_per_link: float | None  #: GB/s per direction of a link
     nvlink_gb_s: float | None  #: GB/s per direction of all active links
     nvlink_peers: Sequence[str]  #: far ends of the links
     nvlink_errors: int | None  #: sum of all error counters
     fabric_state: str | None  #: registration with the NVSwitch fabric
-    fabric_status: str | None  #: its outcome
-    fabric_clique: int | None  #: GPUs with the same one reach each other
+    fabric_status: str | None  #: status of the registration
+    fabric_clique: int | None  #: clique: GPUs in the same one reach each other
     fabric_health: str | None  #: degraded parts
     throttle_reasons: Sequence[str] | None  #: reasons for lower clocks
     remapped_rows_correctable: int | None  #: memory rows replaced after correctable errors
-    remapped_rows_uncorrectable: int | None  #: after uncorrectable ones
+    remapped_rows_uncorrectable: int | None  #: memory rows replaced after uncorrectable errors
     remapped_rows_pending: bool | None  #: whether a reset is due
     remapped_rows_failure: bool | None  #: whether a replacement failed
     bar1_bytes: int | None  #: window to its memory on PCIe
@@ -115,7 +115,7 @@ class NvlinkRow(report.Record, frozen=True, kw_only=True):
     gb_s: float | None  #: usable GB/s per direction
     raw_gb_s: float | None  #: including protocol, as in nvidia-smi nvlink -s
     peer: str | None  #: far end
-    peer_bus_id: str | None  #: PCI address of that
+    peer_bus_id: str | None  #: PCI address of the far end
     errors: Mapping[str, int]  #: counters by name
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
 
@@ -152,7 +152,7 @@ class NicRow(report.Record, frozen=True, kw_only=True):
     nearest_gpus: Sequence[str]  #: GPUs with the shortest path
     nearest_path: str | None  #: path class to them
     gpudirect_rdma: bool | None  #: whether the NIC can access GPU memory directly
-    gpudirect_rdma_reason: str  #: by what, or why not
+    gpudirect_rdma_reason: str  #: kernel module or DMA-BUF that enables it, or why not
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     unknown: Mapping[str, str]  #: why a field is empty, by field name
 
@@ -166,10 +166,10 @@ class NodeRow(report.Record, frozen=True, kw_only=True):
     )
 
     node: str  #: host name of the node
-    node_kind: str  #: letter of the kind it is of
+    node_kind: str  #: letter of its kind
     differences: Sequence[str]  #: differences from its kind
-    gpus: int  #: GPUs it has
-    nics: int  #: NIC ports it has
+    gpus: int  #: number of GPUs
+    nics: int  #: number of NIC ports
     driver: str | None  #: version of the driver
     cuda: str | None  #: newest CUDA that the driver runs
     driver_absent: str | None  #: why there is no driver
@@ -207,7 +207,7 @@ class KindRow(report.Record, frozen=True, kw_only=True):
     matrix: Mapping[str, Mapping[str, str]]  #: path classes
     peer_access: Mapping[str, Mapping[str, Any]]  #: answers of CUDA and NVML
     limits: Mapping[str, Mapping[str, float | None]]  #: GB/s per direction
-    network_gb_s: float | None  #: GB/s per direction that leave a node over the NICs nearest to its GPUs
+    network_gb_s: float | None  #: limit out of a node over the NICs nearest to its GPUs, GB/s per direction
 
 
 class TreeRow(report.Record, frozen=True, kw_only=True):
@@ -221,7 +221,7 @@ class TreeRow(report.Record, frozen=True, kw_only=True):
     element: str  #: name
     what: str  #: what it is
     link: str | None  #: PCIe link above it
-    gb_s: float | None  #: GB/s per direction of that
+    gb_s: float | None  #: bandwidth of that link, GB/s per direction
 
 
 class RankRow(report.Record, frozen=True, kw_only=True):
@@ -234,15 +234,15 @@ class RankRow(report.Record, frozen=True, kw_only=True):
     node: str  #: host name of the node
     local_rank: int  #: number on its node
     pid: int  #: process id
-    namespaces: Mapping[str, int]  #: inode by namespace
-    shm_device: int | None  #: device number of /dev/shm: the same where it is shared
+    namespaces: Mapping[str, int]  #: inode of each namespace
+    shm_device: int | None  #: device number of /dev/shm, equal if shared
     shm_bytes: int | None  #: size of /dev/shm
     shm_free_bytes: int | None  #: free space in /dev/shm
     visible_devices: str | None  #: CUDA_VISIBLE_DEVICES
-    device_files: Sequence[str]  #: /dev/nvidia* that it sees
-    memlock_bytes: Annotated[int | None, {"minimum": -1}]  #: memory that it may pin; -1 is no limit
-    affinity: str | None  #: CPUs that it may use
-    ptrace_scope: int | None  #: Yama setting, which IPC between processes needs
+    device_files: Sequence[str]  #: visible /dev/nvidia* files
+    memlock_bytes: Annotated[int | None, {"minimum": -1}]  #: limit of pinned memory; -1: unlimited
+    affinity: str | None  #: allowed CPUs
+    ptrace_scope: int | None  #: Yama's ptrace_scope, which may forbid IPC between processes
     seccomp: int | None  #: filter mode
     libraries: Mapping[str, str]  #: file by library
     environment: Mapping[str, str]  #: settings that change results

@@ -42,7 +42,7 @@ class TrafficRow(Record, frozen=True, kw_only=True):
     section = "traffic"
 
     seconds: float  #: end of the interval, since the start
-    interval_seconds: float  #: how long the interval was
+    interval_seconds: float  #: length of the interval
     node: str  #: host
     device: str  #: GPU0, mlx5_0, lo
     device_kind: Annotated[str, DeviceKind]  #: gpu or nic
@@ -59,9 +59,9 @@ class TrafficRow(Record, frozen=True, kw_only=True):
     utilization_percent: int | None = None  #: share of time with a kernel on the GPU
     clock_mhz: int | None = None  #: of its multiprocessors
     throttle_reasons: Sequence[str] | None = None  #: reasons for lower clocks
-    errors_grown: Mapping[str, int] = field(default_factory=dict)  #: counters of errors that went up, by how much
+    errors_grown: Mapping[str, int] = field(default_factory=dict)  #: increase of error counters
     users: Sequence[str] | None = None  #: processes on the GPU; null: not known
-    job: str | None = None  #: the job that they belong to
+    job: str | None = None  #: job of these processes
     note: str | None = None  #: why something is unknown
 
 
@@ -72,14 +72,14 @@ class JobRow(Record, frozen=True, kw_only=True):
 
     node: str  #: host
     job: str  #: launcher's name for the job, or its only process
-    gpus: Sequence[str]  #: GPUs that it uses there
+    gpus: Sequence[str]  #: GPUs of the job on this node
     way: Annotated[str, Way]  #: path of its traffic
-    verdict: Annotated[str, Verdict]  #: PASS for direct alone
+    verdict: Annotated[str, Verdict]  #: PASS if direct
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     first_seconds: float  #: end of the first interval with this path, since the start
     seconds: float  #: total time of intervals with this path
     nvlink_gb_s: float | None = None  #: sent by all its GPUs, mean over these intervals
-    pcie_sent_gb_s: float | None = None  #: the same over PCIe
+    pcie_sent_gb_s: float | None = None  #: sent over PCIe by all its GPUs, mean over these intervals
     pcie_received_gb_s: float | None = None  #: received over PCIe
     network_gb_s: float | None = None  #: sent by all NICs of the node
     seen: str  #: values that show it
