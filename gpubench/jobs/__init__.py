@@ -1,1 +1,3 @@
-"""One job a command: a plan and a source of machines in, a report out; the only place where measure meets hardware."""
+"""One job per command: it turns a plan and a source of machines into a report. Only jobs connect measurements with
+hardware.
+"""

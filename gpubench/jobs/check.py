@@ -1,4 +1,4 @@
-"""Check machines: this one, those of a job, simulated ones, or a recording."""
+"""Check machines: this one, those of a job, simulated or recorded ones."""
 
 import json
 import os
@@ -49,12 +49,13 @@ NAME = "check"
 _WITHOUT_GPU = f"--profile host checks NICs, libraries and CPUs; {errors.SIMULATED_INSTEAD}"
 
 SMALL_BYTES, LARGE_BYTES, HUGE_BYTES = 2**10, 256 * 2**20, 4 * 2**30
-GPU_SIZES = (SMALL_BYTES, LARGE_BYTES, HUGE_BYTES)  # A latency and two bandwidths, the larger as in profiles
+GPU_SIZES = (SMALL_BYTES, LARGE_BYTES, HUGE_BYTES)  # A latency and two bandwidths. Profiles have the larger sizes too.
 _BUDGET_SECONDS = 1.0
-"""Of a row on GPUs: few sizes stand for all, and the first rows of a job are those in which hosts stall. On two H200s
-1 KiB read 7.3 to 10.5 µs within 0.1 s, 7.3 within 1.5 s, and 6.9 to 7.0 from the tenth row of a job on."""
+"""Seconds per row on GPUs. A check has few rows, and hosts stall most in the first rows of a job. On two H200s 1
+KiB took 7.3 to 10.5 µs within 0.1 s, 7.3 within 1.5 s, and 6.9 to 7.0 from the tenth row on.
+"""
 
-HOST_SIZES = (SMALL_BYTES, 2**20, 16 * 2**20)  # The same for CPU ranks, which move their data with CPUs
+HOST_SIZES = (SMALL_BYTES, 2**20, 16 * 2**20)  # CPU ranks are slower, so their sizes are smaller
 
 
 def sampling(*, on_gpus: bool) -> Sampling:
@@ -62,21 +63,12 @@ def sampling(*, on_gpus: bool) -> Sampling:
     return Sampling(iterations=None, budget_seconds=_BUDGET_SECONDS if on_gpus else Sampling().budget_seconds)
 
 
-def _sizes_of(depth: Depth, *, on_gpus: bool) -> tuple[int, ...]:
-    if depth is Depth.BRIEF:
-        return (SMALL_BYTES, LARGE_BYTES) if on_gpus else HOST_SIZES[1:2]
-    return GPU_SIZES if on_gpus else HOST_SIZES
-
-
-def _say_nothing(label: str, seconds: float) -> None: ...
-
-
 class CheckMeasurer(Protocol):
-    """A way to measure what a check judges."""
+    """A way to measure copies and collectives for a check."""
 
     @property
     def why_alone(self) -> str:
-        """The reason why no collective can be measured, such as a single GPU; otherwise empty."""
+        """The reason why no collective can be measured, such as a single GPU, or an empty text."""
 
     def copies(self) -> Measurements:
         """Copy between the GPUs of every node, to and from host memory, and within host memory."""
@@ -85,9 +77,9 @@ class CheckMeasurer(Protocol):
         """Measure a collective on all GPUs, or on CPU ranks. Raises CouldNotMeasureError without a whole report."""
 
 
-Waiting = Callable[[str, float], None]  # Is told what has begun, and about how many seconds it takes
+Waiting = Callable[[str, float], None]  # Gets what has begun and its estimated seconds
 SECONDS_TO_READ = 3.0
-_SECONDS_TO_START = 4.0  # Of a command with its ranks, as seen on two to eight H200s
+_SECONDS_TO_START = 4.0  # To start a command with its ranks, on two to eight H200s
 _SECONDS_A_PAIR = {Depth.BRIEF: 0.14, Depth.DEFAULT: 0.5, Depth.FULL: 0.6}
 _SECONDS_A_COLLECTIVE = {Depth.BRIEF: 1.0, Depth.DEFAULT: 3.0, Depth.FULL: 3.0}
 
@@ -98,7 +90,7 @@ def measured(
     """Measure copies, then collectives. `waiting` is called before each with its expected seconds."""
     if depth is Depth.QUICK:
         return QUICK
-    waiting = waiting or _say_nothing
+    waiting = waiting or (lambda _label, _seconds: None)
     gpus = len(nodes[0].gpus)
     if gpus > 1:
         pairs = gpus * (gpus - 1)
@@ -106,33 +98,35 @@ def measured(
     parts = [by.copies()]
     if by.why_alone:
         return health.merge([*parts, Measurements(left_out={Need.ALL_REDUCE: by.why_alone})])
-    sizes = _sizes_of(depth, on_gpus=any(node.gpus for node in nodes))
+    sizes = GPU_SIZES if any(node.gpus for node in nodes) else HOST_SIZES
+    if depth is Depth.BRIEF:
+        sizes = sizes[:2] if sizes is GPU_SIZES else sizes[1:2]
     try:
         for collective in map(collective_named, SUMMARIES if depth is Depth.FULL else ("allreduce",)):
             ranks = f"{gpus} GPUs" if gpus else "CPU ranks"
             waiting(f"{collective.name} of {ranks}", _SECONDS_TO_START * bool(gpus) + _SECONDS_A_COLLECTIVE[depth])
             parts.append(by.collective(collective, sizes))
     except errors.CouldNotMeasureError as error:
-        # A look at a machine without GPUs says what there is: MPI need not be there.
+        # A brief check of a machine without GPUs only describes it, so MPI may be missing.
         lacks = Measurements(left_out={Need.ALL_REDUCE: str(error)})
         is_look = depth is Depth.BRIEF and not any(node.gpus for node in nodes)
         parts.append(lacks if is_look else Measurements(failed={Need.ALL_REDUCE: str(error)}))
     return health.merge(parts)
 
 
-MEMORY_BYTES = 64 * 2**20  # More than a core's caches; nodes with the same CPU compare
+MEMORY_BYTES = 64 * 2**20  # Larger than a core's caches. Nodes with the same CPU are compared
 _MEMORY_SAMPLES = 20
 _MEMORY_ROUNDS = 3
 
 _COPIES = {Depth.FULL: (), Depth.DEFAULT: ("--no-patterns",), Depth.BRIEF: ("--no-patterns",)}
 _BRIEF_COPIES = ("--sizes", format_size(LARGE_BYTES))
-"""One size, with peer access off and on: on eight H200s a quarter of what is copied by default."""
+"""One size, with peer access off and on. On eight H200s this is a quarter of the default copies."""
 
 _MOST_WORDS = 300
 
 
 class ChildCommands:
-    """Measures one host with gpubench's own commands, each a child process with `timeout_s` seconds."""
+    """Measures one host by gpubench's own commands. Each is a child process that may take `timeout_s` seconds."""
 
     def __init__(
         self,
@@ -150,13 +144,13 @@ class ChildCommands:
         self.why_alone = "one GPU: a collective needs two" if self._gpus == 1 and not self._sharing else ""
 
     def copies(self) -> Measurements:
-        """Copy with `gpubench p2p`. The memory of a single host has nothing to be compared with."""
+        """Copy with `gpubench p2p`. A single host has no other host whose memory can be compared."""
         from gpubench.backends.mpi.group import AloneGroup as OneProcessGroup
 
         return health.merge([_measured_memory(OneProcessGroup(), self._nodes, 0), self.peer_and_host_copies()])
 
     def peer_and_host_copies(self) -> Measurements:
-        """Copy between all GPUs of this host, and with host memory, with `gpubench p2p`."""
+        """Copy between all GPUs of this host, and to and from host memory, with `gpubench p2p`."""
         needs = (Need.PEER_COPIES, Need.HOST_COPIES)
         gpus = self._gpus
         if not gpus:
@@ -209,7 +203,7 @@ def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     if document.get("complete"):
         return document
     words = "; ".join(" ".join(line.split()) for line in ended.own_words.splitlines() if line.strip())
-    if len(words) > _MOST_WORDS:  # gpubench says first what it saw, others last
+    if len(words) > _MOST_WORDS:  # gpubench's messages begin with the cause, other programs' end with it
         words = f"{words[:_MOST_WORDS]} ..." if ended.own_words != ended.said else f"... {words[-_MOST_WORDS:]}"
     raise errors.CouldNotMeasureError(f"{name} ended with exit code {ended.code}: {words or 'it said nothing'}")
 
@@ -218,7 +212,7 @@ _PAIR_BYTES, _HOST_BYTES = 256 * 2**20, 64 * 2**20
 
 
 class SimulatedMeasurer:
-    """Measures a simulated machine. `noise` is the spread of every sample, None for the model's own."""
+    """Measures a simulated machine. `noise` is the spread of every sample, or None for the model's."""
 
     def __init__(
         self,
@@ -259,7 +253,9 @@ class SimulatedMeasurer:
         )
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
-        """Simulate a collective on all GPUs. Raises CouldNotMeasureError if a driver is silent, or no model fits."""
+        """Simulate a collective on all GPUs. Raises CouldNotMeasureError if a driver does not answer, or no model
+        fits.
+        """
         from gpubench.jobs.collective.metadata import judge_of_model
         from gpubench.jobs.collective.simulated import identities_of
         from gpubench.measure.collective.paths import simulated
@@ -343,7 +339,7 @@ class SimulatedMeasurer:
         )
 
 
-FILE = "check.jsonl"  # The measurements of a check, in a recording
+FILE = "check.jsonl"  # The recorded measurements of a check
 
 _OF_ANOTHER_COMMAND = "the recording is of another command than check"
 
@@ -364,7 +360,7 @@ def _matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None
 def _judged(
     place: Place, machines: Machines, matches: Sequence[ProfileMatch | None], measurements: Measurements
 ) -> Report:
-    """Write the recording if asked for, then judge the GPUs that processes can use."""
+    """Write the recording for --record, then judge the GPUs that processes can use."""
     from gpubench.model.results.result_file import MODELS
 
     plan: CheckPlan = place.plan
@@ -390,7 +386,9 @@ def _judged(
     if unmeasured and report.verdict is Verdict.PASS:
         report = replace(report, verdict=Verdict.SKIP)
     if plan.brief:
-        report = _add_machines(report, facts)
+        if report.verdict is Verdict.PASS and not any(node.gpus for node in facts.nodes):
+            report = replace(report, verdict=Verdict.SKIP)
+        report = replace(report, sections={**report.sections, **device_sections(facts.nodes, facts.kinds)})
     metadata = metadata_of(
         place.arguments,
         NAME,
@@ -408,13 +406,6 @@ def _judged(
     )
     place.presenter.begin(metadata, ())
     return report
-
-
-def _add_machines(report: Report, facts: Facts) -> Report:
-    """Add the devices of the machines to the report. A machine without GPUs is SKIP, not PASS."""
-    no_gpu_anywhere = not any(node.gpus for node in facts.nodes)
-    verdict = Verdict.SKIP if no_gpu_anywhere and report.verdict is Verdict.PASS else report.verdict
-    return replace(report, verdict=verdict, sections={**report.sections, **device_sections(facts.nodes, facts.kinds)})
 
 
 def _recorded_measurements(directory: Path, machines: Machines, asked: str | None) -> Measurements:
@@ -440,7 +431,7 @@ def _recorded_origin(origin: str) -> str:
 
 
 class RankMeasurer(Struct, frozen=True):
-    """Measures a job: copies on the first rank of each node, collectives on all ranks. Every rank has to call it."""
+    """Measures a job: copies on the first rank per node, collectives on all ranks. All ranks call it."""
 
     why_alone = ""
     group: Group
@@ -450,7 +441,7 @@ class RankMeasurer(Struct, frozen=True):
     plan: CheckPlan
 
     def copies(self) -> Measurements:
-        """Copy on all nodes at the same time, in child processes, while the other ranks wait without a CUDA context."""
+        """Copy on all nodes at the same time, in child processes. The other ranks wait without a CUDA context."""
         identity, own = self.identity, None
         memory = _measured_memory(self.group, self.nodes, identity.node if identity.local_rank == 0 else None)
         if identity.local_rank == 0:
@@ -479,21 +470,22 @@ class RankMeasurer(Struct, frozen=True):
             CollectiveRankJob(self.group, self.progress, plan, (), collector).run(None)
         except AgreedError as agreed:
             raise agreed.error from agreed
-        return self.group.broadcast(_measurements(collector) if isinstance(collector, ReportCollector) else None)
-
-
-def _measurements(collector: ReportCollector) -> Measurements:
-    metadata, report = collector.metadata, collector.report
-    return Measurements(
-        collectives=tuple(collector.collectives),
-        ranks=() if metadata is None else tuple(metadata.ranks),
-        findings=() if report is None else health.drop_wrong_data(health.findings_beside_speed(report.findings)),
-    )
+        found = None
+        if isinstance(collector, ReportCollector):
+            metadata, report = collector.metadata, collector.report
+            found = Measurements(
+                collectives=tuple(collector.collectives),
+                ranks=() if metadata is None else tuple(metadata.ranks),
+                findings=()
+                if report is None
+                else health.drop_wrong_data(health.findings_beside_speed(report.findings)),
+            )
+        return self.group.broadcast(found)
 
 
 @contextmanager
 def _open(place: Place) -> Iterator[Machines]:
-    """Yield the machines of the source, or on every rank those of the whole job."""
+    """Yield the machines of the source, or of the whole job on every rank."""
     plan: CheckPlan = place.plan
     if place.rank is None:
         place.presenter.waiting("reading this machine", SECONDS_TO_READ)
@@ -501,16 +493,12 @@ def _open(place: Place) -> Iterator[Machines]:
         yield plan.source.machines()
         return
     group, identity = place.rank.group, place.rank.identity
-    agree(group, lambda: _check_options(plan, group.size))
-    # The first rank of a node reads it, before any rank puts something on its GPUs.
+    if plan.ranks_per_gpu > 1:
+        raise AgreedError(errors.shared_gpu_under_launcher(plan.ranks_per_gpu, group.size))
+    # The first rank of a node reads it before any rank creates a context on its GPUs.
     reads = identity.local_rank == 0
     own = agree(group, lambda: [probe(plan.facts_timeout_s, os.environ)] if reads else [], place=str(identity))
     yield group.broadcast(sources.gathered(group, own, sources.own_process(identity)))
-
-
-def _check_options(plan: CheckPlan, ranks: int) -> None:
-    if plan.ranks_per_gpu > 1:
-        raise errors.shared_gpu_under_launcher(plan.ranks_per_gpu, ranks)
 
 
 def _measure(place: Place, machines: Machines) -> Report | None:

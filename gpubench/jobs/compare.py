@@ -1,4 +1,4 @@
-"""Stored results: two sets compared, this machine's past, and a profile learned from some."""
+"""Compare two sets of stored results, find this machine's past results, and learn a profile."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,10 +42,10 @@ def bandwidth_of(past: PastFigures | None) -> PastBandwidth:
 
 
 def past_of(folder: Path | None, metadata: Metadata) -> PastFigures | None:
-    """Return what earlier results in the folder of `--output results/` let a run expect.
+    """Return the figures that a run can expect from earlier results in the folder of `--output results/`.
 
-    Call it before the first measurement, in the process that judges. A folder that cannot be read stops no run: the
-    `note` of the result says so.
+    Call it before the first measurement, in the process that judges. An unreadable folder does not stop the run. Then
+    the result has a `note`.
     """
     if folder is None:
         return None
@@ -62,9 +62,9 @@ _EXPECTED = "what gpubench allreduce, p2p, check and the like write with --outpu
 def learned(
     results: Sequence[Path], *, name: str, like: str | None, environment: Mapping[str, str]
 ) -> tuple[str, list[str]]:
-    """Return the text of the profile, and notes on outliers and on how much was used.
+    """Return the text of the learned profile, and notes on outliers and on the number of results.
 
-    Raises: UsageError if a file is no complete result of a healthy, measured machine, if the machines differ in kind,
+    Raises UsageError if a file is no complete result of a healthy, measured machine, if the machines differ in kind,
     or if the profile cannot be right.
     """
     files = [_healthy(path) for path in dict.fromkeys(results)]
@@ -81,7 +81,7 @@ def learned(
     started = sorted((file.circumstances.started_at or "")[:10] for file in files)
     text = f"{files[0].circumstances.tool}, {plural(len(files), 'result')}, {started[0]} to {started[-1]}"
     bare = replace(machine, name=name, title=f"{machine.title}, learned", sources={_SOURCE: text}, curve=(), sha256="")
-    # All GPUs of the machine are what a value is for where it says nothing.
+    # A value without a number of GPUs is for all GPUs of the machine.
     visible = machine.match.visible
     values = [replace(value, gpus=None) if value.gpus == visible else value for value in found.expected]
     expected, refused = _believable(bare, values)
@@ -106,7 +106,7 @@ def learned(
 
 
 def _believable(profile: Profile, expected: Sequence[Expected]) -> tuple[list[Expected], list[str]]:
-    """Return the values that a profile may have, and why not the others: a healthy machine can have odd results."""
+    """Return the plausible values, and the reasons against the others. Even a healthy machine has odd results."""
     kept, refused = [], []
     for value in expected:
         size = "" if value.size_bytes is None else f" of {format_size(value.size_bytes)}"
@@ -122,8 +122,8 @@ def _believable(profile: Profile, expected: Sequence[Expected]) -> tuple[list[Ex
 def _healthy(path: Path) -> ResultFile:
     """Read a result of gpubench.
 
-    Raises: UsageError if it cannot be read, is not from gpubench, not complete, not measured, not healthy, or of a
-    newer version.
+    Raises UsageError if it is unreadable, from another program, incomplete, not measured, not healthy, or of a newer
+    version.
     """
     file = read_results(path)
     if file.verdict is None:
@@ -148,9 +148,9 @@ def _healthy(path: Path) -> ResultFile:
 
 
 def _matching(files: Sequence[ResultFile], environment: Mapping[str, str]) -> Profile:
-    """Return the profile of the machine that the results are of.
+    """Return the profile of the machine in these results.
 
-    Raises: UsageError if there is none, or the machines differ in kind.
+    Raises UsageError if there is none, or if the machines differ in kind.
     """
     kinds = {_gpus(file) for file in files}
     if len(kinds) > 1:
@@ -183,7 +183,7 @@ def _gpus(file: ResultFile) -> tuple[tuple[str, ...], int]:
 NAME = "compare"
 
 _BYTES_A_SECOND = 6e6
-"""JSON that a core of 2026 reads, checks and compares. Tables of text take less time per byte."""
+"""JSON that one core of 2026 reads, checks and compares. Text tables take less time per byte."""
 
 _SECONDS_WORTH_TELLING = 1.0
 
@@ -191,15 +191,15 @@ _SECONDS_WORTH_TELLING = 1.0
 def run(plan: ComparePlan, arguments: Sequence[str]) -> int:
     """Compare both sides and return the exit code.
 
-    Raises: GpubenchError if a file or folder cannot be read, a file is of another machine, or an output cannot be
+    Raises GpubenchError if a file or folder is unreadable, a file is of another machine, or an output cannot be
     written.
     """
     files = (*plan.base, *plan.new)
     if plan.last is not None:
-        list_results(plan.folder)
-    # Python's collector looks at all rows again and again: a third of the time, for a cluster.
+        list_results(plan.folder)  # Raises UsageError before outputs are opened
+    # Python's garbage collector scans all rows repeatedly, which takes a third of the time for a cluster.
     with no_garbage_collection():
-        return _run(plan, files, arguments)  # whose rows are gone before the collector is back
+        return _run(plan, files, arguments)  # A function, so that its rows are freed before the collector returns
 
 
 def _run(plan: ComparePlan, files: Sequence[Path], arguments: Sequence[str]) -> int:
@@ -207,14 +207,19 @@ def _run(plan: ComparePlan, files: Sequence[Path], arguments: Sequence[str]) -> 
         seconds = sum(map(_size, files)) / _BYTES_A_SECOND
         if seconds >= _SECONDS_WORTH_TELLING:
             presenter.waiting(f"reading {plural(len(files), 'result')}", seconds)
-        sides, report = _compare_files(plan) if plan.last is None else _compare_folder(plan, plan.last)
+        if plan.last is None:
+            sides, report = _compare_files(plan)
+        else:
+            chosen = choose(list_results(plan.folder), plan.last)
+            sides = [_Sides(series.name, series.base, [series.new]) for series in chosen.series]
+            report = compare_history(chosen, plan.folder, plan.threshold_percent)
         presenter.begin(_metadata(plan, arguments, sides), ())
         presenter.end(report)
     return presenter.exit_code
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a file, or 0 if there is none. Reading it will say why."""
+    """Return the bytes of a file, or 0 if it is unreadable. Reading it later raises the error."""
     try:
         return path.stat().st_size
     except (OSError, ValueError):
@@ -235,12 +240,6 @@ def _compare_files(plan: ComparePlan) -> tuple[list[_Sides], Report]:
     if plan.other_machine and have_other_gpus(base, new):
         return [_Sides(None, base, new)], compare_machines(base, new)
     return [_Sides(None, base, new)], compare(base, new, plan.threshold_percent, other_machine=plan.other_machine)
-
-
-def _compare_folder(plan: ComparePlan, last: int) -> tuple[list[_Sides], Report]:
-    chosen = choose(list_results(plan.folder), last)
-    sides = [_Sides(series.name, series.base, [series.new]) for series in chosen.series]
-    return sides, compare_history(chosen, plan.folder, plan.threshold_percent)
 
 
 def _metadata(plan: ComparePlan, arguments: Sequence[str], sides: Sequence[_Sides]) -> Metadata:

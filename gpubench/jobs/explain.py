@@ -26,17 +26,17 @@ NAME = "explain"
 _MOST_NAMES = 4
 _MIB = 2**20
 _LONG_BYTES = 2**26
-"""Of logs that take half a second to read, from which on it is said how far that is."""
+"""Logs of this size take half a second to read. For larger ones the progress is shown."""
 
 _PARTS = 100
 
 
 def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
-    """Read the logs and present what they show; return the exit code.
+    """Read the logs and present their report; return the exit code.
 
     Raises GpubenchError if a log cannot be read, or an output cannot be written.
     """
-    # Nothing here makes reference cycles, and looking for them among a million pairs takes a sixth of the time.
+    # Nothing here makes reference cycles. Searching a million pairs for them takes a sixth of the time.
     with presenting(plan.presentation, progress=True) as presenter, no_garbage_collection():
         reader = NcclLogReader()
         files = read_logs(plan.logs, reader, sys.stdin.buffer, _telling(presenter))

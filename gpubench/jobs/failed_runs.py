@@ -1,4 +1,4 @@
-"""Find what ended the run of a table of another program, as `explain` does."""
+"""Find why the run behind another program's table failed, as `explain` does."""
 
 import io
 import re
@@ -19,11 +19,11 @@ from gpubench.readers.pasted import is_prose
 
 _JSON = re.compile(r"\s*(?:\{|\[\s*[\[{\"])")
 _TOLD_BY_ROWS = ("nccl-tests-wrong-data", "nccl-tests-unfinished")
-"""Conditions of a log that the rows of the same text tell better."""
+"""Conditions of a log that the rows of the same text show better."""
 
 
 def failures_in(text: str, *, has_rows: bool = True) -> tuple[Finding, ...]:
-    """Return what ended the run, or what its programs complained of."""
+    """Return the failures and complaints of the programs in a text."""
     if _JSON.match(text):
         return ()
     reader = NcclLogReader()
@@ -33,7 +33,7 @@ def failures_in(text: str, *, has_rows: bool = True) -> tuple[Finding, ...]:
 
 
 def drop_prose(facts: LogFacts) -> LogFacts:
-    """Return the facts of a text without what people wrote about jobs in general."""
+    """Remove what people wrote about jobs in general."""
     return replace(
         facts, complaints=tuple(complaint for complaint in facts.complaints if not may_be_of_any_job(complaint.text))
     )

@@ -1,4 +1,4 @@
-"""Ask NCCL's RAS of running jobs again and again, and name the rank that keeps the others waiting."""
+"""Ask NCCL's RAS about running jobs repeatedly, and name the rank that keeps the others waiting."""
 
 import os
 import time
@@ -32,15 +32,19 @@ if TYPE_CHECKING:
 __all__ = ["SECTIONS", "run"]
 
 _SECONDS_OF_A_LEG = 3
-"""After which a process that does not answer another counts as silent."""
+"""A process that does not answer another process for so long counts as silent."""
 
 _SECONDS_TO_ANSWER = 9.0
 
 
-def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
-    """Ask until the time is up, the jobs have ended, or Ctrl-C; the exit code.
+class NobodyListensError(CouldNotMeasureError):
+    """No process of a job has the port open."""
 
-    Raises GpubenchError: nobody listens, or something else than RAS does, or an output cannot be written.
+
+def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
+    """Ask until the time is up, the jobs have ended, or Ctrl-C; return the exit code.
+
+    Raises GpubenchError if nothing or another program listens on the port, or an output cannot be written.
     """
     launch = detect_launcher(os.environ)
     if launch is not None and launch.size > 1:
@@ -84,7 +88,7 @@ def _ask_again(plan: WatchPlan, course: RasCourse, interrupts: Interrupts) -> No
 
 
 def _simulate(plan: WatchPlan, source: Simulated, course: RasCourse) -> None:
-    """Add simulated answers without waiting for them: two at least, as many show that a rank hangs."""
+    """Add simulated answers without waiting for them. At least two, because a hang takes two to show."""
     from gpubench.formats.text.explain import status_line
 
     nodes = source.machines().snapshots
@@ -99,15 +103,20 @@ def _simulate(plan: WatchPlan, source: Simulated, course: RasCourse) -> None:
 
 
 def _answer(record: Path | None, number: int) -> tuple[RasCommunicator, ...] | None:
-    """The communicators of which a process told; None where none of them answers in time.
+    """Return the communicators in the answer of a process, None if none answers in time.
 
-    Raises NobodyListensError, and UsageError where another program answers.
+    Raises NobodyListensError, and UsageError if another program answers.
     """
     data = ask_ras(
         _SECONDS_TO_ANSWER, question=AS_JSON, leg_seconds=_SECONDS_OF_A_LEG, most_bytes=limits.MOST_DUMP_BYTES
     )
     if data is None:
-        raise _no_ras()
+        raise NobodyListensError(
+            f"nobody listens on {ras_address()}, the port of NCCL's RAS",
+            expected="a running job with NCCL 2.24 or newer, on this host and in this network namespace",
+            reason=f"no job runs here, NCCL_RAS_ENABLE=0, or the job has another {ADDRESS}",
+            next_step=f"{ADDRESS}=HOST:PORT gpubench {NAME} --hang asks elsewhere; in a container, run it there",
+        )
     if not data:
         return None
     name = f"the answer of {ras_address()}"
@@ -126,21 +135,8 @@ def _answer(record: Path | None, number: int) -> tuple[RasCommunicator, ...] | N
             raise unwritable_output(path, error) from error
     try:
         return read_ras_answer(data, name)
-    except UsageError:  # JSON that was cut off by the end of the time
+    except UsageError:  # The JSON was cut off by the deadline
         return None
-
-
-class NobodyListensError(CouldNotMeasureError):
-    """No process of a job has the port open."""
-
-
-def _no_ras() -> NobodyListensError:
-    return NobodyListensError(
-        f"nobody listens on {ras_address()}, the port of NCCL's RAS",
-        expected="a running job with NCCL 2.24 or newer, on this host and in this network namespace",
-        reason=f"no job runs here, NCCL_RAS_ENABLE=0, or the job has another {ADDRESS}",
-        next_step=f"{ADDRESS}=HOST:PORT gpubench {NAME} --hang asks elsewhere; in a container, run it there",
-    )
 
 
 def _metadata(plan: WatchPlan, arguments: Sequence[str], course: RasCourse) -> "Metadata":

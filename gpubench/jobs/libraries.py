@@ -54,7 +54,13 @@ def _measure(place: Place, read: tuple[Machines | None, Sequence[LibrariesFacts]
         options={"strict": plan.strict, "timeout_s": plan.timeout_s, "python": [fact.python for fact in facts]},
     )
     place.presenter.begin(metadata, ())
-    return report_on_libraries(_host_libraries(machines, facts), machines.origin)
+    direct = {snapshot.host: snapshot.gpudirect for snapshot in machines.snapshots}
+    found = []
+    for fact in facts:
+        known = direct.get(fact.host)
+        dma_buf = None if known is None else known.dma_buf
+        found.append(HostLibraries(fact, dma_buf, "" if dma_buf is not None else "CUDA did not say"))
+    return report_on_libraries(found, machines.origin)
 
 
 STEPS = Steps(NAME, _open, _measure)
@@ -66,13 +72,3 @@ def _read(plan: LibrariesPlan) -> tuple[Machines, Sequence[LibrariesFacts]]:
     with plan.source.being_read() as machines:
         facts = read_libraries(plan.timeout_s, os.environ)
         return machines(), [facts]
-
-
-def _host_libraries(machines: Machines, facts: Sequence[LibrariesFacts]) -> list[HostLibraries]:
-    direct = {snapshot.host: snapshot.gpudirect for snapshot in machines.snapshots}
-    found = []
-    for fact in facts:
-        known = direct.get(fact.host)
-        dma_buf = None if known is None else known.dma_buf
-        found.append(HostLibraries(fact, dma_buf, "" if dma_buf is not None else "CUDA did not say"))
-    return found

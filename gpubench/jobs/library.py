@@ -112,7 +112,7 @@ R = TypeVar("R", bound=Record | Finding)
 Row = TypeVar("Row", bound=Record)
 FileName = str | os.PathLike[str]
 One = str | float | os.PathLike[str]
-Value = One | bool | Iterable[One] | None  # None where the option is not given, False for its `--no-` form
+Value = One | bool | Iterable[One] | None  # None if the option is not used, False for its `--no-` form
 
 
 class RunResult(Struct, frozen=True):
@@ -123,7 +123,7 @@ class RunResult(Struct, frozen=True):
 
     @property
     def metadata(self) -> Metadata:
-        """The circumstances of the run: time, hosts, libraries, settings, profile."""
+        """Time, hosts, libraries, settings and profile of the run."""
         return self.stored.metadata
 
     @property
@@ -143,17 +143,17 @@ class RunResult(Struct, frozen=True):
 
     @property
     def findings(self) -> Sequence[Finding]:
-        """What is wrong: the root causes, each with what it explains."""
+        """The root causes of what is wrong, each with the findings that it explains."""
         return self.report.findings
 
     @property
     def rows(self) -> list[CollectiveRow]:
-        """The rows of collectives: size, time, busbw, what was expected."""
+        """The rows of collectives with size, time, busbw and expected bandwidth."""
         return self._rows(CollectiveRow)
 
     @property
     def pairs(self) -> list[PairRow]:
-        """The pairs of devices: of `topo` their wiring and limit, of others what was copied too."""
+        """The pairs of devices with wiring and limit, and unless they are of `topo` with their copies."""
         return self._rows(PairRow)
 
     @property
@@ -166,7 +166,9 @@ class RunResult(Struct, frozen=True):
     @overload
     def section(self, name: str, kind: type[R]) -> list[R]: ...
     def section(self, name: str, kind: type[Any] = object) -> list[Any]:
-        """Return the rows of a section, `section("gpus", GpuRow)`; UsageError for an unknown name or another type."""
+        """Return the rows of a section, `section("gpus", GpuRow)`. Raises UsageError for an unknown name or another
+        type.
+        """
         section = self._find_section(name)
         if isinstance(section, Matrix):
             raise UsageError(f"section {name!r} is a matrix", next_step=f"to_frame({name!r})")
@@ -217,7 +219,9 @@ class RunResult(Struct, frozen=True):
         return [row for row in self.stored.rows if isinstance(row, Record)]
 
     def _find_section(self, name: str) -> Matrix | Sequence[Record | Finding]:
-        """The rows or cells of a section, empty if this result lacks a known one; UsageError for an unknown name."""
+        """Return the rows or cells of a section, empty if this result lacks it. Raises UsageError for an unknown
+        name.
+        """
         if name not in TABLES and name not in MATRICES:
             error = UsageError(f"no section {name!r}", expected=f"one of {', '.join(self.sections)}")
             nearest = difflib.get_close_matches(name, (*self.sections, *TABLES, *MATRICES), n=1)
@@ -251,7 +255,7 @@ def load(path: FileName) -> RunResult:
 
 
 def run(command: str, *arguments: str, deadline_s: float | None = None, **options: Value) -> RunResult:
-    """Any command that writes a report: `run("allgather", sizes="1M")`. Raises GpubenchError, as `check`."""
+    """Run any command that writes a report: `run("allgather", sizes="1M")`. Raises GpubenchError like `check`."""
     from gpubench.readers.results.gpubench_json import read_stored
 
     if deadline_s is not None and not 0 < deadline_s < math.inf:

@@ -13,7 +13,7 @@ from gpubench.model.paths.nodes import build_topologies, rename_duplicates
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Origin
 
-_NEEDED = ("nvml", "cuda")  # Sources of facts without which nothing is measured
+_NEEDED = ("nvml", "cuda")  # Nothing can be measured without these sources of facts
 _NONE_FOUND = "the driver finds none on this host"
 
 
@@ -36,7 +36,9 @@ def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None
 def check_any_gpu(
     nodes: Sequence[Topology], expected_gpus: int | None, for_what: str, hidden: str = "", instead: str = ""
 ) -> None:
-    """Raise CouldNotMeasureError if --expect-gpus is given and no node has a GPU. `hidden` says why none counts."""
+    """Raise CouldNotMeasureError if --expect-gpus is used and no node has a GPU. `hidden` is the reason if GPUs are
+    hidden.
+    """
     if expected_gpus is not None and not any(node.gpus or node.snapshot.failures for node in nodes):
         reason = hidden or nodes[0].snapshot.driver.absent or _NONE_FOUND
         error = no_gpu(f"{reason}, and --expect-gpus says {expected_gpus}", for_what, instead)
@@ -45,7 +47,7 @@ def check_any_gpu(
 
 
 class Machines(Struct, frozen=True):
-    """Nodes, processes and environment. `source` has the options that name the machines, None for this one."""
+    """Nodes, processes and environment. `source` has the options that select the machines, None for this one."""
 
     nodes: Sequence[Topology]
     processes: Sequence[RankFacts] = ()

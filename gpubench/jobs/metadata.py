@@ -24,10 +24,12 @@ _SETTINGS = (
     *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"),
     MPS_PREFIX,
 )
-"""What of the environment is recorded: settings that change results, never the whole. Open MPI's mpirun hands its ranks
-many variables of its own, so of those only the frameworks that carry messages or know of GPUs count."""
+"""The recorded part of the environment: settings that change results. Open MPI sets many variables for its ranks,
+so only its frameworks that move messages or know about GPUs are recorded.
+"""
 
-_IMAGE_VERSION = "NCCL_VERSION"  # NVIDIA's container images set this to the version they ship; NCCL does not read it
+# NVIDIA's container images set it to the version that they contain. NCCL does not read it
+_IMAGE_VERSION = "NCCL_VERSION"
 
 
 def stamp(arguments: Sequence[str]) -> dict[str, Any]:
@@ -59,9 +61,10 @@ def metadata_of(
     asked_profile: bool = False,
     **values: Any,
 ) -> Metadata:
-    """Return the metadata of a run, with what follows from its machines and their profile.
+    """Return the metadata of a run, derived from its machines and their profile.
 
-    `values` are further fields, and override those of the machines. The fingerprint is that of most nodes.
+    `values` are further fields, and override those of the machines. The fingerprint is the most frequent one of the
+    nodes.
     """
     known: dict[str, Any] = {}
     if machines is not None:

@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,10 @@ from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, match_node
 from gpubench.simulated.links import NoCounters, SimulatedCopies, SimulatedManaged
 
-_MANAGED_SAMPLES = 5  # A pass over managed memory is one copy, where plain memory is copied many times in a sample
+_MANAGED_SAMPLES = 5  # A pass over managed memory is a single copy, but a sample of plain memory has many copies
 _BYTES, _NVBANDWIDTH_BYTES = 256 * 2**20, 512 * 2**20
 
-_HOST_BYTES = 64 * 2**20  # Less than between GPUs: the host fills and checks its end itself
+_HOST_BYTES = 64 * 2**20  # Less than between GPUs, because the host fills and checks its own buffer
 
 
 def _request_for_process(
@@ -186,7 +187,7 @@ def _pairs_of_gpus(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> tuple[Pair, ...]:
 
 
 def check_managed(support: Sequence[ManagedSupport]) -> None:
-    """Raise CouldNotMeasureError if --memory managed is given and no GPU has managed memory."""
+    """Raise CouldNotMeasureError for --memory managed if no GPU has managed memory."""
     if support and all(each.managed is False for each in support):
         raise CouldNotMeasureError(
             support[0].missing_feature,
@@ -197,7 +198,7 @@ def check_managed(support: Sequence[ManagedSupport]) -> None:
 
 
 class CopySetup(Struct, frozen=True, kw_only=True):
-    """A run that is ready to be measured. `ranks` is empty if one process measures."""
+    """A run that is ready to measure. `ranks` is empty if one process measures."""
 
     plan: P2pPlan
     machines: Machines
@@ -209,6 +210,9 @@ class CopySetup(Struct, frozen=True, kw_only=True):
 
     def metadata(self, arguments: Sequence[str]) -> Metadata:
         machine, request, plan = self.machine, self.request, self.plan
+        managed: dict[str, Any] = {}
+        if request.managed_bytes:
+            managed = {"memory": "managed", "managed": list(map(asdict, request.managed))}
         return metadata_of(
             arguments,
             P2P_NAME,
@@ -226,7 +230,7 @@ class CopySetup(Struct, frozen=True, kw_only=True):
                 "repeats": request.method.repeats,
                 "sample_seconds": request.method.sample_seconds,
                 "as": plan.like,
-                **_managed_fields(request),
+                **managed,
                 "check": request.check,
                 "strict": plan.strict,
                 "evidence": plan.evidence.value,
@@ -237,7 +241,7 @@ class CopySetup(Struct, frozen=True, kw_only=True):
 
     @contextmanager
     def recorded_bench(self, metadata: Metadata) -> Iterator[Bench]:
-        """Yield the bench, which also writes its samples to the folder of --record."""
+        """Yield the bench. With --record it also writes its samples."""
         directory, machine = self.plan.recording.record, self.machine
         if directory is None:
             yield self.bench
@@ -262,14 +266,8 @@ class CopySetup(Struct, frozen=True, kw_only=True):
             yield RecordingBench(self.bench, write)
 
 
-def _managed_fields(request: P2pRequest) -> dict[str, Any]:
-    if not request.managed_bytes:
-        return {}
-    return {"memory": "managed", "managed": [asdict(each) for each in request.managed]}
-
-
 def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
-    """Read a recorded run, with the stricter of the recorded and the given options. Raises UsageError."""
+    """Read a recorded run. The stricter one of recorded and current options applies. Raises UsageError."""
     machines = source.machines()
     found, samples = read_samples(recorded.read_samples(source.directory, FILE, P2P_NAME), source.text)
     machines = _nodes_of_samples(machines, found, source.directory)
@@ -314,9 +312,9 @@ def _open_rank_copies(rank: RankPlace) -> Iterator[CopySetup]:
     group, plan, progress = rank.group, rank.plan, rank.progress
     pairs = agree(group, lambda: _pairs_of_ranks(plan, group.size))
     driver = agree(group, lambda: usable_driver(P2P_NAME), place=str(rank.identity))
-    # Before any rank has a context: `gathered` makes sure of that.
+    # Started before any rank has a context, because the ranks gather below.
     use = NvmlUse()
-    # The first rank of a node reads it before any rank puts something on its GPUs.
+    # The first rank of a node reads it before any rank creates a context on its GPUs.
     reads, ranks_on_node = rank.identity.local_rank == 0, rank.node_by_rank.count(rank.identity.node)
     snapshots = agree(group, lambda: plan.source.machines().snapshots if reads else [], place=str(rank.identity))
     read = gathered(group, snapshots, own_process(rank.identity))
@@ -324,8 +322,11 @@ def _open_rank_copies(rank: RankPlace) -> Iterator[CopySetup]:
     device, rank.identity = open_gpu(group, rank.identity, ranks_on_node, driver)
     identities = group.gather(rank.identity)
     progress.name_ranks(identities)
-    # The profile of the first rank: by others, ranks would measure other pairs again than it, and wait for ever.
-    machines, matched = group.broadcast(agree(group, lambda: _match_profile(read, plan)))
+    # All ranks use the profile of the first rank. Otherwise they would repeat different pairs, and wait forever.
+    matching = agree(
+        group, lambda: None if read is None else (read, match_node(read.nodes[0], os.environ, plan.profile))
+    )
+    machines, matched = group.broadcast(matching)
     machine = replace(
         machine_of_ranks(machines.nodes, identities, machines.processes, matched, Origin.MEASURED),
         profile_asked_for=plan.profile is not None,
@@ -368,12 +369,9 @@ def _copies_of_rank(
     return agree(group, lambda: CudaRankCopies(device, network), place=place), log
 
 
-def _match_profile(machines: Machines | None, plan: P2pPlan) -> tuple[Machines, ProfileMatch | None] | None:
-    return None if machines is None else (machines, match_node(machines.nodes[0], os.environ, plan.profile))
-
-
-_SECONDS_TO_READ = 3.0  # What facts and contexts take on a few GPUs: an estimate for whoever waits
-_SECONDS_A_CELL = 0.07  # What a cell of a matrix takes on H200: warm-up, three samples of 10 ms, filling and checking
+_SECONDS_TO_READ = 3.0  # Estimated time for facts and contexts of a few GPUs
+# On H200, a cell of a matrix takes a warm-up, three samples of 10 ms, and the time to fill and check buffers
+_SECONDS_A_CELL = 0.07
 
 
 @contextmanager
@@ -399,9 +397,9 @@ def _measure(place: Place, setup: CopySetup) -> Report:
     plan, machine, metadata = setup.plan, setup.machine, setup.metadata(place.arguments)
     past = past_of(plan.presentation.history, metadata) if place.is_first else None
     if place.rank is not None:
-        # Every rank judges, and measures again what is near a threshold: all have to know the same.
+        # Every rank judges and repeats copies near a threshold, so all ranks need the same past.
         (past,) = place.rank.group.broadcast((past,))
-    read_errors = _error_reader(plan) if place.is_here and place.rank is None else None
+    read_errors: ReadErrors | None = partial(_read_errors, plan) if place.is_here and place.rank is None else None
     with setup.recorded_bench(metadata) if place.is_first else nullcontext(setup.bench) as bench:
         place.listener.begin(metadata, PAIR_COLUMNS)
         if read_errors is not None:
@@ -492,7 +490,9 @@ def _setup(
     window: IdleWindow | None = None,
     managed: ManagedMemory | None = None,
 ) -> CopySetup:
-    """Prepare a run in one process. `window` looks at idle GPUs. Raises UsageError, CouldNotMeasureError."""
+    """Prepare a run in one process. `window` reads the counters of idle GPUs. Raises UsageError,
+    CouldNotMeasureError.
+    """
     (node,) = machines.nodes
     matched = match_node(node, os.environ, plan.profile)
     support = () if managed is None else managed.support()
@@ -519,13 +519,9 @@ def _setup(
     )
 
 
-def _error_reader(plan: P2pPlan) -> ReadErrors:
-
-    def read_errors(machine: CopyMachine) -> CopyMachine:
-        (node,) = machine.nodes
-        snapshot = watch_errors(node.snapshot, plan.timeout_s, os.environ)
-        if plan.recording.record is not None:
-            recorded.write_recording(plan.recording.record, [snapshot], machine.processes)
-        return replace(machine, wiring=replace(machine.wiring, nodes={0: Topology(snapshot)}))
-
-    return read_errors
+def _read_errors(plan: P2pPlan, machine: CopyMachine) -> CopyMachine:
+    (node,) = machine.nodes
+    snapshot = watch_errors(node.snapshot, plan.timeout_s, os.environ)
+    if plan.recording.record is not None:
+        recorded.write_recording(plan.recording.record, [snapshot], machine.processes)
+    return replace(machine, wiring=replace(machine.wiring, nodes={0: Topology(snapshot)}))

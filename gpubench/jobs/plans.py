@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 
 def parse_collective(text: str) -> str:
-    """The collective of --collective as gpubench calls it, of its own name or nccl-tests'; UsageError for no name."""
+    """Return gpubench's name of a collective from its own or nccl-tests' name. Raises UsageError for an unknown
+    name.
+    """
     from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
 
     name = text.lower().removesuffix("_perf")
@@ -153,7 +155,7 @@ class Nics:
 def machine_named(text: str, *, joined_by_nics: bool) -> "SimulatedMachine":
     """Return the machine of --machine, 'hgx-b200-8*2'. Raises UsageError.
 
-    Trays of a rack are joined by NVLink, unless --nics says otherwise.
+    The trays of a rack are joined by NVLink, unless --nics is used.
     """
     from gpubench.profiles import load
     from gpubench.simulated.machine import SimulatedMachine, parse_machine
@@ -275,14 +277,14 @@ _JOB = re.compile(r"\d+|[0-9A-Fa-f]{4,64}", re.ASCII)
 _GPUS = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 
 INTERVAL_SECONDS, LONGER_INTERVAL_SECONDS = 1.0, 2.0
-"""Between two readings where nobody asks for another time; the longer one of nodes with more GPUs than these four."""
+"""Default time between two readings. The longer one is for nodes with more than four GPUs."""
 
 _MOST_GPUS_A_SECOND = 4
 _INTERVAL_SECONDS_OF_RAS = 10.0
 
 
 class TypedSeconds(float):
-    """Seconds, with the `text` that was typed."""
+    """Seconds, with the `text` from the command line."""
 
     text: str
 
@@ -470,7 +472,7 @@ class ScanPlan(CommandPlan):
         return self.every_rank or self.ranks_per_gpu > 1
 
 
-FACTS_TIMEOUT_S = 20.0  # What answers later than this hangs; a prolog has no more time
+FACTS_TIMEOUT_S = 20.0  # A driver that takes longer hangs. A Slurm prolog has no more time
 
 
 class Depth(StrEnum):

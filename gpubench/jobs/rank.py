@@ -71,7 +71,9 @@ def agree(group: Group, action: Callable[[], T], place: str = "") -> T:
 
 
 def agree_on_defaults(group: Group, defaults: Mapping[str, str]) -> None:
-    """Raise AgreedError if a rank has other options than the first, from the environment or a file of its host."""
+    """Raise AgreedError if a rank has other default options than the first, from its environment or a file on its
+    host.
+    """
     first, *others = group.gather(dict(defaults))
     for rank, other in enumerate(others, 1):
         differing = next((each for each in {**first, **other} if first.get(each) != other.get(each)), None)
@@ -227,14 +229,16 @@ def usable_driver(for_what: str) -> Driver:
 
 
 SECONDS_TO_BE_HEARD = 0.5
-"""Between a rank's last words on stderr and its abort: a launcher's daemon on another host drops what it has not yet
-passed on when the job ends."""
+"""Seconds between a rank's last line on stderr and its abort. When a job ends, a launcher's daemon on another host
+drops lines that it has not yet forwarded.
+"""
 
 SECONDS_TO_BE_ENDED = 30.0
 
 SECONDS_FOR_A_LOST_RANK = 3.0
-"""The watchdog of a rank that was lost says within a second which rank that was, and how it ended; a rank that only
-found a connection closed, or whose CUDA broke under MPS, lets it speak first."""
+"""The watchdog of a lost rank reports within a second how it ended. Ranks that only found a closed connection, or
+whose CUDA broke under MPS, wait so that this report comes first.
+"""
 
 TRACEBACK_VARIABLE = "GPUBENCH_TRACEBACK"
 
@@ -246,11 +250,11 @@ class RankJob(Protocol):
     def identity(self) -> RankIdentity: ...
 
     def run(self, channel: str | None) -> int:
-        """Do this rank's part; return the exit code, alike on all ranks. `channel` leads to the launching process."""
+        """Do this rank's part; return the exit code, equal on all ranks. `channel` leads to the launching process."""
 
 
 class Rendezvous(Struct, frozen=True):
-    """How the ranks of a job start and end together. `place` is where they meet, if that is known."""
+    """How the ranks of a job start and end together. `place` is the address where they meet, if known."""
 
     start: Callable[[LaunchedRank, Sequence[str]], Any]
     finish: Callable[[], None]
@@ -262,7 +266,7 @@ BY_MPI = Rendezvous(mpi.start, mpi.finish, mpi.abort)
 
 
 def rendezvous_of(launched_by: LaunchedRank, timeout_s: float) -> Rendezvous:
-    """Return MPI's rendezvous, or torch's under torchrun, which may take twice `timeout_s`, and at least a minute."""
+    """Return MPI's rendezvous, or torch's under torchrun, which may take twice `timeout_s` and at least a minute."""
     if launched_by.launcher != TORCHRUN:
         return BY_MPI
     from gpubench.backends.torch import distributed
@@ -324,14 +328,14 @@ def run(
         code = agreed.error.exit_code
     except BaseException as broken:  # noqa: BLE001 - whatever broke, the job must end
         if progress.is_ending:
-            time.sleep(SECONDS_TO_BE_ENDED)  # what broke is what the watchdog aborted, and it has told why
+            time.sleep(SECONDS_TO_BE_ENDED)  # The watchdog has aborted it and has reported why
         lost = lost_connection(broken)
         if lost is not None or (job is not None and may_come_of_another_rank(broken, job.identity)):
             time.sleep(SECONDS_FOR_A_LOST_RANK)
         progress.leave()
         place = str(job.identity) if job else f"rank {launched_by.rank} on {mpi.host_name()}"
         error = _located(lost or broken, place)
-        speaks = job is not None and not isinstance(broken, KeyboardInterrupt)  # which all ranks were sent
+        speaks = job is not None and not isinstance(broken, KeyboardInterrupt)  # An interrupt reaches all ranks
         speaker = broken.speaker if isinstance(broken, RanksMissingError) else 0
         if speaks or launched_by.rank == speaker:
             _tell(error, channel)
@@ -354,7 +358,7 @@ def may_come_of_another_rank(error: BaseException, identity: RankIdentity) -> bo
 
 
 def own_identity(group: Group) -> tuple[RankIdentity, list[int]]:
-    """Return this rank, still without a GPU, and the node of every rank."""
+    """Return this rank without its GPU, and the node of every rank."""
     node_by_rank, local_rank = mpi.nodes(group) if isinstance(group, mpi.MpiGroup) else _nodes_by_name(group)
     identity = RankIdentity(
         rank=group.rank,
@@ -368,7 +372,7 @@ def own_identity(group: Group) -> tuple[RankIdentity, list[int]]:
 
 
 def _nodes_by_name(group: Group) -> tuple[list[int], int]:
-    """Return the node of every rank, told apart by host name, and this rank's number on its node."""
+    """Return the node of every rank by host name, and this rank's number on its node."""
     hosts = group.gather(mpi.host_name())
     order = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     return [order[host] for host in hosts], hosts[: group.rank].count(hosts[group.rank])

@@ -1,4 +1,4 @@
-"""Show a stored result again, or judge another program's results as if gpubench had measured them."""
+"""Show a stored result again, or judge another program's results like gpubench's own."""
 
 import dataclasses
 import os
@@ -67,7 +67,7 @@ _NO_FIGURE = "no figure of this pair in the file"
 
 
 class _ReadRequest(P2pRequest, frozen=True, kw_only=True):
-    """A request for what a file has, including the copies with host memory that it names."""
+    """A request for the copies in a file, including those with host memory."""
 
     with_host: tuple[HostCopy, ...] = ()
 
@@ -77,7 +77,7 @@ class _ReadRequest(P2pRequest, frozen=True, kw_only=True):
 
 
 class _ReadBench(Struct, frozen=True):
-    """Returns what a file has of each copy. Nothing is measured."""
+    """Returns the recorded cell of each copy in a file. Nothing is measured."""
 
     cells: Mapping[str, Cell]
 
@@ -189,7 +189,7 @@ class ReadCopies(Struct, frozen=True):
 
 
 def _wrong_elements(row: PairRow) -> int | None:
-    """Return the wrong elements that a row of gpubench's counts in its note; None if its data were not checked."""
+    """Return the number of wrong elements from the note of a row, or None if its data was not checked."""
     if row.verified in (None, Verified.NO):
         return None
     found = re.match(r"(\d+) wrong elements", row.note or "")
@@ -210,7 +210,7 @@ def _judge_copies(
     others: Sequence[Finding],
     arguments: Sequence[str],
 ) -> int:
-    # What a model says of peer access is no evidence of the machine that the file is of.
+    # The peer access of a model is no evidence of the machine in the file.
     node = Topology(replace(snapshots(machine)[0], host=copies.host, pairs=()))
     gpus = [
         CopyGpu(device=name, index=number, bus_id=gpu.bus_id or "", uuid="", name=gpu.name or "")
@@ -296,9 +296,9 @@ def _replace_nics(profile: Profile, nics: Nics) -> Profile:
 
 
 class JudgedTable(Struct, frozen=True):
-    """Rows of one collective on one number of ranks, and the machine that they are judged by, None if unknown.
+    """Rows of one collective on one number of ranks, and the machine that judges them, None if unknown.
 
-    `ranks` are as the file names them, `located` as they are on the machine.
+    `ranks` are those of the file, `located` have their places on the machine.
     """
 
     rows: Sequence[CollectiveRow]
@@ -312,7 +312,7 @@ class JudgedTable(Struct, frozen=True):
         return None if self.circumstances is None else self.circumstances.wiring
 
     def speed_judge(self, file: ResultFile, assumed: str) -> SpeedJudge:
-        """Return the judge that gpubench's own rows have."""
+        """Return the same judge that gpubench's own rows have."""
         collective = collective_named(self.rows[0].collective)
         nccl = file.circumstances.libraries.get("NCCL")
         made = speed_judge_of(collective, self.located, nccl, None)(self.circumstances)
@@ -325,7 +325,8 @@ class JudgedTable(Struct, frozen=True):
 def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
     """Show the judged results of a file and return the exit code.
 
-    Raises: UsageError if the file cannot be read, does not say what its rows are of, or contradicts the options.
+    Raises UsageError if the file is unreadable, does not name the collective or machine of its rows, or contradicts the
+    options.
     """
     failures = failures_in(text)
     try:
@@ -402,7 +403,9 @@ def _run_copies(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding],
 
 
 def _assumed_network(plan: ReportPlan, table: JudgedTable) -> str:
-    """Return what nobody said about the network. `--machine` says how NVLinks join nodes, not which NICs there are."""
+    """Return the assumption about the network, or an empty text. `--machine` names NVLinks between nodes, but no
+    NICs.
+    """
     machine = table.machine
     if machine is None or (plan.machine is not None and machine.nodes <= machine.domain_nodes):
         return ""
@@ -441,7 +444,7 @@ def _what_is_missing(
 def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow]:
     """Return the rows of the collective that the options name, or of the only one.
 
-    Raises: UsageError for none, or for tables of several collectives or numbers of ranks.
+    Raises UsageError for no rows, or for tables of several collectives or numbers of ranks.
     """
     rows = [*file.rows, *_latency_rows(plan, file)]
     tables = Counter((row.collective, row.ranks, row.nodes) for row in rows)
@@ -475,7 +478,7 @@ def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow
 
 
 def _several_runs_error(file: ResultFile, runs: Sequence[RunPlace]) -> UsageError:
-    """Return the error about runs that are no single table: of different machines, or of the same copies."""
+    """Return the error for several runs that are not one table: of different machines, or of the same copies."""
     places = [f"line {run.line}" + (f" on {shorten(run.machine[0], 2)}" if run.machine[0] else "") for run in runs]
     later = [run.line for run in file.runs if run.line > runs[0].line]
     return UsageError(
@@ -542,9 +545,9 @@ def _judged_table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveR
 
 
 def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMachine | None:
-    """Return nodes of the kind that has these GPUs, or None if no profile knows them.
+    """Return nodes with these GPUs, or None if no profile has them.
 
-    Several nodes are taken for as few NVLink domains as possible: slower results mean that a node fell out.
+    Assume as few NVLink domains as possible for several nodes, so slower results mean that a node left its domain.
     """
     if len(set(models)) != 1 or nodes > MOST_NODES:
         return None
@@ -554,11 +557,6 @@ def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMa
     own = user_profiles(os.environ)
     found = match_whole_machine(models[:1], per_node, among=own) or match_whole_machine(models[:1], per_node)
     return None if found is None else SimulatedMachine(found.profile, nodes)
-
-
-def _smaller(machine: SimulatedMachine, ranks: int) -> str:
-    """Return as many of these machines as the ranks need. A rack counts as one."""
-    return f"{machine.profile.name}*{-(-ranks // (machine.profile.match.visible * machine.domain_nodes))}"
 
 
 def _check_machine(plan: ReportPlan, row: CollectiveRow, models: Sequence[str]) -> None:
@@ -574,13 +572,14 @@ def _check_machine(plan: ReportPlan, row: CollectiveRow, models: Sequence[str]) 
         seen += f" on {plural(row.nodes, 'node')}" if per_node else ""
     else:
         return
+    nodes = -(-row.ranks // (profile.match.visible * machine.domain_nodes))  # A rack counts as one
     raise UsageError(
         f"{seen}, and --machine {machine} has {plural(machine.nodes, 'node')} of {profile.match.visible} × "
         f"{profile.gpu.name}",
         expected="the machine that the table is of",
         reason="the file is of another run" if per_node else "the machine has more nodes than the run has ranks",
         next_step=f"gpubench report {plan.name} "
-        + ("without --machine" if per_node else f"--machine {_smaller(machine, row.ranks)}, if that is what ran"),
+        + ("without --machine" if per_node else f"--machine {profile.name}*{nodes}, if that is what ran"),
     )
 
 
@@ -606,7 +605,7 @@ def _metadata_of_results(
 
 
 def _options(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> Mapping[str, Any]:
-    """Return the options of the run as far as its rows and its file show them, named as gpubench's own."""
+    """Return the options of the run that its rows and its file show, under gpubench's names."""
     warmup = file.circumstances.options.get("warmup")
     return {
         "sizes": sorted({row.size_bytes for row in rows}),
@@ -628,14 +627,14 @@ def _options(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) 
 
 
 def run(stored: StoredRun, name: str, presentation: Presentation) -> int:
-    """Show a stored result and return the exit code, which is that of the run.
+    """Show a stored result and return the exit code of its run.
 
-    Raises: GpubenchError if an output cannot be written, if monitoring asks for the verdict of half a run, or if the
-    file lacks what is shown.
+    Raises GpubenchError if an output cannot be written, if monitoring needs the verdict of an incomplete run, or if
+    the file is incomplete.
     """
     if presentation.exit_style is not None and not stored.report.complete:
         raise CouldNotMeasureError(f"{name}: the run was cut short, or has not ended")
-    # The options of this command are no options of the run.
+    # The default options of this command were not options of the run.
     shown = dataclasses.replace(presentation, defaults={}, defaults_file=None)
     try:
         with presenting(shown) as presenter:

@@ -1,4 +1,4 @@
-"""What all scans share: their preconditions, the folder of rounds, progress, and the report."""
+"""The common parts of all scans: preconditions, the folder of rounds, progress, and the report."""
 
 import os
 import sys
@@ -45,7 +45,7 @@ _RANKS_ALIKE = "mpirun --map-by ppr:1:node, or srun --ntasks-per-node=1"
 
 
 def check_node_count(nodes: int) -> None:
-    """Raise UsageError for fewer than three nodes: two cannot be told apart."""
+    """Raise UsageError for fewer than three nodes, because a third has to decide which of two is slow."""
     if nodes == 1:
         raise UsageError(
             "scan of one node",
@@ -140,8 +140,10 @@ def fact_findings(
 
 @contextmanager
 def telling(plan: ScanPlan, keep: Keep, *, is_rank: bool = False) -> Iterator[Keep]:
-    """Yield `keep`, which also shows the progress of the scan on stderr."""
-    display = _display(plan, is_rank=is_rank)
+    """Yield `keep` with a display of the scan's progress on stderr."""
+    display = ProgressDisplay()
+    if plan.presentation.show_progress:
+        display = make_progress_display(sys.stderr, is_rank=is_rank, say=partial(say, to=sys.stderr))
     display.update(0, scan.ROUNDS[scan.ScanPhase.SCREENING], scan.ScanPhase.SCREENING)
 
     def kept(planned: scan.PlannedRound, outcome: scan.RoundOutcome) -> None:
@@ -163,12 +165,6 @@ def _most_rounds(phase: scan.ScanPhase) -> int:
     )
 
 
-def _display(plan: ScanPlan, *, is_rank: bool) -> ProgressDisplay:
-    if not plan.presentation.show_progress:
-        return ProgressDisplay()
-    return make_progress_display(sys.stderr, is_rank=is_rank, say=partial(say, to=sys.stderr))
-
-
 FILE = "scan.jsonl"
 _PHASES = tuple(phase for phase, rounds in scan.ROUNDS.items() for _ in range(rounds))
 _SCREENING = scan.ROUNDS[scan.ScanPhase.SCREENING]
@@ -179,7 +175,7 @@ _WANTED = Wanted("a folder that gpubench scan --rounds wrote", "gpubench scan --
 class KeptScan(Struct, frozen=True):
     """The contents of a folder of rounds.
 
-    `phases_0` are of the scan and of each job that resumed it. `before` has what failed in any of them.
+    `phases_0` are those of the scan and of each job that resumed it. `before` has the failures before the first round.
     """
 
     stored: scan.StoredFabric
@@ -189,11 +185,13 @@ class KeptScan(Struct, frozen=True):
     before: scan.BeforeRounds = field(default_factory=scan.BeforeRounds)
 
     def local(self) -> dict[scan.LocalFigure, float]:
-        """Return what was slow in phase 0, as a share of the usual value."""
+        """Return the slow figures of phase 0, as a share of the usual value."""
         return find_slowest(*(slow_figures(each.figures(self.fabric)) for each in self.phases_0))
 
     def findings(self) -> list[Finding]:
-        """Return the findings before the first round. Older versions kept only their figures."""
+        """Return the findings before the first round. Folders of older versions have only figures, so derive the
+        findings.
+        """
         found: list[Finding] = []
         for each in self.phases_0:
             if each.findings is not None:
@@ -211,7 +209,7 @@ def each_once(findings: Iterable[Finding]) -> list[Finding]:
 
 
 class RoundsFolder:
-    """Writes each round as it ends. Of a resumed scan only new rounds are written."""
+    """Writes each round as it ends. A resumed scan only writes new rounds."""
 
     def __init__(self, directory: Path | None, kept: KeptScan | None = None) -> None:
         self._path = None if directory is None else directory / FILE
@@ -255,12 +253,12 @@ class RoundsFolder:
             raise self._lost(error) from error
 
     def found(self, before: scan.BeforeRounds) -> None:
-        """Write what does not work before the next round. Raises CouldNotMeasureError if that fails."""
+        """Write the failures before the next round. Raises CouldNotMeasureError if that is impossible."""
         if before.gone or before.failed:
             self._add(json_line(scan.StoredAbsent.of(before)))
 
     def phase_0(self, local: Sequence[scan.LocalFigure], findings: Sequence[Finding] = ()) -> None:
-        """Write the figures and findings of phase 0. Raises CouldNotMeasureError if that fails."""
+        """Write the figures and findings of phase 0. Raises CouldNotMeasureError if that is impossible."""
         stored = scan.StoredLocal.of(local, findings)
         if self._kept is None or stored not in self._kept.phases_0:
             self._add(json_line(stored))
@@ -273,7 +271,7 @@ class RoundsFolder:
         )
 
     def keep(self, _planned: scan.PlannedRound, outcome: scan.RoundOutcome) -> None:
-        """Write a round; it is on disk on return. Raises CouldNotMeasureError if that fails."""
+        """Write a round to disk. Raises CouldNotMeasureError if that is impossible."""
         if self._kept is None or outcome.number > len(self._kept.outcomes):
             self._add(json_line(scan.StoredRound.of(outcome)))
 
@@ -293,7 +291,7 @@ class RoundsFolder:
 
 
 def is_quick(asked: bool, kept: KeptScan | None) -> bool:  # noqa: FBT001 - what --quick is
-    """Return whether to stop after screening. Rounds that were kept after it are judged anyway."""
+    """Return whether to stop after screening. Later rounds in the folder are judged in any case."""
     return asked and (kept is None or len(kept.outcomes) <= _SCREENING)
 
 
@@ -361,7 +359,7 @@ def _check_order(outcomes: Sequence[scan.RoundOutcome], path: Path) -> None:
 
 
 class ResumedRounds:
-    """Returns the kept rounds, then measures new ones. Nodes that are missing now are gone from then on."""
+    """Returns the kept rounds, then measures new ones. Missing nodes count as gone after the last kept round."""
 
     def __init__(
         self, kept: Sequence[scan.RoundOutcome], measurer: RoundMeasurer | None, absent: Mapping[int, str] | None = None
@@ -409,7 +407,7 @@ class RenumberedRounds:
 
 
 def numbered(found: scan.BeforeRounds, numbers: Mapping[int, int]) -> scan.BeforeRounds:
-    """Return what phase 0 found, with the node numbers of the scan."""
+    """Return the failures of phase 0 with the node numbers of the scan."""
     failed = {scan.NodeRail(numbers[node], rail): seen for (node, rail), seen in found.failed.items()}
     return scan.BeforeRounds({numbers[node]: seen for node, seen in found.gone.items()}, failed)
 
@@ -443,6 +441,9 @@ def deliver(
 ) -> int:
     """Present the report; return the exit code. Raises GpubenchError if an output cannot be written."""
     course, fabric = result.course, result.course.fabric
+    sharing: dict[str, object] = {} if plan.ranks_per_gpu == 1 else {"ranks_per_gpu": plan.ranks_per_gpu}
+    if sharing and is_mps_running(os.environ):
+        sharing["sm_percent"] = sm_percent(os.environ)
     report = report_of(result, 0 if plan.ranks_as_nodes else fabric.rails)
     metadata = metadata_of(
         arguments,
@@ -458,7 +459,7 @@ def deliver(
             "strict": plan.strict,
             "seed": seed,
             "rails": fabric.rails,
-            **_gpu_sharing(plan.ranks_per_gpu),
+            **sharing,
             "leaves": len(set(filter(None, fabric.leaves))),
             "rounds": len(course.outcomes),
             "seconds": round(sum(outcome.seconds for outcome in course.outcomes), 3),
@@ -477,10 +478,3 @@ def deliver(
             with name_output(plan.hostfile):
                 plan.hostfile.write_text("".join(lines), encoding="utf-8")
         return presenter.exit_code
-
-
-def _gpu_sharing(ranks_per_gpu: int) -> dict[str, float]:
-    if ranks_per_gpu == 1:
-        return {}
-    share = {"sm_percent": sm_percent(os.environ)} if is_mps_running(os.environ) else {}
-    return {"ranks_per_gpu": ranks_per_gpu, **share}

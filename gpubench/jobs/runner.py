@@ -63,7 +63,7 @@ def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> 
 
 
 def check_file_writable(path: Path) -> None:
-    """Raise UsageError if a file cannot be written. It is not changed."""
+    """Raise UsageError if a file cannot be written. The file stays as it is."""
     try:
         _try_file(path)
     except OSError as error:
@@ -148,12 +148,12 @@ class Place:
         return self.presenter if self.is_first else NullListener()
 
     def check_writable(self) -> None:
-        """Raise UsageError if an output cannot be written."""
+        """The number of delivered rows."""
         check_writable(self.plan.presentation.outputs, self.plan.recording.record)
 
     @property
     def rows(self) -> int:
-        """The number of rows that were delivered."""
+        """The exit code for a closed stdout."""
         return self.presenter.rows if self._has_presenter else 0
 
     @property
@@ -191,7 +191,7 @@ class RankPlace(Place):
 
 
 class Steps(NamedTuple, Generic[Opened]):
-    """The two steps of a command. `measure` returns None on ranks that do not know the report.
+    """The two steps of a command. `measure` returns None on ranks without the report.
 
     With `any_source_in_ranks`, a launcher's ranks may show a simulated or recorded machine.
     """

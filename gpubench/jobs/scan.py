@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import cast
 
 from msgspec import Struct
@@ -96,7 +97,7 @@ _NOT_HERE = "it is not in the job that goes on"
 
 
 class ScanMembers(Struct, frozen=True):
-    """What all ranks know after they met: addresses, placement and the secret.
+    """The common knowledge of all ranks: addresses, placement and the secret.
 
     `nodes` has the facts of every host, on rank 0 only.
     """
@@ -124,7 +125,7 @@ def run_ranks(plan: ScanPlan, arguments: Sequence[str], launch: LaunchedRank) ->
     supervisor: Supervisor | None = None
     try:
         meeting, supervisor, coordinator = _meet(plan, group)
-    except GpubenchError as error:  # raised alike on every rank
+    except GpubenchError as error:  # All ranks raise the same error
         progress.close()
         _tell_first(error, group.rank)
         mpi.finish()
@@ -159,7 +160,8 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor,
     check_node_count(len(set(nodes)))
     gpus = count_gpus()
     visible = visible_count(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    hosts_of_nccl = group.gather(_host_of_nccl())
+    # NCCL refuses two ranks on one GPU only if their host names are equal.
+    hosts_of_nccl = group.gather(os.environ.get("NCCL_HOSTID") or mpi.host_name())
     backend = check_backend(plan.backend, group.gather(gpus if visible else 0), hosts_of_nccl)
     if backend == HOST:
         placement = check_placement(nodes, hosts)
@@ -182,11 +184,6 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor,
     return ScanMembers(cards, placement, secret, backend, tuple(build_topologies(snapshots))), supervisor, coordinator
 
 
-def _host_of_nccl() -> str:
-    """Return NCCL's name of this host: NCCL refuses two ranks on one GPU only if this name is the same."""
-    return os.environ.get("NCCL_HOSTID") or mpi.host_name()
-
-
 def _scan(
     plan: ScanPlan,
     arguments: Sequence[str],
@@ -202,7 +199,12 @@ def _scan(
             return False, CouldNotMeasureError.exit_code
         finally:
             supervisor.close()
-    serving = threading.Thread(target=_serve, args=(supervisor, meeting, plan.round_timeout_s), daemon=True)
+
+    def serve() -> None:
+        with suppress(OSError):
+            supervisor.serve(meeting.cards, plan.round_timeout_s)
+
+    serving = threading.Thread(target=serve, daemon=True)
     serving.start()
     try:
         coordinator.accept(SECONDS_TO_GATHER)
@@ -220,13 +222,6 @@ def _scan(
             to=sys.stderr,
         )
     return not coordinator.gone, code
-
-
-def _serve(supervisor: Supervisor, meeting: ScanMembers, deadline_s: float) -> None:
-    try:
-        supervisor.serve(meeting.cards, deadline_s)
-    except OSError:
-        return
 
 
 def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, coordinator: Coordinator) -> int:
@@ -311,7 +306,7 @@ def _fabric(plan: ScanPlan, meeting: ScanMembers) -> ScanFabric:
 
 
 def _finish_within(seconds: float, code: int) -> None:
-    """Finalize MPI, but exit after some seconds: it hangs if a rank has died meanwhile."""
+    """Finalize MPI, but exit after some seconds, because it hangs if a rank has died."""
     timer = threading.Timer(seconds, lambda: os._exit(code))
     timer.daemon = True
     timer.start()
@@ -408,7 +403,7 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
 
 
 def _facts(simulation: Simulation) -> list[Finding]:
-    """Return what facts show of simulated nodes, if a fault changes facts."""
+    """Return findings from the facts of simulated nodes, if a fault changes facts."""
     if all(fault.command == "scan" for fault in simulation.faults):
         return []
     machines = Simulated(simulation).machines()

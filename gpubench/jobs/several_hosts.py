@@ -1,6 +1,6 @@
-"""Start a check on the nodes of an allocation, or of a file of hosts, and present its report.
+"""Start a check on the nodes of an allocation or on hosts from a file, and present its report.
 
-The first rank sends its report as JSON. Everything else that launchers print goes to stderr.
+The first rank sends its report as JSON. All other output of launchers goes to stderr.
 """
 
 import os
@@ -107,7 +107,7 @@ def _start_of(plan: CheckPlan, words: Sequence[str]) -> _Start:
 
 
 def _add_lost_hosts(report: Report, lost: Sequence[Finding], hosts: Iterable[str]) -> Report:
-    """Add hosts that did not answer to the report, as nodes in ERROR."""
+    """Add hosts that did not answer to the report, as nodes with the verdict ERROR."""
     rows = [
         VerdictRow(
             scope="node", node=host, subject=host, verdict=Verdict.ERROR, findings=(NO_RESULT,), origin=Origin.MEASURED

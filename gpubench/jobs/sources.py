@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The options that name a folder to show, or a folder to write to."""
+    """The options that name a folder to replay or to record into."""
 
     help_group: ClassVar = SIMULATE
 
@@ -39,7 +39,7 @@ class Recording:
 
 
 class Simulation(Struct, frozen=True):
-    """A simulated machine with its faults. `text` and `broken` are as the user wrote them.
+    """A simulated machine with its faults. `text` and `broken` are the texts of --simulate and --fault.
 
     `environment` has the job's NCCL variables with a known effect, and `ignored` has the others.
     """
@@ -85,7 +85,7 @@ class Simulation(Struct, frozen=True):
     def note_effects(self, measured: str, unused: str = "", by: str = "") -> None:
         """Print the faults that do not change what the command measures.
 
-        Keys that are `unused` by the collective count as changing something only next to other keys.
+        Keys that the collective does not use, `unused`, need another key to have an effect.
         """
         from gpubench.formats.delivery import say
 
@@ -174,11 +174,11 @@ class SimulationOptions:
         return simulation
 
 
-SECONDS_TO_READ_A_NODE = 10.0  # Of a node that is read beside a measurement, which goes on without its facts
+SECONDS_TO_READ_A_NODE = 10.0  # Deadline to read a node during a measurement, which goes on without its facts
 
 
 class Here(Struct, frozen=True):
-    """This machine and this process. `timeout_s` is how long the driver may take to answer."""
+    """This machine and this process. `timeout_s` is the deadline of the driver."""
 
     timeout_s: float
     text: str | None = None
@@ -223,7 +223,7 @@ class Simulated(Struct, frozen=True):
 
         asked = self.simulation
         nodes = snapshots(asked.machine, asked.faults, asked.seed)
-        # One rank for each GPU that answers, as a collective has; a node without any still has its variables.
+        # A collective has one rank per working GPU. A node without GPUs gets a rank for its variables.
         ranks = [place for place in enumerate(nodes) for _ in range(max(1, sum(not gpu.lost for gpu in place[1].gpus)))]
         return Machines.of(nodes, self.processes(ranks), self.text, asked.environment)
 
@@ -238,7 +238,7 @@ class Simulated(Struct, frozen=True):
 
 
 class Replayed(Struct, frozen=True):
-    """Machines that `--record` wrote to a folder; with `host` those of one host."""
+    """Machines in a folder of `--record`, or those of one `host`."""
 
     directory: Path
     host: str | None = None
@@ -248,7 +248,7 @@ class Replayed(Struct, frozen=True):
         return f"--replay {self.directory}"
 
     def machines(self) -> "Machines":
-        """Read the nodes and processes as they were."""
+        """Read the recorded nodes and processes."""
         from gpubench.jobs.machines import Machines
         from gpubench.machine import recorded
 
@@ -272,13 +272,13 @@ class FromFile(Struct, frozen=True):
         return Machines.of([read_file(self.path)], (), self.text)
 
 
-Source = Here | Simulated | Replayed | FromFile  # Its `text` are the options that named it, None for here
+Source = Here | Simulated | Replayed | FromFile  # `text` has the options that named the source, None for Here
 
 
 def source_of(
     timeout_s: float, *, simulation: Simulation | None = None, replay: Path | None = None, file: Path | None = None
 ) -> Source:
-    """Return the source that the options name, otherwise this machine."""
+    """Return the source that the options name, or this machine."""
     if file is not None:
         return FromFile(file)
     if replay is not None:
@@ -305,7 +305,9 @@ def refuse_under_launcher(command: str, source: Source, launch: LaunchedRank | N
 def gathered(
     group: "Group", snapshots: Sequence["Snapshot"], process: "RankFacts", source: Source | None = None
 ) -> "Machines | None":
-    """Gather the machines of a job on its first rank; return None on others. `source` replaces the ranks' processes."""
+    """Gather the machines of a job on its first rank; return None on others. The processes of a `source` replace
+    the ranks'.
+    """
     from gpubench.jobs.machines import Machines
 
     collected = group.collect((snapshots, process))

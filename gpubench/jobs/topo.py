@@ -1,4 +1,4 @@
-"""Show GPUs, NICs and their wiring: of a source of machines, or of all ranks' nodes."""
+"""Show GPUs, NICs and their wiring, of a source of machines or of the nodes of all ranks."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from gpubench.model.facts.snapshot import Snapshot
     from gpubench.model.results.report import Report
 
-    Read = tuple[Machines | None, Sequence[LibrariesFacts]]  # No machines on ranks but the first
+    Read = tuple[Machines | None, Sequence[LibrariesFacts]]  # Only the first rank has machines
 
 NAME = "topo"
-_SECONDS_TO_READ = 3.0  # Of a machine with four GPUs; an estimate for whoever waits
+_SECONDS_TO_READ = 3.0  # Estimated time for a machine with four GPUs
 
 
 def run(plan: TopoPlan, arguments: Sequence[str]) -> int:
@@ -32,7 +32,7 @@ def _open(place: Place) -> "Iterator[Callable[[], Read]]":
     plan: TopoPlan = place.plan
     source = plan.source
     if place.rank is not None:
-        found = _gathered(place.rank)
+        found = _gather(place.rank)
         yield lambda: found
     elif isinstance(source, Here):
         with source.being_read() as machines:
@@ -41,7 +41,7 @@ def _open(place: Place) -> "Iterator[Callable[[], Read]]":
         yield lambda: (source.machines(), [])
 
 
-def _gathered(rank: RankPlace) -> "Read":
+def _gather(rank: RankPlace) -> "Read":
     """Read each node on its first rank, and gather machines and libraries on the first rank of the job."""
     from gpubench.jobs.rank import agree
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 NAME = "watch"
 SAMPLES = "watch.jsonl"
 
-Wait = Callable[[float], bool]  # Waits so many seconds; true where somebody asks to end the watch
+Wait = Callable[[float], bool]  # Waits some seconds. Returns true if the user ends the watch
 
 
 class WatchPace(Protocol):
@@ -105,7 +105,7 @@ class RecordedPace:
 
 
 class Interrupts:
-    """Turns Ctrl-C and SIGTERM into KeyboardInterrupt. `asked` remembers one that a destructor dropped."""
+    """Turns Ctrl-C and SIGTERM into KeyboardInterrupt. `asked` remembers one that a destructor swallowed."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -132,8 +132,9 @@ def sleep(seconds: float) -> bool:
     return False
 
 
-_SLACK = 0.25  # Of an interval: a watch of 30 s ends although the clock was read just before
-ReadAll = Callable[[bool], Sequence[NodeReading] | None]  # Of all nodes, None at the end; told whether it is the last
+_SLACK = 0.25  # Share of an interval: a watch of 30 s ends even if the clock was read slightly earlier
+# Returns the readings of all nodes, or None at the end. Gets whether this is the last call
+ReadAll = Callable[[bool], Sequence[NodeReading] | None]
 
 
 class Screen(Protocol):
@@ -160,7 +161,7 @@ class WatchLoop:
         self._screen, self._hand_on = screen, hand_on
 
     def run(self, read_all: ReadAll) -> None:
-        """Run until the time is up, no reading is left, or Ctrl-C, which ends the watch normally."""
+        """Run until the time is up, the readings end, or the user presses Ctrl-C, which ends the watch normally."""
         with suppress(KeyboardInterrupt), Interrupts() as interrupts:
             self._run(read_all, interrupts)
 
@@ -242,7 +243,7 @@ class RecordedTraffic:
         return reading
 
     def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:  # noqa: ARG002
-        """Return nothing: the recording has what was seen then."""
+        """Return nothing, because the recording already has it."""
         return None
 
     def close(self) -> None: ...
@@ -292,7 +293,7 @@ def watch(
     readers: "Sequence[TrafficReader] | None" = None,
     read_all: "ReadAll | None" = None,
 ) -> "Report":
-    """Watch `readers` here, or what `read_all` returns for all ranks, and pass on rows as they come."""
+    """Watch `readers` here, or all ranks through `read_all`, and pass on rows as they come."""
     from gpubench.measure.watch.report import Course, report_course
     from gpubench.model.results.watch import TrafficRow
 
@@ -334,7 +335,7 @@ def _reading(
 
 @contextmanager
 def keeping(plan: WatchPlan, machines: "Machines") -> "Iterator[Callable[[NodeReading], None]]":
-    """Write machines and readings to the folder of --record, if there is one."""
+    """With --record, write machines and readings to its folder."""
     directory = plan.recording.record
     if directory is None:
         yield lambda _: None
@@ -368,7 +369,7 @@ def _metadata(plan: WatchPlan, arguments: Sequence[str], machines: "Machines", o
     )
 
 
-_SPARE_SECONDS = 10.0  # A node may come so much later than an interval: its driver has a deadline of its own
+_SPARE_SECONDS = 10.0  # Additional time for a late node, whose driver has its own deadline
 
 
 @contextmanager
@@ -413,7 +414,7 @@ def _own_node(plan: WatchPlan, snapshots: "Sequence[Snapshot]", stack: ExitStack
 
 def _measure(place: Place, opened: "tuple[Machines | None, _OwnNode]") -> "Report | None":
     (machines, node), rank = opened, place.rank
-    if machines is None:  # on ranks but the first
+    if machines is None:  # Only the first rank has them
         if rank is not None:
             _follow(rank, node)
         return None
@@ -435,7 +436,7 @@ def _watch_ranks(rank: RankPlace, machines: "Machines", node: "_OwnNode") -> "Re
     pace, read_all = RealPace(sleep), readings.read_all
     report = watch(rank.plan, rank.arguments, machines, pace, screen, rank.presenter, read_all=read_all)
     if not readings.ended:
-        readings.read_all(last=True)  # Ctrl-C reached this rank, and the others wait for its word
+        readings.read_all(last=True)  # The other ranks wait for a last message after Ctrl-C
     return report
 
 

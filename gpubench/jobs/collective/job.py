@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 _TORCH = ("torch", "torch.distributed")
 ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
-ON_HOSTS = ("numpy", "gpubench.backends.mpi.backends")  # Modules of backends, imported once MPI has started
+ON_HOSTS = ("numpy", "gpubench.backends.mpi.backends")  # Modules of backends, imported after MPI has started
 
 
 def run_launched(typed: Mapping[str, Any], launch: "LaunchedRank") -> int:
-    """Run as a rank of a collective, with the option values that the launching process read; return the exit code."""
+    """Run as a rank with the option values that the launching process read; return the exit code."""
     return run_as_rank(plan_from(CollectivePlan, typed, typed["command"]), sys.argv[1:], launch)
 
 
@@ -60,7 +60,7 @@ def run_as_rank(
     launch: "LaunchedRank",
     make: "Callable[[Group, RankProgress], RankJob] | None" = None,
 ) -> int:
-    """Run as one rank, of a collective unless `make` makes another job; return the exit code."""
+    """Run as one rank of a collective, or of the job from `make`; return the exit code."""
     from gpubench.jobs import rank
 
     def make_job(group: "Group", progress: "RankProgress") -> "RankJob":
@@ -69,7 +69,7 @@ def run_as_rank(
         return CollectiveRankJob(group, progress, plan, arguments)
 
     imports: tuple[str, ...] = ON_GPUS if plan.backend != HOST and count_gpus() else ON_HOSTS
-    # The first libnccl.so.2 of a process is everybody's, so torch is imported before what loads NCCL.
+    # A process has one libnccl.so.2, the first that is loaded. torch comes first, so that all backends use its library.
     measures_torch = plan.nccl_library is None and any(name.startswith(TORCH) for name in plan.backends)
     defaults, rendezvous = plan.presentation.job_defaults, rank.rendezvous_of(launch, plan.timeout_s)
     imports = (*_TORCH, *imports) if measures_torch else imports
@@ -80,13 +80,17 @@ HOST_RANKS = 2
 _MOST_KEPT_LINES = 20
 _SECONDS_TO_END = 5.0
 _SECONDS_FOR_PYTHON = 30.0
-"""Until ranks run Python, over a network or on a busy host, and once more for what their watchdogs have to say: these
-count from their own start, name the rank that is missing, and so have to come first."""
+"""Seconds for ranks to start Python over a network or on a busy host. Later, the watchdogs of the ranks count and
+name a missing rank, so this deadline is longer than theirs.
+"""
 
 _SECONDS_TO_FINALIZE = 30.0
 _OWN_NAME = "gpubench: "
 _OWN_NOTE = f"{_OWN_NAME}note: "
-_ENDED_FIRST = re.compile(r"noticed that process rank (\d+) with PID")  # Open MPI 4 and 5, about the first lost rank
+# Launch `arguments` as ranks on this host and present what they measure; return the exit code.
+#
+# Raises GpubenchError if nothing can be measured, or if the measurement breaks. Measured rows are written in any case.
+_ENDED_FIRST = re.compile(r"noticed that process rank (\d+) with PID")
 
 
 def launch_ranks(plan: CollectivePlan, arguments: Sequence[str]) -> int:
@@ -127,7 +131,7 @@ class RankListener(Protocol):
         """Show a line that a rank or its launcher printed."""
 
     def cut_short(self) -> None:
-        """Mark the results as incomplete, because the job ended early."""
+        """The checked inputs to launch ranks on this host. `sharing` has variables for ranks that share a GPU."""
 
     @property
     def exit_code(self) -> int: ...

@@ -61,7 +61,7 @@ def add_mpi_support(report: Report, support: MpiSupport | None) -> Report:
 def described_collective(
     plan: CollectivePlan, request: SweepRequest, *, settings: Sequence[str] = (), split: str | None = None, **known: Any
 ) -> DescribedCollective:
-    """Return the description of a run, which the metadata and the first line of a recording are made of."""
+    """Describe a run. The metadata and the first line of a recording follow from it."""
     options = RunOptions(
         allocator=plan.buffer_allocator.value,
         timeout_s=plan.timeout_s,
@@ -84,7 +84,7 @@ def collective_metadata(
     topology: str | None = None,
     replayed: str | None = None,
 ) -> Metadata:
-    """Return the metadata of a run. `replayed` is the recording that it comes from."""
+    """Return the metadata of a run. `replayed` is the source of a recording."""
     model, options = found.model, found.options
     request = found.asked.request(collective)
     recorded = replayed is not None and found.origin is Origin.MEASURED
@@ -139,8 +139,8 @@ def describe(request: SweepRequest) -> dict[str, object]:
     }
 
 
-_MOST_CHANCE = 1.0  # Beyond its level: a past that varies so much that twice its time may be chance judges nothing
-_ROWS = 46  # Of a usual sweep, 1K to 4G in both placements: so many chances for a row to be called slow by accident
+_MOST_CHANCE = 1.0  # Beyond the usual tolerance. If noise alone may double a time, the past judges nothing
+_ROWS = 46  # Rows of a usual sweep, 1K to 4G in both placements. Each may be called slow by chance
 
 
 def speed_judge_of(
@@ -151,10 +151,10 @@ def speed_judge_of(
     past: "PastFigures | None" = None,
     cpus: Sequence[tuple[int, Collection[int]]] = (),
 ) -> Callable[["Circumstances | None"], SpeedJudge]:
-    """Return a function that makes the judge of these ranks' rows.
+    """Return a function that makes the judge of the rows of these ranks.
 
-    `nccl` is version and file, `past` has earlier results. `cpus` has the node and the CPUs of each rank, for jobs
-    without other facts.
+    `nccl` is version and file, `past` has earlier results. `cpus` has the node and the CPUs of each rank, if nothing
+    else is known of the ranks.
     """
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
 
@@ -212,7 +212,7 @@ def _past_time(past: "PastFigures", row: CollectiveRow) -> ExpectedTime | None:
 def judge_of_model(
     collective: Collective, times: "CollectiveTimes", nodes: Sequence["Topology"], per_node: int, profile: "Profile"
 ) -> SpeedJudge:
-    """Return the judge of a simulated machine: by its profile, or on several nodes by the same model without faults."""
+    """Return the judge of a simulated machine. It uses the profile, or on several nodes the model without faults."""
     from gpubench.model.facts.health import describe_mig_split
 
     def healthy_time(row: CollectiveRow) -> ExpectedTime | None:
@@ -222,7 +222,7 @@ def judge_of_model(
         source = f"profile {profile.name}, {row.nodes} nodes by a model"
         return ExpectedTime(seconds * MICROSECONDS_PER_SECOND, source, between_nodes(row.size_bytes))
 
-    # Its figures stand for those of the NCCL that the profile's were measured with.
+    # The model stands for the NCCL version that the profile was measured with.
     versions = {each.nccl for each in profile.all_expected if each.quantity.startswith(f"{collective.name}.")}
     nccl = next(iter(sorted(filter(None, versions))), None)
     unlike = describe_mig_split(gpu for node in nodes for gpu in node.gpus)
@@ -231,7 +231,9 @@ def judge_of_model(
 
 
 def _host_network(ranks: Sequence[RankIdentity], asked: str | None) -> "NodeNetwork | None":
-    """Return the network between hosts without GPUs, by the NICs of the chosen profile: rates of interfaces mislead."""
+    """Return the network between hosts without GPUs from the NICs of the chosen profile. Rates of interfaces
+    mislead.
+    """
     nodes = Counter(rank.node for rank in ranks)
     if asked is None or len(nodes) < 2 or any(rank.gpu for rank in ranks) or len(set(nodes.values())) > 1:
         return None

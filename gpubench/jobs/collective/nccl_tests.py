@@ -33,7 +33,7 @@ class NcclTestsOptions:
     unaligned: str | None = option("N", "", name="-u", hidden=True)
 
     def refuse_foreign(self) -> None:
-        """Raise UsageError for nccl-tests' options that gpubench has by another name, or no counterpart of."""
+        """Raise UsageError for options of nccl-tests that gpubench has under another name, or not at all."""
         renamed = (
             ("-R", self.registered, "--register", {"1": "user", "2": "symmetric"}),
             ("-x", self.policy, "--cta-policy", {"1": "efficiency", "2": "zero"}),
@@ -65,7 +65,9 @@ class NcclTestsOptions:
             )
 
     def sizes(self, own: str | None) -> str | None:
-        """The sizes in the form of --sizes; `own` is its value. Raises UsageError for an incomplete form."""
+        """Return the sizes as --sizes takes them. `own` is the value of --sizes. Raises UsageError for an
+        incomplete form.
+        """
         words = {"-b": self.smallest, "-e": self.largest, "-f": self.factor, "-i": self.step}
         typed = [name for name, value in words.items() if value is not None]
         if not typed:
@@ -95,7 +97,7 @@ class NcclTestsOptions:
         )
 
     def ranks(self, own: int | None) -> int | None:
-        """The number of ranks; `own` is the value of --np. Raises UsageError for several GPUs per rank."""
+        """Return the number of ranks. `own` is the value of --np. Raises UsageError for several GPUs per rank."""
         if self.gpus is None:
             return own
         launch = detect_launcher(os.environ)
@@ -108,7 +110,7 @@ class NcclTestsOptions:
         return self.gpus if launch is None else own
 
     def check(self, *, own: bool) -> bool:
-        """Whether data are verified; `own` is the value of --check."""
+        """Return whether data is verified. `own` is the value of --check."""
         if self.verified is None:
             return own
         if self.verified > 1:
@@ -122,13 +124,13 @@ class NcclTestsOptions:
 
 
 def settle_nccl_tests(typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the typed values with sizes, ranks and verification as nccl-tests' options say.
+    """Return the typed values with sizes, ranks and verification from nccl-tests' options.
 
     Raises UsageError for an option that has no counterpart.
     """
     theirs = plan_from(NcclTestsOptions, typed)
     theirs.refuse_foreign()
-    if typed.get("replay") is not None:  # none of them fits a recording, and each is refused by its own name
+    if typed.get("replay") is not None:  # A recording fits none of them, and each is refused by its name
         return dict(typed)
     return {
         **typed,

@@ -1,4 +1,4 @@
-"""The opened backend of a collective on one rank, and findings on its node that are added to the report."""
+"""The opened backend of a collective on one rank, and findings on its node for the report."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -62,7 +62,7 @@ class Opened(Struct, frozen=True, kw_only=True):
     unverified_variables: tuple[str, ...] = ()
 
     def refusal(self, kind: BackendKind, collective: str) -> str:
-        """Return why a backend cannot run a collective here, as a trial has shown; else an empty text."""
+        """Return why a backend cannot run a collective here according to a trial, or an empty text."""
         if kind.name != MPI or self.mpi_support is None:
             return ""
         return self.mpi_support.why_not(collective)
@@ -77,8 +77,8 @@ def open_kind(
     *,
     connect: bool = True,
 ) -> MultiGroupBackend:
-    """Open a backend on this rank, and connect it with `connect`. Raises AgreedError if it cannot start or reduce a
-    type.
+    """Open a backend on this rank, with `connect` also its connections. Raises AgreedError if it cannot start, or
+    cannot reduce a type.
     """
     request = plan.request
     ops = request.ops if request.collective.reduces else None
@@ -117,7 +117,7 @@ def _check_mpi(kind: BackendKind, group: Group) -> None:
 
 
 def answer_for_all(progress: RankProgress, backends: Sequence[MultiGroupBackend]) -> None:
-    """Let the watchdog query and abort the communicators of all backends, and not only of the last one."""
+    """Let the watchdog query and abort the communicators of all backends, not only of the last one."""
     abortable = [backend for backend in backends if isinstance(backend, AbortableBackend)]
     if len(abortable) < 2:
         return
@@ -143,7 +143,7 @@ def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":
 
 
 def gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> dict[str, int]:
-    """Return GPUs by host: the most that the driver lists, or that its ranks use if each sees one."""
+    """Return GPUs by host: those that the driver lists, or that ranks use if each rank sees one."""
     found: dict[str, int] = {}
     for identity, gpus in zip(identities, listed, strict=True):
         driven = {each.gpu_uuid for each in identities if each.host == identity.host and each.gpu_uuid}
@@ -152,7 +152,7 @@ def gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> d
 
 
 def add_machine_findings(report: "Report", nodes: Sequence["Topology"], plan: CollectivePlan) -> "Report":
-    """Add what is wrong with the nodes to the report, unless it is already the cause of slow rows."""
+    """Add findings on the nodes to the report, except those that already explain slow rows."""
     from gpubench.conditions.checks import fact_findings, machine_findings
     from gpubench.conditions.circumstances import Facts
     from gpubench.conditions.folding import fold
@@ -188,7 +188,7 @@ def _gpus_of_staged_pairs(report: "Report", nodes: Sequence["Topology"]) -> dict
 
 
 def add_gpu_count_finding(report: "Report", gpus: Mapping[str, int], plan: CollectivePlan) -> "Report":
-    """Add a finding on hosts with fewer or more GPUs than --expect-gpus says."""
+    """Add a finding on hosts without exactly as many GPUs as --expect-gpus."""
     if plan.expected_gpus is None:
         return report
     from gpubench.conditions.checks import gpu_count_findings

@@ -51,9 +51,7 @@ def open_on_gpu(
     use: NvmlUse | None,
     stack: ExitStack,
 ) -> Opened:
-    """Open the first of some backends on this rank's GPU, after loading all, reading nodes, and listening to NCCL's
-    log.
-    """
+    """Read the nodes, listen to NCCL's log, load all backends, and open the first one on this rank's GPU."""
     group, kind = rank.group, kinds[0]
     support = mpi_support(rank, plan) if any(each.name == MPI for each in kinds) else None
     path_watch, machines = None, None
@@ -149,7 +147,7 @@ def _torch_first(kinds: Sequence[BackendKind]) -> list[BackendKind]:
 
 @contextmanager
 def naming_holders(memory_holders: Callable[[], str]) -> Iterator[None]:
-    """Raise CouldNotMeasureError that names the processes that hold GPU memory if CUDA is out of memory."""
+    """If CUDA is out of memory, raise CouldNotMeasureError with the processes that hold GPU memory."""
     try:
         yield
     except Exception as error:
@@ -181,7 +179,7 @@ class _Known(NamedTuple):
 
 
 class PathWatch:
-    """Reads NCCL's log and the GPU's counters on this rank. A context."""
+    """Reads NCCL's log and the GPU's counters on this rank, as a context manager."""
 
     def __init__(
         self,
@@ -212,7 +210,9 @@ class PathWatch:
         self._stack.close()
 
     def begin(self, library: LoggingLibrary, identity: RankIdentity, *, no_log: str = "", by_design: str = "") -> None:
-        """Redirect NCCL's log to this process from its first call on. `no_log` and `by_design` are reasons."""
+        """Redirect NCCL's log to this process from its first call on. `no_log` and `by_design` are reasons for the
+        report.
+        """
         self._known = self._group.gather(_Known(identity, self._facts, self._settings))
         ranks_on_node = sum(each.identity.node == identity.node for each in self._known)
         self._log = self._stack.enter_context(NcclLog(library, self._settings, ranks_on_node))
@@ -225,7 +225,7 @@ class PathWatch:
         counters = NvmlCounters([str(self._known[self._group.rank].identity.gpu_bus_id)])
         self._stack.callback(counters.close)
         nodes = [each.identity.node for each in self._known]
-        # From here on operations are issued: while NCCL starts, its threads and the reading of nodes need CPUs as well.
+        # Operations are issued from here on. Before, NCCL's start and the reading of nodes used CPUs too.
         self._delay_before = run_delay()
         if self._keeps_log:
             self._kept = RecordedLog(self._log)

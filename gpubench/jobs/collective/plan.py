@@ -58,14 +58,14 @@ BACKENDS = tuple(kind.name for kind in BACKEND_KINDS)
 BACKEND_SUMMARIES = "; ".join(kind.summary for kind in BACKEND_KINDS)
 DEFAULT_SIZES = {kind.name: kind.default_sizes for kind in BACKEND_KINDS}
 SHARING_OPTION = "--ranks-per-gpu"
-SOAK_ENDS = signal.SIGUSR1  # Makes the first rank end a soak on all ranks, with a report
+SOAK_ENDS = signal.SIGUSR1  # Makes the first rank end a soak on all ranks and report
 
 
 _FRAMEWORKS_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
 
 
 def parse_dtypes(texts: Iterable[str]) -> tuple[DataType, ...]:
-    """The types of --dtype, by NCCL's names, nccl-tests' or frameworks': float is float32, bf16 bfloat16."""
+    """Parse the types of --dtype by the names of NCCL, nccl-tests or frameworks: float is float32, bf16 bfloat16."""
     names = [name.strip() for text in texts for name in text.split(",")]
     return parse_choices("--dtype", [_own_name(name) for name in names], DataType)
 
@@ -90,7 +90,7 @@ def _parse_max_ctas(texts: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variants:
-    """The options that ask for NCCL settings next to NCCL's own choice."""
+    """Options for NCCL settings that are measured next to NCCL's own choice."""
 
     help_group: ClassVar = NCCL
 
@@ -168,7 +168,7 @@ class Variants:
 
 
 def _parse_backends(text: str) -> tuple[str, ...]:
-    """Return the backends in the order of the registry. Raises UsageError: a word is none of them."""
+    """Return the backends in the order of the registry. Raises UsageError for an unknown backend."""
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if word not in BACKENDS:
@@ -403,7 +403,7 @@ class CollectivePlan(MachinePlan):
         return (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
 
     def request_for(self, backend: str) -> "SweepRequest":
-        """Return the sweep at the sizes of --sizes, otherwise at the default sizes of the (slowest) backend."""
+        """Return the sweep at --sizes, or at the default sizes of the backend, the slowest of several."""
         slowest = self.backends[-1] if self.others else backend
         return replace(self.request, sizes=self.sizes or parse_sizes(backend_named(slowest).default_sizes))
 
@@ -434,7 +434,7 @@ class CollectivePlan(MachinePlan):
 
     @property
     def requests(self) -> tuple[str, ...]:
-        """The requests that are passed to a communicator by calls."""
+        """The settings that calls request from a communicator, in place of variables."""
         return tuple(self.settings[0].requests) if self.settings else ()
 
     @property
@@ -469,8 +469,7 @@ class CollectivePlan(MachinePlan):
     def check_unset(self, environment: Mapping[str, str]) -> None:
         """Raise UsageError if the environment already fixes a variable that is swept.
 
-        `environment` has NCCL's variables as NCCL will see them. Choosing an algorithm also changes NCCL's choice of
-        protocol.
+        `environment` has the NCCL variables of the ranks. Choosing an algorithm also changes NCCL's choice of protocol.
         """
         variables = dict.fromkeys(self.settings[0].variables if self.settings else ())
         if not {*PER_COMMUNICATOR}.isdisjoint(variables):
@@ -485,19 +484,19 @@ class CollectivePlan(MachinePlan):
 
     @property
     def evidence(self) -> EvidenceUse:
-        """The use of evidence. NCCL's log and the link counters cannot be told apart by group."""
+        """The use of evidence. NCCL's log and the link counters do not distinguish groups."""
         if self.split is not None or self.shows_evidence is False:
             return EvidenceUse.OFF
         return EvidenceUse.SHOWN if self.shows_evidence else EvidenceUse.KEPT
 
     @property
     def buffer_allocator(self) -> Allocator:
-        """The allocator. Only memory of NCCL's can be registered as a window, and as user memory without limits."""
+        """The allocator. Only memory from NCCL can be registered as a window, and as user memory it has no limits."""
         return Allocator.NCCL if self.variants.register else self.allocator
 
     @property
     def history(self) -> Path | None:
-        """The folder of dated results that this run is kept in, if any."""
+        """The folder of dated results for this run, if any."""
         return self.presentation.history if self.results_folder is None else Path(self.results_folder)
 
     def check_any_gpu(self, listed: Sequence[int]) -> None:
@@ -510,7 +509,9 @@ class CollectivePlan(MachinePlan):
             )
 
     def kinds(self, *, gpus: bool) -> tuple[BackendKind, ...]:
-        """Return all backends to measure. `gpus`: any rank sees one. Raises UsageError for an unknown name."""
+        """Return all backends to measure. `gpus` is true if any rank sees a GPU. Raises UsageError for an unknown
+        name.
+        """
         first = default_backend(gpus=gpus) if self.backend is None else backend_named(self.backend)
         return (first, *map(backend_named, self.others))
 
@@ -529,7 +530,7 @@ class CollectivePlan(MachinePlan):
                     expected=f"{' or '.join(kind.collectives)}, all that this backend has",
                     next_step=f"leave {kind.name} out, or gpubench {kind.collectives[0]} --backend {kind.name}",
                 )
-            # With several backends, options that only NCCL has are NCCL's.
+            # If several backends are measured, options that only NCCL has apply to NCCL.
             own = ("--graph",) if self.others else self._nccl_options
             for name in (name for name in own if name in self._nccl_options and name in kind.lacks):
                 raise UsageError(
@@ -541,7 +542,7 @@ class CollectivePlan(MachinePlan):
 
     @property
     def _nccl_options(self) -> tuple[str, ...]:
-        """The given options that not every backend can follow."""
+        """The used options that not every backend can follow."""
         options = {
             "--graph": self.graph_replays > 0,
             SHARING_OPTION: self.ranks_per_gpu > 1,
