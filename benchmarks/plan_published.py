@@ -22,8 +22,8 @@ from msgspec.structs import replace
 
 from gpubench.errors import GpubenchError
 from gpubench.model.terms.units import group_by
-from gpubench.training.cluster import CurveFinder, machine_of
-from gpubench.training.job import job_of, microbatches_of
+from gpubench.training.cluster import CurveFinder, choose_machine
+from gpubench.training.job import build_job, count_microbatches
 from gpubench.training.options import TrainingPlan
 from gpubench.training.program import StepJob
 from gpubench.training.report import tokens_per_second
@@ -128,12 +128,12 @@ def _predicted(step: PublishedStep, measured: PublishedStep | None = None) -> St
         )
         # The computation grows with the tokens of a microbatch.
         job = replace(job, compute=found.compute.scaled(step.model.tokens / measured.model.tokens))
-    count = microbatches_of(step.plan, step.model, layout)
+    count = count_microbatches(step.plan, step.model, layout)
     return predict(replace(job, layout=layout, settings=replace(job.settings, microbatches=count)))
 
 
 def _job_of(step: PublishedStep, plan: TrainingPlan) -> tuple[StepJob, list[ParallelLayout]]:
-    return job_of(plan, step.model, CurveFinder(machine_of(plan, ())))
+    return build_job(plan, step.model, CurveFinder(choose_machine(plan, ())))
 
 
 def main() -> None:

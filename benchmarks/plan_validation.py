@@ -34,7 +34,7 @@ from gpubench.training.program import (
     CurvePoint,
     StepJob,
     StepSettings,
-    curve_of,
+    build_curve,
 )
 from gpubench.training.step import StepPrediction, predict
 from gpubench.training.workload import BlockKind, Sharding, TransformerModel, parse_layout
@@ -96,7 +96,7 @@ class Cell:
 class StoredCurves:
     def __init__(self, folder: Path) -> None:
         self._curves = {
-            path.stem: curve_of(
+            path.stem: build_curve(
                 [
                     CurvePoint(row.size_bytes, row.time_us * 1e-6, (row.ci95_percent or 0) / 100)
                     for row in read_results(path).rows

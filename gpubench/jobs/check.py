@@ -19,7 +19,7 @@ from gpubench.conditions.measured import HOST_MEMORY_SLOW
 from gpubench.jobs import runner, sources
 from gpubench.jobs.library import run_child
 from gpubench.jobs.machines import Machines, check_any_gpu
-from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.plans import CheckPlan, Depth
 from gpubench.jobs.rank import AgreedError, agree
 from gpubench.jobs.runner import NullListener, Place, ReportCollector, Steps
@@ -256,17 +256,17 @@ class SimulatedMeasurer:
         """Simulate a collective on all GPUs. Raises CouldNotMeasureError if a driver does not answer, or no model
         fits.
         """
-        from gpubench.jobs.collective.metadata import judge_of_model
-        from gpubench.jobs.collective.simulated import identities_of
+        from gpubench.jobs.collective.metadata import judge_by_model
+        from gpubench.jobs.collective.simulated import rank_identities
         from gpubench.measure.collective.paths import simulated
         from gpubench.measure.collective.recording import MOST_SIMULATED_ROWS, simulate
 
         if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
             raise errors.CouldNotMeasureError("a node's driver does not answer")
         collector = ReportCollector()
-        speed = judge_of_model(collective, self._times, self._nodes, self._times.gpus, self._machine.profile)
+        speed = judge_by_model(collective, self._times, self._nodes, self._times.gpus, self._machine.profile)
         snapshots = [node.snapshot for node in self._nodes]
-        ranks = list(identities_of(snapshots, self._times.gpus))
+        ranks = list(rank_identities(snapshots, self._times.gpus))
         processes = sources.Simulated(self._simulation).processes([(rank.node, snapshots[rank.node]) for rank in ranks])
         try:
             staged = self._times.staged_pairs(self._times.gpus)
@@ -344,7 +344,7 @@ FILE = "check.jsonl"  # The recorded measurements of a check
 _OF_ANOTHER_COMMAND = "the recording is of another command than check"
 
 
-def _matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:
+def _match_profiles(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:
     """Return the profile of every node. Raises CouldNotMeasureError without GPUs, UsageError for a broken profile."""
     visible = machines.visible()
     has_gpus = any(node.gpus or node.snapshot.failures for node in visible.nodes)
@@ -389,7 +389,7 @@ def _judged(
         if report.verdict is Verdict.PASS and not any(node.gpus for node in facts.nodes):
             report = replace(report, verdict=Verdict.SKIP)
         report = replace(report, sections={**report.sections, **device_sections(facts.nodes, facts.kinds)})
-    metadata = metadata_of(
+    metadata = build_metadata(
         place.arguments,
         NAME,
         machines=machines,
@@ -414,14 +414,14 @@ def _recorded_measurements(directory: Path, machines: Machines, asked: str | Non
         return replace(QUICK, left_out=dict.fromkeys(QUICK.left_out, _OF_ANOTHER_COMMAND))
     lines = recorded.read_samples(directory, FILE, NAME)
     found = health.merge([read_json_line(Measurements, line, where) for line, where in lines])
-    from gpubench.jobs.collective.recorded_rows import judged_again
+    from gpubench.jobs.collective.recorded_rows import judge_again
 
     return replace(
         found,
         pairs=tuple(replace(row, origin=_recorded_origin(row.origin)) for row in found.pairs),
         collectives=tuple(
             replace(row, origin=_recorded_origin(row.origin))
-            for row in judged_again(found.collectives, machines.nodes, machines.processes, found.ranks, asked)
+            for row in judge_again(found.collectives, machines.nodes, machines.processes, found.ranks, asked)
         ),
     )
 
@@ -489,7 +489,7 @@ def _open(place: Place) -> Iterator[Machines]:
     plan: CheckPlan = place.plan
     if place.rank is None:
         place.presenter.waiting("reading this machine", SECONDS_TO_READ)
-        sources.say_what_is_ignored(plan.source, place.presenter)
+        sources.note_ignored_variables(plan.source, place.presenter)
         yield plan.source.machines()
         return
     group, identity = place.rank.group, place.rank.identity
@@ -505,11 +505,11 @@ def _measure(place: Place, machines: Machines) -> Report | None:
     plan, rank = place.plan, place.rank
     watches = place.is_here and plan.depth not in (Depth.QUICK, Depth.BRIEF)
     if rank is None:
-        matches = _matches_of(plan, machines)
+        matches = _match_profiles(plan, machines)
         measurements = _measured(plan, machines.visible(), place.presenter.waiting if place.is_here else None)
         before = machines.snapshots
     else:
-        matches = agree(rank.group, lambda: _matches_of(plan, machines))
+        matches = agree(rank.group, lambda: _match_profiles(plan, machines))
         nodes = machines.visible().nodes
         measurements = measured(plan.depth, nodes, RankMeasurer(rank.group, rank.progress, rank.identity, nodes, plan))
         before = [machines.snapshots[rank.identity.node]] if rank.identity.local_rank == 0 else []

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpubench.backends.timing import no_garbage_collection
 from gpubench.errors import UsageError
-from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.plans import ComparePlan
 from gpubench.jobs.runner import presenting
 from gpubench.measure.compare.findings import describe_file, have_other_gpus
@@ -31,7 +31,7 @@ from gpubench.readers.registry import read_results
 from gpubench.readers.results.history import list_results, past_figures
 
 
-def bandwidth_of(past: PastFigures | None) -> PastBandwidth:
+def past_bandwidth_finder(past: PastFigures | None) -> PastBandwidth:
     """Return a function that finds the bandwidth of a pair in earlier results, for `gpubench p2p`."""
 
     def look_up(row: PairRow) -> tuple[float, str] | None:
@@ -41,7 +41,7 @@ def bandwidth_of(past: PastFigures | None) -> PastBandwidth:
     return look_up
 
 
-def past_of(folder: Path | None, metadata: Metadata) -> PastFigures | None:
+def find_past(folder: Path | None, metadata: Metadata) -> PastFigures | None:
     """Return the figures that a run can expect from earlier results in the folder of `--output results/`.
 
     Call it before the first measurement, in the process that judges. An unreadable folder does not stop the run. Then
@@ -248,7 +248,7 @@ def _metadata(plan: ComparePlan, arguments: Sequence[str], sides: Sequence[_Side
     origins = {origin for file in files for origin in file.origins}
     origins |= {file.circumstances.origin for file in files if file.circumstances.origin is not None}
     source = ", ".join(map(str, (*plan.base, *plan.new)))
-    return metadata_of(
+    return build_metadata(
         arguments,
         NAME,
         origin=Origin.SIMULATED if Origin.SIMULATED in origins else Origin.RECORDED,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpubench.backends.timing import no_garbage_collection
 from gpubench.jobs.failed_runs import drop_prose
-from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.plans import ExplainPlan
 from gpubench.jobs.runner import presenting
 from gpubench.measure.explain.report import SECTIONS as SECTIONS
@@ -68,7 +68,7 @@ def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, file
     values: dict[str, dict[str, None]] = {}
     for setting in facts.settings:
         values.setdefault(setting.name, {})[setting.value] = None
-    return metadata_of(
+    return build_metadata(
         arguments,
         NAME,
         origin=Origin.RECORDED,

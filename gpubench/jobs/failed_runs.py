@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.plans import ReportPlan
 from gpubench.jobs.runner import presenting
 from gpubench.measure.explain.report import find_failures
@@ -63,7 +63,7 @@ def show_failures(plan: ReportPlan, failures: Sequence[Finding], arguments: Sequ
     """Present why a run failed if its text has no rows to judge."""
     with presenting(plan.presentation) as presenter:
         presenter.begin(
-            metadata_of(
+            build_metadata(
                 arguments,
                 "explain",
                 origin=Origin.RECORDED,

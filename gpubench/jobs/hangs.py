@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpubench.errors import CouldNotMeasureError, UsageError, unwritable_output
 from gpubench.formats.delivery import say
 from gpubench.formats.registry import TABLE
-from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.plans import WatchPlan
 from gpubench.jobs.runner import presenting
 from gpubench.jobs.sources import Simulated
@@ -144,7 +144,7 @@ def _metadata(plan: WatchPlan, arguments: Sequence[str], course: RasCourse) -> "
     hosts = dict.fromkeys(
         rank.host for communicator in course.communicators for rank in communicator.ranks if rank.host
     )
-    return metadata_of(
+    return build_metadata(
         arguments,
         NAME,
         origin=Origin.MEASURED if simulation is None else Origin.SIMULATED,

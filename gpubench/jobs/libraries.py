@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from gpubench.backends.libraries import read_libraries
 from gpubench.jobs import runner
 from gpubench.jobs.machines import Machines
-from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.plans import LibrariesPlan
 from gpubench.jobs.rank import agree
 from gpubench.jobs.runner import Place, Steps
@@ -47,7 +47,7 @@ def _measure(place: Place, read: tuple[Machines | None, Sequence[LibrariesFacts]
     if plan.recording.record is not None:
         recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
         recorded.write_libraries(plan.recording.record, facts)
-    metadata = metadata_of(
+    metadata = build_metadata(
         place.arguments,
         NAME,
         machines=machines,

@@ -52,7 +52,7 @@ def recorded_settings(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def metadata_of(
+def build_metadata(
     arguments: Sequence[str],
     subject: str,
     *,

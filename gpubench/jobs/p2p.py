@@ -20,7 +20,7 @@ from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs import runner
 from gpubench.jobs.machines import Machines, check_drivers
-from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.plans import P2P_NAME, MemoryKind, P2pPlan
 from gpubench.jobs.rank import agree, open_gpu, usable_driver
 from gpubench.jobs.runner import Place, RankPlace, Steps
@@ -213,7 +213,7 @@ class CopySetup(Struct, frozen=True, kw_only=True):
         managed: dict[str, Any] = {}
         if request.managed_bytes:
             managed = {"memory": "managed", "managed": list(map(asdict, request.managed))}
-        return metadata_of(
+        return build_metadata(
             arguments,
             P2P_NAME,
             machines=self.machines,
@@ -392,10 +392,10 @@ def _open(place: Place) -> Iterator[CopySetup]:
 
 
 def _measure(place: Place, setup: CopySetup) -> Report:
-    from gpubench.jobs.compare import bandwidth_of, past_of
+    from gpubench.jobs.compare import find_past, past_bandwidth_finder
 
     plan, machine, metadata = setup.plan, setup.machine, setup.metadata(place.arguments)
-    past = past_of(plan.presentation.history, metadata) if place.is_first else None
+    past = find_past(plan.presentation.history, metadata) if place.is_first else None
     if place.rank is not None:
         # Every rank judges and repeats copies near a threshold, so all ranks need the same past.
         (past,) = place.rank.group.broadcast((past,))
@@ -405,7 +405,7 @@ def _measure(place: Place, setup: CopySetup) -> Report:
         if read_errors is not None:
             cells = setup.request.steps(len(machine.gpus))
             place.presenter.waiting(f"{cells} copies to time", cells * _SECONDS_A_CELL)
-        return P2pRun(setup.request, bench, machine, place.listener, read_errors, bandwidth_of(past)).run()
+        return P2pRun(setup.request, bench, machine, place.listener, read_errors, past_bandwidth_finder(past)).run()
 
 
 STEPS = Steps(P2P_NAME, _open, _measure, shows_progress=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from gpubench.errors import UsageError, invalid_choice
 from gpubench.formats.registry import Presentation
-from gpubench.jobs.sources import Here, Recording, Replayed, Simulation, SimulationOptions, Source, source_of
+from gpubench.jobs.sources import Here, Recording, Replayed, Simulation, SimulationOptions, Source, choose_source
 from gpubench.model.terms.options import (
     INPUT,
     JUDGE,
@@ -76,7 +76,7 @@ class MachinePlan(CommandPlan):
 
     @property
     def source(self) -> Source:
-        return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay)
+        return choose_source(self.timeout_s, simulation=self.simulation, replay=self.recording.replay)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,9 @@ class TopoPlan(MachinePlan):
 
     @property
     def source(self) -> Source:
-        return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay, file=self.from_file)
+        return choose_source(
+            self.timeout_s, simulation=self.simulation, replay=self.recording.replay, file=self.from_file
+        )
 
 
 _NICS = re.compile(r"(\d{1,3})\s*[x×*]\s*(\d{1,5}(?:\.\d{1,3})?)(e?)")
@@ -152,7 +154,7 @@ class Nics:
         return f"{self.count}x{self.rate_gbit_s:g}{'e' if self.is_ethernet else ''}"
 
 
-def machine_named(text: str, *, joined_by_nics: bool) -> "SimulatedMachine":
+def parse_named_machine(text: str, *, joined_by_nics: bool) -> "SimulatedMachine":
     """Return the machine of --machine, 'hgx-b200-8*2'. Raises UsageError.
 
     The trays of a rack are joined by NVLink, unless --nics is used.
@@ -196,7 +198,7 @@ class ReportPlan(CommandPlan):
     def machine(self) -> "SimulatedMachine | None":
         """The machine of --machine. Raises UsageError for an unknown name."""
         name = self.machine_name
-        return None if name is None else machine_named(name, joined_by_nics=self.nics is not None)
+        return None if name is None else parse_named_machine(name, joined_by_nics=self.nics is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,7 +466,7 @@ class ScanPlan(CommandPlan):
 
     @property
     def source(self) -> Source:
-        return source_of(self.round_timeout_s, simulation=self.simulation, replay=self.replay)
+        return choose_source(self.round_timeout_s, simulation=self.simulation, replay=self.replay)
 
     @property
     def ranks_as_nodes(self) -> bool:
@@ -531,7 +533,7 @@ class CheckPlan(MachinePlan):
 
     @property
     def source(self) -> Source:
-        return source_of(self.facts_timeout_s, simulation=self.simulation, replay=self.recording.replay)
+        return choose_source(self.facts_timeout_s, simulation=self.simulation, replay=self.recording.replay)
 
 
 P2P_NAME = "p2p"

@@ -265,7 +265,7 @@ class Rendezvous(Struct, frozen=True):
 BY_MPI = Rendezvous(mpi.start, mpi.finish, mpi.abort)
 
 
-def rendezvous_of(launched_by: LaunchedRank, timeout_s: float) -> Rendezvous:
+def choose_rendezvous(launched_by: LaunchedRank, timeout_s: float) -> Rendezvous:
     """Return MPI's rendezvous, or torch's under torchrun, which may take twice `timeout_s` and at least a minute."""
     if launched_by.launcher != TORCHRUN:
         return BY_MPI
@@ -357,7 +357,7 @@ def may_come_of_another_rank(error: BaseException, identity: RankIdentity) -> bo
     return isinstance(error, RuntimeError) and identity.sm_percent is not None
 
 
-def own_identity(group: Group) -> tuple[RankIdentity, list[int]]:
+def read_identity(group: Group) -> tuple[RankIdentity, list[int]]:
     """Return this rank without its GPU, and the node of every rank."""
     node_by_rank, local_rank = mpi.nodes(group) if isinstance(group, mpi.MpiGroup) else _nodes_by_name(group)
     identity = RankIdentity(

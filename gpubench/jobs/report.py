@@ -16,9 +16,9 @@ from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import CouldNotMeasureError, IncompleteResultError, UsageError
 from gpubench.formats.registry import Presentation
-from gpubench.jobs.collective.metadata import speed_judge_of
+from gpubench.jobs.collective.metadata import speed_judge_maker
 from gpubench.jobs.failed_runs import failures_in, failures_without_rows, show_failures
-from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.plans import Nics, ReportPlan
 from gpubench.jobs.runner import NullListener, presenting
 from gpubench.measure.collective import judged_rows
@@ -242,7 +242,7 @@ def _metadata_of_copies(
 ) -> Metadata:
     names = [machine.label(gpu) for gpu in range(len(machine.gpus))]
     profile = None if machine.matched is None else machine.matched.profile
-    return metadata_of(
+    return build_metadata(
         arguments,
         "p2p",
         origin=Origin.RECORDED,
@@ -315,7 +315,7 @@ class JudgedTable(Struct, frozen=True):
         """Return the same judge that gpubench's own rows have."""
         collective = collective_named(self.rows[0].collective)
         nccl = file.circumstances.libraries.get("NCCL")
-        made = speed_judge_of(collective, self.located, nccl, None)(self.circumstances)
+        made = speed_judge_maker(collective, self.located, nccl, None)(self.circumstances)
         first = self.rows[0]
         table = first.collective, first.ranks, first.nodes
         launches = max((run.launches for run in file.runs if run.table == table), default=1)
@@ -588,7 +588,7 @@ def _metadata_of_results(
 ) -> Metadata:
     known, rows = file.circumstances, table.rows
     profile = speed.expected.profile
-    return metadata_of(
+    return build_metadata(
         arguments,
         rows[0].collective,
         collective=rows[0].collective,

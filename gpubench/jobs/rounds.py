@@ -15,7 +15,7 @@ from gpubench.conditions.circumstances import Facts
 from gpubench.errors import CouldNotMeasureError, UsageError, name_output
 from gpubench.formats.delivery import say
 from gpubench.formats.presenter import ProgressDisplay, make_progress_display
-from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.plans import ScanPlan
 from gpubench.jobs.runner import presenting
 from gpubench.machine.host import is_mps_running, sm_percent
@@ -445,7 +445,7 @@ def deliver(
     if sharing and is_mps_running(os.environ):
         sharing["sm_percent"] = sm_percent(os.environ)
     report = report_of(result, 0 if plan.ranks_as_nodes else fabric.rails)
-    metadata = metadata_of(
+    metadata = build_metadata(
         arguments,
         NAME,
         origin=result.origin,

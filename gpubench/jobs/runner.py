@@ -182,11 +182,11 @@ class RankPlace(Place):
     def __init__(
         self, plan: Any, arguments: Sequence[str], group: "MpiGroup", progress: "RankProgress", *, shows_progress: bool
     ) -> None:
-        from gpubench.jobs.rank import own_identity
+        from gpubench.jobs.rank import read_identity
 
         super().__init__(plan, arguments, shows_progress=shows_progress, is_launched=True)
         self.group, self.progress, self.rank = group, progress, self
-        self.identity, self.node_by_rank = own_identity(group)
+        self.identity, self.node_by_rank = read_identity(group)
         self.is_first = group.rank == 0
 
 

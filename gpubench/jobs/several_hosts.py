@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpubench.errors import WRONG_USAGE, UsageError
 from gpubench.formats.delivery import say
 from gpubench.jobs.check import NAME
-from gpubench.jobs.metadata import metadata_of, recorded_settings
+from gpubench.jobs.metadata import build_metadata, recorded_settings
 from gpubench.jobs.plans import CheckPlan
 from gpubench.jobs.runner import presenting
 from gpubench.machine.nvml import read_driver
@@ -181,7 +181,7 @@ def _present_loss(
     findings: Sequence[Finding],
 ) -> int:
     """Present a report without any result; return its exit code."""
-    metadata = metadata_of(
+    metadata = build_metadata(
         arguments,
         NAME,
         origin=Origin.MEASURED,

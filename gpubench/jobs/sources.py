@@ -98,7 +98,7 @@ class Simulation(Struct, frozen=True):
             say(f"gpubench: note: {named}: gpubench check shows it", to=sys.stderr)
 
 
-def simulation_of(
+def parse_simulation(
     text: str, faults: Sequence[str], seed: int, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Simulation:
     """Parse a machine `hgx-h100-8*16` and faults `node3.gpu5:nvlink=12`, with the job's NCCL variables.
@@ -161,7 +161,7 @@ class SimulationOptions:
             return None
         from gpubench.jobs.metadata import recorded_settings
 
-        simulation = simulation_of(self.simulate, faults, self.seed, recorded_settings(os.environ))
+        simulation = parse_simulation(self.simulate, faults, self.seed, recorded_settings(os.environ))
         if command == "scan":
             simulation = simulation.drop_variables()
         unfit = next((fault for fault in simulation.faults if fault.command not in ("", command)), None)
@@ -275,7 +275,7 @@ class FromFile(Struct, frozen=True):
 Source = Here | Simulated | Replayed | FromFile  # `text` has the options that named the source, None for Here
 
 
-def source_of(
+def choose_source(
     timeout_s: float, *, simulation: Simulation | None = None, replay: Path | None = None, file: Path | None = None
 ) -> Source:
     """Return the source that the options name, or this machine."""
@@ -286,7 +286,7 @@ def source_of(
     return Here(timeout_s) if simulation is None else Simulated(simulation)
 
 
-def say_what_is_ignored(source: Source, presenter: "Presenter") -> None:
+def note_ignored_variables(source: Source, presenter: "Presenter") -> None:
     """Print the NCCL variables that a simulation ignores."""
     if isinstance(source, Simulated) and source.simulation.note:
         presenter.note(source.simulation.note)

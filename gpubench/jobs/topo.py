@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpubench.jobs import runner
 from gpubench.jobs.plans import TopoPlan
 from gpubench.jobs.runner import Place, RankPlace, Steps
-from gpubench.jobs.sources import FromFile, Here, Replayed, Simulated, gathered, own_process, say_what_is_ignored
+from gpubench.jobs.sources import FromFile, Here, Replayed, Simulated, gathered, note_ignored_variables, own_process
 
 if TYPE_CHECKING:
     from gpubench.jobs.machines import Machines
@@ -74,7 +74,7 @@ def _measure(place: Place, read: "Callable[[], Read]") -> "Report | None":
     plan: TopoPlan = place.plan
     if place.rank is None:
         place.presenter.waiting("reading this machine", _SECONDS_TO_READ)
-        say_what_is_ignored(plan.source, place.presenter)
+        note_ignored_variables(plan.source, place.presenter)
     if place.is_first:
         import gpubench.measure.topo
         import gpubench.profiles  # noqa: F401 - both are needed once the machines are there
@@ -82,7 +82,7 @@ def _measure(place: Place, read: "Callable[[], Read]") -> "Report | None":
     if machines is None:
         return None
     from gpubench.jobs.machines import check_any_gpu
-    from gpubench.jobs.metadata import metadata_of
+    from gpubench.jobs.metadata import build_metadata
     from gpubench.measure.topo import examine
     from gpubench.profiles import match_nodes
 
@@ -98,7 +98,7 @@ def _measure(place: Place, read: "Callable[[], Read]") -> "Report | None":
     asked = plan.profile is not None
     check_any_gpu(nodes, plan.expected_gpus, NAME)
     report = examine(nodes, machines.processes, profiles, asked=asked, expected_gpus=plan.expected_gpus)
-    metadata = metadata_of(
+    metadata = build_metadata(
         place.arguments,
         NAME,
         machines=machines,

@@ -348,11 +348,11 @@ def keeping(plan: WatchPlan, machines: "Machines") -> "Iterator[Callable[[NodeRe
 
 
 def _metadata(plan: WatchPlan, arguments: Sequence[str], machines: "Machines", origin: Origin) -> "Metadata":
-    from gpubench.jobs.metadata import metadata_of
+    from gpubench.jobs.metadata import build_metadata
     from gpubench.profiles import match_nodes
 
     matched = match_nodes(machines.nodes, os.environ)[0]
-    return metadata_of(
+    return build_metadata(
         arguments,
         NAME,
         machines=machines,
@@ -377,7 +377,7 @@ def _open(place: Place) -> "Iterator[tuple[Machines | None, _OwnNode]]":
     """Yield the machines, None on ranks but the first, and the reader of this rank's node."""
     plan: WatchPlan = place.plan
     if place.rank is None:
-        sources.say_what_is_ignored(plan.source, place.presenter)
+        sources.note_ignored_variables(plan.source, place.presenter)
         machines = plan.source.machines()
         _check_watchable(plan, machines)
         yield machines, _OwnNode(None)

@@ -67,7 +67,7 @@ class PlannedMachine(Struct, frozen=True, kw_only=True):
         return lambda collective, size: max(times.seconds(collective, size, row=0, ranks_per_node=local))
 
 
-def machine_of(plan: TrainingPlan, files: Sequence[ResultFile], beside: Sequence[str] = ()) -> PlannedMachine:
+def choose_machine(plan: TrainingPlan, files: Sequence[ResultFile], beside: Sequence[str] = ()) -> PlannedMachine:
     """Return the cluster of a plan. `beside` are the GPUs in results of overlap.
 
     Raises:
@@ -81,11 +81,11 @@ def machine_of(plan: TrainingPlan, files: Sequence[ResultFile], beside: Sequence
             expected="results of one kind of GPU",
             next_step="name the files of one machine: --results a.json --results b.json",
         )
-    machine = _machine_of_profile(plan.simulate, plan.nodes) if plan.simulate is not None else _gpus_here(plan)
+    machine = _machine_from_profile(plan.simulate, plan.nodes) if plan.simulate is not None else _gpus_here(plan)
     if machine is None and files:
-        machine = _machine_of_results(plan, files, models)
+        machine = _machine_from_results(plan, files, models)
     if machine is None and plan.profile is not None:
-        machine = _machine_of_profile(plan.profile, plan.nodes)
+        machine = _machine_from_profile(plan.profile, plan.nodes)
     if machine is None:
         raise CouldNotMeasureError(
             "there is no GPU here to plan for",
@@ -103,7 +103,7 @@ def machine_of(plan: TrainingPlan, files: Sequence[ResultFile], beside: Sequence
     return machine
 
 
-def _machine_of_profile(name: str, nodes: int | None) -> PlannedMachine:
+def _machine_from_profile(name: str, nodes: int | None) -> PlannedMachine:
     from gpubench.simulated.machine import parse_machine
 
     parsed = parse_machine(name)
@@ -154,7 +154,7 @@ def _own_kind(profile: "Profile | None", plan: TrainingPlan) -> "Profile | None"
     return None if is_example else profile
 
 
-def _machine_of_results(plan: TrainingPlan, files: Sequence[ResultFile], models: Sequence[str]) -> PlannedMachine:
+def _machine_from_results(plan: TrainingPlan, files: Sequence[ResultFile], models: Sequence[str]) -> PlannedMachine:
     from gpubench.profiles import find_gpu_profile
 
     rows = [row for file in files for row in file.rows]
@@ -328,7 +328,7 @@ class CurveFinder(Struct):
             if rows:
                 self.notes.append(f"{collective} among {group.ranks} ranks was measured now")
                 self._note_staged(collective, rows)
-                return program.curve_of(_points(rows), source="measured now")
+                return program.build_curve(_points(rows), source="measured now")
         return self._expected(collective, group)
 
     def _stored(self, collective: str, group: program.CommunicatorRanks) -> program.CollectiveCurve | None:
@@ -349,7 +349,7 @@ class CurveFinder(Struct):
         if ranks != group.ranks:
             self.notes.append(f"{collective} among {group}: scaled from {ranks} ranks by the bytes of rings")
         factor = collective_named(collective).busbw_factor
-        return program.curve_of(
+        return program.build_curve(
             _points(rows, factor(group.ranks) / factor(ranks)),
             origin=program.SIMULATED if any(row.origin == Origin.SIMULATED for row in rows) else program.MEASURED,
             source=", ".join(dict.fromkeys(file.name for row, file in found if row.ranks == ranks)),
@@ -385,7 +385,7 @@ class CurveFinder(Struct):
         # Each pair of GPUs sends through its own NIC, as long as there are enough NICs.
         pairs = max(1.0, group.sharing / max(1, len(profile.nic))) if collective == "sendrecv" else 1.0
         source = f"profile {profile.name}" + (", between nodes by a model of NICs" if group.nodes > 1 else "")
-        return program.curve_of(
+        return program.build_curve(
             [program.CurvePoint(size, pairs * each) for size, each in seconds], program.EXPECTED, source
         )
 

@@ -62,7 +62,7 @@ def time_blocks(model: TransformerModel) -> BlockSeconds:
 
 def _timed(torch: Any, model: TransformerModel) -> list[tuple[float, float]]:
     """Return samples of both passes of a block in seconds, without the two shortest and the two longest."""
-    step = _step_of(torch, model, _BLOCKS, lambda stack: stack)
+    step = _make_step(torch, model, _BLOCKS, lambda stack: stack)
     until = perf_counter() + _BLOCK_SETTLE_SECONDS
     while perf_counter() < until:
         for _ in range(_SETTLING_STEPS):
@@ -76,7 +76,7 @@ def _timed(torch: Any, model: TransformerModel) -> list[tuple[float, float]]:
     return sorted(samples, key=sum)[2:-2]
 
 
-def _step_of(torch: Any, model: TransformerModel, blocks: int, wrap: Callable[[Any], Any]) -> Callable[[], list[Any]]:
+def _make_step(torch: Any, model: TransformerModel, blocks: int, wrap: Callable[[Any], Any]) -> Callable[[], list[Any]]:
     """Return a function that runs blocks forward and backward, and returns the events around the two passes."""
     dtype = getattr(torch, str(model.data_type))
     with torch.device("cuda"):
@@ -136,7 +136,7 @@ def _block_module(torch: Any, model: TransformerModel) -> Any:
     return TimedBlock()
 
 
-def spread_of(samples: list[float]) -> float:
+def relative_interval(samples: list[float]) -> float:
     """Return half the 95 % confidence interval, relative to the mean."""
     if len(samples) < 2:
         return 0.0
@@ -160,30 +160,30 @@ def time_host(torch: Any, model: TransformerModel) -> dict[Sharding | None, floa
     distributed, replicated = torch.distributed, torch.nn.parallel.DistributedDataParallel
     if distributed.is_initialized():
         raise RuntimeError("this process already has a process group")
+
+    def shard(stack: Any) -> Any:
+        fully_shard = import_fully_shard()
+        for block in stack:
+            fully_shard(block)
+        return fully_shard(stack)
+
     try:
         device = torch.device("cuda", torch.cuda.current_device())
         distributed.init_process_group("nccl", store=distributed.HashStore(), rank=0, world_size=1, device_id=device)
         return {
             None: _seconds(torch, model, lambda stack: stack),
             Sharding.DDP: _seconds(torch, model, partial(replicated, bucket_cap_mb=_ONE_TENSOR_MB)),
-            Sharding.FSDP: _seconds(torch, model, _sharded),
+            Sharding.FSDP: _seconds(torch, model, shard),
         }
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
 
-def _sharded(stack: Any) -> Any:
-    fully_shard = import_fully_shard()
-    for block in stack:
-        fully_shard(block)
-    return fully_shard(stack)
-
-
 def _seconds(torch: Any, model: TransformerModel, wrap: Callable[[Any], Any]) -> float:
     hidden = _HEAD_WIDTH * model.heads
     tiny = replace(model, hidden=hidden, head_size=_HEAD_WIDTH, intermediate=hidden, sequence=_TOKENS, batch=1)
-    step = _step_of(torch, tiny, _HOST_BLOCKS, wrap)
+    step = _make_step(torch, tiny, _HOST_BLOCKS, wrap)
     for _ in range(_WARM_STEPS):
         step()
     samples = []

@@ -235,8 +235,8 @@ _MOST = 16
 def _faults_found(path: Path, machine: PlannedMachine) -> list[str]:
     """Return the distinct faults in a stored check or scan, at most the first few. Raises UsageError if it has none."""
     report = read_stored(path).report
-    found = [each for finding in report.findings for each in _faults_of_finding(finding)]
-    found += [each for row in report.rows(ScanPartRow) for each in _faults_of_part(row)]
+    found = [each for finding in report.findings for each in _parse_finding(finding)]
+    found += [each for row in report.rows(ScanPartRow) for each in _parse_scan_part(row)]
     if not found:
         raise UsageError(
             f"{path} tells of no fault whose cost can be predicted",
@@ -247,7 +247,7 @@ def _faults_found(path: Path, machine: PlannedMachine) -> list[str]:
     return list(dict.fromkeys(found))[:_MOST]
 
 
-def _faults_of_finding(finding: Finding) -> Iterator[str]:
+def _parse_finding(finding: Finding) -> Iterator[str]:
     words = " ".join((finding.subject, *finding.subjects))
     if finding.id == HOST_STAGED:
         for first, second in _PAIR.findall(words):
@@ -263,7 +263,7 @@ def _faults_of_finding(finding: Finding) -> Iterator[str]:
             yield f"gpu{gpu}:nvlink={left}"
 
 
-def _faults_of_part(row: ScanPartRow) -> Iterator[str]:
+def _parse_scan_part(row: ScanPartRow) -> Iterator[str]:
     """Yield what a slow part still delivers as a fault of node 0: all nodes of a plan are alike, and one slows
     every collective.
     """

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from gpubench.errors import UsageError
-from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.runner import presenting
 from gpubench.model.terms.units import format_memory
 from gpubench.training import program, report, workload
-from gpubench.training.cluster import CurveFinder, FoundResults, PlannedMachine, machine_of, measured_now, read_all
+from gpubench.training.cluster import CurveFinder, FoundResults, PlannedMachine, choose_machine, measured_now, read_all
 from gpubench.training.events import USUAL_CONTENTION, ContentionTable
 from gpubench.training.options import TrainingPlan
 from gpubench.training.report import SECTIONS as SECTIONS
-from gpubench.training.step import StepPrediction, compute_of_step, predict
+from gpubench.training.step import StepPrediction, fit_computation, predict
 from gpubench.training.workload_file import USUAL_SEQUENCE, parse_parameters, read_model
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def measured_compute(model: workload.TransformerModel, copy_gb_s: float | None) 
 
     Raises CouldNotMeasureError without PyTorch and a GPU, or if its memory is too small.
     """
-    from gpubench.training.computation import spread_of, time_blocks
+    from gpubench.training.computation import relative_interval, time_blocks
 
     blocks = time_blocks(model)
     layers = model.layers + model.head_flops() / sum(operation.flops for operation in model.operations(0))
@@ -39,7 +39,7 @@ def measured_compute(model: workload.TransformerModel, copy_gb_s: float | None) 
         backward_seconds=mean(blocks.backward) * layers,
         source=blocks.described + (", the head by their speed" if model.vocabulary else ""),
         host_seconds=blocks.host,
-        spread=max(spread_of(blocks.forward), spread_of(blocks.backward)),
+        spread=max(relative_interval(blocks.forward), relative_interval(blocks.backward)),
         copy_gb_s=copy_gb_s,
     )
 
@@ -48,7 +48,7 @@ def _compute_times(
     plan: TrainingPlan, model: workload.TransformerModel, machine: PlannedMachine
 ) -> program.ComputeTimes:
     """Return the times of one microbatch on one GPU. Raises UsageError if nothing is known about the GPU."""
-    sheet = program.times_of_sheet(model, machine.gpu)
+    sheet = program.estimate_times(model, machine.gpu)
     copy_gb_s = None if sheet is None else sheet.copy_gb_s
     if plan.measure:
         if not machine.is_here:
@@ -86,21 +86,21 @@ def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
     """
     with presenting(plan.presentation) as presenter:
         found = read_all(plan.results, plan.overlap)
-        machine = machine_of(plan, found.files, found.contention_gpus)
-        model, notes = model_of(plan)
+        machine = choose_machine(plan, found.files, found.contention_gpus)
+        model, notes = choose_model(plan)
         outcome = _outcome(plan, model, machine, found, notes, presenter.waiting)
         presenter.begin(_metadata(plan, arguments, machine, outcome, notes), ())
         presenter.end(report.plan_report(outcome, machine.origin))
     return presenter.exit_code
 
 
-def model_of(plan: TrainingPlan) -> tuple[workload.TransformerModel, list[str]]:
+def choose_model(plan: TrainingPlan) -> tuple[workload.TransformerModel, list[str]]:
     """Return the model of a plan, and its assumptions as sentences. Raises UsageError if it cannot be read."""
     if plan.model_file is not None:
         model, notes = read_model(plan.model_file, sequence=plan.sequence, batch=plan.batch)
     else:
         count, sequence = parse_parameters(plan.parameters or ""), plan.sequence or USUAL_SEQUENCE
-        model = workload.model_of_parameters(count, sequence=sequence, batch=plan.batch or 1)
+        model = workload.model_with_parameters(count, sequence=sequence, batch=plan.batch or 1)
         shape = f"{model.layers} layers with a hidden size of {model.hidden}, {model.parameters / 1e9:.3g} B parameters"
         notes = [f"--parameters {plan.parameters} is taken for {shape} without embedding"]
     return replace(model, recompute=plan.recompute or model.recompute, fp8=plan.fp8 or model.fp8), notes
@@ -120,7 +120,7 @@ def _outcome(
         announce("measuring computation on a GPU", _SECONDS_TO_COMPUTE)
     measures = measured_now(plan.timeout_s, announce) if machine.is_here and machine.nodes == 1 else None
     finder = CurveFinder(machine, found, measures)
-    job, layouts = job_of(plan, model, finder)
+    job, layouts = build_job(plan, model, finder)
     ranked = _ranked(plan, machine, job, layouts, notes)
     cases = fault_cases(machine, plan.faults, plan.faults_from, notes, with_usual=not finder.staged)
     outcome = report.PlanOutcome(
@@ -130,7 +130,7 @@ def _outcome(
     return replace(outcome, as_expected=_predict_as_expected(machine, outcome))
 
 
-def job_of(
+def build_job(
     plan: TrainingPlan, model: workload.TransformerModel, finder: CurveFinder
 ) -> tuple[program.StepJob, list[workload.ParallelLayout]]:
     """Return the inputs of all layouts' steps with their computation, and the requested layouts.
@@ -171,12 +171,12 @@ def _calibrated(plan: TrainingPlan, job: program.StepJob, gpus: int) -> program.
     layout = workload.parse_layout(plan.layouts[0], measured_on)
     workload.check_layout(job.model, layout)
     target = workload.parse_layout(plan.layouts[0], gpus)
-    count = microbatches_of(plan, job.model, target)
+    count = count_microbatches(plan, job.model, target)
     seconds = plan.step_seconds or 0.0
     if plan.tokens_per_second is not None:
         seconds = layout.data * count * job.model.tokens / plan.tokens_per_second
     own = replace(job, layout=layout, settings=replace(job.settings, microbatches=count))
-    compute = compute_of_step(own, seconds)
+    compute = fit_computation(own, seconds)
     if compute is None:
         raise UsageError(
             f"a step of {layout} in {seconds * _MILLISECONDS:,.0f} ms on {measured_on} GPUs",
@@ -189,7 +189,7 @@ def _calibrated(plan: TrainingPlan, job: program.StepJob, gpus: int) -> program.
     return replace(job, compute=replace(compute, source=source, origin="given"))
 
 
-def microbatches_of(plan: TrainingPlan, model: workload.TransformerModel, layout: workload.ParallelLayout) -> int:
+def count_microbatches(plan: TrainingPlan, model: workload.TransformerModel, layout: workload.ParallelLayout) -> int:
     """Return the microbatches per data-parallel rank and step.
 
     Raises UsageError if the sequences do not divide. An interleaved pipeline needs a multiple of its stages.
@@ -215,7 +215,9 @@ def _ranked(
     """Predict all layouts that fit, fastest first. Without --layout, try each kind of data parallelism."""
     ways = [workload.ParallelLayout(data=job.layout.gpus, sharding=each) for each in workload.Sharding]
     jobs = [
-        replace(job, layout=each, settings=replace(job.settings, microbatches=microbatches_of(plan, job.model, each)))
+        replace(
+            job, layout=each, settings=replace(job.settings, microbatches=count_microbatches(plan, job.model, each))
+        )
         for each in asked or {str(way): way for way in ways}.values()
     ]
     memory = machine.memory_bytes
@@ -344,7 +346,7 @@ def _metadata(
         "notes": list(notes),
     }
     profile = machine.profile
-    return metadata_of(
+    return build_metadata(
         arguments,
         "plan",
         origin=machine.origin,

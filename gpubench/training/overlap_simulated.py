@@ -4,7 +4,7 @@ from functools import partial
 
 from gpubench.jobs.collective.simulated import ModelledCollective, open_model
 from gpubench.jobs.runner import Place, ReportCollector, Steps
-from gpubench.jobs.sources import say_what_is_ignored
+from gpubench.jobs.sources import note_ignored_variables
 from gpubench.measure.collective.cases import JobFacts, cases
 from gpubench.measure.collective.recording import SIMULATED_BACKEND
 from gpubench.model.paths.topology import Topology
@@ -25,7 +25,7 @@ def _measure(plan: OverlapPlan, place: Place, found: ModelledCollective) -> Repo
     collective, presenter, simulation = place.plan.collective, place.presenter, found.simulation
     model = OverlapModel(simulation.machine, simulation.faults, simulation.seed, found.per_node)
     job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, len(found.identities), len(found.nodes))
-    say_what_is_ignored(place.plan.source, presenter)
+    note_ignored_variables(place.plan.source, presenter)
     topology = Topology(found.nodes[0]).fingerprint()
     metadata = overlap_metadata(plan, found.described, collective, place.arguments, topology=topology)
     presenter.begin(metadata, OverlapRow.columns())

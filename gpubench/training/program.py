@@ -121,7 +121,7 @@ _SHEETS = {
 }
 
 
-def rates_of(name: str) -> DataSheet | None:
+def find_data_sheet(name: str) -> DataSheet | None:
     """Return the rates of a GPU by NVML's model name, or None without a known data sheet.
 
     Match whole words, because an L40 is no L4. A laptop's GPU has the name of a larger one.
@@ -141,13 +141,13 @@ def times_for(model: workload.TransformerModel, tflops: float, **values: Any) ->
     return ComputeTimes(forward_seconds=forward, backward_seconds=BACKWARD_OVER_FORWARD * forward, **values)
 
 
-def times_of_sheet(model: workload.TransformerModel, gpu: str) -> ComputeTimes | None:
+def estimate_times(model: workload.TransformerModel, gpu: str) -> ComputeTimes | None:
     """Return the range of times for the shares of its data sheet that training reaches on a GPU. None without a
     data sheet.
 
     Raises UsageError for 8 bits on a GPU that does not support them.
     """
-    sheet = rates_of(gpu)
+    sheet = find_data_sheet(gpu)
     if sheet is None:
         return None
     if model.fp8 and not sheet.tflops_fp8:
@@ -162,7 +162,10 @@ def times_of_sheet(model: workload.TransformerModel, gpu: str) -> ComputeTimes |
     )
     top = model.head_flops() * model.batch
     products = 3 * ((model.forward_flops() - attention - top) / tflops + top / sheet.tflops)
-    between = model.layers * (1 + BACKWARD_OVER_FORWARD) * _elementwise_seconds(model, copy_gb_s)
+    # Outside its products, with all kernels fused, per microbatch.
+    elements = model.tokens * (BESIDE_MLP_ACCESSES * model.hidden + MLP_ACCESSES * model.width)
+    elementwise = elements * model.data_type.size_bytes / (copy_gb_s * 1e9)
+    between = model.layers * (1 + BACKWARD_OVER_FORWARD) * elementwise
     casts = model.layers * _cast_seconds(model, copy_gb_s) if model.fp8 else 0.0
     slow, fast = (
         (products / share + 3.5 * attention / (of_attention * sheet.tflops)) / _TERA + unfused * between + casts
@@ -191,12 +194,6 @@ UNFUSED, UNFUSED_FP8 = (3.0, 2.0), (3.0, 1.0)
 """Factors for unfused work between products. With 3, products of published models of 1 to 13 B reach similar shares
 on A100 and H100. Frameworks with fused kernels are faster, especially in 8 bits.
 """
-
-
-def _elementwise_seconds(model: workload.TransformerModel, copy_gb_s: float) -> float:
-    """Return the seconds of a block's forward pass outside its products, per microbatch, with all kernels fused."""
-    elements = model.tokens * (BESIDE_MLP_ACCESSES * model.hidden + MLP_ACCESSES * model.width)
-    return elements * model.data_type.size_bytes / (copy_gb_s * 1e9)
 
 
 _CAST_BYTES = 4
@@ -251,7 +248,7 @@ class CollectiveCurve(Struct, frozen=True):
         return nearest.spread
 
 
-def curve_of(points: Sequence[CurvePoint], origin: str = MEASURED, source: str = "") -> CollectiveCurve:
+def build_curve(points: Sequence[CurvePoint], origin: str = MEASURED, source: str = "") -> CollectiveCurve:
     """Return a curve through these points. For several points of a size, use their median and the spread of all."""
     by_size: dict[int, list[CurvePoint]] = {}
     for point in points:
@@ -383,7 +380,7 @@ class StepJob(Struct, frozen=True, kw_only=True):
     @property
     def blocks(self) -> int:
         """The number of simulated layers of the stage."""
-        own = workload.layers_of_stages(self.model.layers, self.layout)[self.stage]
+        own = workload.layers_by_stage(self.model.layers, self.layout)[self.stage]
         return min(own, self.most_blocks)
 
     @property

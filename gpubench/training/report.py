@@ -80,10 +80,11 @@ def plan_report(outcome: PlanOutcome, origin: str) -> Report:
         sections=Table.group_by_section(
             {
                 LayoutRow: [
-                    _layout_row(place, each, outcome.gpu_memory_bytes) for place, each in enumerate(outcome.ranked, 1)
+                    _make_layout_row(place, each, outcome.gpu_memory_bytes)
+                    for place, each in enumerate(outcome.ranked, 1)
                 ],
                 ExposedRow: lambda: exposed_rows(best),
-                FaultCostRow: lambda: [_fault_row(*other, best) for other in others],
+                FaultCostRow: lambda: [_make_fault_row(*other, best) for other in others],
             }
         ),
         main=LayoutRow.section,
@@ -91,7 +92,7 @@ def plan_report(outcome: PlanOutcome, origin: str) -> Report:
     )
 
 
-def _layout_row(place: int, shown: StepPrediction, gpu_memory_bytes: int | None) -> LayoutRow:
+def _make_layout_row(place: int, shown: StepPrediction, gpu_memory_bytes: int | None) -> LayoutRow:
     job = shown.job
     has_buckets = job.layout.gradient_ranks > 1 and not job.layout.sharding.gathers_parameters
     return LayoutRow(
@@ -137,7 +138,7 @@ def exposed_rows(prediction: StepPrediction) -> list[ExposedRow]:
     return sorted(rows, key=lambda row: -row.exposed_ms)
 
 
-def _fault_row(case: FaultCase, shown: StepPrediction, healthy: StepPrediction) -> FaultCostRow:
+def _make_fault_row(case: FaultCase, shown: StepPrediction, healthy: StepPrediction) -> FaultCostRow:
     return FaultCostRow(
         fault=case.text,
         what=case.what,

@@ -37,7 +37,7 @@ from msgspec.structs import astuple, replace
 
 from gpubench.training.events import GpuTimes, StreamTask, simulate
 from gpubench.training.program import BlockWriter, ComputeTimes, StepJob, StepProgram
-from gpubench.training.workload import Operation, ParameterTensor, Sharding, layers_of_stages
+from gpubench.training.workload import Operation, ParameterTensor, Sharding, layers_by_stage
 
 
 def fill_buckets(sizes: Sequence[float], cap_bytes: float) -> list[list[int]]:
@@ -46,12 +46,12 @@ def fill_buckets(sizes: Sequence[float], cap_bytes: float) -> list[list[int]]:
     """
     found: list[list[int]] = []
     free = 0.0
-    for number, each in enumerate(sizes):
+    for number, size_bytes in enumerate(sizes):
         if free <= 0:
             found.append([])
             free = cap_bytes
         found[-1].append(number)
-        free -= each
+        free -= size_bytes
     return found
 
 
@@ -292,7 +292,7 @@ def _finished(job: StepJob) -> StepPrediction:
 
 def _predict_stage(job: StepJob, count: int) -> StepPrediction:
     """Predict `count` microbatches on one GPU without waiting. Every further one takes as long as the second."""
-    blocks = layers_of_stages(job.model.layers, job.layout)[job.stage]
+    blocks = layers_by_stage(job.model.layers, job.layout)[job.stage]
     if blocks <= job.most_blocks:
         return _predict_blocks(job, count)
     few = job.most_blocks // 2
@@ -351,7 +351,7 @@ _SEND_SOURCE = "pipeline send"
 
 def _pipelined(job: StepJob) -> StepPrediction:
     stages, count = job.layout.pipeline, job.settings.microbatches
-    layers = layers_of_stages(job.model.layers, job.layout)
+    layers = layers_by_stage(job.model.layers, job.layout)
     kinds = [(number, stage == 0, stage == stages - 1) for stage, number in enumerate(layers)]
     different = {kind: replace(job, stage=stage) for stage, kind in reversed([*enumerate(kinds)])}
     known = {kind: (_predict_stage(own, 1), _predict_stage(own, 2)) for kind, own in different.items()}
@@ -395,7 +395,7 @@ def rhythm(usual: Sequence[float], send: float, chunks: int, count: int) -> tupl
     return filled, slowest + waits / (count - 1)
 
 
-def compute_of_step(job: StepJob, seconds: float) -> ComputeTimes | None:
+def fit_computation(job: StepJob, seconds: float) -> ComputeTimes | None:
     """Find the computation that explains a measured step, by Newton's method. None if communication alone takes
     longer.
     """

@@ -211,7 +211,7 @@ _HIDDEN_STEP = 256
 _HEAD = 128
 
 
-def model_of_parameters(parameters: int, *, sequence: int, batch: int) -> TransformerModel:
+def model_with_parameters(parameters: int, *, sequence: int, batch: int) -> TransformerModel:
     """Return a model of blocks alone with about this many parameters: 12 · layers · hidden², hidden = 128 · layers."""
     ideal = (parameters * _ASPECT / 12) ** (1 / 3)
     step = 8 * _HEAD if ideal > 4 * 8 * _HEAD else _HIDDEN_STEP  # large models are split over eight GPUs by their heads
@@ -379,7 +379,7 @@ def misfit(model: TransformerModel, layout: ParallelLayout) -> str:
     return next((words for wrong, words in reasons if wrong), "")
 
 
-def layers_of_stages(layers: int, layout: ParallelLayout) -> tuple[int, ...]:
+def layers_by_stage(layers: int, layout: ParallelLayout) -> tuple[int, ...]:
     """Return the layers of each GPU of a pipeline.
 
     If they do not divide by the stages, the last stage and the first have one fewer, then those before the last,
@@ -414,7 +414,7 @@ def states_bytes(model: TransformerModel, layout: ParallelLayout, optimizer_byte
     """
     shared = model.parameters - model.expert_parameters
     # Use the stage with most layers, and an equal share of the parameters outside blocks.
-    part = max(layers_of_stages(model.layers, layout)) / model.layers
+    part = max(layers_by_stage(model.layers, layout)) / model.layers
     own = ceil(shared * part / layout.tensor)
     own += ceil(model.expert_parameters * part / layout.tensor / layout.expert)
     size, ranks, sharding = model.data_type.size_bytes, layout.shard_ranks, layout.sharding

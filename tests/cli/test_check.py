@@ -14,7 +14,7 @@ from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.jobs import check as check_measure
 from gpubench.jobs.check import GPU_SIZES, ChildCommands, SimulatedMeasurer, measured
 from gpubench.jobs.plans import CheckPlan, Depth
-from gpubench.jobs.sources import Simulated, simulation_of
+from gpubench.jobs.sources import Simulated, parse_simulation
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Measurements, Need
 from gpubench.model.terms.units import group_by
@@ -363,7 +363,7 @@ def test_copies_of_healthy_simulated_nodes_are_made_once(monkeypatch: pytest.Mon
         return own(self, number, node)
 
     monkeypatch.setattr(SimulatedMeasurer, "_node_copies", counted)
-    simulation = simulation_of("hgx-h100-8*5", ["node2.gpu1:nvlink=9"], 1)
+    simulation = parse_simulation("hgx-h100-8*5", ["node2.gpu1:nvlink=9"], 1)
     nodes = Simulated(simulation).machines().nodes
     found = SimulatedMeasurer(simulation, nodes, Depth.DEFAULT).copies()
     assert made == [0, 2]

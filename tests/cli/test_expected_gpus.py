@@ -6,7 +6,7 @@ import pytest
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.jobs.collective.job import choose_ranks
-from gpubench.jobs.collective.opened import gpus_by_host
+from gpubench.jobs.collective.opened import count_gpus_by_host
 from gpubench.machine.nvml import Driver
 from gpubench.model.terms.ranks import RankIdentity
 from tests.cli.running import gpubench, without_gpus
@@ -60,7 +60,7 @@ def test_ranks_that_are_shown_one_gpu_each_have_all_of_them() -> None:
         RankIdentity(rank=number, host=host, node=0, local_rank=0, pid=1, gpu_uuid=uuid)
         for number, (host, uuid) in enumerate([("n0", "a"), ("n0", "b"), ("n1", "c"), ("n1", "d"), ("n2", None)])
     ]
-    assert gpus_by_host(ranks, [1, 1, 8, 8, 0]) == {"n0": 2, "n1": 8, "n2": 0}
+    assert count_gpus_by_host(ranks, [1, 1, 8, 8, 0]) == {"n0": 2, "n1": 8, "n2": 0}
 
 
 def test_no_cpu_ranks_are_launched_where_gpus_were_expected() -> None:

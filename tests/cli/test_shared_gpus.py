@@ -17,7 +17,7 @@ from gpubench.jobs import check
 from gpubench.jobs import rank as gpus
 from gpubench.jobs import scan as scan_job
 from gpubench.jobs.collective import job as alone
-from gpubench.jobs.collective.metadata import speed_judge_of
+from gpubench.jobs.collective.metadata import speed_judge_maker
 from gpubench.jobs.plans import Depth
 from gpubench.jobs.rank import RankNccl, check_one_rank_a_gpu, check_shared_gpus, check_versions
 from gpubench.machine.host import sharing_settings
@@ -268,8 +268,8 @@ def test_the_last_line_counts_gpus_and_judges_no_speed() -> None:
 @pytest.mark.parametrize("ranks", [shared(4), [rank(0, nccl_host="a"), rank(1, 1, nccl_host="b")]])
 def test_nothing_is_expected_of_them(ranks: Sequence[RankIdentity]) -> None:
     """A profile of four H100s, and the limit of what joins them, are of ranks with a GPU each."""
-    judge = speed_judge_of(collective_named("allreduce"), ranks, "2.32.3", None)(None)
-    alone_judge = speed_judge_of(collective_named("allreduce"), [rank(0), rank(1, 1)], "2.32.3", None)(None)
+    judge = speed_judge_maker(collective_named("allreduce"), ranks, "2.32.3", None)(None)
+    alone_judge = speed_judge_maker(collective_named("allreduce"), [rank(0), rank(1, 1)], "2.32.3", None)(None)
     row = replace(ROW, ranks=len(ranks), limit_gb_s=10.0, size_bytes=2**26, time_us=800.0, verdict="PASS")
     assert judge.row(row).expected_source is None
     assert alone_judge.row(row).expected_source is not None

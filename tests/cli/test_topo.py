@@ -18,7 +18,7 @@ from gpubench.cli.commands.machine import checked_topo as checked
 from gpubench.errors import UsageError
 from gpubench.jobs import topo as topo_job
 from gpubench.jobs.plans import TopoPlan
-from gpubench.jobs.sources import Here, Simulated, gathered, source_of
+from gpubench.jobs.sources import Here, Simulated, choose_source, gathered
 from gpubench.machine.probe import Probe, stage_commands
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
@@ -253,7 +253,7 @@ def test_ranks_know_nothing_of_machines_that_are_simulated_or_described() -> Non
     """Under mpirun or srun libibverbs-missing of this host was a FAIL of the simulated one."""
     rank = RankFacts(rank=0, host="here", node=0, local_rank=0, pid=1, loadable={"libibverbs.so.1": None})
     plan = plan_from(TopoPlan, {"simulate": "hgx-h100-8*2"})
-    for source in (plan.source, source_of(1, file=Path("topo.xml"))):
+    for source in (plan.source, choose_source(1, file=Path("topo.xml"))):
         machines = gathered(AloneGroup(), [], rank, source)
         assert machines is not None
         assert machines.processes == []

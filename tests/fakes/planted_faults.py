@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gpubench.conditions.circumstances import Facts
 from gpubench.jobs.check import SimulatedMeasurer, measured
 from gpubench.jobs.plans import Depth
-from gpubench.jobs.sources import simulation_of
+from gpubench.jobs.sources import parse_simulation
 from gpubench.measure.check.health import judge
 from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
@@ -73,7 +73,7 @@ def findings(machine_text: str, faults: Sequence[str], seed: int, depth: Depth =
     machine, planted = parse_machine(machine_text), [parse_fault(fault) for fault in faults]
     nodes = snapshots(machine, planted, seed)
     shown = [Topology(node) for node in nodes]
-    simulation = simulation_of(machine_text, faults, seed)
+    simulation = parse_simulation(machine_text, faults, seed)
     by = SimulatedMeasurer(simulation, shown, depth, noise=NOISE)
     taken = measured(depth, shown, by)
     report = judge(Facts(shown, group_nodes(shown), (), [machine.profile] * len(nodes), taken, asked=True))

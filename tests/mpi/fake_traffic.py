@@ -26,12 +26,12 @@ def install(number: int, machine: str, *faults: str) -> None:
     parsed = parse_machine(machine)
     broken = [parse_fault(each) for each in faults]
     own = replace(snapshots(parsed, broken)[number], host=f"host{number}", origin=Origin.MEASURED)
-    identity = ranks.own_identity
+    identity = ranks.read_identity
 
     def probe(*_arguments: object) -> Snapshot:
         return own
 
-    def own_identity(group: Any) -> tuple[RankIdentity, list[int]]:
+    def read_identity(group: Any) -> tuple[RankIdentity, list[int]]:
         known, _ = identity(group)
         return replace(known, host=own.host, node=number, local_rank=0), list(range(group.size))
 
@@ -40,7 +40,7 @@ def install(number: int, machine: str, *faults: str) -> None:
         return SimulatedTraffic(own, parsed.profile, here, 0, time.monotonic, several=True)
 
     stand_in("gpubench.machine.probe.probe", probe)
-    stand_in("gpubench.jobs.rank.own_identity", own_identity)
+    stand_in("gpubench.jobs.rank.read_identity", read_identity)
     stand_in("gpubench.jobs.watch.reader_here", reader)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.jobs.sources import Simulated, simulation_of
+from gpubench.jobs.sources import Simulated, parse_simulation
 from gpubench.measure.topo import examine
 from gpubench.model.terms.operation import Engine
 from gpubench.model.terms.units import BYTES_PER_GB
@@ -68,7 +68,7 @@ def times_with(effect: Effect) -> tuple[CollectiveTimes, CollectiveTimes]:
     name, _, value = effect.variable.partition("=")
     job = {} if effect.on else {name: value}
     faults = [effect.on + effect.variable] if effect.on else []
-    found = simulation_of(effect.machine, faults, 0, job)
+    found = parse_simulation(effect.machine, faults, 0, job)
     assert not found.ignored
     return CollectiveTimes(found.machine, found.faults, noise=0.0), CollectiveTimes(found.machine, noise=0.0)
 
@@ -91,12 +91,12 @@ def test_a_variable_stages_its_pairs_and_slows_rows_by_a_known_factor(effect: Ef
 def test_copies_of_cuda_are_as_fast_under_any_variable_of_nccl(machine: str) -> None:
     found = []
     for job in ({}, {"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "LOC"}):
-        made = simulation_of(machine, (), 0, job)
+        made = parse_simulation(machine, (), 0, job)
         copies = SimulatedCopies(made.machine, made.faults, 0, noise=0.0)
         copies.enable(0, 1)
         ends = [Region(copies.allocate(gpu, _LARGE), 0) for gpu in (0, 1)]
         found.append(copies.seconds([CopyStream(0, Engine.CE, ends[0], ends[1], _LARGE)], 1))
-        assert Simulated(made).machines().snapshots == Simulated(simulation_of(machine, (), 0)).machines().snapshots
+        assert Simulated(made).machines().snapshots == Simulated(parse_simulation(machine, (), 0)).machines().snapshots
     assert found[0] == found[1]
 
 
@@ -114,7 +114,7 @@ def test_copies_of_cuda_are_as_fast_under_any_variable_of_nccl(machine: str) -> 
 def test_variables_without_a_known_effect_are_named_and_change_nothing(
     machine: str, job: dict[str, str], ignored: str
 ) -> None:
-    found = simulation_of(machine, (), 0, job)
+    found = parse_simulation(machine, (), 0, job)
     assert found.note == (f"ignored in simulation: {ignored}" if ignored else "")
     assert set(found.environment) == set(job) & {"NCCL_P2P_DISABLE"}
 
@@ -125,7 +125,7 @@ def test_variables_without_a_known_effect_are_named_and_change_nothing(
 )
 def test_a_fault_with_a_variable_of_unknown_effect_is_refused(fault: str) -> None:
     with pytest.raises(UsageError):
-        simulation_of("hgx-h100-8", [fault], 0)
+        parse_simulation("hgx-h100-8", [fault], 0)
 
 
 def recorded(path: str) -> float:
@@ -144,7 +144,7 @@ def recorded(path: str) -> float:
     ],
 )
 def test_host_staged_rows_are_near_those_of_real_gpus(machine: str, path: str) -> None:
-    made = simulation_of(machine, (), 0, {"NCCL_P2P_DISABLE": "1"})
+    made = parse_simulation(machine, (), 0, {"NCCL_P2P_DISABLE": "1"})
     times = CollectiveTimes(made.machine, made.faults, noise=0.0)
     moved = 2 * (times.gpus - 1) / times.gpus * _LARGE
     assert moved / times.seconds("allreduce", _LARGE, row=0)[0] / BYTES_PER_GB == pytest.approx(
@@ -154,14 +154,14 @@ def test_host_staged_rows_are_near_those_of_real_gpus(machine: str, path: str) -
 
 @pytest.mark.parametrize(("channels", "measured_gb_s"), [("4", 91.4), ("8", 158.9), ("16", 273.7), ("1", 21.0)])
 def test_few_channels_are_as_slow_as_on_real_h200s(channels: str, measured_gb_s: float) -> None:
-    made = simulation_of("hgx-h200-4", (), 0, {"NCCL_MAX_CTAS": channels})
+    made = parse_simulation("hgx-h200-4", (), 0, {"NCCL_MAX_CTAS": channels})
     seconds = CollectiveTimes(made.machine, made.faults, noise=0.0).seconds("allreduce", _LARGE, row=0)[0]
     assert 1.5 * _LARGE / seconds / BYTES_PER_GB == pytest.approx(measured_gb_s, rel=0.2)
 
 
 def test_topo_names_only_the_node_whose_ranks_have_the_variable() -> None:
     """The pairs of the first node were named, whose ranks do not have it."""
-    machines = Simulated(simulation_of("hgx-h100-8*4", ["node3:env=NCCL_P2P_DISABLE=1"], 0)).machines()
+    machines = Simulated(parse_simulation("hgx-h100-8*4", ["node3:env=NCCL_P2P_DISABLE=1"], 0)).machines()
     report = examine(machines.nodes, machines.processes, [None] * 4)
     (finding,) = (each for each in report.findings if each.id == "nccl-p2p-disabled")
     assert len(finding.subjects) == 56
@@ -172,8 +172,8 @@ def test_topo_names_only_the_node_whose_ranks_have_the_variable() -> None:
 def test_scan_refuses_variables_of_faults_and_names_those_of_the_environment(fault: str) -> None:
     """What they do to a scan is not modelled: it would pass as healthy."""
     with pytest.raises(UsageError, match=r"--fault .*env=NCCL_.* with scan"):
-        simulation_of("hgx-h100-8*4", [fault], 0).drop_variables()
-    left = simulation_of("hgx-h100-8*4", ["gpu0:nvlink=9"], 0, {"NCCL_P2P_DISABLE": "1"}).drop_variables()
+        parse_simulation("hgx-h100-8*4", [fault], 0).drop_variables()
+    left = parse_simulation("hgx-h100-8*4", ["gpu0:nvlink=9"], 0, {"NCCL_P2P_DISABLE": "1"}).drop_variables()
     assert left.note == "ignored in simulation: NCCL_P2P_DISABLE=1"
     assert [str(each) for each in left.faults] == ["gpu0:nvlink=9"]
 
@@ -182,7 +182,7 @@ def test_scan_refuses_variables_of_faults_and_names_those_of_the_environment(fau
 def test_rings_alone_do_not_reduce_in_switches(variable: str) -> None:
     """From 1 GiB on eight H100s reduce in NVSwitches; a ring was as fast as they are."""
     value = {"NCCL_NVLS_ENABLE": "0", "NCCL_ALGO": "ring"}[variable]
-    made = simulation_of("hgx-h100-8", (), 0, {variable: value})
+    made = parse_simulation("hgx-h100-8", (), 0, {variable: value})
     found, own = (CollectiveTimes(made.machine, faults, noise=0.0) for faults in (made.faults, ()))
     large = 4 * 2**30
     assert found.seconds("allreduce", large, row=0)[0] / own.seconds("allreduce", large, row=0)[0] > 1.2

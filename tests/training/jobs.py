@@ -14,7 +14,7 @@ from gpubench.training.program import (
     CurvePoint,
     StepJob,
     StepSettings,
-    curve_of,
+    build_curve,
 )
 from gpubench.training.workload import BlockKind, TransformerModel, parse_layout
 
@@ -31,7 +31,7 @@ class LinearFabric:
 
     def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
         points = [CurvePoint(size, self.latency_seconds + size / (self.gb_s * 1e9), self.spread) for size in SIZES]
-        return curve_of(points)
+        return build_curve(points)
 
 
 def mlp(layers: int = 4, hidden: int = 1024) -> TransformerModel:

@@ -7,7 +7,7 @@ import pytest
 
 from gpubench.backends.torch import distributed
 from gpubench.errors import CouldNotMeasureError
-from gpubench.training.computation import spread_of, time_blocks
+from gpubench.training.computation import relative_interval, time_blocks
 from gpubench.training.workload import TransformerModel
 
 MODEL = TransformerModel(name="gpt", layers=4, hidden=64, heads=4, sequence=32, batch=2)
@@ -26,6 +26,6 @@ def test_a_pytorch_that_finds_no_gpu_is_told(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_spread_of_samples_is_that_of_their_mean() -> None:
-    assert spread_of([1.0]) == 0
-    assert spread_of([1.0, 1.0, 1.0]) == 0
-    assert spread_of([0.9, 1.0, 1.1, 1.0]) == pytest.approx(1.96 * 0.0816497 / 2, rel=1e-4)
+    assert relative_interval([1.0]) == 0
+    assert relative_interval([1.0, 1.0, 1.0]) == 0
+    assert relative_interval([0.9, 1.0, 1.1, 1.0]) == pytest.approx(1.96 * 0.0816497 / 2, rel=1e-4)

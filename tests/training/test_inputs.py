@@ -11,9 +11,9 @@ from gpubench.training.program import (
     CollectiveTimesFound,
     CommunicatorRanks,
     CurvePoint,
-    curve_of,
-    rates_of,
-    times_of_sheet,
+    build_curve,
+    estimate_times,
+    find_data_sheet,
 )
 from gpubench.training.step import fill_buckets
 from gpubench.training.workload import TransformerModel
@@ -47,14 +47,14 @@ POINTS = [CurvePoint(2**10, 10e-6, 0.05), CurvePoint(2**20, 40e-6, 0.01), CurveP
 
 
 def test_times_between_points_are_interpolated_by_logarithms() -> None:
-    curve = curve_of(POINTS)
+    curve = build_curve(POINTS)
     assert curve.seconds(2**20) == 40e-6
     assert curve.seconds(2**15) == pytest.approx(20e-6)
     assert curve.seconds(2**25) == pytest.approx(0.4e-3)
 
 
 def test_beyond_its_points_a_curve_keeps_latency_and_bandwidth() -> None:
-    curve = curve_of(POINTS)
+    curve = build_curve(POINTS)
     assert curve.seconds(8) == 10e-6
     assert curve.seconds(2**32) == pytest.approx(16e-3)
     assert curve.seconds(0) == 0
@@ -62,14 +62,14 @@ def test_beyond_its_points_a_curve_keeps_latency_and_bandwidth() -> None:
 
 def test_of_several_runs_the_middle_one_counts_and_their_distance_is_noise() -> None:
     points = [CurvePoint(1024, each * 1e-6, 0.01) for each in (10, 11, 14)]
-    curve = curve_of(points)
+    curve = build_curve(points)
     assert curve.seconds(1024) == pytest.approx(11e-6)
     assert curve.spread(1024) == pytest.approx(2 / 11)
 
 
 @given(st.floats(1, 2**34), st.floats(1, 2**34))
 def test_a_larger_size_takes_no_less(one: float, other: float) -> None:
-    curve = curve_of(POINTS)
+    curve = build_curve(POINTS)
     small, large = sorted((one, other))
     assert curve.seconds(small) <= curve.seconds(large) * (1 + 1e-12)
 
@@ -137,13 +137,13 @@ def test_without_a_measurement_nothing_slows_anything() -> None:
 
 
 def test_data_sheets_are_known_of_the_gpus_of_most_profiles() -> None:
-    assert rates_of("NVIDIA H200") is not None
-    assert rates_of("NVIDIA A100-SXM4-80GB") != rates_of("NVIDIA A10")
-    assert rates_of("Radeon") is None
+    assert find_data_sheet("NVIDIA H200") is not None
+    assert find_data_sheet("NVIDIA A100-SXM4-80GB") != find_data_sheet("NVIDIA A10")
+    assert find_data_sheet("Radeon") is None
     near = ("NVIDIA L40", "NVIDIA A10G", "NVIDIA GH200 480GB", "NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU")
-    assert [name for name in near if rates_of(name) is not None] == []
+    assert [name for name in near if find_data_sheet(name) is not None] == []
     named = [each.gpu.name for each in all_profiles() if each.gpu.name and each.match.generic is None]
-    unknown = {name for name in named if rates_of(name) is None}
+    unknown = {name for name in named if find_data_sheet(name) is None}
     assert unknown == {
         "NVIDIA RTX PRO 6000 Blackwell Server Edition",
         *("NVIDIA GB10", "NVIDIA GH200 120GB", "NVIDIA GH200 480GB", "NVIDIA H20", "NVIDIA H800"),
@@ -155,7 +155,7 @@ def test_the_wider_a_product_the_less_its_casts_to_8_bits_cost() -> None:
     gains = []
     for hidden in (2048, 4096, 8192, 16384):
         model = TransformerModel(name="m", layers=4, hidden=hidden, heads=16, sequence=2048, vocabulary=32000)
-        found = [times_of_sheet(each, "NVIDIA H100 80GB HBM3") for each in (model, replace(model, fp8=True))]
+        found = [estimate_times(each, "NVIDIA H100 80GB HBM3") for each in (model, replace(model, fp8=True))]
         (slow, _), (slow_fp8, _) = (
             [each.forward_seconds * (1 + shift * each.spread) for shift in (1, -1)] for each in found if each
         )

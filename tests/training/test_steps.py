@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from gpubench.training.events import ContentionTable, MeasuredContention, simulate
 from gpubench.training.program import SMALLEST_COPY_SECONDS, StepJob, StepSettings
 from gpubench.training.report import exposed_rows
-from gpubench.training.step import compute_of_step, predict, rhythm, step_tasks
-from gpubench.training.workload import Recompute, Sharding, layers_of_stages, parse_layout
+from gpubench.training.step import fit_computation, predict, rhythm, step_tasks
+from gpubench.training.workload import Recompute, Sharding, layers_by_stage, parse_layout
 from tests.training.jobs import gpt, job, mlp
 
 STEP = 0.024
@@ -180,9 +180,9 @@ def test_many_microbatches_are_told_from_two(layout: str, gpus: int) -> None:
 
 def test_layers_that_do_not_divide_leave_the_last_stage_and_the_first_with_fewer() -> None:
     """Llama 3 405B has 126 layers on 16 stages."""
-    assert layers_of_stages(126, parse_layout("pp16", 16)) == (7, *[8] * 14, 7)
-    assert layers_of_stages(126, parse_layout("pp8 v8", 8)) == (15, *[16] * 6, 15)
-    assert layers_of_stages(9, parse_layout("pp4", 4)) == (2, 3, 2, 2)
+    assert layers_by_stage(126, parse_layout("pp16", 16)) == (7, *[8] * 14, 7)
+    assert layers_by_stage(126, parse_layout("pp8 v8", 8)) == (15, *[16] * 6, 15)
+    assert layers_by_stage(9, parse_layout("pp4", 4)) == (2, 3, 2, 2)
     uneven = predict(job(gpt(9), "pp4", 4, gb_s=1e15, settings=StepSettings(microbatches=8)))
     even = predict(job(gpt(12), "pp4", 4, gb_s=1e15, settings=StepSettings(microbatches=8)))
     # Nine layers of 24 / 9 ms fill the pipeline, and seven microbatches follow at the stage with three.
@@ -249,10 +249,10 @@ def test_computation_follows_from_a_measured_step(layout: str) -> None:
     own = job(gpt(8), layout, 4, settings=StepSettings(microbatches=4))
     seconds = predict(own).seconds
     guess = replace(own, compute=replace(own.compute, forward_seconds=0.8, backward_seconds=1.6))
-    found = compute_of_step(guess, seconds)
+    found = fit_computation(guess, seconds)
     assert found is not None
     assert found.forward_seconds == pytest.approx(own.compute.forward_seconds, rel=1e-3)
-    assert compute_of_step(own, 1e-6) is None
+    assert fit_computation(own, 1e-6) is None
 
 
 def measured(kappa_c: float, kappa_m: float) -> ContentionTable:

@@ -10,7 +10,7 @@ from gpubench.training.workload import (
     ParallelLayout,
     TransformerModel,
     misfit,
-    model_of_parameters,
+    model_with_parameters,
     parse_layout,
     states_bytes,
 )
@@ -53,7 +53,7 @@ def test_flops_are_two_a_parameter_and_token_and_those_of_causal_attention() -> 
 
 @pytest.mark.parametrize("billions", [0.3, 1, 7, 13, 70, 175])
 def test_a_number_of_parameters_makes_a_model_of_about_as_many(billions: float) -> None:
-    model = model_of_parameters(round(billions * 1e9), sequence=2048, batch=1)
+    model = model_with_parameters(round(billions * 1e9), sequence=2048, batch=1)
     assert model.parameters == pytest.approx(billions * 1e9, rel=0.2)
     assert model.hidden % model.heads == 0
     assert billions < 7 or not misfit(model, parse_layout("tp8 sp", 8))

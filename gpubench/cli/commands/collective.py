@@ -47,7 +47,7 @@ def checked(plan: CollectivePlan) -> CollectivePlan:
     if plan.split is not None:
         _check_split(plan, plan.split)
     if plan.simulation is not None:
-        plan.refuse_gpu_options("a simulated machine has no real GPUs", but=plan.compared_by)
+        plan.refuse_gpu_options("a simulated machine has no real GPUs", but=plan.comparison_options)
     if plan.backend == HOST:
         plan.refuse_gpu_options("--backend host uses none")
     plan.refuse_what_backend_lacks()
@@ -81,7 +81,7 @@ def _check_compared(plan: CollectivePlan) -> None:
     """Raise UsageError for options that cannot be used with several settings or backends."""
     if plan.is_compared and plan.split is not None:
         raise UsageError(
-            f"{plan.compared_by[0]} with --split",
+            f"{plan.comparison_options[0]} with --split",
             expected="one of them: several settings can only be measured, and only by all ranks together",
             next_step="leave --split out",
         )

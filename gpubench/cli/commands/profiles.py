@@ -103,11 +103,11 @@ def show(name: _NAMED, verbose: _VERBOSE = False) -> None:  # noqa: FBT002
 @_app.command("match", cls=HelpfulCommand)
 def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     """Find the profile of this machine (exit 3 without a GPU)."""
-    from gpubench.jobs.sources import simulation_of, source_of
+    from gpubench.jobs.sources import choose_source, parse_simulation
     from gpubench.profiles import match_node
 
-    simulation = None if simulate is None else simulation_of(simulate, (), 0)
-    node = source_of(timeout, simulation=simulation).machines().nodes[0]
+    simulation = None if simulate is None else parse_simulation(simulate, (), 0)
+    node = choose_source(timeout, simulation=simulation).machines().nodes[0]
     snapshot, found = node.snapshot, match_node(node, os.environ)
     if found is None:
         raise no_gpu(snapshot.driver.absent or "the driver lists none on this host", for_what="profiles")

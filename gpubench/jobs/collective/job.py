@@ -71,7 +71,7 @@ def run_as_rank(
     imports: tuple[str, ...] = ON_GPUS if plan.backend != HOST and count_gpus() else ON_HOSTS
     # A process has one libnccl.so.2, the first that is loaded. torch comes first, so that all backends use its library.
     measures_torch = plan.nccl_library is None and any(name.startswith(TORCH) for name in plan.backends)
-    defaults, rendezvous = plan.presentation.job_defaults, rank.rendezvous_of(launch, plan.timeout_s)
+    defaults, rendezvous = plan.presentation.job_defaults, rank.choose_rendezvous(launch, plan.timeout_s)
     imports = (*_TORCH, *imports) if measures_torch else imports
     return rank.run(make or make_job, launch, plan.timeout_s, defaults, imports, rendezvous)
 

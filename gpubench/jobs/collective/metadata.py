@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.jobs.collective.plan import CollectivePlan
-from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.metadata import build_metadata
 from gpubench.measure.collective.cases import RECORDING_VERSION, DescribedCollective, RunOptions
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
 from gpubench.model.facts.process import MpiSupport
@@ -101,7 +101,7 @@ def collective_metadata(
         one_by_one, graph = request.sampling.mode is Mode.LATENCY, request.graph_replays > 0
         if gated_backends((found.backend, *options.settings), one_by_one=one_by_one, graph=graph):
             described |= {"clock": GATE}
-    return metadata_of(
+    return build_metadata(
         arguments,
         collective.name,
         collective=collective.name,
@@ -143,7 +143,7 @@ _MOST_CHANCE = 1.0  # Beyond the usual tolerance. If noise alone may double a ti
 _ROWS = 46  # Rows of a usual sweep, 1K to 4G in both placements. Each may be called slow by chance
 
 
-def speed_judge_of(
+def speed_judge_maker(
     collective: Collective,
     ranks: Sequence[RankIdentity],
     nccl: str | None,
@@ -209,7 +209,7 @@ def _past_time(past: "PastFigures", row: CollectiveRow) -> ExpectedTime | None:
     return ExpectedTime(figure.time_us, figure.source, replace(OF_THE_PAST, fail=max(OF_THE_PAST.fail, chance)))
 
 
-def judge_of_model(
+def judge_by_model(
     collective: Collective, times: "CollectiveTimes", nodes: Sequence["Topology"], per_node: int, profile: "Profile"
 ) -> SpeedJudge:
     """Return the judge of a simulated machine. It uses the profile, or on several nodes the model without faults."""

@@ -142,7 +142,7 @@ def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":
     return gathered(rank.group, own, own_process(rank.identity))
 
 
-def gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> dict[str, int]:
+def count_gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> dict[str, int]:
     """Return GPUs by host: those that the driver lists, or that ranks use if each rank sees one."""
     found: dict[str, int] = {}
     for identity, gpus in zip(identities, listed, strict=True):

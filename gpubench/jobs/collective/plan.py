@@ -443,7 +443,7 @@ class CollectivePlan(MachinePlan):
         return bool(self.settings) or self.variants.hierarchical or bool(self.others)
 
     @property
-    def compared_by(self) -> tuple[str, ...]:
+    def comparison_options(self) -> tuple[str, ...]:
         """The options that ask for several settings or backends, for messages."""
         variants = self.variants
         asked = {
@@ -456,7 +456,7 @@ class CollectivePlan(MachinePlan):
         }
         return tuple(name for name, is_given in asked.items() if is_given)
 
-    def names_of_settings(self, backend: str) -> list[str]:
+    def setting_names(self, backend: str) -> list[str]:
         """Return the names that rows have for settings and further backends."""
         own = [setting for setting in self.settings if not setting.process_part.values]
         names = [setting.name for setting in own]
@@ -476,7 +476,7 @@ class CollectivePlan(MachinePlan):
             variables |= dict.fromkeys(PER_COMMUNICATOR)
         for name in (name for name in variables if name in environment):
             raise UsageError(
-                f"{' and '.join(self.compared_by)} with {name}={environment[name]} set already",
+                f"{' and '.join(self.comparison_options)} with {name}={environment[name]} set already",
                 expected="NCCL's own choice to compare with",
                 reason="it stands in the environment, or in a file as /etc/nccl.conf",
                 next_step=f"unset {name}",
@@ -548,7 +548,7 @@ class CollectivePlan(MachinePlan):
             SHARING_OPTION: self.ranks_per_gpu > 1,
             "--nccl-library": self.nccl_library is not None,
             "--allocator nccl": self.allocator is Allocator.NCCL and not self.variants.register,
-            **{option: True for option in self.compared_by if option in _TO_NCCL},
+            **{option: True for option in self.comparison_options if option in _TO_NCCL},
         }
         return tuple(name for name, is_given in options.items() if is_given)
 

@@ -21,7 +21,7 @@ from gpubench.jobs.collective.metadata import (
     collective_metadata,
     described_collective,
     nothing_measured,
-    speed_judge_of,
+    speed_judge_maker,
 )
 from gpubench.jobs.collective.opened import (
     Opened,
@@ -29,14 +29,14 @@ from gpubench.jobs.collective.opened import (
     add_gpu_count_finding,
     add_machine_findings,
     answer_for_all,
-    gpus_by_host,
+    count_gpus_by_host,
     open_kind,
     read_machines,
 )
 from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan
 from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
 from gpubench.jobs.metadata import recorded_settings
-from gpubench.jobs.rank import agree, own_identity
+from gpubench.jobs.rank import agree, read_identity
 from gpubench.jobs.runner import NullListener, check_writable
 from gpubench.machine.nvml import read_driver
 from gpubench.measure.collective.cases import DescribedCollective
@@ -100,7 +100,7 @@ class CollectiveRankJob:
         self._part: RankGroup | None = None
         self._parts: Sequence[RankGroup] = ()
         self._listed: Sequence[int] = ()
-        self.identity, self._node_by_rank = own_identity(group)
+        self.identity, self._node_by_rank = read_identity(group)
 
     def run(self, channel: str | None) -> int:
         """Measure with the other ranks; return the exit code. Raises AgreedError on all ranks."""
@@ -140,9 +140,9 @@ class CollectiveRankJob:
         metadata = self._metadata(described)
         past = None
         if group.rank == 0 and self._plan.history is not None:
-            from gpubench.jobs.compare import past_of
+            from gpubench.jobs.compare import find_past
 
-            past = past_of(self._plan.history, metadata)
+            past = find_past(self._plan.history, metadata)
         if past is not None and past.note:
             metadata = replace(metadata, options={**metadata.options, "past": past.note})
         listener.begin(metadata)
@@ -154,7 +154,7 @@ class CollectiveRankJob:
                 progress=self._progress,
                 read_condition=opened.read_condition,
                 recorder=recorder,
-                make_speed_judge=speed_judge_of(
+                make_speed_judge=speed_judge_maker(
                     request.collective,
                     self._measuring(identities),
                     described.libraries.get("NCCL"),
@@ -180,7 +180,7 @@ class CollectiveRankJob:
         if machines is not None:
             report = add_machine_findings(report, machines.nodes, self._plan)
         if self._listed:
-            report = add_gpu_count_finding(report, gpus_by_host(identities, self._listed), self._plan)
+            report = add_gpu_count_finding(report, count_gpus_by_host(identities, self._listed), self._plan)
         for other in other_backends:
             other.close()
         return self._end(metadata, add_mpi_support(report, opened.mpi_support), opened, listener)
@@ -287,7 +287,7 @@ class CollectiveRankJob:
             unwatched = "--no-evidence: nobody listened and nothing was counted"
             if self._part is not None:
                 unwatched = "--split: log and counters would be of all groups at once"
-        names = self._plan.names_of_settings(backend.name)
+        names = self._plan.setting_names(backend.name)
         return described_collective(
             self._plan,
             request,

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import collective_named
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.jobs.collective.metadata import judge_of_model, speed_judge_of
+from gpubench.jobs.collective.metadata import judge_by_model, speed_judge_maker
 from gpubench.measure.collective.recording import SIMULATED_BACKEND
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
 from gpubench.model.facts.process import RankFacts
@@ -27,7 +27,7 @@ from gpubench.simulated.times import CollectiveTimes
 _MOST_OFF = 1.01  # Columns of one row are rounded nowhere: further apart, one of them was edited
 
 
-def judged_again(
+def judge_again(
     rows: Sequence[CollectiveRow],
     nodes: Sequence[Topology],
     facts: Sequence[RankFacts],
@@ -39,7 +39,7 @@ def judged_again(
     for name, of_it in group_by(rows, lambda row: row.collective).items():
         collective = collective_named(name)
         bare = [_unjudged(row, collective) for row in of_it]
-        judge = _judge_of(collective, bare[0], nodes, facts, ranks, asked)
+        judge = _choose_judge(collective, bare[0], nodes, facts, ranks, asked)
         judge.note_tries([(row, 1) for row in bare])
         found += [_judged(row, once, judge, asked) for row, once in zip(of_it, bare, strict=True)]
     return tuple(found)
@@ -67,7 +67,7 @@ def _unjudged(row: CollectiveRow, collective: Collective) -> CollectiveRow:
     return replace(bare, time_us=max(times), algbw_gb_s=algbw, busbw_gb_s=busbw, limit_percent=percent)
 
 
-def _judge_of(
+def _choose_judge(
     collective: Collective,
     row: CollectiveRow,
     nodes: Sequence[Topology],
@@ -80,10 +80,10 @@ def _judge_of(
     profile = None if rest else find_gpu_profile(models, per_node, nodes[0], os.environ, asked)
     if row.backend == SIMULATED_BACKEND and profile is not None:
         times = CollectiveTimes(SimulatedMachine(profile, row.nodes))
-        return judge_of_model(collective, times, nodes, per_node, profile)
+        return judge_by_model(collective, times, nodes, per_node, profile)
     if len(ranks) == row.ranks:
         circumstances = Circumstances(wiring=Wiring(ranks, dict(enumerate(nodes))), facts=facts)
-        return speed_judge_of(collective, ranks, None, asked)(circumstances)
+        return speed_judge_maker(collective, ranks, None, asked)(circumstances)
     return SpeedJudge(ExpectedTimes(collective=collective, profile=profile), ())
 
 

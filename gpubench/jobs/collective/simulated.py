@@ -16,14 +16,14 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs.collective.metadata import (
     collective_metadata,
     described_collective,
-    judge_of_model,
-    speed_judge_of,
+    judge_by_model,
+    speed_judge_maker,
 )
 from gpubench.jobs.collective.opened import add_gpu_count_finding, add_machine_findings
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.runner import Place, ReportCollector, Steps
-from gpubench.jobs.sources import Simulated, Simulation, say_what_is_ignored
+from gpubench.jobs.sources import Simulated, Simulation, note_ignored_variables
 from gpubench.machine import recorded
 from gpubench.measure.collective import recording
 from gpubench.measure.collective.cases import (
@@ -149,7 +149,7 @@ def simulated_settings(
     """Return the times of a plan's settings. Raises UsageError if the effect of a setting is unknown."""
     plan.check_unset({name: value for fault in simulation.faults for name, value in fault.variables.items()})
     times, refused, machine = dict[str, CollectiveTimes](), list[RefusedRow](), simulation.machine
-    for name in plan.names_of_settings(SIMULATED_BACKEND):
+    for name in plan.setting_names(SIMULATED_BACKEND):
         faults = (*simulation.faults, *job_variables(_known_variables(name, plan, simulation), machine.nodes))
         found = CollectiveTimes(machine, faults, simulation.seed, root=request.root)
         try:
@@ -179,7 +179,7 @@ def _known_variables(name: str, plan: CollectivePlan, simulation: Simulation) ->
     known = known_effects(machine.profile, variables, machine.nodes)
     if not variables or known != variables or not setting.requests.keys() <= {MAX_CTAS}:
         raise UsageError(
-            f"{' '.join(plan.compared_by)} with --simulate {simulation.text}: {name}",
+            f"{' '.join(plan.comparison_options)} with --simulate {simulation.text}: {name}",
             expected="a setting with a known effect: ring, tree and protocols on one node of H100s or H200s, and the "
             "variables of docs/faults.md",
             reason=f"how fast {machine.profile.name} is with {name} is not known",
@@ -295,7 +295,7 @@ def _report(
         number = row + attempt * MOST_SIMULATED_ROWS
         return group.times.seconds(collective.name, case.size_bytes, row=number, ranks_per_node=group.per_node)
 
-    speed = judge_of_model(collective, group.times, own, group.per_node, simulation.machine.profile)
+    speed = judge_by_model(collective, group.times, own, group.per_node, simulation.machine.profile)
     ranks = group.per_node * len(group.nodes)
     return simulate(request, ranks, len(group.nodes), seconds, listener, PathOutcome({}, ()), speed)
 
@@ -331,7 +331,7 @@ class ModelledCollective(Struct, frozen=True, kw_only=True):
         paths = simulated(self.staged, self.identities, nodes.__getitem__, self.processes)
         judged_by = self.simulation.machine.profile if plan.profile is None else find(plan.profile, os.environ)
         collective = self.request.collective
-        speed = judge_of_model(collective, self.times, nodes, self.per_node, judged_by)
+        speed = judge_by_model(collective, self.times, nodes, self.per_node, judged_by)
         ranks = len(self.identities)
         if self.groups:
             report = report_on_groups(self.groups, self.request, self.nodes, self.simulation, listener)
@@ -362,7 +362,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     nodes = source.machines().snapshots
     check_drivers(nodes, plan.collective.name, simulation.source)
     per_node = _ranks_per_node(plan, simulation, times.gpus)
-    identities = list(identities_of(nodes, per_node))
+    identities = list(rank_identities(nodes, per_node))
     check_root(request.collective, request.root, len(identities))
     dropped = drop_empty_sizes(request, request.sizes, len(identities))
     request = replace(request, sizes=sizes_left(request.sizes, dropped))
@@ -412,7 +412,7 @@ def open_model(place: Place) -> Iterator[ModelledCollective]:
 def _measure_model(place: Place, found: ModelledCollective) -> Report:
     plan, presenter = place.plan, place.presenter
     made: list[Sequence[float]] = []
-    say_what_is_ignored(plan.source, presenter)
+    note_ignored_variables(plan.source, presenter)
     topology = Topology(found.nodes[0]).fingerprint()
     presenter.begin(collective_metadata(found.described, plan.collective, place.arguments, topology=topology))
     report = found.report(presenter, plan, made.append)
@@ -451,7 +451,7 @@ def _ranks_per_node(plan: CollectivePlan, simulation: Simulation, gpus: int) -> 
     return per_node
 
 
-def identities_of(nodes: Sequence[Snapshot], per_node: int) -> list[RankIdentity]:
+def rank_identities(nodes: Sequence[Snapshot], per_node: int) -> list[RankIdentity]:
     """Return one rank for each working GPU of simulated nodes."""
     return [
         RankIdentity(
@@ -495,11 +495,11 @@ def _replay(place: Place, opened: tuple[RecordedCollective, RecordedRows, Machin
 
     def speed_judge(ranks: Sequence[RankIdentity]) -> SpeedJudge:
         if found.model is None:
-            return speed_judge_of(collective, ranks, found.libraries.get("NCCL"), plan.profile)(circumstances)
+            return speed_judge_maker(collective, ranks, found.libraries.get("NCCL"), plan.profile)(circumstances)
         machine = SimulatedMachine(load(found.model.profile["name"]), len(found.hosts))
         per_node = len(found.ranks) // len(found.hosts)
         nodes = list(circumstances.nodes.values())
-        return judge_of_model(collective, CollectiveTimes(machine), nodes, per_node, machine.profile)
+        return judge_by_model(collective, CollectiveTimes(machine), nodes, per_node, machine.profile)
 
     report = replay(found, rows, collective, circumstances, place.presenter, speed_judge)
     working = {node.snapshot.host: sum(not gpu.lost for gpu in node.gpus) for node in machines.nodes}

@@ -95,7 +95,7 @@ class TurnListener:
     def begin(self, metadata: Metadata) -> None:
         """Present the first job only: the others have the same ranks, libraries and sizes."""
         if self._is_first:
-            names = self._sweep.plan.names_of_settings(str(metadata.backend))
+            names = self._sweep.plan.setting_names(str(metadata.backend))
             self._sweep.presenter.begin(
                 replace(metadata, options={**metadata.options, "settings": names, "turns": self._sweep.turns})
             )

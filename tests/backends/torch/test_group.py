@@ -62,10 +62,10 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(distributed, "find_spec", lambda _name: object())
     for name, value in OF_TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    rendezvous = ranks_of_jobs.rendezvous_of(LaunchedRank(TORCHRUN, 0, 1), 5.0)
+    rendezvous = ranks_of_jobs.choose_rendezvous(LaunchedRank(TORCHRUN, 0, 1), 5.0)
     assert rendezvous.place == "torch.distributed at 127.0.0.1:40321"
     group = rendezvous.start(LaunchedRank(TORCHRUN, 0, 1), ())
-    identity, nodes = ranks_of_jobs.own_identity(group)
+    identity, nodes = ranks_of_jobs.read_identity(group)
     assert (identity.rank, identity.local_rank, nodes) == (0, 0, [0])
     rendezvous.finish()
     assert not torch.distributed.is_initialized()
@@ -85,7 +85,9 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
 def test_a_rank_that_the_job_does_not_have_is_refused_before_it_waits_for_others() -> None:
     launch = LaunchedRank(TORCHRUN, 5, 2)
     with pytest.raises(UsageError, match="rank 5 of 2, says torchrun"):
-        ranks_of_jobs.run(lambda *_: cast("Any", None), launch, 5.0, {}, (), ranks_of_jobs.rendezvous_of(launch, 5.0))
+        ranks_of_jobs.run(
+            lambda *_: cast("Any", None), launch, 5.0, {}, (), ranks_of_jobs.choose_rendezvous(launch, 5.0)
+        )
 
 
 def test_a_port_in_use_is_told_from_hosts_that_do_not_meet() -> None:
@@ -95,7 +97,7 @@ def test_a_port_in_use_is_told_from_hosts_that_do_not_meet() -> None:
 
 
 def test_what_needs_mpi_is_refused() -> None:
-    assert ranks_of_jobs.rendezvous_of(LaunchedRank("Open MPI's mpirun", 0, 2), 5.0) is ranks_of_jobs.BY_MPI
+    assert ranks_of_jobs.choose_rendezvous(LaunchedRank("Open MPI's mpirun", 0, 2), 5.0) is ranks_of_jobs.BY_MPI
     with pytest.raises(UsageError, match="this command under torchrun") as refused:
         ranks_of_jobs.run(lambda _group, _progress: cast("Any", None), LaunchedRank(TORCHRUN, 0, 4), 60, {})
     assert str(refused.value.next_step).startswith("mpirun -n 4 gpubench ...; the same without the launcher")

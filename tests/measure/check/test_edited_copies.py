@@ -14,7 +14,7 @@ from gpubench.conditions.circumstances import Facts
 from gpubench.jobs import p2p as p2p_job
 from gpubench.jobs.check import SimulatedMeasurer
 from gpubench.jobs.plans import Depth
-from gpubench.jobs.sources import simulation_of
+from gpubench.jobs.sources import parse_simulation
 from gpubench.measure.check.health import judge
 from gpubench.measure.p2p.request import sweep_series
 from gpubench.model.paths.nodes import group_nodes
@@ -162,7 +162,7 @@ def said(name: str, slower: Slower, seed: int = 1, noise: float | None = None) -
     with pytest.MonkeyPatch.context() as patch:
         edited(patch, slower)
         patch.setattr(p2p_job, "measured", measured)
-        found = SimulatedMeasurer(simulation_of(name, (), seed), shown, Depth.FULL, noise=noise).copies()
+        found = SimulatedMeasurer(parse_simulation(name, (), seed), shown, Depth.FULL, noise=noise).copies()
     return Said.of(reports[0], judge(Facts(shown, group_nodes(shown), (), [machine.profile], found)))
 
 

@@ -9,7 +9,7 @@ from gpubench.collectives.registry import collective_named
 from gpubench.conditions.circumstances import Circumstances, Sighting
 from gpubench.conditions.ranking import Diagnosis, Named
 from gpubench.conditions.registry import CONDITIONS
-from gpubench.jobs.collective.metadata import speed_judge_of
+from gpubench.jobs.collective.metadata import speed_judge_maker
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
 from gpubench.measure.paths import Explained
 from gpubench.model.facts.process import RankFacts
@@ -149,7 +149,7 @@ def test_ranks_that_take_turns_on_few_cpus_measure_the_scheduler() -> None:
 def test_more_than_four_ranks_on_a_cpu_take_turns(ranks: int, cpus: str, *, shared: bool) -> None:
     facts = [RankFacts(rank=rank, host="n0", node=0, local_rank=rank, pid=1, affinity=cpus) for rank in range(ranks)]
     identities = [RankIdentity(rank=rank, host="n0", node=0, local_rank=rank, pid=1) for rank in range(ranks)]
-    make = speed_judge_of(ALLREDUCE, identities, None, None)
+    make = speed_judge_maker(ALLREDUCE, identities, None, None)
     assert bool(make(Circumstances(wiring=Wiring(identities, {}), facts=facts)).turns_on_cpus) == shared
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpubench.jobs.compare import past_of
+from gpubench.jobs.compare import find_past
 from gpubench.model.results.report import CollectiveRow
 from gpubench.readers.results import history as module
 from gpubench.readers.results.history import newest_and_spread, past_figures
@@ -78,14 +78,14 @@ def test_the_newest_half_and_some_of_all_before_them() -> None:
 
 
 def test_without_a_folder_there_is_no_past(tmp_path: Path) -> None:
-    assert past_of(None, NOW) is None
-    empty = past_of(tmp_path, NOW)
+    assert find_past(None, NOW) is None
+    empty = find_past(tmp_path, NOW)
     assert empty is not None
     assert empty.note == ""
 
 
 def test_a_folder_that_cannot_be_read_stops_no_run(tmp_path: Path) -> None:
-    found = past_of(tmp_path / "nowhere", NOW)
+    found = find_past(tmp_path / "nowhere", NOW)
     assert found is not None
     assert found.note == f"this machine's past is not known: there is no folder {tmp_path}/nowhere"
     assert found.collective_figure(ROW) is None
