@@ -98,7 +98,7 @@ def measured(
     parts = [by.copies()]
     if by.why_alone:
         return health.merge([*parts, Measurements(left_out={Need.ALL_REDUCE: by.why_alone})])
-    sizes = GPU_SIZES if any(node.gpus for node in nodes) else HOST_SIZES
+    sizes: tuple[int, ...] = GPU_SIZES if any(node.gpus for node in nodes) else HOST_SIZES
     if depth is Depth.BRIEF:
         sizes = sizes[:2] if sizes is GPU_SIZES else sizes[1:2]
     try:
