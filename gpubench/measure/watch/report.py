@@ -239,8 +239,10 @@ class NodeWatch:
         if reading.driver_silent is None:
             if self._before is not None and not all(task.communicators for task in reading.tasks):
                 observed = observe(compute_rates(self._before, self._selection.of(reading)), self._joined)
-                if pids := needs_closer_look(observed):
-                    reading = replace(reading, tasks=self._reader.look_closely(pids))
+                pids = needs_closer_look(observed)
+                tasks = self._reader.look_closely(pids) if pids else None
+                if tasks is not None:
+                    reading = replace(reading, tasks=tasks)
             self._before = reading
         return self._selection.of(reading)
 
