@@ -24,9 +24,14 @@ from gpubench.model.paths.topology import Topology, leads_to_switches
 from gpubench.model.profiles.profile import Generic, Profile, check_profile
 from gpubench.model.terms.plain import from_plain, is_nested_deeper
 
-MOST_BYTES = 2**18  # Per file. The largest of ours has 14 KB, and reading nested arrays takes quadratic time.
-MOST_DEPTH = 16  # Of nested tables and arrays, and of dotted keys. Profiles have three levels.
-MOST_FILES = 1000  # In a user's folder, which many commands read.
+MOST_BYTES = 2**18
+"""Bytes of a file. The largest of ours has 14 KB, and reading nested arrays takes quadratic time."""
+
+MOST_DEPTH = 16
+"""Nesting of tables and arrays, and parts of a dotted key. Profiles have three levels."""
+
+MOST_FILES = 1000
+"""Files in a user's folder, which many commands read."""
 
 KeyPath = tuple[str | int, ...]  # The keys and positions of a value: ('expected', 4, 'value')
 _TABLE = re.compile(r"\s*(?P<open>\[\[?)\s*(?P<name>[\w.-]+)\s*\]\]?\s*(#.*)?", re.ASCII)
