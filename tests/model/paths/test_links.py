@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from gpubench.model.facts.snapshot import GpuFacts, NvLink, NvlinkPeer, PcieLink
 from gpubench.model.paths.topology import (
-    NVLINK_GB_S,
-    PCIE_GENERATION_OF_GT_S,
     active_links,
     describe_pcie,
     leads_to_switches,
@@ -36,10 +34,6 @@ def test_pcie_figures_are_those_of_the_specification(generation: int, lane: floa
 @pytest.mark.parametrize(("generation", "width"), [(None, 16), (5, None), (0, 16), (5, 0), (7, 16), (None, None)])
 def test_a_hidden_pcie_link_has_no_figure(generation: int | None, width: int | None) -> None:
     assert pcie_gb_s(generation, width) is None
-
-
-def test_transfer_rates_name_generations() -> None:
-    assert PCIE_GENERATION_OF_GT_S == {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 
 @pytest.mark.parametrize(
@@ -108,11 +102,6 @@ def test_pcie_doubles_with_width_and_rises_with_generation(generation: int, widt
     assert two == pytest.approx(2 * one)
     slower = pcie_gb_s(generation - 1, width)
     assert slower is None or slower < one
-
-
-def test_every_version_with_a_figure_has_one_speed() -> None:
-    assert "3.0" not in NVLINK_GB_S
-    assert "3.1" not in NVLINK_GB_S
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,3 @@ def test_eight_ranks_and_eight_situations_are_all_named() -> None:
 )
 def test_a_phase_has_its_operations_as_far_as_they_are_known(done: int, total: int, where: str) -> None:
     assert state(0, label="64K", done=done, total=total).where == where
-
-
-def test_the_largest_signal_is_no_exit_code() -> None:
-    assert not LostRank(state(0), 1.0, 0xFF).exited
-    assert LostRank(state(0), 1.0, 0x100).exited

@@ -55,13 +55,6 @@ def test_intervals_hold_the_mean_as_often_as_they_say() -> None:
     assert covered(0.5, 100) >= 0.93
 
 
-def test_an_interval_that_takes_no_notice_of_drift_would_not() -> None:
-    """Without the correction, two of ten intervals miss at a correlation of 0.5: this is what it is for."""
-    values = [1.0, 1.01, 1.02, 1.03, 1.02, 1.01, 1.0, 0.99, 0.98, 0.99] * 3
-    spread = Spread.of(values)
-    assert spread.half_width > 2 * student_quantile(TWO_SIDED_95, 29) * spread.deviation / math.sqrt(30)
-
-
 @given(s.lists(SECONDS, min_size=1, max_size=50))
 def test_a_spread_is_of_its_values(values: list[float]) -> None:
     spread = Spread.of(values)
@@ -158,16 +151,6 @@ def test_what_would_take_more_than_there_is_time_for_ends_with_the_trial() -> No
 def test_every_row_is_timed_often_enough_for_its_buffers() -> None:
     assert Sampling().least_iterations == 20
     assert Sampling(iterations=None).least_iterations == FIRST_BATCHES
-
-
-def test_the_half_width_of_few_independent_timings() -> None:
-    spread = Spread.of([1.0, 2.0, 3.0])
-    assert spread.half_width == pytest.approx(student_quantile(TWO_SIDED_95, 2) / math.sqrt(3))
-    assert spread.interval == pytest.approx(spread.half_width / 2)
-    alternating = Spread.of([1.0, 2.0] * 10)
-    assert alternating.half_width == pytest.approx(
-        student_quantile(TWO_SIDED_95, 19) * alternating.deviation / math.sqrt(20)
-    )
 
 
 def test_the_half_width_of_timings_that_only_drift() -> None:
