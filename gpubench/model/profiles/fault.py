@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from functools import partial
 
 from msgspec import Struct
 
@@ -147,128 +148,91 @@ _BETWEEN_NODES = (FACTS, COLLECTIVES)
 _WIDTH_OF_GPU = "its PCIe link, over which it reaches host memory, is trained to this width"
 _GENERATION_OF_GPU = "its PCIe link, over which it reaches host memory, is trained to this generation"
 
+_gpu, _nic, _link, _node = (
+    partial(FaultKey, subject) for subject in (Subject.GPU, Subject.NIC, Subject.LINK, Subject.NODE)
+)
+
 FAULT_KEYS = (
-    FaultKey(Subject.GPU, "nvlink", "only N of its NVLinks are active", ValueKind.COUNT, changes=_ALL),
-    FaultKey(Subject.GPU, "width", _WIDTH_OF_GPU, words=_WIDTHS, changes=_ALL),
-    FaultKey(Subject.GPU, "generation", _GENERATION_OF_GPU, words=_GENERATIONS, changes=_ALL),
-    FaultKey(Subject.GPU, "p2p", "NVML refuses peer access with every other GPU", words=_REFUSALS, changes=_ALL),
-    FaultKey(Subject.GPU, "cuda_peer", "CUDA refuses peer access while NVML says OK", words=("no",), changes=_ALL),
-    FaultKey(
-        Subject.GPU,
-        "lost",
-        "it fell off the bus: the driver lists it and cannot reach it",
-        words=("yes",),
-        changes=_ALL,
-    ),
-    FaultKey(
-        Subject.GPU, "missing", "it is missing, and the GPUs after it have lower numbers", words=("yes",), changes=_ALL
-    ),
-    FaultKey(Subject.GPU, "mig", "MIG is on, and so peer access is refused", words=("on",), changes=_ALL),
-    FaultKey(Subject.GPU, "ecc", "ECC is off", words=("off",)),
-    FaultKey(
-        Subject.GPU,
+    _gpu("nvlink", "only N of its NVLinks are active", ValueKind.COUNT, changes=_ALL),
+    _gpu("width", _WIDTH_OF_GPU, words=_WIDTHS, changes=_ALL),
+    _gpu("generation", _GENERATION_OF_GPU, words=_GENERATIONS, changes=_ALL),
+    _gpu("p2p", "NVML refuses peer access with every other GPU", words=_REFUSALS, changes=_ALL),
+    _gpu("cuda_peer", "CUDA refuses peer access while NVML says OK", words=("no",), changes=_ALL),
+    _gpu("lost", "it fell off the bus: the driver lists it and cannot reach it", words=("yes",), changes=_ALL),
+    _gpu("missing", "it is missing, and the GPUs after it have lower numbers", words=("yes",), changes=_ALL),
+    _gpu("mig", "MIG is on, and so peer access is refused", words=("on",), changes=_ALL),
+    _gpu("ecc", "ECC is off", words=("off",)),
+    _gpu(
         "throttle",
         "its clocks are throttled for this reason; those of hardware (`hw_`) halve them, which slows collectives",
         words=THROTTLE_REASONS,
         changes=(FACTS, COLLECTIVES),
     ),
-    FaultKey(
-        Subject.GPU, "rows", "row remapping in its memory waits for a reset, or failed", words=("pending", "failure")
-    ),
-    FaultKey(
-        Subject.GPU,
+    _gpu("rows", "row remapping in its memory waits for a reset, or failed", words=("pending", "failure")),
+    _gpu(
         "fabric",
         "it has not joined the NVLink fabric, and so peer access is refused",
         words=("not_started", "in_progress"),
         changes=_ALL,
     ),
-    FaultKey(Subject.GPU, "health", "the NVLink fabric reports this condition", words=HEALTH_CONDITIONS),
-    FaultKey(
-        Subject.GPU,
+    _gpu("health", "the NVLink fabric reports this condition", words=HEALTH_CONDITIONS),
+    _gpu(
         "speed",
         "its links reach this share of their bandwidth (0 to 1), and no fact shows it",
         ValueKind.FACTOR,
         changes=_MEASURED,
     ),
-    FaultKey(Subject.GPU, "errors", "it has counted N uncorrectable memory errors", ValueKind.COUNT),
-    FaultKey(Subject.GPU, "temperature", "its chip has N °C", ValueKind.COUNT),
-    FaultKey(Subject.GPU, "replays", "its PCIe link has replayed N packets", ValueKind.COUNT),
-    FaultKey(Subject.GPU, "busy", "a process with the pid N has memory on it, and is idle", ValueKind.COUNT),
-    FaultKey(Subject.GPU, "hang", "its rank hangs before an all-reduce; with --hang", words=("yes",), command="watch"),
-    FaultKey(Subject.NIC, "state", "its port is not active", words=("down", "init"), changes=_BETWEEN_NODES),
-    FaultKey(Subject.NIC, "rate", "its port runs at this rate, in Gb/s", ValueKind.RATE, changes=_BETWEEN_NODES),
-    FaultKey(Subject.NIC, "width", "its PCIe link is trained to this width", words=_WIDTHS, changes=_BETWEEN_NODES),
-    FaultKey(
-        Subject.NIC,
-        "generation",
-        "its PCIe link is trained to this generation",
-        words=_GENERATIONS,
-        changes=_BETWEEN_NODES,
-    ),
-    FaultKey(Subject.NIC, "errors", "its port has counted N symbol errors", ValueKind.COUNT),
-    FaultKey(Subject.NIC, "missing", "it is missing", words=("yes",), changes=_BETWEEN_NODES),
+    _gpu("errors", "it has counted N uncorrectable memory errors", ValueKind.COUNT),
+    _gpu("temperature", "its chip has N °C", ValueKind.COUNT),
+    _gpu("replays", "its PCIe link has replayed N packets", ValueKind.COUNT),
+    _gpu("busy", "a process with the pid N has memory on it, and is idle", ValueKind.COUNT),
+    _gpu("hang", "its rank hangs before an all-reduce; with --hang", words=("yes",), command="watch"),
+    _nic("state", "its port is not active", words=("down", "init"), changes=_BETWEEN_NODES),
+    _nic("rate", "its port runs at this rate, in Gb/s", ValueKind.RATE, changes=_BETWEEN_NODES),
+    _nic("width", "its PCIe link is trained to this width", words=_WIDTHS, changes=_BETWEEN_NODES),
+    _nic("generation", "its PCIe link is trained to this generation", words=_GENERATIONS, changes=_BETWEEN_NODES),
+    _nic("errors", "its port has counted N symbol errors", ValueKind.COUNT),
+    _nic("missing", "it is missing", words=("yes",), changes=_BETWEEN_NODES),
     _scan_fault(Subject.NIC, "bandwidth", "it reaches this share of its bandwidth (0 to 1), and no fact shows it"),
-    FaultKey(
-        Subject.LINK,
-        "nvlink",
-        "only N NVLinks join the two GPUs (not through a switch)",
-        ValueKind.COUNT,
-        changes=_ALL,
-    ),
-    FaultKey(Subject.LINK, "p2p", "NVML refuses peer access between the two", words=_REFUSALS, changes=_ALL),
-    FaultKey(
-        Subject.LINK,
+    _link("nvlink", "only N NVLinks join the two GPUs (not through a switch)", ValueKind.COUNT, changes=_ALL),
+    _link("p2p", "NVML refuses peer access between the two", words=_REFUSALS, changes=_ALL),
+    _link(
         "staged",
         "copies between the two, and what NCCL sends between them, go through host memory, and no fact shows it",
         words=("yes",),
         changes=_MEASURED,
     ),
-    FaultKey(
-        Subject.LINK,
+    _link(
         "corrupts",
         "data that the GPUs write to each other are corrupted, and no fact shows it",
         words=("yes",),
         changes=_MEASURED,
     ),
-    FaultKey(
-        Subject.LINK,
+    _link(
         "speed",
         "copies between the two reach this share of their bandwidth (0 to 1), and no fact shows it",
         ValueKind.FACTOR,
         changes=_MEASURED,
     ),
-    FaultKey(Subject.NODE, "driver", "it has this version of the driver", ValueKind.VERSION),
-    FaultKey(Subject.NODE, "cuda", "its driver supports CUDA up to this version", ValueKind.VERSION),
-    FaultKey(Subject.NODE, "peermem", "the module nvidia-peermem is loaded, or not", words=("no", "yes")),
-    FaultKey(Subject.NODE, "acs", "ACS sends traffic between GPUs up to the PCIe root and back", words=("on",)),
-    FaultKey(Subject.NODE, "iommu", "the IOMMU translates addresses", words=("on",)),
-    FaultKey(
-        Subject.NODE,
-        "clique",
-        "its GPUs are in this clique of the NVLink domain",
-        ValueKind.COUNT,
-        changes=_BETWEEN_NODES,
+    _node("driver", "it has this version of the driver", ValueKind.VERSION),
+    _node("cuda", "its driver supports CUDA up to this version", ValueKind.VERSION),
+    _node("peermem", "the module nvidia-peermem is loaded, or not", words=("no", "yes")),
+    _node("acs", "ACS sends traffic between GPUs up to the PCIe root and back", words=("on",)),
+    _node("iommu", "the IOMMU translates addresses", words=("on",)),
+    _node("clique", "its GPUs are in this clique of the NVLink domain", ValueKind.COUNT, changes=_BETWEEN_NODES),
+    _node("imex", "the service nvidia-imex does not run", words=("down",), changes=_BETWEEN_NODES),
+    _node(
+        "mnnvl", "NCCL uses no NVLinks to other nodes, and no fact shows why", words=("off",), changes=(COLLECTIVES,)
     ),
-    FaultKey(Subject.NODE, "imex", "the service nvidia-imex does not run", words=("down",), changes=_BETWEEN_NODES),
-    FaultKey(
-        Subject.NODE,
-        "mnnvl",
-        "NCCL uses no NVLinks to other nodes, and no fact shows why",
-        words=("off",),
-        changes=(COLLECTIVES,),
-    ),
-    FaultKey(Subject.NODE, "silent", "this source of facts never answers", words=("nvml", "cuda", "sysfs")),
-    FaultKey(Subject.NODE, "driver_missing", "no NVIDIA driver is loaded", words=("yes",)),
-    FaultKey(
-        Subject.NODE,
+    _node("silent", "this source of facts never answers", words=("nvml", "cuda", "sysfs")),
+    _node("driver_missing", "no NVIDIA driver is loaded", words=("yes",)),
+    _node(
         ENV,
         "its ranks have this variable of NCCL; repeatable, and not for scan",
         ValueKind.VARIABLE,
         changes=(COLLECTIVES,),
     ),
-    FaultKey(
-        Subject.NODE, "traffic", "watch sees this kind of job (default: training)", words=TRAFFIC, command="watch"
-    ),
+    _node("traffic", "watch sees this kind of job (default: training)", words=TRAFFIC, command="watch"),
     _scan_fault(Subject.NODE, "bandwidth", "all its NICs reach this share of their bandwidth (0 to 1)"),
     _scan_fault(Subject.NODE, "dips", "this share of its measurements (0 to 1) is 5 to 40 % too low"),
     _scan_fault(Subject.NODE, "dies", "it stops answering in this round", ValueKind.ROUND),
