@@ -110,7 +110,7 @@ def changed_options(plan: Any) -> Iterator[tuple[str, Any]]:
 
     A plan's `presentation` has options that never change what is measured. They are left out.
     """
-    for declared in fields(plan):
+    for declared in _ordered_fields(type(plan)):
         value: Any = getattr(plan, declared.name)
         option = _option_of(declared, plan)
         if option and not option.is_argument and value != declared.default:
@@ -129,7 +129,7 @@ def plan_from(kind: type[Plan], typed: Mapping[str, Any], command: str = "") -> 
     A field called `typed` gets all of them. Raises UsageError for a text that is no value of its option.
     """
     values: dict[str, Any] = {}
-    for declared in fields(kind):  # type: ignore[arg-type]
+    for declared in _ordered_fields(kind):
         option, group = declared.metadata.get(_OPTION), _group_of(declared)
         if option is None and group is not None:
             found = plan_from(group, typed, command)
