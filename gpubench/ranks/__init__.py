@@ -1,1 +1,1 @@
-"""Start ranks on one host or several, and watch over them."""
+"""Start ranks on one host or several, exchange messages with them, and detect hangs."""

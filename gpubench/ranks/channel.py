@@ -1,4 +1,4 @@
-"""The channel on which ranks and watchdogs report to the gpubench that launched them: JSON over a Unix socket."""
+"""The channel from ranks and watchdogs to the gpubench process that launched them: JSON messages over a Unix socket."""
 
 import json
 import math
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 _SECONDS_BETWEEN_LOOKS = 0.1
-_SECONDS_TO_HANG_UP = 10.0  # Time for watchdogs to report after their job has ended, on a busy machine
-_SECONDS_FOR_A_MESSAGE = 60  # A rank that stops within a message must not block the launcher forever
+_SECONDS_TO_HANG_UP = 10.0  # Watchdogs on a busy machine may still report this long after their job has ended
+_SECONDS_FOR_A_MESSAGE = 60  # A rank that is stopped in the middle of a message must not block the launcher forever
 _READ_BYTES = 1 << 16
-_LONGEST_FOLDER = 107 - len("/gpubench-12345678/ranks")  # A socket's path has at most 107 bytes: unix(7)
+_LONGEST_FOLDER = 107 - len("/gpubench-12345678/ranks")  # A Unix socket path has at most 107 bytes: unix(7)
 
 
 class RankWatch:
@@ -43,7 +43,7 @@ class RankWatch:
         self._had_ranks = False
 
     def ended(self) -> bool:
-        """True if the launcher has ended, or has run without ranks for `seconds_to_follow`."""
+        """True if the launcher has exited, or has had no ranks for `seconds_to_follow` after it had some."""
         if self._job.poll() is not None:
             return True
         lists = (read_text(path) or "" for path in Path(f"/proc/{self._job.pid}/task").glob("*/children"))
@@ -56,7 +56,7 @@ class RankWatch:
 
 
 def read_report(message: Message) -> "Report":
-    """Read the report and its sections from the message that ends a run."""
+    """Read the report and its sections from the last message of a run."""
     from gpubench.model.results.report import Report, Table
     from gpubench.model.results.result_file import TABLES
     from gpubench.model.terms.plain import from_plain
@@ -67,8 +67,8 @@ def read_report(message: Message) -> "Report":
 
 
 class ChannelReceiver:
-    """The launcher's end: a Unix socket in a private directory, which other users cannot reach. Use it in a `with`
-    statement.
+    """The launcher's side of the channel: a Unix socket in a private directory, which other users cannot open. Use
+    it as a context manager.
     """
 
     def __init__(self) -> None:
@@ -88,35 +88,38 @@ class ChannelReceiver:
         self._directory.cleanup()
 
     def expect_end(self, seconds: float) -> None:
-        """Stop listening after this many seconds, even if the job still runs."""
+        """Stop listening after `seconds`, even if the job is still running."""
         self._ends_at = min(self._ends_at, time.monotonic() + seconds)
 
     def expect_no_end(self) -> None:
-        """Listen for as long as the job runs."""
+        """Listen until the job ends, without a time limit."""
         self._ends_at = math.inf
 
     @property
     def is_late(self) -> bool:
-        """True if the job still runs after its expected end."""
+        """True if the time set by `expect_end` has passed."""
         return time.monotonic() > self._ends_at
 
     def messages(self, job: "Popen[bytes]") -> Iterator[Message | str]:
-        """Yield messages and printed lines of the ranks until the job is late, or over and all ranks have hung up."""
+        """Yield the ranks' messages, and the lines that they print, as they arrive.
+
+        Stop when the job is late, or when it has ended and all ranks have closed their connections.
+        """
         stdout: Any = job.stdout
         printed, rest = (None if stdout is None else stdout.fileno()), b""
         ranks: set[Connection] = set()
         listens_until, watch = math.inf, RankWatch(job)
         while True:
-            # After the job has ended, read once more without waiting: it may have sent something.
+            # After the job has ended, poll once more without waiting, because unread messages may be left.
             waits = listens_until == math.inf or (ranks and time.monotonic() < listens_until)
             sources = [self._listener, *ranks, *([] if printed is None else [printed])]
             ready = wait(sources, _SECONDS_BETWEEN_LOOKS if waits else 0)
-            # Read ranks first, so that a rank's own error comes before mpirun's lines about it.
+            # Read from ranks before stdout, so that a rank's own error comes before mpirun's lines about it.
             for source in [source for source in ready if source != printed] or ready:
                 if isinstance(source, Connection):
                     try:
                         yield json.loads(source.recv_bytes())
-                    except (EOFError, OSError):  # closed, perhaps within a message
+                    except (EOFError, OSError):  # the rank closed it, perhaps in the middle of a message
                         source.close()
                         ranks.remove(source)
                 elif source == printed:
@@ -149,7 +152,7 @@ def connect(path: str) -> Connection:
 
 
 def remove_if_abandoned(path: str) -> None:
-    """Remove the directory of a launcher that was killed, if nobody listens there any more."""
+    """Remove the socket's directory if its launcher was killed and no process listens on the socket any more."""
     try:
         connect(path).close()
     except ConnectionRefusedError:
@@ -157,11 +160,11 @@ def remove_if_abandoned(path: str) -> None:
 
         shutil.rmtree(Path(path).parent, ignore_errors=True)
     except OSError:
-        pass  # the launcher has ended and removed it
+        pass  # the launcher has ended and removed its directory
 
 
 class ChannelSender:
-    """The end of a rank or watchdog. If the rank is alive, it first sends a hello."""
+    """The side of the channel that a rank or watchdog writes to. A live rank first sends a hello."""
 
     def __init__(self, connection: str | Connection, *, alive: bool = True) -> None:
         self._connection = connect(connection) if isinstance(connection, str) else connection
@@ -169,11 +172,11 @@ class ChannelSender:
             self._send({"kind": "hello"})
 
     def begin(self, metadata: "Metadata") -> None:
-        """Send the metadata of the run, before its first row."""
+        """Send the run's metadata before its first row."""
         self._send({"kind": "begin", "metadata": metadata.to_record()})
 
     def progress(self, done: int, total: int, label: str) -> None:
-        """Send how many rows are done, and the label of the next one."""
+        """Send the number of finished rows, and the label of the next row."""
         self._send({"kind": "progress", "done": done, "total": total, "label": label})
 
     def row(self, row: "CollectiveRow") -> None:
@@ -196,7 +199,7 @@ class ChannelSender:
         self._send({"kind": "error", "error": error.to_record(), "at_seconds": time.monotonic()})
 
     def lost(self, lost: "LostRank") -> None:
-        """Send a rank that ended without an error of its own."""
+        """Report a rank that ended without reporting an error itself."""
         state = lost.state.to_record()
         self._send({"kind": "lost", "state": state, "at_seconds": lost.end_seconds, "status": lost.status})
 

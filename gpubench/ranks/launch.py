@@ -1,4 +1,4 @@
-"""Start this program again as ranks, on this host or on several, and find out which hosts cannot start it."""
+"""Launch gpubench as ranks with mpirun or srun, and find out on which hosts it cannot start."""
 
 import os
 import re
@@ -25,11 +25,12 @@ from gpubench.machine.children import die_with_parent, module_command, package_e
 from gpubench.model.facts.environment import CHANNEL_VARIABLE, DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, strip_launcher
 from gpubench.readers.documents import open_file
 
-OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"  # Lists the variables that gpubench, not the user, set for its ranks
+# Names of the environment variables that gpubench, not the user, set for its ranks
+OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"
 
 
 def own_settings(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables that gpubench itself set for this rank."""
+    """Return the names of the environment variables that gpubench itself set for this rank."""
     return environment.get(OWN_SETTINGS_VARIABLE, "").split(",")
 
 
@@ -38,24 +39,25 @@ _SECONDS_TO_ANSWER = 20
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _OPEN_MPI_SETTINGS = {
     **_AS_ROOT,
-    # Allow more ranks than cores, and bind no rank to a core, because NCCL's and MPI's threads would share it.
-    # Open MPI 4 knows the names with OMPI, Open MPI 5 those with PRTE.
+    # Allow more ranks than cores. Bind no rank to a core, because the threads of NCCL and MPI would share it. Open MPI
+    # 4 reads the OMPI variables, Open MPI 5 the PRTE ones.
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
-    # All ranks are on this host, and Open MPI 5 spends a second of its start on looking for fabrics.
+    # All ranks are on this host, and Open MPI 5 needs a second to look for fabrics.
     "OMPI_MCA_btl": "^ofi",
-    # hwloc's plugins start OpenCL, X11 or CUDA in mpirun to list GPUs, which nothing here needs (hwloc's manual,
-    # "Components and plugins": a name that is not there is ignored).
+    # In mpirun, hwloc's plugins start OpenCL, X11 or CUDA to list GPUs, which gpubench does not need. hwloc ignores
+    # names of plugins that are not installed (hwloc manual, "Components and plugins").
     "HWLOC_COMPONENTS": "-gl,-opencl,-cuda,-nvml,-rsmi,-levelzero",
 }
 
-# For jobs that do not measure MPI.
+# Settings for jobs that use MPI but do not measure it.
 _AGREEMENT_SETTINGS = {
-    # Every Open MPI has ob1 over shared memory. Otherwise Open MPI first looks for fabrics (UCX, libfabric, PSM).
+    # Every Open MPI can run ob1 over shared memory. Without this setting, it first looks for fabrics (UCX, libfabric,
+    # PSM).
     "OMPI_MCA_pml": "ob1",
-    # In containers without ptrace, copies from another process fail.
+    # In containers without ptrace, copying from another process's memory fails.
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
 }
 _TRANSPORT_VARIABLES = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")
@@ -81,7 +83,9 @@ class Launcher(Struct, frozen=True):
         *,
         measures_mpi: bool = True,
     ) -> dict[str, str]:
-        """Return the environment for ranks on this host. The user's variables override gpubench's own and `also`."""
+        """Return the environment for ranks on this host. The user's variables override gpubench's settings and
+        `also`.
+        """
         inner = strip_launcher(outer)
         settings = _OPEN_MPI_SETTINGS if self.flavour is Flavour.OPEN_MPI else {}
         if settings and not measures_mpi and not any(name in inner for name in _TRANSPORT_VARIABLES):
@@ -90,12 +94,17 @@ class Launcher(Struct, frozen=True):
         return package_environment(inner | own | {CHANNEL_VARIABLE: channel, OWN_SETTINGS_VARIABLE: ",".join(own)})
 
     def host_environment(self, outer: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment for ranks on several hosts: the user's, plus permission to run as root."""
+        """Return the environment for ranks on several hosts: the user's variables, plus Open MPI's permission to
+        run as root.
+        """
         return (_AS_ROOT if self.flavour is Flavour.OPEN_MPI else {}) | dict(outer)
 
 
 def find_launcher(search_path: str | None = None) -> Launcher:
-    """Return the mpirun next to this Python, else the first on PATH. Raise CouldNotMeasureError if there is none."""
+    """Return the mpirun next to this Python interpreter, or else the first one on PATH.
+
+    Raise CouldNotMeasureError if there is none.
+    """
     own = Path(sysconfig.get_path("scripts")) / "mpirun"
     path = str(own) if os.access(own, os.X_OK) else shutil.which("mpirun", path=search_path)
     if path is None:
@@ -117,13 +126,14 @@ def _flavour(path: str) -> Flavour:
     raise unusable_mpi_launcher(path, answer.strip()[:80])
 
 
-DAEMON_FAILED = 213  # Exit code of Open MPI 5's prterun if its daemon did not start, as one in hundreds does not
+# Exit code of Open MPI 5's prterun if its daemon fails to start, which happens in one of several hundred runs
+DAEMON_FAILED = 213
 
 
 def start(
     command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | int = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
-    """Start a job in a new session, so that Ctrl-C reaches only this process."""
+    """Start a job in a new session, so that Ctrl-C interrupts only gpubench and not the ranks."""
     return subprocess.Popen(
         command,
         env=environment,
@@ -136,7 +146,7 @@ def start(
 
 
 def stop(job: subprocess.Popen[bytes], seconds_to_end: float = 3.0) -> int:
-    """Terminate mpirun, kill it with its ranks if it does not end in time, and return its exit code."""
+    """Terminate mpirun and return its exit code. If it does not exit in time, kill it and its ranks."""
     if job.poll() is None:
         job.terminate()
         try:
@@ -152,15 +162,19 @@ _LINE = re.compile(
     r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]{0,252})(?:(?::|\s+slots=)(?P<slots>[1-9][0-9]{0,4}))?(?:\s+max[-_]slots=[0-9]+)?",
     re.ASCII,
 )
-_PMI = ("pmix", "pmi2", "cray_shasta", "pmi")  # PMI plugins of srun, best first. pmix_v4 counts as pmix
+# srun's PMI plugins in order of preference. A version suffix counts too, as in pmix_v4
+_PMI = ("pmix", "pmi2", "cray_shasta", "pmi")
 
 _MOST_LINES_KEPT = 200
-_SECONDS_FOR_LAST_LINES = 2.0  # A process that the launcher left behind may keep its stderr open forever
+_SECONDS_FOR_LAST_LINES = 2.0  # A process that outlives the launcher may keep its stderr open forever
 _EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or node1 slots=8"
 
 
 def read_hostfile(path: Path) -> dict[str, int | None]:
-    """Parse a hostfile (`node1 slots=8`, `node1:8` or `node1` per line) into slots per host. Raise UsageError."""
+    """Parse a hostfile with `node1 slots=8`, `node1:8` or `node1` per line, and return the slots per host.
+
+    Raise UsageError if the file is missing or malformed.
+    """
     try:
         with open_file(path, _EXPECTED) as file:
             text = file.read(_MOST_BYTES + 1).decode()
@@ -190,7 +204,9 @@ def _unfit(path: Path, what: str) -> UsageError:
 
 
 def mpirun_command(mpirun: Launcher, hosts: Sequence[str], ranks_per_host: int, arguments: Sequence[str]) -> list[str]:
-    """Return the mpirun command for several hosts. Ranks are not bound to cores, as NCCL and MPI have threads too."""
+    """Return the mpirun command for several hosts. It binds no rank to a core, because NCCL and MPI start threads
+    too.
+    """
     ranks = str(len(hosts) * ranks_per_host)
     if mpirun.flavour is Flavour.MPICH:
         placed = ["-hosts", ",".join(hosts), "-ppn", str(ranks_per_host), "-bind-to", "none"]
@@ -203,7 +219,7 @@ def mpirun_command(mpirun: Launcher, hosts: Sequence[str], ranks_per_host: int, 
 
 
 class EndedJob(NamedTuple):
-    """The exit code of a launcher, its whole stdout, and its last lines on stderr."""
+    """A launcher's exit code, its complete stdout, and the last lines of its stderr."""
 
     exit_code: int
     stdout: str
@@ -211,7 +227,9 @@ class EndedJob(NamedTuple):
 
 
 def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], show: Callable[[str], None]) -> EndedJob:
-    """Run a launcher to its end and pass each line of its stderr to `show`. Stop the job if the wait is interrupted."""
+    """Run a launcher until it exits, and pass each line of its stderr to `show`. Stop the job if this call is
+    interrupted.
+    """
     own = package_environment({**environment, DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ})
     last = deque[str](maxlen=_MOST_LINES_KEPT)
 
@@ -242,7 +260,9 @@ def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], show:
 
 
 def find_named_hosts(hosts: Sequence[str], lines: Sequence[str]) -> dict[str, str]:
-    """Return the hosts that a launcher's output names, each with the first such line. Short host names count too."""
+    """Return the hosts that appear in a launcher's output, each with the first line that names it. Short host names
+    count too.
+    """
     found: dict[str, str] = {}
     for line in lines:
         for host in hosts if "local host" not in line.lower() else ():
@@ -253,7 +273,9 @@ def find_named_hosts(hosts: Sequence[str], lines: Sequence[str]) -> dict[str, st
 
 
 def allocated_hosts(environment: Mapping[str, str]) -> list[str]:
-    """Return the nodes of this Slurm allocation. If scontrol does not answer, return its node list unexpanded."""
+    """Return the node names of this Slurm allocation. If scontrol fails, return the compressed node list as one
+    name.
+    """
     listed = environment.get("SLURM_JOB_NODELIST", "the allocation")
     try:
         answer = subprocess.run(
@@ -270,7 +292,7 @@ def allocated_hosts(environment: Mapping[str, str]) -> list[str]:
 
 
 def srun_command(environment: Mapping[str, str], ranks_per_host: int, arguments: Sequence[str]) -> list[str]:
-    """Return the srun command for all nodes of the allocation. Raise UsageError outside an allocation."""
+    """Return the srun command for all nodes of the allocation. Raise UsageError if there is no allocation."""
     nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES")
     if not environment.get("SLURM_JOB_ID") or nodes is None or not nodes.isdecimal():
         raise UsageError(
@@ -305,19 +327,19 @@ def _find_pmi(srun: str) -> str:
     )
 
 
-# Variables that name the program that an mpirun uses instead of ssh.
+# Environment variables that name the program that mpirun runs instead of ssh.
 AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
-# Variables of allocations, in which mpirun starts ranks without ssh.
+# Environment variables that batch systems set. In their allocations, mpirun starts ranks without ssh.
 _ALLOCATION_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "HYDRA_LAUNCHER")
 
 _SECONDS_TO_CONNECT = 10
-_SECONDS_FOR_SSH = 30.0  # Python on a busy network file system starts in up to 10 s
+_SECONDS_FOR_SSH = 30.0  # Python takes up to 10 s to start on a busy network file system
 _MOST_CONCURRENT = 64
 _LAST_CHARACTERS = 200
 
 
 class Silence(NamedTuple):
-    """Why gpubench does not start on a host: symptom, likely cause, and a diagnostic command."""
+    """Why gpubench does not start on a host: the symptom, the likely cause, and a diagnostic command."""
 
     seen: str
     cause: str
@@ -345,13 +367,13 @@ _SSH_ERRORS = (
 def silent_hosts(hosts: Sequence[str], environment: Mapping[str, str]) -> dict[str, Silence]:
     """Return the hosts on which mpirun cannot start gpubench, with reasons.
 
-    mpirun itself names only the first such host, and waits two minutes for one that is off. Empty in an allocation,
-    because mpirun needs no ssh there.
+    mpirun itself names only the first such host, and waits two minutes for a host that is powered off. Return an empty
+    dict in an allocation, because mpirun does not use ssh there.
     """
     if any(name in environment for name in _ALLOCATION_VARIABLES):
         return {}
     agent = next((environment[name] for name in AGENTS if environment.get(name)), "ssh")
-    from concurrent.futures import ThreadPoolExecutor  # takes long to import
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
 
     with ThreadPoolExecutor(_MOST_CONCURRENT) as pool:
         answers = pool.map(partial(_check_host, shlex.split(agent), environment), hosts)
@@ -376,14 +398,16 @@ def _check_host(agent: Sequence[str], environment: Mapping[str, str], host: str)
             check=False,
         )
     except FileNotFoundError:
-        return None  # mpirun says which program it needs
+        return None  # mpirun prints which program it needs
     except subprocess.TimeoutExpired:
         return _host_silence(_LATE, host, program)
     return why_silent(host, answer.returncode, answer.stdout, answer.stderr)
 
 
 def why_silent(host: str, exit_code: int, stdout: str, stderr: str) -> Silence | None:
-    """Explain the output of `gpubench --version` on a host. None if it has the same version as this host."""
+    """Find the reason in the output of `gpubench --version` on a host. None if the host has the same version as
+    this one.
+    """
     program = shlex.join(module_command("gpubench", "--version"))
     versions = re.findall(r"^gpubench (\S+)$", stdout, re.MULTILINE)
     if __version__ in versions:
@@ -405,7 +429,7 @@ def _host_silence(silence: Silence, host: str, program: str) -> Silence:
 
 
 def _is_this_host(host: str) -> bool:
-    """True if a name belongs to this host, where mpirun needs no ssh."""
+    """True if `host` is a name of this host, on which mpirun does not use ssh."""
     if host in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
         return True
     try:
@@ -414,5 +438,5 @@ def _is_this_host(host: str) -> bool:
             own.bind(address)
     except OSError:
         return False
-    # All of 127.0.0.0/8 can be bound, but Open MPI regards only 127.0.0.1 as its own host.
+    # Every address in 127.0.0.0/8 can be bound, but Open MPI treats only 127.0.0.1 as this host.
     return not str(address[0]).startswith("127.") or address[0] == "127.0.0.1"

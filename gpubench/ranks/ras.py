@@ -1,4 +1,4 @@
-"""Ask NCCL's RAS service, which every process of a job offers on the same port."""
+"""A client for NCCL's RAS service, which every NCCL process offers on the same port."""
 
 import contextlib
 import os
@@ -12,9 +12,9 @@ ADDRESS = "NCCL_RAS_ADDR"
 _DEFAULT_ADDRESS = "localhost:28028"
 
 AS_TEXT = b"VERBOSE STATUS\n"
-AS_JSON = b"SET FORMAT json\nVERBOSE STATUS\n"  # NCCL before 2.28.7 prints an error and answers with text
+AS_JSON = b"SET FORMAT json\nVERBOSE STATUS\n"  # NCCL before 2.28.7 prints an error and answers in text
 
-_CONNECTIONS = 8  # All processes of a host listen on one port. The kernel picks one, which may be stopped
+_CONNECTIONS = 8  # All NCCL processes on a host share one port. The kernel may connect us to a process that is stopped
 
 _SECONDS_TO_CONNECT = 0.5
 _PIECE = 1 << 16
@@ -33,10 +33,10 @@ def ask_ras(
     leg_seconds: int = 1,
     most_bytes: int,
 ) -> bytes | None:
-    """Return the answer of the first process that is ready, without its OK. None if nobody listens.
+    """Return the reply of the first process that responds, without RAS's OK lines. None if no process listens.
 
-    That process queries all others of its job and skips those that are silent for `leg_seconds`. Any program may listen
-    on this port, so the answer is cut after `seconds` and at `most_bytes`.
+    That process queries all other processes of its job, and skips any that does not reply within `leg_seconds`. Any
+    program may listen on this port, so the reply is truncated after `seconds` and at `most_bytes`.
     """
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
@@ -58,12 +58,12 @@ def _connected(environment: Mapping[str, str]) -> socket.socket | None:
     host, _, port = ras_address(environment).rpartition(":")
     try:
         return socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT)
-    except (OSError, OverflowError, ValueError):  # impossible names and ports
+    except (OSError, OverflowError, ValueError):  # the address is malformed or unreachable
         return None
 
 
 def _first(selector: selectors.BaseSelector, deadline: float) -> tuple[socket.socket | None, bytes]:
-    """Return the first connection that receives data, and the data."""
+    """Return the first connection with data to read, and the data."""
     while selector.get_map() and (left := deadline - time.monotonic()) > 0:
         for key, _ in selector.select(left):
             connection = key.fileobj
@@ -80,7 +80,7 @@ def _send(connection: socket.socket, text: bytes) -> None:
 
 
 def _received(connection: socket.socket, most_bytes: int, deadline: float) -> bytes:
-    """Receive some bytes. Empty at the end, at the deadline, or if the connection is lost."""
+    """Return the next bytes, or b"" at end of stream, at the deadline, or if the connection is lost."""
     try:
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
         return connection.recv(min(most_bytes, _PIECE))

@@ -1,1 +1,1 @@
-"""A scan on real nodes: rank 0 directs, a supervisor on every rank obeys, and its worker processes measure."""
+"""A scan on real nodes: rank 0 sends orders, a supervisor on every rank executes them, and worker processes measure."""

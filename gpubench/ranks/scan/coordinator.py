@@ -1,4 +1,6 @@
-"""Rank 0 of a scan: send orders to all supervisors, and merge their replies into measurements."""
+"""The coordinator of a scan on rank 0: it sends orders to all supervisors and merges their replies into
+measurements.
+"""
 
 import contextlib
 import resource
@@ -19,7 +21,9 @@ from gpubench.ranks.scan.supervisor import SECONDS_OF_PHASE_0, SECONDS_OF_SUPERV
 
 
 class NodeRanks(Struct, frozen=True):
-    """The ranks of every node and the rails of every rank: one rank has all rails of its node, or one rail."""
+    """The ranks on every node, and the rails of every rank. A rank measures either all rails of its node or one
+    rail.
+    """
 
     ranks_by_node: tuple[tuple[int, ...], ...]
     rails_by_rank: tuple[tuple[int, ...], ...]
@@ -41,7 +45,7 @@ class NodeRanks(Struct, frozen=True):
 def seats(
     rings: Sequence[Sequence[scan.NodeRail]], rank_by_rail: Mapping[scan.NodeRail, int]
 ) -> dict[int, tuple[Seat, ...]]:
-    """Return the seats of every rank in these rings. A rail has at most one seat."""
+    """Return each rank's seats in these rings. A rail has at most one seat."""
     found: dict[int, tuple[Seat, ...]] = {}
     for ring in rings:
         for place, cell in enumerate(ring):
@@ -52,10 +56,11 @@ def seats(
     return found
 
 
-_FIRST_RING = 1000  # Rings are numbered beyond all rounds, so that no worker confuses them
+_FIRST_RING = 1000  # Higher than the number of any round, so that workers can tell rings from rounds
 SECONDS_TO_GREET = 2.0
-SECONDS_OF_GRACE = 2.0  # Added to the time that a supervisor waits for its workers
-CLOCK_SECONDS = 1.0  # Wall clocks further apart make logs hard to read and certificates invalid
+SECONDS_OF_GRACE = 2.0  # Time for a reply to arrive after the supervisor has stopped waiting for its workers
+# With a larger difference between wall clocks, logs are hard to read and certificates may be invalid
+CLOCK_SECONDS = 1.0
 _NO_FIGURE = "its supervisor gave no figure of this ring"
 _SILENT, _GONE = "its supervisor does not answer", "its supervisor is gone"
 
@@ -71,7 +76,9 @@ class _Supervised(Struct):
 
 
 class Coordinator:
-    """Measure rounds through the connected supervisors. If a supervisor is gone, its whole node is gone."""
+    """Measure rounds by sending orders to all supervisors. A node is gone if one of its supervisors no longer
+    replies.
+    """
 
     def __init__(self, nodes: NodeRanks, secret: bytes, deadline_s: float) -> None:
         self.listener = socket.create_server(("", 0), backlog=4096)
@@ -83,7 +90,7 @@ class Coordinator:
         self._gone: dict[int, str] = {}
         self._reported: set[int] = set()
         self._ring_numbers = count(_FIRST_RING)
-        # One connection per rank may exceed the usual limit of 1,024 open files.
+        # One connection per rank may exceed the default limit of 1,024 open files.
         needed, (soft, hard) = len(nodes.rails_by_rank) + 256, resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < needed:
             with contextlib.suppress(ValueError, OSError):
@@ -95,11 +102,11 @@ class Coordinator:
 
     @property
     def gone(self) -> Mapping[int, str]:
-        """The nodes that are gone, with the reason."""
+        """The nodes that are gone, each with the reason."""
         return self._gone
 
     def accept(self, seconds: float) -> None:
-        """Wait until all ranks have connected. After `seconds`, nodes with a missing rank are gone."""
+        """Wait until all ranks have connected. After `seconds`, a node with a missing rank counts as gone."""
         deadline = time.monotonic() + seconds
         ranks = set(self._node_by_rank)
         while self._supervised.keys() != ranks and (left := deadline - time.monotonic()) > 0:
@@ -111,7 +118,7 @@ class Coordinator:
             self._welcome(connection, ranks)
         for rank in ranks - self._supervised.keys():
             self._gone.setdefault(self._node_by_rank[rank], "its supervisor did not come")
-        # Ask for all clocks at once. Late answers count too.
+        # Request all clocks at once. Replies that arrive later are read too.
         for supervised in list(self._supervised.values()):
             supervised.asked_clock = time.time()
             try:
@@ -121,7 +128,7 @@ class Coordinator:
         self._collect(messages.ClockReply, dict.fromkeys(self._supervised), time.monotonic() + SECONDS_TO_GREET)
 
     def local(self) -> list[scan.LocalFigure]:
-        """Measure phase 0 of all nodes at once."""
+        """Measure phase 0, the measurements inside a node, on all nodes at once."""
         replies = self._ask(
             dict.fromkeys(self._supervised, messages.LocalOrder()),
             messages.LocalReply,
@@ -136,7 +143,7 @@ class Coordinator:
         ]
 
     def failed(self) -> scan.BeforeRounds:
-        """Return the nodes that are gone after phase 0, and the rails whose worker died or hung."""
+        """Return the nodes that were gone by the end of phase 0, and the rails whose worker died or hung."""
         orders = dict.fromkeys(self._supervised, messages.FailedOrder())
         replies = self._ask(orders, RoundReply, SECONDS_TO_BE_KILLED + SECONDS_OF_GRACE)
         failed = {
@@ -148,7 +155,7 @@ class Coordinator:
         return scan.BeforeRounds(dict(self._gone), failed)
 
     def clock_offsets(self) -> dict[int, float]:
-        """Return the seconds by which wall clocks of nodes differ from this one, if more than CLOCK_SECONDS."""
+        """Return the wall-clock offset of each node from this host in seconds, if it exceeds CLOCK_SECONDS."""
         return {
             self._node_by_rank[rank]: supervised.clock_offset
             for rank, supervised in self._supervised.items()
@@ -156,7 +163,7 @@ class Coordinator:
         }
 
     def measure(self, planned: scan.PlannedRound) -> scan.RoundOutcome:
-        """Measure a round: send orders to both nodes of every pair and merge their replies."""
+        """Measure one round: send orders to both nodes of every pair, and merge their replies."""
         start = time.monotonic()
         orders = self._orders(planned)
         patience = self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE
@@ -176,7 +183,9 @@ class Coordinator:
     def rings(
         self, rings: Sequence[Sequence[scan.NodeRail]], *, all_reduce: bool = False, repeats_failures: bool = False
     ) -> list[scan.RingOutcome]:
-        """Measure disjoint rings of rails at once. With `repeats_failures` the next round reports failures again."""
+        """Measure disjoint rings of rails at once. With `repeats_failures`, the next round reports the failures of
+        workers again.
+        """
         number = next(self._ring_numbers)
         orders = {
             rank: messages.RingOrder(number, self._deadline_s, own, all_reduce, repeats_failures)
@@ -192,7 +201,9 @@ class Coordinator:
         return [self._ring_outcome(ring, figures, replies) for ring in rings]
 
     def collective(self, nodes: Sequence[int]) -> float | scan.RingFailure:
-        """Measure a ring of these nodes per rail. Return the GB/s through a node, summed over rails."""
+        """Measure one ring through these nodes on every rail, all at once. Return the GB/s per node, summed over
+        rails.
+        """
         rails = sorted({rail for own in self._nodes.rails_by_rank for rail in own})
         outcomes = self.rings([[scan.NodeRail(node, rail) for node in nodes] for rail in rails])
         failures = [failure for outcome in outcomes for failure in outcome.failures.values()]
@@ -201,7 +212,7 @@ class Coordinator:
         return sum(outcome.gb_s for outcome in outcomes)
 
     def close(self) -> None:
-        """End the scan on all supervisors. If no node is gone, all ranks end MPI together."""
+        """End the scan on all supervisors. If no node is gone, all ranks then shut down MPI together."""
         for supervised in self._supervised.values():
             with contextlib.suppress(OSError):
                 messages.send(supervised.connection, messages.EndOrder(not self._gone))
@@ -258,7 +269,7 @@ class Coordinator:
             for key, _ in self._selector.select(left):
                 supervised: _Supervised = key.data
                 if supervised.rank not in self._supervised:
-                    continue  # another rank of its node was lost in this turn
+                    continue  # its node was dropped because another rank failed in this loop
                 try:
                     message = messages.receive(supervised.connection)
                 except OSError:
@@ -273,7 +284,7 @@ class Coordinator:
         return replies
 
     def _lose(self, rank: int, seen: str) -> None:
-        """Drop the node of a lost supervisor, and end its other supervisors if they still answer."""
+        """Drop the node of a lost supervisor, and end the node's other supervisors if they still respond."""
         node = self._node_by_rank[rank]
         self._gone.setdefault(node, seen)
         for lost in self._nodes.ranks_by_node[node]:
@@ -325,7 +336,9 @@ class Coordinator:
                     yield scan.PairSample(first, second, rail, 0.0, *self._failure(ends, own))
 
     def _failure(self, ends: Sequence[tuple[int, Figure | None]], remarks: Mapping[int, str]) -> tuple[str, int | None]:
-        """Return why a measurement failed, and the node at fault if one blames itself or is gone."""
+        """Return why a measurement failed, and which node caused it: a node whose own worker failed, or one that is
+        gone.
+        """
         failed = [(node, Outcome(said[2])) for node, said in ends if said is not None and said[2]]
         for node, outcome in failed:
             if outcome in OWN_FAULT:

@@ -1,7 +1,7 @@
-"""Messages between rank 0 and supervisors: JSON over multiprocessing.connection, after both ends proved the secret.
+"""Messages between rank 0 and supervisors: JSON over multiprocessing.connection, after mutual authentication.
 
-The proof differs from that of multiprocessing: in Python 3.11 that is HMAC-MD5, which hosts in FIPS mode refuse. It has
-one deadline for the whole greeting, so that a stranger cannot delay it byte by byte.
+multiprocessing's own authentication uses HMAC-MD5 in Python 3.11, which hosts in FIPS mode refuse. The handshake here
+has one deadline in total, so that a stranger cannot delay it byte by byte.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from gpubench.model.results.scan import WRONG_DATA_ARRIVED
 
 _LENGTH = struct.Struct("!H")
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
-_MOST_BYTES = 2**16  # A message on 64 rails has less than 6 KiB
+_MOST_BYTES = 2**16  # A message about 64 rails takes less than 6 KiB
 
 
 class Outcome(IntEnum):
-    """The outcome of a worker in a round."""
+    """How a worker's measurement in a round ended. For the OWN_ outcomes, the supervisor's own worker is at fault."""
 
     DONE = 0
     DEADLINE = 1
@@ -36,7 +36,7 @@ class Outcome(IntEnum):
     WRONG_DATA = 7
 
 
-# Descriptions of failed rounds.
+# Text in reports for each outcome of a failed round.
 WORDS = {
     Outcome.DEADLINE: "not done within the deadline",
     Outcome.BROKEN: "the connection broke",
@@ -47,7 +47,7 @@ WORDS = {
     Outcome.WRONG_DATA: WRONG_DATA_ARRIVED,
 }
 
-# Outcomes that the supervisor's own side caused.
+# Outcomes for which the supervisor's own worker is at fault.
 OWN_FAULT = frozenset(outcome for outcome in Outcome if outcome.name.startswith("OWN_"))
 
 
@@ -56,32 +56,34 @@ class _Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fi
 
 
 class ClockOrder(_Message, frozen=True):
-    """Ask a supervisor for its wall clock."""
+    """Request a supervisor's wall-clock time."""
 
 
 class ClockReply(_Message, frozen=True):
-    """The wall clock of a supervisor, in seconds."""
+    """A supervisor's wall-clock time, in seconds since the epoch."""
 
     seconds: float
 
 
 class LocalOrder(_Message, frozen=True):
-    """Order a supervisor to measure phase 0 of its rails."""
+    """Order a supervisor to measure phase 0, the measurements inside its node, for its rails."""
 
 
 class LocalReply(_Message, frozen=True):
-    """The results of phase 0: GPU, quantity and GB/s. 0 GB/s were not measured, and `remark` says why."""
+    """Results of phase 0 as (GPU, quantity, GB/s). 0 GB/s means that the measurement failed, and `remark` has the
+    reason.
+    """
 
     figures: tuple[tuple[int, str, float], ...]
     remark: str = ""
 
 
 class FailedOrder(_Message, frozen=True):
-    """Ask a supervisor which workers died or hung in phase 0."""
+    """Request the workers of a supervisor that died or hung in phase 0."""
 
 
 class RoundOrder(_Message, frozen=True):
-    """Order a supervisor to measure its rails with those of rank `partner`. One of the two listens."""
+    """Order a supervisor to measure its rails against the rails of rank `partner`. One of the two ranks listens."""
 
     number: int
     partner: int
@@ -91,7 +93,7 @@ class RoundOrder(_Message, frozen=True):
 
 
 class Seat(Struct, frozen=True, array_like=True):
-    """The place of a rail of this rank in a ring of `size`, between two rails of other ranks or its own."""
+    """The position of a rail in a ring of `size` rails, with the ranks and rails before and after it."""
 
     rail: int
     previous: int
@@ -103,9 +105,10 @@ class Seat(Struct, frozen=True, array_like=True):
 
 
 class RingOrder(_Message, frozen=True):
-    """Order a supervisor to measure its rails in rings, by exchange or with `all_reduce`.
+    """Order a supervisor to measure its rails in rings, with `all_reduce` or else with exchanges between
+    neighbours.
 
-    With `repeats_failures` the next round reports a failed worker again.
+    With `repeats_failures`, the next round reports a failed worker again.
     """
 
     number: int
@@ -115,11 +118,11 @@ class RingOrder(_Message, frozen=True):
     repeats_failures: bool = False
 
 
-Figure = tuple[int, float, int]  # Rail, GB/s and outcome
+Figure = tuple[int, float, int]  # (rail, GB/s, outcome)
 
 
 class RoundReply(_Message, frozen=True):
-    """The results of a supervisor's rails. `remark` describes failures."""
+    """The results for a supervisor's rails in one round. `remark` describes the failures."""
 
     number: int
     figures: tuple[Figure, ...]
@@ -127,7 +130,7 @@ class RoundReply(_Message, frozen=True):
 
 
 class EndOrder(_Message, frozen=True):
-    """End the scan. If it `is_whole`, no node is gone, and all ranks end MPI together."""
+    """Order to end the scan. `is_whole` means that no node is gone, so that all ranks shut down MPI together."""
 
     is_whole: bool
 
@@ -139,7 +142,7 @@ _DECODER = msgspec.json.Decoder(Message)
 
 
 def wrap_socket(line: socket.socket, seconds: float) -> Connection:
-    """Wrap a connected socket, on which no read or write may block for longer than `seconds`."""
+    """Wrap a connected socket, with a time-out of `seconds` for each read and write."""
     line.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         line.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6)))
@@ -147,12 +150,12 @@ def wrap_socket(line: socket.socket, seconds: float) -> Connection:
 
 
 def send(connection: Connection, message: Message) -> None:
-    """Send a message. Raise OSError."""
+    """Send a message. Raise OSError if the connection is lost or blocked."""
     connection.send_bytes(msgspec.json.encode(message))
 
 
 def receive(connection: Connection) -> Message:
-    """Return the next message. Raise OSError if the other end is gone, too slow, or sent something else."""
+    """Return the next message. Raise OSError if the peer is gone, too slow, or sends something else."""
     try:
         message: Message = _DECODER.decode(connection.recv_bytes(_MOST_BYTES))
     except (EOFError, msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -161,12 +164,14 @@ def receive(connection: Connection) -> Message:
 
 
 def clock_offset(clock: float, asked: float, answered: float) -> float:
-    """Return the smallest possible difference of a supervisor's clock from this one, in seconds."""
+    """Return the smallest clock difference in seconds that fits a supervisor's clock and the request and reply
+    times.
+    """
     return clock - min(max(clock, asked), answered)
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Let the kernel detect within 25 s that the other host is gone, even on an idle connection."""
+    """Set TCP keep-alive, so that the kernel detects within 25 s that the other host is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, seconds in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
         connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
@@ -174,7 +179,10 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def receive_exactly(connection: socket.socket, count: int, deadline: float | None = None) -> bytes:
-    """Receive `count` bytes. Raise ConnectionError if the other end is gone, TimeoutError at a monotonic deadline."""
+    """Receive exactly `count` bytes.
+
+    Raise ConnectionError if the peer is gone, and TimeoutError at `deadline`, a time of the monotonic clock.
+    """
     received = bytearray()
     while len(received) < count:
         if deadline is not None:
@@ -187,7 +195,10 @@ def receive_exactly(connection: socket.socket, count: int, deadline: float | Non
 
 
 def greet(connection: socket.socket, secret: bytes, words: bytes) -> None:
-    """Prove to each other that both ends know the secret. Raise ConnectionError (another secret) or OSError (gone)."""
+    """Authenticate to the listening peer and send it `words`.
+
+    Raise ConnectionError if the peer has another secret, and OSError if it is gone.
+    """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(_LENGTH.pack(len(nonce + words)) + nonce + words)
     answer = receive_exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
@@ -197,7 +208,10 @@ def greet(connection: socket.socket, secret: bytes, words: bytes) -> None:
 
 
 def welcome(connection: socket.socket, secret: bytes) -> bytes:
-    """Return the words of a peer that proved the secret. Raise ConnectionError, OSError or TimeoutError."""
+    """Authenticate a connecting peer and return the words that it sent.
+
+    Raise ConnectionError, OSError or TimeoutError if the peer cannot be authenticated.
+    """
     patience = connection.gettimeout()
     deadline = None if patience is None else time.monotonic() + patience
     (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size, deadline))
@@ -216,11 +230,14 @@ def _proof(secret: bytes, role: bytes, nonce: bytes) -> bytes:
     return hmac.new(secret, role + nonce, hashlib.sha256).digest()
 
 
-REFUSED = "refused"  # The failure of a worker that an MPS server did not take; it may take a new one later
+REFUSED = "refused"  # The worker's failure if the MPS server rejects it. The server may accept a new worker later
 
 
 class WorkerTask(Struct, frozen=True):
-    """A task for a worker: phase 0 if `number` is 0, else a pair, or a ring with its `place` in it."""
+    """A task for a worker: phase 0 if `number` is 0, else an exchange with a partner.
+
+    If `ring` is its number of rails, the exchange is part of a ring, in which this rail is at index `place`.
+    """
 
     number: int
     rail: int

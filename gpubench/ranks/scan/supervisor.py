@@ -1,4 +1,4 @@
-"""The supervisor of a rank: starts, watches and ends the workers of a scan. It uses neither CUDA nor MPI."""
+"""The supervisor of a rank, which starts, watches and ends its scan workers. It uses neither CUDA nor MPI."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from gpubench.model.facts.environment import strip_launcher
 from gpubench.model.results.scan import LocalFigure, LocalQuantity
 from gpubench.ranks.scan import messages
 
-SECONDS_TO_BE_KILLED = 2.0  # A killed process that still exists then hangs in the kernel, and its GPU is lost
+SECONDS_TO_BE_KILLED = 2.0  # A killed process that exists for longer hangs in the kernel, and its GPU is unusable
 _FAILURES = {
     messages.REFUSED: messages.Outcome.BROKEN,
     "deadline": messages.Outcome.DEADLINE,
@@ -30,7 +30,10 @@ _FAILURES = {
 
 
 class WorkerProcess:
-    """The worker of one rail, replaced when it dies. One thread must start all, as the kernel ends workers with it."""
+    """The worker process for one rail, which is replaced if it dies.
+
+    Start all workers from one thread, because the kernel kills them when the thread that started them ends.
+    """
 
     def __init__(self, backend: str, device: int, secret: bytes) -> None:
         self.listener = socket.create_server(("", 0), backlog=16)
@@ -46,17 +49,21 @@ class WorkerProcess:
 
     @property
     def is_lost(self) -> bool:
-        """True while a killed process still exists."""
+        """True if the worker was killed but its process still exists."""
         return self._stuck is not None and self._stuck.poll() is None
 
     @property
     def loss(self) -> messages.Outcome:
-        """The outcome of a lost worker: its GPU hangs. Under MPS it may only wait for the server."""
+        """The outcome to report for a lost worker: its GPU hangs, but under MPS the worker may only wait for the
+        server.
+        """
         return messages.Outcome.BROKEN if self._under_mps else messages.Outcome.OWN_WORKER_BLOCKED
 
     @property
     def port(self) -> int:
-        """The TCP port for partners. The supervisor owns the socket, so replacing the worker keeps it."""
+        """The TCP port on which partners connect. The supervisor owns the socket, so that a new worker has the same
+        port.
+        """
         return int(self.listener.getsockname()[1])
 
     @property
@@ -64,7 +71,7 @@ class WorkerProcess:
         return self._control
 
     def begin(self, task: messages.WorkerTask) -> None:
-        """Send a task, after starting a worker if none runs."""
+        """Send a task to the worker. Start the worker first if it is not running."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         self._received, self._task = b"", task
@@ -73,7 +80,9 @@ class WorkerProcess:
                 self._control.sendall(msgspec.json.encode(task) + b"\n")
 
     def answer(self, number: int) -> dict[str, object] | None:
-        """Return its answer to a task, or None if it has not arrived. Raises EOFError if the worker has died."""
+        """Return the worker's answer to task `number`, or None if it has not arrived. Raise EOFError if the worker
+        has died.
+        """
         if self._control is None:
             raise EOFError
         with contextlib.suppress(BlockingIOError):
@@ -89,7 +98,7 @@ class WorkerProcess:
         return answer if answer.get("number") == number else None
 
     def retry_refused(self, answer: dict[str, object]) -> bool:
-        """If an MPS server refused this worker, start a new one with the same task and return True."""
+        """If an MPS server rejected this worker, start a new one with the same task and return True."""
         if answer.get("failure") != messages.REFUSED or self._task is None:
             return False
         self._end()
@@ -97,10 +106,10 @@ class WorkerProcess:
         return True
 
     def outcome(self, answer: dict[str, object]) -> tuple[float, messages.Outcome, str]:
-        """Return GB/s, outcome and remark of an answer.
+        """Return the GB/s, outcome and remark from a worker's answer.
 
-        Under MPS, end a failed worker: if a client dies at work, the server breaks the others too, and accepts no new
-        client until they have ended.
+        Under MPS, also end a worker that failed. If an MPS client dies during work, the server disconnects all other
+        clients, and accepts no new one until they have ended.
         """
         gb_s = answer.get("gb_s")
         if isinstance(gb_s, float):
@@ -114,7 +123,7 @@ class WorkerProcess:
         )
 
     def state(self) -> messages.Outcome:
-        """Return why it does not answer, from its process state in the kernel."""
+        """Return why the worker does not respond, judged by its process state in the kernel."""
         if self._process is None or self._process.poll() is not None:
             return messages.Outcome.OWN_WORKER_DIED
         letter = process_state(self._process.pid)
@@ -126,14 +135,14 @@ class WorkerProcess:
         return self._process is not None and self._process.poll() is not None
 
     def describe_end(self) -> str:
-        """Return for example 'signal 9' or 'exit code 1'."""
+        """Return how the worker process ended, for example 'signal 9' or 'exit code 1'."""
         code = self._ended_with
         if code is None:
             return "no exit code"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def kill(self) -> None:
-        """Kill it. If the process survives even that, the rail is lost."""
+        """Kill the worker. If its process still exists afterwards, the worker counts as lost."""
         if self._process is not None:
             self._process.poll()
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -148,7 +157,7 @@ class WorkerProcess:
             self._control = None
 
     def _end(self) -> None:
-        """Let it end by itself, as a client of MPS should, or kill it."""
+        """Let the worker exit by itself, as an MPS client should. Kill it if it does not."""
         if self._process is not None and self._control is not None:
             self._control.close()
             self._control = None
@@ -157,7 +166,7 @@ class WorkerProcess:
         self.kill()
 
     def close(self) -> None:
-        """Kill it and close its TCP port."""
+        """Kill the worker and close its TCP port."""
         self.kill()
         self.listener.close()
 
@@ -175,29 +184,30 @@ class WorkerProcess:
             start_new_session=True,
         )
         its.close()
-        with contextlib.suppress(OSError):  # it is dead already, and has no answer
+        with contextlib.suppress(OSError):  # the worker has died already, and `answer` raises EOFError
             own.sendall(self._secret.hex().encode() + b"\n")
         own.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self._control = own
 
 
 def seconds_left(deadline: float) -> float:
-    """Return the seconds until a time of the monotonic clock, at least 0."""
+    """Return the seconds until `deadline`, a time of the monotonic clock. 0 if it has passed."""
     return max(0.0, deadline - time.monotonic())
 
 
-SECONDS_AFTER_DEADLINE = 1.0  # A worker that has not ended its round this long after the deadline is late
+SECONDS_AFTER_DEADLINE = 1.0  # A worker that has not finished its round this long after the deadline is late
 SECONDS_TO_ABORT = 5.0  # Time for a late worker to abort its communicator before it is killed
-SECONDS_OF_SUPERVISOR = SECONDS_AFTER_DEADLINE + SECONDS_TO_ABORT + SECONDS_TO_BE_KILLED  # Maximum after a deadline
+# From the deadline to the supervisor's reply, at most
+SECONDS_OF_SUPERVISOR = SECONDS_AFTER_DEADLINE + SECONDS_TO_ABORT + SECONDS_TO_BE_KILLED
 
-SECONDS_OF_PHASE_0 = 20.0  # To start a worker, open its GPU, and measure its copies
-SECONDS_WITHOUT_ORDER = 60.0  # Added to three rounds, after which a supervisor without orders ends
+SECONDS_OF_PHASE_0 = 20.0  # Time to start a worker, initialise its GPU, and measure its copies
+SECONDS_WITHOUT_ORDER = 60.0  # A supervisor ends if it gets no order for the duration of three rounds and this time
 _TRIES, _SECONDS_TO_CONNECT = 20, 3.0
-_SECONDS_TO_BE_GREETED = 60.0  # Rank 0 greets supervisors one by one, and strangers may come first
+_SECONDS_TO_BE_GREETED = 60.0  # Rank 0 authenticates supervisors one by one, and strangers may connect first
 
 
 class RankCard(Struct, frozen=True):
-    """The addresses of a rank's host, and the ports of its rails."""
+    """The IP addresses of a rank's host, and the TCP port of each of its rails."""
 
     rank: int
     host: str
@@ -206,13 +216,13 @@ class RankCard(Struct, frozen=True):
     control_port: int = 0
 
     def places(self, port: int, own_host: str) -> tuple[tuple[str, int], ...]:
-        """Return all addresses by which `own_host` may reach a port of this rank's host."""
+        """Return all addresses at which `own_host` may reach a port on this rank's host."""
         local = ("127.0.0.1",) if self.host == own_host else ()
         return tuple((address, port) for address in (*local, *self.addresses))
 
 
 class Supervisor:
-    """Executes the orders of rank 0 with the workers of one rank. `devices` are the GPUs of its rails."""
+    """Execute the orders of rank 0 with one rank's workers. `devices` are the GPUs by rail."""
 
     def __init__(self, backend: str, rank: int, devices: Mapping[int, int], secret: bytes) -> None:
         self._rank = rank
@@ -222,7 +232,7 @@ class Supervisor:
         self.workers = {rail: WorkerProcess(backend, device, secret) for rail, device in devices.items()}
 
     def serve(self, cards: Sequence[RankCard], deadline_s: float) -> bool:
-        """Execute orders until the scan is over. Return whether no node is gone. Raises OSError if rank 0 is lost."""
+        """Execute orders until the scan ends. Return True if no node is gone. Raise OSError if rank 0 is lost."""
         own_host = cards[self._rank].host
         if len(self.workers) > 1:
             leave_core()
@@ -260,7 +270,7 @@ class Supervisor:
                 raise ConnectionError(f"no order: {order}")
 
     def _failed(self) -> messages.RoundReply:
-        """Report the rails whose worker died or hung in phase 0. Their next round reports them again."""
+        """Report the rails whose worker died or hung in phase 0. The next round reports these failures again."""
         for rail, worker in self.workers.items():
             if rail not in self._faults and worker.has_died():
                 worker.kill()
@@ -306,7 +316,7 @@ class Supervisor:
         return reply
 
     def round(self, number: int, tasks: Mapping[int, messages.WorkerTask], deadline_s: float) -> messages.RoundReply:
-        """Measure all rails at once, within the deadline and the time to kill hanging workers."""
+        """Measure all rails at once. Return by the deadline, plus the time to abort and kill workers that hang."""
         found = {rail: self._faults.pop(rail) for rail in tasks if rail in self._faults}
         for rail in [rail for rail in tasks if rail not in found]:
             worker = self.workers[rail]
@@ -327,7 +337,7 @@ class Supervisor:
             if rail in answers or rail in found:
                 continue
             self.workers[rail].kill()
-            # It may hang by itself, or wait for its partner to abort.
+            # A late worker may hang itself, or wait for its partner to abort.
             state = self.workers[rail].loss if self.workers[rail].is_lost else states[rail]
             found[rail] = 0.0, state, "killed after the deadline"
         found |= {rail: self.workers[rail].outcome(answer) for rail, answer in answers.items()}
@@ -360,9 +370,9 @@ class Supervisor:
         return answers
 
     def _local(self) -> list[LocalFigure]:
-        """Measure phase 0 of all rails of this rank at once. The next round reports workers that hang or die.
+        """Measure phase 0 for all rails of this rank at once. The next round reports workers that died or hung.
 
-        A worker that only fails a copy goes on, without that value.
+        If a copy fails but its worker survives, only that value is missing.
         """
         tasks = {rail: messages.WorkerTask(0, rail, 0, self._rank, SECONDS_OF_PHASE_0) for rail in self.workers}
         for rail, task in tasks.items():

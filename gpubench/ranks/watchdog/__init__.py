@@ -1,1 +1,1 @@
-"""The watchdog: a process next to each rank that ends a job without progress."""
+"""The watchdog: a process next to each rank that ends the job if no rank makes progress."""

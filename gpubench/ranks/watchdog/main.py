@@ -1,4 +1,4 @@
-"""The watchdog process, which detects a hang: `python -m gpubench.ranks.watchdog.main SETUP`."""
+"""The watchdog process, which detects hangs. Ranks start it as `python -m gpubench.ranks.watchdog.main SETUP`."""
 
 import ctypes
 import hmac
@@ -28,7 +28,7 @@ from gpubench.ranks.watchdog.progress import END_SIGNAL, ProgressBlock, Progress
 
 SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_ANSWER = 0.3
-_SECONDS_OF_SLEEP = 1.0  # If a wait takes this much longer, this process was suspended
+_SECONDS_OF_SLEEP = 1.0  # If a wait takes this much too long, this process was suspended
 _SECONDS_FOR_ANSWERS = 2.0
 _SECONDS_FOR_LOWER_RANKS = 1.0
 _SECONDS_BETWEEN_QUESTIONS = 2.0
@@ -45,7 +45,7 @@ _MOST_RAS_BYTES = 1 << 16
 
 
 class FailureReporter(Protocol):
-    """Where a watchdog reports to: the launcher, which sees the losses of all ranks, or stderr."""
+    """The destination of a watchdog's reports: the launcher, which sees the losses of all ranks, or stderr."""
 
     sees_all_losses: bool
 
@@ -53,21 +53,22 @@ class FailureReporter(Protocol):
         """Report an error that ends the job."""
 
     def lost(self, lost: ranks.LostRank) -> None:
-        """Report a rank that ended without an error of its own."""
+        """Report a rank that ended without reporting an error itself."""
 
     def note(self, text: str) -> None:
-        """Print a note. The job continues."""
+        """Print a note about something that does not end the job."""
 
 
 class RankIsGoneError(Exception):
-    """The rank has ended, because its end of the socket is closed."""
+    """The rank closed its control socket, so it has ended."""
 
 
 class Watchdog:
-    """Read the progress of a rank twice a second until the rank is gone.
+    """Read a rank's progress twice per second until the rank is gone.
 
-    A job hangs if no rank made progress for longer than its phase may take. Only the watchdog of the lowest reachable
-    rank decides that. Other watchdogs connect to `local` until the ranks have met in MPI, and then to `listeners`.
+    A job hangs if every rank has been without progress for longer than its phase may take. Only the watchdog of the
+    lowest reachable rank decides that. Until all ranks have completed MPI initialisation, other watchdogs connect to
+    `local`, and later to `listeners`.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Watchdog:
         self._since = self._wait_until = clock()
 
     def run(self) -> None:
-        """Watch until the rank is gone, and report it if the rank did not end on its own."""
+        """Watch the rank until it is gone. Report the rank as lost if it did not announce its end."""
         self._peers.serve(self._local)
         try:
             while not self._must_end():
@@ -119,7 +120,7 @@ class Watchdog:
                 self._report_loss(ranks.LostRank(self.state(), self._clock(), int(_stat(self._watched.pid)[-1] or 0)))
 
     def state(self) -> ranks.RankState:
-        """Return the rank at this moment; any thread may ask."""
+        """Return the rank's current state. Safe to call from any thread."""
         with self._reading:
             reading, now = self._block.read(), self._clock()
             if self._last is None or (reading.step, reading.done) != (self._last.step, self._last.done):
@@ -142,7 +143,8 @@ class Watchdog:
         if self._reporter.sees_all_losses:
             self._reporter.lost(lost)
             return
-        # Before the ranks have met, a watchdog may still be starting: only mpirun knows which rank was lost first.
+        # Before MPI is initialised, other watchdogs may still be starting. Only mpirun can then detect which rank was
+        # lost first.
         if self._have_met and not lost.asked_to_end and self._peers.is_first_lost(lost.end_seconds):
             self._reporter.lost(lost)
         if self._watched.rank == 0:
@@ -158,12 +160,12 @@ class Watchdog:
         self._wait_until = self._clock() + _SECONDS_BETWEEN_QUESTIONS
         self._trouble = self._ask_rank("trouble", _SECONDS_FOR_TROUBLE)[:_LONGEST_TROUBLE]
         lower: Sequence[int] = range(self._watched.rank)
-        if self._have_met:  # ask this host first, so that not all of thousands of hanging ranks ask rank 0
+        if self._have_met:  # query this host first, so that thousands of hanging ranks do not all query rank 0
             lower = sorted(lower, key=lambda rank: self._watchdogs[rank].host != self._watched.host)
         if any(self._peers.ask(batch, _SECONDS_FOR_LOWER_RANKS, enough=1) for batch in _batches(lower)):
             return False
         states = self._peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
-        if self._is_ordered_to_end():  # another watchdog has reported the hang meanwhile
+        if self._is_ordered_to_end():  # another watchdog has reported the hang in the meantime
             return True
         return self._is_hung(sorted([*states, self.state()], key=lambda state: state.rank))
 
@@ -174,7 +176,7 @@ class Watchdog:
             self._wait_until = self._clock() + seconds_left
             return False
         if ranks.is_suspended(states) and len(states) == self._watched.ranks:
-            # A job that is continued later has its full time again.
+            # Restart the time limit, so that a job has its full time when it is resumed.
             self._since = self._clock()
             return False
         idle = min(state.idle_seconds for state in states)
@@ -183,7 +185,8 @@ class Watchdog:
         else:
             answered = {state.rank for state in states}
             unanswered = {rank: address.place for rank, address in enumerate(self._watchdogs) if rank not in answered}
-            # If a watchdog could never be reached (a firewall), its silence proves nothing until much later.
+            # If a watchdog was never reachable (a firewall), its silence proves nothing until the limit for the launch
+            # has passed.
             reached = self._peers.reached
             known = set(unanswered) <= reached if self._watched.rank == 0 else 0 in reached
             if unanswered and not known and idle < ranks.limit_seconds(ranks.Phase.LAUNCH, timeout_s):
@@ -206,8 +209,8 @@ class Watchdog:
         self._block.leave()
         self._ask_rank("abort", _SECONDS_TO_ABORT)
         for number in (END_SIGNAL, signal.SIGKILL):
-            if _is_parent(self._watched.pid):  # else the rank is gone, and another process may have its number
-                with suppress(ProcessLookupError):  # the first signal ended it
+            if _is_parent(self._watched.pid):  # otherwise the rank is gone, and another process may have its PID
+                with suppress(ProcessLookupError):  # the first signal has already ended it
                     os.kill(self._watched.pid, number)
                     os.kill(self._watched.pid, signal.SIGCONT)
             self._wait(_SECONDS_TO_END)
@@ -227,7 +230,10 @@ class Watchdog:
         return ""
 
     def _wait(self, seconds: float, *, until_answer: bool = False) -> None:
-        """Wait for messages of the rank and for an order to end; RankIsGoneError if the rank ended."""
+        """Process the rank's messages for `seconds`, or until another watchdog orders the end.
+
+        Raise RankIsGoneError if the rank has ended.
+        """
         deadline = self._clock() + seconds
         while (left := deadline - self._clock()) > 0:
             readable, _, _ = select.select([self._control.fileno(), self._order], [], [], left)
@@ -240,7 +246,7 @@ class Watchdog:
             if self._is_ordered_to_end() and not self._block.left():
                 return
 
-    def _is_ordered_to_end(self) -> bool:  # not read directly, because mypy would assume that it stays False
+    def _is_ordered_to_end(self) -> bool:  # mypy would assume that the attribute stays False if `run` read it directly
         return self._peers.ordered_to_end
 
     def _receive(self) -> None:
@@ -272,7 +278,7 @@ class Watchdog:
             self._answers.append(message)
 
     def _learn_addresses(self, message: dict[str, Any]) -> None:
-        """Take the addresses of all watchdogs; the first one asks at once which of them it can reach."""
+        """Store the addresses of all watchdogs. The watchdog of rank 0 then checks which of them it can reach."""
         self._watchdogs = [WatchdogAddress(*address) for address in message["cards"]]
         self._place = self._watchdogs[self._watched.rank].place
         addresses = [watchdog.addresses_from(self._watched.host) for watchdog in self._watchdogs]
@@ -284,7 +290,9 @@ class Watchdog:
             threading.Thread(target=self._check_reach, args=(peers,), daemon=True).start()
 
     def _check_reach(self, peers: Peers) -> None:
-        """Try for some seconds to reach the watchdogs of all other ranks, and print which cannot be reached."""
+        """Try for some seconds to reach the watchdogs of all other ranks. Print a note about those that do not
+        answer.
+        """
         others = set(range(1, self._watched.ranks))
         deadline = self._clock() + SECONDS_TO_REACH
         while (unreached := sorted(others - peers.reached)) and self._clock() < deadline:
@@ -304,7 +312,9 @@ class Watchdog:
 
 
 def _batches(ranks: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Split lower ranks into a few groups, the first one small, so that of thousands few have to be asked."""
+    """Split ranks into a few batches of growing size. The first is small, so that usually few of thousands are
+    queried.
+    """
     first, size = 0, 1
     while first < len(ranks):
         yield ranks[first : first + size]
@@ -320,8 +330,9 @@ def _parent_of(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """Read `/proc/PID/stat` from the third field on: state, parent, ..., exit status. Empty texts if the process is
-    gone.
+    """Return the fields of `/proc/PID/stat` from the third one on: state, parent, ..., exit status.
+
+    Return empty strings if the process is gone.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -336,10 +347,12 @@ _PROCESS_NAME = b"gpubench-watch"
 
 def main() -> None:
     """Watch the rank that started this process."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback: the rank reports that its watchdog was killed
+    # no traceback on Ctrl-C, because the rank already reports that its watchdog was killed
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)
-    prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # a stopped watchdog reports the death of its rank, too
+    # continue a stopped watchdog when its rank dies, so that it reports the death
+    prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
     leave_core()
     setup = json.loads(sys.argv[1])
     watched = Watched(**setup["watched"])
@@ -360,7 +373,7 @@ class _StderrReporter:
         write_stderr_line(format_error(error).removeprefix("gpubench: "))
 
     def lost(self, lost: ranks.LostRank) -> None:
-        """Print the lost rank, because not every mpirun names it."""
+        """Print which rank was lost, because not every mpirun names it."""
         self.error(lost.error("; rows measured before are in the outputs"))
 
     def note(self, text: str) -> None:
@@ -378,12 +391,12 @@ class _ChannelReporter:
             ChannelSender(self._connection).error(error)
 
     def lost(self, lost: ranks.LostRank) -> None:
-        """Send the lost rank. The launcher names only the first one of a job."""
+        """Send the lost rank to the launcher, which names only the first lost rank of a job."""
         with suppress(OSError):
             ChannelSender(self._connection, alive=False).lost(lost)
 
     def note(self, text: str) -> None:
-        """Print the note. The launcher passes on what ranks print."""
+        """Print the note on stderr, which the launcher forwards."""
         write_stderr_line(printable_line(f"note: {text}"))
 
 

@@ -1,4 +1,4 @@
-"""Questions and orders between the watchdogs of a job, over connections that both ends have authenticated."""
+"""Queries and orders between the watchdogs of a job, over connections that both sides have authenticated."""
 
 import fcntl
 import hmac
@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from gpubench.model.terms.ranks import RankState
 
-Address = tuple[str, int] | str  # TCP, or the name of an abstract Unix socket
+Address = tuple[str, int] | str  # Host and port for TCP, or the name of an abstract Unix socket
 Request = dict[str, Any]
 
 _SIOCGIFFLAGS = 0x8913
@@ -29,47 +29,50 @@ _LOCAL_TO_A_HOST = ("127.", "169.254.", "0.")
 _MOST_ADDRESSES = 6
 _MOST_NAME_BYTES = 100
 _BACKLOG: dict[int, int] = {socket.AF_UNIX: 16, socket.AF_INET: 1024}
-"""Connections that wait to be accepted. Beyond that, Unix sockets block, but TCP retries only after a second, so there
-is room for a flood."""
+"""Limit of connections that wait to be accepted. When it is reached, Unix sockets block, but TCP retries only after
+a second, so the TCP limit is large enough for a flood.
+"""
 
 
 class WatchdogAddress(Struct, frozen=True):
-    """The addresses of a rank's watchdog, and the rank in words, such as 'rank 3 on gpu07 (GPU 3)'."""
+    """The addresses of a rank's watchdog, with a description of the rank, such as 'rank 3 on gpu07 (GPU 3)'."""
 
     place: str
     host: str
     addresses: Sequence[Address]
 
     def addresses_from(self, own_host: str) -> list[Address]:
-        """Return the addresses that a host can reach: the Unix socket only on its own host."""
+        """Return the addresses that `own_host` can reach. A Unix socket is reachable only from the same host."""
         addresses = [address if isinstance(address, str) else (address[0], address[1]) for address in self.addresses]
         return [address for address in addresses if not isinstance(address, str) or self.host == own_host]
 
 
 def job_name(environment: Mapping[str, str]) -> str:
-    """Return the launcher's name of the job, which its ranks on one host share before they have started MPI."""
+    """Return the launcher's job name, which all ranks on a host share even before MPI is initialised."""
     names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID", "SLURM_STEP_ID")
     found = [environment[name] for name in names if name in environment]
     return "-".join(found or [str(os.getppid())])
 
 
 def local_name(job: str, rank: int) -> str:
-    """Return the abstract Unix socket of a rank's watchdog, which has no file and vanishes with its rank."""
+    """Return the name of the abstract Unix socket for a rank's watchdog. It has no file and disappears with its
+    rank.
+    """
     return f"\0gpubench-{os.getuid()}-{rank}-{job}"[:_MOST_NAME_BYTES]
 
 
 def listen_locally(job: str, rank: int) -> socket.socket | None:
-    """Listen for the watchdogs of this host. None if another process has the name."""
+    """Listen for watchdogs on this host. Return None if another process already uses the socket name."""
     with suppress(OSError):
         return _listening(socket.AF_UNIX, local_name(job, rank))
     return None
 
 
 def listen_everywhere() -> list[socket.socket]:
-    """Listen for authenticated watchdogs: a Unix socket for this host, TCP at each address offered to other hosts."""
-    listeners = [_listening(socket.AF_UNIX, "")]  # the kernel chooses a free abstract name
+    """Listen on a Unix socket for this host, and on TCP at each address offered to other hosts."""
+    listeners = [_listening(socket.AF_UNIX, "")]  # the kernel picks an unused abstract name
     for address in offered_addresses():
-        with suppress(OSError):  # the address has just vanished
+        with suppress(OSError):  # the address has disappeared in the meantime
             listeners.append(_listening(socket.AF_INET, (address, 0)))
     return listeners
 
@@ -86,16 +89,16 @@ def _listening(family: int, address: Address) -> socket.socket:
 
 
 def listener_address(listener: socket.socket) -> Address:
-    """Return the address of a listener as JSON can hold it."""
+    """Return a listener's address in a form that JSON can encode."""
     name = listener.getsockname()
     return name.decode() if isinstance(name, bytes) else name
 
 
 def offered_addresses(root: Path = Path("/")) -> list[str]:
-    """Return the IPv4 addresses by which other hosts may reach this one.
+    """Return the IPv4 addresses at which other hosts may reach this one.
 
-    Interfaces that are down are left out, and so are bridges of containers and virtual machines, which have the same
-    address on every host.
+    Interfaces that are down are excluded. So are bridges for containers and virtual machines, because they have the
+    same address on every host.
     """
     return list(_interface_addresses(root))[:_MOST_ADDRESSES]
 
@@ -113,30 +116,33 @@ def _interface_addresses(root: Path) -> Iterator[str]:
 
 
 def is_inner_bridge(interface: Path) -> bool:
-    """True for the sysfs folder of a bridge without a network card, as containers have: docker0, cni0."""
+    """True if this sysfs directory belongs to a bridge without a physical NIC, such as a container's docker0 or
+    cni0.
+    """
     if not (interface / "bridge").exists():
         return False
     ports = [interface.parent / port.name for port in (interface / "brif").glob("*")]
     return not any((port / "device").exists() or list(port.glob("lower_*")) for port in ports)
 
 
-MOST_BYTES = 1 << 16  # A state with every text at its limit takes 10 KB
+MOST_BYTES = 1 << 16  # A state in which every text has its maximum length takes 10 KB
 _CREDENTIALS = struct.Struct("3i")
 _KNOCK_BYTES = 8
 _TIMEVAL = struct.Struct("@ll")
 _SECONDS_PER_READ = 1.0  # A watchdog on a busy machine answers within 0.1 s
-_SECONDS_OF_GRACE = 0.05  # Time for a connection to authenticate when all places are taken
-_MOST_UNAUTHENTICATED = 512  # With 128, 11 of 20 questions were answered under a flood of silent connections; now 19
-_MOST_CALLS = 64  # Concurrently
+_SECONDS_OF_GRACE = 0.05  # Time to authenticate before a connection is closed to make room for another
+# Under a flood of silent connections 19 of 20 queries were answered, but only 11 with a limit of 128
+_MOST_UNAUTHENTICATED = 512
+_MOST_CALLS = 64  # Threads that query other watchdogs at the same time
 _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_TO_ORDER = 1.0
-_ARBITER = 0  # The rank whose watchdog decides which of several lost ranks was lost first
+_ARBITER = 0  # The rank whose watchdog decides which of several lost ranks was the first
 _SECONDS_FOR_A_DECISION = 0.25
-_SECONDS_BEHIND_A_CLAIM = 0.1  # A claim may arrive this much later than the launcher's next kill
+_SECONDS_BEHIND_A_CLAIM = 0.1  # The launcher may kill rank 0 up to this long before another rank's claim arrives
 
 
 def _prepare(line: socket.socket) -> None:
-    """Set kernel time-outs, because `Connection` has none, and send small messages at once."""
+    """Set kernel time-outs, because `Connection` has none, and disable Nagle's algorithm."""
     line.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         line.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(_SECONDS_PER_READ), 0))
@@ -145,16 +151,17 @@ def _prepare(line: socket.socket) -> None:
 
 
 def _is_stranger(line: socket.socket, knock: bytes) -> bool:
-    """True if the other end of a new connection is another user of this host, or begins with anything but the knock.
+    """True if the peer of a new connection is another user on this host, or does not start with the knock.
 
-    The knock is sent in clear and proves nothing. It makes a flood cheap: a stranger costs 20 µs and no thread.
+    The knock is a short code that each TCP client sends first, unencrypted. It proves nothing, but makes a flood cheap
+    to reject: 20 µs per stranger, and no thread.
     """
     if line.family == socket.AF_UNIX:
         credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return bool(_CREDENTIALS.unpack(credentials)[1] != os.getuid())
     try:
         first = line.recv(len(knock), socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:  # it has not arrived yet
+    except BlockingIOError:  # the knock has not arrived yet
         return False
     except OSError:
         return True
@@ -166,11 +173,11 @@ def _knock(secret: bytes) -> bytes:
 
 
 def _authenticated(line: socket.socket, secret: bytes, *, dialed: bool) -> Connection:
-    """Return the connection once both ends have proved that they know the secret. Without a secret, check only the
-    user.
+    """Return the connection after both sides have proved that they know the secret. Without a secret, check only
+    the user.
 
-    The key covers both addresses, so that a stranger cannot pass on a proof from another address. Raise OSError,
-    EOFError, AssertionError or AuthenticationError.
+    The key covers both addresses, so that a stranger cannot relay a proof from another address. Raise OSError,
+    EOFError, AssertionError or AuthenticationError if the peer cannot be authenticated.
     """
     knock = _knock(secret)
     if line.family == socket.AF_INET and dialed:
@@ -190,10 +197,11 @@ def _authenticated(line: socket.socket, secret: bytes, *, dialed: bool) -> Conne
 
 
 class Peers:
-    """The other watchdogs of a job. Each question is a new connection, and threads answer the questions of others.
+    """The other watchdogs of a job. Each query uses a new connection, and threads answer queries from other
+    watchdogs.
 
-    There is no `secret` until the ranks have met in MPI. Until then processes of the same user are answered, and none
-    can order an end.
+    Before all ranks have completed MPI initialisation, `secret` is empty. Until then, queries from the same user are
+    answered, but orders to end are ignored.
     """
 
     def __init__(
@@ -220,17 +228,19 @@ class Peers:
         self._unauthenticated: dict[socket.socket, float] = {}
 
     def serve(self, listeners: Sequence[socket.socket]) -> None:
-        """Answer other watchdogs in threads until this process ends."""
+        """Answer queries from other watchdogs, in threads that run until this process ends."""
         for listener in listeners:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def ask(self, ranks: Collection[int], seconds: float, enough: int | None = None) -> list[RankState]:
-        """Return the states of ranks whose watchdogs answer in time, in rank order; stop once `enough` have."""
+        """Return the states of ranks whose watchdogs answer in time, in rank order. Stop after `enough` answers."""
         answers = self._request({"kind": "state"}, ranks, seconds, enough)
         return [RankState.from_record(answers[rank]) for rank in sorted(answers)]
 
     def is_first_lost(self, at_seconds: float) -> bool:
-        """Ask the arbiter whether this rank was lost first, at this time of the host's monotonic clock."""
+        """Ask the arbiter whether this rank was lost first. `at_seconds` is the time of the loss on the host's
+        monotonic clock.
+        """
         if self._rank == _ARBITER:
             self._own_loss = at_seconds
             time.sleep(_SECONDS_BEHIND_A_CLAIM)
@@ -238,14 +248,14 @@ class Peers:
         return self._claim(at_seconds) == self._rank
 
     def claim_first(self) -> None:
-        """Claim that this rank has reported why the job ends. Later losses are consequences and stay unreported."""
+        """Claim that this rank has reported why the job ends. Later losses are consequences and are not reported."""
         if self._rank == _ARBITER:
             self.first_lost = _ARBITER
         else:
             self._claim(self._clock())
 
     def order_end(self) -> None:
-        """Order all others that were ever reached to end their ranks."""
+        """Order all watchdogs that were ever reached to end their ranks."""
         self._request({"kind": "end"}, list(self.reached), _SECONDS_TO_ORDER)
 
     def _claim(self, at_seconds: float) -> int | None:
@@ -264,13 +274,15 @@ class Peers:
     def _request(
         self, request: Request, ranks: Collection[int], seconds: float, enough: int | None = None
     ) -> dict[int, Request]:
-        """Send a request to ranks and return answers by rank. Every rank has `seconds`, even if it is asked late."""
+        """Send a request to ranks and return the answers by rank. Each rank has `seconds` to answer, even if it is
+        queried late.
+        """
         answers: dict[int, Request] = {}
         waiting = deque(rank for rank in ranks if rank != self._rank)
         needed = len(waiting) if enough is None else min(enough, len(waiting))
 
         def call() -> None:
-            with suppress(IndexError):  # no rank is left
+            with suppress(IndexError):  # no rank is left to query
                 while True:
                     rank = waiting.popleft()
                     answer = self._call(rank, request, self._clock() + seconds)
@@ -291,7 +303,7 @@ class Peers:
         return dict(answers)
 
     def _call(self, rank: int, request: Request, deadline: float) -> Request | None:
-        """Return the answer of a rank. Retry while the other end is busy, but not if nobody listens there."""
+        """Return a rank's answer. Retry while its watchdog is busy, but not if no process listens at its addresses."""
         data = json.dumps(request | {"rank": self._rank}).encode()
         while True:
             addresses = sorted(self._addresses(rank), key=lambda address: address != self._proven.get(rank))
@@ -322,10 +334,10 @@ class Peers:
 
     def _accept(self, listener: socket.socket) -> None:
         knock = _knock(self._secret)
-        while listener.fileno() >= 0:  # until it is closed
+        while listener.fileno() >= 0:  # until the listener is closed
             try:
                 line, _ = listener.accept()
-            except OSError:  # no descriptor is left
+            except OSError:  # no file descriptor is left
                 time.sleep(_SECONDS_OF_GRACE)
                 continue
             if _is_stranger(line, knock):
@@ -333,11 +345,11 @@ class Peers:
                 continue
             self._make_room()
             self._unauthenticated[line] = time.monotonic()
-            with suppress(RuntimeError):  # no thread is left
+            with suppress(RuntimeError):  # the system allows no more threads
                 threading.Thread(target=self._answer, args=(line,), daemon=True).start()
 
     def _make_room(self) -> None:
-        """Close the oldest connection that has not authenticated in time, if there are too many."""
+        """If too many connections are unauthenticated, close the oldest one that has exceeded its time."""
         while len(self._unauthenticated) >= _MOST_UNAUTHENTICATED:
             oldest, since = next(iter(list(self._unauthenticated.items())))
             seconds = since + _SECONDS_OF_GRACE - time.monotonic()
@@ -345,11 +357,11 @@ class Peers:
                 time.sleep(min(seconds, 0.01))
                 continue
             self._unauthenticated.pop(oldest, None)
-            with suppress(OSError):  # it has ended by itself
+            with suppress(OSError):  # the peer has already closed it
                 oldest.shutdown(socket.SHUT_RDWR)
 
     def _answer(self, line: socket.socket) -> None:
-        with line, suppress(Exception):  # anything a stranger sends ends only his connection
+        with line, suppress(Exception):  # whatever a stranger sends ends only that connection
             try:
                 _prepare(line)
                 connection = _authenticated(line, self._secret, dialed=False)

@@ -1,4 +1,6 @@
-"""The shared memory in which a rank reports progress to its watchdog. It imports little: every rank starts with it."""
+"""The shared memory in which a rank reports progress to its watchdog. It imports little, because every rank loads
+it first.
+"""
 
 import mmap
 import os
@@ -10,7 +12,8 @@ from msgspec import Struct
 
 from gpubench.model.terms.ranks import PHASES, Phase
 
-END_SIGNAL = signal.SIGQUIT  # Gives exit code 3: its handler is libc's `_exit`, called with the signal's number, 3
+# Ends a rank with exit code 3: SIGQUIT is 3, and its handler is libc's `_exit`, which gets the signal number
+END_SIGNAL = signal.SIGQUIT
 
 
 class Watched(Struct, frozen=True):
@@ -27,7 +30,7 @@ _STDERR = 2
 
 
 def write_stderr_line(text: str) -> None:
-    """Print a line on stderr. Drop it if nobody reads stderr."""
+    """Print a line on stderr. Drop the line if stderr is blocked or closed."""
     _, writable, _ = select.select([], [_STDERR], [], _SECONDS_TO_WRITE)
     if writable:
         with suppress(OSError):
@@ -40,7 +43,7 @@ _MOST_LABEL_BYTES = 256
 
 
 class ProgressReading(Struct, frozen=True):
-    """The progress of a rank at one moment. `step` counts the phases that it has entered."""
+    """A rank's progress at one moment. `step` is the number of phases that it has entered."""
 
     step: int
     phase: Phase
@@ -50,7 +53,7 @@ class ProgressReading(Struct, frozen=True):
 
 
 class ProgressBlock:
-    """One page that a rank writes and its watchdog reads: 64-bit counters and a label. The rank reads no clock."""
+    """A memory page that a rank writes and its watchdog reads: 64-bit counters and a label. The rank reads no clock."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         if descriptor is None:
@@ -72,19 +75,18 @@ class ProgressBlock:
         numbers[_STEP] += 1
 
     def completed(self, operations: int = 1) -> None:
-        """Count completed operations."""
+        """Add to the number of completed operations."""
         self._numbers[_DONE] += operations
 
     def leave(self) -> None:
-        """Record that this rank is about to end by itself."""
+        """Record that this rank is about to end on its own."""
         self._numbers[_LEAVING] = 1
 
     def left(self) -> bool:
-        """True if the rank has recorded that it ends by itself."""
+        """True if the rank has recorded that it is about to end on its own."""
         return bool(self._numbers[_LEAVING])
 
     def read(self) -> ProgressReading:
-        """Return the current progress."""
         step, phase, done, total, label_bytes = self._numbers[:_LEAVING]
         label = self._page[_LABEL_AT : _LABEL_AT + label_bytes].decode(errors="replace")
         return ProgressReading(step, PHASES[phase], label, done, total)

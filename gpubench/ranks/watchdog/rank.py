@@ -1,4 +1,4 @@
-"""The rank's side of its watchdog: start it, restart it if it dies, report progress, and mark NVTX ranges."""
+"""The rank's side of the watchdog: start it, restart it if it dies, report progress to it, and mark NVTX ranges."""
 
 import ctypes
 import json
@@ -24,7 +24,7 @@ from gpubench.ranks.channel import connect
 from gpubench.ranks.watchdog.peers import WatchdogAddress, job_name, listen_everywhere, listen_locally, listener_address
 from gpubench.ranks.watchdog.progress import END_SIGNAL, ProgressBlock, Watched, write_stderr_line
 
-_LIBRARY = "libnvToolsExt.so.1"  # NVTX 2, of CUDA up to 12; the package `nvtx` brings NVTX 3
+_LIBRARY = "libnvToolsExt.so.1"  # NVTX 2, part of CUDA up to version 12. NVTX 3 comes with the Python package `nvtx`
 _DOMAIN = "gpubench"
 
 
@@ -34,14 +34,14 @@ class Enter(Protocol):
 
 
 class Nvtx(NamedTuple):
-    """The calls that begin and end a range on this thread. They take nanoseconds if no profiler records."""
+    """The calls that begin and end an NVTX range on this thread. They take nanoseconds if no profiler is recording."""
 
     push: Callable[[str], object]
     pop: Callable[[], object]
 
 
 def wrap_in_ranges(enter: Enter, nvtx: Nvtx | None) -> Enter:
-    """Wrap `enter` so that each phase is an NVTX range. Return `enter` itself without NVTX."""
+    """Wrap `enter` so that each phase becomes an NVTX range. Return `enter` unchanged if NVTX is not installed."""
     if nvtx is None:
         return enter
     is_open = False
@@ -58,7 +58,7 @@ def wrap_in_ranges(enter: Enter, nvtx: Nvtx | None) -> Enter:
 
 
 def find_nvtx() -> Nvtx | None:
-    """Load NVTX 3 from the package `nvtx`, else NVTX 2 from an older CUDA. None if neither is installed."""
+    """Load NVTX 3 from the Python package `nvtx`, or else NVTX 2 from an older CUDA. None if neither is installed."""
     with suppress(ImportError):
         import nvtx
 
@@ -72,13 +72,14 @@ def find_nvtx() -> Nvtx | None:
 
 
 _MOST_STARTS = 4
-_SECONDS_STOPPED = 0.8  # A watchdog that is stopped for longer was stopped alone, not with its job
-_SECONDS_TO_END = 5.0  # A watchdog on a busy machine ends sooner, unless it is stopped
-_SECONDS_TO_END_TOO = 0.5  # If a whole job is killed, the rank follows its watchdog within this time
+# If the watchdog is still stopped after this time, a signal stopped only the watchdog and not its whole job
+_SECONDS_STOPPED = 0.8
+_SECONDS_TO_END = 5.0  # Enough for a watchdog on a busy machine to exit, unless a signal has stopped it
+_SECONDS_TO_END_TOO = 0.5  # If a whole job is killed, the rank dies within this time after its watchdog
 
 
 class WatchdogKeeper:
-    """Start the watchdog of a rank, and start another at the same addresses if it dies."""
+    """Start a rank's watchdog. If it dies, start another one at the same addresses."""
 
     def __init__(
         self, watched: Watched, block: ProgressBlock, listeners: Sequence[socket.socket], channel: str | None
@@ -102,20 +103,22 @@ class WatchdogKeeper:
         return self._process.pid
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Send a message to the watchdog. A restarted watchdog gets the last message of each kind again."""
+        """Send a message to the watchdog. If the watchdog is restarted, send the last message of each kind again."""
         with self._lock:
             self._sent[message["kind"]] = message
             self._write(self._control, message)
 
     def answer(self, answers: Mapping[str, Callable[[], object]]) -> None:
-        """Answer the watchdog's requests in a thread, with one function per kind of request."""
+        """Answer the watchdog's requests in a thread. `answers` maps each kind of request to the function that
+        answers it.
+        """
         is_first, self._answers = not self._answers, answers
         if is_first:
             self.send({"kind": "helps"})
             self._listen(self._control)
 
     def close(self) -> None:
-        """End the watchdog after its rank has left. Kill it if it does not end."""
+        """End the watchdog after its rank has finished. Kill it if it does not exit."""
         with self._lock, suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._thread.join(_SECONDS_TO_END)
@@ -131,10 +134,10 @@ class WatchdogKeeper:
             descriptors = {"block": self._block.descriptor, "control": other.fileno()}
             local, listeners = ([line.fileno() for line in lines] for lines in (self._local, self._listeners))
             if self._channel:
-                # Connect now, so that the launcher waits for this watchdog's reports.
-                with suppress(OSError):  # the launcher is gone
+                # Connect now, so that the launcher waits until this watchdog has reported.
+                with suppress(OSError):  # the launcher has exited
                     descriptors["channel"] = stack.enter_context(connect(self._channel)).fileno()
-            # All users of this host can read a command line. The secret follows through the control socket.
+            # All users on this host can read the command line, so the secret is sent later through the control socket.
             setup = descriptors | {
                 "local": local,
                 "listeners": listeners,
@@ -142,7 +145,7 @@ class WatchdogKeeper:
                 "job": self._job,
                 "path": self._channel,
             }
-            # The rank's own arguments follow for people who read the list of processes.
+            # Append the rank's own arguments, for people who look at `ps`.
             command = module_command("gpubench.ranks.watchdog.main", json.dumps(setup), *sys.argv[1:])
             self._process = subprocess.Popen(
                 command,
@@ -175,15 +178,16 @@ class WatchdogKeeper:
 
     def _kill_if_stopped(self) -> bool:
         """Wait until the watchdog has ended. If a signal stopped it, kill it and return True."""
-        kinds = os.WEXITED | os.WNOWAIT  # leave the exit status to `_process`
+        kinds = os.WEXITED | os.WNOWAIT  # leave the exit status for `_process.wait`
         try:
             while (seen := os.waitid(os.P_PID, self.pid, kinds | os.WSTOPPED)) and seen.si_code == os.CLD_STOPPED:
-                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)  # consume this stop, or it is reported again
+                # consume this stop event, or waitid returns it again
+                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)
                 time.sleep(_SECONDS_STOPPED)
                 if process_state(self.pid) == "T":
                     self._process.kill()
                     return True
-        except ChildProcessError:  # with SIGCHLD ignored the kernel reports no children
+        except ChildProcessError:  # the kernel reports no children while SIGCHLD is ignored
             pass
         return False
 
@@ -213,7 +217,7 @@ class WatchdogKeeper:
                 self._write(control, {"kind": kind, "text": str(self._answers[kind]() or "")})
 
     def _write(self, control: socket.socket, message: Mapping[str, object]) -> None:
-        # The run goes on without a watchdog, which somebody may have killed.
+        # If the watchdog was killed, the run continues without it.
         with suppress(OSError):
             control.sendall(json.dumps(message).encode() + b"\n")
 
@@ -222,7 +226,7 @@ _SECRET_BYTES = 32
 
 
 class RankProgress:
-    """Report the progress of this rank to its watchdog."""
+    """Report this rank's progress to its watchdog."""
 
     def __init__(self, block: ProgressBlock, own: WatchdogAddress, watchdog: WatchdogKeeper) -> None:
         self.enter = wrap_in_ranges(block.enter, find_nvtx())
@@ -232,40 +236,42 @@ class RankProgress:
         self._watchdog = watchdog
 
     def exchange_addresses(self, group: Group) -> None:
-        """Exchange the watchdogs' addresses and a secret between all ranks. Every rank has to call it."""
+        """Exchange the watchdogs' addresses and a shared secret between all ranks. A collective call over all ranks."""
         own = [job_name(os.environ), os.urandom(_SECRET_BYTES).hex()] if group.rank == 0 else None
         job, secret = group.broadcast(own)
         address = (self._own.place, self._own.host, list(self._own.addresses))
         self._watchdog.send({"kind": "met", "job": job, "secret": secret, "cards": group.gather(address)})
 
     def name_ranks(self, places: Sequence[object]) -> None:
-        """Send the names of all ranks to the watchdog, once they have GPUs."""
+        """Send descriptions of all ranks to the watchdog, after GPUs have been assigned to ranks."""
         self._watchdog.send({"kind": "places", "places": [str(place) for place in places]})
 
     def answer_watchdog(self, trouble: Callable[[], str], abort: Callable[[], object]) -> None:
-        """Answer the watchdog of a hanging rank in a thread, with the library's error and an abort. A later call
-        replaces both.
+        """Set the functions that run if this rank hangs: `trouble` returns the library's error, and `abort` aborts
+        it.
+
+        They run in a thread when the watchdog requests them. A later call replaces both.
         """
         self._watchdog.answer({"trouble": trouble, "abort": abort})
 
     @property
     def is_ending(self) -> bool:
-        """True if the watchdog or this rank has begun to end this rank."""
+        """True if the watchdog or the rank itself has begun to end this rank."""
         return self._block.left()
 
     def leave(self) -> None:
-        """Record that this rank reports its own error, so that no watchdog reports it."""
+        """Record that this rank reports its own error, so that no watchdog reports the rank as lost."""
         self._block.leave()
         self._watchdog.send({"kind": "breaks"})
 
     def close(self) -> None:
-        """End the watchdog. Call it after the last step that may hang."""
+        """End the watchdog. Call this after the last step that may hang."""
         self._block.leave()
         self._watchdog.close()
 
 
 def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | None) -> RankProgress:
-    """Start the watchdog of this process. Call it before MPI and CUDA are initialised, because they may hang."""
+    """Start this process's watchdog. Call this before initialising MPI and CUDA, because both may hang."""
     block = ProgressBlock()
     block.enter(Phase.LAUNCH)
     listeners = listen_everywhere()
@@ -276,7 +282,7 @@ def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | Non
 
 
 def exit_on_signal(number: signal.Signals) -> None:
-    """Let a signal end this process immediately, even in a library call, with the signal's number as exit code."""
+    """Make a signal end this process immediately, even inside a library call. The exit code is the signal number."""
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal.restype = ctypes.c_void_p
