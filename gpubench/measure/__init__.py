@@ -1,1 +1,3 @@
-"""Use cases of the commands. They use ports and the model, print nothing and import no library."""
+"""The measurements and reports behind the commands. They use ports and the model, print nothing and import no GPU
+library.
+"""

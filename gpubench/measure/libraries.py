@@ -1,4 +1,6 @@
-"""Report the libraries that move data between GPUs, from the facts of each host."""
+"""Report the communication libraries on each host: NCCL, RCCL, MPI, UCX, NVSHMEM, and the Python packages that use
+them.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -36,7 +38,7 @@ _MOST_SUBJECTS = 4
 
 
 class HostLibraries(Struct, frozen=True):
-    """The libraries of one host, and whether its kernel exports GPU memory as dma-buf (None if unknown)."""
+    """The libraries on one host. `dma_buf` is true if its kernel exports GPU memory as dma-buf, or None if unknown."""
 
     facts: process.LibrariesFacts
     dma_buf: bool | None = None
@@ -44,7 +46,7 @@ class HostLibraries(Struct, frozen=True):
 
 
 class _Copy(Struct, frozen=True):
-    """One copy of NCCL on a host: its place, and the programs that would use it."""
+    """One copy of NCCL on a host, and the programs that would load it."""
 
     version: str
     path: str
@@ -55,9 +57,9 @@ class _Copy(Struct, frozen=True):
 
 
 def report_on_libraries(hosts: Sequence[HostLibraries], origin: Origin) -> Report:
-    """Report the libraries of every host, with findings if versions differ or could not be read.
+    """Report the libraries on every host, with findings if versions differ or a library could not be read.
 
-    The verdict is at best SKIP if a host has neither NCCL nor RCCL.
+    The verdict is SKIP at best if a host has neither NCCL nor RCCL.
     """
     rows = [row for host in hosts for row in _rows(host, origin)]
     findings = [

@@ -1,4 +1,7 @@
-"""The verdict on paths as parts of a report. It is a module without conditions, which ranks without a verdict skip."""
+"""The verdict on all paths, as sections and findings of a report.
+
+This module imports no conditions at run time, so that ranks without a verdict start faster.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class PathOutcome(Struct, frozen=True):
-    """The verdict on paths: three sections, findings, and the causes. `explained` is None without observations."""
+    """The verdict on paths: three report sections, findings, and their causes.
+
+    `explained` is None if no paths were observed.
+    """
 
     sections: Mapping[str, Section]
     findings: tuple[Finding, ...]
@@ -25,12 +31,15 @@ class PathOutcome(Struct, frozen=True):
 def report_on(
     paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, causes: Sequence[CauseRow]
 ) -> PathOutcome:
-    """Return the verdict on all paths. `rows` and `causes` become the sections fallback and causes."""
+    """Return the verdict on all paths. `rows` become the fallback section, and `causes` the causes section."""
     return PathOutcome(_path_sections(evidence_rows(paths, origin), rows, causes), make_findings(rows, paths))
 
 
 def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
-    """Add to a report that paths were not observed. `why` is the reason, or empty if the run has no paths."""
+    """Add path sections to the report of a run whose paths were not observed.
+
+    `why` is the reason, or empty if the run uses no paths.
+    """
     sections = _path_sections((), [unknown_row(origin, why)] if why else (), ())
     return replace(report, sections={**sections, **report.sections})
 

@@ -1,4 +1,6 @@
-"""Observe paths by link counters, idle links and NCCL's log, and explain them by conditions."""
+"""Observe the paths between ranks by link counters, idle links and NCCL's log, and find the causes of host-staged
+paths.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -24,17 +26,19 @@ from gpubench.ports.copies import LinkBytes, LinkCounters
 from gpubench.ports.traffic import GpuUsers, NoUsers
 from gpubench.readers.nccl_log.lines import INFO, parse_channel, parse_connection, parse_tuning, ring_pairs, tree_pairs
 
-_COUNTED_FROM_BYTES = 2**20  # NVLink counters have a resolution of 1 KiB, and other traffic moves them too
-PCIE_COUNTS_TO = 2**32  # NVML's PCIe byte counters wrap to 0 here
+_COUNTED_FROM_BYTES = 2**20  # NVLink counters have a resolution of 1 KiB, and other traffic increases them too
+PCIE_COUNTS_TO = 2**32  # NVML's PCIe byte counters wrap around to 0 at this value
 _MOST_PCIE_BYTES = PCIE_COUNTS_TO / 2.5
-"""More expected bytes might wrap the counter. Collectives move up to twice as many, and an H200 counts 1.09 bytes per
-sent byte and 1.08 per received byte, including headers."""
+"""A transfer of more expected bytes might wrap the counter. A collective may move twice the expected bytes. With
+headers, an H200 counts 1.09 bytes per byte sent and 1.08 per byte received.
+"""
 
-_LEAST_WRAP_SECONDS = PCIE_COUNTS_TO / 128e9  # No PCIe link wraps the counter earlier: PCIe 6 x16 carries 121 GB/s
+# No PCIe link wraps the counter faster, because PCIe 6 x16 reaches 121 GB/s
+_LEAST_WRAP_SECONDS = PCIE_COUNTS_TO / 128e9
 
 
 class CounterReading(NamedTuple):
-    """The counters of a GPU, and the time in seconds just before."""
+    """The link counters of a GPU, and the clock time in seconds just before they were read."""
 
     gpu: int
     seconds: float
@@ -42,7 +46,7 @@ class CounterReading(NamedTuple):
 
 
 class Meter:
-    """Reads the counters of a GPU before and after copies."""
+    """Reads a GPU's link counters before and after copies, to measure how many bytes each link moved."""
 
     def __init__(self, counters: LinkCounters, clock: Callable[[], float] = perf_counter) -> None:
         self._counters = counters
@@ -53,7 +57,7 @@ class Meter:
         return CounterReading(gpu, self._clock(), self._counters.read(gpu))
 
     def since(self, reading: CounterReading, expected_bytes: int, *, receives: bool = False) -> Carried:
-        """Return the bytes that the GPU sent, or received, since a reading."""
+        """Return the bytes that the GPU sent since a reading, or received if `receives` is set."""
         gpu, since, before = reading
         after = self._counters.read(gpu)
         if receives:
@@ -85,14 +89,16 @@ def _moved(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else after - before
 
 
-WINDOW_SECONDS = 0.02  # Long enough for slow counters, too short to wrap NVML's PCIe counter
+WINDOW_SECONDS = 0.02  # Long enough for counters that update slowly, too short to wrap NVML's PCIe counter
 _MOST_SETTLING_SECONDS = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.1
-"""NVML averages utilization over the last 1/6 to 1 s. After that time only the use by others is left."""
+"""NVML averages utilization over the last 1/6 to 1 s. Wait until only the load from other processes remains."""
 
 
 class IdleWindow:
-    """Reads GPUs while this job does not use them. The caller ensures that."""
+    """Reads the traffic and load of GPUs that this job leaves idle, to detect other users. The caller keeps the job
+    idle.
+    """
 
     def __init__(
         self,
@@ -105,7 +111,7 @@ class IdleWindow:
         self._clock, self._wait = clock, wait
 
     def look(self, gpus: Sequence[int]) -> tuple[IdleGpu, ...]:
-        """Read these GPUs for 20 ms, or for up to 2 s while one of them computes."""
+        """Read the link counters of these GPUs over 20 ms. Wait up to 2 s more if one of the GPUs is busy."""
         before = [(self._clock(), self._counters.read(gpu)) for gpu in gpus]
         self._wait(WINDOW_SECONDS)
         rates = []
@@ -137,7 +143,7 @@ def _rate(before: int | None, after: int | None, seconds: float, counts_to: int 
 
 
 class NcclLogListener:
-    """Reads the log of this rank while NCCL writes it."""
+    """Parses this rank's NCCL log while NCCL writes it."""
 
     def __init__(self, log: LibraryLog) -> None:
         self._log = log
@@ -147,7 +153,7 @@ class NcclLogListener:
         self._is_readable = log.is_readable()
 
     def listen(self) -> Tuning | None:
-        """Read new lines, and return the last algorithm in them."""
+        """Read the new lines, and return the last algorithm and protocol that they name."""
         tuning = None
         for line in self._log.lines() if self._is_readable else ():
             message = line.partition(INFO)[2]
@@ -173,17 +179,17 @@ class NcclLogListener:
         )
 
 
-_MOST_EXPLAINED = 2000  # Pairs whose cause is looked up. A thousand ranks have a million pairs
+_MOST_EXPLAINED = 2000  # Limit on pairs whose cause is looked up, because a thousand ranks have a million pairs
 
 
 class Explained:
-    """The causes of a run, computed once and matched to groups of similar pairs."""
+    """The causes of slow or host-staged paths in a run. They are diagnosed once and then matched to pairs of ranks."""
 
     def __init__(self, circumstances: Circumstances) -> None:
         self.circumstances = circumstances
 
     def add_slow_rows(self, rows: Sequence[report.CollectiveRow]) -> "Explained":
-        """Return the causes with slow rows of several nodes as further circumstances."""
+        """Return a diagnosis that also considers the slow rows that were measured across nodes."""
         several = [row for row in rows if row.nodes > 1]
         return Explained(replace(self.circumstances, slow=tuple(several))) if several else self
 
@@ -192,12 +198,12 @@ class Explained:
         return diagnose(CAUSES, self.circumstances)
 
     def explaining(self, staged: Mapping[Pair, Sequence[Transport]]) -> tuple[Named, ...]:
-        """Return the causes why these pairs are host-staged, most likely first."""
+        """Return the causes that make these pairs host-staged, most likely first."""
         pairs = dict(islice(staged.items(), _MOST_EXPLAINED))
         return self.diagnosis.explaining(path_kinds(self.circumstances.wiring, pairs))
 
     def add_causes(self, paths: Sequence[KnownPath], find_pair: Callable[[KnownPath], Pair]) -> list[KnownPath]:
-        """Add the most likely cause to host-staged paths, unless there are more than 2,000."""
+        """Add the most likely cause to every host-staged path. If there are more than 2,000 such paths, add none."""
         staged = {find_pair(path): path.transports for path in paths if path.judgement.conclusion is Conclusion.STAGED}
         if len(staged) > _MOST_EXPLAINED:
             return list(paths)
@@ -205,20 +211,20 @@ class Explained:
         return [replace(path, cause=causes.get(find_pair(path), "")) for path in paths]
 
     def first(self, staged: Mapping[Pair, Sequence[Transport]]) -> Explanation:
-        """Return the most likely cause why these pairs are host-staged, or UNKNOWN."""
+        """Return the most likely cause that makes these pairs host-staged, or UNKNOWN."""
         return next((self.diagnosis.fill_ids(named.explanation) for named in self.explaining(staged)), UNKNOWN)
 
     def slowing(self, *, small: bool, percent: float | None = None) -> tuple[Named, ...]:
-        """Return the causes of operations at `percent` of the expected speed, most likely first.
+        """Return the causes of operations that reach `percent` of the expected speed, most likely first.
 
-        Launches limit small operations, and bandwidth limits large ones.
+        Small operations are limited by launches, large operations by bandwidth.
         """
         links = self._links()
         parts = (Slowed.LAUNCHES, *links) if small else (*links, Slowed.LAUNCHES)
         return self.diagnosis.slowing(*parts, percent=None if small else percent)
 
     def _links(self) -> tuple[Slowed, ...]:
-        """Return the kinds of links in use, slowest first, or all kinds if no GPU is known."""
+        """Return the kinds of links in use, slowest first. Return all kinds if no GPU is known."""
         run = self.circumstances
         gpus = [gpu for _, _, gpu in run.gpus()]
         if not gpus:
@@ -238,9 +244,10 @@ class Explained:
         return len(wiring.gpus) < 2 or any(not wiring.share_gpu((0, other)) for other in range(1, len(wiring.gpus)))
 
     def rows(self, *, of_programs: bool = False) -> list[report.CauseRow]:
-        """Return the causes of observed paths, then other causes of slow or wrong operations on the links in use.
+        """Return the causes of host-staged paths, then other causes of slow or wrong operations on the links in
+        use.
 
-        `of_programs` means that a library without a log, such as MPI, moves the bytes.
+        Set `of_programs` if a library without a log, such as MPI, moves the data.
         """
         staged = self.circumstances.staged or {}
         explaining = self.explaining(staged)
@@ -255,12 +262,12 @@ class Explained:
         return rows
 
     def conditions(self) -> list[report.CauseRow]:
-        """Return all conditions of machines, those that prevent direct paths first."""
+        """Return all conditions found on the machines, starting with those that prevent direct paths."""
         ordered = sorted(self.diagnosis.named, key=lambda named: set(named.effects) <= set(BESIDE))
         return [row for named in ordered for row in self._rows(named, {})]
 
     def unread(self) -> list[report.UnreadRow]:
-        """Return the causes that could not be examined, with the reason, except on machines without GPUs."""
+        """Return the causes that could not be checked, with the reason. Return none on machines without GPUs."""
         if not self.circumstances.wiring.gpus:
             return []
         titles = {cause.id: cause.title for cause in CAUSES}
@@ -304,5 +311,5 @@ class Explained:
 
 
 def first_cause(staged: Mapping[Pair, Sequence[Transport]], circumstances: Circumstances) -> Explanation:
-    """Return the most likely cause for the transports of some pairs."""
+    """Return the most likely cause that makes these pairs host-staged."""
     return Explained(replace(circumstances, staged=staged)).first(staged)

@@ -1,4 +1,4 @@
-"""Report on machines: matrices, limits, findings, and the expected path of every pair of GPUs."""
+"""Report on machines: their matrices, limits and findings, and the expected path between every pair of GPUs."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -34,7 +34,7 @@ _ORDER = (Conclusion.IMPOSSIBLE, Conclusion.UNKNOWN, Conclusion.POSSIBLE)
 
 
 class _Prospect(NamedTuple):
-    """The expected path of a pair, and its cause. The observed path may differ."""
+    """The expected path between two GPUs, and its cause. A measurement may show another path."""
 
     conclusion: Conclusion
     verdict: Verdict
@@ -49,7 +49,10 @@ class _Pair(NamedTuple):
 
 
 def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Sequence[RankFacts]) -> Explained:
-    """Return the causes of the expected paths. Examine the first nodes of each kind, and nodes that differ."""
+    """Return the causes of the expected paths.
+
+    To stay fast on large clusters, examine one node of each kind, and nodes that differ from the rest.
+    """
     other_settings = [rank.node for rank in ranks if rank.nccl_settings != ranks[0].nccl_settings]
     examined = {kind.representative for kind in kinds}
     examined.update([node for kind in kinds for node in kind.odd][:_MOST_SURVEYED])
@@ -69,7 +72,7 @@ def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Seque
 def prospects(
     nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained: Explained
 ) -> list[report.FallbackRow]:
-    """Return one row per expected path and cause, with its pairs, most severe first."""
+    """Return one row for each expected path and cause, with its pairs, most severe first."""
     groups: dict[_Prospect, list[tuple[str, _Pair]]] = {}
     for kind in kinds:
         usual: dict[tuple[str, str], _Prospect] = {}
@@ -93,9 +96,9 @@ def prospects(
 def prospect_findings(
     rows: Sequence[report.FallbackRow], explained: Explained, others: Iterable[Finding]
 ) -> Iterator[Finding]:
-    """Yield conditions that affect paths, unless a check reported them or one of their consequences.
+    """Yield conditions that affect paths, unless a check already reported them or one of their consequences.
 
-    Ignore the network if there is one node, because containers for one node have no RDMA.
+    With one node, ignore network conditions, because a container for one node needs no RDMA.
     """
     known = {other.id for other in others}
     for row in rows:
@@ -135,7 +138,7 @@ def _expected_path(explained: Explained, pair: Pair) -> _Prospect:
     found = explained.diagnosis.explaining({pair: _EXPECTED})
     sure = [named for named in found if named.confidence in (Confidence.PROVEN, Confidence.LIKELY)]
     if possible is None:
-        # If peer access is unknown, the only certain answer is that NCCL never uses it here.
+        # If peer access is unknown, accept only causes that hold by design.
         sure = [named for named in sure if named.explanation.by_design]
     if possible is None and not sure:
         return _Prospect(Conclusion.UNKNOWN, Verdict.WARN, None, Confidence.NONE)
@@ -145,7 +148,7 @@ def _expected_path(explained: Explained, pair: Pair) -> _Prospect:
     node, ends = explained.circumstances.pair_node(pair), [explained.circumstances.wiring.gpu(end) for end in pair]
     unread = possible and None not in ends and node.nvlinks(*filter(None, ends)) is None
     if cause.by_design and (node.snapshot.failures or unread):
-        # Unknown NVLinks may connect these GPUs. Never conclude "by design" from a missing answer.
+        # NVLinks that could not be read may connect these GPUs, so do not conclude "by design".
         return _Prospect(Conclusion.UNKNOWN, Verdict.WARN, None, Confidence.NONE)
     in_doubt = explained.circumstances.wiring.is_refusal_doubtful(pair)
     verdict = Verdict.SKIP if cause.by_design else Verdict.WARN if in_doubt else Verdict.FAIL
@@ -163,7 +166,7 @@ def _node_prospects(nodes: Sequence[Topology], number: int, explained: Explained
 
 
 def _is_alike(prospect: _Prospect, usual: _Prospect | None) -> bool:
-    """True if a pair has the same expected path and cause as on the first node of the kind."""
+    """True if the pair has the same expected path and cause as on the first node of its kind."""
     if usual is None:
         return prospect.conclusion is Conclusion.POSSIBLE
     causes = [None if explanation.cause is None else explanation.cause.id for explanation in (prospect, usual)]
@@ -198,7 +201,7 @@ def examine(
     asked: bool = False,
     expected_gpus: int | None = None,
 ) -> report.Report:
-    """Build the report on nodes, each with its profile."""
+    """Return the report on these nodes. `profiles` has one profile, or None, for each node."""
     kinds = group_nodes(nodes)
     explained = survey(nodes, kinds, ranks)
     expected = prospects(nodes, kinds, explained)

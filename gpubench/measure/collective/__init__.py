@@ -1,1 +1,1 @@
-"""Measure one collective over a sweep of sizes, and judge the paths of its bytes."""
+"""Measure one collective over a range of message sizes, and judge its speed and the paths that it used."""

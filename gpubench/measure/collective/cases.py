@@ -1,4 +1,4 @@
-"""The cases of a sweep, the timing of each, and the times of every rank."""
+"""The cases of a sweep, the timing of each case, and the times on every rank."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
@@ -49,7 +49,7 @@ from gpubench.ports.group import Group
 
 
 class Case(Struct, frozen=True):
-    """One row to measure. `setting` is a variant's name, `registered` how the library registered the buffers."""
+    """One row to measure. `setting` is the variant's name, and `registered` how the library registered the buffers."""
 
     dtype: DataType
     op: ReduceOp | None
@@ -60,7 +60,7 @@ class Case(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """nccl-tests' size: the larger buffer of a rank, after rounding."""
+        """The size as nccl-tests counts it: the larger of a rank's two buffers, after rounding."""
         return self.layout.largest * self.dtype.size_bytes
 
     @property
@@ -70,7 +70,7 @@ class Case(Struct, frozen=True):
 
 
 class JobFacts(Struct, frozen=True):
-    """The columns that are the same in all rows of a job. `ranks_per_gpu` is None without GPUs."""
+    """The columns that are the same in every row of a job. `ranks_per_gpu` is None without GPUs."""
 
     backend: str
     origin: Origin
@@ -80,12 +80,12 @@ class JobFacts(Struct, frozen=True):
 
     @classmethod
     def of(cls, backend: str, origin: Origin, ranks: Sequence[RankIdentity]) -> "JobFacts":
-        """Return the facts of ranks that measure together. Count nodes by the host names that NCCL uses."""
+        """Return the facts of a group of ranks. Nodes are counted by the host names that NCCL uses."""
         return cls(backend, origin, len(ranks), count_nccl_hosts(ranks), ranks_per_gpu(ranks))
 
 
 def cases(request: SweepRequest, ranks: int) -> Iterator[Case]:
-    """Yield the cases in the order of measurement."""
+    """Yield the cases in the order in which they are measured."""
     ops: tuple[ReduceOp | None, ...] = request.ops if request.collective.reduces else (None,)
     for dtype in request.dtypes:
         for op in ops:
@@ -100,7 +100,7 @@ def layout(request: SweepRequest, size_bytes: int, dtype: DataType, ranks: int) 
 
 
 def drop_empty_sizes(request: SweepRequest, sizes: Sequence[int], ranks: int) -> tuple[DroppedSize, ...]:
-    """Return the sizes that leave a rank no element, with the reason."""
+    """Return the sizes that are too small to give every rank an element, with the reason."""
     empty = {size: dtype for size in sizes for dtype in request.dtypes if not layout(request, size, dtype, ranks).count}
     return tuple(
         DroppedSize(size, f"a rank's share rounds down to 0 elements of {dtype} on {ranks} ranks")
@@ -111,9 +111,9 @@ def drop_empty_sizes(request: SweepRequest, sizes: Sequence[int], ranks: int) ->
 def describe(
     request: SweepRequest, case: Case, job: JobFacts, times: "OwnTimes", ranks: RankTimes, wrong: int
 ) -> CollectiveRow:
-    """Return the row of a case from the times of this rank and of all ranks.
+    """Return the row for a case from this rank's times and the times of all ranks.
 
-    Wrong elements of a recording count even without a check.
+    Wrong elements count even if the request does not check data, because a recording can contain them.
     """
     collective = request.collective
     algbw = algbw_gb_s(case.size_bytes, ranks.mean_seconds)
@@ -173,7 +173,7 @@ RECORDING_VERSION = 1
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
-    """Options in the metadata that do not change the sweep. `settings` are names of variants."""
+    """Options that appear in the metadata but do not change the sweep. `settings` are the names of variants."""
 
     allocator: str
     timeout_s: float
@@ -184,7 +184,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """The source of simulated times, and the pairs of ranks that faults make host-staged."""
+    """The source of simulated times, and the pairs of ranks that the simulated faults make host-staged."""
 
     source: str
     seed: int
@@ -193,9 +193,9 @@ class Model(Struct, frozen=True, kw_only=True):
 
 
 class DescribedCollective(Struct, frozen=True, kw_only=True):
-    """A run before anything is measured. `parts` are the groups of --split.
+    """The description of a run before its first measurement.
 
-    `unwatched` is the reason why paths are not observed, or empty.
+    `parts` are the groups of --split. `unwatched` is the reason why paths are not observed, or empty.
     """
 
     schema_version: int
@@ -215,24 +215,24 @@ class DescribedCollective(Struct, frozen=True, kw_only=True):
 
     @property
     def groups(self) -> tuple[RankGroup | None, ...]:
-        """The groups that measure rows. None stands for all ranks together."""
+        """The groups of ranks that measure rows. The only group is None if all ranks measure together."""
         return self.parts or (None,)
 
     def identities(self, part: RankGroup | None) -> tuple[RankIdentity, ...]:
         return self.ranks if part is None else tuple(self.ranks[rank] for rank in part.ranks)
 
 
-_SECONDS_TO_ESTIMATE = 2e-3  # The first operation of a short warm-up is slow, so estimate from more of them
+_SECONDS_TO_ESTIMATE = 2e-3  # The first operation of a short warm-up is slow, so time about 2 ms of operations
 _MOST_TO_ESTIMATE = 1000
 
-_FIRST_ALONE = 100  # Operations that latency mode times before it checks the confidence interval
+_FIRST_ALONE = 100  # Operations that latency mode times before it first checks the confidence interval
 _MOST_SAMPLES = 10_000  # Samples kept per row, so that the recording of a sweep stays below the size limit for reading
 
 
 class OwnTimes(Struct, frozen=True):
-    """The times of a row on this rank: seconds per operation, number of operations and first samples.
+    """A row's times on this rank. `seconds` is the mean per operation, and `samples` are the first samples.
 
-    Batches, percentiles, the interval and the note are the same on every rank.
+    The fields `batches`, `percentiles`, `interval` and `note` are the same on every rank.
     """
 
     seconds: float
@@ -247,7 +247,7 @@ class OwnTimes(Struct, frozen=True):
 
 
 class Timer(Struct, frozen=True):
-    """Times the operations of a row. Every rank calls every method in the same order."""
+    """Times the operations of a row. Every rank must call every method in the same order."""
 
     sampling: Sampling
     group: Group
@@ -255,9 +255,9 @@ class Timer(Struct, frozen=True):
     graph_replays: int
 
     def estimate_seconds(self, launches: Sequence[Launch], warm_seconds: float) -> float:
-        """Estimate seconds per operation on the slowest rank, which batches need.
+        """Estimate the seconds per operation on the slowest rank, to choose the batch size.
 
-        `warm_seconds` is the time per operation of the warm-up, or 0 without one.
+        `warm_seconds` is the time per operation during the warm-up, or 0 without a warm-up.
         """
         if not self._runs_batches:
             return warm_seconds
@@ -269,14 +269,16 @@ class Timer(Struct, frozen=True):
         return seconds
 
     def time(self, launches: Sequence[Launch], seconds_each: float, clean: Callable[[], None]) -> OwnTimes:
-        """Time operations that rotate over `launches`. `clean` prepares the buffers before the timed part."""
+        """Time operations that rotate over `launches`. `clean` prepares the buffers just before the timed
+        operations.
+        """
         if self.sampling.mode is Mode.LATENCY:
             clean()
             return self._time_alone(launches)
         if self._runs_batches:
             clean()
             return self._time_batches(launches, operations_per_batch(seconds_each))
-        # The loop of nccl-tests: one operation, a barrier, then one time for all operations.
+        # As in nccl-tests: run one operation, wait at a barrier, then time all operations together.
         iterations = self.sampling.least_iterations
         timed = self.backend.bind(rotate(launches, iterations), self.graph_replays)
         operations = iterations * max(1, self.graph_replays)
@@ -286,7 +288,7 @@ class Timer(Struct, frozen=True):
         return OwnTimes(seconds, iterations, issue_seconds=self._issue_seconds(timed, operations))
 
     def _issue_seconds(self, timed: Launch, operations: int) -> float | None:
-        """Return the host's seconds to issue one operation, or None if the backend does not measure them."""
+        """Return the CPU time in seconds to issue one operation, or None if the backend cannot measure it."""
         clock = self.backend
         return clock.issue_seconds(timed, operations) if isinstance(clock, IssueClock) else None
 
@@ -355,7 +357,10 @@ class Timer(Struct, frozen=True):
                 )
 
     def _entries(self, entered: Sequence[float], before: ClockOffset, start: float) -> EntryTimes:
-        """Return how late this rank entered operations. `before` compares the clocks at the time `start`."""
+        """Return how late this rank entered operations, compared with the other ranks.
+
+        `before` is the clock offset measured at the local time `start`.
+        """
         end, after = perf_counter(), self.group.clock_offset()
         times = convert_to_rank0_clock(entered, before, after, start, end)
         last = self.group.largest(times)
@@ -377,7 +382,7 @@ def rotate(launches: Sequence[Launch], count: int) -> list[Launch]:
 
 
 class Answer(Struct, frozen=True):
-    """One rank's part of a row."""
+    """One rank's contribution to a row: its time, wrong elements and GPU condition."""
 
     seconds: MeasuredSeconds
     entries: EntryTimes | None = None
@@ -387,7 +392,7 @@ class Answer(Struct, frozen=True):
 
 
 class RankTimings:
-    """Collects the times of every rank over the rows of a sweep."""
+    """Collects the times on every rank over the rows of a sweep."""
 
     def __init__(self, identities: Sequence[RankIdentity]) -> None:
         self._identities = identities
@@ -395,7 +400,7 @@ class RankTimings:
         self._conditions: dict[int, GpuCondition] = {}
 
     def add(self, row: CollectiveRow, answers: Sequence[Answer]) -> None:
-        """Add a row with the answers of all ranks, in rank order."""
+        """Add a row with the contributions of all ranks, in rank order."""
         self._rows.append((row, answers))
         for rank, answer in enumerate(answers):
             if answer.condition is not None:
@@ -403,11 +408,14 @@ class RankTimings:
                 self._conditions[rank] = answer.condition if before is None else before.combine(answer.condition)
 
     def sections(self) -> dict[str, Section]:
-        """Return one line per rank and row."""
+        """Return the section with one line per rank and row."""
         return Table.group_by_section({RankTimeRow: lambda: list(self._rank_rows())}) if self._rows else {}
 
     def findings(self) -> tuple[Finding, ...]:
-        """Return the finding on ranks that are usually late, unless ranks share GPUs and so take turns."""
+        """Return a finding if the same ranks usually enter operations last.
+
+        Return nothing if ranks share a GPU, because they wait for each other.
+        """
         if (ranks_per_gpu(self._identities) or 1) > 1:
             return ()
         known = []

@@ -1,4 +1,4 @@
-"""Judge rows that another program measured."""
+"""Judge rows that another program measured, such as nccl-tests."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -34,7 +34,7 @@ _LIKELY = {
     NICS_ASSUMED: "other NICs than assumed, which --nics tells, or a slow path",
     DOMAIN_ASSUMED: "NICs in the place of NVLinks between the nodes",
 }
-"""The likely cause of slow rows by the assumption about their machine."""
+"""The likely cause of slow rows. The key is the assumption about the machine, or empty."""
 
 _INSIDE_A_NODE = "host memory, links down or narrow, or slow or busy GPUs"
 
@@ -44,12 +44,13 @@ _LOGGING = verdict.Cure.of(
 
 _MOST_OF_LIMIT = 2.5
 
-_PRECISE_GB_S = 10.0  # From here on two decimals are four digits, as many as nccl-tests prints for a time
-_MOST_OFF = 2.0  # Rounding changes size over time against algbw by less. A wrong unit changes it 8 or 1,000 times
+_PRECISE_GB_S = 10.0  # From here on, two decimals give four digits, as many as nccl-tests prints for a time
+# Rounding changes the ratio of algbw to size over time by less. A wrong unit changes it 8 or 1,000 times
+_MOST_OFF = 2.0
 
 
 def check_figures(rows: Sequence[CollectiveRow], name: str) -> None:
-    """Raise UsageError if size over time is far from algbw: a column has another unit, or was edited."""
+    """Raise UsageError if algbw is far from size over time, because a column was edited or has another unit."""
     row = max(rows, key=lambda row: row.size_bytes)
     computed = algbw_gb_s(row.size_bytes, row.time_us / MICROSECONDS_PER_SECOND)
     if (
@@ -67,11 +68,11 @@ def check_figures(rows: Sequence[CollectiveRow], name: str) -> None:
 
 
 FindLimit = Callable[[str | None], Limit]
-"""Returns the limit of busbw of an algorithm. None is an unknown algorithm."""
+"""Returns the busbw limit for an algorithm. None is an unknown algorithm."""
 
 
 def check_limits(rows: Sequence[CollectiveRow], find_limit: FindLimit, name: str) -> None:
-    """Raise UsageError if a busbw is far above the links' limit. Switches that reduce allow twice the limit."""
+    """Raise UsageError if a busbw is over 2.5 times the limit. Switches that reduce data allow twice the limit."""
     row = max(rows, key=lambda row: row.reached_gb_s)
     limit = find_limit(row.algorithm).gb_s
     if limit and row.reached_gb_s > _MOST_OF_LIMIT * limit:
@@ -93,7 +94,9 @@ def judge_rows(
     speed: SpeedJudge,
     listener: Listener[CollectiveRow],
 ) -> Report:
-    """Pass the rows of a table on with their limit, expectation and verdict, and return the report."""
+    """Add limit, expected value and verdict to the rows of a table, pass them to the listener, and return the
+    report.
+    """
     verdicts, wrong = [verdict.Verdict.SKIP], []
     factor = collective.busbw_factor(rows[0].ranks)
     exact = [_restore_digits(row, factor) for row in rows]
@@ -103,7 +106,7 @@ def judge_rows(
     for row in exact:
         if row.wrong is not None:
             row = replace(row, verdict=verdict.Verdict.FAIL if row.wrong else verdict.Verdict.PASS)
-        # The expectation is that of the direct path. Another finding reports host-staged paths.
+        # Expect the speed of the direct path, because another finding reports host-staged paths.
         row = replace(speed.row(replace(row, host_staged=None)), host_staged=row.host_staged)
         listener.row(row)
         verdicts += [verdict.Verdict(row.verdict)] if row.verdict else []
@@ -134,7 +137,10 @@ def judge_rows(
 
 
 def _restore_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
-    """Compute bandwidths from the time if they were printed with few digits, unless CPUs measured it."""
+    """Recompute bandwidths from the time if they were printed with few digits.
+
+    Keep them if the time was measured on the CPU.
+    """
     if row.algbw_gb_s >= _PRECISE_GB_S or CPU_TIME in (row.note or ""):
         return row
     algbw = algbw_gb_s(row.size_bytes, row.time_us / MICROSECONDS_PER_SECOND)
@@ -142,7 +148,7 @@ def _restore_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
 
 
 def limits(collective: Collective, wiring: Wiring) -> FindLimit:
-    """Return a function that derives the limit of a collective on a machine once per algorithm."""
+    """Return a cached function that finds the busbw limit of an algorithm on this machine."""
 
     @cache
     def find_limit(algorithm: str | None) -> Limit:
@@ -178,7 +184,7 @@ def _staging_finding(name: str, row: CollectiveRow, ranks: Sequence[RankIdentity
 
 
 def left_out_findings(file: ResultFile) -> list[verdict.Finding]:
-    """Return the finding on rows of a file that could not be read."""
+    """Return a finding if some rows of the file could not be read."""
     if not file.left_out:
         return []
     return [
@@ -209,7 +215,7 @@ def _unfinished(file: ResultFile) -> Iterator[verdict.Finding]:
 
 
 def absent_gpus(subject: str, present: int, visible: int, command: str = "") -> list[verdict.Finding]:
-    """Return the finding on GPUs of a machine that took no part."""
+    """Return a finding if some of the machine's GPUs did not take part."""
     if present >= visible:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Judge the paths of a collective by link counters and NCCL's log."""
+"""Judge the paths that a collective uses, from link counters and NCCL's log."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -53,40 +53,40 @@ from gpubench.ports.backend import LibraryLog
 from gpubench.ports.copies import LinkCounters
 from gpubench.ports.group import Group
 
-COUNTED_BYTES = 64 * 2**20  # Count at least this much traffic, because other traffic advances the counters too
-_MOST_OPERATIONS = 64  # Skip sizes that need more operations than this for it
+COUNTED_BYTES = 64 * 2**20  # Count at least this much traffic, because other traffic increases the counters too
+_MOST_OPERATIONS = 64  # Skip a size if it needs more operations than this to reach COUNTED_BYTES
 _GPU = 0
 _NOTHING = Carried()
 
 
 class Traffic(Struct, frozen=True, forbid_unknown_fields=True):
-    """The bytes that a rank's GPU sent and received in a batch, or nothing in a direction without data."""
+    """The bytes that a rank's GPU sent and received in a batch. A direction without data is empty."""
 
     sent: Carried = _NOTHING
     received: Carried = _NOTHING
 
     def merged(self, earlier: "Traffic") -> "Traffic":
-        """Fill gaps from an earlier batch, because PCIe counters are too small for the largest batches."""
+        """Fill missing values from an earlier batch, because the largest batches wrap the PCIe counters."""
         ends = ((self.sent, earlier.sent), (self.received, earlier.received))
         return Traffic(*(before if now.nvlink_share is now.pcie_share is None else now for now, before in ends))
 
 
 class Counting:
-    """Reads the counters of this rank's GPU around operations of a sweep."""
+    """Reads the link counters of this rank's GPU before and after operations of a sweep."""
 
     def __init__(self, counters: LinkCounters, request: SweepRequest, rank: int, ranks: int) -> None:
         self._meter, self._request, self._rank, self._ranks = Meter(counters), request, rank, ranks
         self._moved: tuple[int, int] | None = None
 
     def expected_bytes(self, case: Case) -> tuple[float, float]:
-        """Return the least bytes that this rank must send and receive per byte of the size."""
+        """Return the minimum bytes that this rank sends and receives, per byte of message size."""
         sent, received = (blocks * case.layout.count / case.layout.largest for blocks in self._blocks(case))
         return sent, received
 
     def count(
         self, cases: Sequence[Case], run_once: Callable[[Case], object], barrier: Callable[[], object]
     ) -> Traffic:
-        """Run a few operations of each size without timing, and return their traffic."""
+        """Run a few untimed operations of each size, and return the traffic that the counters show."""
         found = Traffic()
         for size, case in {case.size_bytes: case for case in cases}.items():
             operations = -(-COUNTED_BYTES // size)
@@ -106,7 +106,9 @@ class Counting:
         return found
 
     def _blocks(self, case: Case) -> tuple[int, int]:
-        """Return the blocks that this rank sends and receives, in units of NCCL's count."""
+        """Return the minimum blocks that this rank sends and receives. A block is `count` elements, as in NCCL's
+        calls.
+        """
         if self._moved is None:
             layout = case.layout
             moved = least_moved(self._request.collective, layout, self._rank, self._ranks, self._request.root)
@@ -115,11 +117,11 @@ class Counting:
 
 
 OperationKey = tuple[DataType, ReduceOp | None, int]
-"""Type, reduction and size. The library chooses algorithm and protocol by them."""
+"""Data type, reduction and size, from which the library chooses algorithm and protocol."""
 
 
 class Choice(Struct, frozen=True):
-    """The connections of an operation, with algorithm and protocol if NCCL logs them."""
+    """The connections that an operation uses. `tuning` is None if NCCL does not log the algorithm and protocol."""
 
     used: Used
     tuning: Tuning | None
@@ -137,9 +139,9 @@ class Choice(Struct, frozen=True):
 
 
 class LoggedChoices(Struct, frozen=True):
-    """The library's choices according to the logs of all ranks.
+    """The library's choices for each operation, from the logs of all ranks.
 
-    `no_log` and `no_tuning` are the reasons why there is no log or no algorithm, or empty.
+    `no_log` is the reason why a log is missing, and `no_tuning` why algorithms are missing. Both are empty otherwise.
     """
 
     by_operation: Mapping[OperationKey, Choice] = field(default_factory=dict)
@@ -148,7 +150,7 @@ class LoggedChoices(Struct, frozen=True):
 
 
 def operation_key(case: Case) -> OperationKey:
-    """Return the key of a case's operation. In place and out of place have the same key."""
+    """Return the key of a case's operation, which is the same in place and out of place."""
     return case.dtype, case.op, case.size_bytes
 
 
@@ -160,7 +162,7 @@ def read_choices(
     cases: Sequence[Case],
     try_once: Callable[[Case], object],
 ) -> LoggedChoices | None:
-    """Run every operation once and collect its log on the first rank. Return None on the others."""
+    """Run every operation once, and collect the library's choices from all logs on rank 0. Other ranks return None."""
     listener = NcclLogListener(log)
     listener.listen()
     tunings: dict[OperationKey, Tuning | None] = {}
@@ -193,7 +195,7 @@ def read_choices(
 
 
 def distinct_uses(choices: LoggedChoices) -> Iterator[Used]:
-    """Return the distinct sets of connections that operations use."""
+    """Yield each distinct set of connections that the operations use."""
     seen: list[Used] = []
     for choice in choices.by_operation.values():
         if choice.used not in seen:
@@ -201,15 +203,16 @@ def distinct_uses(choices: LoggedChoices) -> Iterator[Used]:
             yield choice.used
 
 
-_Kind = tuple[bool, bool, bool | None]  # Whether a path is inside a node, over NVLinks, and host-staged
-_MOST_NODES = 64  # Nodes of a simulated machine that are read to find causes
+# Whether a path is inside a node, whether it has NVLinks, and whether it is host-staged
+_Kind = tuple[bool, bool, bool | None]
+_MOST_NODES = 64  # Up to this many nodes, a simulated machine is read completely to find causes
 _ANOTHER_BACKEND = Cure(comment="Use `--backend nccl` or `torch:nccl`, which copy from GPU to GPU.")
 
 _OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
 
 
 class PathObservations(Struct, frozen=True, kw_only=True):
-    """All observations of paths before timing, on the first rank. `expected_bytes` are per byte of size."""
+    """All observations of paths from before the timing, on rank 0. `expected_bytes` are per byte of message size."""
 
     choices: LoggedChoices
     choices_by_setting: Mapping[str, LoggedChoices] = field(default_factory=dict)
@@ -224,7 +227,7 @@ class PathObservations(Struct, frozen=True, kw_only=True):
 
     @property
     def foreign_traffic(self) -> dict[int, float]:
-        """Ranks whose NVLinks carried more than the rank can have moved, with the ratio of both."""
+        """Ranks whose NVLinks moved more bytes than the rank itself can have moved, with the ratio of the two."""
         found = {}
         for rank, (traffic, expected) in enumerate(zip(self.traffic, self.expected_bytes, strict=True)):
             ends = zip((traffic.sent, traffic.received), map(most_share, expected), strict=True)
@@ -235,7 +238,7 @@ class PathObservations(Struct, frozen=True, kw_only=True):
 
     @property
     def contended(self) -> Circumstances:
-        """The circumstances together with the work of other processes on GPUs and links."""
+        """The circumstances, extended by the load from other processes on GPUs and links."""
         at_work = {rank: gpu.at_work for rank, gpu in enumerate(self.idle) if gpu.at_work is not None}
         waited = {rank: gpu.waited for rank, gpu in enumerate(self.idle) if gpu.waited is not None}
         return replace(
@@ -248,7 +251,7 @@ class PathObservations(Struct, frozen=True, kw_only=True):
 
 
 class RowObservations(Struct):
-    """The evidence of rows on the first rank: wrong elements per rank, and the fastest row of the largest size."""
+    """Evidence about paths from rows, on rank 0: wrong elements per rank, and the fastest row of the largest size."""
 
     wrong: dict[int, int] = field(default_factory=dict)
     checked: bool = False
@@ -294,10 +297,9 @@ def simulated(
     node: Callable[[int], Topology],
     facts: Sequence[RankFacts] = (),
 ) -> PathOutcome:
-    """Return the verdict on host-staged pairs of a simulated machine.
+    """Return the verdict on the host-staged pairs of a simulated machine.
 
-    If the machine has many nodes, read only the nodes of these pairs and one node per set of NCCL variables. `facts`
-    are the processes of ranks with NCCL variables.
+    If the machine has more than 64 nodes, read only the nodes with staged pairs and one node per set of NCCL variables.
     """
     numbers = {gpu.node for gpu in gpus}
     if len(numbers) > _MOST_NODES:
@@ -326,7 +328,7 @@ def simulated(
     copied = Explained(replace(explained.circumstances, copied=dict.fromkeys(staged, AS_SLOW_AS_STAGED)))
 
     def find_cause(members: Sequence[KnownPath]) -> Explanation:
-        """Return the cause that the facts show, or else the cause that `gpubench p2p` would report."""
+        """Return the cause found in the facts, or else the cause that `gpubench p2p` would report."""
         found = explained.first(_staged(members))
         by_design = any(path.evidence.by_design for path in members)
         return found if found is not UNKNOWN and found.by_design == by_design else copied.first(_staged(members))
@@ -346,7 +348,7 @@ def _ranks(path: KnownPath) -> Pair:
 
 
 def _design_reason(pair: Pair, transports: Sequence[Transport], run: Circumstances) -> str:
-    """Return the reason why host memory is no fault on this path, or ''."""
+    """Return the reason why this path uses host memory by design, or an empty string."""
     if run.wiring.share_node(pair) and any(transport.network for transport in transports):
         return split_by_design(run, pair)
     return run.wiring.why_staged(pair)
@@ -368,7 +370,9 @@ class _Paths:
         self._kinds = {kind for kinds in self._out.values() for kind in kinds}
 
     def known_paths(self) -> list[KnownPath]:
-        """Return the paths in use. Without a log, return the pairs inside nodes that counters or times show."""
+        """Return the paths in use. Without a log, return the pairs inside nodes for which counters or times are
+        evidence.
+        """
         pairs = set(self._chosen)
         if self._observed.choices.no_log:
             ranks = range(len(self._wiring.gpus))
@@ -434,7 +438,10 @@ class _Paths:
         return Speed(size_bytes=row.size_bytes, passed_gb_s=row.algbw_gb_s * expected, busbw_gb_s=busbw)
 
     def _bandwidth_gb_s(self, transports: Sequence[Transport]) -> float | None:
-        """Return the busbw, which is that of the slowest paths, or None for direct paths if others are staged."""
+        """Return the busbw in GB/s, or None if the paths are direct and other paths are staged.
+
+        The slowest paths determine the busbw, so it does not apply to the faster, direct ones.
+        """
         row = self._rows.largest
         some_staged = any(staged is not False for *_, staged in self._kinds)
         return None if row is None or (some_staged and is_staged(transports) is False) else row.busbw_gb_s
@@ -467,7 +474,7 @@ def _end(rank: int, gpu: GpuLocation) -> End:
 
 
 class PathJudge:
-    """Fills in the paths of each row, and judges them at the end."""
+    """Adds path columns to each row, and judges all paths at the end."""
 
     def __init__(
         self, request: SweepRequest, observations: PathObservations, *, origin: Origin = Origin.MEASURED
@@ -479,13 +486,13 @@ class PathJudge:
         self._limits: dict[tuple[str | None, str | None], Limit] = {}
 
     def row(self, case: Case, row: CollectiveRow, wrong_by_rank: Sequence[int]) -> CollectiveRow:
-        """Return a row with its paths, and use it as evidence."""
+        """Return the row with its path columns, and keep the row as evidence."""
         if case.setting is None:
             self._rows.add(row, wrong_by_rank)
         return self.describe(case, row)
 
     def describe(self, case: Case, row: CollectiveRow) -> CollectiveRow:
-        """Return a row with NCCL's choices, its limit, and a note if NCCL did not follow the setting."""
+        """Return the row with NCCL's choices, its limit, and a note if NCCL chose something other than the setting."""
         setting = None if case.setting == AGAIN else case.setting
         if setting is None and self.has_log_of(row.backend):
             setting = row.backend
@@ -505,7 +512,7 @@ class PathJudge:
         return replace(row, note="; ".join(filter(None, (taken, row.note))))
 
     def has_log_of(self, backend: str) -> bool:
-        """True if the choices of a further backend were logged too."""
+        """True if the choices of this backend were logged separately from those of the first backend."""
         return backend in self.observations.choices_by_setting
 
     def _find_limit(self, algorithm: str | None, used: Used) -> Limit:
@@ -530,14 +537,14 @@ class PathJudge:
         self.observations = self.observations.add_idle(after)
 
     def outcome(self, slow: Sequence[CollectiveRow] = ()) -> PathOutcome:
-        """Return the verdict on all paths, with causes of staged paths and `slow` rows."""
+        """Return the verdict on all paths, with the causes of staged paths and of `slow` rows."""
         around = replace(self.observations.circumstances, issued=IssueTime.of(slow))
         observed = replace(self.observations, circumstances=around)
         return conclude(observed, self._rows, origin=self._origin)
 
 
 def add_limit(row: CollectiveRow, limit: Limit) -> CollectiveRow:
-    """Add the limit of its busbw to a row, and a note if the limit is unknown or assumed."""
+    """Add the busbw limit to a row, and a note if the limit is unknown or assumed."""
     if limit.gb_s is None or limit.note == NVLS_ASSUMED:
         why = "" if limit.note in (row.note or "") else limit.note
         row = replace(row, note="; ".join(filter(None, (row.note, why))) or None)

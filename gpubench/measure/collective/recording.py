@@ -1,4 +1,4 @@
-"""Record and replay a collective: raw samples, their checks, and simulated runs."""
+"""Record, check and replay the samples of a collective, and simulate its rows."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -41,14 +41,14 @@ from gpubench.readers.documents import check_version, read_json_line, walk_value
 
 
 class RecordedPairs(Struct, frozen=True):
-    """Ordered pairs of ranks with the same connection."""
+    """The ordered pairs of ranks that use the same transports."""
 
     transports: tuple[Transport, ...]
     pairs: tuple[tuple[int, ...], ...]
 
 
 class RecordedUse(Struct, frozen=True):
-    """The connections of an operation, grouped by transports. `unheard` are ranks without a connection."""
+    """The connections of an operation, grouped by transport. `unheard` are ranks without a connection in the log."""
 
     connections: tuple[RecordedPairs, ...]
     unheard: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ class RecordedUse(Struct, frozen=True):
 
 
 class RecordedChoice(Struct, frozen=True):
-    """The choice for an operation. `use` is an index into `uses`."""
+    """The library's choice for an operation. `use` is an index into `RecordedLoggedChoices.uses`."""
 
     dtype: DataType
     op: ReduceOp | None
@@ -81,7 +81,7 @@ class RecordedChoice(Struct, frozen=True):
 
 
 class RecordedLoggedChoices(Struct, frozen=True):
-    """All choices of the library. `silence` is the reason why a rank's log cannot be read, or empty."""
+    """All choices of the library. `silence` is the reason why a rank's log could not be read, or empty."""
 
     uses: tuple[RecordedUse, ...] = ()
     choices: tuple[RecordedChoice, ...] = ()
@@ -106,7 +106,7 @@ class RecordedLoggedChoices(Struct, frozen=True):
         return paths.LoggedChoices(choices, self.silence, self.no_tuning)
 
     def fits(self, ranks: int) -> bool:
-        """True if these can be the choices of a job with this number of ranks."""
+        """True if all ranks, pairs and indices are valid for a job with this number of ranks."""
         pairs = [pair for use in self.uses for connection in use.connections for pair in connection.pairs]
         named = [rank for named_ranks in (*pairs, *(use.unheard for use in self.uses)) for rank in named_ranks]
         return (
@@ -124,7 +124,7 @@ def file_name(collective: str) -> str:
 
 
 class RecordedObservations(Struct, frozen=True, kw_only=True):
-    """Observations of paths. Nodes and processes are in other files of a recording."""
+    """The recorded observations of paths. Facts about nodes and processes are in other files of the recording."""
 
     heard: RecordedLoggedChoices
     under: Mapping[str, RecordedLoggedChoices] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class RecordedObservations(Struct, frozen=True, kw_only=True):
         )
 
     def restore(self, circumstances: Circumstances) -> paths.PathObservations:
-        """Return the observations, with the nodes and processes of the recording."""
+        """Return the observations. `circumstances` contain the recorded nodes and processes."""
         waited = {int(rank): share for rank, share in self.waited.items()}
         return paths.PathObservations(
             choices=self.heard.restore(),
@@ -163,19 +163,19 @@ class RecordedObservations(Struct, frozen=True, kw_only=True):
 
 
 class RecordedCollective(DescribedCollective, frozen=True, kw_only=True):
-    """The first line of a recording: the run and the observations before its first row."""
+    """The first line of a recording: the description of the run, and the observations before its first row."""
 
     testimony: RecordedObservations | None = None
     refused: tuple[RefusedRow, ...] | None = None
 
     @classmethod
     def of(cls, described: DescribedCollective, **known: Any) -> "RecordedCollective":
-        """Add the observations before the first row, which are the fields in `known`."""
+        """Return the description with the observations before the first row, which are the fields in `known`."""
         return cls(**{name: getattr(described, name) for name in described.__struct_fields__} | known)
 
 
 class RecordedRow(Struct, frozen=True):
-    """A row with its case, backend, sample and group."""
+    """A recorded row: its case, backend, sample and group."""
 
     case: Case
     backend: str
@@ -184,7 +184,9 @@ class RecordedRow(Struct, frozen=True):
 
 
 class RecordingLine(Struct, frozen=True):
-    """Any later line of a recording: a row, or at the end the number of rows and the idle GPUs."""
+    """Any later line of a recording. It has one row, or it is the last line, with the number of rows and the idle
+    GPUs.
+    """
 
     row: RecordedRow | None = None
     rows: int | None = None
@@ -192,11 +194,11 @@ class RecordingLine(Struct, frozen=True):
 
 
 Collect = Callable[[RecordedRow | None], Sequence[RecordedRow | None] | None]
-"""Collects the rows of all groups' first ranks on the first rank of the job. Every rank has to call it."""
+"""Collects the rows of every group's first rank on the first rank of the job. Every rank must call it."""
 
 
 class RowWriter:
-    """Writes rows on the first rank of the job."""
+    """Writes rows to the recording on the first rank of the job."""
 
     def __init__(self, write: Write | None, collect: Collect, part: RankGroup | None) -> None:
         self._write = write
@@ -206,7 +208,7 @@ class RowWriter:
         self._idle: tuple[IdleGpu, ...] = ()
 
     def row(self, case: Case, measured: MeasuredRow) -> None:
-        """Write a row, or one row per group."""
+        """Write the row of this case, or of each group with --split. Every rank must call it."""
         sample, backend = measured.sample, measured.row.backend
         recorded = None if sample is None else RecordedRow(case, backend, sample, self._group)
         for row in self._collect(recorded) or ():
@@ -218,13 +220,13 @@ class RowWriter:
         self._idle = tuple(idle)
 
     def end(self) -> None:
-        """Write the number of rows, which shows that the run is complete."""
+        """Write the last line with the number of rows, which shows that the run finished."""
         if self._write is not None:
             self._write(RecordingLine(rows=self._rows, idle=self._idle))
 
 
 class RecordedLog:
-    """A `ports.LibraryLog` that keeps the lines of another one."""
+    """A `ports.LibraryLog` that keeps a copy of the lines that it reads from another log."""
 
     def __init__(self, log: LibraryLog) -> None:
         self._log = log
@@ -248,16 +250,16 @@ class RecordedLog:
         return b"".join(line + b"\n" for line in self._kept)
 
 
-_MOST = 1e15  # Limit of fractional numbers, so that no product of them is infinite
+_MOST = 1e15  # Limit on fractional numbers, so that no product of two is infinite
 _MOST_WHOLE = 2**63
 
-_WHITE = str.maketrans("", "", "\n\t")  # White space in the texts of libraries
+_WHITE = str.maketrans("", "", "\n\t")  # White space that texts from libraries may contain
 CasesByGroup = Mapping[str | None, frozenset[Case]]
-"""The possible cases of each group. The key None is all ranks together."""
+"""The possible cases for each group. The key is None if all ranks measure together."""
 
 
 def _check_recorded(found: RecordedCollective, collective: Collective, where: str) -> CasesByGroup:
-    """Return the cases that can have rows. Raises UsageError for an inconsistent first line."""
+    """Return the cases for which rows may follow. Raises UsageError if the first line is inconsistent."""
     check_version(found.schema_version, RECORDING_VERSION, where)
     if found.collective != collective.name:
         raise UsageError(f"{where}: samples of {found.collective[:40]!a}", expected=f"those of {collective.name}")
@@ -278,7 +280,7 @@ def _check_recorded(found: RecordedCollective, collective: Collective, where: st
 
 
 def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGroup, where: str) -> None:
-    """Raise UsageError if the group, case, ranks or values of a row do not fit this run."""
+    """Raise UsageError if the group, case, ranks or values of a row do not fit the recorded run."""
     _check_values(row, where)
     if row.group not in by_group:
         raise UsageError(f"{where}: a row of the group {row.group!a}", expected="a group that the first line names")
@@ -351,19 +353,19 @@ _OF_RANKS = "pairs, bytes and counts of the ranks of the job"
 
 SIMULATED_BACKEND = "simulated"
 
-MOST_SIMULATED_ROWS = 10**6  # Above the rows of any sweep, so that row + try × this is unique
+MOST_SIMULATED_ROWS = 10**6  # More than the rows of any sweep, so that `row + try * MOST_SIMULATED_ROWS` is unique
 Times = Callable[[Case, int, int], Sequence[float]]
-"""Returns the seconds of each rank for a case, a row number and a try."""
+"""Returns the time on each rank in seconds. The arguments are the case, the row number and the number of the try."""
 
 
 def simulated_cases(request: SweepRequest, ranks: int, settings: Sequence[str]) -> Iterator[Case]:
-    """Return every case without settings, then with each setting, then without again."""
+    """Yield each case without a setting, then with every setting, then without a setting again."""
     variants = (None, *settings, AGAIN) if settings else (None,)
     return (replace(case, setting=setting) for case in cases(request, ranks) for setting in variants)
 
 
 def wrong_elements(case: Case, ranks: int, corrupted: Collection[int]) -> list[int]:
-    """Return the wrong elements of each rank if the data of one peer do not reach the `corrupted` ranks."""
+    """Return the number of wrong elements on each rank if data from one peer never reach the `corrupted` ranks."""
     part = max(1, case.layout.count // ranks)
     return [part if rank in corrupted else 0 for rank in range(ranks)]
 
@@ -383,10 +385,10 @@ def simulate(
     refused: Sequence[RefusedRow] = (),
     corrupted: Collection[int] = (),
 ) -> Report:
-    """Make the rows of a sweep from the times of a model, and repeat slow rows.
+    """Make the rows of a sweep from modeled `times`, and repeat slow rows as a real sweep does.
 
-    `keep` gets the times of each row. `recorded_rows` are rows of a recording, which cannot be repeated. `corrupted`
-    ranks get wrong elements. `refused` are settings that NCCL refuses.
+    `keep` is called with the times of each row. `recorded_rows` are the rows of a recording, which cannot be repeated.
+    `corrupted` ranks receive wrong elements. `refused` are the settings that NCCL refuses.
     """
     unchecked = replace(request, check=False)
     job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, ranks, nodes)
@@ -433,11 +435,11 @@ def simulate(
 CUT_SHORT = "recording-cut-short"
 
 MakeSpeedJudge = Callable[[Sequence[RankIdentity]], SpeedJudge | None]
-"""Makes the speed judge of the rows that some ranks measured, or returns None if speed is not judged."""
+"""Makes the speed judge for a group of ranks. Returns None if speed is not judged."""
 
 
 class RecordedRows(Struct, frozen=True):
-    """All lines but the first. `is_whole` means that the run was complete. `idle` are the GPUs at its end."""
+    """All lines after the first. `is_whole` is true if the run finished. `idle` are the GPUs after the last row."""
 
     rows: tuple[RecordedRow, ...]
     is_whole: bool
@@ -447,7 +449,7 @@ class RecordedRows(Struct, frozen=True):
 def read_recorded(
     lines: Sequence[tuple[str, str]], collective: Collective, name: str
 ) -> tuple[RecordedCollective, RecordedRows]:
-    """Read a recording from pairs of a line and its place. Raises UsageError."""
+    """Parse a recording. `lines` are pairs of a line's text and its location, for error messages. Raises UsageError."""
     command = f"record it again: gpubench {collective.name} --record DIR"
     with add_advice(reason="the recording was edited by hand, or is of a newer gpubench", next_step=command):
         if not lines:
@@ -553,7 +555,7 @@ def _replay_measured(
 
 
 class _RowsOfCases:
-    """Collects one row per group for each case, compares them and passes them on."""
+    """Waits for every group's row of a case, compares the rows and passes them to the listener."""
 
     def __init__(self, listener: Listener[CollectiveRow], groups: int) -> None:
         self._listener, self._groups = listener, groups
@@ -567,7 +569,7 @@ class _RowsOfCases:
             self._pass_on()
 
     def report(self, parts: Sequence[PartReport]) -> Report:
-        """Return the report on all groups. If the run was cut short, some groups may lack rows."""
+        """Return the report on all groups. If the recording was cut short, some groups may have fewer rows."""
         self._pass_on()
         return self._siblings.report(merge_parts(parts))
 

@@ -1,4 +1,4 @@
-"""Collect the rows of a sweep, judge their speed, and report on them."""
+"""Collect the rows of a sweep, judge their speed, and build the report."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -53,20 +53,20 @@ if TYPE_CHECKING:
 _MOST_TRIES = 3
 
 _SIMULATED, _HOST = "simulated", "host"
-_NCCL_BACKENDS = ("nccl", _SIMULATED)  # Profiles and limits hold for these backends
+_NCCL_BACKENDS = ("nccl", _SIMULATED)  # Profiles and link limits apply to these backends
 T = TypeVar("T")
 
 
 def middle(tries: Sequence[T], time_of: Callable[[T], float]) -> T:
-    """Return the try with the middle time, the faster one of two."""
+    """Return the try with the median time. Of two tries, return the faster one."""
     return sorted(tries, key=time_of)[(len(tries) - 1) // 2]
 
 
 class ExpectedTimes(Struct, frozen=True, kw_only=True):
-    """The sources of expected times, in order of preference.
+    """The sources from which a row's expected time can be derived.
 
-    `past` returns the time of this machine's earlier runs. `unlike` is the reason why nothing is expected, and
-    `assumed` a doubt about the NICs. `launches` is the number of GPUs that one thread launches on.
+    `past` returns the time from earlier runs on this machine. `unlike` is the reason why nothing can be expected.
+    `assumed` names what was assumed about the NICs. `launches` is the number of GPUs on which one thread launches.
     """
 
     collective: Collective
@@ -79,7 +79,7 @@ class ExpectedTimes(Struct, frozen=True, kw_only=True):
     launches: int = 1
 
     def of(self, row: CollectiveRow) -> ExpectedTime | None:
-        """Return the expected time of a row, or None if no source has one."""
+        """Return the expected time of a row, or None if no source provides one."""
         found = None if self.unlike or row.ranks == 1 else self._known(row)
         if found is not None and self.launches > 1:
             launch_us = LAUNCH_OF_SENDS_US if self.collective.point_to_point else LAUNCH_US
@@ -108,16 +108,16 @@ class ExpectedTimes(Struct, frozen=True, kw_only=True):
 
 
 def _is_one_nccl_call(row: CollectiveRow) -> bool:
-    """True if a framework passes the operation to NCCL as one call."""
+    """True if a framework passes the operation to NCCL in a single call."""
     op = None if row.op is None else ReduceOp(row.op)
     parts = describe_composition(row.backend, row.collective, DataType(row.dtype), op, Placement(row.placement))
     return row.backend == TORCH_NCCL and not parts
 
 
 class SpeedJudge(Struct):
-    """Judges the rows of a sweep and explains slow ones. Rows of a framework next to NCCL are only compared.
+    """Judges the speed of a sweep's rows and explains slow rows. A framework's rows next to NCCL's are not judged.
 
-    `turns_on_cpus` is a note if ranks of the host backend take turns on too few CPUs, or empty.
+    `turns_on_cpus` is a note if ranks of the host backend share too few CPUs, or empty.
     """
 
     expected: ExpectedTimes
@@ -130,14 +130,16 @@ class SpeedJudge(Struct):
     _first: str | None = None
 
     def note_tries(self, rows: Sequence[tuple[CollectiveRow, int]]) -> None:
-        """Note rows that cannot be repeated, with their number of tries. A lone slow row with one try is a doubt."""
+        """Find single slow rows in a finished run. They become inconclusive if they were measured only once."""
         known = ((row, self.expected.of(row)) for row, _ in rows if is_judged(row))
         verdicts = {RowPlace.of(row): expected.verdict(row) for row, expected in known if expected is not None}
         once = {RowPlace.of(row) for row, tries in rows if tries == 1}
         self._lone = lone_slow_rows(verdicts) & once
 
     def needs_repetition(self, tries: Sequence[CollectiveRow]) -> bool:
-        """True if a row should be repeated: it is nearly slow, or its tries disagree. Never repeat host-staged rows."""
+        """True if a row is nearly slow or its tries disagree. Host-staged rows and rows with wrong data are never
+        repeated.
+        """
         first, *more = tries
         if not is_judged(first) or any(row.wrong or row.host_staged for row in tries) or len(tries) >= _MOST_TRIES:
             return False
@@ -147,7 +149,7 @@ class SpeedJudge(Struct):
         return (not more and expected.needs_repetition(first)) or len({expected.verdict(row) for row in tries}) > 1
 
     def row(self, row: CollectiveRow) -> CollectiveRow:
-        """Return a row with its expectation and verdict. Settings that are compared get no verdict on speed."""
+        """Return the row with its expected value and verdict. Rows that are only compared get no verdict on speed."""
         self._first = self._first or row.backend
         expected = self.expected.of(row)
         is_only_compared = row.backend == TORCH_NCCL and self._first != TORCH_NCCL
@@ -170,12 +172,12 @@ class SpeedJudge(Struct):
         return row
 
     def findings(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
-        """Return the findings on paths with the slow rows that they explain, or on slow rows, then all others.
+        """Return all findings of the sweep, in which slow rows are added to the finding that explains them.
 
-        Do not report rows that could not be judged if others are slow.
+        If any row is slow, do not report inconclusive rows.
         """
         found = self._explain_slow_rows(found, explained)
-        if not shows_more(self._rows):  # Skip the import: it is a third of what a rank imports
+        if not shows_more(self._rows):  # Skip the import, which takes a third of a rank's import time
             return found
         from gpubench.conditions.measured import sweep_findings
 
@@ -183,7 +185,7 @@ class SpeedJudge(Struct):
         return (*found, *sweep_findings(rows, self.ranks))
 
     def _explain_slow_rows(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
-        """Add slow rows to the finding on host-staged paths, else findings on their cause, else on the rows."""
+        """Add slow rows to the finding on host-staged paths, or report their cause, or report them as unexplained."""
         if not self.slow:
             return tuple(found)
         slowness = Slowness.of(self.slow)
@@ -243,7 +245,7 @@ def slow_unexplained(slowness: Slowness, where: str, why: str = _NOT_LOOKED_AT) 
 
 
 class RowSample(Struct, frozen=True, forbid_unknown_fields=True):
-    """The times of a row, with one answer per rank. `tries` is how often the row was measured."""
+    """The times of a row, with one answer per rank. `tries` is the number of times that the row was measured."""
 
     own: OwnTimes
     answers: tuple[Answer, ...]
@@ -259,29 +261,31 @@ class RowSample(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MeasuredRow(Struct, frozen=True):
-    """A row on every rank. Only the first rank has its sample."""
+    """A measured row. `sample` is None on all ranks but the first."""
 
     row: CollectiveRow
     sample: RowSample | None
 
 
 class Recorder:
-    """Records the inputs of rows and verdicts. Every rank calls it. This class records nothing."""
+    """The interface for recording the inputs of rows and verdicts. Every rank calls it. This base class records
+    nothing.
+    """
 
     def begin(self, observations: "PathObservations | None", refused: "Sequence[RefusedRow] | None") -> None:
-        """Record the observations before the first row. `refused` is None for a sweep of one variant."""
+        """Record the observations from before the first row. `refused` is None for a sweep of one variant."""
 
     def row(self, case: Case, measured: MeasuredRow) -> None: ...
 
     def end(self, idle: "Sequence[IdleGpu]") -> None:
-        """Record the idle GPUs after the last row."""
+        """Record the state of idle GPUs after the last row."""
 
 
 NO_RECORDER = Recorder()
 
 
 class RowCollector:
-    """Passes rows to the listener as they are measured, and makes the report. Only the first rank has judges."""
+    """Passes rows to the listener as they are measured, and builds the report. Only the first rank has judges."""
 
     def __init__(
         self,
@@ -301,7 +305,7 @@ class RowCollector:
         recorder.begin(None if judge is None else judge.observations, refused)
 
     def needs_repetition(self, case: Case, tries: Sequence[MeasuredRow], *, observed: bool = True) -> bool:
-        """True if a case should be repeated: it is nearly slow, or its tries disagree."""
+        """True if a case should be repeated because it is nearly slow or its tries disagree."""
         if self._speed is None:
             return False
         rows = [measured.row for measured in tries]
@@ -314,7 +318,7 @@ class RowCollector:
             self._speed.note_tries(rows)
 
     def add(self, case: Case, measured: MeasuredRow, progress: Progress, *, observed: bool = True) -> CollectiveRow:
-        """Pass a row to the listener, with its paths if they are observed, and return it."""
+        """Complete a row with path columns, if observed, and its verdict. Pass it to the listener, and return it."""
         row, answers = measured.row, () if measured.sample is None else measured.sample.answers
         wrong_by_rank = [answer.wrong for answer in answers]
         if answers:
@@ -341,7 +345,7 @@ class RowCollector:
         return None if self._judge is None else self._judge.describe(case, replace(row, channels=None)).channels
 
     def after_rows(self, idle: "Sequence[IdleGpu] | None") -> None:
-        """Add the idle GPUs after the last row. They are None on all ranks but the first."""
+        """Add the state of idle GPUs after the last row. `idle` is None on all ranks but the first."""
         if idle and self._judge is not None:
             self._judge.add_idle(idle)
             self._recorder.end(idle)
@@ -384,7 +388,7 @@ def wrong_data_cure(command: str) -> Cure:
 
 
 def wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identities: Sequence[RankIdentity]) -> Finding:
-    """Return the finding on rows with wrong elements. Each row has the wrong elements per rank, if known."""
+    """Return the finding on rows with wrong elements. `failures` are pairs of a row and its wrong elements per rank."""
     row, wrong_by_rank = failures[0]
     wrong_ranks = [identities[rank] for rank, wrong in enumerate(wrong_by_rank) if wrong]
     total = sum(failure.wrong or 0 for failure, _ in failures)

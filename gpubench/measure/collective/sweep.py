@@ -1,4 +1,4 @@
-"""Measure one collective over sizes: time and verify each row, and observe paths and GPUs meanwhile."""
+"""Measure one collective over a range of sizes. Time and verify each row, and observe paths and GPUs."""
 
 from collections.abc import Callable, Sequence
 from math import ceil
@@ -30,17 +30,20 @@ if TYPE_CHECKING:
 _GPU = 0
 
 ReadCondition = Callable[[], "GpuCondition | None"]
-"""Reads the condition of this rank's GPU. None without a GPU."""
+"""Reads the condition of this rank's GPU, for example clocks and errors. Returns None without a GPU."""
 
 ReadCircumstances = Callable[[], "Circumstances | None"]
-"""Reads the circumstances on the first rank. Every rank has to call it, and gets None on the others."""
+"""Reads the circumstances on the first rank. Every rank must call it. Other ranks get None."""
 
 MakeSpeedJudge = Callable[["Circumstances | None"], "SpeedJudge | None"]
-"""Makes the speed judge on the first rank from the circumstances, or returns None if speed is not judged."""
+"""Makes the speed judge on the first rank from the circumstances. Returns None if speed is not judged."""
 
 
 class ObservationSources(Struct, frozen=True):
-    """The sources of a rank's observations: NCCL's log, GPU counters, circumstances, and the node of every rank."""
+    """The sources from which a rank observes paths. `nodes` has the node of every rank.
+
+    `by_design` is the reason why this backend uses host memory, or empty.
+    """
 
     log: LibraryLog
     counters: LinkCounters
@@ -52,7 +55,7 @@ class ObservationSources(Struct, frozen=True):
 
 
 class PathObserver(Struct):
-    """Observes the paths of a sweep on one rank. The first rank gets the observations of all ranks."""
+    """Observes the paths of a sweep on one rank. The first rank collects the observations of all ranks."""
 
     request: SweepRequest
     group: Group
@@ -70,7 +73,10 @@ class PathObserver(Struct):
     def try_out(
         self, cases: Sequence[Case], try_once: Callable[[Case], object], then: Callable[[], object] = lambda: None
     ) -> None:
-        """Run every operation once before timing to read its log and count its bytes. `then` tries settings."""
+        """Run every operation once before timing, to read its log and count its bytes.
+
+        `then` is called after the log is read, to try out the settings.
+        """
         from gpubench.measure.collective.paths import PathObservations
 
         sources = self.sources
@@ -93,9 +99,10 @@ class PathObserver(Struct):
             )
 
     def look_while_idle(self, condition: "GpuCondition | None" = None) -> "tuple[IdleGpu, ...] | None":
-        """Look at every rank's GPU while no operation runs. Every rank calls it, and the first gets the result.
+        """Read every rank's GPU while no operation runs. Every rank must call it, and the first rank gets the
+        result.
 
-        `condition` is the condition of the GPU at work, after the last row.
+        After the last row, `condition` is the condition of this rank's GPU under load.
         """
         window, group = self.sources.window, self.group
         group.barrier()
@@ -109,7 +116,9 @@ class PathObserver(Struct):
         return idle if len(idle) == len(collected) else ()
 
     def try_setting(self, setting: str, cases: Sequence[Case], try_once: Callable[[Case], object]) -> None:
-        """Read the log of the same operations with a setting. It fills columns of its rows but judges no path."""
+        """Read the log of the same operations under a setting. It fills columns of rows but does not affect the
+        verdict.
+        """
         self._choices_by_setting[setting] = self._read_choices(cases, try_once)
 
     def _read_choices(self, cases: Sequence[Case], try_once: Callable[[Case], object]) -> "LoggedChoices":
@@ -119,14 +128,14 @@ class PathObserver(Struct):
         return read_choices(self.request, self.group, nodes, log, cases, try_once) or LoggedChoices()
 
     def judge(self) -> "PathJudge | None":
-        """Return the judge of the observed paths on the first rank, after `try_out`."""
+        """Return the judge of the observed paths after `try_out`. Ranks other than the first get None."""
         from gpubench.measure.collective.paths import PathJudge
 
         return None if self._observations is None else PathJudge(self.request, self._observations)
 
 
 class Observers(Struct, frozen=True, kw_only=True):
-    """The observers of a sweep. With a `soak` all rows are repeated."""
+    """Everything that observes a sweep. With `soak`, all rows are repeated until the soak is over."""
 
     path_observer: PathObserver | None = None
     progress: Progress = UNWATCHED
@@ -147,9 +156,9 @@ def fitting_sizes(
     identity: RankIdentity,
     memory_holders: Callable[[], str] = lambda: "",
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
-    """Return the sizes that fit into memory on every rank, and the others with reasons.
+    """Return the sizes that fit into memory on every rank, and the dropped sizes with reasons.
 
-    Raises CouldNotMeasureError if none fits.
+    Raises CouldNotMeasureError if no size fits.
     """
     own_bytes = backend.free_bytes()
     holders = memory_holders() if max(request.sizes) * backend.buffers > own_bytes else ""
@@ -160,7 +169,7 @@ def fitting_sizes(
 
 
 def sizes_left(sizes: Sequence[int], dropped: Sequence[DroppedSize]) -> tuple[int, ...]:
-    """Return the sizes that were not dropped. Raises CouldNotMeasureError if none is left."""
+    """Return the sizes that were not dropped. Raises CouldNotMeasureError if no size is left."""
     dropped_bytes = {drop.size_bytes for drop in dropped}
     kept = tuple(size for size in sizes if size not in dropped_bytes)
     if not kept:
@@ -171,9 +180,9 @@ def sizes_left(sizes: Sequence[int], dropped: Sequence[DroppedSize]) -> tuple[in
 def fitting_all(
     parts: Sequence[tuple[tuple[int, ...], tuple[DroppedSize, ...]]],
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
-    """Return the sizes that fit in every part of a job, and the others.
+    """Return the sizes that fit in all groups of a job, and the dropped sizes.
 
-    Raises CouldNotMeasureError if none fits.
+    Raises CouldNotMeasureError if no size fits.
     """
     dropped = {drop.size_bytes: drop for _, part in parts for drop in part}
     return sizes_left(parts[0][0], tuple(dropped.values())), tuple(dropped[size] for size in sorted(dropped))
@@ -186,14 +195,15 @@ def check_root(collective: Collective, root: int, ranks: int) -> None:
 
 
 _WAKING_SECONDS = 20e-3
-"""On two H200s the first row took up to twice as long as the next at any size. After 5 ms of operations the difference
-was gone. The SM clock before and after was the same."""
+"""On two H200s the first row took up to twice as long as the next at any size. After 5 ms of operations the
+difference was gone. The SM clock was the same before and after.
+"""
 
 _MOST_WAKING_OPERATIONS = 5000
 
 
 class Buffers(Struct, frozen=True):
-    """The send and receive buffers of the largest size."""
+    """A send and a receive buffer, each as large as the largest size."""
 
     send: Memory
     receive: Memory
@@ -203,11 +213,11 @@ class Buffers(Struct, frozen=True):
         return cls(backend.allocate(size_bytes), backend.allocate(size_bytes))
 
 
-Issue = Callable[[Call], Launch]  # Binds one operation
+Issue = Callable[[Call], Launch]  # Binds the arguments of one operation
 
 
 class Sweep(Struct, frozen=True):
-    """Measures the rows of a sweep. `issue` binds operations, or None uses the backend's calls."""
+    """Measures the rows of a sweep. If `issue` is None, operations use the backend's own calls."""
 
     request: SweepRequest
     group: Group
@@ -218,7 +228,7 @@ class Sweep(Struct, frozen=True):
     issue: Issue | None = None
 
     def row(self, number: int, case: Case) -> MeasuredRow:
-        """Measure and verify one case. The data differ for every `number`."""
+        """Measure and verify one case. The test data depend on `number`."""
         launches = [self.launch(case, buffer) for buffer in range(self.count_buffers(case))]
         times = self._time(number * 2, case, launches)
         condition = None if times.entries is None else self.observers.read_condition()
@@ -229,12 +239,14 @@ class Sweep(Struct, frozen=True):
         return MeasuredRow(self.group.broadcast(row), sample)
 
     def try_once(self, case: Case) -> None:
-        """Run one operation of a case without timing. The first one connects the ranks."""
+        """Run one untimed operation of a case. The first call also connects the ranks."""
         self.observers.progress.enter(Phase.TRY_OUT, case.label, 1)
         self.backend.seconds(self.backend.bind([self.launch(case, 0)], 0))
 
     def warm_up(self, cases: Sequence[Case]) -> None:
-        """Run every case once without timing, as nccl-tests does, then one discarded row with its checks."""
+        """Run every case once without timing, as nccl-tests does. Then measure one row with its checks, and discard
+        it.
+        """
         once = min(1, self.request.warmup)
         for number, case in enumerate(cases):
             self.observers.progress.enter(Phase.WARM_UP if number else Phase.CONNECTING, case.label, once)
@@ -251,7 +263,10 @@ class Sweep(Struct, frozen=True):
         self.backend.seconds(self.backend.bind(rotate(launch, count), 0))
 
     def count_buffers(self, case: Case) -> int:
-        """Return how many buffers to rotate over: as many as fit into the largest size and as are surely used."""
+        """Return the number of buffers to rotate over.
+
+        It is the number that fits into the allocation, but at most the minimum number of iterations.
+        """
         return min(self.buffers.send.size_bytes // case.size_bytes, self.request.sampling.least_iterations)
 
     def launch(self, case: Case, buffer: int) -> Launch:
@@ -286,12 +301,12 @@ class Sweep(Struct, frozen=True):
         return timer.time(launches, seconds_each, lambda: self.poison(case, len(launches)))
 
     def poison(self, case: Case, buffers: int) -> None:
-        """Fill the result buffers with data that no operation produces, unless in place."""
+        """Fill the result buffers with data that no operation produces. In place, do nothing."""
         if self.request.check and case.placement is Placement.OUT_OF_PLACE:
             self.buffers.receive.fill_byte(buffers * case.size_bytes, POISON)
 
     def verify(self, row: int, case: Case, launches: Sequence[Launch]) -> int:
-        """Count wrong elements on this rank. In place, run and verify one more operation on fresh data."""
+        """Count the wrong elements on this rank. In place, first run one more operation on fresh data."""
         rank, ranks, layout = self.group.rank, self.group.size, case.layout
         buffers, offset = len(launches), 0
         self.observers.progress.enter(Phase.VERIFICATION, case.label)
@@ -307,7 +322,9 @@ class Sweep(Struct, frozen=True):
         return self.buffers.receive.count_wrong(self._pattern(case), blocks)
 
     def fill(self, row: int, case: Case, buffers: int) -> None:
-        """Write this rank's data into the send buffers, or in place into poisoned receive buffers."""
+        """Write this rank's data into the send buffers. In place, poison the receive buffers and write the data
+        there.
+        """
         memory, offset = self.buffers.send, 0
         if case.placement is Placement.IN_PLACE:
             memory, offset = self.buffers.receive, self.group.rank * case.layout.in_place_send

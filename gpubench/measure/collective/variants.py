@@ -1,4 +1,4 @@
-"""Measure variants of a sweep next to each other, and one sweep in several groups of ranks at once."""
+"""Measure variants of a sweep in turn, or one sweep in several groups of ranks at once."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ SECONDS_BETWEEN_LINES = 60.0
 
 
 class Soak(Struct):
-    """The state of a soak on the first rank. With 0 `cycles` it runs until `should_end` returns true."""
+    """The state of a soak test on the first rank. If `cycles` is 0, it runs until `should_end` returns true."""
 
     cycles: int
     print_line: Callable[[str], None]
@@ -46,18 +46,18 @@ class Soak(Struct):
     _printed_at: float = 0.0
 
     def begin(self, case: Case, row: CollectiveRow) -> None:
-        """Keep a row of the first cycle to compare later cycles with it."""
+        """Keep the time of a row in the first cycle, to compare later cycles with it."""
         if self._began is None:
             self._began = self._printed_at = self.clock()
         self._first[case] = row.time_us
         self._count(row)
 
     def is_over(self) -> bool:
-        """True after the last cycle, or if the user asked for the end."""
+        """True after the last cycle, or if the user stopped the run."""
         return self.should_end() or 0 < self.cycles < self.cycle
 
     def add(self, case: Case, row: CollectiveRow) -> None:
-        """Count a row of a later cycle, and print a line every minute."""
+        """Count a row of a later cycle, and print a progress line every minute."""
         self._count(row)
         slower = row.time_us / self._first[case]
         if self._slowest is None or slower > self._slowest[0]:
@@ -69,7 +69,10 @@ class Soak(Struct):
             self._slowest = None
 
     def line(self) -> str:
-        """'soak: 3 min, 120 cycles, 1440 rows, 0 wrong elements; slowest since the last line: ...'."""
+        """Return a progress line, for example 'soak: 3 min, 120 cycles, 1440 rows, 0 wrong elements'.
+
+        It ends with the row that was slowest since the last line, relative to its time in the first cycle.
+        """
         minutes = (self.clock() - (self._began or 0.0)) / 60
         slowest = "" if self._slowest is None else f"; slowest since the last line: {self._slowest[1]}"
         wrong = plural(self.wrong, "wrong element")
@@ -89,18 +92,22 @@ T = TypeVar("T")
 
 
 class NamedBackend(Struct, frozen=True):
-    """A backend that cannot be opened here."""
+    """The name of a backend that cannot be opened here."""
 
     name: str
 
 
 class SweepVariant(Struct, frozen=True, kw_only=True):
-    """One variant of a sweep: a backend as it is, or with a setting.
+    """One variant of a sweep: a backend with its defaults or with a setting.
 
-    `setting` is the name in rows, or None for the backend's default. `open` prepares the library and returns a function
-    that binds operations, and `drop` releases it. `fits` selects the cases that the variant can run. `refusals` are the
-    exceptions with which the library refuses a setting, and `explain` returns their text. `refused` is a reason that is
-    known before opening, or empty. `registered` returns how the buffers are registered.
+    setting     name in rows, or None for the backend's defaults
+    refused     reason why the variant cannot run, if it is known before opening, or empty
+    open        prepares the library, and returns a function that binds operations
+    fits        selects the cases that the variant can run
+    drop        releases the library
+    refusals    exceptions that the library raises if it refuses a setting
+    explain     returns the text of such an exception
+    registered  returns how the buffers are registered
     """
 
     setting: str | None
@@ -116,7 +123,7 @@ class SweepVariant(Struct, frozen=True, kw_only=True):
 
     @property
     def opened(self) -> Backend:
-        """The backend. Raises TypeError if it cannot be opened."""
+        """The opened backend. Raises TypeError if it cannot be opened here."""
         if isinstance(self.backend, NamedBackend):
             raise TypeError(f"{self.backend.name} is not there")
         return self.backend
@@ -136,8 +143,8 @@ def measure_variants(
 ) -> Report:
     """Measure each case in all variants in turn, and in the first variant once more.
 
-    The two times of the first variant show the noise. Every rank passes rows to `listener`, and the report of the first
-    rank has the verdict on paths. All ranks leave out a variant that cannot run, with the reason.
+    The two times of the first variant show the noise. Every rank must pass rows to `listener`. Only the first rank's
+    report has a verdict on paths. If a variant cannot run on one rank, all ranks skip it and report the reason.
     """
     preparation = VariantPreparation(request, group, identities, observers)
     runs = preparation.prepare(variants)
@@ -148,7 +155,7 @@ def measure_variants(
 
 
 _NUMBERS_A_CYCLE = 1 << 16
-"""The increase of row numbers per cycle. Test data differ by row number."""
+"""Row numbers increase by this much per cycle, so that every row has its own test data."""
 
 
 def measure_runs(
@@ -157,7 +164,7 @@ def measure_runs(
     listener: Listener[CollectiveRow],
     refused: "Sequence[RefusedRow] | None" = None,
 ) -> tuple[RowCollector, list[CollectiveRow]]:
-    """Measure every case of prepared variants; return the rows and the collector that makes the report."""
+    """Measure every case of the prepared variants. Return the collector, which builds the report, and the rows."""
     request, group, observers = preparation.request, preparation.group, preparation.observers
     judge = None if observers.path_observer is None else observers.path_observer.judge()
     speed = None
@@ -181,7 +188,7 @@ def measure_runs(
             observers.measures_again
             and group.broadcast(group.rank == 0 and collector.needs_repetition(case, tries, observed=observed))
         ):
-            # Data differ for every number, so that data of another variant in the buffers are wrong.
+            # Every number gives other test data, so data that another variant left in the buffers count as wrong.
             tries.append(run.sweep.row(number + len(tries) * len(plan), case))
         rows.append(collector.add(case, _middle_try(tries), observers.progress, observed=observed))
         if soak is not None:
@@ -217,14 +224,14 @@ def _repeat(
 
 
 def finished(collector: RowCollector, observers: Observers) -> Report:
-    """Look at idle GPUs after the last row, then return the report. Every rank calls it."""
+    """Read idle GPUs after the last row, then return the report. Every rank must call it."""
     if observers.path_observer is not None:
         collector.after_rows(observers.path_observer.look_while_idle(observers.read_condition()))
     return collector.report()
 
 
 def _middle_try(tries: Sequence[MeasuredRow]) -> MeasuredRow:
-    """Return a try with wrong data, or else the middle of the tries that are not lost in noise."""
+    """Return a try with wrong data if there is one, or else the median of the tries that are not lost in noise."""
     wrong = [measured for measured in tries if measured.row.wrong]
     if wrong or len(tries) == 1:
         return (wrong or tries)[0]
@@ -244,7 +251,7 @@ class VariantRun(Struct, frozen=True):
 
 
 def _plan(runs: Sequence[VariantRun]) -> Iterator[tuple[VariantRun, Case]]:
-    """Yield the rows to measure: each case in all variants that have it, then the first variant again."""
+    """Yield the rows to measure: each case in all variants that can run it, then in the first variant again."""
     first, *others = runs
     for case in first.cases:
         further = [run for run in others if case in run.cases]
@@ -255,7 +262,7 @@ def _plan(runs: Sequence[VariantRun]) -> Iterator[tuple[VariantRun, Case]]:
 
 
 class VariantPreparation(Struct):
-    """Opens variants and finds the cases that each can run. `refused` has a row for each of the others."""
+    """Opens variants and finds the cases that each can run. `refused` lists the variants and cases that cannot run."""
 
     request: SweepRequest
     group: Group
@@ -266,7 +273,7 @@ class VariantPreparation(Struct):
     _unusable: "list[Backend | NamedBackend]" = field(default_factory=list)
 
     def prepare(self, variants: Sequence[SweepVariant]) -> list[VariantRun]:
-        """Open every variant and run every operation once. The first variant has to work."""
+        """Open every variant and run every operation once. Errors in the first variant are raised."""
         every_case = tuple(cases(self.request, self.group.size))
         first, *others = variants
         runs = [VariantRun(first, self._sweep(first, None), every_case)]
@@ -282,7 +289,7 @@ class VariantPreparation(Struct):
         return runs
 
     def _sweep(self, variant: SweepVariant, issue: Issue | None) -> Sweep:
-        """Return the sweep of a variant. Variants of one backend share buffers."""
+        """Return the sweep for a variant. Variants whose backends share memory use the same buffers."""
         backend = variant.opened
         buffers = next((buffers for other, buffers in self._buffers if _shares_memory(other, backend)), None)
         if buffers is None:
@@ -304,9 +311,9 @@ class VariantPreparation(Struct):
         return VariantRun(variant, sweep, usable)
 
     def _try_cases(self, variant: SweepVariant, every_case: Sequence[Case]) -> tuple[Sweep | None, Sequence[Case]]:
-        """Return the sweep and the cases whose operation ran.
+        """Return the sweep for a variant, and the cases whose operation ran.
 
-        After a refusal, open a new communicator, and skip cases with the same type and reduction.
+        After a refusal, open the variant again, and skip cases with the same data type and reduction.
         """
         from gpubench.measure.collective.paths import operation_key
 
@@ -345,7 +352,7 @@ class VariantPreparation(Struct):
         return self._sweep(variant, issue)
 
     def _attempt(self, variant: SweepVariant, action: Callable[[], T]) -> tuple[T | None, str]:
-        """Run an action and return its result, with the reason if it failed on any rank. All ranks get one reason."""
+        """Run an action, and return its result and the reason if any rank failed. All ranks return the same reason."""
         outcome, reason = None, ""
         try:
             outcome = action()
@@ -385,7 +392,7 @@ def _drop(variant: SweepVariant, issue: Issue | None) -> None:
 
 
 def add_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequence[RefusedRow]") -> Report:
-    """Add the fastest variants, the refused ones, and the comparison of backends to the report."""
+    """Add the fastest variants, the refused variants, and the comparison of backends to the report."""
     from gpubench.model.results.backends import (
         BackendRow,
         RefusedRow,
@@ -408,7 +415,7 @@ def add_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequenc
 
 
 class SynchronizedGroup:
-    """A group with the barriers of the whole job, so that all groups start each timed loop together."""
+    """A group of ranks that uses the barriers of the whole job, so that all groups start each timed loop together."""
 
     def __init__(self, part: Group, whole: Group) -> None:
         self.rank, self.size = part.rank, part.size
@@ -418,7 +425,7 @@ class SynchronizedGroup:
 
 
 class PartReport(Struct, frozen=True):
-    """The part of a group's report that is sent to the first rank of the job."""
+    """The fields of a group's report that are sent to the first rank of the job."""
 
     verdict: Verdict
     findings: tuple[Finding, ...]
@@ -430,7 +437,7 @@ class PartReport(Struct, frozen=True):
 
 
 def name_group(row: CollectiveRow, part: RankGroup) -> CollectiveRow:
-    """Return a row with its group's name, and with the slowest rank's number in the job."""
+    """Return the row with its group's name. The slowest rank becomes its rank in the whole job."""
     slowest = None if row.slowest_rank is None else part.ranks[row.slowest_rank]
     return replace(row, group=part.name, slowest_rank=slowest)
 
@@ -446,13 +453,13 @@ def merge_parts(parts: Sequence[PartReport]) -> Report:
 
 
 class SiblingJudge:
-    """Judges rows without an expectation by the rows of the other groups."""
+    """Judges rows without an expected time by comparing them with the same row of other groups."""
 
     def __init__(self) -> None:
         self._slow: list[CollectiveRow] = []
 
     def judge(self, rows: Sequence[CollectiveRow]) -> Iterator[CollectiveRow]:
-        """Yield the rows of all groups for one case, with their expectations."""
+        """Yield every group's row for one case, with expected values."""
         for row, sibling in zip(rows, find_sibling_figures(rows), strict=True):
             if row.expected_us is not None or sibling is None:
                 yield row
@@ -462,7 +469,7 @@ class SiblingJudge:
             yield shown
 
     def report(self, report: Report) -> Report:
-        """Add a finding on slow rows to the report."""
+        """Return the report with a finding on slow rows, if there are any."""
         if not self._slow:
             return report
         found = slow_unexplained(Slowness.of(self._slow), f"group {self._slow[0].group}")
@@ -472,7 +479,7 @@ class SiblingJudge:
 
 
 class NamedRows:
-    """Passes the rows of one group on, with the group's name."""
+    """Adds the group's name to every row, and passes the row to the listener."""
 
     def __init__(self, part: RankGroup, listener: Listener[CollectiveRow]) -> None:
         self._part = part
@@ -484,7 +491,7 @@ class NamedRows:
 
 
 class GroupRows(NamedRows):
-    """Collects the rows of all groups on the first rank of the job while they measure at once."""
+    """Collects rows from all groups, which measure at the same time, on the first rank of the job."""
 
     def __init__(self, part: RankGroup, own: Group, whole: Group, listener: Listener[CollectiveRow]) -> None:
         super().__init__(part, listener)
@@ -493,13 +500,13 @@ class GroupRows(NamedRows):
         self._siblings = SiblingJudge()
 
     def row(self, row: CollectiveRow) -> None:
-        """Pass one row of every group on. Every rank calls it."""
+        """Collect one row from every group, and pass them to the listener. Every rank must call it."""
         collected = self._whole.collect(name_group(row, self._part) if self._own.rank == 0 else None) or ()
         for row in self._siblings.judge([row for row in collected if row is not None]):
             self._listener.row(row)
 
     def merged(self, report: Report) -> Report:
-        """Return the report of the whole job on its first rank, and the report of the group on the others."""
+        """Return the report of the whole job on its first rank. Other ranks return `report`."""
         collected = self._whole.collect(PartReport.of(report) if self._own.rank == 0 else None)
         if collected is None:
             return report
