@@ -1,1 +1,1 @@
-"""Backends that move data: NCCL, PyTorch, MPI and the host, with the copies and clocks that they share."""
+"""Backends that move data (NCCL, PyTorch, MPI and CPU buffers), and the copies and clocks that they share."""

@@ -1,4 +1,4 @@
-"""Copies between GPUs and host memory, timed by the GPUs, within one process and between two."""
+"""Copies between GPUs and host memory, timed with CUDA events, within one process and between two ranks."""
 
 import contextlib
 import ctypes
@@ -28,14 +28,17 @@ from gpubench.ports.copies import CopyStream
 from gpubench.ports.group import Group
 
 _THREADS = 512
-_VECTOR_BYTES = 16  # As nvbandwidth's kernel: threads per block, blocks per SM, and bytes per access
+_VECTOR_BYTES = 16  # Threads per block and bytes per access, as in nvbandwidth's kernel
 ANY_DIRECTION = 4  # cudaMemcpyDefault: CUDA infers the direction from the addresses
 _STICKY = (
     *("IllegalAddress", "IllegalInstruction", "MisalignedAddress", "InvalidAddressSpace", "InvalidPc", "LaunchFailure"),
     *("LaunchFailed", "LaunchTimeout", "HardwareStackError", "Assert", "EccUncorrectable", "NvlinkUncorrectable"),
     "Contained",
 )
-"""Errors after which only a new process can use CUDA (cudaError_t in CUDA's driver_types.h; CUresult has the same)."""
+"""Names of errors after which a process cannot use CUDA any more.
+
+They are in cudaError_t (driver_types.h). CUresult has the same names.
+"""
 
 _NEXT_STEPS = {
     "MemoryAllocation": "nvidia-smi shows what holds the memory; smaller --sizes need less",
@@ -45,14 +48,14 @@ _NEXT_STEPS = {
 
 
 class CopyQueue(Struct):
-    """A stream, and the event that marks the end of a measurement on it."""
+    """A CUDA stream, and the event that marks the end of a measurement on it."""
 
     stream: Any
     end: Any
 
 
 class CopyKernel:
-    """The kernel of copy.cu, compiled for the current device and launched on the current stream."""
+    """The copy kernel in copy.cu, compiled for the current device and launched on the current stream."""
 
     def __init__(self, cupy: Any, multiprocessors: int) -> None:
         import numpy
@@ -69,7 +72,7 @@ class CopyKernel:
 
 
 class CopyDevice:
-    """A GPU with one stream for test data and one queue per concurrent copy."""
+    """A GPU with one stream for filling and checking test data, and one queue per concurrent copy."""
 
     def __init__(self, cupy: Any, index: int, name: str) -> None:
         self.index = index
@@ -82,7 +85,7 @@ class CopyDevice:
         with self._stream:
             self.patterns = cuda.PatternKernels(cupy, self._stream)
             self._copy = CopyKernel(cupy, self._runtime.getDeviceProperties(index)["multiProcessorCount"])
-            # CUDA loads a kernel at its first launch and may wait for the device. Never do that behind a closed gate.
+            # CUDA loads a kernel at its first launch and may then wait for the device, which a closed gate would block.
             self._copy.launch(0, 0, 0)
         self._stream.synchronize()
 
@@ -100,7 +103,11 @@ class CopyDevice:
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        """Make the device and its stream current, and wait for its other streams. Raise CouldNotMeasureError."""
+        """Make the device and its stream current inside the `with` block, and wait for the stream at the end.
+
+        Raises:
+            CouldNotMeasureError: A CUDA call failed.
+        """
         with cuda_errors(f"filling or checking memory of {self.name}"):
             self._runtime.setDevice(self.index)
             with self._stream:
@@ -118,7 +125,7 @@ def cuda_errors(doing: str) -> Iterator[None]:
 
 
 def cuda_failed(doing: str, error: str) -> CouldNotMeasureError:
-    """Return the error for a failed CUDA call, with its effect on the rest of the run and a next step."""
+    """Return the error for a failed CUDA call. It warns if later calls will fail too, and suggests a next step."""
     code = error.partition(":")[0].replace("_", "").casefold()
     sticky = any(code.endswith(name.casefold()) for name in _STICKY)
     steps = [step for name, step in _NEXT_STEPS.items() if name.casefold() in code]
@@ -131,7 +138,7 @@ def cuda_failed(doing: str, error: str) -> CouldNotMeasureError:
 
 
 class GpuMemory(cuda.CudaMemory):
-    """An allocation on one GPU, outside of CuPy's pool. Filling and checking wait until the GPU is done."""
+    """An allocation on one GPU, outside of CuPy's pool. Filling and checking it block until the GPU has finished."""
 
     pageable = False
 
@@ -158,7 +165,7 @@ class GpuMemory(cuda.CudaMemory):
 
 
 class PageableMemory(NumpyMemory):
-    """Pageable host memory. Every page is touched once, because the kernel allocates pages at first use."""
+    """Pageable host memory. The constructor writes every page, because Linux allocates pages at the first write."""
 
     gpu: int | None = None
     pageable = True
@@ -173,7 +180,7 @@ class PageableMemory(NumpyMemory):
 
 
 class PinnedMemory(NumpyMemory):
-    """Pinned host memory from `cudaHostAlloc`, which copy engines and SMs can address."""
+    """Pinned host memory from `cudaHostAlloc`. Copy engines and SMs can access it directly."""
 
     gpu: int | None = None
     pageable = False
@@ -190,18 +197,21 @@ class PinnedMemory(NumpyMemory):
 
 
 class ManagedPages(PinnedMemory):
-    """Managed memory, which host and GPUs address alike. The host fills and checks it."""
+    """CUDA managed memory, which has the same address on the host and on all GPUs. The host fills and checks it."""
 
 
 CopyMemory = GpuMemory | PageableMemory | PinnedMemory
 
 _STAGED_PLACES = 4
-_STAGED_PIECE_BYTES = 64 * 1024  # CUDA splits a copy through host memory into an unknown number of operations
-_ATTACH_GLOBAL = 1  # cudaMemAttachGlobal: any stream of any GPU may use the memory
+# A guess: CUDA splits a copy through host memory into an undocumented number of operations
+_STAGED_PIECE_BYTES = 64 * 1024
+_ATTACH_GLOBAL = 1  # cudaMemAttachGlobal: any stream on any GPU may use the memory
 
 
 class _Work(Struct, frozen=True):
-    """Copies on one queue. Each call of `issue` enqueues one copy, which takes `places` entries of the stream."""
+    """Copies on one queue. `issue` enqueues one copy, which occupies `places` entries of the stream's hardware
+    queue.
+    """
 
     queue: CopyQueue
     issue: Callable[[], object]
@@ -211,10 +221,10 @@ class _Work(Struct, frozen=True):
 def _time(
     cupy: Any, gate: cuda.StreamGate | None, work: Sequence[_Work], repeats: int, *, sleeps: bool = False
 ) -> float:
-    """Return the GPU seconds of all work, by two events on the first queue, whose device is current.
+    """Return the time in seconds that the GPUs take for all work, from two events on the first queue.
 
-    A `gate` holds the work back until all of it is enqueued. If the host `sleeps` meanwhile, other threads have its
-    core.
+    The device of the first queue must be current. A closed `gate` delays the work until all of it is enqueued. With
+    `sleeps`, the host thread blocks while it waits, so that other threads can use its core.
     """
     start, stop = cupy.cuda.Event(), cupy.cuda.Event(block=sleeps)
     first, others = work[0].queue.stream, [copies.queue for copies in work[1:]]
@@ -236,7 +246,7 @@ def _time(
 
 
 class CudaCopies:
-    """All GPUs that this process sees, in CUDA's order."""
+    """Copies between all GPUs that this process sees, numbered in CUDA's order."""
 
     def __init__(self, cupy: Any, driver: Driver, device_names: Mapping[str, str]) -> None:
         self._cupy = cupy
@@ -261,7 +271,7 @@ class CudaCopies:
             return bool(self._runtime.deviceCanAccessPeer(self.gpus[source].index, self.gpus[destination].index))
 
     def enable(self, source: int, destination: int) -> None:
-        """Enable peer access. On an H200 it affects the SMs of one GPU, and copy engines in both directions."""
+        """Enable peer access. On an H200 this affects only the source's SMs, but copy engines in both directions."""
         if (source, destination) in self._enabled:
             return
         with cuda_errors(f"letting {self._name(source)} address the memory of {self._name(destination)}"):
@@ -281,7 +291,7 @@ class CudaCopies:
         return self._memories[-1]
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
-        """Return the seconds from a common start until every stream has made its copies, by the first stream's GPU."""
+        """Return the time in seconds from a common start until all streams have finished, by the first stream's GPU."""
         with cuda_errors(self._describe(streams)):
             work = self._bind(streams)
             try:
@@ -292,7 +302,7 @@ class CudaCopies:
                     self._runtime.setDevice(self._device(streams[0].by).index)
                     return _time(self._cupy, self._gate if gated else None, work, repeats)
             except BaseException:
-                # The next measurement must not overlap with copies that were enqueued before the failure.
+                # Copies that were enqueued before the failure must not overlap with the next measurement.
                 for copies in work:
                     with contextlib.suppress(RuntimeError):
                         copies.queue.stream.synchronize()
@@ -307,7 +317,7 @@ class CudaCopies:
         return found
 
     def allocate_managed(self, size_bytes: int) -> ManagedPages:
-        """Allocate managed memory that every GPU may use, kept until `close`."""
+        """Allocate managed memory that every GPU may use. `close` frees it."""
         with cuda_errors(f"allocating {format_size(size_bytes)} of managed memory"):
             self._runtime.setDevice(next(iter(self._devices.values())).index)
             address = self._runtime.mallocManaged(size_bytes, _ATTACH_GLOBAL)
@@ -316,18 +326,22 @@ class CudaCopies:
         return pages
 
     def view(self, position: int, pages: ManagedPages) -> GpuMemory:
-        """Return a view through which a GPU fills and checks managed memory. The owner still frees it."""
+        """Return a view through which a GPU fills and checks managed memory. Freeing the view does not free the
+        memory.
+        """
         return GpuMemory(self._device(position), position, pages.address, pages.size_bytes, lambda _address: None)
 
     def time_call(self, by: int, doing: str, issue: Callable[[int], object]) -> float:
-        """Return the GPU seconds that the work enqueued by a call takes."""
+        """Call `issue` with a stream of GPU `by`. Return the GPU time in seconds for the work that it enqueues."""
         with cuda_errors(doing):
             queue = self._device(by).queue(0)
             self._runtime.setDevice(self._device(by).index)
             return _time(self._cupy, None, [_Work(queue, partial(issue, queue.stream.ptr), 1)], 1)
 
     def close(self) -> None:
-        """Free all memory and disable peer access. Ignore errors, because after some of them every CUDA call fails."""
+        """Free all memory and disable peer access. Ignore errors, because after a sticky error every CUDA call
+        fails.
+        """
         while self._memories:
             with contextlib.suppress(RuntimeError):
                 self._memories.pop().free()
@@ -346,7 +360,7 @@ class CudaCopies:
         return CopyGpu(device=device, index=index, bus_id=address, uuid=identity.uuid, name=identity.name)
 
     def _open(self, position: int) -> CopyDevice | None:
-        """Open a GPU. If CUDA refuses it, only its own pairs are lost."""
+        """Open a GPU. If CUDA refuses it, only the pairs with this GPU cannot be measured."""
         gpu = self.gpus[position]
         with cuda.opening(self._runtime):
             try:
@@ -426,7 +440,11 @@ class CudaCopies:
 
 
 def open_copies(driver: Driver, device_names: Mapping[str, str] = MappingProxyType({})) -> CudaCopies:
-    """Open the GPUs of this process, named by `device_names` (bus id to name). Raise CouldNotMeasureError."""
+    """Open all GPUs that this process sees. `device_names` maps PCI bus IDs to names for reports.
+
+    Raises:
+        CouldNotMeasureError: CuPy or the driver is missing, or no GPU can be opened.
+    """
     return CudaCopies(cuda.load_cupy(driver), driver, device_names)
 
 
@@ -435,14 +453,17 @@ def _memory(region: Region) -> CopyMemory:
 
 
 _BLOCK_BYTES = 2 * 2**20
-"""cudaMalloc takes smaller allocations from shared blocks, and a handle then names the whole block. Multiples of 2 MiB
-have a block of their own (CUDA C++ Programming Guide, "Interprocess Communication")."""
+"""Granularity of allocations that are shared through CUDA IPC.
+
+cudaMalloc carves smaller allocations from shared blocks, and an IPC handle then exposes the whole block. Multiples of 2
+MiB get a block of their own (CUDA C++ Programming Guide, "Interprocess Communication").
+"""
 
 _REFUSALS = {
     "PeerAccess": "these two GPUs have no peer access, which CUDA IPC between GPUs needs",
     "": "ranks in different containers or PID namespaces cannot share CUDA memory, and neither can those under WSL",
 }
-"""Likely reasons why CUDA cannot share memory, by part of the error's name."""
+"""Likely reason why CUDA IPC fails, by a substring of the error's name. The empty string matches all other errors."""
 
 
 class Network:
@@ -456,7 +477,7 @@ class Network:
         self.transfer, self.trouble = self._communicator.transfer, self._communicator.trouble
 
     def abort(self) -> None:
-        """Abort the communicator. It cannot be used afterwards."""
+        """Abort the communicator. It cannot be used any more."""
         self.aborted = True
         self._communicator.abort()
 
@@ -466,7 +487,7 @@ class Network:
 
 
 class CudaRankCopies:
-    """Copies between the GPUs of two ranks. Without a `network`, all ranks are on one node."""
+    """Copies between the GPUs of two ranks, through CUDA IPC or, between nodes, through the `network`."""
 
     def __init__(self, opened: cuda.CudaDevice, network: Network | None = None) -> None:
         self._opened = opened
@@ -496,7 +517,10 @@ class CudaRankCopies:
         return handle
 
     def copy(self, own: Memory, other: bytes, direction: Direction, size_bytes: int, repeats: int) -> float:
-        """Return the seconds of copies by this rank's copy engine. All are issued before the first one starts."""
+        """Copy `repeats` times with this rank's copy engine. Return the total time in seconds.
+
+        A gate keeps the first copy from starting before all copies are enqueued.
+        """
         self._runtime.setDevice(self._device.index)
         theirs, mine = self._address(other), cast("GpuMemory", own).address
         to, origin = (theirs, mine) if direction is Direction.WRITE else (mine, theirs)
@@ -506,7 +530,10 @@ class CudaRankCopies:
             return self._seconds(queue, copy, repeats, gated=True)
 
     def exchange(self, own: Memory, peer: int, size_bytes: int, repeats: int, *, sends: bool) -> float:
-        """Return the seconds in which NCCL sent or received `own`, without a gate: NCCL's threads need the stream."""
+        """Send or receive `own` through NCCL, `repeats` times. Return the total time in seconds.
+
+        No gate is used, because NCCL's threads need the stream.
+        """
         if self._network is None:
             raise CouldNotMeasureError("NCCL was not started: all ranks are on one node")
         self._runtime.setDevice(self._device.index)
@@ -519,7 +546,7 @@ class CudaRankCopies:
         return seconds
 
     def release(self) -> None:
-        """Close other ranks' memory. Ignore errors, because after some of them every CUDA call fails."""
+        """Unmap the memory of other ranks. Ignore errors, because after a sticky error every CUDA call fails."""
         for address in self._addresses.values():
             with contextlib.suppress(RuntimeError):
                 self._runtime.ipcCloseMemHandle(address)
@@ -541,7 +568,7 @@ class CudaRankCopies:
         return self._addresses[handle]
 
     def _seconds(self, queue: CopyQueue, issue: Callable[[], object], repeats: int, *, gated: bool) -> float:
-        # The host sleeps, because NCCL's threads need its core.
+        # Block the host thread instead of polling, because NCCL's threads need its core.
         with no_garbage_collection():
             gate = self._gate if gated else None
             return _time(self._cupy, gate, [_Work(queue, issue, 1)], repeats, sleeps=True)

@@ -1,4 +1,4 @@
-"""One GPU through CuPy: selection, identity, memory with checked data, streams, graphs, and gates."""
+"""One GPU through CuPy: device selection, memory with test data, CUDA graphs, and gates that delay a stream."""
 
 import contextlib
 import ctypes
@@ -50,7 +50,7 @@ _OPERATIONS = {op: number for number, op in enumerate(ReduceOp)}
 
 
 class PatternKernels:
-    """The kernels of pattern.cu on one stream. NVRTC compiles them once, and CuPy caches them on disk."""
+    """The kernels in pattern.cu on one stream. NVRTC compiles them once, and CuPy caches them on disk."""
 
     def __init__(self, cupy: Any, stream: Any) -> None:
         import numpy
@@ -63,11 +63,11 @@ class PatternKernels:
         self._count = module.get_function("count_wrong")
 
     def fill(self, address: int, data: DataPattern, block: Block, rank: int) -> None:
-        """Write what `rank` sends into a block of the memory at `address`."""
+        """Write the data that `rank` sends into a block of the memory at `address`."""
         self._launch(self._fill, address, data, block, rank)
 
     def count(self, address: int, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
-        """Count wrong elements in blocks of the memory at `address`."""
+        """Return the number of wrong elements in blocks of the memory at `address`."""
         total = self.cupy.zeros(1, "uint64")
         for block, source in blocks:
             self._launch(self._count, address, data, block, _REDUCTION if source is None else source, total)
@@ -101,7 +101,7 @@ class PatternKernels:
 
 
 class CudaMemory:
-    """An allocation outside of CuPy's pool, without peer mappings. Kernels on the device's stream fill and check it."""
+    """GPU memory outside of CuPy's pool, without peer mappings. Kernels on the device's stream fill and check it."""
 
     def __init__(self, kernels: PatternKernels, address: int, size_bytes: int, free: Callable[[int], object]) -> None:
         self.address = address
@@ -127,14 +127,16 @@ class CudaMemory:
         self._free(self.address)
 
 
-_HEADROOM_BYTES = 2 * 2**30  # For other processes, and for the buffers that NCCL allocates at the first collective
+_HEADROOM_BYTES = 2 * 2**30  # Left for other processes, and for the buffers that NCCL allocates in the first collective
 _REFUSED_BY_MPS = ("cudaErrorDevicesUnavailable", "CUDA_ERROR_DEVICE_UNAVAILABLE", "cudaErrorMps", "CUDA_ERROR_MPS")
-"""Errors of a process that an MPS server refuses. The first two also occur on a GPU in exclusive compute mode that
-another process uses."""
+"""Errors that a process gets if the MPS server refuses it as a client.
+
+The first two also occur if another process uses a GPU in exclusive compute mode.
+"""
 
 
 class GpuIdentity(Struct, frozen=True):
-    """A GPU with CUDA's index in this process. `mps`: this process uses it through an MPS server."""
+    """Identity of a GPU. `index` is CUDA's index in this process. `mps` is true if the process is an MPS client."""
 
     name: str
     index: int
@@ -144,7 +146,7 @@ class GpuIdentity(Struct, frozen=True):
 
 
 class CudaDevice:
-    """The GPU of this rank, with a non-blocking stream. Both are current."""
+    """The GPU of this rank and a non-blocking stream. The constructor makes both current."""
 
     def __init__(self, cupy: Any, index: int, driver: Driver) -> None:
         self.cupy = cupy
@@ -155,19 +157,19 @@ class CudaDevice:
         self.stream.use()
         self._kernels = PatternKernels(cupy, self.stream)
         self._memories: list[CudaMemory] = []
-        self.sharing = 1  # Ranks that share the GPU's memory, including this one
+        self.sharing = 1  # Number of ranks on this GPU, including this one
         self.identity = identify(self._runtime, index)
 
     @property
     def driver_cuda(self) -> int:
-        """The newest CUDA version that the driver supports: 13000 for 13.0."""
+        """The newest CUDA version that the driver supports, for example 13000 for 13.0."""
         return self._driver.cuda
 
     def libraries(self) -> dict[str, str]:
         return library_versions(self.cupy, self._driver)
 
     def free_bytes(self) -> int:
-        """Return the bytes for buffers: free memory minus the headroom, or half of it on a small or busy GPU."""
+        """Return how many bytes buffers may use: the free memory minus 2 GiB, but at least half of the free memory."""
         free: int = self._runtime.memGetInfo()[0] // self.sharing
         return max(free - _HEADROOM_BYTES, free // 2)
 
@@ -175,13 +177,16 @@ class CudaDevice:
         return self.adopt(self._runtime.malloc(size_bytes), size_bytes, self._runtime.free)
 
     def adopt(self, address: int, size_bytes: int, free: Callable[[int], object]) -> CudaMemory:
-        """Wrap memory allocated elsewhere. `close` frees it with `free(address)`."""
+        """Wrap memory that was allocated elsewhere. `close` frees it with `free(address)`."""
         memory = CudaMemory(self._kernels, address, size_bytes, free)
         self._memories.append(memory)
         return memory
 
     def capture(self, launch: Launch, replays: int) -> Launch:
-        """Return a launch that replays a CUDA graph. Capture is thread-local, because NCCL may allocate meanwhile."""
+        """Capture a launch in a CUDA graph. Return a launch that replays the graph `replays` times.
+
+        The capture mode is thread-local, because NCCL's threads may allocate memory during the capture.
+        """
         self.stream.begin_capture(self._runtime.streamCaptureModeThreadLocal)
         try:
             launch()
@@ -208,7 +213,7 @@ class CudaDevice:
 
 
 class GpuBuffers:
-    """The memory of a backend whose buffers are on the GPU of this rank."""
+    """Base class for backends whose buffers are on the GPU of this rank."""
 
     _device: CudaDevice
 
@@ -224,13 +229,17 @@ class GpuBuffers:
 
 
 def check_installed(driver: Driver) -> None:
-    """Raise CouldNotMeasureError if CuPy is missing, and name the extra that fits the driver."""
+    """Raise CouldNotMeasureError if CuPy is missing. The error names the CuPy extra that matches the driver."""
     if find_spec("cupy") is None:
         raise errors.missing_cupy(driver.cuda // 1000 or None)
 
 
 def load_cupy(driver: Driver) -> Any:
-    """Import CuPy. Raise CouldNotMeasureError if the driver or CuPy is missing, or their CUDA versions do not fit."""
+    """Import CuPy.
+
+    Raises:
+        CouldNotMeasureError: CuPy or the driver is missing, or the driver is too old for CuPy's CUDA version.
+    """
     check_installed(driver)
     try:
         import cupy
@@ -247,7 +256,7 @@ def load_cupy(driver: Driver) -> Any:
 
 @contextlib.contextmanager
 def opening(runtime: Any) -> Iterator[None]:
-    """Turn errors of opening a GPU, or of CuPy without NVRTC, into CouldNotMeasureError."""
+    """Convert errors from opening a GPU, or from CuPy without NVRTC, into CouldNotMeasureError."""
     try:
         yield
     except (runtime.CUDARuntimeError, CudaUnavailableError) as error:
@@ -259,9 +268,13 @@ def opening(runtime: Any) -> Iterator[None]:
 
 
 def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver, *, shared: bool = False) -> CudaDevice:
-    """Open the GPU of a rank: the only visible one, else the one at its local rank. `shared` ranks wrap around.
+    """Open the GPU for a rank: the only visible GPU, or else the one whose index is the rank's local rank.
 
-    Raise CouldNotMeasureError if the GPU is unusable, and UsageError for more ranks than GPUs that are not shared.
+    If the ranks may share GPUs (`shared`), local ranks wrap around.
+
+    Raises:
+        CouldNotMeasureError: The GPU is unusable.
+        UsageError: The node has more ranks than GPUs, and `shared` is false.
     """
     cupy = load_cupy(driver)
     runtime = cupy.cuda.runtime
@@ -273,7 +286,7 @@ def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver, 
 
 
 def identify(runtime: Any, index: int) -> GpuIdentity:
-    """Read the identity of a GPU by CUDA's index. Raise CudaUnavailableError."""
+    """Read the identity of the GPU with this CUDA index. Raise CudaUnavailableError."""
     library = load_cuda()
     uuid, mps = device_uuid(library, index), read_attribute(library, MPS_ENABLED, index)
     return GpuIdentity(
@@ -281,34 +294,39 @@ def identify(runtime: Any, index: int) -> GpuIdentity:
         index=index,
         bus_id=runtime.deviceGetPCIBusId(index).lower(),
         uuid=uuid,
-        # If the driver does not know the attribute, look for the MPS server's socket.
+        # Old drivers lack the attribute. In that case, look for the MPS server's socket.
         mps=is_mps_running(os.environ) if mps is None else bool(mps),
     )
 
 
 def library_versions(cupy: Any, driver: Driver) -> dict[str, str]:
-    """Return the versions of driver, CUDA and CuPy for the metadata."""
+    """Return the versions of the driver, CUDA and CuPy for a result's metadata."""
     runtime = format_version(cupy.cuda.runtime.runtimeGetVersion())
     runs = format_version(cupy.cuda.runtime.driverGetVersion())
     return {"driver": f"{driver.version} (runs CUDA {runs})", "CuPy": f"{cupy.__version__} (CUDA {runtime})"}
 
 
 MOST_WAITING = 500
-"""Operations that may wait behind a closed gate. A stream has about 1024 places. If all of them wait for the gate,
-enqueueing one more blocks forever."""
+"""Maximum number of operations that wait behind a closed gate.
+
+A stream's queue has about 1024 entries. If the queue is full while the gate is closed, the next enqueue blocks forever.
+"""
 
 _LONGEST_SECONDS = 0.5
-"""Open the gate after this time, because the driver splits some copies into many operations, and may wait for the GPU
-when it loads a kernel. It takes a few milliseconds to issue `MOST_WAITING` operations."""
+"""Time after which a gate opens by itself, to prevent a deadlock.
+
+The driver may split a copy into many operations, or wait for the GPU when it loads a kernel. Issuing `MOST_WAITING`
+operations takes a few milliseconds.
+"""
 
 _FLAG_BYTES = 4
 _WORD = 0xFFFFFFFF
-_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ in cuda.h, compared as numbers that wrap around
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ in cuda.h, a comparison that allows wrap-around
 _Wait = Callable[[int, int, int, int], int]
 
 
 class HeldStream:
-    """A stream that waits at a closed gate until the host or the timer opens it, once."""
+    """A stream that waits at a closed gate until the host or a timer opens it."""
 
     def __init__(self, address: int = 0, turn: int = 0) -> None:
         self._address = address
@@ -316,7 +334,7 @@ class HeldStream:
         self._waiting = 0
 
     def count(self, places: int) -> None:
-        """Count operations before they are enqueued. Open the gate if too many would wait."""
+        """Count operations before they are enqueued. Open the gate if more than `MOST_WAITING` would wait."""
         self._waiting += places
         if self._waiting > MOST_WAITING:
             self.open()
@@ -327,7 +345,10 @@ class HeldStream:
 
 
 class StreamGate:
-    """A gate for streams: a number in pinned host memory (`cuStreamWaitValue32`). Always open if CUDA lacks it."""
+    """A gate that delays streams. They wait for a number in pinned host memory, through `cuStreamWaitValue32`.
+
+    If the driver lacks this function, the gate is always open.
+    """
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -341,12 +362,12 @@ class StreamGate:
 
     @property
     def works(self) -> bool:
-        """False if the driver lacks the operation or has refused it."""
+        """False if the driver lacks `cuStreamWaitValue32` or has refused a call."""
         return self._wait is not None
 
     @contextmanager
     def hold(self, stream: int) -> Iterator[HeldStream]:
-        """Hold back what is enqueued on a stream inside the `with` block, until its end."""
+        """Delay everything that is enqueued on a stream inside the `with` block until the block ends."""
         hold = self._close(stream)
         timer = threading.Timer(_LONGEST_SECONDS, hold.open)
         timer.daemon = True
@@ -358,7 +379,7 @@ class StreamGate:
             hold.open()
 
     def free(self) -> None:
-        """Free the memory. The gate stays open."""
+        """Free the gate's memory. From then on the gate is always open."""
         self._wait = None
         if self._address:
             self._runtime.freeHost(self._address)
@@ -376,7 +397,7 @@ class StreamGate:
 
 
 def _find_wait() -> _Wait | None:
-    """Look up `cuStreamWaitValue32` in the driver. Its first version is off by default, its second is not."""
+    """Look up `cuStreamWaitValue32` in the driver. Prefer version 2, because version 1 is disabled by default."""
     try:
         library = load_cuda()
     except CudaUnavailableError:
@@ -390,16 +411,17 @@ def _find_wait() -> _Wait | None:
     return None
 
 
-MOST_HELD = 64  # Operations behind a closed gate. Each is a kernel and several events, and a stream has 1,022 entries
-_PLACES = 6  # Stream entries that one operation may take
+# Operations behind a closed gate. Each is a kernel and several events, and a stream's queue has 1,022 entries
+MOST_HELD = 64
+_PLACES = 6  # Maximum number of queue entries per operation
 
 
 class AbortedError(Exception):
-    """The communicator was aborted during an operation. The stream is idle, and nothing was measured."""
+    """The communicator was aborted during an operation. The stream is idle, and the measurement has no result."""
 
 
 class GatedLaunch(Struct, eq=False):
-    """Operations in batches. A call issues them all. `seconds` holds the time of each batch."""
+    """Operations in batches. A call issues all of them. `seconds` has the measured time of each batch."""
 
     launches: Sequence[Launch]
     batches: Sequence[int]
@@ -414,7 +436,9 @@ class GatedLaunch(Struct, eq=False):
         return self.seconds[1:]
 
     def parts(self) -> Iterator[tuple[int, Sequence[Launch]]]:
-        """Split the operations into portions that fit behind the gate, each with its batch number."""
+        """Split the operations into portions that fit behind the gate. Yield each portion with the number of its
+        batch.
+        """
         start = 0
         for number, count in enumerate(self.batches):
             for first in range(start, start + count, MOST_HELD):
@@ -423,7 +447,7 @@ class GatedLaunch(Struct, eq=False):
 
 
 class GatedClock:
-    """Time operations by the GPU's clock from the opening of a gate. Graphs are timed by the host's clock."""
+    """Measure operations in GPU time, from the opening of a gate. CUDA graphs are measured in host time."""
 
     def __init__(
         self,
@@ -446,7 +470,10 @@ class GatedClock:
         return join_launches(launches)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """Return one launch of all, or a captured graph, which needs no gate: no operation waits for the host."""
+        """Join operations into one launch, or capture them in a CUDA graph.
+
+        A graph needs no gate, because its operations do not wait for the host.
+        """
         self._stream.synchronize()
         if graph_replays:
             return self._marks.replays(launches, graph_replays, partial(self._capture, self._join(launches)))
@@ -464,7 +491,7 @@ class GatedClock:
         self._wait()
 
     def seconds(self, launch: Launch) -> float:
-        """Return the wall seconds until the stream is idle, including the time to issue operations."""
+        """Return the wall time in seconds until the stream is idle, including the time to issue the operations."""
         with no_garbage_collection():
             start = perf_counter()
             launch()
@@ -479,7 +506,9 @@ class GatedClock:
         return seconds
 
     def together(self, launch: Launch) -> float:
-        """Return the GPU seconds of all operations. Each portion is issued on all ranks before it begins on any."""
+        """Return the GPU time of all operations in seconds. No rank starts a portion before all ranks have enqueued
+        it.
+        """
         if not isinstance(launch, GatedLaunch):
             self._stream.synchronize()
             self._ranks.barrier()
@@ -492,7 +521,9 @@ class GatedClock:
         return sum(launch.seconds)
 
     def _portion(self, launch: GatedLaunch, part: Sequence[Launch]) -> float:
-        """Time one portion. All ranks have the same portions and meet before each one."""
+        """Return the GPU time of one portion in seconds. All ranks have the same portions and meet in a barrier for
+        each one.
+        """
         begin, end = self._events
         groups, rest, marks = self._pace.groups(part), iter(part), deque[tuple[int, Any]]()
         ready = [(count, self._join(list(islice(rest, count)))) for count in groups]
@@ -508,7 +539,8 @@ class GatedClock:
             launch.issued += perf_counter() - start
             self._stream.record(end)
             self._ranks.barrier()
-            held.open()  # at once, because later steps would delay ranks differently
+            # Open the gate right after the barrier, because any work in between would delay ranks differently.
+            held.open()
         self._wait(partial(self._report, marks))
         milliseconds: float = self._cupy.cuda.get_elapsed_time(begin, end)
         self._reports.completed(self._pace.measured(milliseconds / 1e3))
@@ -518,7 +550,7 @@ class GatedClock:
         return launch.issued / operations if isinstance(launch, GatedLaunch) and operations else None
 
     def gate_words(self) -> Mapping[str, str]:
-        """Return a note for the metadata if the driver has no gate, else ''."""
+        """Return a note for the metadata if the driver has no gate, else an empty mapping."""
         with self._gate.hold(self._stream.ptr):
             works = self._gate.works
         self._stream.synchronize()

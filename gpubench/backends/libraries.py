@@ -1,4 +1,4 @@
-"""The libraries that move data between GPUs. Child processes search or load them and print one line of JSON."""
+"""The communication libraries of this host. Child processes search for them or load them, and print a line of JSON."""
 
 import ctypes
 import json
@@ -36,7 +36,7 @@ _FILES = {
     process.NVSHMEM_LIB: "libnvshmem_host.so.3",
     process.MSCCLPP_LIB: "libmscclpp.so",
 }
-"""The file name by which programs load each library."""
+"""The file name under which programs load each library."""
 
 _PREFIXES = {name.partition(".so")[0] + ".so": library for library, name in _FILES.items()}
 _WHEELS = re.compile(r"(nvidia[-_]nccl|nvidia[-_]nvshmem|libucx|mscclpp|rccl)([-_]cu\d+)?", re.IGNORECASE)
@@ -53,9 +53,11 @@ _SECONDS_FOR_LDD = 20
 
 
 def linked_files(path: Path) -> dict[str, str | None]:
-    """Return the file of each library that a shared object links, also indirectly. None if the loader finds none.
+    """Return the libraries that a shared object links, directly or indirectly, and the file that the loader would
+    use.
 
-    No code of the shared object runs. Empty for other files, or without ldd.
+    The file is None if the loader finds none. The result is empty for files that are no shared objects, or without ldd.
+    No code of the shared object runs.
     """
     try:
         answer = subprocess.run(
@@ -72,7 +74,7 @@ def _library_named(name: str) -> str | None:
 
 
 def wheel_files() -> Iterator[process.LibraryFile]:
-    """Find libraries that wheels installed in this environment."""
+    """Yield libraries that Python wheels installed in this environment."""
     for distribution in distributions():
         name = distribution.metadata["Name"] or ""
         if not _WHEELS.fullmatch(name):
@@ -88,7 +90,7 @@ def wheel_files() -> Iterator[process.LibraryFile]:
 
 
 def _conda_files(prefix: Path) -> Iterator[process.LibraryFile]:
-    """Find libraries in the conda environment of this Python."""
+    """Yield libraries in the conda environment of this Python."""
     if exists(prefix / "conda-meta"):
         for library, name in _FILES.items():
             if exists(prefix / "lib" / name):
@@ -103,7 +105,10 @@ def _loader_user(search_path: str, root: Path) -> process.LibraryUser:
 
 
 def torch_user() -> process.LibraryUser | None:
-    """Read PyTorch's version and linked libraries from its files, without importing it. None if it is not installed."""
+    """Read PyTorch's version and linked libraries from its files, without importing PyTorch.
+
+    Returns None if PyTorch is not installed.
+    """
     try:
         spec = find_spec("torch")
     except (ImportError, ValueError):
@@ -141,7 +146,7 @@ def torch_user() -> process.LibraryUser | None:
 
 
 def _linked_version(path: Path) -> str:
-    """Find the version of a statically linked NCCL by its text in the file. '' if there is none."""
+    """Find the version of a statically linked NCCL by its version string in the file. Return '' if there is none."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             found = _LINKED.search(content)
@@ -151,7 +156,10 @@ def _linked_version(path: Path) -> str:
 
 
 def mpi_component(library: Path) -> tuple[str, str] | None:
-    """Return the part of an MPI library that links UCX, by its file name, and the UCX; None if no part does."""
+    """Find the file of an MPI library that links UCX, such as Open MPI's mca_pml_ucx.so.
+
+    Returns the name of that file and the path of UCX. None if no file links UCX.
+    """
     candidates = [library, *(library.parent / folder / _COMPONENT for folder in _COMPONENT_FOLDERS)]
     for candidate in filter(exists, candidates):
         for name, file in linked_files(candidate).items():
@@ -161,7 +169,7 @@ def mpi_component(library: Path) -> tuple[str, str] | None:
 
 
 class Package(NamedTuple):
-    """An installed distribution: name, version and path."""
+    """An installed Python distribution."""
 
     name: str
     version: str
@@ -169,7 +177,7 @@ class Package(NamedTuple):
 
 
 def _find_package(wanted: str, module: str | None = None) -> Package | None:
-    """Find the distribution of a module, also with a suffix such as -cuda13x."""
+    """Find the distribution that is called `wanted`, also with a suffix such as -cuda13x."""
     for distribution in distributions():
         name = distribution.metadata["Name"] or ""
         if name.lower() == wanted or name.lower().startswith(f"{wanted}-cuda"):
@@ -178,7 +186,7 @@ def _find_package(wanted: str, module: str | None = None) -> Package | None:
 
 
 def kernel_modules(root: Path) -> tuple[process.KernelModule, ...]:
-    """Read the kernel modules through which other devices reach GPU memory."""
+    """Read the versions of kernel modules that give other devices, such as NICs, access to GPU memory."""
     present = set(list_names(root / "sys/module"))
     return tuple(
         process.KernelModule(name=name, loaded=name in present, version=read_text(root / f"sys/module/{name}/version"))
@@ -192,7 +200,7 @@ Answer = Mapping[str, Any]
 
 
 def search(root: Path, environment: Mapping[str, str]) -> Answer:
-    """Search for libraries and their users without loading any."""
+    """Search for libraries and the packages that load them. No library is loaded."""
     search_path = environment.get("LD_LIBRARY_PATH", "")
     return {
         "files": [*wheel_files(), *_conda_files(Path(sys.prefix))],
@@ -212,7 +220,7 @@ def _cupy_user() -> process.LibraryUser | None:
 
 
 def _nccl4py_user() -> Answer:
-    """Load nccl4py and its NCCL, which the nccl backend uses. No GPU is touched."""
+    """Load nccl4py and its NCCL, which the nccl backend uses. This does not initialise a GPU."""
     package = _find_package("nccl4py", "nccl")
     if package is None:
         return {"user": None}
@@ -287,7 +295,7 @@ _ASKED: Mapping[str, Callable[[Any], str]] = {
 
 
 def read_version(library: str, path: str) -> Answer:
-    """Load a library and ask for its version."""
+    """Load a library and call its version function."""
     ask = _ASKED.get(library)
     if ask is None:
         return {"version": None, "unread": "it has no function that tells"}
@@ -301,7 +309,10 @@ _ORDER = ("nccl4py", "CuPy", "torch", "mpi4py", process.LOADER)
 
 
 def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> process.LibrariesFacts:
-    """Read the libraries of this host within about `timeout_s`. `failures` names the searches that did not answer."""
+    """Read the communication libraries of this host, within about `timeout_s` seconds.
+
+    `failures` in the result names the searches that failed or timed out.
+    """
     inner = package_environment(environment)
     first = run_stages({task: _command(task) for task in (SEARCH, NCCL4PY, MPI4PY)}, inner, timeout_s)
     failures = {task: result.error for task, result in first.items() if result.document is None}
@@ -351,7 +362,7 @@ def _merged_libraries(
 
 
 def _add_version(file: process.LibraryFile, result: StageResult) -> process.LibraryFile:
-    """Add the version to a file: the library's own, else the one in its package or file name, with the reason."""
+    """Add the version to a file: from the library itself, or else from its package or file name, with the reason."""
     answer = result.document or {}
     version = answer.get("version")
     if version is not None:
@@ -363,7 +374,7 @@ def _add_version(file: process.LibraryFile, result: StageResult) -> process.Libr
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one search as a child process: print one line of JSON, and return the exit code."""
+    """Run one search in a child process. Print a line of JSON and return the exit code."""
     task, *rest = arguments
     root = Path("/")
     if task == SEARCH:

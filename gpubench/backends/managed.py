@@ -1,4 +1,4 @@
-"""Managed memory of the GPUs of one process, through driver functions that exist since CUDA 8."""
+"""Managed memory for the GPUs of one process, through driver functions that exist since CUDA 8."""
 
 import ctypes
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _SET_PREFERRED, _UNSET_PREFERRED, _SET_ACCESSED_BY, _UNSET_ACCESSED_BY = 3, 4, 5
 
 
 class CudaManaged:
-    """`ports.copies.ManagedMemory` on the GPUs, streams and clock of some copies."""
+    """`ports.copies.ManagedMemory` for the GPUs, streams and clock of a `CudaCopies`."""
 
     def __init__(self, copies: "CudaCopies", driver: Any) -> None:
         self._copies = copies
@@ -32,7 +32,9 @@ class CudaManaged:
         self._views: dict[tuple[int, int], GpuMemory] = {}
 
     def support(self) -> Sequence[ManagedSupport]:
-        """Return the driver's attributes of every GPU. Unknown attributes are None."""
+        """Return each GPU's support for managed memory, from device attributes. Attributes unknown to the driver
+        are None.
+        """
         return [
             ManagedSupport(
                 device=gpu.device,
@@ -45,7 +47,7 @@ class CudaManaged:
         ]
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Allocate managed memory: at most a quarter of the free memory of each GPU and the host."""
+        """Allocate managed memory, at most a quarter of the free memory on any GPU and on the host."""
         free = {**self._copies.free_bytes(), "the host": host_memory.free_bytes()}
         least = min(free, key=free.__getitem__)
         most = int(free[least] * MANAGED_MEMORY_SHARE)
@@ -69,7 +71,7 @@ class CudaManaged:
         return self._views[key]
 
     def prefetch(self, memory: Memory, place: Place, by: int) -> float:
-        """Return the seconds between two events around the prefetch, on the stream of the GPU `by`."""
+        """Return the time of a prefetch in seconds, from two events on the stream of GPU `by`."""
         pages, target = cast("ManagedPages", memory), self._ordinal(place)
         doing = f"prefetching {format_size(pages.size_bytes)} of managed memory to {self._name(place)}"
 
@@ -86,12 +88,14 @@ class CudaManaged:
         return self._copies.time_call(by, doing, issue)
 
     def advise(self, memory: Memory, place: Place, accessor: int, *, stays: bool) -> None:
-        """Set or remove the preferred location, and the mapping for the accessing GPU."""
+        """Set (`stays`) or unset the preferred location, and the mapping for the accessing GPU."""
         self._advise(memory, _SET_PREFERRED if stays else _UNSET_PREFERRED, place)
         self._advise(memory, _SET_ACCESSED_BY if stays else _UNSET_ACCESSED_BY, accessor)
 
     def seconds(self, stream: CopyStream) -> float:
-        """Time copies. Managed memory has one address for all, so they are timed as other copies are."""
+        """Return the time of a copy in seconds. Managed memory needs no special call, because its address is the
+        same everywhere.
+        """
         return self._copies.seconds([stream], 1)
 
     def _advise(self, memory: Memory, advice: int, place: Place) -> None:

@@ -1,6 +1,7 @@
 """Computation concurrent with a collective on one GPU, in steps on two streams.
 
-A batch of steps is enqueued ahead. Each step begins when the step before is done on both streams, without the host.
+A batch of steps is enqueued in advance. Each step waits on the GPU for the previous step on both streams, so the host
+is not involved.
 """
 
 from collections import deque
@@ -34,21 +35,21 @@ _CUDA_TYPES = {DataType.FLOAT16: 2, DataType.BFLOAT16: 14}  # cudaDataType in li
 _COMPUTE_IN_FLOAT32, _DEFAULT_ALGORITHM, _NOT_TRANSPOSED = 68, -1, 0
 """CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT and CUBLAS_OP_N in cublas_api.h."""
 
-_FACTOR, _TERM, _WORDS = 1664525, 1013904223, 2**32  # Of the generator in overlap.cu (Numerical Recipes)
+_FACTOR, _TERM, _WORDS = 1664525, 1013904223, 2**32  # Constants of the generator in overlap.cu (Numerical Recipes)
 
 
 class PartnerWork(Protocol):
-    """One kind of computation, on the current stream."""
+    """A computation that runs concurrently with a collective, on the current stream."""
 
     def issue(self) -> None:
         """Enqueue one operation."""
 
     def wrong(self) -> int:
-        """Count elements that differ from the result computed alone. The stream has to be idle."""
+        """Return how many elements differ from the expected result. The stream must be idle."""
 
 
 def _open_partner(partner: Partner, device: CudaDevice, stream: Any, gemm_side: int, dtype: DataType) -> PartnerWork:
-    """Open a computation with its own memory, and compute its expected result."""
+    """Allocate memory for a computation, and compute its expected result."""
     if partner is Partner.GEMM:
         return GemmWork(device, gemm_side, gemm_type(dtype))
     if partner is Partner.COPY:
@@ -57,7 +58,7 @@ def _open_partner(partner: Partner, device: CudaDevice, stream: Any, gemm_side: 
 
 
 class GemmWork:
-    """C = A × B of n × n matrices of small integers in 16 bits, accumulated in float32, on Tensor Cores."""
+    """C = A × B on Tensor Cores: n × n matrices of small integers in 16 bits, accumulated in float32."""
 
     def __init__(self, device: CudaDevice, side: int, dtype: DataType) -> None:
         import numpy
@@ -93,12 +94,12 @@ class GemmWork:
         )
 
     def wrong(self) -> int:
-        # Sums of products of integers up to 15 are exact in float32, in any order and for all sizes here.
+        # Sums of products of integers up to 15 are exact in float32, in any order and for all sizes used here.
         return int(self._cupy.count_nonzero(self._result != self._alone))
 
 
 class CopyWork:
-    """CUDA's copy within one GPU, limited by its memory. On an H200 it is a kernel on all SMs."""
+    """A CUDA copy within one GPU, limited by memory bandwidth. On an H200, CUDA uses a kernel on all SMs."""
 
     def __init__(self, device: CudaDevice, stream: Any) -> None:
         cupy = device.cupy
@@ -119,7 +120,7 @@ class CopyWork:
 
 
 class ChainWork:
-    """A captured graph of small kernels, each of which needs the result of the one before."""
+    """A captured graph of small kernels. Each kernel needs the result of the previous one."""
 
     def __init__(self, device: CudaDevice, stream: Any) -> None:
         import numpy
@@ -139,7 +140,7 @@ class ChainWork:
             for _ in range(CHAIN_KERNELS):
                 kernel((-(-count // _THREADS),), (_THREADS,), arguments)
 
-        # CUDA loads a kernel at its first launch, which a capture forbids.
+        # CUDA loads a kernel at its first launch, which must not happen during a capture.
         kernel((1,), (_THREADS,), (numpy.uint64(self._memory.address), numpy.uint32(0)))
         stream.synchronize()
         stream.begin_capture(device.cupy.cuda.runtime.streamCaptureModeThreadLocal)
@@ -162,7 +163,7 @@ def _load_kernels(cupy: Any) -> Any:
 
 
 def steps_of_generator(steps: int) -> tuple[int, int]:
-    """Return factor and term that combine this many steps of the random generator, modulo 2**32."""
+    """Return the factor and term that advance the random generator by `steps` steps, modulo 2**32."""
     factor, term, base_factor, base_term = 1, 0, _FACTOR, _TERM
     while steps:
         if steps & 1:
@@ -186,7 +187,7 @@ class _Events(NamedTuple):
 
 
 class GpuSteps:
-    """The steps of one rank: collectives on the backend's stream, and computation on another one."""
+    """The steps of one rank. Collectives run on the backend's stream, and the computation on a second stream."""
 
     def __init__(self, device: CudaDevice, backend: NcclBackend) -> None:
         import numpy
@@ -266,7 +267,7 @@ class GpuSteps:
     def _compute_between(
         self, work: PartnerWork, operations: int, then: Callable[[], object], begin: Any = None
     ) -> tuple[Any, Any]:
-        """Enqueue operations between two events. Call `then` after the first operation."""
+        """Enqueue computations between two events. Call `then` after the first computation."""
         start, end = begin or self._event(), self._event()
         self._compute.record(start)
         work.issue()

@@ -1,4 +1,4 @@
-"""The backends of collectives by name. Each one is imported when it is opened."""
+"""Registry of the backends for collectives. The module of a backend is imported when the backend is opened."""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class BackendSetup(Struct, frozen=True, kw_only=True):
-    """What a rank needs to open a backend. GPU fields are None without a GPU. `gated`: time from a gate if possible."""
+    """Arguments for opening a backend on one rank. `device` and `library` are None without a GPU.
+
+    With `gated`, operations are timed from the opening of a gate if the backend supports it.
+    """
 
     group: "Group"
     ranks_on_node: int
@@ -34,7 +37,7 @@ class BackendSetup(Struct, frozen=True, kw_only=True):
 
 
 class GpuNeed(StrEnum):
-    """Whether a backend uses the memory of NVIDIA GPUs."""
+    """Whether a backend uses GPU memory on NVIDIA GPUs."""
 
     NEEDED = "always"
     USED = "where there are any"
@@ -42,32 +45,32 @@ class GpuNeed(StrEnum):
 
 
 class BackendKind(Struct, frozen=True, kw_only=True):
-    """A backend: what it needs, what it can do, and how a rank opens it."""
+    """A backend: its requirements, its capabilities, and the function that opens it on a rank."""
 
     name: str
     summary: str
     gpus: GpuNeed
     default_sizes: str
-    collectives: tuple[str, ...] = ()  # Empty: all
+    collectives: tuple[str, ...] = ()  # Empty if it supports all
     open: Callable[[BackendSetup], MultiGroupBackend]
     check_types: Callable[[Sequence[DataType], Sequence[ReduceOp] | None], None] = lambda _types, _ops: None
-    """Raises UsageError for a type or reduction that the backend lacks."""
+    """Raises UsageError for a type or reduction that the backend does not support."""
     check_installed: Callable[[], None] = lambda: None
-    """Raises CouldNotMeasureError."""
-    load: Callable[[int], object] = lambda _driver_cuda: None  # Called before NCCL is loaded
-    lacks: Mapping[str, str] = field(default_factory=dict)  # Options that it does not support, with reasons
-    logs_to_nccl: bool = False  # NCCL's log shows its paths
-    no_log: str = ""  # Why there is no log
-    by_design: str = ""  # Why data pass through host memory
-    refusals: tuple[type[Exception], ...] = ()  # Exceptions with which it refuses an operation
+    """Raises CouldNotMeasureError if the backend's packages are missing."""
+    # Called before NCCL is loaded, with the driver's CUDA version
+    load: Callable[[int], object] = lambda _driver_cuda: None
+    lacks: Mapping[str, str] = field(default_factory=dict)  # Unsupported options, with the reason for each
+    logs_to_nccl: bool = False  # True if NCCL's log shows the paths of this backend
+    no_log: str = ""  # Reason why the backend has no log of its paths
+    by_design: str = ""  # Reason why the backend always copies data through host memory
+    refusals: tuple[type[Exception], ...] = ()  # Exceptions that the backend raises for unsupported operations
 
     @property
     def needs_gpus(self) -> bool:
-        """True if the backend needs NVIDIA GPUs."""
         return self.gpus is GpuNeed.NEEDED
 
     def takes_gpus(self, *, seen: bool) -> bool:
-        """True if the backend uses GPUs, given whether the job sees any."""
+        """Return True if the backend uses GPUs. `seen`: some rank of the job sees a GPU."""
         return self.needs_gpus or (seen and self.gpus is GpuNeed.USED)
 
 
@@ -106,7 +109,10 @@ _TORCH_DEVICES = {"rccl": "cuda", "xccl": "xpu"}
 
 
 def _load_torch(name: str, driver_cuda: int) -> "TorchDistributed":
-    """Load torch for a backend, before NCCL is loaded, because a process has one libnccl. `driver_cuda` 0: CPUs."""
+    """Import torch for a backend. This must happen before NCCL is loaded, because a process loads only one libnccl.
+
+    `driver_cuda` is the driver's CUDA version, or 0 if the rank uses no NVIDIA GPU.
+    """
     from gpubench.backends.torch import distributed, symmetric
 
     found = distributed.load_torch(name.removeprefix(TORCH), for_cuda=driver_cuda > 0, driver_cuda=driver_cuda)
@@ -117,7 +123,11 @@ def _load_torch(name: str, driver_cuda: int) -> "TorchDistributed":
 
 
 def _open_torch(name: str, setup: BackendSetup) -> MultiGroupBackend:
-    """Open a torch backend on this rank's GPU, or else on torch's device. Raise CouldNotMeasureError."""
+    """Open a torch backend on this rank's GPU, or without one on the device that the torch backend uses.
+
+    Raises:
+        CouldNotMeasureError: torch or its device is not usable.
+    """
     from gpubench.backends.torch import backend, distributed, symmetric
 
     device, group, progress = setup.device, setup.group, setup.progress
@@ -234,7 +244,7 @@ BACKENDS = (
         name="host",
         summary="host is MPI on CPU buffers",
         gpus=GpuNeed.NONE,
-        default_sizes="8:16M",  # takes less than 10 s on a laptop
+        default_sizes="8:16M",  # A sweep takes less than 10 s on a laptop
         open=_open_host,
         check_types=partial(_check_mpi_types, "host"),
         lacks={
@@ -244,11 +254,11 @@ BACKENDS = (
         },
     ),
 )
-"""Several backends are measured in this order, and compared with the first of them."""
+"""All backends. If a user selects several, they run in this order and are compared with the first one."""
 
 
 def backend_named(name: str) -> BackendKind:
-    """Return the backend of this name. Raise UsageError if there is none."""
+    """Return the backend with this name. Raise UsageError if there is none."""
     for backend in BACKENDS:
         if backend.name == name:
             return backend
@@ -256,5 +266,5 @@ def backend_named(name: str) -> BackendKind:
 
 
 def default_backend(*, gpus: bool) -> BackendKind:
-    """Return the default backend. `gpus`: some rank sees a GPU."""
+    """Return the default backend: nccl if some rank sees a GPU (`gpus`), else host."""
     return backend_named(NCCL if gpus else HOST)

@@ -1,4 +1,4 @@
-"""The worker process of a scan: measures one rail with a partner per round, over TCP or NCCL."""
+"""The worker process of a scan. It measures one rail with a different partner per round, over TCP or NCCL."""
 
 import json
 import os
@@ -37,11 +37,14 @@ _SECONDS_OF_COPYING, _LEAST_SECONDS = 0.3, 1e-6
 _TIMES_AROUND = 50
 _MOST_REPEATS = 2**14
 
-PAIR = 2  # Workers of a pair, which is the smallest ring
+PAIR = 2  # A pair of workers is the smallest ring
 
 
 class Ring(Struct, frozen=True):
-    """The place of this worker in a ring of `size`, and its connections. Data go from `before` to `after`."""
+    """A ring of `size` workers and this worker's connections. Data move from `before` to `after`.
+
+    `place` is the position of this worker in the ring, from 0.
+    """
 
     place: int
     size: int
@@ -49,7 +52,7 @@ class Ring(Struct, frozen=True):
     after: socket.socket
 
     def broadcast(self, words: bytes) -> bytes:
-        """Broadcast the bytes of worker 0 around the ring. Raises OSError."""
+        """Broadcast bytes from worker 0 around the ring, and return them. Raises OSError."""
         if self.place:
             words = receive_exactly(self.before, len(words))
         self.after.sendall(words)
@@ -67,14 +70,17 @@ class Ring(Struct, frozen=True):
         return float(found)
 
     def meet(self) -> float:
-        """Wait for all workers (a barrier). Return the seconds of one more turn around the ring."""
+        """Wait for all workers, like a barrier. Return the time in seconds of one more message around the ring."""
         self.broadcast(b"\0")
         start = time.perf_counter()
         self.broadcast(b"\0")
         return time.perf_counter() - start
 
     def repeats(self, seconds: float, around: float) -> int:
-        """Return the repetitions for about 0.3 s, decided by worker 0; more if a turn `around` the ring is slow."""
+        """Return how many repetitions take about 0.3 s, chosen by worker 0.
+
+        If one message `around` the ring is slow, the repetitions take 50 times as long as that message.
+        """
         slowest = max(self.largest(seconds), _LEAST_SECONDS)
         wanted = max(_SECONDS_OF_COPYING, _TIMES_AROUND * around)
         (count,) = _COUNT.unpack(self.broadcast(_COUNT.pack(max(1, min(_MOST_REPEATS, int(wanted / slowest))))))
@@ -91,7 +97,9 @@ class WrongDataError(OSError):
 
 
 def exchange(ring: Ring) -> float:
-    """Return GB/s through a worker, both directions, over about 0.3 s of the slowest worker. Raises OSError."""
+    """Return the bandwidth through a worker in GB/s, both directions added. Measures for about 0.3 s. Raises
+    OSError.
+    """
     buffer, target = bytearray(_BUFFER_BYTES), bytearray(_BUFFER_BYTES)
     _both_ways(ring, buffer, target, _CHUNK_BYTES)
     seconds, around = _both_ways(ring, buffer, target, _CHUNK_BYTES)
@@ -101,7 +109,13 @@ def exchange(ring: Ring) -> float:
 
 
 def all_reduce(ring: Ring) -> float:
-    """Return the busbw (GB/s) of an all-reduce over about 0.3 s. Raises WrongDataError, OSError, TimeoutError."""
+    """Return the bus bandwidth of an all-reduce in GB/s. Measures for about 0.3 s.
+
+    Raises:
+        WrongDataError: The result of the reduction is wrong.
+        OSError: A connection broke.
+        TimeoutError: The deadline has passed.
+    """
     import numpy
 
     own = numpy.arange(ring.size * _CHUNK_BYTES // 8, dtype=numpy.int64)
@@ -125,7 +139,9 @@ def all_reduce(ring: Ring) -> float:
 
 
 def _ring_reduce(ring: Ring, data: "NDArray[numpy.int64]", sender: Executor) -> "NDArray[numpy.int64]":
-    """Reduce in place over all workers. As in NCCL's rings, one part travels per step."""
+    """Reduce data in place over all workers. Each step passes one chunk to the next worker, as in NCCL's ring
+    algorithm.
+    """
     import numpy
 
     parts = data.reshape(ring.size, -1)
@@ -139,7 +155,9 @@ def _ring_reduce(ring: Ring, data: "NDArray[numpy.int64]", sender: Executor) -> 
 
 
 def _both_ways(ring: Ring, buffer: bytearray, target: bytearray, count: int) -> tuple[float, float]:
-    """Return the seconds until all have sent and received `count` bytes, and those of a turn around the ring."""
+    """Return two times in seconds: until all workers have sent and received `count` bytes, and one message around
+    the ring.
+    """
     around = ring.meet()
     start = time.monotonic()
     failed: list[OSError] = []
@@ -175,9 +193,10 @@ _SECONDS_BETWEEN_LOOKS = 50e-6
 
 
 class _Operation(Struct, frozen=True):
-    """A timed operation: its reduction, and the rank whose data arrive (None: all).
+    """An operation to time.
 
-    `put` enqueues it on a stream of a communicator, from the first address to the second.
+    `put` enqueues the operation on a stream of a communicator, with a send and a receive address. `op` is its
+    reduction. `source` is the rank whose data arrive, or None for a reduction over all ranks.
     """
 
     put: Callable[[BoundedCommunicator, tuple[int, int], int], None]
@@ -186,14 +205,14 @@ class _Operation(Struct, frozen=True):
 
 
 class NcclRail:
-    """The GPU at the rank's place on its node, or the only visible one."""
+    """A rail on the GPU with index `place`, or on the only visible GPU."""
 
     def __init__(self, place: int, driver: Driver) -> None:
         self._place, self._driver = place, driver
         self._opened: tuple[CudaDevice, NcclLibrary] | None = None
 
     def local(self) -> list[tuple[str, float]]:
-        """Measure copies from and to pinned host memory."""
+        """Measure the bandwidth of copies from and to pinned host memory in GB/s."""
         device, _ = self._open()
         runtime = device.cupy.cuda.runtime
         host, on_gpu = device.cupy.cuda.alloc_pinned_memory(_HOST_BYTES), self._buffers[0]
@@ -213,7 +232,7 @@ class NcclRail:
         return found
 
     def exchange(self, ring: Ring, deadline: float) -> float:
-        """Return verified GB/s through the GPU, both directions together, over about 0.3 s. Raises OSError."""
+        """Return the bandwidth through the GPU in GB/s, both directions added, with verified data. Raises OSError."""
         before, after = (ring.place - 1) % ring.size, (ring.place + 1) % ring.size
 
         def put(communicator: BoundedCommunicator, addresses: tuple[int, int], stream: int) -> None:
@@ -222,7 +241,7 @@ class NcclRail:
         return BOTH_WAYS * self._measured(ring, _Operation(put, None, before), deadline)
 
     def all_reduce(self, ring: Ring, deadline: float) -> float:
-        """Return the verified busbw (GB/s) of an all-reduce over about 0.3 s. Raises OSError."""
+        """Return the bus bandwidth of an all-reduce in GB/s, with verified data. Raises OSError."""
 
         def put(communicator: BoundedCommunicator, addresses: tuple[int, int], stream: int) -> None:
             communicator.all_reduce(addresses, EXCHANGED_BYTES // DataType.INT64.size_bytes, stream, deadline)
@@ -231,7 +250,7 @@ class NcclRail:
         return factor * self._measured(ring, _Operation(put, ReduceOp.SUM, None), deadline)
 
     def _measured(self, ring: Ring, operation: _Operation, deadline: float) -> float:
-        """Measure in a new communicator. Under MPS, report a CUDA error as a broken connection."""
+        """Measure in a new communicator. Under MPS, report a CUDA error as ConnectionError."""
         device, library = self._open()
         try:
             return self._run_in_communicator(device, library, ring, operation, deadline)
@@ -293,7 +312,7 @@ class NcclRail:
         return repeats * EXCHANGED_BYTES / taken / _BYTES_PER_GB
 
     def open(self) -> None:
-        """Open the GPU in phase 0, which has time for it. Raises ClientRefusedError under MPS."""
+        """Open the GPU in phase 0, so that later rounds need no time for it. Raises ClientRefusedError under MPS."""
         device, _ = self._open()
         if device.identity.mps:
             runtime = device.cupy.cuda.runtime
@@ -318,32 +337,32 @@ _HELLO = struct.Struct("!IIB")
 
 
 class RailBackend(Protocol):
-    """Measures with GPUs or CPU buffers."""
+    """A device that measures one rail: a GPU or CPU buffers."""
 
     def open(self) -> None:
-        """Open the device. Raise CouldNotMeasureError, or ClientRefusedError if a later try may succeed."""
+        """Open the device. Raise CouldNotMeasureError, or ClientRefusedError if a retry may succeed."""
 
     def local(self) -> list[tuple[str, float]]:
-        """Measure phase 0. Return names of quantities and GB/s."""
+        """Measure phase 0, which needs no partner. Return pairs of a quantity's name and its value in GB/s."""
 
     def exchange(self, ring: Ring, deadline: float) -> float:
-        """Return GB/s within a ring, both directions together. Raise OSError or RuntimeError."""
+        """Return the bandwidth in a ring in GB/s, both directions added. Raise OSError or RuntimeError."""
 
     def all_reduce(self, ring: Ring, deadline: float) -> float:
-        """Return the busbw (GB/s) of an all-reduce of the ring. Raise OSError or RuntimeError."""
+        """Return the bus bandwidth of an all-reduce in the ring in GB/s. Raise OSError or RuntimeError."""
 
 
 class HostRail:
-    """CPU buffers and TCP. `device` is the place of the rail in its node."""
+    """A rail with CPU buffers and TCP. `device` is the index of the rail on its node."""
 
     def __init__(self, device: int) -> None:
         self.device = device
 
     def open(self) -> None:
-        """Do nothing: CPU buffers need no device."""
+        """Do nothing, because CPU buffers need no device."""
 
     def local(self) -> list[tuple[str, float]]:
-        """Measure copies in memory by one thread."""
+        """Measure the bandwidth of single-threaded memory copies in GB/s."""
         seconds = min(copy_seconds(_MEMORY_BYTES, _MEMORY_SAMPLES))
         return [(LocalQuantity.MEMORY.value, _MEMORY_BYTES / seconds / _BYTES_PER_GB)]
 
@@ -361,11 +380,13 @@ def _nccl_rail(device: int) -> RailBackend:
 
 
 BACKENDS: Mapping[str, Callable[[int], RailBackend]] = {"nccl": _nccl_rail, "host": HostRail}
-"""Constructors of backends by name. The argument is the device of the rail."""
+"""Constructors of rail backends by name. The argument is the index of the rail's device."""
 
 
 def main() -> None:
-    """Execute tasks until the supervisor is gone. The job's secret arrives on the socket, not in the arguments."""
+    """Execute tasks until the supervisor closes the socket. The job's secret arrives on the socket, not as an
+    argument.
+    """
     die_with_parent()
     backend_name, control_fd, listener_fd, device = sys.argv[1], *map(int, sys.argv[2:5])
     control = socket.socket(fileno=control_fd)
@@ -376,7 +397,7 @@ def main() -> None:
     for line in lines:
         answer = _execute(backend, listener, secret, msgspec.json.decode(line, type=WorkerTask))
         control.sendall(json.dumps(answer).encode() + b"\n")
-    # The answers have named all errors. CuPy's destructors would print them again for every object.
+    # All errors were sent to the supervisor. CuPy's destructors would print them again for every object.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
@@ -403,9 +424,9 @@ def _execute(backend: RailBackend, listener: socket.socket, secret: bytes, task:
 
 
 def _ring(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: float, connections: ExitStack) -> Ring:
-    """Connect the workers of a task. In a pair, the listening worker is the first."""
+    """Connect the workers of a task. In a pair, the listening worker has position 0."""
     if task.ring:
-        # Connect in a thread. If all workers waited for a greeting, none would greet.
+        # Connect in a thread. If all workers waited for a connection first, the ring would deadlock.
         with ThreadPoolExecutor(1) as other:
             connecting = other.submit(_connected, secret, task, deadline)
             before = connections.enter_context(_accepted(listener, secret, task, deadline))
@@ -421,7 +442,7 @@ def _ring(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: fl
 
 
 def _accepted(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: float) -> socket.socket:
-    """Accept the partner of this round. Connections of earlier rounds may still be waiting before it."""
+    """Accept the partner of this round. Skip connections from earlier rounds that are still in the backlog."""
     expected = _HELLO.pack(task.number, task.partner, task.rail if task.partner_rail is None else task.partner_rail)
     while True:
         listener.settimeout(max(0.01, deadline - time.monotonic()))

@@ -1,8 +1,8 @@
-"""Timed loops in Python and in native code, their clocks, and marks that show the progress of a stream.
+"""Timed loops in Python and in native code, clocks, and event marks that show the progress of a stream.
 
-With a loop in Python, sizes up to 16 KiB took 0.4 to 1.2 µs more than in nccl-tests (medians of five collectives on 4
-H200s). So machine code walks a table of calls with their arguments. It is this C function, compiled for the two
-processors that GPU servers have. On other processors, or if the system forbids such code, Python makes the calls.
+A Python loop made operations up to 16 KiB 0.4 to 1.2 µs slower than nccl-tests (medians of five collectives on 4
+H200s). So machine code runs through a table of calls and their arguments. The code is this C function, compiled for the
+two processors of GPU servers. On other processors, or if the system forbids such code, Python makes the calls.
 
     long run(const long *call, long count) {
         for (long i = 1; i <= count; ++i, call += 9) {
@@ -39,7 +39,7 @@ from gpubench.ports.group import Group, NativeBarrier
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable Python's garbage collector during a timed loop, because it takes milliseconds when it runs."""
+    """Disable Python's garbage collector during a timed loop, because a collection takes milliseconds."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -50,7 +50,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def copy_seconds(size_bytes: int, samples: int) -> list[float]:
-    """Return the seconds of each host copy by this thread. Both buffers are written first, so their pages exist."""
+    """Return the times in seconds of host memory copies by this thread. All pages exist before the first copy."""
     source, destination = bytearray(b"\1") * size_bytes, bytearray(b"\2") * size_bytes
     into = memoryview(destination)
     seconds = []
@@ -63,7 +63,7 @@ def copy_seconds(size_bytes: int, samples: int) -> list[float]:
 
 
 def join_launches(launches: Sequence[Launch]) -> Launch:
-    """Join launches into one. A single launch is returned unchanged, to add nothing to its time."""
+    """Join launches into one. A single launch is returned unchanged, so that no call is added to its time."""
     if len(launches) == 1:
         return launches[0]
 
@@ -75,7 +75,7 @@ def join_launches(launches: Sequence[Launch]) -> Launch:
 
 
 class HostClockedLaunch(Struct, eq=False, dict=True):
-    """Parts of a loop in order, each with its number of operations and, after a call, its seconds."""
+    """The parts of a loop, each with its number of operations. A call reads the clock after each part."""
 
     parts: Sequence[tuple[Launch, int]]
     progress: Progress
@@ -88,14 +88,17 @@ class HostClockedLaunch(Struct, eq=False, dict=True):
             self.progress.completed(operations)
 
     def batch_seconds(self) -> Sequence[float]:
-        """Return the seconds of every part except the first."""
+        """Return the time in seconds of every part except the first, which has no start time."""
         return [end - start for start, end in pairwise(self._times)]
 
 
 def join_groups(
     launches: Sequence[Launch], groups: Sequence[int], join: Callable[[Sequence[Launch]], Launch]
 ) -> list[tuple[Launch, int]]:
-    """Join the launches of each group into one. Buffers rotate, so thousands of groups share a few joined launches."""
+    """Join the launches of each group into one. Return it together with their number, for every group.
+
+    Loops repeat the same few buffers, so equal groups share one joined launch.
+    """
     rest = iter(launches)
     parts = [tuple(islice(rest, count)) for count in groups]
     keys = [tuple(map(id, part)) for part in parts]
@@ -104,7 +107,10 @@ def join_groups(
 
 
 class Pace:
-    """Cut loops into groups that take about the same seconds. The first launch of a loop identifies its warm-up."""
+    """Split loops into groups of about equal time, from the time per operation in an earlier loop.
+
+    That earlier loop is usually the warm-up. Loops with the same first launch count as one loop.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -114,7 +120,7 @@ class Pace:
         self._known: tuple[Launch | None, float] = (None, 0.0)
 
     def groups(self, launches: Sequence[Launch], replays: int = 0) -> list[int]:
-        """Return the launches of each group, or the replays of a captured graph."""
+        """Return the number of launches in each group. With `replays`, return the number of graph replays instead."""
         self._first = launches[0] if launches else None
         count, size = (replays, len(launches)) if replays else (len(launches), 1)
         self._operations = count * size
@@ -126,22 +132,24 @@ class Pace:
         return [min(together, count - start) for start in range(0, count, together)]
 
     def every(self, launches: Sequence[Launch], operations: int) -> list[int]:
-        """Return groups of this many launches. The last may have fewer."""
+        """Return the sizes of groups with this many launches. The last group may have fewer."""
         self._first, self._operations, self._single = launches[0], len(launches), False
         return [min(operations, len(launches) - start) for start in range(0, len(launches), operations)]
 
     def measured(self, seconds: float) -> int:
-        """Record the duration of the last loop. Return how many of its operations no group has reported."""
+        """Record the time of the last loop. Return how many of its operations have not been reported as progress
+        yet.
+        """
         if self._operations:
             self._known = (self._first, seconds / self._operations)
         return self._operations if self._single else 0
 
 
-_SECONDS_BETWEEN_REPORTS = 1e-4  # Reporting every operation of 1 µs would add 8 %
+_SECONDS_BETWEEN_REPORTS = 1e-4  # Reporting every operation would make operations of 1 µs 8 % slower
 
 
 class BlockingClock:
-    """Time launches that block until their operation is done, by the host's clock."""
+    """Measure launches that block until their operation is done, in host time."""
 
     def __init__(self, group: Group, progress: Progress, no_graphs: str) -> None:
         self._ranks = group
@@ -153,14 +161,14 @@ class BlockingClock:
         return join_launches(launches)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """Return one launch of all. Raise UsageError for replays, because nothing here can be captured in a graph."""
+        """Join operations into one launch. Raise UsageError for graph replays, which need a CUDA stream."""
         if graph_replays:
             raise UsageError(f"--graph needs GPUs: {self._no_graphs}", next_step="leave --graph out")
         parts = join_groups(launches, self._pace.groups(launches), self._loop)
         return parts[0][0] if len(parts) == 1 else HostClockedLaunch(parts, self._reports)
 
     def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-        """Return one launch of all that reads the clock after each batch."""
+        """Join operations into one launch that reads the clock after each batch."""
         return HostClockedLaunch(
             join_groups(launches, self._pace.every(launches, operations), self._loop), self._reports
         )
@@ -175,7 +183,7 @@ class BlockingClock:
         return join_launches(launches)
 
     def _seconds_since(self, start: float) -> float:
-        """Return the seconds of the last calls, and report them as progress."""
+        """Return the time in seconds since `start`, and report the operations of that time as progress."""
         seconds = perf_counter() - start
         self._reports.completed(self._pace.measured(seconds))
         return seconds
@@ -184,14 +192,15 @@ class BlockingClock:
         launch()
 
     def together(self, launch: Launch) -> float:
-        """Return the wall seconds after a barrier."""
+        """Return the wall time of a launch in seconds, measured from a barrier."""
         self._ranks.barrier()
         return self.seconds(launch)
 
 
 MOST_ARGUMENTS = 8
 
-Entry = tuple[int, ...]  # Address of a C function (0 is success) and up to eight integer or pointer arguments
+# Address of a C function that returns 0 for success, and up to eight integer or pointer arguments
+Entry = tuple[int, ...]
 _X86_64 = """
 4154 4989f4 55 bd01000000 53 4889fb 4c39e5 7f3a 488b4b20 488b5318 488b7310 488b7b08 ff7340 ff7338 4c8b4b30 4c8b4328 ff13
 5a 59 85c0 740b 48c1e520 89c0 4809e8 eb0b 48ffc5 4883c348 ebc1 31c0 5b 5d 415c c3
@@ -207,7 +216,7 @@ _Call = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * MOST_ARGUMENTS)
 
 
 class CallFailedError(Exception):
-    """A call of a table did not return 0. The calls after it were not made."""
+    """A call in a table did not return 0. The calls after it were not made."""
 
     def __init__(self, position: int, status: int) -> None:
         super().__init__(f"call {position} returned {status}")
@@ -216,7 +225,7 @@ class CallFailedError(Exception):
 
 
 class CallTable:
-    """Native calls in order. Calling the table makes them without Python's lock."""
+    """A sequence of native calls. Calling the table makes all of them without Python's global lock."""
 
     def __init__(self, entries: Sequence[Entry], *, native: bool = True) -> None:
         self._entries = entries
@@ -227,7 +236,7 @@ class CallTable:
         self._loop = native_loop() if native else None
 
     def after(self, entries: Sequence[Entry]) -> "CallTable":
-        """Return a table of other calls followed by these."""
+        """Return a table that makes `entries` first, and then the calls of this table."""
         return CallTable([*entries, *self._entries], native=self._loop is not None)
 
     def __call__(self) -> None:
@@ -247,14 +256,17 @@ class CallTable:
 
 @cache
 def native_loop() -> "Callable[[int, int], int] | None":
-    """Return the machine code as a function of table and count. None if processor or system does not allow it."""
+    """Return the compiled `run` as a function of table address and call count.
+
+    None if the processor is unknown or the system forbids executable memory.
+    """
     code = machine_code(platform.machine())
     address = _map_executable(code) if code else None
     return _Loop(address) if address else None
 
 
 def machine_code(machine: str) -> bytes | None:
-    """Return the code of `run` for a processor, by its `uname -m` name."""
+    """Return the machine code of `run` for a processor, by its `uname -m` name. None for other processors."""
     if machine == "x86_64":
         return bytes.fromhex(_X86_64)
     if machine == "aarch64":
@@ -263,10 +275,10 @@ def machine_code(machine: str) -> bytes | None:
 
 
 def _map_executable(code: bytes) -> int | None:
-    """Map the code for the life of this process and return its address. None if the system refuses.
+    """Map the code until this process ends, and return its address. None if the system refuses.
 
-    The code is written to a file in memory and mapped from there. So no page is writable and executable at once, and
-    the kernel updates the instruction cache, which aarch64 needs.
+    The code is written to an in-memory file and mapped from that file. So no page is writable and executable at once,
+    and the kernel updates the instruction cache, which aarch64 needs.
     """
     try:
         descriptor = os.memfd_create("gpubench-loop")
@@ -287,7 +299,7 @@ _NANOSECONDS = 1e-9
 
 
 class StartingLine:
-    """Put a barrier, followed by a read of `perf_counter`'s clock, in front of calls."""
+    """Adds a barrier and a read of `perf_counter`'s clock in front of a table of calls."""
 
     def __init__(self, group: Group) -> None:
         barrier = group.barrier_call() if isinstance(group, NativeBarrier) else None
@@ -297,24 +309,26 @@ class StartingLine:
         self._entries = [] if barrier is None else [barrier, read]
 
     def before(self, table: CallTable) -> CallTable | None:
-        """Return the calls with the barrier in front. None if a table cannot call the group's barrier."""
+        """Return the table with the barrier in front. None if the group's barrier is not a native call."""
         return table.after(self._entries) if self._entries else None
 
     @property
     def barrier_passed_s(self) -> float:
-        """Return when this rank left the last barrier, by `perf_counter`."""
+        """The time at which this rank left the last barrier, on `perf_counter`'s clock."""
         return self._time[0] + self._time[1] * _NANOSECONDS
 
 
 SECONDS_BETWEEN_MARKS = 0.02
 
 MOST_QUEUED = 256
-"""Operations that always fit into the queue of a stream, which has 1,022 places for launches. If it is full, the host
-waits for the GPU, and the time to issue operations has no meaning."""
+"""Number of operations that always fit into a stream's queue, which has 1,022 entries for launches.
+
+If the queue is full, the host waits for the GPU. The time to issue operations then means nothing.
+"""
 
 
 class Marks:
-    """Events on one CuPy stream, placed by `groups` from the durations that `measured` recorded."""
+    """Events on one CuPy stream that mark its progress, about every 20 ms."""
 
     def __init__(self, cupy: Any, stream: Any, progress: Progress) -> None:
         self._cupy = cupy
@@ -328,26 +342,28 @@ class Marks:
         self._progress.completed(self._pace.measured(seconds))
 
     def replays(self, launches: Sequence[Launch], replays: int, capture: Callable[[int], Launch]) -> Launch:
-        """Return replays of a captured graph of all launches. `capture` returns the launch of some replays."""
+        """Return a launch that replays a captured graph of all launches. `capture(n)` returns a launch with n
+        replays.
+        """
         groups = self.groups(launches, replays)
         graphs = {count: capture(count) for count in set(groups)}
         return self.between([(graphs[count], count * len(launches)) for count in groups])
 
     def between(self, parts: Sequence[tuple[Launch, int]]) -> Launch:
-        """Return the parts of a loop as one launch. If there are several, an event follows each part."""
+        """Join the parts of a loop into one launch. If there are several parts, record an event after each one."""
         if len(parts) == 1:
             return parts[0][0]
         events = [self._cupy.cuda.Event(disable_timing=True) for _ in parts]
         return MarkedLaunch(parts, events, self._stream.record, self._progress)
 
     def clocked(self, parts: Sequence[tuple[Launch, int]]) -> "StreamClockedLaunch":
-        """As `between`, with an event after each part that records when the stream reached it."""
+        """Join the parts of a loop into one launch, with events that record when the GPU has finished each part."""
         events = [self._cupy.cuda.Event() for _ in parts]
         return StreamClockedLaunch(parts, events, self._stream.record, self._progress, self._cupy.cuda.get_elapsed_time)
 
 
 class MarkedLaunch(Struct, eq=False, dict=True):
-    """Make launches, and track which of them the stream has completed."""
+    """Parts of a loop with an event after each. The events show how many operations the GPU has completed."""
 
     parts: Sequence[tuple[Launch, int]]
     events: Sequence[Any]
@@ -359,7 +375,7 @@ class MarkedLaunch(Struct, eq=False, dict=True):
         self._issue_seconds: list[float] = []
 
     def __call__(self) -> None:
-        """Make the launches. If the stream is full, progress is reported once it has room again."""
+        """Make the launches. If the stream's queue is full, progress is reported once there is room again."""
         self._issue_seconds = []
         for (part, operations), event in zip(self.parts, self.events, strict=True):
             start = perf_counter()
@@ -371,7 +387,9 @@ class MarkedLaunch(Struct, eq=False, dict=True):
 
     @property
     def issue_seconds(self) -> float | None:
-        """Return the mean seconds to issue an operation while the queue had room. None if it never had."""
+        """Mean time to issue an operation, in seconds, while the queue had room. None if the first part filled the
+        queue.
+        """
         known = list(self._surely_queued())
         counted = known[1:] or known
         operations = sum(number for _, number in counted)
@@ -391,10 +409,10 @@ class MarkedLaunch(Struct, eq=False, dict=True):
 
 
 class StreamClockedLaunch(MarkedLaunch, eq=False):
-    """Launches whose events record the GPU's time."""
+    """A launch whose events record GPU time."""
 
     elapsed_milliseconds: Callable[[Any, Any], float]
 
     def batch_seconds(self) -> Sequence[float]:
-        """Wait until the stream is idle, and return the seconds of every part except the first."""
+        """Wait until the stream is idle. Return the GPU time in seconds of every part except the first."""
         return [self.elapsed_milliseconds(start, end) / 1e3 for start, end in pairwise(self.events)]

@@ -1,4 +1,4 @@
-"""The mpi and host backends, and the child jobs that try whether MPI supports GPU memory."""
+"""The mpi and host backends, and the jobs that test whether MPI supports GPU memory."""
 
 import json
 import os
@@ -35,11 +35,12 @@ from gpubench.ports.backend import Array, BatchedLaunch, CollectiveCalls, Launch
 from gpubench.ports.group import Group
 from gpubench.ranks.launch import find_launcher, start, stop
 
-_CHUNK_ELEMENTS = 2**14  # Elements of a temporary array. For larger ones malloc asks the kernel for pages every time
+# Elements per temporary array. For larger arrays, malloc requests new pages from the kernel every time
+_CHUNK_ELEMENTS = 2**14
 
 
 class NumpyMemory:
-    """A NumPy buffer. Each filled or checked piece counts as progress, because gigabytes take long."""
+    """A NumPy buffer. Each piece that is filled or checked counts as progress, because gigabytes take long."""
 
     def __init__(self, size_bytes: int, progress: Progress = UNWATCHED) -> None:
         import numpy
@@ -71,7 +72,7 @@ class NumpyMemory:
         )
 
     def _pieces(self, data: DataPattern, block: Block) -> Iterator[tuple[Array, Stretch]]:
-        """Split a block into pieces whose temporary arrays stay small."""
+        """Split a block into pieces, so that temporary arrays stay small."""
         storage, seeds = STORAGE[data.dtype.size_bytes], block.seeds()
         table = self.array(0, block.buffers * block.stride, storage).reshape(block.buffers, block.stride)
         buffers_at_once = max(1, _CHUNK_ELEMENTS // block.count)
@@ -85,13 +86,13 @@ class NumpyMemory:
 
 
 class HostBuffers:
-    """The memory of a backend whose buffers are NumPy arrays."""
+    """Base class for backends whose buffers are NumPy arrays."""
 
     _ranks_on_node: int
     _progress: Progress
 
     def free_bytes(self) -> int:
-        """Return this rank's share of the free memory of the host or its control group."""
+        """Return this rank's share of the free memory in bytes, on the host or in its control group."""
         return int(host_memory.free_bytes() * host_memory.USABLE_SHARE) // self._ranks_on_node
 
     def allocate(self, size_bytes: int) -> Memory:
@@ -99,7 +100,7 @@ class HostBuffers:
 
 
 class _MpiClock(BlockingClock):
-    """Time MPI calls without Python in between. What MPI leaves to do follows after the clock is read."""
+    """Measure MPI calls that are made without Python in between. Work after MPI's calls is not timed."""
 
     def __init__(self, group: Group, progress: Progress, no_graphs: str) -> None:
         super().__init__(group, progress, no_graphs)
@@ -109,7 +110,7 @@ class _MpiClock(BlockingClock):
         return mpi.join_mpi_launches(launches)
 
     def drop(self, calls: CollectiveCalls) -> None:
-        """Do nothing. MPI's communicators last as long as the job."""
+        """Do nothing, because MPI communicators last as long as the job."""
 
     def seconds(self, launch: Launch) -> float:
         with mpi.raising_mpi_errors():
@@ -118,7 +119,7 @@ class _MpiClock(BlockingClock):
         return seconds
 
     def together(self, launch: Launch) -> float:
-        """Return the wall seconds after a barrier. Nothing runs between the barrier and the first call."""
+        """Return the wall time from a barrier in seconds. The first call follows the barrier immediately."""
         behind = self._starting_line.before(launch) if isinstance(launch, MpiLoop) else None
         if behind is None:
             return super().together(launch)
@@ -141,10 +142,10 @@ def _complete(launch: Launch) -> None:
 
 
 class HostBackend(HostBuffers, _MpiClock):
-    """Collectives over an MPI communicator."""
+    """MPI collectives on CPU buffers."""
 
     name = "host"
-    buffers = 3  # Open MPI and MPICH need up to one more message size to reduce
+    buffers = 3  # For a reduction, Open MPI and MPICH may need one more buffer of the message size
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class HostBackend(HostBuffers, _MpiClock):
 
 
 class MpiOnCuda(GpuBuffers, _MpiClock):
-    """MPI collectives on GPU memory, timed by the host's clock. An MPI that is not CUDA-aware would crash."""
+    """MPI collectives on GPU memory, measured in host time. An MPI that is not CUDA-aware would crash."""
 
     name = "mpi"
     buffers = 2
@@ -189,7 +190,7 @@ class MpiOnCuda(GpuBuffers, _MpiClock):
         return self._device.libraries()
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """Return one launch of all, after the stream is idle. MPI does not know of kernels that fill buffers."""
+        """Join launches once the stream is idle. MPI does not wait for kernels that are still filling buffers."""
         self._device.stream.synchronize()
         return super().bind(launches, graph_replays)
 
@@ -224,7 +225,9 @@ _INFO = re.compile(r"^mca:mpi:base:param:mpi_built_with_cuda_support:value:(\w+)
 
 
 class TrialCommand(Struct, frozen=True):
-    """Command line and environment of the jobs that try operations. `info` is the `ompi_info` of the same MPI."""
+    """Command line and environment of the test jobs. `info` is the path of `ompi_info` of the same MPI, if it
+    exists.
+    """
 
     words: Sequence[str]
     environment: Mapping[str, str]
@@ -232,7 +235,7 @@ class TrialCommand(Struct, frozen=True):
 
     @classmethod
     def of_launcher(cls, environment: Mapping[str, str] = os.environ) -> "TrialCommand":
-        """Return the command for the mpirun that gpubench would use. Raise CouldNotMeasureError if there is none."""
+        """Return the command for gpubench's default mpirun. Raise CouldNotMeasureError if there is no launcher."""
         launcher = find_launcher()
         words = [launcher.path, "-n", str(_RANKS), *module_command(_MODULE)]
         info = Path(launcher.path).with_name("ompi_info")
@@ -277,7 +280,9 @@ def read_support(
     timeout_s: float = _SECONDS_TO_END,
     completed: Callable[[], object] = lambda: None,
 ) -> MpiSupport:
-    """Try operations in concurrent jobs. A job that has not ended after `timeout_s` hangs."""
+    """Test operations on GPU memory in concurrent jobs. A job that is still running after `timeout_s` counts as
+    hung.
+    """
     began = time.monotonic()
     ends = dict(_all_ends(operations, command, timeout_s, completed))
     first = next((line for end in ends.values() for line in end.lines if "library" in line), {})
@@ -323,7 +328,7 @@ def _objects(text: str) -> Iterator[Mapping[str, object]]:
 
 
 def _trials(operation: str, end: _JobEnd) -> Iterator[OperationTrial]:
-    """Return the outcome per size. The job's end is the outcome of the first size without a line."""
+    """Yield the outcome for each size. The first size without a result gets the job's exit status as its outcome."""
     counted = (line for line in end.lines if "size_bytes" in line)
     wrong = {line["size_bytes"]: line["wrong"] for line in counted if isinstance(line.get("wrong"), int)}
     badly = ""

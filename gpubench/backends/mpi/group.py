@@ -1,4 +1,4 @@
-"""The MPI job through mpi4py: start and end, group operations, and collectives on buffers."""
+"""An MPI job through mpi4py: initialisation and finalisation, group operations, and collectives on buffers."""
 
 import contextlib
 import ctypes
@@ -61,15 +61,15 @@ class AloneGroup:
 
 
 _ROUND_TRIPS = 10
-_THREAD_MULTIPLE = 3  # MPI_THREAD_MULTIPLE of Open MPI, MPICH and its ABI, but not of MPI 5's ABI
-_STANDARD_ABI = "mpiabi"  # Part of the name of mpi4py's library for the ABI of MPI 5
-_IMPORTING = "gpubench-imports"  # The thread that imports modules after MPI has started
-_SET_BY_NUMPY = ("OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE")  # NumPy sets and unsets these during its import
-_SECONDS_BETWEEN_TESTS = 0.003  # A test takes some microseconds
+_THREAD_MULTIPLE = 3  # MPI_THREAD_MULTIPLE in Open MPI and in MPICH's ABI. The value in MPI 5's ABI differs
+_STANDARD_ABI = "mpiabi"  # Part of the file name of mpi4py's extension module for the ABI of MPI 5
+_IMPORTING = "gpubench-imports"  # Name of the thread that imports modules after MPI_Init
+_SET_BY_NUMPY = ("OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE")  # NumPy sets and unsets these variables during its import
+_SECONDS_BETWEEN_TESTS = 0.003  # One MPI_Test takes some microseconds
 
 
 class MpiGroup:
-    """A group over an MPI communicator."""
+    """A group of ranks with an MPI communicator."""
 
     def __init__(self, communicator: "MPI.Comm") -> None:
         self.communicator = communicator
@@ -92,13 +92,15 @@ class MpiGroup:
         self.communicator.Barrier()
 
     def meet(self) -> None:
-        """Wait for all ranks and sleep meanwhile. It returns some milliseconds late, but keeps no core busy."""
+        """Wait for all ranks without keeping a core busy. Returns up to a few milliseconds late, because it sleeps."""
         request = self.communicator.Ibarrier()
         while not request.Test():
             sleep(_SECONDS_BETWEEN_TESTS)
 
     def barrier_call(self) -> tuple[int, ...] | None:
-        """Return the address of `MPI_Barrier` and this communicator's handle."""
+        """Return the address of `MPI_Barrier` and the handle of this communicator. None if the function is not
+        found.
+        """
         address = mpi_function("MPI_Barrier")
         return (address, self.communicator.handle) if address else None
 
@@ -125,7 +127,7 @@ class MpiGroup:
 
 
 class NumberChannel(Protocol):
-    """A group whose ranks can send a number to each other."""
+    """A group whose ranks can send floating-point numbers to each other."""
 
     rank: int
     size: int
@@ -136,7 +138,7 @@ class NumberChannel(Protocol):
 
 
 def measure_clock_offset(group: NumberChannel) -> ClockOffset:
-    """Return this rank's clock minus rank 0's, by the quickest round trip (F. Cristian, 1989)."""
+    """Estimate the offset of rank 0's clock from this rank's clock, from the fastest round trip (F. Cristian, 1989)."""
     if group.rank == 0:
         for other in range(1, group.size):
             for _ in range(_ROUND_TRIPS):
@@ -154,10 +156,12 @@ def measure_clock_offset(group: NumberChannel) -> ClockOffset:
 
 
 def start(launch: LaunchedRank, imports: Sequence[str] = ()) -> MpiGroup:
-    """Initialise MPI, start to import `imports` in a thread, and return the group of all ranks.
+    """Initialise MPI, start a thread that imports the modules `imports`, and return the group of all ranks.
 
-    No module is imported during MPI_Init, because its setenv crashed a getenv of OpenBLAS (glibc 2.36). Raise
-    CouldNotMeasureError without an MPI library, or if the launcher's processes do not form one job.
+    No module is imported during MPI_Init. MPI's setenv made a concurrent getenv in OpenBLAS crash (glibc 2.36).
+
+    Raises:
+        CouldNotMeasureError: There is no MPI library, or the launcher's processes do not form one job.
     """
     import mpi4py
 
@@ -166,7 +170,7 @@ def start(launch: LaunchedRank, imports: Sequence[str] = ()) -> MpiGroup:
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False
     with warnings.catch_warnings():
-        # mpi4py warns of another MPI's launcher. The check below raises an error with a next step instead.
+        # mpi4py warns if another MPI's launcher started it. The check below raises an error with a next step instead.
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
             _initialise()
@@ -175,7 +179,7 @@ def start(launch: LaunchedRank, imports: Sequence[str] = ()) -> MpiGroup:
             raise missing_mpi_library(str(error).splitlines()[0]) from error
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    # Not a daemon: Python would end it within the loading of a library, which may then call abort().
+    # Not a daemon thread. Python could end one while it loads a library, which may then call abort().
     if imports:
         threading.Thread(target=_import, args=(imports,), name=_IMPORTING).start()
     group = MpiGroup(MPI.COMM_WORLD)
@@ -187,14 +191,14 @@ def start(launch: LaunchedRank, imports: Sequence[str] = ()) -> MpiGroup:
 def _initialise() -> None:
     """Call MPI_Init_thread through ctypes, if mpi4py's library can be found without importing mpi4py.
 
-    mpi4py would hold Python's lock while it waits for other ranks. ctypes does not, so other threads keep running.
+    mpi4py holds Python's global lock while it waits for other ranks. ctypes releases it, so other threads keep running.
     """
     found = importlib.util.find_spec("mpi4py.MPI")
     path = found.origin if found is not None else None
     if path is None or _STANDARD_ABI in Path(path).name:
         return
     try:
-        # An extension module also exports the symbols of libraries that it links.
+        # A handle of an extension module also resolves symbols of the libraries that it links.
         initialise = ctypes.CDLL(path).MPI_Init_thread
     except (OSError, AttributeError):
         return
@@ -209,7 +213,7 @@ def _import(names: Sequence[str]) -> None:
 
 
 def nodes(group: MpiGroup) -> tuple[list[int], int]:
-    """Return the node number of every rank, in order of first ranks, and this rank's local rank."""
+    """Return the node number of every rank, and this rank's local rank. Nodes are numbered by their lowest rank."""
     from mpi4py import MPI
 
     local = group.communicator.Split_type(MPI.COMM_TYPE_SHARED, key=group.rank)
@@ -219,7 +223,7 @@ def nodes(group: MpiGroup) -> tuple[list[int], int]:
 
 
 def library_version() -> str:
-    """Return the MPI library's name and version, such as 'Open MPI v5.0.11'."""
+    """Return the name and version of the MPI library, for example 'Open MPI v5.0.11'."""
     from mpi4py import MPI
 
     first = MPI.Get_library_version().rstrip("\0").strip().splitlines()[0]
@@ -227,7 +231,9 @@ def library_version() -> str:
 
 
 def memory_kinds() -> str:
-    """Return the supported kinds of memory (MPI 4.1's mpi_memory_alloc_kinds). '' if the library does not say."""
+    """Return the memory kinds that MPI supports, from MPI 4.1's mpi_memory_alloc_kinds. '' if MPI does not report
+    them.
+    """
     from mpi4py import MPI
 
     info = MPI.COMM_WORLD.Get_info()
@@ -237,7 +243,7 @@ def memory_kinds() -> str:
 
 
 def thread_level() -> str:
-    """Return MPI's thread level: 'single', 'funneled', 'serialized' or 'multiple'. gpubench needs 'single'."""
+    """Return MPI's thread support: 'single', 'funneled', 'serialized' or 'multiple'. gpubench needs only 'single'."""
     from mpi4py import MPI
 
     levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized"}
@@ -245,7 +251,7 @@ def thread_level() -> str:
 
 
 def load() -> str:
-    """Load mpi4py's MPI library without initialising it, and return its version."""
+    """Load mpi4py's MPI library without initialising MPI, and return the library's name and version."""
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -259,7 +265,7 @@ def host_name() -> str:
 
 
 def finish() -> None:
-    """Finalise MPI after all ranks are done. Wait first until no module is being imported, as in `start`."""
+    """Finalise MPI after all ranks are done. Wait for the importing thread first, for the same reason as in `start`."""
     from mpi4py import MPI
 
     for importing in (thread for thread in threading.enumerate() if thread.name == _IMPORTING):
@@ -269,18 +275,21 @@ def finish() -> None:
 
 
 def abort(group: MpiGroup | None, exit_code: int) -> NoReturn:
-    """End all ranks at once. Before MPI has started, end only this process with an error."""
+    """Abort all ranks. Before MPI is initialised, end only this process."""
     if group is not None and group.size > 1:
         group.communicator.Abort(exit_code)
     os._exit(exit_code)
 
 
-MOST_ELEMENTS = 2**30  # Elements per MPI call: counts are 32-bit, and Open MPI 5 refuses 2**31
-_BLOCK_BYTES = 16  # Blocks of the gather-like collectives are multiples of this, so their counts shrink by it
+MOST_ELEMENTS = 2**30  # Most elements per MPI call. MPI's counts are 32-bit integers, and Open MPI 5 refuses 2**31
+# All-gather and similar collectives count in units of 16 bytes, which keeps their counts below MPI's limit
+_BLOCK_BYTES = 16
 
 
 def check_types(backend: str, dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
-    """Raise UsageError if MPI cannot reduce one of these types. An `ops` of None only moves data."""
+    """Raise UsageError if MPI cannot reduce one of these types. Without a reduction (`ops` is None), all types are
+    valid.
+    """
     if ops is None:
         return
     known = _mpi_types()
@@ -294,7 +303,7 @@ def check_types(backend: str, dtypes: Sequence[DataType], ops: Sequence[ReduceOp
 
 
 def _mpi_types() -> "Mapping[DataType, MPI.Datatype]":
-    """Return the types that MPI can reduce. bfloat16 is missing, because NumPy cannot average it."""
+    """Return the types that MPI can reduce. bfloat16 is missing, because NumPy cannot divide it for an average."""
     from mpi4py import MPI
 
     types: dict[DataType, MPI.Datatype] = {
@@ -311,11 +320,11 @@ def _mpi_types() -> "Mapping[DataType, MPI.Datatype]":
 
 @cache
 def mpi_function(name: str) -> int | None:
-    """Return the address of a function of mpi4py's MPI library. None if it cannot be found."""
+    """Return the address of a function in mpi4py's MPI library. None if it is not found."""
     from mpi4py import MPI
 
     try:
-        # An extension module also exports the symbols of libraries that it links.
+        # A handle of an extension module also resolves symbols of the libraries that it links.
         function = getattr(ctypes.CDLL(MPI.__file__), name)
     except (OSError, AttributeError):
         return None
@@ -323,9 +332,9 @@ def mpi_function(name: str) -> int | None:
 
 
 class MpiLaunch(Struct, frozen=True, eq=False):
-    """One operation: the MPI calls with their arguments, and the memory that they use.
+    """One operation: its MPI calls with arguments, and the memory that they use.
 
-    `then` moves results to where NCCL would put them. It is not part of MPI's operation, so it is not timed.
+    `then` moves the result to where NCCL would write it. It is not timed, because it is not part of MPI's operation.
     """
 
     entries: tuple[Entry, ...]
@@ -333,7 +342,7 @@ class MpiLaunch(Struct, frozen=True, eq=False):
     then: Launch | None = None
 
     def __call__(self) -> None:
-        """Call MPI, then move the results."""
+        """Make the MPI calls, then move the result."""
         loop = MpiLoop([self])
         with raising_mpi_errors():
             loop()
@@ -341,7 +350,7 @@ class MpiLaunch(Struct, frozen=True, eq=False):
 
 
 class MpiLoop(CallTable):
-    """Independent operations, called without Python in between."""
+    """Independent operations whose MPI calls are made without Python in between."""
 
     def __init__(self, launches: Sequence[MpiLaunch]) -> None:
         super().__init__([entry for launch in launches for entry in launch.entries])
@@ -355,7 +364,7 @@ class MpiLoop(CallTable):
 
 @contextlib.contextmanager
 def raising_mpi_errors() -> Iterator[None]:
-    """Raise MPI's error of a failed call, as mpi4py does."""
+    """Convert the status of a failed call to MPI's exception, as mpi4py does."""
     try:
         yield
     except CallFailedError as error:
@@ -365,7 +374,7 @@ def raising_mpi_errors() -> Iterator[None]:
 
 
 def join_mpi_launches(launches: Sequence[Launch]) -> Launch:
-    """Join operations into one, of which each needs the result of the one before."""
+    """Join operations into one. Each operation needs the result of the previous one."""
     calls = [launch for launch in launches if isinstance(launch, MpiLaunch)]
     if not calls or len(calls) < len(launches) or any(launch.then for launch in calls[:-1]):
         return join_launches(launches)
@@ -374,7 +383,7 @@ def join_mpi_launches(launches: Sequence[Launch]) -> Launch:
 
 
 class MpiCalls:
-    """NCCL's collectives as MPI calls. Launches block, and `settle` waits for copies on a stream."""
+    """NCCL's collectives as MPI calls. Launches block. `settle` waits for the stream on which results are copied."""
 
     def __init__(
         self, communicator: "MPI.Comm", most_elements: int = MOST_ELEMENTS, settle: Launch | None = None
@@ -393,7 +402,7 @@ class MpiCalls:
         self._ops = {op: (MPI.SUM if op is ReduceOp.AVG else getattr(MPI, op.name)).handle for op in ReduceOp}
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
-        """`MPI_Allreduce`. An average is divided here."""
+        """`MPI_Allreduce`. MPI has no average, so a sum is divided afterwards."""
         how = self._types[dtype].handle, self._ops[op]
         launches = [
             self._bind("MPI_Allreduce", self._in_place if source == taken else source, taken, elements, *how)
@@ -407,7 +416,7 @@ class MpiCalls:
         return self._bind("MPI_Allgather", source, *block, receive, *block)
 
     def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
-        """`MPI_Reduce_scatter_block`, or one `MPI_Reduce` per block and piece if the count exceeds MPI's limit."""
+        """`MPI_Reduce_scatter_block`, or several `MPI_Reduce` if the count exceeds MPI's limit."""
         divide = self._divide(receive, count, dtype, op)
         if count * self._ranks > self._most_elements:
             op = ReduceOp.SUM if op is ReduceOp.AVG else op
@@ -418,13 +427,13 @@ class MpiCalls:
         if send.memory is not receive.memory:
             launch = self._bind("MPI_Reduce_scatter_block", send, receive, *how)
         else:
-            # In place, MPI leaves the result in the first block, NCCL in the rank's own block.
+            # In place, MPI writes the result to the first block, but NCCL writes it to the rank's own block.
             copy = None if send == receive else self._copy(send, receive, count, dtype)
             launch = self._bind("MPI_Reduce_scatter_block", self._in_place, send, *how, then=copy)
         return join_mpi_launches([launch, *divide])
 
     def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`MPI_Bcast`, which has one buffer. The root's copy to its receive buffer is not timed."""
+        """`MPI_Bcast`, which has a single buffer. The root's copy to its receive buffer is not timed."""
         buffer, then = receive, None
         if self._rank == root and send != receive:
             buffer, then = send, self._copy(send, receive, count, dtype)
@@ -438,7 +447,7 @@ class MpiCalls:
         )
 
     def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
-        """`MPI_Reduce`. An average is divided on the root."""
+        """`MPI_Reduce`. For an average, the root divides the sum."""
         is_root = self._rank == root
         how = self._types[dtype].handle, self._ops[op], root
         launches = [
@@ -452,7 +461,7 @@ class MpiCalls:
         return self._bind("MPI_Alltoall", send, *block, receive, *block)
 
     def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
-        """`MPI_Alltoallv`, called from Python because the call table takes eight arguments and this takes nine."""
+        """`MPI_Alltoallv`. Python calls it, because it takes nine arguments and the call table has room for eight."""
         whole = [count * dtype.size_bytes // _BLOCK_BYTES for count in counts]
         own = [whole[self._rank]] * self._ranks
         source = _array(send, sum(counts) * dtype.size_bytes)
@@ -478,7 +487,7 @@ class MpiCalls:
     def send_receive(
         self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
     ) -> Launch:
-        """`MPI_Sendrecv` per piece, called from Python because it takes twelve arguments."""
+        """One `MPI_Sendrecv` per piece. Python calls it, because it takes twelve arguments."""
         send_and_receive = partial(self._communicator.Sendrecv, dest=destination, source=source)
         return join_launches(
             [
@@ -490,7 +499,7 @@ class MpiCalls:
         )
 
     def _pieces(self, count: int, element_bytes: int, *regions: Region) -> Iterator[tuple[Any, ...]]:
-        """Split messages longer than MPI's counts: elements of each piece, and its address in each region."""
+        """Split a message into pieces within MPI's limit. Yield the element count and one region per input region."""
         for start in range(0, count, self._most_elements):
             elements = min(self._most_elements, count - start)
             yield elements, *(_behind(region, start * element_bytes) for region in regions)
@@ -499,7 +508,9 @@ class MpiCalls:
         return count * dtype.size_bytes // _BLOCK_BYTES, self._block.handle
 
     def _bind(self, name: str, *arguments: Region | int, then: Launch | None = None) -> MpiLaunch:
-        """Bind an MPI call to its arguments and the communicator. Raise CouldNotMeasureError if MPI lacks it."""
+        """Bind an MPI call to its arguments and the communicator. Raise CouldNotMeasureError if MPI lacks the
+        function.
+        """
         address = mpi_function(name)
         if address is None:
             raise missing_mpi_library(f"{name} is not found in it")
@@ -512,7 +523,9 @@ class MpiCalls:
         return join_launches([partial(taken.__setitem__, slice(None), origin), *self._settle])
 
     def _divide(self, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> tuple[Launch, ...]:
-        """Divide a sum for `ReduceOp.AVG`. Integers are rounded down."""
+        """Return the division of a sum for `ReduceOp.AVG`, or nothing for other operations. Integers are rounded
+        down.
+        """
         if op is not ReduceOp.AVG:
             return ()
         values = receive.memory.array(receive.offset_bytes, count, dtype.value)

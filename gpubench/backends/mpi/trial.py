@@ -1,6 +1,6 @@
-"""Try one MPI operation on GPU memory, with checked data, in a job that may crash.
+"""Test one MPI operation on GPU memory, with verified data, in a job that may crash.
 
-`mpirun -n 2 python -m gpubench.backends.mpi.trial OPERATION` prints one JSON object per line and size.
+`mpirun -n 2 python -m gpubench.backends.mpi.trial OPERATION` prints JSON objects, one per line, for each message size.
 """
 
 import faulthandler
@@ -22,7 +22,7 @@ from gpubench.ports.backend import Region
 
 SIZES_BYTES = (2**10, 2**20)
 
-_SECONDS_TO_BE_HEARD = 0.3  # Wait before a step that may end the job, because the launcher then drops unread output
+_SECONDS_TO_BE_HEARD = 0.3  # Wait before a step that may crash. The launcher drops unread output when a rank crashes
 _LIBMPI = r"libmpi(ch)?\.so"
 
 
@@ -43,7 +43,7 @@ def main(operation: str, sizes_bytes: tuple[int, ...] = SIZES_BYTES) -> None:
 
 
 def wrong_elements(operation: str, size_bytes: int, group: mpi.MpiGroup, device: CudaDevice) -> int:
-    """Run one operation out of place and count this rank's wrong elements."""
+    """Run one operation out of place. Return the number of wrong elements on this rank."""
     collective, dtype = collective_named(operation), DataType.FLOAT32
     layout = collective.layout(size_bytes // dtype.size_bytes, dtype, group.size)
     send, receive = device.allocate(size_bytes), device.allocate(size_bytes)

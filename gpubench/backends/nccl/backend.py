@@ -1,4 +1,4 @@
-"""The nccl backend: collectives as direct calls into the loaded library."""
+"""The nccl backend, which calls the collectives of the loaded NCCL library directly."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,7 +19,7 @@ from gpubench.ports.group import Group
 
 
 class NcclLaunch(Struct, frozen=True):
-    """One operation: the NCCL calls that issue it, with their arguments."""
+    """One operation: its NCCL calls with their arguments."""
 
     entries: tuple[timing.Entry, ...]
 
@@ -33,7 +33,7 @@ def call_table(launches: Sequence[Launch]) -> timing.CallTable:
 
 
 class NcclCalls:
-    """NCCL's collectives on one communicator and stream."""
+    """NCCL's collectives with one communicator and one stream."""
 
     def __init__(self, communicator: GroupCommunicator, library: NcclLibrary, stream: int) -> None:
         nccl = library.nccl
@@ -59,13 +59,13 @@ class NcclCalls:
         return self._bind("ncclReduce", send, receive, count, self._types[dtype], self._ops[op], root)
 
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
-        """`ncclAlltoAll` (NCCL 2.28 or later), else grouped sends and receives."""
+        """`ncclAlltoAll` since NCCL 2.28, else grouped sends and receives."""
         if self._library.has("ncclAlltoAll"):
             return self._bind("ncclAlltoAll", send, receive, count, self._types[dtype])
         return self.all_to_all_v(send, receive, [count] * self._ranks, dtype)
 
     def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
-        """Grouped sends and receives of all blocks that are not empty."""
+        """Grouped sends and receives. Empty blocks are skipped."""
         own, size = counts[self._rank], dtype.size_bytes
         entries: list[timing.Entry] = []
         for peer, (count, start) in enumerate(zip(counts, accumulate(counts, initial=0), strict=False)):
@@ -75,14 +75,14 @@ class NcclCalls:
         return self._group(entries)
 
     def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`ncclGather` (NCCL 2.28 or later; 5.8 µs for 1 KiB on 4 H200s), else grouped sends and receives (7.5 µs)."""
+        """`ncclGather` since NCCL 2.28, else grouped sends and receives. 1 KiB takes 5.8 and 7.5 µs on 4 H200s."""
         if self._library.has("ncclGather"):
             return self._bind("ncclGather", send, receive, count, self._types[dtype], root)
         receives = [self._receive(receive, peer, count, dtype, peer) for peer in range(self._ranks)]
         return self._group([self._send(send, 0, count, dtype, root), *(receives if self._rank == root else ())])
 
     def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`ncclScatter` (NCCL 2.28 or later), else grouped sends and receives."""
+        """`ncclScatter` since NCCL 2.28, else grouped sends and receives."""
         if self._library.has("ncclScatter"):
             return self._bind("ncclScatter", send, receive, count, self._types[dtype], root)
         sends = [self._send(send, peer, count, dtype, peer) for peer in range(self._ranks)]
@@ -112,9 +112,9 @@ class NcclCalls:
 
 
 class NcclBackend:
-    """Collectives on one GPU, with one main communicator and others opened next to it.
+    """NCCL collectives on one GPU, with a main communicator and optional further communicators.
 
-    `allocations` maps the address of each buffer that NCCL allocated to its bytes. Such buffers can be registered.
+    `allocations` has the address and size in bytes of each buffer that NCCL allocated. Such buffers can be registered.
     """
 
     name = "nccl"
@@ -141,17 +141,19 @@ class NcclBackend:
         self.calls = self.open(group)
 
     def open(self, group: Group) -> NcclCalls:
-        """Open a new communicator on the same stream. NCCL reads variables such as NCCL_ALGO again for it."""
+        """Open another communicator on the same stream. NCCL reads variables such as NCCL_ALGO again for it."""
         return self.adopt(GroupCommunicator(self._library, group))
 
     def adopt(self, communicator: GroupCommunicator) -> NcclCalls:
-        """Return the collectives of a communicator made elsewhere. This backend watches and destroys it too."""
+        """Return the collectives of a communicator that was created elsewhere. This backend also watches and
+        destroys it.
+        """
         calls = NcclCalls(communicator, self._library, self._device.stream.ptr)
         self._communicators[id(calls)] = communicator
         return calls
 
     def drop(self, calls: CollectiveCalls) -> None:
-        """Abort a communicator that NCCL refuses to use. Destroying it could wait forever."""
+        """Abort a communicator that NCCL refuses to use. Destroying it instead could hang."""
         self._communicators.pop(id(calls)).abort()
 
     def chain(self, launches: Sequence[Launch]) -> Launch:
@@ -178,7 +180,7 @@ class NcclBackend:
         return self._device.allocate(size_bytes)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        # Kernels that fill buffers run on the same stream. Wait for them before a capture or a timing begins.
+        # Kernels that fill buffers run on the same stream. They must finish before a capture or a measurement begins.
         self._device.stream.synchronize()
         if graph_replays:
             calls = partial(self._library.issue, call_table(launches))
@@ -186,7 +188,7 @@ class NcclBackend:
         return self._marks.between(timing.join_groups(launches, self._marks.groups(launches), call_table))
 
     def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-        """Return one launch of all, with an event after each batch."""
+        """Join operations into one launch, with an event after each batch."""
         self._device.stream.synchronize()
         groups = self._marks.every(launches, operations)
         return self._marks.clocked(timing.join_groups(launches, groups, call_table))
@@ -202,7 +204,7 @@ class NcclBackend:
             return self._seconds_since(start, launch)
 
     def together(self, launch: Launch) -> float:
-        """Return the seconds after a barrier. Nothing runs between the barrier and the first call."""
+        """Return the wall time from a barrier in seconds. The first call follows the barrier immediately."""
         self._device.stream.synchronize()
         behind = self._starting_line.before(launch) if isinstance(launch, timing.CallTable) else None
         if behind is None:
@@ -226,7 +228,9 @@ class NcclBackend:
         self.wait_until_idle(self._device.stream, launch.look if isinstance(launch, timing.MarkedLaunch) else None)
 
     def wait_until_idle(self, stream: Any, look: Callable[[], object] | None = None) -> None:
-        """Wait until a stream is idle, and poll NCCL's asynchronous errors. Raise AbortedError after an abort."""
+        """Wait until a stream is idle, and poll NCCL's asynchronous errors meanwhile. Raise AbortedError after an
+        abort.
+        """
         communicators = cycle(self._communicators.values())
         while not stream.done:
             next(communicators).check_async_error()
@@ -236,18 +240,18 @@ class NcclBackend:
             raise AbortedError
 
     def issue_seconds(self, launch: Launch, operations: int) -> float | None:
-        """Return the host seconds to issue one of the last timed operations. None for captured graphs."""
+        """Return the host time in seconds to issue one operation of the last measurement. None for captured graphs."""
         if isinstance(launch, timing.MarkedLaunch):
             return launch.issue_seconds
         known = isinstance(launch, timing.CallTable) and 0 < operations <= timing.MOST_QUEUED
         return self._issued_seconds / operations if known and self._issued_seconds is not None else None
 
     def trouble(self) -> str:
-        """Return NCCL's asynchronous error, or ''. Safe to call from another thread during an operation."""
+        """Return NCCL's asynchronous error, or ''. Another thread may call this during an operation."""
         return next(filter(None, (communicator.trouble() for communicator in list(self._communicators.values()))), "")
 
     def abort(self) -> None:
-        """Abort the communicators, which cannot be used afterwards. Safe to call from another thread."""
+        """Abort all communicators. They cannot be used any more. Another thread may call this."""
         self._aborted = True
         for communicator in list(self._communicators.values()):
             communicator.abort()
@@ -260,7 +264,7 @@ class NcclBackend:
 
 
 class GatedNccl(NcclBackend):
-    """NCCL's collectives, timed by the GPU from the opening of a gate."""
+    """NCCL collectives, measured in GPU time from the opening of a gate."""
 
     def __init__(
         self,
@@ -277,11 +281,11 @@ class GatedNccl(NcclBackend):
         return partial(self.issue, call_table(launches))
 
     def libraries(self) -> Mapping[str, str]:
-        """Add to the libraries whether the driver has a gate."""
+        """Return the library versions, and a note if the driver has no gate."""
         return {**super().libraries(), **self._clock.gate_words()}
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """Return one launch of all, or a captured graph of them, which needs no gate."""
+        """Join operations into one launch, or capture them in a CUDA graph, which needs no gate."""
         return self._clock.bind(launches, graph_replays)
 
     def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
@@ -291,7 +295,9 @@ class GatedNccl(NcclBackend):
         return self._clock.seconds(launch)
 
     def together(self, launch: Launch) -> float:
-        """Return the GPU seconds of all operations. Each portion is issued on all ranks before it begins on any."""
+        """Return the GPU time of all operations in seconds. No rank starts a portion before all ranks have enqueued
+        it.
+        """
         return self._clock.together(launch)
 
     def issue_seconds(self, launch: Launch, operations: int) -> float | None:

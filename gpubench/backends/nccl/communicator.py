@@ -1,4 +1,4 @@
-"""NCCL communicators with a configuration or a deadline, and the buffers registered with them."""
+"""NCCL communicators with configuration options or a deadline, and the registration of buffers."""
 
 import ctypes
 import time
@@ -27,7 +27,10 @@ _FIRST_WITH: Mapping[tuple[str, str], tuple[int, str]] = {
     (CTA_POLICY, CtaPolicy.ZERO): (22800, "NCCL_CTA_POLICY_ZERO"),
 }
 _FIRST_WITH_CAPS = 21700
-"""NCCL_VERSION_CODE of the first release with each call (nccl.h.in of v2.17.1-1, v2.19.3-1, v2.27.3-1, v2.28.3-1)."""
+"""NCCL_VERSION_CODE of the first release with each function or option.
+
+From nccl.h.in of v2.17.1-1, v2.19.3-1, v2.27.3-1 and v2.28.3-1.
+"""
 
 UNIQUE_ID_BYTES = 128
 _SUCCESS, _IN_PROGRESS = 0, 7  # ncclSuccess and ncclInProgress in nccl.h
@@ -35,13 +38,13 @@ _SECONDS_BETWEEN_LOOKS = 20e-6
 
 
 def new_unique_id(library: NcclLibrary) -> bytes:
-    """Create the unique id that all ranks of a communicator share. Raise NcclError."""
-    made = library.asked(library.nccl.get_unique_id)  # keeps its memory alive
+    """Create the unique ID that all ranks of a communicator share. Raise NcclError."""
+    made = library.asked(library.nccl.get_unique_id)  # This object owns the memory that is read below
     return ctypes.string_at(made.ptr, UNIQUE_ID_BYTES)
 
 
 def _configured(library: NcclLibrary, unique_id: bytes, rank: int, ranks: int, asked: Mapping[str, int]) -> Any:
-    """Create a communicator with these fields of `ncclConfig_t`. Raise NcclError if NCCL refuses."""
+    """Create a communicator with these fields set in `ncclConfig_t`. Raise NcclError if NCCL refuses."""
     nccl = library.nccl
     config = nccl.Config()
     for name, value in asked.items():
@@ -50,9 +53,9 @@ def _configured(library: NcclLibrary, unique_id: bytes, rank: int, ranks: int, a
 
 
 class GroupCommunicator:
-    """A communicator of a group. Every rank of the group has to create it. `asked` holds fields of `ncclConfig_t`.
+    """The NCCL communicator of a group. All ranks of the group must create it together.
 
-    Raise NcclError if NCCL refuses.
+    `asked` has values for fields in `ncclConfig_t`. The constructor raises NcclError if NCCL refuses.
     """
 
     def __init__(self, library: NcclLibrary, group: Group, asked: Mapping[str, int] | None = None) -> None:
@@ -69,7 +72,7 @@ class GroupCommunicator:
         self._registered: list[tuple[Callable[..., object], Any]] = []
 
     def register(self, how: Registration, address: int, size_bytes: int) -> bool:
-        """Register memory. All ranks have to call it. False if NCCL returns no handle."""
+        """Register a buffer. All ranks must call this together. Return False if NCCL returns no handle."""
         nccl, asked = self._library.nccl, self._library.asked
         if how is Registration.SYMMETRIC:
             window = asked(nccl.comm_window_register, self._made, address, size_bytes, _SYMMETRIC)
@@ -87,8 +90,8 @@ class GroupCommunicator:
         self._library.asked(call, address, size_bytes, nccl.DataType.Uint8, peer, self._made, stream)
 
     def check_async_error(self) -> None:
-        """Raise NcclError if NCCL has an asynchronous error."""
-        made = self._made  # another thread may abort it meanwhile
+        """Raise NcclError if NCCL reports an asynchronous error."""
+        made = self._made  # Another thread may abort the communicator meanwhile
         state = _SUCCESS if made is None else self._ask(made)
         if state not in (_SUCCESS, _IN_PROGRESS):
             raise NcclError(self._library.words(state))
@@ -106,7 +109,7 @@ class GroupCommunicator:
         self._end(self._library.nccl.comm_abort)
 
     def destroy(self) -> None:
-        """Destroy the communicator and its registrations. All ranks have to call it."""
+        """Destroy the communicator and its registrations. All ranks must call this together."""
         while self._registered and self._made is not None:
             undo, found = self._registered.pop()
             with suppress(NcclError):
@@ -120,11 +123,16 @@ class GroupCommunicator:
 
 
 class CommunicatorError(OSError):
-    """NCCL could not connect ranks or move data between them."""
+    """NCCL failed to connect ranks or to move data between them."""
 
 
 class BoundedCommunicator:
-    """A communicator with a deadline. It aborts and raises TimeoutError, or CommunicatorError if NCCL fails."""
+    """A communicator whose calls have a deadline. If a call fails, the communicator is aborted.
+
+    Raises:
+        TimeoutError: The deadline has passed.
+        CommunicatorError: NCCL returned an error.
+    """
 
     def __init__(self, library: NcclLibrary, unique_id: bytes, rank: int, ranks: int, deadline: float) -> None:
         self._library, self._nccl, self._made = library, library.nccl, None
@@ -134,8 +142,9 @@ class BoundedCommunicator:
     def exchange(
         self, addresses: tuple[int, int], peers: tuple[int, int], size_bytes: int, stream: int, deadline: float
     ) -> None:
-        """Enqueue a send from the first address to the first peer, and a receive at the second address from the second
-        peer.
+        """Enqueue a send and a receive in one NCCL group.
+
+        `addresses` are the send and receive buffers. `peers` are the destination and source ranks.
         """
         self._called(self._exchange, addresses, peers, size_bytes, stream)
         self._settle(deadline)
@@ -147,21 +156,21 @@ class BoundedCommunicator:
             asked(nccl.send, send, size_bytes, nccl.DataType.Int8, to, self._made, stream)
             asked(nccl.recv, receive, size_bytes, nccl.DataType.Int8, source, self._made, stream)
         finally:
-            # In an open group NCCL would delay all later calls of this process.
+            # If the group stayed open, NCCL would delay all later calls in this process.
             asked(nccl.group_end)
 
     def all_reduce(self, addresses: tuple[int, int], count: int, stream: int, deadline: float) -> None:
-        """Enqueue an all-reduce of `count` 64-bit integers from the first address into the second."""
+        """Enqueue a sum of `count` 64-bit integers over all ranks, from the first address to the second."""
         kind, op = self._nccl.DataType.Int64, self._nccl.RedOp.Sum
         self._called(self._library.asked, self._nccl.all_reduce, *addresses, count, kind, op, self._made, stream)
         self._settle(deadline)
 
     def check(self) -> None:
-        """Raise CommunicatorError if NCCL has an asynchronous error."""
+        """Raise CommunicatorError if NCCL reports an asynchronous error."""
         self._settle(float("inf"))
 
     def close(self, deadline: float) -> None:
-        """Destroy the communicator. All ranks have to call it."""
+        """Finalise and destroy the communicator. All ranks must call this together."""
         self._called(self._library.asked, self._nccl.comm_finalize, self._made)
         self._settle(deadline)
         self._end(self._nccl.comm_destroy)
@@ -195,12 +204,12 @@ class BoundedCommunicator:
 
 
 def takes_caps(library: NcclLibrary) -> bool:
-    """True if NCCL accepts a limit on CTAs when a communicator is created."""
+    """Return True if NCCL accepts a limit on CTAs when a communicator is created."""
     return library.has("ncclCommInitRankConfig")
 
 
 def config_of(requests: Mapping[str, str]) -> dict[str, int]:
-    """Return the fields of `ncclConfig_t` for these requests."""
+    """Convert requests such as --max-ctas to fields in `ncclConfig_t`."""
     caps = {"max_ctas": int(requests[MAX_CTAS])} if MAX_CTAS in requests else {}
     return caps | ({"cta_policy": _POLICIES[CtaPolicy(requests[CTA_POLICY])]} if CTA_POLICY in requests else {})
 
@@ -208,9 +217,12 @@ def config_of(requests: Mapping[str, str]) -> dict[str, int]:
 def open_requested(
     backend: "NcclBackend", library: NcclLibrary, group: Group, requests: Mapping[str, str]
 ) -> tuple[CollectiveCalls, Registration]:
-    """Open a communicator with these requests. Return its collectives and how its buffers are registered.
+    """Open a communicator that is configured by `requests`, and register its buffers.
 
-    Raise NcclError if NCCL refuses.
+    Returns the collectives and the actual kind of registration.
+
+    Raises:
+        NcclError: NCCL refused a call.
     """
     communicator = GroupCommunicator(library, group, config_of(requests))
     calls = backend.adopt(communicator)
@@ -226,7 +238,7 @@ def open_requested(
 
 
 def check_requests(settings: tuple[NcclSetting, ...], version_code: int) -> None:
-    """Raise UsageError for a request that needs a newer NCCL, and name the first version that has it."""
+    """Raise UsageError if a request needs a newer NCCL. The error names the first version that supports it."""
     for request in dict.fromkeys(item for setting in settings for item in setting.requests.items()):
         default = (_FIRST_WITH_CAPS, "cap on CTAs") if request[0] == MAX_CTAS else (0, "")
         first, what = _FIRST_WITH.get(request, default)

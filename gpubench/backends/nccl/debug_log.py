@@ -1,15 +1,15 @@
-"""Read NCCL's log while every operation is tried once, without changing the user's own log.
+"""Read NCCL's log while every operation runs once, without changing the log that the user asked for.
 
-The user's NCCL variables and configuration files decide where it is read:
+The user's NCCL variables and configuration files decide where the log is read:
 
-- NCCL_DEBUG unset, VERSION or WARN: in a private file. The version and warnings that the user wants are printed.
-- INFO, ABORT or TRACE without a file: in a private file with the user's subsystems, which is forwarded to stdout.
-  NCCL before 2.24.3 could not return to stdout, so its log is not read.
-- INFO, ABORT or TRACE with NCCL_DEBUG_FILE: in the user's file, unless several ranks overwrite it.
-- INFO, ABORT or TRACE with an NCCL_DEBUG_SUBSYS without INIT: not at all.
+- NCCL_DEBUG unset, VERSION or WARN: from a private file. The version and warnings that the user wants are printed.
+- INFO, ABORT or TRACE without a file: from a private file with the user's subsystems, which is forwarded to stdout.
+  NCCL before 2.24.3 cannot switch back to stdout, so its log is not read.
+- INFO, ABORT or TRACE with NCCL_DEBUG_FILE: from the user's file, unless several ranks overwrite it.
+- INFO, ABORT or TRACE with an NCCL_DEBUG_SUBSYS without INIT: the log is not read.
 
-A private file is in this process's memory, and has a name in /proc. NCCL 2.24.3 and later read the variables again on
-request. This ends the log and empties the user's file, so earlier lines are appended to it.
+A private file is in the memory of this process and has a name in /proc. NCCL 2.24.3 and later can read the variables
+again. That ends the log and truncates the user's file, so gpubench appends the user's earlier lines to it.
 """
 
 import os
@@ -27,16 +27,16 @@ from gpubench.backends.mpi.group import host_name
 from gpubench.machine.environment import DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS
 from gpubench.machine.host import list_names
 
-INFO_LEVELS = ("INFO", "ABORT", "TRACE")  # Levels that show how ranks are connected, in NCCL's order
+INFO_LEVELS = ("INFO", "ABORT", "TRACE")  # Levels that show how NCCL connects ranks, in NCCL's order
 _DEFAULT_SUBSYSTEMS = "INIT,BOOTSTRAP,ENV"
 _SUBSYSTEMS = (
     "INIT,ENV,GRAPH,NET,TUNING"  # Connections, variables, rings, networks, and one line per operation on rank 0
 )
-_QUIET_SUBSYSTEMS = "INIT,ENV"  # For an NCCL whose log cannot be ended: no lines per operation
+_QUIET_SUBSYSTEMS = "INIT,ENV"  # No lines per operation, for an NCCL that cannot stop logging
 
 
 class LogAccess(StrEnum):
-    """The file from which NCCL's log is read."""
+    """Where gpubench reads NCCL's log."""
 
     PRIVATE = "in private"
     FORWARDED = "in private, and passed on"
@@ -45,8 +45,9 @@ class LogAccess(StrEnum):
 
 
 class LogPlan(Struct, frozen=True):
-    """How to read NCCL's log, and the variables for it. `why_not` and `no_tuning` say why there is no log or no
-    algorithm.
+    """Where to read NCCL's log, and the NCCL variables to set for it.
+
+    `why_not` is the reason if the log cannot be read. `no_tuning` is the reason if it does not show algorithms.
     """
 
     how: LogAccess
@@ -56,7 +57,7 @@ class LogPlan(Struct, frozen=True):
 
 
 def plan_log(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> LogPlan:
-    """Plan how to read NCCL's log, given the user's NCCL variables."""
+    """Decide where to read NCCL's log, from the user's NCCL variables in `settings`."""
     if settings.get(DEBUG, "").upper() in INFO_LEVELS:
         return _plan_beside_user(settings, ranks_on_node, can_reset=can_reset)
     if can_reset:
@@ -66,7 +67,7 @@ def plan_log(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool
 
 
 def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> LogPlan:
-    """Plan for a log that the user reads too. It keeps exactly the lines that the user asked for."""
+    """Plan for a log that the user also reads. It must keep exactly the lines that the user asked for."""
     level, file, subsystems = (settings.get(name, "") for name in (DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS))
     if not shows(subsystems, "INIT"):
         why_not = f"{DEBUG_SUBSYSTEMS}={subsystems} leaves INIT out, which shows connections"
@@ -78,14 +79,14 @@ def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_re
         no_tuning = "" if shows(subsystems, "TUNING") else f"TUNING is not among the {DEBUG_SUBSYSTEMS} that are set"
         if file:
             return LogPlan(LogAccess.USERS_FILE, no_tuning=no_tuning)
-        # Set a level from a configuration file as a variable, as NCCL may open its log before it reads those files.
+        # Set levels from configuration files as variables too. NCCL may open its log before it reads those files.
         repeated = {name: settings[name] for name in (DEBUG, DEBUG_SUBSYSTEMS) if name in settings}
         return LogPlan(LogAccess.FORWARDED, repeated, no_tuning=no_tuning)
     return LogPlan(LogAccess.NOT, why_not=why_not)
 
 
 def shows(subsystems: str, name: str) -> bool:
-    """True if a log with this NCCL_DEBUG_SUBSYS contains the lines of a subsystem."""
+    """Return True if a log with this NCCL_DEBUG_SUBSYS contains the lines of subsystem `name`."""
     words = (subsystems or _DEFAULT_SUBSYSTEMS).upper().removeprefix("^").split(",")
     return (name in words or "ALL" in words) != subsystems.startswith("^")
 
@@ -97,18 +98,21 @@ _CHUNK_BYTES = 1 << 16
 
 
 class ResettableLog(Protocol):
-    """What the log needs of the NCCL library."""
+    """The functions of an NCCL library that `NcclLog` needs."""
 
     @property
     def can_reset_log(self) -> bool:
-        """True if NCCL can read its variables again (2.24.3 or later)."""
+        """True if NCCL can read its log variables again (2.24.3 or later)."""
 
     def reset_log(self) -> None:
-        """Make NCCL read its variables again before its next line."""
+        """Make NCCL read its log variables again before it writes the next line."""
 
 
 class NcclLog:
-    """NCCL's log of this process, begun before NCCL's first call. `no_log` and `no_tuning` hold reasons, or ''."""
+    """The NCCL log of this process. Enter the context before the first NCCL call.
+
+    `no_log` and `no_tuning` are reasons why the log or its algorithms cannot be read, or ''.
+    """
 
     def __init__(
         self,
@@ -135,7 +139,7 @@ class NcclLog:
         self._users_lines: list[bytes] = []
 
     def __enter__(self) -> Self:
-        """Have NCCL write its log to a file of this process."""
+        """Make NCCL write its log to a file of this process."""
         if self._is_ours:
             try:
                 self._descriptor = os.memfd_create("nccl-log")
@@ -149,7 +153,7 @@ class NcclLog:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Restore log and environment, and print the lines that the user had asked for."""
+        """Restore NCCL's log and the environment, and print the lines that the user asked for."""
         self.switch_off()
         self.lines()
         self._write_users_lines()
@@ -159,7 +163,7 @@ class NcclLog:
         self._descriptor = None
 
     def is_readable(self) -> bool:
-        """True if NCCL writes to the file and not to stdout. Otherwise `no_log` has the reason."""
+        """Return True if NCCL writes to the file and not to stdout. If False, `no_log` has the reason."""
         if self._plan.how is LogAccess.USERS_FILE and self._descriptor is None:
             self._open_users_file()
         elif self._is_ours and self._descriptor is not None and not _is_open_twice(self._descriptor):
@@ -167,7 +171,7 @@ class NcclLog:
         return not self.no_log
 
     def lines(self) -> list[bytes]:
-        """Return the complete lines since the last call."""
+        """Return the complete lines that NCCL has written since the last call."""
         if self._descriptor is None:
             return []
         while chunk := os.pread(self._descriptor, _CHUNK_BYTES, self._offset):
@@ -180,12 +184,12 @@ class NcclLog:
         return found
 
     def warnings(self) -> list[str]:
-        """Return NCCL's warnings so far, without source file and line."""
+        """Return all NCCL warnings so far, without the source file and line number."""
         self.lines()
         return [line.decode(errors="replace").strip() for line in self._warnings]
 
     def switch_off(self) -> None:
-        """Stop reading. From the next line on NCCL logs as the user set it, if it can read its variables again."""
+        """Stop reading. If NCCL can read its variables again, it logs from now on as the user configured it."""
         if not self._is_ours:
             return
         self._is_ours = False
@@ -230,7 +234,7 @@ class NcclLog:
 
 
 class SilentLog:
-    """The log of a library that logs no paths, with the reason."""
+    """A log without lines, for a library that does not log its paths. `no_log` is the reason."""
 
     no_tuning = ""
 
@@ -248,7 +252,7 @@ class SilentLog:
 
 
 def lines_at_user_level(settings: Mapping[str, str], lines: Sequence[bytes]) -> list[bytes]:
-    """Filter an INFO log for the lines that the user's own level would show: the version and warnings."""
+    """Keep the lines of an INFO log that the user's log level would show: the version and warnings."""
     level = settings.get(DEBUG, "").upper()
     if level not in ("WARN", "VERSION"):
         return []
@@ -263,7 +267,7 @@ def lines_at_user_level(settings: Mapping[str, str], lines: Sequence[bytes]) -> 
 
 
 def log_path(file: str) -> str:
-    """Expand NCCL_DEBUG_FILE as NCCL does: %h is the host, %p the process id, %% a percent sign."""
+    """Expand NCCL_DEBUG_FILE as NCCL does: %h is the host name, %p the process ID, and %% a percent sign."""
     words = {"%h": host_name(), "%p": str(os.getpid()), "%%": "%"}
     return re.sub("%[hp%]", lambda found: words[found[0]], file)
 
@@ -277,7 +281,7 @@ def _is_open_twice(descriptor: int) -> bool:
 
 
 class _Forwarder(threading.Thread):
-    """A thread that copies new content of one file to another while NCCL blocks the main thread."""
+    """A thread that copies new content from one file to another, also while NCCL blocks the main thread."""
 
     def __init__(self, source: int, destination: int) -> None:
         super().__init__(daemon=True)

@@ -1,7 +1,8 @@
-"""The libnccl of this process: NVIDIA's bindings (`nccl.bindings.nccl` of nccl4py), function addresses, and variables.
+"""The NCCL library of this process: NVIDIA's bindings (nccl4py), function addresses, and variables.
 
-The bindings are as fast as CuPy's, which CuPy plans to drop. On one H100 they take 5 to 9 ms to import (CuPy's: 1), and
-5.2 to 7.8 µs to issue an operation of 1 KiB (5.6 to 7.5), with NCCL 2.21.5, 2.27.7, 2.32.3, and PyTorch's 2.28.9.
+CuPy plans to drop its own bindings. On an H100, importing nccl4py's takes 5 to 9 ms, compared with 1 ms for CuPy's.
+Issuing an operation of 1 KiB takes 5.2 to 7.8 µs, compared with 5.6 to 7.5 µs. Measured with NCCL 2.21.5, 2.27.7,
+2.32.3, and PyTorch's 2.28.9.
 """
 
 import ctypes
@@ -26,17 +27,20 @@ _RESET_LOG = "ncclResetDebugInit"
 
 
 class NcclError(RuntimeError):
-    """NCCL refused a call. The text is NCCL's."""
+    """NCCL refused a call. The message is NCCL's."""
 
 
 class NcclLibrary:
-    """The libnccl that is loaded, else the one that is found. `version` is '2.28.9', `version_code` 22809."""
+    """The NCCL library that is already loaded, or else the one that the bindings find.
+
+    `version` is for example '2.28.9', and `version_code` is then 22809.
+    """
 
     error: type[Exception] = NcclError
 
     def __init__(self, asked: str | None = None) -> None:
         if asked is not None:
-            # Load it first and globally, so that the bindings find it as libnccl.so.2.
+            # Load the requested library first and with global symbols, so that the bindings find it as libnccl.so.2.
             try:
                 _load(asked, ctypes.RTLD_GLOBAL).ncclGetVersion  # noqa: B018
             except (OSError, AttributeError) as error:
@@ -57,28 +61,28 @@ class NcclLibrary:
             raise errors.nccl_library_not_used(asked, self.path)
 
     def allocate(self, size_bytes: int) -> int:
-        """Allocate memory with NCCL and return its address. Raise UsageError before NCCL 2.19."""
+        """Allocate GPU memory with NCCL and return its address. Raise UsageError before NCCL 2.19."""
         if not self.has("ncclMemAlloc"):
             raise errors.no_nccl_allocator(self.version)
         return int(self.asked(self.nccl.mem_alloc, size_bytes))
 
     def free(self, address: int) -> None:
-        """Free memory from `allocate`."""
+        """Free memory that `allocate` returned."""
         self.asked(self.nccl.mem_free, address)
 
     def asked(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the bindings. Raise NcclError if NCCL refuses."""
+        """Call a function of the bindings. Raise NcclError if NCCL returns an error."""
         try:
             return function(*arguments)
         except self.nccl.NCCLError as error:
             raise NcclError(str(error)) from error
 
     def words(self, status: int) -> str:
-        """Return NCCL's text for an error code."""
+        """Return NCCL's message for an error code."""
         return str(self.nccl.NCCLError(status))
 
     def issue(self, launch: Launch) -> None:
-        """Make the calls of a launch. Raise NcclError with NCCL's text if one fails."""
+        """Make the calls of a launch. Raise NcclError with NCCL's message if one fails."""
         try:
             launch()
         except CallFailedError as error:
@@ -86,23 +90,23 @@ class NcclLibrary:
 
     @property
     def can_reset_log(self) -> bool:
-        """True if NCCL can read NCCL_DEBUG again (2.24.3 or later)."""
+        """True if NCCL can read its log variables again (2.24.3 or later)."""
         return self.has(_RESET_LOG)
 
     def reset_log(self) -> None:
-        """Make NCCL read its log variables again before its next line."""
+        """Make NCCL read its log variables again before it writes the next line."""
         ctypes.CFUNCTYPE(None)(self.address(_RESET_LOG))()
 
     def last_error(self) -> str:
-        """Return NCCL's last warning in this process. '' if there is none, or before NCCL 2.13."""
+        """Return NCCL's last warning in this process. '' if there is none, and always before NCCL 2.13."""
         return str(self.nccl.get_last_error(self.nccl.Comm(0))).strip() if self.has("ncclGetLastError") else ""
 
     def has(self, name: str) -> bool:
-        """True if this NCCL has a function of this C name."""
+        """Return True if this NCCL exports the C function `name`."""
         return hasattr(self._native, name)
 
     def address(self, name: str) -> int:
-        """Return the address of a function by its C name."""
+        """Return the address of the C function `name`."""
         return ctypes.cast(getattr(self._native, name), ctypes.c_void_p).value or 0
 
 
@@ -110,7 +114,8 @@ def _load(path: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
     return ctypes.CDLL(path, mode)
 
 
-_KNOWN_TO_ALL = (b"NCCL_DEBUG", b"NCCL_ALGO")  # A file without these names is compressed, or not libnccl
+# Every libnccl contains these names. A file without them is compressed, or is not libnccl
+_KNOWN_TO_ALL = (b"NCCL_DEBUG", b"NCCL_ALGO")
 
 _PREFIX = "NCCL_"
 _NAME = re.compile(rb"\0(NCCL_[A-Z0-9_]{2,60})(?=\0)")
@@ -118,10 +123,13 @@ _PLUGINS = re.compile(r"NCCL_\w+_PLUGIN")
 
 
 def check_variables(names: Sequence[str], path: str, settings: Sequence[str]) -> tuple[str, ...]:
-    """Return the variables that the NCCL in the file `path` does not read. `settings` are all NCCL variables set.
+    """Return the variables in `names` that the NCCL library at `path` does not read.
 
-    Other variables may belong to another library, and an unknown NCCL variable to a plugin. Raise UsageError for an
-    unknown NCCL variable without a plugin. A search takes 0.3 s in a file of 300 MB.
+    An unknown variable may belong to another library, or to a plugin. `settings` are the names of all NCCL variables
+    that are set. Searching a file of 300 MB takes 0.3 s.
+
+    Raises:
+        UsageError: A variable starts with NCCL_, is unknown to NCCL, and no plugin is set.
     """
     try:
         with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -152,7 +160,7 @@ def _unknown(name: str, path: str, known: set[str]) -> errors.UsageError:
 
 
 def unverified(names: Sequence[str]) -> tuple[Finding, ...]:
-    """Return the finding on variables that NCCL may not read."""
+    """Return the finding for variables that NCCL may not read."""
     if not names:
         return ()
     return (
@@ -175,9 +183,10 @@ _SECONDS_TO_ANSWER = 30.0
 def start_asking(
     environment: dict[str, str], command: Sequence[str] = tuple(module_command(_MODULE))
 ) -> Callable[[], str]:
-    """Start a process that loads NCCL without torch. In a process with torch, every backend uses torch's NCCL.
+    """Start a process that loads NCCL without torch, and return a function that waits for its answer.
 
-    The returned function waits for '2.28.9 from FILE', or '' if there is no answer.
+    The answer is for example '2.28.9 from FILE', or '' if the process fails. A separate process is necessary because
+    torch brings its own NCCL, which all backends in the same process then use.
     """
     process = subprocess.Popen(
         command,
@@ -201,7 +210,7 @@ def start_asking(
 
 
 def main() -> None:
-    """Print version and file of the loaded NCCL as JSON."""
+    """Print the version and path of the loaded NCCL as JSON."""
     library = NcclLibrary()
     sys.stdout.write(json.dumps({"nccl": f"{library.version} from {library.path}"}))
 

@@ -1,4 +1,4 @@
-"""torch.distributed as a backend: tensors, collectives, and clocks on GPUs and CPUs."""
+"""torch.distributed as a backend: tensors, collectives, and their timing on GPUs and CPUs."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ from gpubench.ports.group import Group
 
 
 class DeviceMemory:
-    """A tensor on one of torch's devices, filled and checked through a host buffer."""
+    """A tensor on a torch device that CuPy does not support. It is filled and checked through a host buffer."""
 
     def __init__(self, torch: Any, device: Any, size_bytes: int, progress: Progress = UNWATCHED) -> None:
         self.size_bytes = size_bytes
@@ -49,7 +49,7 @@ class Tensors:
         self.types = {dtype: getattr(torch, dtype.value) for dtype in DataType}
 
     def of(self, region: Region, count: int, dtype: DataType) -> Any:
-        """Return `count` elements of a region as a tensor."""
+        """Return a tensor that shares memory with the first `count` elements of a region."""
         start = region.offset_bytes
         return self._bytes(region.memory)[start : start + count * dtype.size_bytes].view(self.types[dtype])
 
@@ -67,10 +67,10 @@ _OPS = {ReduceOp.SUM: "SUM", ReduceOp.PROD: "PRODUCT", ReduceOp.MAX: "MAX", Redu
 
 
 class TorchCalls:
-    """NCCL's collectives in one process group. `name` is gpubench's name of the backend.
+    """NCCL's collectives in one torch process group. `name` is gpubench's name for the backend.
 
-    `settle` waits for what a launch enqueued on a stream. It is None if the timing does that. Gloo reduces in place on
-    every rank, so all ranks pass it a copy.
+    `settle` waits for the work that a launch enqueued on a stream. It is None if the clock waits instead. Gloo reduces
+    in place on every rank, so every rank copies its data to the receive buffer first.
     """
 
     def __init__(
@@ -82,16 +82,16 @@ class TorchCalls:
         self._rank: int = group.rank()
         self._ranks: int = group.size()
         self._is_gloo = found.backend == "gloo"
-        # torch counts roots and peers in the whole job, also for a group of some ranks.
+        # Torch identifies roots and peers by their rank in the whole job, also in groups of fewer ranks.
         self._in_job = [found.distributed.get_global_rank(group, rank) for rank in range(self._ranks)]
         operations = found.distributed.ReduceOp
         self._ops = {op: getattr(operations, name) for op, name in _OPS.items()}
-        # torch 2.13 has new names for two operations and warns about the old ones.
+        # Torch 2.13 renamed these two functions and warns about the old names.
         self._gather_into = _either(found.distributed, "all_gather_single", "all_gather_into_tensor")
         self._scatter_from = _either(found.distributed, "reduce_scatter_single", "reduce_scatter_tensor")
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
-        """`all_reduce`, in the receive buffer."""
+        """`all_reduce`, which works in place in the receive buffer."""
         into = self._tensors.of(receive, count, dtype)
         call = partial(self._distributed.all_reduce, into, self._op(op, dtype), group=self._group)
         return self._launch([*self._copied(send, receive, count, dtype), call, *self._divided(into, op, dtype)])
@@ -106,7 +106,7 @@ class TorchCalls:
         return self._launch([call, *self._divided(into, op, dtype)])
 
     def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`broadcast`, in the receive buffer."""
+        """`broadcast`, which works in place in the receive buffer."""
         copied = self._copied(send, receive, count, dtype) if self._rank == root else ()
         into = self._tensors.of(receive, count, dtype)
         return self._launch(
@@ -114,7 +114,10 @@ class TorchCalls:
         )
 
     def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
-        """`reduce`, in the receive buffer on the root and in the send buffer elsewhere, which NCCL leaves unchanged."""
+        """`reduce`, in place: in the receive buffer on the root, and in the send buffer on other ranks.
+
+        NCCL leaves the send buffers unchanged. Gloo does not, so with Gloo every rank uses its receive buffer.
+        """
         is_root = self._rank == root
         copies = is_root or self._is_gloo
         work = self._tensors.of(receive if copies else send, count, dtype)
@@ -127,20 +130,20 @@ class TorchCalls:
         return self._launch([partial(self._distributed.all_to_all_single, into, source, group=self._group)])
 
     def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
-        """`all_to_all_single` with the elements for and from each rank."""
+        """`all_to_all_single` with a separate element count for each peer."""
         own = [counts[self._rank]] * self._ranks
         into, source = self._tensors.of(receive, sum(own), dtype), self._tensors.of(send, sum(counts), dtype)
         call = self._distributed.all_to_all_single
         return self._launch([partial(call, into, source, own, list(counts), group=self._group)])
 
     def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`gather` into blocks of the root's receive buffer."""
+        """`gather` to blocks of the root's receive buffer."""
         blocks = self._blocks(receive, count, dtype) if self._rank == root else None
         source = self._tensors.of(send, count, dtype)
         return self._launch([partial(self._distributed.gather, source, blocks, self._in_job[root], group=self._group)])
 
     def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`scatter` of blocks of the root's send buffer."""
+        """`scatter` from blocks of the root's send buffer."""
         blocks = self._blocks(send, count, dtype) if self._rank == root else None
         into = self._tensors.of(receive, count, dtype)
         return self._launch([partial(self._distributed.scatter, into, blocks, self._in_job[root], group=self._group)])
@@ -148,12 +151,12 @@ class TorchCalls:
     def send_receive(
         self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
     ) -> Launch:
-        """`batch_isend_irecv` of one send and one receive. A rank that is its own neighbour copies."""
+        """`batch_isend_irecv` with one send and one receive. A rank that is its own neighbour copies instead."""
         if destination == self._rank == source:
             return self._launch(self._copied(send, receive, count, dtype))
         outgoing, into = self._tensors.of(send, count, dtype), self._tensors.of(receive, count, dtype)
         if self._is_gloo and outgoing.is_cuda:
-            # Gloo writes a CUDA tensor to its socket as if it were host memory, which crashes the process.
+            # Gloo would pass a CUDA pointer to its socket as if it were host memory, which crashes the process.
             on_host = [tensor.to("cpu") for tensor in (outgoing, into)]
             exchange = self._exchange(on_host[0], destination, on_host[1], source)
             return self._launch([partial(on_host[0].copy_, outgoing), exchange, partial(into.copy_, on_host[1])])
@@ -188,7 +191,7 @@ class TorchCalls:
         return list(self._tensors.of(region, count * self._ranks, dtype).chunk(self._ranks))
 
     def _divided(self, into: Any, op: ReduceOp, dtype: DataType) -> tuple[Launch, ...]:
-        """Divide a sum if the backend has no average. Integers are rounded down."""
+        """Return the division of a sum, if the backend cannot average. Integers are rounded down."""
         if op is not ReduceOp.AVG or not divides_sum(self._name, dtype):
             return ()
         rounding = None if dtype.kind is NumberKind.FLOAT else "floor"
@@ -203,26 +206,26 @@ NEVER_RUN = "labelled as never run: none of gpubench's authors has such GPUs"
 
 
 class TorchGroups:
-    """The process groups of one backend of torch.distributed, and their collectives."""
+    """The process groups of one torch.distributed backend, and their collectives."""
 
     def __init__(self, found: TorchDistributed, name: str, group: Group, *, one_node: bool) -> None:
         self.name = name
         self._found, self._group, self._one_node = found, group, one_node
         self._tensors = Tensors(found.torch)
-        self.settle: Launch | None = None  # Called after every operation, to wait for what it enqueued
-        self.device: Any = None  # The torch device of new communicators
+        self.settle: Launch | None = None  # Called after every operation to wait for the work that it enqueued
+        self.device: Any = None  # The torch device for new communicators
         self.process_group: Any = None
         self._all: TorchCalls | None = None
 
     @property
     def calls(self) -> TorchCalls:
-        """Return the collectives of all ranks. The first use connects them, so all ranks have to call it together."""
+        """The collectives of all ranks. The first use connects the ranks, so all of them must make it together."""
         if self._all is None:
             self._all = self._calls(self.connect())
         return self._all
 
     def connect(self) -> Any:
-        """Open the process group of all ranks. All ranks have to call it together."""
+        """Open the process group of all ranks. All ranks must call this together."""
         if self.process_group is None:
             self.process_group = distributed.open_group(
                 self._found, self._group, one_node=self._one_node, device=self.device
@@ -237,7 +240,7 @@ class TorchGroups:
         return {"torch": self._found.version} | ({"torch's NCCL": nccl} if nccl else {})
 
     def abort(self) -> None:
-        """Abort the communicators if this torch can. Safe to call from another thread."""
+        """Abort the communicators if this torch version can. Another thread may call this."""
         abort = getattr(self.process_group, "abort", None)
         if abort is not None:
             abort()
@@ -265,13 +268,13 @@ class _Opening:
         return self._groups.open(group)
 
     def drop(self, calls: CollectiveCalls) -> None:
-        """Do nothing. Process groups last as long as the job."""
+        """Do nothing, because process groups last as long as the job."""
 
 
 class TorchOnCpu(_Opening, HostBuffers, BlockingClock):
-    """torch.distributed on CPU tensors, which share memory with NumPy arrays."""
+    """torch.distributed on CPU tensors that share memory with NumPy arrays."""
 
-    buffers = 3  # Gloo needs up to one more message size to reduce
+    buffers = 3  # For a reduction, Gloo may need one more buffer of the message size
 
     def __init__(self, groups: TorchGroups, group: Group, ranks_on_node: int, progress: Progress) -> None:
         super().__init__(group, progress, "CPUs have no CUDA graphs")
@@ -285,7 +288,7 @@ class TorchOnCpu(_Opening, HostBuffers, BlockingClock):
 
 
 class TorchOnDevice(_Opening, BlockingClock):
-    """torch.distributed on a device that only torch drives: an AMD or Intel GPU. Every operation is waited for."""
+    """torch.distributed on an AMD or Intel GPU, which only torch can use. The clock waits for each operation."""
 
     buffers = 2
 
@@ -311,12 +314,12 @@ class TorchOnDevice(_Opening, BlockingClock):
 
 
 class _OnCuda(_Opening, GpuBuffers):
-    """The GPU that CuPy opened. torch uses the same stream."""
+    """Base class for torch backends on a GPU that CuPy has opened. Torch uses CuPy's stream."""
 
     buffers = 2
 
     def _share_stream(self, found: TorchDistributed) -> Any:
-        """Make torch use the GPU and stream of `device`, and return the torch device."""
+        """Make torch use the GPU and stream of `self._device`. Return the torch device."""
         cuda, index = found.torch.cuda, self._device.identity.index
         cuda.set_device(index)
         cuda.set_stream(cuda.ExternalStream(self._device.stream.ptr, device=index))
@@ -327,7 +330,7 @@ class _OnCuda(_Opening, GpuBuffers):
 
 
 class EnqueuedOnCuda(_OnCuda, GatedClock):
-    """torch operations that are enqueued on the stream and timed by the GPU's clock."""
+    """Torch operations that are enqueued on a stream and measured in GPU time."""
 
     def __init__(
         self, groups: TorchGroups, found: TorchDistributed, device: CudaDevice, group: Group, progress: Progress
@@ -365,7 +368,7 @@ class TorchNccl(EnqueuedOnCuda):
 
 
 class TorchGlooOnCuda(_OnCuda, BlockingClock):
-    """torch.distributed over Gloo on CUDA tensors, which Gloo copies to host memory and back."""
+    """torch.distributed over Gloo with CUDA tensors, which Gloo copies to host memory and back."""
 
     def __init__(
         self, groups: TorchGroups, found: TorchDistributed, device: CudaDevice, group: Group, progress: Progress

@@ -1,4 +1,4 @@
-"""PyTorch of this environment, imported only here: its errors, torchrun's job, and process groups."""
+"""PyTorch in this Python environment: its import, its errors, torchrun's job, and process groups."""
 
 import os
 import re
@@ -27,11 +27,11 @@ _GLOO_LOST = re.compile(
     r"(?P<peer>\[[^\s\]]+\]:\d+): (?P<said>Connection (?:closed|reset) by peer|Broken pipe|Connection timed out)"
     r"|(?P<closed>Connection closed by peer) (?P<other>\[[^\s\]]+\]:\d+)"
 )
-"""Gloo's errors if the process at the other end of a connection is gone."""
+"""Gloo's errors after the process at the other end of a connection has exited."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a torch error. A C++ traceback follows it."""
+    """Return the first line of a torch error, without the C++ traceback that follows."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
@@ -50,7 +50,7 @@ def lost_connection(error: BaseException) -> CouldNotMeasureError | None:
 
 
 def torch_without(version: str, what: str) -> CouldNotMeasureError:
-    """Return the error for a feature that this torch build lacks."""
+    """Return the error for a feature `what` that this torch build lacks."""
     return CouldNotMeasureError(
         f"torch {version} was built without {what}",
         expected=f"a build that has {what}",
@@ -82,7 +82,7 @@ _LINKED_IN = "libtorch_cuda.so"
 
 
 class TorchDistributed(Struct, frozen=True):
-    """torch with one backend of torch.distributed. `backend` is torch's name for it."""
+    """The torch module and one torch.distributed backend, by torch's own name for it."""
 
     torch: Any
     backend: str
@@ -93,7 +93,7 @@ class TorchDistributed(Struct, frozen=True):
 
     @property
     def built_for(self) -> str:
-        """What torch was built for: 'CUDA 13.0', 'ROCm 6.4', 'XPU' or 'CPUs alone'."""
+        """Platform of this torch build: 'CUDA 13.0', 'ROCm 6.4', 'XPU' or 'CPUs alone'."""
         version = self.torch.version
         if version.cuda:
             return f"CUDA {version.cuda}"
@@ -103,11 +103,15 @@ class TorchDistributed(Struct, frozen=True):
 
     @property
     def version(self) -> str:
-        """Torch's version and build, such as '2.11.0 (CUDA 13.0)'."""
+        """Version and platform of this torch build, for example '2.11.0 (CUDA 13.0)'."""
         return f"{str(self.torch.__version__).partition('+')[0]} ({self.built_for})"
 
     def nccl(self) -> str:
-        """The NCCL that torch calls, such as '2.28.9 from /usr/lib/libnccl.so.2'. '' if it has none."""
+        """Return the version and file of the NCCL that torch calls, for example '2.28.9 from
+        /usr/lib/libnccl.so.2'.
+
+        Returns '' if torch has no NCCL.
+        """
         if not self.torch.version.cuda or not self.distributed.is_nccl_available():
             return ""
         version = ".".join(map(str, self.torch.cuda.nccl.version()))
@@ -115,7 +119,7 @@ class TorchDistributed(Struct, frozen=True):
 
 
 def is_installed() -> bool:
-    """True if torch is installed, even if it cannot be imported."""
+    """Return True if torch is installed, even if it cannot be imported."""
     return find_spec("torch") is not None
 
 
@@ -149,7 +153,7 @@ def import_torch() -> Any:
 
 
 def import_symmetric_memory(found: "TorchDistributed") -> None:
-    """Import `torch.distributed._symmetric_memory`. Raise CouldNotMeasureError if this torch has none."""
+    """Import `torch.distributed._symmetric_memory`. Raise CouldNotMeasureError if this torch lacks the module."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -166,12 +170,18 @@ def import_fully_shard() -> Any:
     return fully_shard
 
 
-# torch's names of process groups. Symmetric memory uses Gloo only to exchange addresses.
+# Torch's backend names. Symmetric memory needs a process group only to exchange addresses, so it uses Gloo.
 _PROCESS_GROUPS = {"rccl": "nccl", "symm": "gloo"}
 
 
 def load_torch(backend: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> TorchDistributed:
-    """Load torch with this backend, for CUDA up to `driver_cuda` (13000 for 13.0). Raise CouldNotMeasureError."""
+    """Import torch and check that it supports this backend.
+
+    With `for_cuda`, check CUDA too. `driver_cuda` is the newest CUDA version that the driver supports (13000 for 13.0).
+
+    Raises:
+        CouldNotMeasureError: torch cannot be imported, or lacks the backend or a usable CUDA.
+    """
     torch = import_torch()
     found = TorchDistributed(torch, _PROCESS_GROUPS.get(backend, backend))
     if not torch.distributed.is_available():
@@ -207,24 +217,29 @@ def _check_cuda(found: TorchDistributed, driver_cuda: int) -> None:
         )
 
 
-LEAST_SECONDS = 60.0  # On a slow file system, importing torch in all ranks takes most of this time
+LEAST_SECONDS = 60.0  # On a slow file system, most of this time passes while all ranks import torch
 _ARRIVED, _ALL_THERE = "arrived", "all there"
 _SECONDS_TO_CONNECT, _SECONDS_BETWEEN_TRIES = 5.0, 0.2
 
 
 class RanksMissingError(CouldNotMeasureError):
-    """Ranks did not reach the store. Rank `speaker` reports it for all that did."""
+    """Some ranks did not connect to the store. Rank `speaker` reports this on behalf of the ranks that did."""
 
     speaker = 0
 
 
 def store_place(environment: Mapping[str, str]) -> str:
-    """Return the store's address from torchrun's variables, such as 'node0:29500'."""
+    """Return the address of the store from torchrun's variables, for example 'node0:29500'."""
     return f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
 
 
 def meet(distributed: Any, launch: LaunchedRank, environment: Mapping[str, str], seconds: float) -> Any:
-    """Wait for all ranks at the store of torchrun's agent or rank 0. Raise RanksMissingError, CouldNotMeasureError."""
+    """Wait for all ranks at the TCP store of torchrun's agent or of rank 0. Return the store.
+
+    Raises:
+        RanksMissingError: Not all ranks connected within `seconds`.
+        CouldNotMeasureError: torch cannot open the store.
+    """
     store = _open_store(distributed, launch, environment, seconds)
     rank, size = launch.rank, launch.size
     store.set(str(rank), host_name())
@@ -242,7 +257,9 @@ def meet(distributed: Any, launch: LaunchedRank, environment: Mapping[str, str],
 
 
 def _open_store(distributed: Any, launch: LaunchedRank, environment: Mapping[str, str], seconds: float) -> Any:
-    """Open a store for this attempt. After a restart torchrun's agent still has the keys of earlier attempts."""
+    """Open a store with keys for this attempt only. After a restart, torchrun's agent still has keys of earlier
+    attempts.
+    """
     is_of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = launch.rank == 0 and not is_of_agent
     host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
@@ -264,7 +281,7 @@ def _open_store(distributed: Any, launch: LaunchedRank, environment: Mapping[str
 
 
 def why_silent(host: str, port: int, seconds: float) -> str:
-    """Try to connect, and return the system's reason if nobody accepts in time. '' if somebody does."""
+    """Try to connect to a port. Return '' if it accepts in time, else the system's error message."""
     deadline = monotonic() + seconds
     while True:
         try:
@@ -296,7 +313,7 @@ def _missing(
 
 
 def _unreachable(launch: LaunchedRank, environment: Mapping[str, str], said: str, seconds: float) -> RanksMissingError:
-    """Return the error of a rank that cannot reach the store. The first rank of each host reports it."""
+    """Return the error for a rank that cannot reach the store. Only the first rank on each host reports it."""
     error = RanksMissingError(
         f"nobody answered at {store_place(environment)}, where rank 0 keeps the store, within {seconds:g} s: {said}",
         expected=f"rank 0 of {launch.size} there, and a way to it",
@@ -316,11 +333,11 @@ def _next_step(launch: LaunchedRank) -> str:
 
 T = TypeVar("T")
 
-_HOURS = timedelta(hours=6)  # torch's own time-out. gpubench's watchdog ends hangs sooner
+_HOURS = timedelta(hours=6)  # Timeout of torch's operations. gpubench's watchdog ends hangs much sooner
 
 
 class TorchGroup:
-    """A group over a Gloo process group. `members` are its ranks in the whole job."""
+    """A group of ranks with a Gloo process group. `members` are their ranks in the whole job."""
 
     def __init__(self, torch: Any, process_group: Any, members: Sequence[int]) -> None:
         self._torch, self._distributed = torch, torch.distributed
@@ -377,7 +394,7 @@ class TorchGroup:
 
 
 def start(launch: LaunchedRank, _imports: Sequence[str] = (), seconds: float = LEAST_SECONDS) -> TorchGroup:
-    """Meet the other ranks of torchrun's job within `seconds`. Raise CouldNotMeasureError."""
+    """Connect to the other ranks of torchrun's job within `seconds`. Raise CouldNotMeasureError."""
     found = load_torch("gloo")
     store = meet(found.distributed, launch, os.environ, seconds)
     try:
@@ -390,19 +407,23 @@ def start(launch: LaunchedRank, _imports: Sequence[str] = (), seconds: float = L
 
 
 def finish() -> None:
-    """Destroy torch's process groups, if no backend has done so."""
+    """Destroy torch's process groups, unless a backend has done so already."""
     found = load_torch("gloo")
     if found.distributed.is_initialized():
         found.distributed.destroy_process_group()
 
 
 def abort(_group: object, exit_code: int) -> NoReturn:
-    """End this process at once. torchrun then ends the others."""
+    """End this process at once. torchrun then ends the other ranks."""
     os._exit(exit_code)
 
 
 def open_group(found: TorchDistributed, group: Group, *, one_node: bool, device: Any = None) -> Any:
-    """Open the process group of these ranks, bound to `device` for NCCL. Raise CouldNotMeasureError."""
+    """Open a process group for the ranks of `group`. For NCCL, it is bound to `device`.
+
+    Raises:
+        CouldNotMeasureError: torch cannot connect the ranks.
+    """
     distributed = found.distributed
     try:
         if distributed.is_initialized():
@@ -423,19 +444,19 @@ def open_group(found: TorchDistributed, group: Group, *, one_node: bool, device:
 
 
 def open_part(found: TorchDistributed, ranks: Sequence[int]) -> Any:
-    """Open a process group of some ranks. Only they have to call it."""
+    """Open a process group for some ranks. Only these ranks must call this."""
     new_group = found.distributed.new_group
     return new_group(list(ranks), backend=found.backend, timeout=_HOURS, use_local_synchronization=True)
 
 
 def close(found: TorchDistributed, process_group: Any) -> None:
-    """Destroy a process group. Torch's default group takes all others with it."""
+    """Destroy a process group. Destroying torch's default group also destroys all others."""
     if process_group is not None and found.distributed.is_initialized():
         found.distributed.destroy_process_group(process_group)
 
 
 def _share_store(distributed: Any, group: Group, *, one_node: bool) -> Any:
-    """Open a store on a free port of rank 0's host, and broadcast the port over MPI."""
+    """Open a store on a free port of rank 0's host, and broadcast the port to all ranks."""
     host = "127.0.0.1" if one_node else socket.gethostname()
     store = None
     if group.rank == 0:

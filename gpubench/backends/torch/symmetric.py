@@ -1,7 +1,8 @@
-"""PyTorch's symmetric memory: all-reduce by kernels that read and write the memory of other GPUs in the node.
+"""PyTorch's symmetric memory: all-reduce by kernels that access the memory of other GPUs in the node directly.
 
-One-shot: every rank reads the data of all others. Two-shot: every rank reduces its part and writes the result to all
-others. Both are CUDA kernels in `torch.ops.symm_mem`. Kernels that reduce in NVSwitches (`multimem`) are not measured.
+In the one-shot algorithm, every rank reads the data of all other ranks. In the two-shot algorithm, every rank reduces
+one part and writes the result to all other ranks. Both are CUDA kernels in `torch.ops.symm_mem`. Kernels that reduce in
+NVSwitches (`multimem`) are not measured.
 """
 
 import os
@@ -23,15 +24,15 @@ from gpubench.ports.group import Group
 _OPERATIONS = ("one_shot_all_reduce_out", "one_shot_all_reduce_copy_out", "two_shot_all_reduce_")
 _TYPES = (DataType.FLOAT32, DataType.BFLOAT16)
 _SETTINGS = {
-    # Only kernels that are not measured need multicast memory, which some machines cannot allocate.
+    # Multicast memory is only for kernels that are not measured here, and some machines cannot allocate it.
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    # Otherwise torch rejects ranks that share a GPU, or see their GPUs under the same number.
+    # Otherwise torch rejects ranks that share a GPU, or that see different GPUs under the same index.
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }
 
 
 def check_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
-    """Raise UsageError for a type or reduction that PyTorch's kernels lack."""
+    """Raise UsageError for a type or reduction that PyTorch's kernels do not support."""
     unknown = [f"--dtype {dtype}" for dtype in dtypes if dtype not in _TYPES]
     unknown += [f"--op {op}" for op in ops or () if op is not ReduceOp.SUM]
     if unknown:
@@ -44,7 +45,7 @@ def check_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> N
 
 
 def check_operations(found: TorchDistributed) -> None:
-    """Raise CouldNotMeasureError if this torch lacks an operation."""
+    """Raise CouldNotMeasureError if this torch lacks one of the operations."""
     operations = getattr(found.torch.ops, "symm_mem", None)
     for name in _OPERATIONS:
         if not hasattr(operations, name):
@@ -61,7 +62,7 @@ def _no_symmetric_memory(said: str) -> CouldNotMeasureError:
 
 
 class SymmetricCalls(TorchCalls):
-    """All-reduce in symmetric memory, with one kernel for all sizes or the best one per size."""
+    """All-reduce in symmetric memory, with one kernel for all sizes or a kernel chosen by size."""
 
     def __init__(
         self, found: TorchDistributed, group: Any, tensors: Tensors, workspace: list[Memory], kernel: str | None = None
@@ -71,7 +72,10 @@ class SymmetricCalls(TorchCalls):
         self._workspace, self._kernel = workspace, kernel
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
-        """`two_shot_all_reduce_` in the receive buffer, or `one_shot_all_reduce_out`; in place through a workspace."""
+        """`two_shot_all_reduce_` in the receive buffer, or `one_shot_all_reduce_out`.
+
+        In place, the one-shot kernel reads from a workspace, to which the data are copied first.
+        """
         into = self._tensors.of(receive, count, dtype)
         how = op.value, self._name_of_group
         if choose_kernel(TORCH_SYMM, count * dtype.size_bytes, self._kernel) == TWO_SHOT:
@@ -85,9 +89,9 @@ class SymmetricCalls(TorchCalls):
 
 
 class TorchSymmetric(EnqueuedOnCuda):
-    """PyTorch's symmetric memory on the NVIDIA GPUs of one node. It cannot share buffers with other backends."""
+    """Symmetric memory on the NVIDIA GPUs of one node. Other backends cannot use its buffers."""
 
-    buffers = 3  # one-shot in place needs a workspace
+    buffers = 3  # The one-shot kernel needs a workspace if it works in place
 
     def __init__(
         self, groups: TorchGroups, found: TorchDistributed, device: CudaDevice, group: Group, progress: Progress
@@ -100,24 +104,26 @@ class TorchSymmetric(EnqueuedOnCuda):
 
     @property
     def calls(self) -> SymmetricCalls:
-        """Return the collectives of all ranks, connected at first use. Raise CouldNotMeasureError on several nodes."""
+        """The collectives of all ranks, which are connected at first use. Raises CouldNotMeasureError on several
+        nodes.
+        """
         return SymmetricCalls(self._found, self._process_group(), self._tensors, self._workspace)
 
     def select_kernel(self, kernel: str) -> SymmetricCalls:
-        """Return the collectives of all ranks with one kernel at every size."""
+        """Return the collectives of all ranks with the same kernel for all sizes."""
         return SymmetricCalls(self._found, self._process_group(), self._tensors, self._workspace, kernel)
 
     def open(self, group: Group) -> TorchCalls:
-        """Raise CouldNotMeasureError, because all ranks share the buffers."""
+        """Raise CouldNotMeasureError, because symmetric buffers always belong to all ranks of the job."""
         raise _no_symmetric_memory(f"buffers are shared by all ranks, not by {group.size} of them")
 
     @property
     def memory_source(self) -> object:
-        """Return this backend, because no other one has symmetric buffers."""
+        """This backend, because no other backend has symmetric buffers."""
         return self
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Allocate symmetric memory. All ranks have to call it together. Raise CouldNotMeasureError."""
+        """Allocate symmetric memory. All ranks must call this together. Raise CouldNotMeasureError."""
         self._process_group()
         if self._workspace[0].size_bytes < size_bytes:
             self._workspace[:] = [self._shared(size_bytes)]
@@ -140,5 +146,5 @@ class TorchSymmetric(EnqueuedOnCuda):
                 raise _no_symmetric_memory(f"the ranks are on {len(hosts)} hosts")
             os.environ.update({name: value for name, value in _SETTINGS.items() if name not in os.environ})
             self._groups.connect()
-            self._workspace[:] = [self._shared(1)]  # fails if these ranks cannot share memory
+            self._workspace[:] = [self._shared(1)]  # Raises an error if these ranks cannot share memory
         return self._groups.process_group
