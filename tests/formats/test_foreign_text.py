@@ -139,6 +139,11 @@ def written(format_: Format, run: Run, style: Presentation | None = None) -> str
     return stream.getvalue()
 
 
+def test_every_format_has_a_check_of_foreign_text() -> None:
+    missing = {format_.name for format_ in EVERY_FORMAT} - PROBLEMS.keys()
+    assert not missing, f"add to PROBLEMS in tests/formats/hostile.py what their output must fulfil: {missing}"
+
+
 def inert_in_every_format(made: Run) -> list[str]:
     """The problems of a run by format; none is well."""
     return [

@@ -168,6 +168,15 @@ class CollectiveRankJob:
             report = self._rows(request, variants, identities, listener, observers)
             if observers.soak is not None and self._group.rank == 0:
                 _say(observers.soak.line())
+        report = self._add_findings(report, opened, described.unwatched, identities)
+        for other in other_backends:
+            other.close()
+        return self._end(metadata, add_mpi_support(report, opened.mpi_support), opened, listener)
+
+    def _add_findings(
+        self, report: Report, opened: Opened, unwatched_reason: str, identities: Sequence[RankIdentity]
+    ) -> Report:
+        """Add the findings that follow from this process and its machines, not from measured rows."""
         if opened.unverified_variables:
             from gpubench.backends.nccl.library import unverified
 
@@ -175,15 +184,13 @@ class CollectiveRankJob:
         if opened.path_watch is None:
             from gpubench.measure.path_outcome import unwatched
 
-            report = unwatched(report, described.unwatched)
+            report = unwatched(report, unwatched_reason)
         machines = None if opened.path_watch is None else opened.path_watch.machines()
         if machines is not None:
             report = add_machine_findings(report, machines.nodes, self._plan)
         if self._listed:
             report = add_gpu_count_finding(report, count_gpus_by_host(identities, self._listed), self._plan)
-        for other in other_backends:
-            other.close()
-        return self._end(metadata, add_mpi_support(report, opened.mpi_support), opened, listener)
+        return report
 
     def _end(self, metadata: "Metadata", report: Report, opened: Opened, listener: Listener[CollectiveRow]) -> int:
         opened.backend.close()

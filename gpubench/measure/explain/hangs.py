@@ -180,13 +180,7 @@ def _find_in_group(
     }
     if not waiting:
         return _slowest(group, calls)
-    joined_by_all = {
-        number
-        for rank_calls in calls.values()
-        for number, call in rank_calls.items()
-        if call.done and call.operation.startswith(_NEED_ALL_RANKS)
-    }
-    first = _first_difference(calls, min(set(waiting.values()) - joined_by_all or waiting.values()))
+    first = _first_difference(calls, _first_unfinished(calls, waiting))
     there = {rank: calls[rank][first] for rank in members if first in calls.get(rank, {})}
     named = {rank: call for rank, call in there.items() if call.operation != _NOT_NAMED}
     most_common, _ = Counter(map(_signature, (named or there).values())).most_common(1)[0]
@@ -234,6 +228,20 @@ def _find_in_group(
     if len(elsewhere) == len(absent):
         return hang(HangReason.ELSEWHERE, absent, f"{_call_text(elsewhere[0])} of group {elsewhere[0].group}")
     return hang(HangReason.ABSENT, absent, theirs)
+
+
+def _first_unfinished(calls: Calls, waiting: Mapping[int, int]) -> int:
+    """Return the number of the first call in which ranks wait and that not all ranks have joined.
+
+    If an operation that needs all ranks is done on one rank, all ranks have joined it.
+    """
+    joined_by_all = {
+        number
+        for rank_calls in calls.values()
+        for number, call in rank_calls.items()
+        if call.done and call.operation.startswith(_NEED_ALL_RANKS)
+    }
+    return min(set(waiting.values()) - joined_by_all or waiting.values())
 
 
 def _first_difference(calls: Calls, waited: int) -> int:
