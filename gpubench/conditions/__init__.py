@@ -1,1 +1,1 @@
-"""Everything that can be wrong, and how it is found: pure functions of facts, logs and figures."""
+"""Everything that can be wrong with a machine or job. Detectors are pure functions of facts, logs and measurements."""

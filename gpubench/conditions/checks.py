@@ -1,4 +1,6 @@
-"""The checks of `gpubench check`: groups of conditions under the names that reports list, and what they need."""
+"""The checks of `gpubench check`. Each check groups conditions under the name that reports show, with the facts
+that it needs.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -20,17 +22,18 @@ from gpubench.model.terms.verdict import WRONG_DATA, Finding, Origin, Verdict
 
 
 class Check(Struct, frozen=True):
-    """A check of `gpubench check`: conditions under one name."""
+    """One check of `gpubench check`, which looks for a group of conditions."""
 
     name: str
     summary: str
-    needs: Need = Need.FACTS  # What has to be measured for it
-    #: Facts that it needs, as scope (gpu, pair, nic, port, node, rank) and field; one of those joined by | is enough
+    needs: Need = Need.FACTS  # What gpubench has to measure for this check
+    #: Facts that the check needs, as scope.field with the scopes gpu, pair, nic, port, node and rank. If names are
+    #: joined by |, any one of them is enough.
     reads: tuple[str, ...] = ()
-    lack: Lack = subjects.always_something  # Explains why it has nothing to look at
-    in_part: Lack = subjects.always_something  # Explains what it has not seen although it passes
-    without_gpus: bool = False  # Applies to machines without GPUs too
-    of_wiring: bool = False  # Part of `gpubench topo`
+    lack: Lack = subjects.always_something  # Returns the reason why the check does not apply to this machine
+    in_part: Lack = subjects.always_something  # Returns a note on what a passed check did not cover
+    without_gpus: bool = False  # Also applies to machines without GPUs
+    of_wiring: bool = False  # Also run by `gpubench topo`
 
 
 _wiring = partial(Check, of_wiring=True)
@@ -196,7 +199,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("measured", "everything that should be measured was measured", lack=subjects.measurements, without_gpus=True),
 )
-"""In the order of reports."""
+"""All checks, in the order in which reports list them."""
 
 WIRING = tuple(check for check in CHECKS if check.of_wiring)
 
@@ -205,14 +208,14 @@ _BY_CHECK = {check.name: [condition for condition in CONDITIONS if condition.che
 
 
 class Looked(Struct, frozen=True):
-    """The findings of a check, and the places where its conditions could not be looked for."""
+    """The findings of a check, and its conditions that could not be checked, with the reasons."""
 
     findings: tuple[Finding, ...]
     unread: tuple[Unread, ...]
 
 
 def look(check: Check, facts: Facts) -> Looked:
-    """Return the findings of a check: first those of the measurements, then those of its conditions."""
+    """Run a check. Findings from measurements come before findings from its conditions."""
     findings = [finding for finding in facts.measurements.findings if _check_name(finding) == check.name]
     unread: list[Unread] = []
     for condition in _BY_CHECK[check.name]:
@@ -234,14 +237,15 @@ _IN_USE = next(condition for condition in CONDITIONS if condition.id == "gpu-in-
 
 
 def presence_findings(facts: Facts) -> tuple[Finding, ...]:
-    """Return findings on GPUs that are lost, missing or surplus. Every command reports them."""
+    """Return findings about lost, missing or surplus GPUs. Every command reports them."""
     return merged((*check_findings(_PRESENT, facts), *SURPLUS.findings(facts.circumstances)))
 
 
 def machine_findings(facts: Facts) -> tuple[Finding, ...]:
-    """Return the failures that `gpubench topo` finds, and NVLinks in doubt, for every command that measures.
+    """Return failures that `gpubench topo` also reports, for every command that measures.
 
-    Leave out doubts that a measurement settles, and the NICs of a single node, which carry no traffic.
+    Also return every finding of the nvlink_active check, even if it is no failure. If there is only one node, ignore
+    its NICs, which carry no traffic.
     """
     if len(facts.nodes) == 1:
         facts = replace(facts, nodes=[Topology(replace(facts.nodes[0].snapshot, nics=()))])
@@ -252,17 +256,17 @@ def machine_findings(facts: Facts) -> tuple[Finding, ...]:
 
 
 def copy_findings(facts: Facts) -> tuple[Finding, ...]:
-    """Return findings on the machine, on GPUs in use, and on slow copies."""
+    """Return findings about the machine, GPUs that other processes use, and slow copies."""
     return (*machine_findings(facts), *merged(_IN_USE.findings(facts.circumstances)), *run(_COPIES, facts))
 
 
 def fact_findings(facts: Facts) -> tuple[Finding, ...]:
-    """Return the findings of all checks that need no measurement. They may explain a slow row."""
+    """Return the findings of all checks that need no measurement. They may explain a slow result."""
     return run([check for check in CHECKS if check.needs is Need.FACTS], facts)
 
 
 def gpu_count_findings(hosts: Mapping[str, int], expected_gpus: int | None) -> tuple[Finding, ...]:
-    """Return findings on the number of GPUs of hosts. Only that number is known."""
+    """Return findings about missing or surplus GPUs when only the GPU count per host is known."""
     snapshots = [
         Snapshot(host=host, origin=Origin.MEASURED, source="", gpus=tuple(GpuFacts(index=gpu) for gpu in range(gpus)))
         for host, gpus in hosts.items()
@@ -280,7 +284,7 @@ def _check_name(finding: Finding) -> str:
 
 
 def run(checks: Sequence[Check], facts: Facts) -> tuple[Finding, ...]:
-    """Return the merged findings of checks."""
+    """Run several checks and merge their findings."""
     return merged(finding for check in checks for finding in check_findings(check, facts))
 
 

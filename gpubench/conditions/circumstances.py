@@ -1,4 +1,4 @@
-"""The run in which conditions are looked for, and the sightings that detectors return."""
+"""The input of detectors (`Circumstances`: one run and everything known about it) and their output (`Sighting`)."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -22,49 +22,49 @@ from gpubench.model.terms.ranks import DevicePlace, RankIdentity
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
-OFF = ("", "0")  # Values that switch a variable of NCCL off
+OFF = ("", "0")  # Values that switch an NCCL variable off
 _MOST_NAMES = 4
 
 
 def joined(texts: Iterable[str], most: int = _MOST_NAMES) -> str:
-    """Join the first few distinct texts, and count the rest."""
+    """Join the first distinct texts, followed by the number of texts left out."""
     distinct = list(dict.fromkeys(filter(None, texts)))
     rest = len(distinct) - most
     return ", ".join(distinct[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
-    """A condition as it was detected in one place.
+    """One place where a detector found its condition: a node, a GPU, a pair, a NIC or some ranks.
 
-    An empty severity, cure, expected or likely means that of the condition. A `quiet` sighting explains paths and is
-    not a finding.
+    If severity, cure, expected or likely is empty, the condition's own value applies. A `quiet` sighting can explain
+    paths, but is not reported as a finding.
     """
 
     subject: str
     seen: str
     confidence: Confidence = Confidence.PROVEN
-    gpus: frozenset[int] | None = None  # Positions of GPUs with affected paths; None for all GPUs of the run
-    pairs: frozenset[Pair] | None = None  # Affected ordered pairs, for conditions of pairs
-    names: tuple[str, ...] = ()  # Subjects as findings name them
-    places: tuple[DevicePlace, ...] = ()  # Nodes and devices of the subjects
-    heading: str = ""  # One name for all subjects
+    gpus: frozenset[int] | None = None  # Positions of the GPUs whose paths are affected. None: all GPUs of the run
+    pairs: frozenset[Pair] | None = None  # Affected ordered GPU pairs, if the condition is about pairs
+    names: tuple[str, ...] = ()  # Affected devices or ranks, as findings name them
+    places: tuple[DevicePlace, ...] = ()  # Nodes and devices of the affected subjects
+    heading: str = ""  # One name for all subjects together
     effects: tuple[Effect, ...] = ()
     severity: Verdict | None = None
     expected: str = ""
     likely: str = ""
     cure: Cure = NO_CURE
-    expected_percent: float | None = None  # Share of the expected speed that is left
+    expected_percent: float | None = None  # Remaining bandwidth in percent of the expected one
     quiet: bool = False
 
     def touches(self, pair: Pair) -> bool:
-        """True if it affects the path of this pair."""
+        """True if the condition affects the path between these two GPUs."""
         if self.pairs is not None:
             return pair in self.pairs
         return self.gpus is None or not self.gpus.isdisjoint(pair)
 
 
 class Unread(Struct, frozen=True):
-    """A place where a condition could not be looked for, and the reason."""
+    """A node, device or rank on which a condition could not be checked, with the reason."""
 
     subject: str
     reason: str
@@ -74,7 +74,9 @@ Found = Iterator[Sighting | Unread]
 
 
 class Together(Struct, frozen=True):
-    """Pairs that copied at the same time, and their total GB/s as written by sources and read by destinations."""
+    """Pairs that copied at the same time, with their total bandwidth in GB/s: writes by the sources, reads by the
+    destinations.
+    """
 
     pattern: str
     pairs: tuple[Pair, ...]
@@ -83,7 +85,7 @@ class Together(Struct, frozen=True):
 
 
 class IssueTime(Struct, frozen=True):
-    """The time that the slowest rank's host takes to issue an operation, and the operation's own time (µs)."""
+    """The time in µs that the slowest rank's host takes to issue an operation, and the time of the whole operation."""
 
     label: str
     issue_us: float
@@ -91,7 +93,7 @@ class IssueTime(Struct, frozen=True):
 
     @classmethod
     def of(cls, rows: Iterable[CollectiveRow]) -> "tuple[IssueTime, ...]":
-        """Return the issue times of slow rows; rows without one are skipped."""
+        """Return the issue times of these rows. Rows without a measured issue time are skipped."""
         return tuple(
             cls(f"{format_size(row.size_bytes)} {row.placement.replace('_', ' ')}", row.issue_us, row.time_us)
             for row in rows
@@ -100,74 +102,79 @@ class IssueTime(Struct, frozen=True):
 
 
 class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
-    """The run and its paths. A GPU's position is its index in `wiring`: the rank number if ranks have GPUs."""
+    """Everything that detectors use about one run: its nodes, ranks, settings, paths and measurements.
+
+    A GPU's position is its index in `wiring`, which is the rank number if ranks have GPUs.
+    """
 
     wiring: Wiring
     facts: Sequence[RankFacts] = ()
-    #: The user's variables: distinct values of all ranks, without those that gpubench set
+    #: The user's environment variables with the distinct values of all ranks. Variables that gpubench set are left out.
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    #: Host-staged pairs and their transports; None if nothing was sent
+    #: Host-staged pairs and their transports. None if nothing was sent.
     staged: Mapping[Pair, Sequence[Transport]] | None = None
-    #: Evidence for host-staged pairs if CUDA, not NCCL, made the copies; None if NCCL moves the data
+    #: Evidence by host-staged pair if CUDA makes the copies. None if NCCL moves the data.
     copied: Mapping[Pair, str] | None = None
-    #: Pairs along which wrong data arrived
+    #: Pairs whose destination received wrong data
     wrong: frozenset[Pair] = frozenset()
-    #: Pairs that were measured at the same time
+    #: Pairs that were measured simultaneously
     together: Sequence[Together] = ()
     kinds: Sequence[MachineKind] = ()
-    #: Matching profiles by node
+    #: The matching profile of each node
     profiles: Mapping[int, Profile] = field(default_factory=dict)
-    #: True if --profile names the profile: then the machine has to match it in everything
+    #: True if --profile names the profile, so that the machine must match it completely
     profile_asked_for: bool = False
     expected_gpus: int | None = None
     measurements: Measurements = QUICK
-    #: Share of its time that a rank was ready to run and waited for a CPU
+    #: By rank: share of its time that the process was runnable but waited for a CPU
     waited: Mapping[int, float] = field(default_factory=dict)
-    #: Condition of a rank's GPU right after operations
+    #: State of each rank's GPU right after operations
     at_work: Mapping[int, GpuCondition] = field(default_factory=dict)
-    #: GPUs by position while this job was idle, before its first operation and after its last
+    #: By GPU position: readings from before the first operation and after the last, while this job was idle
     idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
-    #: How many times the most that this job can move the NVLinks of a GPU carried, if more than once
+    #: By GPU position: NVLink traffic divided by the most that this job can have moved, if above 1
     beyond: Mapping[int, float] = field(default_factory=dict)
     issued: Sequence[IssueTime] = ()
     slow: Sequence[CollectiveRow] = ()
-    #: What MPI did with GPU memory, if that was tried
+    #: Results of MPI operations on GPU memory, if gpubench tried any
     mpi_support: MpiSupport | None = None
 
     @property
     def nodes(self) -> Mapping[int, Topology]:
-        """Nodes with known facts, by number."""
+        """Nodes with known facts, by node number."""
         return self.wiring.nodes
 
     @property
     def uses_nccl(self) -> bool:
-        """True if NCCL moves the data, or would move it."""
+        """True if NCCL moves the data in this run, or would move it."""
         return self.copied is None
 
     def values(self, name: str) -> tuple[str, ...]:
-        """Return the distinct values of a variable among the ranks."""
+        """Return the distinct values of an environment variable on all ranks."""
         return tuple(self.settings.get(name, ()))
 
     def is_on(self, name: str) -> bool:
-        """True if any rank has the variable set to a value other than empty and 0."""
+        """True if any rank sets the variable to a value other than '' and '0'."""
         return any(value not in OFF for value in self.values(name))
 
     def host(self, node: int) -> str:
-        """Return the node's name if the job has several nodes, else an empty text."""
+        """Return the node's host name, or an empty text if the job has only one node."""
         return self.nodes[node].snapshot.host if len(self.nodes) > 1 and node in self.nodes else ""
 
     def subject(self, node: int, *words: str) -> str:
-        """Return a subject: the words, after the node's name if there are several nodes, or the node's name alone."""
+        """Return the words, prefixed by the host name if the job has several nodes. Without words, return the host
+        name.
+        """
         text = " ".join(filter(None, (self.host(node), *words)))
         return text or (self.nodes[node].snapshot.host if node in self.nodes else f"node {node}")
 
     def gpu_name(self, gpu: int) -> str:
-        """Return a GPU's name, such as 'node1 GPU3'."""
+        """Return a GPU's name, for example 'node1 GPU3' or, in a job with one node, 'GPU3'."""
         known, node = self.wiring.gpu(gpu), self.wiring.gpus[gpu].node
         return self.subject(node, f"GPU {gpu}" if known is None else known.device)
 
     def pair_name(self, pair: Pair) -> str:
-        """Return a pair's name: by ranks if each rank has one GPU, else by GPUs."""
+        """Return a pair's name: two ranks if each rank has one GPU, else two GPUs."""
         one, other = (self.wiring.gpus[gpu] for gpu in pair)
         if isinstance(one, RankIdentity):
             return f"ranks {pair[0]} → {pair[1]}"
@@ -176,28 +183,31 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         return f"{self.gpu_name(pair[0])} → {known.device if same_node and known else self.gpu_name(pair[1])}"
 
     def names_with_ids(self, node: int, *devices: Device) -> str:
-        """Return the names of devices with bus ids, after the host's if there are several nodes; else the host's."""
+        """Return device names with bus ids, prefixed by the host name if the job has several nodes.
+
+        Without devices, return the host name.
+        """
         names = " → ".join(
             f"{device.device} ({device.bus_id})" if device.bus_id else device.device for device in devices
         )
         return " ".join(filter(None, (self.host(node) if devices else self.nodes[node].snapshot.host, names)))
 
     def places(self, node: int, *devices: Device) -> tuple[DevicePlace, ...]:
-        """Return the places of a node's devices; without devices, the place of the node."""
+        """Return the node and id of each device. Without devices, return the node itself."""
         host = self.nodes[node].snapshot.host
         return tuple(DevicePlace(host, device.device, device.bus_id) for device in devices) or (DevicePlace(host),)
 
     def gpu_places(self, gpus: Iterable[int]) -> tuple[DevicePlace, ...]:
-        """Return the places of GPUs by position."""
+        """Return the node and device of GPUs at these positions."""
         return tuple(map(self.wiring.place, dict.fromkeys(gpus)))
 
     def pair_with_ids(self, pair: Pair) -> str:
-        """Return the names of two GPUs of a node with bus ids."""
+        """Return the names and bus ids of two GPUs of one node."""
         known = [gpu for gpu in map(self.wiring.gpu, pair) if gpu is not None]
         return self.names_with_ids(self.wiring.gpus[pair[0]].node, *known)
 
     def exact_profile(self, node: int) -> Profile | None:
-        """Return the node's profile, or None if that profile is generic."""
+        """Return the node's profile. None if the node has only a generic profile, or none."""
         profile = self.profiles.get(node)
         return profile if profile is not None and profile.match.generic is None else None
 
@@ -211,22 +221,24 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _positions(self) -> dict[int, list[int]]:
-        """Positions of GPUs by node."""
+        """GPU positions by node number."""
         found: dict[int, list[int]] = {}
         for position, gpu in enumerate(self.wiring.gpus):
             found.setdefault(gpu.node, []).append(position)
         return found
 
     def pair_node(self, pair: Pair) -> Topology:
-        """Return the node of a pair's source GPU."""
+        """Return the node of the pair's source GPU."""
         return self.nodes[self.wiring.gpus[pair[0]].node]
 
     def node_gpus(self, node: int) -> frozenset[int]:
-        """Return the positions of a node's GPUs."""
+        """Return the positions of all GPUs of a node."""
         return frozenset(self._positions.get(node, ()))
 
     def rank_gpus(self, facts: RankFacts) -> frozenset[int]:
-        """Return the rank's GPU if each rank has one, else all GPUs of its node."""
+        """Return the position of the rank's GPU if each rank has one GPU, else the positions of all GPUs of its
+        node.
+        """
         return frozenset((facts.rank,)) if self._has_one_gpu(facts) else self.node_gpus(facts.node)
 
     def _has_one_gpu(self, facts: RankFacts) -> bool:
@@ -234,7 +246,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         return isinstance(known, RankIdentity) and known.rank == facts.rank
 
     def rank_places(self, ranks: Iterable[RankFacts]) -> tuple[DevicePlace, ...]:
-        """Return the GPUs of ranks that have one each, else the nodes of the ranks."""
+        """Return the GPU of each rank. For ranks without exactly one GPU, return their node."""
         places: dict[DevicePlace, None] = {}
         for rank in ranks:
             node = self.nodes.get(rank.node)
@@ -243,7 +255,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         return tuple(places)
 
     def gpus(self) -> Iterator[tuple[int, Topology, GpuFacts]]:
-        """Iterate over the GPUs with known facts: position, node, facts."""
+        """Yield the position, node and facts of every GPU with known facts."""
         for position, place in enumerate(self.wiring.gpus):
             known = self.wiring.gpu(position)
             if known is not None:
@@ -251,7 +263,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def local_pairs(self) -> tuple[Pair, ...]:
-        """Ordered pairs inside nodes to explain: the host-staged ones, or all pairs if nothing was sent."""
+        """Ordered pairs inside nodes that need an explanation: host-staged pairs, or all pairs if nothing was sent."""
         if self.staged is not None:
             return tuple(pair for pair in self.staged if self.wiring.share_node(pair))
         return tuple(
@@ -260,7 +272,10 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def remote_pairs(self) -> tuple[Pair, ...]:
-        """Pairs between nodes to explain. If nothing was sent, one pair joins each two neighbouring nodes."""
+        """Pairs between nodes that need an explanation.
+
+        If nothing was sent, one pair of GPUs represents each two consecutive nodes.
+        """
         if self.staged is not None:
             return tuple(pair for pair in self.staged if not self.wiring.share_node(pair))
         first = [members[0] for members in self._positions.values()]
@@ -268,13 +283,16 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def refusals(self) -> Mapping[Pair, Refusal]:
-        """Pairs inside nodes without peer access, and how the driver refuses it."""
+        """The driver's refusal of peer access, by pair inside a node."""
         found = ((pair, self.wiring.refusal(pair)) for pair in self.local_pairs)
         return {pair: refusal for pair, refusal in found if refusal is not None}
 
     @cached_property
     def distinct(self) -> "Circumstances":
-        """The same run with one node for each set of equal facts, unless processes or paths are known."""
+        """The same run, but only with the first of consecutive nodes that have equal facts.
+
+        If facts about processes or paths are known, all nodes are kept.
+        """
         if self.facts or self.staged is not None:
             return self
         kept: dict[int, Topology] = {}
@@ -288,13 +306,15 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         return replace(self, wiring=Wiring(gpus, kept), profiles=profiles)
 
     def node_ranks(self, node: int) -> list[RankFacts]:
-        """Return the processes of a node."""
+        """Return the facts of all ranks on a node."""
         return [fact for fact in self.facts if fact.node == node]
 
     def node_sighting(
         self, number: int, seen: str, confidence: Confidence = Confidence.PROVEN, *words: str, **more: Any
     ) -> Sighting:
-        """Return a sighting on a node, which affects the paths of all its GPUs. `words` name the part of the node."""
+        """Return a sighting on a node, which affects the paths of all its GPUs. `words` name a device or link of
+        the node.
+        """
         places = self.places(number, *(nic for nic in self.nodes[number].nics if nic.name in words))
         names = () if words else (self.names_with_ids(number),)
         more = {"gpus": self.node_gpus(number), "names": names, "places": places, **more}
@@ -323,7 +343,9 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     def device_sighting(
         self, number: int, device: Device, seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
     ) -> Sighting:
-        """Return a sighting on a device. A GPU affects its own paths, a NIC those of all GPUs of the node."""
+        """Return a sighting on a device. A GPU affects only its own paths. A NIC affects the paths of all GPUs of
+        the node.
+        """
         gpus = self.node_gpus(number)
         if isinstance(device, GpuFacts):
             gpus = frozenset(gpu for gpu in gpus if self.wiring.gpu(gpu) is device)
@@ -346,7 +368,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     def rank_sighting(
         self, ranks: Sequence[RankFacts], seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
     ) -> Sighting:
-        """Return a sighting on ranks of one node."""
+        """Return a sighting on ranks that run on one node."""
         gpus = frozenset(gpu for rank in ranks for gpu in self.rank_gpus(rank))
         more = {"gpus": gpus, "places": self.rank_places(ranks), **more}
         subject = self.subject(ranks[0].node, rank_names(ranks))
@@ -359,7 +381,7 @@ def rank_names(ranks: Sequence[RankFacts]) -> str:
 
 
 class Facts(Struct, frozen=True, dict=True):
-    """The input of all checks: nodes, kinds of nodes, ranks, and the profile of each node."""
+    """The input of all checks: nodes, groups of equal nodes, ranks, and a profile for each node."""
 
     nodes: Sequence[Topology]
     kinds: Sequence[MachineKind] = ()
@@ -371,7 +393,7 @@ class Facts(Struct, frozen=True, dict=True):
 
     @cached_property
     def circumstances(self) -> Circumstances:
-        """Convert the facts to the input of detectors, with all GPUs of all nodes."""
+        """The same facts as input for detectors, with all GPUs of all nodes."""
         places = [
             GpuPlace(node.snapshot.host, number, gpu.bus_id or gpu.device)
             for number, node in enumerate(self.nodes)
@@ -390,14 +412,14 @@ class Facts(Struct, frozen=True, dict=True):
 
 
 def setting_places(names: Collection[str], facts: Sequence[RankFacts]) -> list[str]:
-    """Return where NCCL variables are set: the environment, or files."""
+    """Return where these NCCL variables are set: the environment or configuration files."""
     known = [fact.nccl_settings for fact in facts]
     found = {settings[name].place: None for settings in known for name in names if name in settings}
     return list(found) or [ENVIRONMENT]
 
 
 def removal(names: Collection[str], places: Sequence[str]) -> Cure:
-    """Return the command that removes variables, or finds them in files."""
+    """Return the cure that unsets variables, or that searches configuration files for them."""
     files = [place for place in places if place != ENVIRONMENT]
     removed = f"Remove {' and '.join(names)} from {' and '.join(files)}"
     if ENVIRONMENT in places:
@@ -405,7 +427,7 @@ def removal(names: Collection[str], places: Sequence[str]) -> Cure:
     return Cure.of(f"{verified_run(names)}grep -nE '{'|'.join(names)}' {' '.join(files)}", comment=f"{removed}.")
 
 
-VERIFIED_COPIES = "gpubench p2p"  # Exit code 1 if data arrive wrong
+VERIFIED_COPIES = "gpubench p2p"  # Exits with code 1 if a copy arrives with wrong data
 _KEEP_OFF_PEERS = (
     *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_P2P_DIRECT_DISABLE", "NCCL_P2P_USE_CUDA_MEMCPY", "NCCL_HOSTID"),
 )
@@ -416,12 +438,15 @@ _KEEP_OFF_OTHERS = (
 
 
 def unset(*names: str) -> str:
-    """Return the command that removes variables; a verified copy runs first if they keep data off a path."""
+    """Return the command that unsets variables. If they keep data off a path, a run that verifies data comes first."""
     return f"{verified_run(names)}unset {' '.join(names)}"
 
 
 def verified_run(names: Collection[str]) -> str:
-    """Return the verified run that precedes the removal of variables: whoever set them may have seen wrong data."""
+    """Return the command that verifies data before variables are unset.
+
+    Somebody may have set the variables because a path delivered wrong data.
+    """
     if not set(_KEEP_OFF_PEERS).isdisjoint(names):
         return f"{VERIFIED_COPIES} && "
     off = [name for name in names if name in _KEEP_OFF_OTHERS]
@@ -429,7 +454,9 @@ def verified_run(names: Collection[str]) -> str:
 
 
 def user_settings(facts: Sequence[RankFacts], logged: Sequence[Mapping[str, str]] = ()) -> dict[str, tuple[str, ...]]:
-    """Return the distinct values of the user's variables, from the environment and NCCL's files of all ranks."""
+    """Return the distinct values of the user's variables on all ranks, from the environment and NCCL's
+    configuration files.
+    """
     found: dict[str, dict[str, None]] = {}
     known = ({name: setting.value for name, setting in fact.nccl_settings.items()} for fact in facts)
     others = ({name: value for name, value in fact.environment.items() if name[:5] != "NCCL_"} for fact in facts)

@@ -1,4 +1,6 @@
-"""A condition: one thing that can be wrong, with its only detector and its cure."""
+"""The `Condition` class: one thing that can be wrong, with its detector and its cure. Helpers build common
+detectors.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,19 +22,24 @@ from gpubench.model.results.report import Effect
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
-BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)  # Reported although they do not explain host staging
-NONE_EXPECTED = "none"  # Expected state if the condition names no healthy one
+# Effects that are reported although they do not explain host staging
+BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)
+NONE_EXPECTED = "none"  # Expected state of conditions that do not name a healthy state
 
 Look = Callable[[Circumstances], Found]
 
 
 def nothing_in_facts(_run: Circumstances) -> Found:
-    """Find nothing: the detector of conditions that only a log shows."""
+    """Return no sightings. Conditions that only a log can show use this detector."""
     return iter(())
 
 
 def single_node(look: Look) -> Look:
-    """Try a detector that compares no nodes on the distinct nodes first, and run it on all only if it finds any."""
+    """Decorate a detector that examines each node separately.
+
+    The detector runs on the distinct nodes first, and on all nodes only if it finds something there. So a large job
+    with equal, healthy nodes costs little time.
+    """
 
     def found(run: Circumstances) -> Found:
         return look(run) if any(True for _ in look(run.distinct)) else iter(())
@@ -43,59 +50,61 @@ def single_node(look: Look) -> Look:
 class Condition(Struct, frozen=True, kw_only=True):
     """One thing that can be wrong with a machine, a setting or a job.
 
-    With `check` it is reported by that check of `gpubench check`. What it explains, and its severity, are in policy.py.
+    If `check` is set, that check of `gpubench check` reports the condition. Severities and possible effects are in
+    policy.py.
     """
 
     id: str
-    title: str  # In the words that people search for
+    title: str  # Uses the words that people search for
     look: Look = nothing_in_facts
-    command: str | tuple[str, ...] = ""  # The cure, with a comment
+    command: str | tuple[str, ...] = ""  # Commands of the cure
     comment: str = ""
-    link: str = ""  # A report of somebody who met it, or the source
+    link: str = ""  # A public report of this condition, or the source for it
     check: str = ""
-    expected: str = NONE_EXPECTED  # The healthy state
-    likely: str = ""  # The likely reason
-    settles: str = ""  # Command that confirms it as the cause of a path or of a slow operation
-    in_log: Callable[[Staged], LoggedReason | None] | None = None  # Finds it in NCCL's log of a pair
-    in_job: Callable[[LogFacts], Iterator[Sighting]] | None = None  # Finds it in the log of a job that it ended
-    implies: tuple[str, ...] = ()  # Ids of its consequences, listed below it
-    by_design: bool = False  # A policy or the hardware: nothing to repair
-    general: bool = False  # Reported only if no more specific condition is found
-    aliases: tuple[str, ...] = ()  # Earlier ids
+    expected: str = NONE_EXPECTED  # The healthy state, as shown in findings
+    likely: str = ""  # The most likely reason for the condition
+    settles: str = ""  # Command that confirms that this condition causes a host-staged path or a slow operation
+    # Finds the condition in NCCL's log lines about two ranks
+    in_log: Callable[[Staged], LoggedReason | None] | None = None
+    # Finds the condition in a job's log, if it ended or prevented the job
+    in_job: Callable[[LogFacts], Iterator[Sighting]] | None = None
+    implies: tuple[str, ...] = ()  # Ids of conditions that follow from this one and are listed below it
+    by_design: bool = False  # NCCL's policy or the hardware's design, so there is nothing to repair
+    general: bool = False  # Reported only if no more specific condition applies
+    aliases: tuple[str, ...] = ()  # Ids that earlier versions used
 
     @property
     def cure(self) -> Cure:
-        """Commands and comment."""
         commands = (self.command,) if isinstance(self.command, str) else self.command
         return Cure(tuple(filter(None, commands)), self.comment)
 
     @property
     def severity(self) -> Verdict | None:
-        """Severity in every command. None for a cause without a check, which is as severe as its effects."""
+        """Severity from the policy table. None for causes without a row, whose severity follows from their effects."""
         grade = SEVERITIES.get(self.id)
         return None if grade is None else grade.severity
 
     @property
     def explains(self) -> Explains:
-        """What it can explain about paths; NOTHING if it is not a cause."""
+        """Host-staged paths and slow operations that the condition can explain. NOTHING if it is not a cause."""
         return EXPLAINS.get(self.id, NOTHING)
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """What it can explain about paths, in words."""
+        """Effects of the condition, such as host memory inside a node or a slower path."""
         return self.explains.effects
 
     def findings(self, run: Circumstances) -> Iterator[Finding]:
-        """Look for the condition and return its findings."""
+        """Run the detector and convert its sightings to findings."""
         return self.to_findings(self.look(run))
 
     def findings_in_log(self, facts: LogFacts) -> Iterator[Finding]:
-        """Return the findings in the log of a job: FAIL, if the policy table has no severity."""
+        """Return findings from a job's log. The severity is FAIL if the policy table has none."""
         sightings = () if self.in_job is None else self.in_job(facts)
         return self.to_findings(sightings, self.severity or Verdict.FAIL)
 
     def to_findings(self, found: Iterable[Sighting | Unread], default: Verdict | None = None) -> Iterator[Finding]:
-        """Convert sightings to findings. Quiet ones, and those without any severity, are left out."""
+        """Convert sightings to findings. Quiet sightings, and sightings without any severity, are skipped."""
         for sighting in found:
             if not isinstance(sighting, Sighting) or sighting.quiet:
                 continue
@@ -116,7 +125,7 @@ class Condition(Struct, frozen=True, kw_only=True):
 
 
 class Family(Struct, frozen=True):
-    """Conditions of one kind, in the order of detection."""
+    """A group of related conditions, in the order in which they are detected."""
 
     name: str
     title: str
@@ -124,7 +133,7 @@ class Family(Struct, frozen=True):
 
     @classmethod
     def of(cls, name: str, title: str, *conditions: Condition, link: str = "") -> "Family":
-        """Create a family; `link` applies to conditions that have none."""
+        """Create a family. Conditions without a link of their own get `link`."""
         return cls(name, title, tuple(replace(condition, link=condition.link or link) for condition in conditions))
 
 
@@ -132,7 +141,7 @@ _PLACEHOLDER = re.compile(r"(?<=-i )GPU\b|(?<=-d )DEVICE\b|(?<=-s )BUS_ID\b")
 
 
 def fill_ids(cure: Cure, places: Sequence[DevicePlace]) -> Cure:
-    """Fill the placeholders of a cure's commands, and say where its ids apply if there are several nodes."""
+    """Fill the placeholders in a cure with device ids. If several nodes are affected, name the node of these ids."""
     filled = Cure(
         tuple(fill_placeholders(command, places) for command in cure.commands), fill_placeholders(cure.comment, places)
     )
@@ -143,7 +152,10 @@ def fill_ids(cure: Cure, places: Sequence[DevicePlace]) -> Cure:
 
 
 def fill_placeholders(text: str, places: Sequence[DevicePlace]) -> str:
-    """Fill the placeholders of a command with ids: all GPUs of the first node, or its first device."""
+    """Replace GPU, DEVICE and BUS_ID in a command with ids from the first node.
+
+    GPU becomes a list of all affected GPUs. DEVICE and BUS_ID become the first affected device.
+    """
     devices = [place for place in places if place.device]
     if not devices or not _PLACEHOLDER.search(text):
         return text
@@ -154,7 +166,10 @@ def fill_placeholders(text: str, places: Sequence[DevicePlace]) -> str:
 
 
 def error_severity(errors: Errors) -> dict[str, Any]:
-    """Return confidence, severity and expectation of counted errors. A total alone does not say when they occurred."""
+    """Return the confidence, severity and expected value for a sighting of counted errors.
+
+    A total since boot is only weak evidence, because it does not show when the errors occurred.
+    """
     confidence = Confidence.PROVEN if errors.grave else Confidence.LIKELY
     if not errors.meanwhile:
         return {"confidence": Confidence.WEAK, "expected": errors.expected}
@@ -164,10 +179,10 @@ def error_severity(errors: Errors) -> dict[str, Any]:
 def node_detector(
     seen: Callable[[Topology], str | None], confidence: Confidence = Confidence.PROVEN, unknown: str = ""
 ) -> Look:
-    """Return a detector that examines nodes one by one.
+    """Return a detector that examines each node separately.
 
-    `seen` returns what is wrong, or an empty text. `unknown` names a fact of the driver or the kernel that it needs. If
-    that fact could not be read, the detector yields the reason.
+    `seen` returns a description of the problem, or an empty text. `unknown` names a driver or kernel fact that `seen`
+    needs. If that fact could not be read, the detector yields the reason.
     """
 
     @single_node
@@ -184,28 +199,28 @@ def node_detector(
 
 
 def rank_detector(seen: Callable[[RankFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
-    """Return a detector that examines processes one by one."""
+    """Return a detector that examines each rank separately. `seen` describes the problem, or returns an empty text."""
     return lambda run: (run.rank_sighting([rank], found, confidence) for rank in run.facts if (found := seen(rank)))
 
 
 def gpu_detector(seen: Callable[[GpuFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
-    """Return a detector that examines GPUs one by one; `seen` returns what is wrong, or an empty text."""
+    """Return a detector that examines each GPU separately. `seen` describes the problem, or returns an empty text."""
     return single_node(
         lambda run: (run.gpu_sighting(at, found, confidence) for at, _, gpu in run.gpus() if (found := seen(gpu)))
     )
 
 
 def unread(subject: str, known: Mapping[str, str], name: str) -> Iterator[Unread]:
-    """Yield the reason why a fact could not be read, if it is known."""
+    """Yield the reason why the fact `name` could not be read, if `known` has one."""
     if known.get(name):
         yield Unread(subject, known[name])
 
 
 def rdma_nics(node: Topology) -> list[NicFacts]:
-    """Return the NICs of a node that can do RDMA, whether they are up or down."""
+    """Return the node's RDMA-capable NICs, including ports that are down."""
     return [nic for nic in node.nics if nic.rdma]
 
 
 def nodes_with_rdma(run: Circumstances) -> Iterator[tuple[int, Topology]]:
-    """Iterate over nodes with RDMA NICs."""
+    """Yield the number and topology of each node that has RDMA NICs."""
     return ((number, node) for number, node in run.nodes.items() if rdma_nics(node))

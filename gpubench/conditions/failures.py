@@ -1,4 +1,4 @@
-"""Conditions that only a job's log shows: why it did not start, and what ended it."""
+"""Conditions that only a job's log shows: why the job did not start, or what ended it."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -20,10 +20,10 @@ _TROUBLE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troublesho
 
 
 def _unfinished(facts: LogFacts) -> Iterator[Sighting]:
-    """Find communicators with ranks that began their initialization and did not finish it.
+    """Find communicators with ranks that began their initialization but did not finish it.
 
-    FAIL if no other initialization ended, no ranks were connected, and all ranks have a log. Otherwise WARN, since the
-    log may end too early.
+    The severity is FAIL if no rank finished any initialization, no ranks connected, and every rank has a log. Otherwise
+    it is WARN, since the log may be truncated.
     """
     several = [communicator for communicator in facts.communicators if (communicator.size or 0) > 1]
     ended = any(len(communicator.unfinished_ranks) < len(communicator.members) for communicator in several)
@@ -75,7 +75,7 @@ def _nics_differ(facts: LogFacts) -> Iterator[Sighting]:
 
 
 def _not_opened(facts: LogFacts) -> Iterator[Sighting]:
-    """Find RDMA devices that NCCL could not open, in jobs with several nodes."""
+    """Find RDMA devices that NCCL could not open. Jobs on one node do not need them."""
     found = [remark for remark in facts.remarks if remark.note.kind is RemarkKind.RDMA_UNOPENED]
     if found and any(communicator.nodes != 1 for communicator in facts.communicators):
         names = joined(remark.note.about[0] for remark in found)
@@ -96,7 +96,7 @@ def _add_mixed_fabrics(sighting: Sighting, facts: LogFacts) -> Sighting:
 
 
 def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
-    """Add the ranks that timed out, and the answer of RAS."""
+    """Name the ranks that timed out. If NCCL's RAS reports no late rank, name the network or a GPU as likely."""
     sighting = replace(sighting, seen=re.sub(r"^ProcessGroupNCCL\.cpp:\d+\] ", "", sighting.seen))
     ranks = [f"rank {watchdog.rank}" for watchdog in facts.watchdogs]
     if ranks:
@@ -111,7 +111,7 @@ def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
 
 
 def _drop_peer_access(sighting: Sighting, facts: LogFacts) -> Sighting:
-    """Drop peer access as a likely reason if it is off, or if no node has two ranks of a communicator."""
+    """Replace peer access as the likely reason if it is switched off, or if no node has two ranks of a communicator."""
     several = [communicator for communicator in facts.communicators if (communicator.size or 0) > 1]
     nodes = [[member.node for member in communicator.members] for communicator in several]
     is_off = any(setting.name == "NCCL_P2P_DISABLE" and setting.value != "0" for setting in facts.settings)
@@ -139,7 +139,10 @@ def logged_condition(
     preferred: str = "",
     **more: Any,
 ) -> Condition:
-    """Return a condition that complaints matching `pattern`, or calls that returned one of `codes`, show."""
+    """Return a condition that is found by log lines.
+
+    It is found if a complaint matches `pattern`, or if an NCCL call returned one of the error `codes`.
+    """
     found = Complained(pattern, frozenset(codes), severity, of_programs, refine, preferred)
     more = {"link": _TROUBLE, **more}
     return Condition(id=id_, title=title, likely=likely, command=command, comment=comment, in_job=found, **more)
@@ -292,7 +295,7 @@ NCCL_START = Family.of(
 _RESULTS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html"
 
 _DIAGNOSTICS = "NCCL DIAG "
-"""Prefix of remarks by NCCL's own checks."""
+"""Prefix of log lines from NCCL's built-in checks."""
 
 _EVENTS = (
     r"communication established|send queue drained|last WQE|path migrated\b|port active|LID change|P_Key change"
@@ -342,10 +345,11 @@ HARMLESS: tuple[tuple[str, str], ...] = (
     (r"ignoring\b", "src/transport/shm.cc:298 of 2.30.7"),
     (r"NCCL_\w+ (?:is|environment variable is) deprecated", ""),
 )
-"""Beginnings of warnings after which NCCL continues, and the line of its source (or of RCCL's of 2024) that shows it.
+"""Beginnings of warnings after which NCCL continues, each with the source line (of NCCL, or of RCCL from 2024) that
+shows it.
 
-An empty text means that logs of jobs that continued show it. Only beginnings match, since other warnings end with the
-same words.
+If the second text is empty, the evidence is logs of jobs that continued. Only beginnings are matched, since other
+warnings end with the same words.
 """
 
 _HARMLESS = re.compile("^(?:" + "|".join(form for form, _ in HARMLESS) + ")", re.ASCII | re.IGNORECASE)
@@ -367,13 +371,13 @@ _HOW_IT_ENDED = (
     r"|received by PID|time limit|node failure|oom|memory|killed|cancelled at|segmentation|\bdied"
     r"|\bsig(?:segv|bus|kill)\b|task [\d,-]+.*: \w"
 )
-"""Lines that say how a process ended. Lines about what the launcher does next say less."""
+"""Lines that show how a process ended. They are preferred over lines about the launcher's reaction."""
 
 _AROUND_ENDING = re.compile(
     r"^a process ended: (?:\d+: |\[[^\]]*\] ?|(?:slurmstepd|srun|error|\w+Error): |\*\*\* |=\s+)*"
     r"| of binary: \S+|(?<=\d) \*\*\*"
 )
-"""Parts of such a line to cut: its writer, and words that say nothing about the end."""
+"""Parts of such a line to remove: the program that wrote it, and words without information."""
 
 NCCL_TRANSFERS = Family.of(
     "nccl_transfers",

@@ -1,4 +1,4 @@
-"""Findings folded under their root cause: one function decides what explains what, for every command."""
+"""Folds findings under their root cause. One function decides for every command which finding explains which."""
 
 import re
 import shlex
@@ -24,17 +24,18 @@ from gpubench.model.terms.verdict import (
     worst_verdict,
 )
 
-_MOST_TIMES_OF_COPIES = 1.3  # A copy is as fast as its path: shares of links and of copies agree within a quarter
+# A copy is as fast as its path, so the link's and the copy's remaining shares agree within about a quarter
+_MOST_TIMES_OF_COPIES = 1.3
 
 _PAIR_SLOW, _HOST_COPIES, _STAGING_FASTER = "p2p-slow", "host-copies-slow", "p2p-slower-than-staging"
 _NODE_DIFFERS, _LINKS_DOWN, _RANKS = "node-differs", "nvlink-down", "ranks "
-_NCCL_FIGURES = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # The only figures that NCCL's settings explain
+_NCCL_FIGURES = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # The only measured findings that NCCL settings can explain
 _RANK_FIGURES = (SLOW_UNEXPLAINED, STRAGGLER)
 _MNNVL_UNUSED = "mnnvl-unused"
 _SLOWING = ("gpu-in-use", "gpu-hot", "below-profile")
-"""Conditions that make a GPU slow, and explain no host-staged path."""
+"""Conditions that slow a GPU down but do not explain a host-staged path."""
 
-_WEAK = ("row-remap-pending", "row-remap-failed")  # Conditions that rarely slow anything down
+_WEAK = ("row-remap-pending", "row-remap-failed")  # Conditions that rarely reduce performance
 _NCCL_SETTINGS, _PCIE = ("nccl_settings", "nccl_tuning"), "pcie"
 _BETWEEN_NODES = ("network", "rdma_ports", "gpudirect", "mnnvl")
 _ROOT_VERDICTS = (Verdict.FAIL, Verdict.WARN)
@@ -47,7 +48,7 @@ _FAMILY: Mapping[str, str] = {condition.id: family.name for family in FAMILIES f
 
 
 class _NamedDevices(Struct, frozen=True):
-    """The host, GPUs and PCI addresses in one subject of a finding. The host is empty if the subject names none."""
+    """The host, GPUs and PCI addresses that one subject of a finding names. The host may be empty."""
 
     host: str
     devices: frozenset[str]
@@ -66,7 +67,7 @@ class _NamedDevices(Struct, frozen=True):
 
 
 class _NamedPlaces:
-    """A finding with the hosts and devices in its subjects. Without any it is about all of them."""
+    """A finding with the hosts and devices that it names. A finding that names none applies to all hosts or devices."""
 
     def __init__(self, finding: Finding, all_hosts: Sequence[str], ends: Mapping[str, str] = _NO_ENDS) -> None:
         self.finding, self._all_hosts, self._ends = finding, all_hosts, ends
@@ -92,14 +93,19 @@ class _NamedPlaces:
         return _NamedDevices(host, frozenset(_DEVICE.findall(text)), gpus)
 
     def names(self, subject: _NamedDevices) -> bool:
-        """True if this finding names the subject or nothing. Several pairs that share a GPU name that GPU."""
+        """True if this finding names the subject's devices, or no devices at all.
+
+        A single GPU also counts as named if several pairs in this finding contain it.
+        """
         pairs = {
             own.pair for own in self.subjects if own.pair and own.host == subject.host and subject.gpus <= own.pair
         }
         return (len(subject.gpus) == 1 and len(pairs) > 1) or any(own.meets(subject) for own in self.subjects)
 
     def covers(self, other: "_NamedPlaces") -> bool:
-        """True if this finding names every subject of the other. For rows of all ranks one subject is enough."""
+        """True if this finding names every subject of the other one. For findings on all ranks, one subject is
+        enough.
+        """
         enough = any if other.finding.id in (*_RANK_FIGURES, _MNNVL_UNUSED) else all
         return bool(self.hosts & other.hosts) and enough(map(self.names, other.subjects))
 
@@ -113,9 +119,9 @@ def fold(
     perhaps: Iterable[Finding] = (),
     ends: Mapping[str, str] = _NO_ENDS,
 ) -> tuple[Finding, ...]:
-    """Fold the findings on these nodes, and prefix commands with ssh if there are several nodes.
+    """Fold findings under their root causes. If there are several nodes, prefix commands with ssh.
 
-    `ends` maps pairs of ranks to their GPUs, such as '0 → 5' to 'node0 GPU0 → GPU5'.
+    `ends` maps rank pairs to their GPUs, for example '0 → 5' to 'node0 GPU0 → GPU5'.
     """
     hosts = [node.snapshot.host for node in nodes]
     nvlinked = any(gpu.nvlinks for node in nodes for gpu in node.gpus)
@@ -136,13 +142,13 @@ _HARDWARE_PROGRAMS = (
     "ls",
     "ip",
 )
-"""Programs that show or change the machine on which they run."""
+"""Programs that must run on the affected node, because they show or change that machine."""
 _PLAIN = re.compile(r"[\w@%+=:,./ -]+")
 _CHANGED_IN_QUOTES = re.compile(r'["$`\\!]')
 
 
 def add_ssh(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Prefix commands with ssh to their node, since bus ids are the same on every node."""
+    """Prefix commands with ssh to the affected node, since bus ids are the same on every node."""
     return tuple(
         replace(
             finding,
@@ -163,7 +169,7 @@ def _ssh_command(command: str, finding: Finding) -> str:
 
 
 def _fold_known_differences(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Move a difference between nodes below the condition that already names it."""
+    """Move a difference between nodes below the condition that already reports it."""
     found = list(findings)
     for place, finding in enumerate(findings):
         if finding.id != _NODE_DIFFERS or len(finding.subjects) != 1:
@@ -181,7 +187,7 @@ def _fold_known_differences(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _naming_condition(difference: str, host: str, findings: Sequence[Finding]) -> int | None:
-    """Return the index of the first condition on a node that names the differing device."""
+    """Return the index of the first condition on this host that names the differing device. None if there is none."""
     word = re.compile(rf"\b{re.escape(difference.split(' ', 1)[0])}\b")
     for number, finding in enumerate(findings):
         text = ", ".join((finding.subject, *finding.subjects))
@@ -201,10 +207,10 @@ def folded(
     perhaps: Iterable[Finding] = (),
     ends: Mapping[str, str] = _NO_ENDS,
 ) -> tuple[Finding, ...]:
-    """Move consequences below their root cause, and return the other findings.
+    """Move consequences below their root cause, and return the remaining findings.
 
-    A root cause gets the worst severity and the smallest share of its consequences. Findings in `perhaps` are reported
-    only if they explain another one.
+    A root cause gets the worst severity and the lowest remaining bandwidth of its consequences. Findings in `perhaps`
+    are reported only if they explain another finding.
     """
     known = {finding.id for finding in findings}
     more = [finding for finding in perhaps if finding.id not in known]
@@ -224,7 +230,7 @@ def folded(
 
 
 def cause_of(effect: Finding, causes: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> int | None:
-    """Return the index of the strongest cause of a slow row, or None. A cause may be a finding on that row."""
+    """Return the index of the most likely cause of a slow result. None if no cause explains it."""
     place, places = _NamedPlaces(effect, hosts), [_NamedPlaces(cause, hosts) for cause in causes]
     able = [
         number
@@ -235,7 +241,7 @@ def cause_of(effect: Finding, causes: Sequence[Finding], hosts: Sequence[str], *
 
 
 def _split(places: Sequence[_NamedPlaces], *, nvlinked: bool) -> list[Finding]:
-    """Split findings on several subjects if a cause explains only some of them."""
+    """Split a finding on several subjects if a cause explains only some of its subjects."""
     found: list[Finding] = []
     for place in places:
         finding = place.finding
@@ -285,7 +291,10 @@ def _root(place: _NamedPlaces, places: Sequence[_NamedPlaces], *, nvlinked: bool
 
 
 def _are_all_slow(root: _NamedPlaces, place: _NamedPlaces, places: Sequence[_NamedPlaces]) -> bool:
-    """True if all GPUs that the cause names are slow. A cause that all GPUs share does not explain one slow GPU."""
+    """True if every GPU that the cause names has this measured finding.
+
+    If a cause affects all GPUs but only one GPU is slow, it does not explain the slow GPU.
+    """
     if place.finding.id not in FIGURES or not place.gpus or _is_implied(root.finding, place.finding):
         return True
     alike = (other.gpus for other in places if other.finding.id == place.finding.id)
@@ -293,12 +302,11 @@ def _are_all_slow(root: _NamedPlaces, place: _NamedPlaces, places: Sequence[_Nam
 
 
 def _choice(root: _NamedPlaces, place: _NamedPlaces) -> tuple[object, ...]:
-    """Return the sort key of a cause of a slow figure, the strongest cause first.
+    """Return a sort key for the causes of a slow result, most likely cause first.
 
-    1. Causes that imply the figure by definition.
-    2. Host-staged paths, then measured causes by how near their share is, then facts by the share that they leave.
-    3. Facts and settings with an unknown loss.
-    4. Causes far slower than the figure: the operation must have avoided them.
+    1. Causes that imply the result by definition. 2. Causes that leave about the measured bandwidth: host-staged paths,
+    then measured causes, then facts. 3. Causes that leave far less than the measured bandwidth, so the operation must
+    have avoided them. 4. Causes with an unknown loss of bandwidth.
     """
     finding, far = root.finding, _distance(root.finding, place.finding) or 0.0
     is_near = far <= log(MOST_TIMES) or (far == inf and finding.id == HOST_STAGED)
@@ -316,10 +324,10 @@ def _choice(root: _NamedPlaces, place: _NamedPlaces) -> tuple[object, ...]:
 
 
 def _distance(cause: Finding, effect: Finding) -> float | None:
-    """Return how far a cause's share is from a figure's; see `distance`.
+    """Return the log ratio between the bandwidth that a cause leaves and the measured one (see `distance`).
 
-    Any share of a host-staged pair may explain a ring. In a mesh a pair uses few NVLinks and a ring all: host staging
-    leaves the pair 36 % and the ring 6 %.
+    A host-staged pair may explain any slow ring. In a mesh, a pair uses few NVLinks but a ring uses all. So host
+    staging leaves 36 % of the pair's bandwidth and 6 % of the ring's.
     """
     most = MOST_TIMES if effect.id in _RANK_FIGURES else _MOST_TIMES_OF_COPIES
     if cause.id == HOST_STAGED and effect.id in _RANK_FIGURES:
@@ -334,7 +342,8 @@ def _is_implied(cause: Finding, effect: Finding) -> bool:
 
 def _explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> bool:
     cause, effect = root.finding, place.finding
-    if cause.severity is Verdict.SKIP and effect.severity is Verdict.SKIP:  # Host memory by design has one reason
+    # Two findings without a fault, so only one of them may explain a host-staged path
+    if cause.severity is Verdict.SKIP and effect.severity is Verdict.SKIP:
         explains_path = effect.id == HOST_STAGED and _fact_explains(cause.id, place, nvlinked=nvlinked)
         return explains_path or _is_implied(cause, effect)
     if cause.severity not in _ROOT_VERDICTS or effect.severity in (Verdict.SKIP, Verdict.ERROR):
@@ -345,20 +354,20 @@ def _explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> boo
         return False
     if cause.id in FIGURES:
         return _figure_explains(root, place, nvlinked=nvlinked)
-    # The remaining NVLinks carry the bytes, more slowly.
+    # If some NVLinks remain, they carry the bytes more slowly, but the path stays direct.
     is_direct = cause.id == _LINKS_DOWN and cause.expected_percent is not None
     return not (is_direct and effect.id == HOST_STAGED) and _fact_explains(cause.id, place, nvlinked=nvlinked)
 
 
 def _figure_explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> bool:
-    """True if a slow measured path or pair may explain another slow figure."""
+    """True if a slow path or pair that was measured may explain another slow result."""
     cause, effect = root.finding, place.finding
     if cause.id == HOST_STAGED:
         return effect.id in _RANK_FIGURES or (effect.id not in _NCCL_FIGURES and not _is_staged_by_nccl(cause))
     if cause.id == _PAIR_SLOW:
         explains_pattern = effect.id == _PAIR_SLOW and bool(root.gpus) and not place.gpus
         return explains_pattern or effect.id in (*_RANK_FIGURES, _STAGING_FASTER)
-    # One slow PCIe link slows both copies with the host and copies with peers.
+    # One slow PCIe link slows copies to host memory as well as copies to other GPUs.
     slows = effect.id in _RANK_FIGURES or (effect.id == _PAIR_SLOW and bool(place.gpus))
     return cause.id == _HOST_COPIES and slows and _is_over_pcie(effect, nvlinked)
 
@@ -369,7 +378,7 @@ def _fact_explains(id_: str, place: _NamedPlaces, *, nvlinked: bool) -> bool:
     if effect.id == HOST_STAGED:
         is_possible = family not in _NCCL_SETTINGS or _is_staged_by_nccl(effect)
         return is_possible and bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE})
-    # Another GPU model explains why the profile's expectation is not met.
+    # A different GPU model explains why the profile's expected bandwidth is not reached.
     is_other_model = id_ == "gpu-model" and "profile " in effect.expected
     slows = is_other_model or id_ in _SLOWING or bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE, Effect.SLOW})
     if not slows or id_ in _WEAK:
@@ -388,7 +397,7 @@ def _is_over_pcie(effect: Finding, nvlinked: bool) -> bool:  # noqa: FBT001 - of
 
 
 def _is_staged_by_nccl(staged: Finding) -> bool:
-    """True for host staging by NCCL between ranks, False for a copy between GPUs."""
+    """True if NCCL stages data in host memory between ranks. False for a copy between GPUs."""
     return "GPU" not in staged.subject
 
 
@@ -406,7 +415,7 @@ def _add_consequences(root: Finding, below: Sequence[Finding]) -> Finding:
 
 
 def _lines(below: Finding, root: Finding) -> tuple[str, ...]:
-    """Describe a consequence in one line. A slow row needs no line if the cause has others."""
+    """Describe a consequence in one line. Skip a slow result if the cause already has other consequences."""
     if below.id != SLOW_UNEXPLAINED:
         return f"{below.id}: {below.subject}: {below.seen}", *below.consequences
     return () if root.consequences else (f"{below.subject}: {below.seen}", *below.consequences)

@@ -1,4 +1,4 @@
-"""GPUs that are lost, hot, slowed down, have faulty memory, or are in use by other jobs."""
+"""GPUs that are lost, hot, throttled or in use by other jobs, or whose memory is faulty."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,14 +14,15 @@ from gpubench.model.results.figures import is_busy
 from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import NO_CURE, Cure
 
-_BY_HARDWARE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")  # Hardware divides the clocks by ≥ 2 (NVML)
+# According to NVML, these reduce the clocks by a factor of 2 or more
+_BY_HARDWARE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")
 _BY_SOFTWARE = ("sw_thermal_slowdown",)
 _POWER_CAP = "sw_power_cap"
 
-_LEAST_MARGIN_C = 3  # GPUs at full load run within 10 °C of their slowdown temperature
-_USUAL_SLOWDOWN_C = 90  # If the driver reports none: data centre GPUs slow down at 87 to 98 °C
-_SAME_POWER_SHARE = 0.01  # Limits are set in whole watts
-_LOW_POWER_SHARE = 0.6  # Share of the default power limit below which copies slow down
+_LEAST_MARGIN_C = 3  # Must be small, since healthy GPUs at full load run within 10 °C of their slowdown temperature
+_USUAL_SLOWDOWN_C = 90  # Used if the driver reports no slowdown temperature. Data centre GPUs slow down at 87 to 98 °C.
+_SAME_POWER_SHARE = 0.01  # Tolerance, since power limits are set in whole watts
+_LOW_POWER_SHARE = 0.6  # At or below this share of the default power limit, copies become slower
 
 
 @single_node
@@ -55,7 +56,7 @@ def _throttled(*harmful: str) -> Look:
 
 @single_node
 def _capped(run: Circumstances) -> Found:
-    """Find a power cap on a GPU that is neither busy nor idle and whose siblings have none. Other caps are normal."""
+    """Find power caps on unused GPUs with siblings that are not capped. Power caps under load are normal."""
     for position, node, gpu in run.gpus():
         reasons = gpu.throttle_reasons or ()
         unused = gpu.idle is False and gpu.processes == ()
@@ -66,7 +67,9 @@ def _capped(run: Circumstances) -> Found:
 
 @single_node
 def _clocks_held_down(run: Circumstances) -> Found:
-    """Find applications clocks below the default, and low clocks under load that the driver does not explain."""
+    """Find applications clocks below the default, and low clocks under load for which the driver reports no
+    throttling.
+    """
     for position, _, gpu in run.gpus():
         then, set_to, usual = run.at_work.get(position), gpu.limits.clock_mhz, gpu.limits.default_clock_mhz
         if set_to and usual and set_to < usual:
@@ -86,8 +89,8 @@ def _clocks_held_down(run: Circumstances) -> Found:
 def _power_limited(run: Circumstances) -> Found:
     """Find power limits below the default.
 
-    If all siblings have the limit, the operator chose it. Then it is a finding only if it is low enough to slow copies
-    down, which need little power. Otherwise it only explains slow rows.
+    If all siblings have the same limit, the operator chose it. Copies need little power, so such a limit is a finding
+    only if it is low enough to slow them down. Otherwise it only explains slow results.
     """
     for position, node, gpu in run.gpus():
         share, limits = gpu.limits.power_share, gpu.limits
@@ -117,7 +120,7 @@ def _row_pending(gpu: GpuFacts) -> str:
 
 @single_node
 def _ecc_off(run: Circumstances) -> Found:
-    """Find GPUs with ECC off among siblings with ECC, or against the profile. Workstation cards often have it off."""
+    """Find GPUs with ECC off, if siblings or the profile have ECC on. Workstation cards often have it off."""
     for position, node, gpu in run.gpus():
         profile = run.exact_profile(run.wiring.gpus[position].node)
         sibling = any(other.ecc for other in node.gpus if other.name == gpu.name)
@@ -135,7 +138,9 @@ def _memory_errors(run: Circumstances) -> Found:
 
 
 def _when(total: int, grown: ErrorCounts | None, device: str) -> str:
-    """Describe memory errors in total and during this run. Old errors count too: they may have stopped a program."""
+    """Describe when memory errors occurred. Errors from before this run count too, since they may have ended a
+    program.
+    """
     since = f"{total} {MEMORY_ERRORS} since the driver was loaded"
     if grown is None:
         return f"{since}, at unknown times"
@@ -291,8 +296,10 @@ GPU = Family.of(
     link=_SMI,
 )
 
-_MOST_USED_SHARE, _MOST_USED_BYTES = 0.02, 2 * 2**30  # The larger: the driver and a context take 0.5 to 1.5 GiB
-_HOST_BOUND_SHARE = 0.9  # Of an operation's time; healthy small ones need 5.3 to 6.7 of 8.8 µs on the host
+# Memory use below the larger of these is normal, since the driver and a CUDA context need 0.5 to 1.5 GiB
+_MOST_USED_SHARE, _MOST_USED_BYTES = 0.02, 2 * 2**30
+# Share of an operation's time. Healthy small operations take 8.8 µs, of which the host needs 5.3 to 6.7 µs.
+_HOST_BOUND_SHARE = 0.9
 _IDLE = "while this job is idle"
 _UNSEEN = "a process that is not visible here"
 
@@ -313,7 +320,9 @@ def _foreign(link: str, rates_of: Callable[[LinkRates], tuple[float | None, floa
 
 
 def _foreign_nvlink(run: Circumstances) -> Found:
-    """Find NVLink traffic while this job is idle, else counters that moved by more than this job can have sent."""
+    """Find NVLink traffic while this job is idle, or NVLink counters that moved further than this job's traffic can
+    explain.
+    """
     found = list(_foreign("NVLink", lambda rates: (rates.nvlink_sent, rates.nvlink_received))(run))
     yield from found
     seen = {gpu for result in found if isinstance(result, Sighting) for gpu in result.gpus or ()}
@@ -352,7 +361,11 @@ def _find_used_gpus(run: Circumstances) -> Found:
 
 
 def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:
-    """Find other users of a GPU: proven if the process is busy, likely if the links carry traffic, else weak."""
+    """Find other processes that use a GPU while this job is idle.
+
+    The sighting is proven if the GPU is busy, likely if its links carry traffic, and weak if a process only has the GPU
+    open.
+    """
     use, name = gpu.use, run.gpu_name(position)
     if use.is_busy:
         by = _named(use.users) or _UNSEEN
@@ -368,7 +381,7 @@ def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:
 
 @single_node
 def _memory_kept(run: Circumstances) -> Found:
-    """Find GPU memory that was in use before this job opened the GPU."""
+    """Find GPU memory in use before this job opened the GPU, if no visible process accounts for it."""
     for position, _, gpu in run.gpus():
         idle = run.idle_gpus.get(position)
         if idle is not None:

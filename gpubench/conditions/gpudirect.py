@@ -1,4 +1,4 @@
-"""RDMA through host memory, because the NICs cannot reach the GPUs' memory."""
+"""RDMA that is staged in host memory because the NICs cannot reach GPU memory."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,8 @@ from gpubench.model.terms.verdict import Cure
 
 _LEVEL, _READ, _DMABUF, _C2C = "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_DMABUF_ENABLE", "NCCL_NET_GDR_C2C"
 
-_COHERENT = ("GH200", "GB200", "GB300")  # NVLink-C2C to a Grace CPU: NCCL 2.27 reaches its NICs with GPUDirect RDMA
+# Connected to a Grace CPU by NVLink-C2C, over which NCCL 2.27 uses GPUDirect RDMA
+_COHERENT = ("GH200", "GB200", "GB300")
 
 
 def _nodes(run: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[bool | None, str]]]]:
@@ -25,7 +26,10 @@ def _nodes(run: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[
 
 
 def _switched_off(run: Circumstances) -> Found:
-    """Find variables that keep RDMA off GPU memory. DMA-BUF matters without the kernel module, C2C on Grace nodes."""
+    """Find variables that prevent GPUDirect RDMA.
+
+    NCCL_DMABUF_ENABLE matters only without the peer memory module, and NCCL_NET_GDR_C2C only on Grace nodes.
+    """
     facts = [node.snapshot.gpudirect for _, node, _ in _nodes(run)]
     levels = [value for value in run.values(_LEVEL) if parse_level(value) == "LOC"]
     off = {_LEVEL: levels} if levels and facts else {}
@@ -53,7 +57,7 @@ def _no_module(run: Circumstances) -> Found:
             continue
         refused = {name: reason for name, (possible, reason) in answers.items() if possible is False}
         if node.snapshot.gpudirect.peermem:
-            continue  # peermem-not-registered reports it
+            continue  # The condition peermem-not-registered reports this node
         if refused:
             names = tuple(" ".join(filter(None, (run.host(number), name))) for name in refused)
             heading = " ".join(filter(None, (run.host(number), ", ".join(refused))))
@@ -67,7 +71,7 @@ def _is_coherent(gpu: GpuFacts) -> bool:
 
 
 def _too_far(run: Circumstances) -> Found:
-    """Find GPUs whose nearest RDMA NIC is beyond NCCL's default level, in jobs on several nodes."""
+    """Find GPUs without an RDMA NIC within NCCL's default distance for GPUDirect RDMA, in jobs on several nodes."""
     levels = run.values(_LEVEL)
     ends = {gpu for pair in run.remote_pairs for gpu in pair}
     for position, node, gpu in run.gpus():
@@ -79,7 +83,9 @@ def _too_far(run: Circumstances) -> Found:
         if types and len(types) == len(paths) and not taken and position in ends:
             nearest = min(paths, key=lambda path: ("PHB", "NODE", "SYS").index(path))
             if nearest != "SYS" and _is_coherent(gpu):
-                continue  # Over C2C, unless a variable forbids it: nccl-gdr-disabled reports that
+                # NCCL uses C2C here, unless a variable forbids it. The condition nccl-gdr-disabled reports such a
+                # variable.
+                continue
             yield run.gpu_sighting(position, f"its nearest RDMA NIC is {nearest} away", Confidence.LIKELY)
 
 
@@ -127,10 +133,10 @@ def _log_far(staged: Staged) -> LoggedReason | None:
 
 
 _GB10 = "GB10"
-_GB10_BUS_ID = "000f:01:00.0"  # Bus id of the only GPU in machines with NVIDIA's GB10 chip (DGX Spark and siblings)
+_GB10_BUS_ID = "000f:01:00.0"  # Bus id of the only GPU in machines with NVIDIA's GB10 chip, such as DGX Spark
 _GB10_NIC = re.compile(
     r"\b(?:roce|en)P2p1s0f[01]"
-)  # Second half of their ConnectX-7, named by Linux after its PCI slot
+)  # The second half of the machine's ConnectX-7. Linux names its interfaces by PCI slot.
 
 
 def _log_gb10(staged: Staged) -> LoggedReason | None:

@@ -1,4 +1,4 @@
-"""Ranks that keep others waiting, found in dumps of Flight Recorder and answers of NCCL's RAS."""
+"""Ranks that keep other ranks waiting, found in PyTorch Flight Recorder dumps and in output of NCCL's RAS."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 
 def _hanging(*reasons: HangReason) -> Callable[[LogFacts], Iterator[Sighting]]:
-    """Return a detector for collectives that did not end for one of these reasons."""
+    """Return a detector for collectives that hang for one of these reasons."""
 
     def find(facts: LogFacts) -> Iterator[Sighting]:
         for hang in facts.hangs:

@@ -1,20 +1,21 @@
-"""Errors that the kernel, or NCCL's own checks, report in the text of a job."""
+"""Errors in a job's log that the kernel or NCCL's built-in checks reported."""
 
 from gpubench.conditions.condition import Family
 from gpubench.conditions.failures import logged_condition
 
 _OF_HARDWARE = "46|48|54|62|64|74|79|94|95|109|110|119|120|136|140|143|151|156|158|167|169|171|172"
-"""Xids of faulty hardware: NVIDIA's catalogue asks for a GPU reset, a reboot or a look at the connectors.
+"""Xids that NVIDIA's catalogue attributes to hardware: it recommends a GPU reset, a reboot or checking the
+connectors.
 
-Also 94, a memory error that ends only the application, and the fatal ones from 167 on. Source:
+The list also has 94 (a memory error that ends only the application) and the fatal Xids from 167 on. Source:
 docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, for Ampere and newer, read in 2026.
 """
 
 _OF_NVLINK = r"14[4-9]|150|155"
-"""Xids of NVLinks. The line says whether they are fatal."""
+"""NVLink Xids. The log line shows whether the error was fatal."""
 
 _RECOVERY = r"154, .* to 0x\w+ \((?!None)"
-"""The recovery action for another Xid: reset, reboot or drain."""
+"""Xid 154, which reports the recovery action for another Xid: reset, reboot or drain."""
 
 HARDWARE_ERRORS = Family.of(
     "hardware_errors",

@@ -1,4 +1,4 @@
-"""What NCCL's log shows: of a host-staged path between two ranks, and of a job that it ended."""
+"""Evidence from NCCL's log: why two ranks communicate through host memory, and what ended a job."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,55 +18,55 @@ ASK_FOR_MORE = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,GRAPH,NET,P
 
 
 class ProcessLog(Struct, frozen=True):
-    """The settings of one process, and the lines of its log that explain a path."""
+    """NCCL settings of one process, and log lines of this process that explain a path."""
 
     settings: tuple[tuple[str, str], ...] = ()
     notes: tuple[Note, ...] = ()
 
     def setting(self, name: str) -> str | None:
-        """Return the value of a variable, or None if it is not set."""
+        """Return the value of a setting, or None if it is not set."""
         return dict(self.settings).get(name)
 
 
 class Staged(Struct, frozen=True, kw_only=True):
-    """Two ranks that communicate through host memory, and everything the log shows about them."""
+    """Two ranks that communicate through host memory, with everything that the log shows about them."""
 
-    one_node: bool  # NCCL treats both as ranks of one machine
-    same_machine: bool  # The log shows that they are
-    network: str | None  # The network that carries the bytes, None for shared memory
-    path: str | None = None  # NCCL's path type between the GPUs ('PIX', 'SYS'), None if unknown
-    gpus: int = 0  # GPUs that NCCL found on the host, 0 if unknown
-    notes: tuple[Note, ...] = ()  # About these two GPUs
+    one_node: bool  # NCCL treats both ranks as ranks of one node
+    same_machine: bool  # The log shows that both ranks run on one machine
+    network: str | None  # Name of the network that carries the data. None for shared memory.
+    path: str | None = None  # NCCL's path type between the GPUs, such as 'PIX' or 'SYS'. None if unknown.
+    gpus: int = 0  # Number of GPUs that NCCL found on the host. 0 if unknown.
+    notes: tuple[Note, ...] = ()  # Log lines about these two GPUs
     source: ProcessLog = ProcessLog()
     destination: ProcessLog = ProcessLog()
     bus_ids: tuple[str, ...] = ()
-    nvlinks: bool = False  # Anything shows NVLinks on the machine
-    models: tuple[str, ...] = ()  # Models of the two GPUs, if the text names them
-    listed_models: tuple[str, ...] = ()  # Other models that the text names
-    interfaces: tuple[str, ...] = ()  # Interfaces of the bootstrap network
-    one_per_host: bool = False  # No host has two ranks
-    rdma: bool = False  # Any process of the job found an RDMA device
-    plugin: bool = False  # Any process has a network plugin
-    peers_elsewhere: bool = False  # Both GPUs have peer access to other GPUs of the machine
+    nvlinks: bool = False  # The log shows NVLinks on this machine
+    models: tuple[str, ...] = ()  # Models of the two GPUs, if the log names them
+    listed_models: tuple[str, ...] = ()  # Other GPU models that the log names
+    interfaces: tuple[str, ...] = ()  # Network interfaces that NCCL's bootstrap uses
+    one_per_host: bool = False  # Every rank of the job runs on a different host
+    rdma: bool = False  # A process of the job found an RDMA device
+    plugin: bool = False  # A process of the job loaded a network plugin
+    peers_elsewhere: bool = False  # Both GPUs use peer access to other GPUs of the machine
 
     @property
     def is_local(self) -> bool:
-        """True if both ranks are on one machine."""
+        """True if both ranks run on one machine."""
         return self.one_node or self.same_machine
 
     @property
     def through_shm(self) -> bool:
-        """True if both ranks are on one machine and use shared memory."""
+        """True if both ranks run on one machine and communicate through shared memory."""
         return self.is_local and self.network is None
 
     @property
     def through_local_network(self) -> bool:
-        """True if both ranks are on one machine and use a network."""
+        """True if both ranks run on one machine and communicate over a network."""
         return self.is_local and self.network is not None
 
     @property
     def kinds(self) -> tuple[PathKind, ...]:
-        """Possible kinds of this path. A log does not show whether NVLinks join two machines."""
+        """Possible kinds of this path: several, since a log does not show whether NVLinks join two machines."""
         local = [Relation.ONE_GPU if self.one_gpu else Relation.ONE_NODE]
         relations = local if self.is_local else [Relation.ONE_DOMAIN, Relation.TWO_NODES]
         medium = Medium.SHM if self.network is None else Medium.SOCKET if self.network == SOCKET else Medium.RDMA
@@ -74,27 +74,27 @@ class Staged(Struct, frozen=True, kw_only=True):
 
     @property
     def one_gpu(self) -> bool:
-        """True if both run on one GPU."""
+        """True if both ranks use the same GPU."""
         return self.is_local and len(self.bus_ids) > 1 and len(set(self.bus_ids)) == 1
 
     @property
     def is_virtual(self) -> bool:
-        """True if the GPUs are on PCI bus 0, where hypervisors put devices and physical servers have no slots."""
+        """True if a GPU is on PCI bus 0, as in virtual machines. Slots of physical servers are on other buses."""
         return any(bus_id[5:7] == "00" for bus_id in self.bus_ids)
 
     def settings(self, name: str) -> tuple[str, ...]:
-        """Return the distinct values of a variable in both processes."""
+        """Return the distinct values of a setting in the two processes."""
         values = (process.setting(name) for process in (self.source, self.destination))
         return tuple(dict.fromkeys(value for value in values if value is not None))
 
     def find_notes(self, *kinds: RemarkKind) -> tuple[Note, ...]:
-        """Return notes of these kinds, those about the two GPUs first."""
+        """Return log lines of these kinds. Lines about the two GPUs come first."""
         notes = (*self.notes, *self.source.notes, *self.destination.notes)
         return tuple(dict.fromkeys(note for kind in kinds for note in notes if note.kind is kind))
 
 
 class LoggedReason(NamedTuple):
-    """Evidence and cure from a log, whether the log proves the condition, and whether it is by design."""
+    """Evidence for a condition in a log, with the cure."""
 
     evidence: str
     cure: Cure = NO_CURE
@@ -103,12 +103,12 @@ class LoggedReason(NamedTuple):
 
 
 def uses_sockets(staged: Staged) -> bool:
-    """True if the ranks are on different nodes and communicate over sockets."""
+    """True if the ranks run on different machines and communicate over sockets."""
     return not staged.is_local and staged.network == SOCKET
 
 
 def uses_rdma(staged: Staged) -> bool:
-    """True if the ranks are on different nodes and communicate over RDMA."""
+    """True if the ranks run on different machines and communicate over RDMA or a plugin."""
     return not staged.is_local and staged.network not in (None, SOCKET)
 
 
@@ -118,7 +118,7 @@ def remark_detector(
     applies: Callable[[Staged], bool] = lambda staged: staged.through_shm,
     evidence: str = "NCCL's log: {.gist}",
 ) -> Callable[[Staged], LoggedReason | None]:
-    """Return a detector for a remark about two GPUs in NCCL's log."""
+    """Return a detector that looks for one kind of NCCL log line, if `applies` is true for the two ranks."""
 
     def find(staged: Staged) -> LoggedReason | None:
         notes = staged.find_notes(kind) if applies(staged) else ()
@@ -133,12 +133,14 @@ _HANDLED = re.compile(
     r"gdrwrap|(?:^|/)gdr\w*\.(?:cc|h):|include/net\.h:|ibvwrap|nvmlwrap|net_ib"
     r"|(?:^|/)plugin/|(?:^|/)ras/|socket\.cc:"
 )
-"""Sources of errors that NCCL may handle itself: plugins, GDRCopy, missing verbs, sockets at the job's end. Unhandled
-errors appear in other places of the log as well.
+"""Source files whose errors NCCL may handle itself: plugins, GDRCopy, missing verbs, and sockets at the end of a
+job.
+
+Errors that NCCL does not handle also appear on other lines of the log.
 """
 
-_RAS = re.compile(r"(?:^|/)ras/")  # NCCL's RAS service, which notices exiting peers when a job ends
-REMOTE = 6  # The error code for a remote process that exited: the fault is not in this process
+_RAS = re.compile(r"(?:^|/)ras/")  # NCCL's RAS service reports peers that exit when a job ends normally
+REMOTE = 6  # ncclRemoteError: another process exited, so this process is not at fault
 _CODES = {
     1: "a CUDA call failed",
     2: "a system call failed",
@@ -147,25 +149,25 @@ _CODES = {
     5: "the program calls NCCL wrongly",
     REMOTE: "a remote process exited, or the network to it failed",
 }
-"""Meanings of ncclResult_t."""
+"""Meanings of the ncclResult_t error codes."""
 
 
 class Complained(Struct, frozen=True):
-    """Finds complaints that match a pattern and calls that returned one of some error codes, as one sighting.
+    """A detector for a job's log. It returns one sighting for all complaints and failed NCCL calls that match.
 
-    Patterns ignore case. They are compiled when they are first used: every start imports all conditions, and few
-    starts read a log.
+    A complaint matches `pattern`, ignoring case. A failed call matches one of the error `codes`. Patterns are compiled
+    on first use, because every command imports all conditions, but few commands read a log.
     """
 
     pattern: str
     codes: frozenset[int] = frozenset()
     severity: Verdict | None = None
-    of_programs: bool = False  # Skip complaints by NCCL
-    refine: Callable[[Sighting, LogFacts], Sighting] | None = None  # Adds what else the log shows
-    preferred: str = ""  # Show a complaint that matches this pattern, if any
+    of_programs: bool = False  # Skip complaints that NCCL wrote
+    refine: Callable[[Sighting, LogFacts], Sighting] | None = None  # Adds other evidence from the log to the sighting
+    preferred: str = ""  # If a complaint also matches this pattern, show it instead of the first one
 
     def __call__(self, facts: LogFacts) -> Iterator[Sighting]:
-        """Yield one sighting if a job's log has matching complaints or calls."""
+        """Yield one sighting if the log has matching complaints or failed calls."""
         complaints = [complaint for complaint in facts.complaints if self._matches(complaint)]
         calls = self._unhandled_calls(facts)
         if not complaints and not calls:
@@ -190,7 +192,7 @@ class Complained(Struct, frozen=True):
         yield sighting if self.refine is None else self.refine(sighting, facts)
 
     def _unhandled_calls(self, facts: LogFacts) -> list[FailedCall]:
-        """Return calls with these codes, unless NCCL handled them itself."""
+        """Return failed calls with one of these error codes. Return none if NCCL handled all of them itself."""
         calls = [call for call in facts.failed_calls if call.code in self.codes]
         by_ras = any(_RAS.search(call.place) for call in calls)
         if all(_HANDLED.search(call.place) for call in calls) and (by_ras or REMOTE not in self.codes):
@@ -209,5 +211,5 @@ class Complained(Struct, frozen=True):
 
 
 def doubted(pattern: str) -> Complained:
-    """Find warnings after which some NCCL releases continue and others end the job. The result is a WARN."""
+    """Return a WARN detector for warnings after which some NCCL releases continue and others end the job."""
     return Complained(pattern, severity=Verdict.WARN)

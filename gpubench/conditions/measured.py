@@ -1,4 +1,6 @@
-"""Conditions that only figures show: copies, collectives and ranks slower than siblings, profile or limit."""
+"""Conditions that only measurements show: copies, collectives and ranks that are slower than their siblings,
+profile or limit.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -31,12 +33,15 @@ from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, fo
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Cure, Finding, Verdict, worst_verdict
 
 _SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5
-"""Shares of the bandwidth of nodes with the same CPU, wider than for GPUs: other programs use the same memory, and the
-single copying thread depends on its core's clock."""
+"""Bandwidth relative to nodes with the same CPU, below which the verdict is WARN or FAIL.
+
+The tolerance is wider than for GPUs. Other programs use the same memory, and the single copying thread depends on its
+core's clock.
+"""
 
 
 class _Slowness(Struct, frozen=True):
-    """Slow GPUs, pairs or patterns among copies of one kind, with the worst verdict."""
+    """Slow GPUs, pairs or patterns found with one kind of copy, with the worst verdict among them."""
 
     names: tuple[str, ...]
     verdict: Verdict
@@ -54,14 +59,14 @@ _OVER_PCIE: Mapping[str, Any] = {
         "throttling.",
     ),
 }
-"""Words for slow copies on machines without NVLinks."""
+"""Likely reason and cure for slow copies on machines without NVLinks."""
 
 
 def _slow_copies(run: Circumstances) -> Found:
-    """Find GPUs and pairs with slow copies, all kinds of copies together.
+    """Find GPUs and pairs with slow copies, merging all kinds of copies.
 
-    Host-staged pairs are reported with their paths. In both directions at once a pair is as slow as its slower
-    direction.
+    Host-staged pairs are left out, since the paths check reports them. Bidirectional copies are left out if one
+    direction alone is already slow.
     """
     found: dict[tuple[str, ...], list[_Slowness]] = {}
     gpus = [gpu for node in run.nodes.values() for gpu in node.gpus]
@@ -94,14 +99,14 @@ def _slow_copies(run: Circumstances) -> Found:
 
 
 def _slow_among(run: Circumstances, rows: Sequence[PairRow]) -> Iterator[_Slowness]:
-    """Yield GPUs with mostly slow copies of one kind first, then the remaining slow pairs."""
+    """For one kind of copy, yield GPUs whose copies are mostly slow first. Then yield the remaining slow pairs."""
     names = dict(chain.from_iterable(zip(_ends(row), _names(run, row), strict=True) for row in rows))
     ends, positions = list(names.values()), {end: number for number, end in enumerate(names)}
     at = dict(chain.from_iterable(zip(_ends(row), _places(run, [row]), strict=True) for row in rows))
     places = [at[end] for end in names]
     by_pair = {(positions[one], positions[other]): row for row in rows for one, other in [_ends(row)]}
     slow = {pair: row for pair, row in by_pair.items() if is_slow_copy(row)}
-    # Paths differ in speed, so what counts is whether a row is slow, and not its bandwidth.
+    # Paths differ in bandwidth, so compare only whether each row is slow.
     for oddity in find_oddities({pair: 0.0 if pair in slow else 1.0 for pair in by_pair}, len(ends)):
         own = {pair: row for pair, row in slow.items() if oddity.role != "pair" and oddity.gpus[0] in pair}
         slow = {pair: row for pair, row in slow.items() if pair not in own}
@@ -128,7 +133,7 @@ def _figure(row: PairRow, gb_s: float) -> str:
 
 
 def _slow_patterns(run: Circumstances) -> Iterator[_Slowness]:
-    """Yield patterns of simultaneous copies that are slower than the same pairs alone allow."""
+    """Yield simultaneous copies that are slower than the bandwidth of the same pairs measured alone allows."""
     several = len(run.nodes) > 1
     for row in run.measurements.patterns:
         if row.verdict in (Verdict.WARN, Verdict.FAIL) and not row.wrong and row.expected_gb_s and row.total_gb_s:
@@ -152,7 +157,7 @@ def _ends(row: PairRow) -> tuple[End, End]:
 
 
 def _end_devices(row: PairRow) -> tuple[tuple[str, str, str | None], tuple[str, str, str | None]]:
-    """Return node, label and bus id of the source and of the destination."""
+    """Return the node, label and bus id of the source, then of the destination."""
     return (
         (row.source_node, row.source, row.source_bus_id),
         (row.destination_node, row.destination, row.destination_bus_id),
@@ -160,19 +165,19 @@ def _end_devices(row: PairRow) -> tuple[tuple[str, str, str | None], tuple[str, 
 
 
 def _is_between_gpus(row: PairRow) -> bool:
-    """True for a copy between two GPUs by copy engines, kernels or NCCL."""
+    """True for a measured copy between two GPUs by copy engines, kernels or NCCL."""
     managed = row.engine not in (Engine.CE, Engine.SM, "nccl")
     return row.bandwidth_gb_s is not None and not managed and HOST not in (row.source, row.destination)
 
 
 def _is_staged(measured: Measurements, row: PairRow) -> bool:
-    """True for a copy that went through host memory despite peer access, which is a finding on its path."""
+    """True for a copy that was host-staged although peer access was on. The paths check reports it."""
     key = row.source_node, row.source_bus_id, row.destination_bus_id
     return row.peer == "on" and (bool(row.host_staged) or key in measured.staged)
 
 
 def _names(run: Circumstances, row: PairRow) -> tuple[str, str]:
-    """Return the names of both ends: ranks by number, GPUs of one process by the driver's name."""
+    """Return the names of source and destination: rank numbers, or the driver's names for GPUs of one process."""
     one, other = (_name(run, row, *device) for device in _end_devices(row))
     return one, other
 
@@ -185,7 +190,7 @@ def _name(run: Circumstances, row: PairRow, host: str, label: str, bus_id: str |
 
 
 def _places(run: Circumstances, rows: Iterable[PairRow]) -> tuple[DevicePlace, ...]:
-    """Return the places of the GPUs at the ends of copies, by the driver's names if known."""
+    """Return the node and device of each GPU that these copies used, with the driver's name if known."""
     gpus = ((node.snapshot.host, gpu) for node in run.nodes.values() for gpu in node.gpus)
     names: dict[tuple[str, str | None], str] = {
         (host, gpu.bus_id): gpu.device for host, gpu in gpus if gpu.bus_id is not None
@@ -197,14 +202,17 @@ def _places(run: Circumstances, rows: Iterable[PairRow]) -> tuple[DevicePlace, .
 
 
 def _kind(row: PairRow) -> str:
-    """Return 'ce write', 'ce write peer off' or 'ce write 16'."""
+    """Return the kind of copy, such as 'ce write', 'ce write peer off' or 'ce write 16'."""
     series = "nccl" if row.engine == "nccl" else f"{row.engine} {row.direction}"
     size = "" if is_large_copy(row.size_bytes) else f" {format_size(row.size_bytes or 0)}"
     return f"{series}{' peer off' if row.peer == 'off' else ''}{size}"
 
 
 def _asymmetric(run: Circumstances) -> Found:
-    """Find pairs below 90 or 75 % of the other direction, unless a row is slow already."""
+    """Find pairs that reach less than 90 % (WARN) or 75 % (FAIL) of the opposite direction.
+
+    Pairs are skipped if one of their rows is already reported as slow.
+    """
     slow = {frozenset(_ends(row)) for row in run.measurements.pairs if is_slow_copy(row)}
     for number, node in run.nodes.items():
         rows = peer_rows(run.measurements, node)
@@ -229,7 +237,7 @@ def _asymmetric(run: Circumstances) -> Found:
 
 
 def _host_copies(run: Circumstances) -> Found:
-    """Find GPUs with slow copies to or from host memory, one finding for both directions."""
+    """Find GPUs with slow copies to or from host memory. Both directions are one finding."""
     slow = [row for row in run.measurements.pairs if is_with_host(row) and is_slow_copy(row)]
     for name, rows in group_by(slow, lambda row: _host_end(run, row)).items():
         worst = min(rows, key=lambda row: row.expected_percent or 0.0)
@@ -254,7 +262,7 @@ def _way(row: PairRow) -> str:
 
 
 def _host_memory(run: Circumstances) -> Found:
-    """Find nodes below 75 or 50 % of what nodes with the same CPU copy in host memory."""
+    """Find nodes whose host memory copies reach less than 75 % (WARN) or 50 % (FAIL) of nodes with the same CPU."""
     by_cpu: dict[str | None, dict[str, float]] = {}
     for node in run.nodes.values():
         row = memory_row(run.measurements, node.snapshot.host)
@@ -310,7 +318,7 @@ def _late(run: Circumstances) -> Found:
 
 
 def _find_rows_above_limit(run: Circumstances) -> Found:
-    """Find rows well above their limit, one finding per collective and per kind of path."""
+    """Find bandwidths well above their limit. Return one finding per collective and one per path class."""
     above = [row for row in run.measurements.collectives if times_limit(row) is not None]
     for rows in group_by(above, lambda row: row.collective).values():
         worst = max(rows, key=lambda row: times_limit(row) or 0.0)
@@ -326,7 +334,7 @@ def _find_rows_above_limit(run: Circumstances) -> Found:
             ),
         )
     measured = run.measurements
-    # Without peer access, or staged, bytes take PCIe, which carries more than one NVLink.
+    # Copies without peer access, or staged ones, use PCIe, which may be faster than a single NVLink.
     direct = (row for row in measured.pairs if row.peer != "off" and not _is_staged(measured, row))
     copies = [row for row in direct if times_limit(row) is not None]
     for path, pairs in group_by(copies, lambda row: row.path_class).items():
@@ -344,7 +352,7 @@ def _find_rows_above_limit(run: Circumstances) -> Found:
 
 
 def impossible(*, collectives: Sequence[CollectiveRow] = (), pairs: Sequence[PairRow] = ()) -> tuple[Finding, ...]:
-    """Return the findings on rows well above their limit."""
+    """Return findings about bandwidths that are well above their limit."""
     measured = Measurements(collectives=tuple(collectives), pairs=tuple(pairs))
     return tuple(IMPOSSIBLE.findings(Circumstances(wiring=Wiring([], {}), measurements=measured)))
 
@@ -479,7 +487,7 @@ _ONE_PER_CPU, _IDLE = "Start at most one rank per CPU.", "Run it on an idle mach
 
 
 def _noisy(run: Circumstances) -> Found:
-    """Find noisy rows that have an expected value. A gate reports the others as not judged."""
+    """Find noisy rows that have an expected value. Gates report other noisy rows as not judged."""
     yield from _noise_of(row for row in run.measurements.collectives if row.expected_us is not None)
 
 
@@ -553,7 +561,7 @@ SWEEP = Family.of(
 
 
 def sweep_findings(rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity] = ()) -> tuple[Finding, ...]:
-    """Return the findings on all rows of a sweep together: noise, a slow range, a late rank."""
+    """Return findings about a whole sweep: noise, a slow range of sizes, or a late rank."""
     run = Circumstances(wiring=Wiring([], {}), measurements=Measurements(collectives=tuple(rows), ranks=tuple(ranks)))
     noise, range_, *_ = SWEEP.conditions
     return (*noise.to_findings(_noise_of(rows)), *range_.findings(run), *LATE_RANK.findings(run))

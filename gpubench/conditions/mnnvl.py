@@ -26,13 +26,14 @@ from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import Cure, Verdict
 
 _IMEX = "nvidia-imex"
-_OF_RACKS = ("GB200", "GB300")  # GPUs of NVL72 racks; those of a GB200 NVL4 board have no NVLinks to NVSwitches
+# GPU models of NVL72 racks. GB200 NVL4 boards have these GPUs too, but no NVLinks to NVSwitches.
+_OF_RACKS = ("GB200", "GB300")
 _UNUSED = "mnnvl-unused"
 _EXPECTED = "P2P/MNNVL between nodes of one NVLink domain"
 
 
 def _clusters(run: Circumstances) -> dict[str, dict[int, set[int | None]]]:
-    """Return NVLink clusters of several nodes: by uuid and node, the cliques of its GPUs."""
+    """Return NVLink clusters that span several nodes, as clique ids by cluster UUID and node number."""
     found: dict[str, dict[int, set[int | None]]] = {}
     for number, node in run.nodes.items():
         for gpu in node.gpus:
@@ -74,7 +75,7 @@ def _imex_service(run: Circumstances) -> Found:
 
 
 def _cliques(run: Circumstances) -> Found:
-    """Find nodes of one cluster in several cliques. Partitions of equal size may be intended."""
+    """Find clusters whose nodes are in different cliques. Partitions of equal size may be intended."""
     for uuid, nodes in _clusters(run).items():
         sizes = {clique: len(members) for (cluster, clique), members in _domains(run).items() if cluster == uuid}
         if len(sizes) > 1:
@@ -97,13 +98,13 @@ _PARTITIONS = "the rack is in two partitions or more: NCCL joins the nodes of ea
 
 
 def _is_of_rack(gpu: GpuFacts) -> bool:
-    """True for a GPU of a rack. NVLinks of a board without NVSwitches lead to its other GPUs."""
+    """True for a GPU of an NVL72 rack. On boards without NVSwitches, NVLinks lead directly to other GPUs."""
     to_gpus = any(link.peer is NvlinkPeer.GPU for link in gpu.nvlinks or ())
     return not to_gpus and any(model in (gpu.name or "") for model in _OF_RACKS)
 
 
 def _no_domain(run: Circumstances) -> Found:
-    """Find rack GPUs with NVLinks to NVSwitches but without a cluster in NVML's fabric info."""
+    """Find nodes with GPUs of NVL72 racks for which NVML reports no NVLink cluster."""
     without = [
         number
         for number, node in run.nodes.items()
@@ -119,14 +120,17 @@ def _no_domain(run: Circumstances) -> Found:
 
 
 def _unused(run: Circumstances) -> Found:
-    """Find slow rows inside an NVLink domain that use a network by NCCL's log, or are no faster than the NICs."""
+    """Find slow results inside an NVLink domain that used a network.
+
+    Evidence is NCCL's log, or a bandwidth that the NICs alone could reach.
+    """
     rows = [*run.slow, *filter(is_slow, run.measurements.collectives)]
     large = [row for row in rows if row.nodes > 1 and row.size_bytes >= LARGE_BYTES]
     for nodes in _domains(run).values() if large else ():
         if len(nodes) > 1:
             row = max(large, key=lambda row: row.size_bytes)
             if row.nodes > len(nodes):
-                continue  # it leaves the domain, and has to use the network
+                continue  # The operation leaves the domain, so it has to use the network
             network = find_network(run.wiring, nodes, row.ranks)
             logged = (row.transport or "").startswith("NET")
             as_network = network is not None and row.reached_gb_s <= most_busbw_gb_s(row, network)
@@ -139,7 +143,7 @@ def _unused(run: Circumstances) -> Found:
 
 
 def _is_slowed_by_links(run: Circumstances, nodes: Sequence[int], row: CollectiveRow) -> bool:
-    """True if missing NVLinks explain a row that is as slow as the network."""
+    """True if missing NVLinks, rather than the network, explain the low bandwidth."""
     counts = [active_links(gpu) or 0 for number in nodes for gpu in run.nodes[number].gpus]
     due = row.expected_gb_s or row.limit_gb_s
     return min(counts) < max(counts) and due is not None and due * min(counts) / max(counts) < 1.5 * row.reached_gb_s
@@ -162,7 +166,7 @@ _NO_CLUSTER = "0.0"
 
 
 def _unused_in_log(facts: LogFacts) -> Iterator[Sighting]:
-    """Find ranks of one clique on several hosts that connect to each other over a network only."""
+    """Find ranks of one clique on several hosts that connect to each other only over a network."""
     domain_of = {
         process: remark.note.about
         for remark in facts.remarks

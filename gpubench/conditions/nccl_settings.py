@@ -1,4 +1,4 @@
-"""NCCL's default policy, and settings that slow NCCL down or keep it off a direct path."""
+"""NCCL's default policy, and settings that slow NCCL down or prevent a direct path."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,12 +39,16 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Cure, Verdict
 
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-Chosen = Mapping[str, frozenset[str]]  # Allowed names by collective; '' means all collectives
+# Names of allowed algorithms or protocols by collective. '' stands for all collectives.
+Chosen = Mapping[str, frozenset[str]]
 _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]{1,15}|[0-9]{1,18})")
 
 
 def nccl_number(value: str) -> int | None:
-    """Parse the number at the beginning of a value as NCCL does: 0x10 is 16, 010 is 8, 4M is 4, no number is 0."""
+    """Parse the leading number of a value in the same way as NCCL.
+
+    0x10 is 16, 010 is 8, 4M is 4, and a value without a number is 0.
+    """
     if not value:
         return None
     match = _NUMBER.match(value)
@@ -62,7 +66,7 @@ def _unsigned(digits: str) -> int:
 
 
 def chosen(value: str, known: frozenset[str]) -> Chosen:
-    """Parse NCCL_ALGO or NCCL_PROTO, such as 'ring,tree', '^ll' or 'ring;allreduce:tree', to allowed names."""
+    """Parse NCCL_ALGO or NCCL_PROTO into allowed names. Examples are 'ring,tree', '^ll' and 'ring;allreduce:tree'."""
     found: dict[str, frozenset[str]] = {}
     for part in value.lower().split(";"):
         collective, _, names = part.rpartition(":")
@@ -80,7 +84,9 @@ _AMD = "1/2"
 def blame(
     run: Circumstances, blamed: dict[str, Iterable[str]], confidence: Confidence, pairs: frozenset[Pair] | None
 ) -> Sighting:
-    """Return a sighting of variables with their values, place and ranks, and the command that removes them."""
+    """Return a sighting that blames variables, with their values, where they are set, and the command that unsets
+    them.
+    """
     having = [fact for fact in run.facts if any(_value(fact, name) in set(blamed[name]) for name in blamed)]
     places = setting_places(blamed, having)
     shown = " ".join(f"{name}={','.join(values)}" for name, values in blamed.items())
@@ -107,7 +113,7 @@ def _who(run: Circumstances, having: Sequence[RankFacts]) -> str:
 
 
 def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
-    """Return the reason and cure for variables that a log shows as set; None without any."""
+    """Return evidence and cure for variables that a log shows, or None if there are none."""
     values: dict[str, dict[str, None]] = {}
     for name, value in blamed:
         values.setdefault(name, {})[value] = None
@@ -121,7 +127,9 @@ def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
 
 
 def _blamed(run: Circumstances, *first: str) -> Found:
-    """Find variables that keep pairs inside nodes off peer access. `first` are variables that apply to a whole node."""
+    """Find variables that prevent peer access between GPUs of one node. `first` are variables that affect a whole
+    node.
+    """
     by_variables: dict[tuple[str, ...], set[Pair]] = {}
     values_on = cache(partial(_values_on, run))
     for pair in run.local_pairs:
@@ -136,7 +144,7 @@ def _blamed(run: Circumstances, *first: str) -> Found:
 
 
 def _values_on(run: Circumstances, node: int, name: str) -> tuple[str, ...]:
-    """Return a variable's values on a node. A value without a rank comes from a log and counts on all nodes."""
+    """Return a variable's values on a node. Values that no rank has come from a log, and apply to all nodes."""
     by_rank = [(fact.node, _value(fact, name)) for fact in run.facts]
     elsewhere = {value for on, value in by_rank if on != node} - {value for on, value in by_rank if on == node}
     return tuple(value for value in run.values(name) if value not in elsewhere)
@@ -147,14 +155,14 @@ def _is_on(values: Iterable[str]) -> bool:
 
 
 def keep_off_peers(run: Circumstances, pair: Pair, values: Callable[[str], Iterable[str]]) -> Iterator[str]:
-    """Yield variables that keep NCCL off a pair's peer access, which it would use by default."""
+    """Yield variables that keep NCCL from using peer access between two GPUs, if it would use it by default."""
     path = run.wiring.path(pair)
     node = run.nodes.get(run.wiring.gpus[pair[0]].node)
     if node is not None and is_beyond_policy(node, path):
         return
     if _is_on(values(P2P_DISABLE)):
         yield P2P_DISABLE
-    # If the path is unknown, only a limit that forbids every path is blamed.
+    # If the path is unknown, blame only a level that forbids every path.
     longest = nccl_path_type(path) or "NVL"
     limits = (limit for value in values(P2P_LEVEL) if (limit := parse_level(value)) is not None)
     if any(not is_within(longest, limit) for limit in limits):
@@ -175,7 +183,9 @@ _NO_LINK_LOST = Cure(
 
 
 def _hostid(run: Circumstances) -> Found:
-    """Find values that differ between ranks of one host: NCCL then treats them as ranks of several hosts."""
+    """Find NCCL_HOSTID values that differ between ranks of one host. NCCL then treats them as ranks of several
+    hosts.
+    """
     values = run.values(HOSTID)
     if not run.uses_nccl or not any(values):
         return
@@ -194,14 +204,16 @@ def _hostid(run: Circumstances) -> Found:
 
 
 def split_by_design(run: Circumstances, ranks: Pair) -> str:
-    """Explain why ranks of one GPU use a network: NCCL_HOSTID splits them. Return an empty text if it does not."""
+    """Explain why two ranks on one GPU use a network: their NCCL_HOSTID differs. Return an empty text if it does
+    not.
+    """
     if not run.wiring.share_gpu(ranks) or len({_value(fact, HOSTID) for fact in run.facts if fact.rank in ranks}) < 2:
         return ""
     return f"{HOSTID} makes ranks of one GPU ranks of different hosts"
 
 
 def _policy(run: Circumstances) -> Found:
-    """Find pairs with peer access that NCCL does not use by default."""
+    """Find pairs whose peer access NCCL does not use by default."""
     if not run.uses_nccl:
         return
     paths: dict[Pair, str] = {}
@@ -250,10 +262,10 @@ def _other_than(staged: Staged, name: str, values: tuple[str, ...]) -> Iterator[
 
 
 def _log_policy(staged: Staged) -> LoggedReason | None:
-    """Find a path beyond NCCL's default level.
+    """Find a path that is longer than NCCL's default level for peer access.
 
-    NCCL prints its matrix after it has routed refused pairs through the CPU. So a printed PHB is the real path only if
-    nothing was refused, no variable forbids peer access, and there are no NVLinks.
+    NCCL logs its path matrix after it has rerouted pairs without peer access through the CPU. So a logged PHB is the
+    real path only if the driver refused nothing, no variable forbids peer access, and there are no NVLinks.
     """
     path = staged.path
     if not staged.through_shm or (path is not None and is_within(path)):
@@ -298,11 +310,14 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
 
 
 _BLINDING = ("NCCL_IGNORE_DISABLED_P2P", "NCCL_TOPO_FILE")
-"""The first hides refusals by the driver. With the second, paths come from a file."""
+"""With these settings, the log does not show the real paths.
+
+The first hides that the driver refuses peer access. With the second, paths come from a file.
+"""
 
 
 def _what_lies_between(staged: Staged) -> LoggedReason | None:
-    """Find GPUs with peer access to other GPUs but not to each other, which no setting and no driver explains."""
+    """Find two GPUs that use peer access to other GPUs but not to each other, if no setting or refusal explains it."""
     if not staged.peers_elsewhere:
         return None
     return LoggedReason(
@@ -385,8 +400,9 @@ NCCL_SETTINGS = Family.of(
 )
 
 
-Weighed = Callable[[int], Confidence | None]  # Returns the confidence that a value slows NCCL down; None if it does not
-_OWN_CHANNELS = 16  # Channels that NCCL chooses for GPUs with many NVLinks: 16 to 24 on HGX A100, H100 and H200
+# Returns the confidence that a value slows NCCL down, or None if it does not
+Weighed = Callable[[int], Confidence | None]
+_OWN_CHANNELS = 16  # NCCL itself chooses 16 to 24 channels on HGX A100, H100 and H200
 _OWN_CHANNELS_OVER_PCIE = 2
 _CHANNELS_PER_LINK = 2
 
@@ -394,12 +410,12 @@ MOST_CHANNELS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
 LEAST_CHANNELS = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NRINGS")
 _MAX_P2P_CHANNELS = "NCCL_MAX_P2P_NCHANNELS"
 _PEER_CHANNELS = ("NCCL_NCHANNELS_PER_PEER", "NCCL_NCHANNELS_PER_NET_PEER")
-_LEAST_PEER_CHANNELS = 2  # Fewest channels that NCCL chooses for one peer of sends and receives
+_LEAST_PEER_CHANNELS = 2  # Minimum number of channels that NCCL chooses for sends and receives with one peer
 
 _OWN_BYTES = {"NCCL_BUFFSIZE": 4 * 2**20, "NCCL_LL128_BUFFSIZE": 4800 * 2**10, "NCCL_LL_BUFFSIZE": 512 * 2**10}
-"""NCCL's default buffer sizes of the protocols Simple, LL128 and LL (computeBuffSizes in src/init.cc)."""
+"""NCCL's default buffer sizes for the protocols Simple, LL128 and LL. Source: computeBuffSizes in src/init.cc."""
 
-_SURELY_SLOW_SHARE = 1 / 4  # Share of NCCL's default buffer below which a channel waits for its peer at every step
+_SURELY_SLOW_SHARE = 1 / 4  # With this share of the default buffer or less, a channel waits for its peer at every step
 _OWN_THREADS, _OWN_LL128_THREADS = 512, 640
 _OWN_THREADS_OVER_PCIE = 256
 _SURELY_FEW_THREADS = 128
@@ -432,7 +448,9 @@ def _gpus(run: Circumstances) -> Iterator[GpuFacts]:
 
 
 def _few_channels(run: Circumstances) -> Found:
-    """Find fewer channels than NCCL chooses. If the minimum is above the maximum, NCCL takes the minimum."""
+    """Find settings with fewer channels than NCCL would choose. If the minimum exceeds the maximum, NCCL uses the
+    minimum.
+    """
     links = [sum(bool(link.active) for link in gpu.nvlinks) for gpu in _gpus(run) if gpu.nvlinks is not None]
     most = max(links, default=_OWN_CHANNELS)
     own = min(_OWN_CHANNELS, most * _CHANNELS_PER_LINK) if most else _OWN_CHANNELS_OVER_PCIE
@@ -479,7 +497,8 @@ def _few_threads(run: Circumstances) -> Found:
 def _forced(run: Circumstances) -> Found:
     blamed: dict[str, Iterable[str]] = {}
     sure: list[Confidence] = []
-    # Rings carry large sizes, and trees carry small sizes between nodes. Other algorithms may not matter.
+    # NCCL uses rings for large sizes, and trees for small sizes between nodes. Forbidding other algorithms may not
+    # matter.
     needed = frozenset(("ring", "tree") if len(run.nodes) > 1 else ("ring",))
     for name, known, weigh in (
         ("NCCL_ALGO", ALGORITHMS, lambda allowed: _without(allowed, needed)),
@@ -501,7 +520,10 @@ def _without(allowed: Chosen, needed: frozenset[str]) -> Confidence | None:
 
 
 def _weigh_protocols(allowed: Chosen) -> Confidence | None:
-    """Return PROVEN if only LL is allowed for all collectives, since half of its data are flags."""
+    """Return the confidence that NCCL_PROTO slows NCCL down, or None if all protocols are allowed.
+
+    It is PROVEN if only LL is allowed, since half of the bytes that LL sends are flags.
+    """
     if all(names >= PROTOCOLS for names in allowed.values()):
         return None
     return Confidence.PROVEN if set(allowed.values()) == {frozenset(("ll",))} else Confidence.LIKELY

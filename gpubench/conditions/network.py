@@ -1,4 +1,6 @@
-"""Networks between nodes: RDMA ports that are down, slow or set up for less, and sockets used in place of RDMA."""
+"""Sockets that NCCL uses instead of RDMA, and settings, files or libraries that prevent RDMA. The ports are in
+rdma_ports.py.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,7 @@ _IB_HCA = "NCCL_IB_HCA"
 _NET_LINES = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV gpubench allreduce"
 _VERBS, _PLUGIN = "libibverbs.so.1", "libnccl-net.so"
 _DRIVER_PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_re", "efa": "efa", "irdma": "irdma"}
-"""The driver in libibverbs that serves a NIC of a kernel driver (rdma-core's providers)."""
+"""The libibverbs provider (from rdma-core) for each kernel driver."""
 
 
 def _disabled(run: Circumstances) -> Found:
@@ -39,7 +41,7 @@ def _filtered(run: Circumstances) -> Found:
 
 
 def _part_of_port(run: Circumstances) -> Found:
-    """Find devices that NCCL_IB_HCA leaves out although they share a physical port with a selected one."""
+    """Find devices that NCCL_IB_HCA does not select although they share a physical port with a selected device."""
     for number, node in nodes_with_rdma(run):
         nics = rdma_nics(node)
         for value in filter(None, run.values(_IB_HCA)):
@@ -54,7 +56,10 @@ def _part_of_port(run: Circumstances) -> Found:
 
 
 def _matches(value: str, nic: str) -> bool:
-    """Apply NCCL's filter: ^ excludes, = compares whole names, otherwise prefixes; a colon names a port."""
+    """Apply NCCL's NIC filter.
+
+    ^ excludes NICs, = compares whole names instead of prefixes, and a colon precedes a port number.
+    """
     excluding, exact = value.startswith("^"), value.lstrip("^").startswith("=")
     name, _, port = nic.partition(":")
     found = False
@@ -115,7 +120,7 @@ def _no_device_files(run: Circumstances) -> Found:
 
 
 def _some_denied(run: Circumstances) -> Found:
-    """Find ranks that may not open some of the files and so use fewer NICs. A missing file may be intended."""
+    """Find ranks that may not open some RDMA device files, so they use fewer NICs. A missing file may be intended."""
     for number, node in nodes_with_rdma(run):
         ranks = run.node_ranks(number)
         if not any(rank.denied_device_files for rank in ranks):
@@ -189,7 +194,7 @@ _log_no_verbs = remark_detector(
 )
 
 _RDMA_INTERFACE = re.compile(r"(?:hsn|ib|efa|mlx|roce|opa)\w*\d", re.ASCII)
-"""Interfaces of RDMA networks: HPE Slingshot, IP over InfiniBand, and other usual names."""
+"""Usual names of RDMA network interfaces, including HPE Slingshot (hsn) and IP over InfiniBand (ib)."""
 
 
 def _signs_of_rdma(staged: Staged) -> Iterator[str]:

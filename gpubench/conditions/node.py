@@ -1,4 +1,6 @@
-"""Nodes: drivers that are missing or broken, what hides or binds GPUs, and differences between nodes and ranks."""
+"""Problems of a whole node: its driver, what hides GPUs or binds processes, and differences between nodes or
+between ranks.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,14 +32,14 @@ _BROKEN: Mapping[str, tuple[str, Cure]] = {
         Cure.of("ldconfig -p | grep libcuda", _KERNEL_LOG, comment="The second command shows the kernel log."),
     ),
 }
-"""The likely reason why a source of facts failed, and the next command if it is a special one."""
+"""By source of facts: the likely reason why it failed, and the cure."""
 
 _OUT_OF_REACH = "a container without GPUs, or a user who may not open /dev/nvidia*"
 _REACHED_AGAIN = Cure.of("ls -l /dev/nvidia*", comment="Start a container with `docker run --gpus all`.")
 
 
 def _missing(node: Topology) -> str:
-    """Return what is missing; empty if the driver is loaded and only this process cannot reach it."""
+    """Describe the missing driver. Return an empty text if it is loaded but this process cannot reach it."""
     driver = node.snapshot.driver
     if not node.gpus or driver.absent is None or driver.version is not None:
         return ""
@@ -75,7 +77,7 @@ def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool
 
 
 def _refuses(failure: ProbeFailure, snapshot: Snapshot) -> bool:
-    """True if CUDA does not start although the driver answers: a fact about the machine, not a failed reading."""
+    """True if the driver responds but CUDA does not start. This is a problem of the machine, not a failed reading."""
     answers = not any(failure.stage == "nvml" for failure in snapshot.failures)
     return not failure.timed_out and _NOT_READY in failure.error and answers
 
@@ -150,7 +152,9 @@ _MOST_CPUS = 65_536
 
 
 def cpus_in(ranges: str) -> set[int] | None:
-    """Parse ranges such as '0-31,64' to CPU numbers. Return None for other texts and for high numbers."""
+    """Parse CPU ranges such as '0-31,64'. Return None for other texts and for CPU numbers above the supported
+    maximum.
+    """
     found: set[int] = set()
     for part in ranges.split(","):
         first, _, last = part.strip().partition("-")
@@ -163,7 +167,9 @@ def cpus_in(ranges: str) -> set[int] | None:
 
 
 def _numa(run: Circumstances) -> Found:
-    """Find processes bound only to CPUs far from their GPU, or far from a GPU whose copies they make."""
+    """Find processes that may run only on CPUs far from their GPU. If a process copies data of several GPUs, check
+    each GPU.
+    """
     for facts in run.facts:
         node = run.nodes.get(facts.node)
         own = cpus_in(facts.affinity or "")
@@ -178,7 +184,7 @@ def _numa(run: Circumstances) -> Found:
             near = None if gpu is None else _near(node, gpu.place.numa_node)
             if near and own.isdisjoint(near):
                 seen = f"bound to CPUs {facts.affinity}, but its GPU is on NUMA node {gpu and gpu.place.numa_node}"
-                # Launches are slightly slower from there; copies to and from host memory are clearly slower.
+                # From far CPUs, launches are slightly slower, and copies to and from host memory are clearly slower.
                 yield run.gpu_sighting(position, seen, Confidence.PROVEN if makes_copies else Confidence.LIKELY)
 
 
@@ -204,7 +210,7 @@ def _topology_file(run: Circumstances) -> Found:
 
 
 def _flat(run: Circumstances) -> Found:
-    """Find virtual machines whose PCI tree does not show which GPU is near which RDMA NIC."""
+    """Find virtual machines whose PCI tree does not show which RDMA NIC is near which GPU."""
     for number, node in run.nodes.items():
         snapshot = node.snapshot
         nics = [nic for nic in node.nics if nic.rdma]
@@ -233,7 +239,7 @@ def _node_differs(run: Circumstances) -> Found:
         usual = f"the same as {count} other nodes of kind {kind.name}" if count > 1 else "the same as the other node"
         for number, differs in kind.odd.items():
             if run.nodes[number].snapshot.failures:
-                continue  # failed readings are not differences, and are reported as failures
+                continue  # Failed readings are reported as failures, not as differences
             if kind.differs_from is None and number in kind.rivals:
                 yield _undecided(run, kind.alike, (number,), differs)
             else:
@@ -243,7 +249,10 @@ def _node_differs(run: Circumstances) -> Found:
 def _undecided(
     run: Circumstances, some: Sequence[int], others: Sequence[int], differs: Sequence[Difference]
 ) -> Sighting:
-    """Return a sighting on two equally large groups of nodes; `differs` describes the second group."""
+    """Return a sighting for two groups of nodes of equal size, so that neither is the usual one.
+
+    `differs` describes how the second group differs from the first.
+    """
     differences = "; ".join(describe_differences(differs, others=f"on {_hosts(run, some)}"))
     return run.nodes_sighting(
         (*some, *others),
@@ -271,9 +280,9 @@ def _network_down(run: Circumstances) -> Found:
 
 
 def _settings_differ(run: Circumstances) -> Found:
-    """Find hosts of ranks whose value is not the most frequent one, in the environment or in NCCL's files.
+    """Find hosts with ranks whose value of an NCCL setting is not the most frequent one.
 
-    If there is a tie, unset counts as usual.
+    Settings come from the environment and NCCL's configuration files. In a tie, unset is the usual value.
     """
     settings = [(rank, rank.nccl_settings) for rank in run.facts]
     for name in sorted({name for _, known in settings for name in known}):
@@ -300,7 +309,7 @@ def _settings_differ(run: Circumstances) -> Found:
 
 
 def _ranks_on(ranks: Sequence[RankFacts]) -> Iterator[str]:
-    """Yield 'ranks 8-15 on node1', host by host."""
+    """Yield the ranks on each host, such as 'ranks 8-15 on node1'."""
     for host, own in group_by(ranks, lambda rank: rank.host).items():
         numbers = format_ranges(rank.rank for rank in own)
         yield f"rank{'s' if len(own) > 1 else ''} {numbers} on {host}"
@@ -314,7 +323,9 @@ def _driver_differs(run: Circumstances) -> Found:
 
 
 def _library_differs(run: Circumstances) -> Found:
-    """Find ranks with other files of a library. The driver's own libraries are covered by its version."""
+    """Find ranks that load a different file of a library. The driver's own libraries are compared by driver version
+    instead.
+    """
     for name in sorted({name for rank in run.facts for name in rank.libraries} - {"cuda_driver", "nvml"}):
         having = {f"rank {rank.rank} on {rank.host}": rank for rank in run.facts if name in rank.libraries}
         for where, file, usual in _odd({where: rank.libraries[name] for where, rank in having.items()}):
@@ -328,7 +339,7 @@ def _odd(found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     yield from ((where, version, usual) for where, version in found.items() if version != usual)
 
 
-_MOST_DIGITS = 18  # Of a number in a version: Python reads no number of thousands
+_MOST_DIGITS = 18  # Longest number accepted in a version, since Python refuses to parse thousands of digits
 
 
 def _numbers(version: str) -> tuple[int, ...]:

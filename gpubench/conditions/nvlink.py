@@ -1,4 +1,4 @@
-"""NVLinks inside a node that are down, limited or without their fabric."""
+"""NVLinks inside a node that are down, slower than they could be, or without a working fabric."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -43,7 +43,7 @@ def _limited(node: Topology) -> str:
 
 
 def _fabric_trouble(gpu: GpuFacts) -> str:
-    """Return the part of a GPU's fabric registration that is not ready, or an empty text."""
+    """Describe the state and status of a GPU's NVLink fabric if it is not ready. Else return an empty text."""
     fabric = gpu.fabric
     if fabric is None or fabric.state in (None, "not_supported"):
         return ""
@@ -54,7 +54,10 @@ def _fabric_trouble(gpu: GpuFacts) -> str:
 
 @single_node
 def _not_ready(run: Circumstances) -> Found:
-    """Find GPUs whose fabric is not ready by NVML; without its state, use refused peer access as evidence."""
+    """Find GPUs whose NVLink fabric is not ready according to NVML.
+
+    Where NVML reports no ready fabric, refused peer access over active NVLinks to NVSwitches is evidence as well.
+    """
     troubled = {position: trouble for position, _, gpu in run.gpus() if (trouble := _fabric_trouble(gpu))}
     for position, trouble in troubled.items():
         yield run.gpu_sighting(position, trouble)
@@ -67,13 +70,16 @@ def _not_ready(run: Circumstances) -> Found:
 
 
 def _is_in_fabric(run: Circumstances, pair: Pair) -> bool:
-    """True if NVML reports a ready fabric for both GPUs."""
+    """True if NVML reports that both GPUs have joined their fabric."""
     fabrics = [None if gpu is None else gpu.fabric for gpu in map(run.wiring.gpu, pair)]
     return all(fabric is not None and fabric.state == "completed" for fabric in fabrics)
 
 
 def _wired_and_refused(run: Circumstances) -> list[tuple[int, int]]:
-    """Return pairs that NVSwitches join and the driver refuses, although neither a registry key nor MIG explains it."""
+    """Return pairs with active NVLinks to NVSwitches for which the driver refuses peer access.
+
+    Pairs are left out if MIG or a driver registry key explains the refusal.
+    """
     return [
         pair
         for pair, refusal in run.refusals.items()
@@ -92,13 +98,14 @@ _MANAGER_NOT_NEEDED = {
     "severity": Verdict.WARN,
     "likely": "it stopped, or was updated, after it had set up the NVLink fabric",
 }
-"""Of a fabric manager whose fabric is up: the next reset or partition needs it."""
+"""Changes to the sighting if the fabric is up, so that only the next reset or partition needs the fabric manager."""
 
 
 def _manager(run: Circumstances, *, stopped: bool) -> Found:
-    """Find fabric managers that do not run, or have another version than the driver.
+    """Find fabric managers that are stopped, or whose version differs from the driver's.
 
-    If the fabric is up, only the next reset or partition needs the manager: WARN, and only if the node has NVSwitches.
+    If the fabric is up, only the next reset or partition needs the manager. Then the severity is WARN, and only nodes
+    with visible NVSwitches are reported.
     """
     refused = {run.wiring.gpus[gpu].node for pair in _wired_and_refused(run) for gpu in pair}
     for number, node in run.nodes.items():
@@ -121,7 +128,7 @@ def _manager(run: Circumstances, *, stopped: bool) -> Found:
 
 @single_node
 def _unhealthy(run: Circumstances) -> Found:
-    """Find faults in a GPU's health mask, and NVSwitches that are gone from the PCI bus."""
+    """Find faults in a GPU's fabric health mask, and NVSwitches that are missing from the PCI bus."""
     for position, _, gpu in run.gpus():
         mask = gpu.fabric.health_mask if gpu.fabric is not None and gpu.fabric.state != "not_supported" else None
         if mask is not None and any(decode_health(mask).values()):
@@ -144,7 +151,7 @@ def _unhealthy(run: Circumstances) -> Found:
 
 @single_node
 def _contradicted(run: Circumstances) -> Found:
-    """Find NVLinks of unknown state, and NVLinks that NVML denies for a pair that they join."""
+    """Find NVLinks whose state NVML does not report, and contradictions about the NVLinks between two GPUs."""
     for position, _, gpu in run.gpus():
         states = {link.number: link.active for link in gpu.nvlinks or ()}
         unknown = [number for number, state in states.items() if state is None]
@@ -172,7 +179,7 @@ def _differs_by_direction(run: Circumstances, pair: Pair) -> str:
 
 
 def _denied(run: Circumstances, pair: tuple[int, int]) -> str:
-    """Return what NVML reports as not supported between two GPUs with peer access over active NVLinks."""
+    """Return what NVML reports as unsupported between two GPUs that have active NVLinks and peer access."""
     node, ends = run.pair_node(pair), [run.wiring.gpu(gpu) for gpu in pair]
     if ends[0] is None or ends[1] is None or not node.nvlinks(ends[0], ends[1]):
         return ""
@@ -184,15 +191,15 @@ def _denied(run: Circumstances, pair: tuple[int, int]) -> str:
 
 @single_node
 def _down(run: Circumstances) -> Found:
-    """Fewer active links than most GPUs of the same model on the node.
+    """Find GPUs and pairs with fewer active NVLinks than their siblings.
 
-    Siblings are the reference, not the chip's number of links: an H100 NVL has 12 of 18. A GPU without any active link,
-    whose siblings are joined by bridges, may simply have no bridge.
+    Siblings are GPUs of the same model on the node. The chip's number of links is no reference: an H100 NVL uses 12 of
+    18. A GPU without active links, among siblings with bridges, may have been built without a bridge.
     """
     incomplete = {number for number, node in run.nodes.items() if is_mesh_with_gaps(node, run.profiles.get(number))}
     for position, node, gpu in run.gpus():
         if run.wiring.gpus[position].node in incomplete:
-            continue  # its links lead to the missing GPU, which is the finding
+            continue  # Its inactive links lead to the missing GPU, which is reported instead
         active, usual = active_links(gpu), node.usual_active_links[gpu.name]
         due = min(usual, _least_links(run.exact_profile(run.wiring.gpus[position].node), usual))
         if active is None or active >= due or lost_switch_links(node, gpu):
@@ -208,7 +215,7 @@ def _down(run: Circumstances) -> Found:
             severity=Verdict.SKIP if bare else None,
             likely="this GPU has no NVLink bridge, or the bridge is not seated" if bare else "",
             effects=(Effect.SLOW,),
-            # Links from GPU to GPU are of one pair each: nothing says which pair lost how many.
+            # A link between two GPUs serves only that pair, and NVML does not show which pair lost how many links.
             expected_percent=None if bridged else percent(active, usual) or None,
         )
     yield from _pairs_without(run, incomplete)
@@ -216,7 +223,10 @@ def _down(run: Circumstances) -> Found:
 
 
 def _least_links(profile: Profile | None, usual: int) -> int:
-    """Return the fewest NVLinks of a healthy GPU, for parts of a board whose pairs have different numbers of links."""
+    """Return the fewest NVLinks of a healthy GPU.
+
+    If only a part of a board is visible, its pairs may have different numbers of links.
+    """
     nvlink = None if profile is None else profile.nvlink
     if profile is None or nvlink is None or profile.match.visible == profile.match.board:
         return usual
@@ -241,7 +251,10 @@ def _pairs_without(run: Circumstances, incomplete: Collection[int]) -> Found:
 
 
 def _fewer_in_matrix(run: Circumstances) -> Found:
-    """Find GPUs and pairs with fewer NVLinks in the matrix than their siblings, unless their links were counted."""
+    """Find GPUs and pairs with fewer NVLinks in the topology matrix than their siblings.
+
+    GPUs are skipped if a count of their active links already shows the loss.
+    """
     for number, node in run.nodes.items():
         gpus = {gpu.device: position for position in run.node_gpus(number) if (gpu := run.wiring.gpu(position))}
         known = {
@@ -267,7 +280,10 @@ def _fewer_in_matrix(run: Circumstances) -> Found:
 
 
 def _severity_words(run: Circumstances, lost: Mapping[Pair, int]) -> dict[str, Any]:
-    """Return severity and words. A pair with fewer links has a link down; a pair without links may be built so."""
+    """Return severity, expected value and cure for pairs that lost NVLinks.
+
+    If some links remain, the others are down. A pair without any link may have been built without one, so it is a WARN.
+    """
     return {
         "expected": f"NV{max(lost.values())}, as between its siblings",
         "severity": None if any(map(run.wiring.has_nvlinks, lost)) else Verdict.WARN,
@@ -323,7 +339,9 @@ _DSTACK = "https://github.com/Dstack-TEE/dstack/pull/1167"
 
 @single_node
 def _in_other_domain(run: Circumstances) -> Found:
-    """Find GPUs outside the NVLink domain of most GPUs of their node. Groups of equal size are intended partitions."""
+    """Find GPUs outside the NVLink domain that most GPUs of the node belong to. Groups of equal size are intended
+    partitions.
+    """
     for number, node in run.nodes.items():
         groups: dict[tuple[str, int], list[int]] = {}
         for position in sorted(run.node_gpus(number)):

@@ -1,4 +1,6 @@
-"""PCIe links trained low, counting errors or shared by pairs, and traffic that ACS or an IOMMU redirects to the CPU."""
+"""PCIe links that are degraded, report errors or are shared by pairs, and traffic that ACS or an IOMMU redirects to
+the CPU.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -30,17 +32,22 @@ from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 _BELOW_ONE_SWITCH = ("PIX", "PXB")
 
 _COLLAPSED = 2.0
-"""Reads this many times faster than writes of the same pairs show that the links are not the limit. Where links are the
-limit, the two differ by at most a third (H200, over NVLink)."""
+"""If reads of the same pairs are this many times faster than writes, the links are not the bottleneck.
+
+If the links are the bottleneck, reads and writes differ by at most a third (H200, over NVLink).
+"""
 
 _SEVERAL = 2
 
 
 class _Lane(Struct, frozen=True):
-    """A PCIe link that GPU traffic uses: `link` is as it is trained, `most` what both its ends support.
+    """A PCIe link that GPU traffic uses.
 
-    `ends_known` is whether the port above was read, `alike` are the links of siblings: GPUs of one model, GPU ports of
-    one model, or ports with the same kind of device below. A `fixed` link has no slot that could have fewer lanes.
+    - link: width and generation that the link has trained to, and what its device supports
+    - most: width and generation that both ends support
+    - ends_known: True if the port at the other end was read
+    - alike: links of siblings, which are GPUs or NICs of the same model, or ports with the same kind of device below
+    - fixed: True for a link without a slot, so that it cannot have been built with fewer lanes
     """
 
     device: Device | PciDevice
@@ -52,22 +59,25 @@ class _Lane(Struct, frozen=True):
 
     @property
     def is_narrow(self) -> bool:
-        """True if it has fewer lanes than its device supports."""
+        """True if the link uses fewer lanes than its device supports."""
         return _less(self.link.width, self.link.max_width)
 
     @property
     def is_slow(self) -> bool:
-        """True if it has a lower generation than its device supports."""
+        """True if the link runs at a lower generation than its device supports."""
         return _less(self.link.generation, self.link.max_generation)
 
     @property
     def percent(self) -> float | None:
-        """Bandwidth in percent of what the device supports."""
+        """Bandwidth of the link in percent of the bandwidth that its device supports."""
         most = PcieLink(generation=self.link.max_generation, width=self.link.max_width)
         return percent(pcie_ceiling_gb_s(self.link), pcie_ceiling_gb_s(most))
 
     def severity(self, value: str, fault: Verdict, *, desktop: bool) -> Verdict:
-        """Return the severity of a low `width` or `generation`. It is the board's limit, unless siblings have more."""
+        """Return the severity of a low `width` or `generation`.
+
+        A low value is a fault, unless the other end of the link or the siblings show that it is the board's limit.
+        """
         own = getattr(self.link, value) or 0
         at_most = self.ends_known and not _less(own, getattr(self.most, value))
         others = [getattr(link, value) for link in self.alike]
@@ -89,7 +99,7 @@ def _lower(one: int | None, other: int | None) -> int | None:
 
 
 def _lanes(run: Circumstances, number: int, node: Topology) -> Iterator[_Lane]:
-    """Iterate over the PCIe links of GPUs, and of NICs that carry their traffic."""
+    """Yield the PCIe links of GPUs, and of NICs that carry GPU traffic."""
     devices = run.pci_devices[number]
     ports = port_roles(node).gpu_ports
     gpus = [gpu for gpu in node.gpus if gpu not in find_display_cards(node.gpus)]
@@ -142,7 +152,7 @@ def _width(run: Circumstances) -> Found:
 
 @single_node
 def _generation(run: Circumstances) -> Found:
-    """Find working GPUs and NICs at a low generation. A GPU at rest lowers its generation to save power."""
+    """Find busy GPUs, and NICs, that run at a low PCIe generation. Idle GPUs lower it to save power."""
     for number, node in run.nodes.items():
         for lane in _lanes(run, number, node):
             device = lane.device
@@ -160,7 +170,7 @@ def _generation(run: Circumstances) -> Found:
 
 @single_node
 def _uplink(run: Circumstances) -> Found:
-    """Find links above GPUs and their NICs that are trained low. Either end of a link may show it."""
+    """Find degraded links above GPUs and their NICs. The port at either end of a link may show this."""
     for number, node in run.nodes.items():
         uplinks = {switch.bus_id: switch.link for switch in node.snapshot.switches}
         ports = (device for device in node.snapshot.pci_devices if device.kind is PciKind.UPSTREAM_PORT)
@@ -193,7 +203,10 @@ def _uplink(run: Circumstances) -> Found:
 def _lanes_above(
     run: Circumstances, number: int, uplinks: Mapping[str, PcieLink]
 ) -> Iterator[tuple[str, _Lane, frozenset[int]]]:
-    """Iterate over uplinks of switches, and ports with fewer lanes than the device below, with the GPUs below them."""
+    """Yield uplinks of switches, and ports with fewer lanes than the device below them.
+
+    Each comes with its bus id and the positions of the GPUs below it.
+    """
     devices = run.pci_devices[number]
     for bus_id, link in uplinks.items():
         switch = devices.get(bus_id) or PciDevice(bus_id=bus_id, kind=PciKind.UPSTREAM_PORT)
@@ -209,7 +222,7 @@ def _lanes_above(
 
 
 def _gpus_below(run: Circumstances, number: int, bus_id: str) -> frozenset[int]:
-    """Return the positions of the GPU at this bus id, or of the GPUs below the switch at it."""
+    """Return the position of the GPU with this bus id, or the positions of all GPUs below the switch with it."""
     known = ((position, run.wiring.gpu(position)) for position in run.node_gpus(number))
     return frozenset(
         position
@@ -245,7 +258,9 @@ def _shared_uplink(run: Circumstances) -> Found:
 
 
 def _write_collapse(run: Circumstances) -> Found:
-    """Compare simultaneous writes (copies by the sources) with reads (copies by the destinations)."""
+    """Find pairs whose simultaneous writes (copies by the sources) are much slower than reads (copies by the
+    destinations).
+    """
     for copies in run.together:
         pairs = _converging(run, copies.pairs)
         if pairs and copies.read_gb_s > _COLLAPSED * copies.write_gb_s:
@@ -348,7 +363,7 @@ _MAYBE_BELOW_ONE_SWITCH = ("PIX", "PXB", UNKNOWN_PATH)
 
 
 def _bare_metal_nodes(run: Circumstances) -> Iterator[tuple[int, Topology]]:
-    """Iterate over nodes that are no virtual machines: a guest does not show its host's redirection and translation."""
+    """Yield nodes that are not virtual machines, since a guest cannot see its host's ACS and IOMMU settings."""
     found = run.nodes.items()
     return ((number, node) for number, node in found if not node.snapshot.machine.virtual_machine)
 
@@ -377,14 +392,17 @@ def _between(devices: Mapping[str, PciDevice], one: str | None, other: str | Non
 
 
 def _is_translated(devices: Mapping[str, PciDevice], bridge: PciDevice, *ends: str | None) -> bool:
-    """True if both devices use address translation (ATS) and the bridge passes translated requests directly."""
+    """True if both devices use address translation (ATS) and the bridge forwards translated requests directly."""
     control = bridge.access_control
     asked = all((device := devices.get(end or "")) is not None and device.address_translation for end in ends)
     return asked and control is not None and _DIRECT in control.enabled
 
 
 def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device, Device, tuple[int, ...]]]) -> Found:
-    """Find couples below a switch whose traffic is redirected to the root, by ACS registers, else by IOMMU groups."""
+    """Find devices below the same switch whose traffic is redirected through the root complex.
+
+    Evidence is the ACS registers of the bridges between them. If they could not be read, it is the IOMMU groups.
+    """
     devices = run.pci_devices[number]
     unseen: list[str] = []
     redirected, split, hidden = (dict[tuple[str, tuple[int, ...]], dict[str, str]]() for _ in range(3))
@@ -429,7 +447,9 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
 def _couple_sighting(
     couples: Collection[tuple[str, tuple[int, ...]]], seen: str, confidence: Confidence, cure: Cure = NO_CURE
 ) -> Sighting:
-    """Return a sighting on couples of devices (name, GPU positions). Two GPUs are a pair in both directions."""
+    """Return a sighting for couples of devices: their name and GPU positions. Two GPUs count as a pair in both
+    directions.
+    """
     names = tuple(name for name, _ in couples)
     return Sighting(
         subject=joined(names),
@@ -482,7 +502,7 @@ def _acs_nic(run: Circumstances) -> Found:
 
 @single_node
 def _translating(run: Circumstances) -> Found:
-    """Find GPUs behind a translating IOMMU that reach others over PCIe. NVLink traffic does not pass the IOMMU."""
+    """Find GPUs behind a translating IOMMU that use PCIe to reach other devices. NVLink traffic bypasses the IOMMU."""
     yield from _hidden(run)
     metal = dict(_bare_metal_nodes(run))
     for position, node, gpu in run.gpus():

@@ -1,4 +1,4 @@
-"""Peer access between GPUs of a node: refused by chipset, GPU, driver or settings, or granted and not kept."""
+"""Peer access between GPUs of a node: refused by chipset, GPU, driver or settings, or granted but not working."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -46,7 +46,10 @@ _GNS = f"NVML reports GNS: {P2P_STATUS['GNS']}"
 
 @single_node
 def _mig(run: Circumstances) -> Found:
-    """Find split GPUs. Splitting is intended, so it is a finding only against siblings or a requested profile."""
+    """Find GPUs that are split by MIG.
+
+    MIG is usually intended, so it is reported only if siblings or the profile have it off.
+    """
     for position, node, gpu in run.gpus():
         if gpu.mig:
             profile = run.exact_profile(run.wiring.gpus[position].node)
@@ -107,17 +110,17 @@ def _bar1(run: Circumstances) -> Found:
 
 
 _WITHOUT_PEER_ACCESS = re.compile(r"RTX [2345]0\d\d\b|GTX 16\d\d\b|TITAN RTX")
-"""GPUs to which the driver gives no peer access over PCIe; earlier generations had it."""
+"""GPUs for which the driver grants no peer access over PCIe. Earlier generations had it."""
 
-_NEVER_WITH_PEER_ACCESS = re.compile(r"GeForce RTX [345]0\d\d")  # Never have peer access over PCIe, but patched
+_NEVER_WITH_PEER_ACCESS = re.compile(r"GeForce RTX [345]0\d\d")  # Peer access over PCIe needs a patched driver
 _GRANTED = "1"
 
 _WITH_NVLINKS = re.compile(r"SXM|DGXS|\bNVL\b|\bH[12]00\b(?! PCIe)|\bH20\b|\bH800\b(?! PCIe)|\bB[23]00\b|\bGB[23]00\b")
-"""GPUs on boards whose NVLinks join all of them."""
+"""GPUs on boards with NVLinks between all GPUs."""
 
 
 def has_nvlinks(staged: Staged) -> bool:
-    """True if anything in the log shows that the GPUs have NVLinks."""
+    """True if the log shows that the GPUs have NVLinks."""
     switched = any(note.about[0] == "" for note in staged.find_notes(RemarkKind.MULTICAST))
     refused = bool(staged.find_notes(RemarkKind.NVLINK_REFUSED))
     by_model = any(map(_WITH_NVLINKS.search, (*staged.models, *staged.listed_models)))
@@ -308,7 +311,9 @@ def _despite_grant(run: Circumstances) -> Found:
 
 
 def _cure_by_wiring(run: Circumstances, pair: Pair) -> Cure:
-    """Return the cure for a pair joined by NVLinks. It is empty for PCIe pairs, which use the condition's own cure."""
+    """Return a cure for pairs that NVLinks join. It is empty for other pairs, to which the condition's own cure
+    applies.
+    """
     node, gpu = run.wiring.nodes.get(run.wiring.gpus[pair[0]].node), run.wiring.gpu(pair[0])
     if node is None or gpu is None or not run.wiring.has_nvlinks(pair):
         return NO_CURE

@@ -1,4 +1,6 @@
-"""The two tables of policy over all conditions: severity, with whether a node is drained, and what a cause explains."""
+"""Policy for all conditions in two tables: how severe each one is, and which paths or slow operations it can
+explain.
+"""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -12,7 +14,7 @@ from gpubench.model.terms.verdict import FIGURES, Finding, Verdict, exit_code
 
 
 class Relation(StrEnum):
-    """Where the two ends of a path are."""
+    """Location of a path's two ends relative to each other."""
 
     ONE_GPU = "one GPU"
     ONE_NODE = "two GPUs of one node"
@@ -21,7 +23,9 @@ class Relation(StrEnum):
 
 
 class Medium(StrEnum):
-    """What carries the bytes of a host-staged path. HOST_MEMORY is a copy by CUDA, or nothing was sent yet."""
+    """The transport of a host-staged path. HOST_MEMORY stands for copies by CUDA, and for paths that sent nothing
+    yet.
+    """
 
     HOST_MEMORY = "host memory"
     SHM = "SHM"
@@ -30,14 +34,14 @@ class Medium(StrEnum):
 
 
 class PathKind(NamedTuple):
-    """A kind of host-staged path."""
+    """A class of host-staged paths, by the location of their ends and by transport."""
 
     relation: Relation
     medium: Medium
 
 
 class Slowed(StrEnum):
-    """The part of an operation that a cause makes slower."""
+    """The part of an operation's time that a cause increases."""
 
     LAUNCHES = "launches and small sizes"
     NVLINK = "bytes over NVLink"
@@ -49,9 +53,10 @@ BYTES = (Slowed.NVLINK, Slowed.PCIE, Slowed.NETWORK)
 
 
 class Explains(Struct, frozen=True):
-    """What a cause can explain: the kinds of paths through host memory, and the part of slow operations (empty: any).
+    """The host-staged paths and slow operations that a cause can explain.
 
-    `effects` are the same in words; SLOW, WRONG and APPLICATION among them are no path through host memory.
+    `effects` lists the same in words. Of these, SLOW, WRONG and APPLICATION do not refer to host-staged paths. If
+    `slows` is empty, the cause can slow down any part of an operation.
     """
 
     effects: tuple[Effect, ...] = ()
@@ -59,7 +64,7 @@ class Explains(Struct, frozen=True):
     slows: tuple[Slowed, ...] = ()
 
     def slowing(self, *parts: Slowed) -> "Explains":
-        """Return the same for a cause that also makes direct paths slow."""
+        """Return the same explanation for a cause that also slows direct paths down."""
         return replace(self, effects=(*self.effects, Effect.SLOW), slows=parts)
 
     def __or__(self, other: "Explains") -> "Explains":
@@ -75,17 +80,20 @@ _OUTSIDE = (Relation.ONE_DOMAIN, Relation.TWO_NODES)
 _NETWORKS = (Medium.SOCKET, Medium.RDMA)
 
 _POLICY = Explains((Effect.STAGED,), _paths([Relation.ONE_NODE], Medium.HOST_MEMORY, Medium.SHM))
-"""No peer access between two GPUs, by design: NCCL takes shared memory. No design has it take a network."""
+"""No peer access between two GPUs, by design. NCCL then uses shared memory, never a network."""
 _NO_PEERS = replace(_POLICY, paths=_POLICY.paths | _paths([Relation.ONE_NODE], Medium.RDMA))
-"""No peer access between two GPUs: NCCL takes shared memory, or RDMA where NICs behind the GPUs' PCIe switches are
-faster (ncclTopoCheckNet in src/graph/paths.cc). Sockets it takes only where there is no shared memory either."""
+"""No peer access between two GPUs, because of a fault or a setting.
+
+NCCL then uses shared memory. It prefers RDMA if NICs behind the GPUs' PCIe switches are faster (ncclTopoCheckNet in
+src/graph/paths.cc). It uses sockets only if there is no shared memory.
+"""
 _NO_IPC = replace(_NO_PEERS, paths=_NO_PEERS.paths | _paths([Relation.ONE_GPU], Medium.HOST_MEMORY, Medium.SHM))
-"""Processes cannot open each other's GPU memory, not even that of one GPU. NVLink and PCIe have no part in that."""
-_NO_SHM = Explains((Effect.NETWORK_INSIDE,), _paths(_INSIDE, *_NETWORKS))  # Only the network is left
+"""Processes cannot open each other's GPU memory, even if they use the same GPU. NVLink and PCIe do not matter."""
+_NO_SHM = Explains((Effect.NETWORK_INSIDE,), _paths(_INSIDE, *_NETWORKS))  # NCCL can use only the network
 _SPLIT = Explains(
     (Effect.NETWORK_INSIDE, Effect.STAGED), _NO_SHM.paths | _paths([Relation.ONE_NODE], Medium.HOST_MEMORY)
 )
-"""NCCL takes ranks of one node for ranks of several: neither peer access nor shared memory."""
+"""NCCL treats ranks of one node as ranks of several, so it uses neither peer access nor shared memory."""
 _SOCKETS = Explains((Effect.SOCKETS,), _paths(_OUTSIDE, Medium.SOCKET))
 _NO_GPUDIRECT = Explains((Effect.NO_GPUDIRECT,), _paths(_OUTSIDE, Medium.HOST_MEMORY, Medium.RDMA))
 _NETWORK = _SOCKETS | _NO_GPUDIRECT
@@ -140,15 +148,19 @@ _ROWS: tuple[tuple[Explains, str], ...] = (
 )
 
 EXPLAINS: Mapping[str, Explains] = {id_: row for row, ids in _ROWS for id_ in ids.split()}
-"""By the id of a condition. A condition without a row explains nothing of paths: it is a check, or ends jobs."""
+"""What each condition can explain, by condition id.
+
+A condition without an entry explains no path or slow operation. It only belongs to a check, or it ends jobs.
+"""
 
 FAIL, WARN, ERROR, SKIP = Verdict.FAIL, Verdict.WARN, Verdict.ERROR, Verdict.SKIP
 
 
 class Grade(Struct, frozen=True):
-    """The severity of a condition and the source it rests on; `degrees` says when it is another one.
+    """The severity of a condition and the reason or source for it.
 
-    `own_fault` is false if a FAIL or ERROR is due to the job, or if something could not be measured.
+    `degrees` lists when the severity differs. `own_fault` is False if the job, not the node, is at fault, or if a
+    measurement failed.
     """
 
     severity: Verdict
@@ -158,7 +170,7 @@ class Grade(Struct, frozen=True):
 
     @property
     def drains(self) -> bool:
-        """True if a gate takes a node with it out of service."""
+        """True if a gate takes a node with this condition out of service."""
         return self.own_fault and exit_code(self.severity) != 0
 
 
@@ -325,16 +337,20 @@ SEVERITIES: Mapping[str, Grade] = {
         _NO_JOB,
     ),
 }
-"""By the id of a condition. DCGM's words are those of dcgm_errors.c: monitor (can work), triage, configuration, reset
-(drain and reset), isolate (cannot work). A condition without a row is a cause alone: FAIL where it takes a direct path
-away, WARN where it makes one slower. `degrees` names every other severity that its detector gives.
+"""Severity by condition id.
+
+Words in brackets after a DCGM error are DCGM's own severities (dcgm_errors.c): monitor (can work), triage,
+configuration, reset (drain and reset) and isolate (cannot work).
+
+A condition without an entry is only a cause. It is a FAIL if it prevents a direct path, and a WARN if it makes a path
+slower. `degrees` lists every other severity that the detector can return.
 """
 
 
 def drains(finding: Finding) -> bool:
-    """True if a gate takes the node of a finding out of service: its hardware, driver or fabric is at fault.
+    """True if a gate takes the finding's node out of service, because its hardware, driver or fabric is at fault.
 
-    A node without GPUs is an ERROR among nodes with GPUs, and stays.
+    A node without GPUs, among nodes with GPUs, is an ERROR but stays in service.
     """
     grade = SEVERITIES.get(finding.id)
     if grade is None:

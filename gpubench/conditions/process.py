@@ -1,4 +1,6 @@
-"""Processes and their containers: shared memory, namespaces, devices, rights, CPUs, CUDA settings, attached tools."""
+"""Processes and their containers: shared memory, namespaces, device files, privileges, CPUs, CUDA settings and
+attached tools.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
@@ -25,8 +27,9 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.terms.units import format_ranges, plural
 from gpubench.model.terms.verdict import NO_CURE, Cure, Finding, Verdict
 
-_SMALLEST_SHM_BYTES = 64 * 2**20  # Docker's default
-_SMALLEST_MEMLOCK_BYTES = 64 * 2**20  # Less than any RDMA library registers; logins usually have ≤ 8 MiB
+_SMALLEST_SHM_BYTES = 64 * 2**20  # Docker's default size of /dev/shm
+# RDMA libraries register more than this. Login sessions usually have 8 MiB or less.
+_SMALLEST_MEMLOCK_BYTES = 64 * 2**20
 _UNLIMITED = -1
 _PTRACE_OF_ADMINS = 2
 _EXPANDABLE = "expandable_segments:true"
@@ -103,13 +106,16 @@ def _differ_with_ucx(run: Circumstances, what: str, key: Callable[[RankFacts], A
 
 
 def _namespaces(run: Circumstances) -> Found:
-    """Find ranks in different PID or IPC namespaces, between which UCX does not use CUDA IPC."""
+    """Find ranks in different PID or IPC namespaces. UCX does not use CUDA IPC between them."""
     yield from _differ_with_ucx(run, "PID namespaces", lambda facts: facts.namespaces.get("pid"), Confidence.LIKELY)
     yield from _differ_with_ucx(run, "IPC namespaces", lambda facts: facts.namespaces.get("ipc"), Confidence.LIKELY)
 
 
 def _ptrace(run: Circumstances) -> Found:
-    """Find ranks that may not pass file descriptors, which PyTorch's expandable segments need to share GPU memory."""
+    """Find ranks that may not pass file descriptors to each other.
+
+    PyTorch's expandable segments use this to share GPU memory.
+    """
     for _, ranks in _nodes(run):
         asking = [
             rank for rank in ranks if any(_EXPANDABLE in rank.environment.get(name, "").lower() for name in _ALLOCATORS)
@@ -246,7 +252,7 @@ CONTAINER = Family.of(
         command="unset CUDA_VISIBLE_DEVICES",
         comment="Set CUDA_DEVICE_ORDER=PCI_BUS_ID and select each rank's GPU by local rank.",
         link="https://github.com/openucx/ucx/issues/5022",
-        # It matters for MPI and UCX only: NCCL reaches hidden GPUs.
+        # This matters only to MPI and UCX, since NCCL also reaches GPUs that are hidden from a process.
         look=lambda run: _differ_with_ucx(
             run, "values of CUDA_VISIBLE_DEVICES", lambda rank: rank.visible_devices, Confidence.WEAK
         ),
@@ -254,23 +260,25 @@ CONTAINER = Family.of(
 )
 
 _WAITED_SHARE, _SURELY_WAITED_SHARE = 0.1, 0.3
-"""Share of its time that a rank was ready to run and waited for a CPU: below 1 % if each rank has a free CPU, 75 % with
-three busy loops on each rank's CPU."""
+"""Share of its time that a rank was runnable but waited for a CPU.
+
+It is below 1 % if each rank has a free CPU, and 75 % with three busy loops on each rank's CPU.
+"""
 
 _WIDER = Cure(
     comment="Start the job with `mpirun --bind-to none`, without taskset, `numactl -C` and "
     "`--cpuset-cpus`. With Slurm, use `srun --cpus-per-task=8`."
 )
-_CPUS_A_RANK = 2  # One for the launching thread, one for the threads of NCCL and MPI
+_CPUS_A_RANK = 2  # One for the thread that launches kernels, and one for threads of NCCL and MPI
 
 
 def _shared(run: Circumstances) -> Found:
-    """Find ranks on fewer CPUs than ranks: each rank keeps one CPU busy while it waits for the GPU."""
+    """Find groups of ranks that share fewer CPUs than ranks. Each rank keeps a CPU busy while it waits for its GPU."""
     for node in sorted({fact.node for fact in run.facts}):
         for ranks, cpus in _crowded(run.node_ranks(node)):
             shown = format_ranges(cpus)
             count = f"CPU {shown}" if len(cpus) == 1 else f"{len(cpus)} CPUs ({shown})"
-            # mpirun binds ranks to different CPUs; equal bindings come from outside of it.
+            # mpirun binds ranks to different CPUs, so if all ranks share a binding, something else has set it.
             outside = len(ranks) == len(run.node_ranks(node))
             yield run.rank_sighting(
                 ranks, f"{len(ranks)} ranks may run only on {count}", cure=_WIDER if outside else NO_CURE
@@ -280,7 +288,7 @@ def _shared(run: Circumstances) -> Found:
 
 
 def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[int]]]:
-    """Yield groups of ranks with fewer CPUs than ranks: equal bindings first, then overlapping ones."""
+    """Yield groups of ranks that share fewer CPUs than ranks: first equal bindings, then overlapping ones."""
     known = [(rank, frozenset(cpus)) for rank in ranks if (cpus := cpus_in(rank.affinity or ""))]
     for common in dict.fromkeys(mask for _, mask in known):
         alike = [rank for rank, mask in known if mask == common]
@@ -298,7 +306,7 @@ def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[
 
 
 def _quota(run: Circumstances) -> Found:
-    """Find less than one CPU for each rank of a control group. Separate containers have separate groups."""
+    """Find control groups with a quota of less than one CPU per rank. Separate containers have separate groups."""
     groups: dict[tuple[int, int | None, str], list[RankFacts]] = {}
     for fact in run.facts:
         if fact.cpu_quota is not None:
@@ -424,7 +432,10 @@ def _switched_off(run: Circumstances) -> Found:
 
 
 def _not_aware(run: Circumstances) -> Found:
-    """Find MPI that fails on GPU memory, else MPI that reports no support (weak: few programs need it)."""
+    """Find MPI libraries that fail on GPU memory, or that report no support for it.
+
+    The report alone is weak evidence, since few programs need that support.
+    """
     if run.mpi_support is not None:
         yield from _tried(run.mpi_support)
         return
@@ -457,7 +468,7 @@ def _tried(support: MpiSupport) -> Found:
 
 
 def mpi_findings(support: MpiSupport) -> tuple[Finding, ...]:
-    """Return the finding on an MPI that failed on GPU memory in any operation."""
+    """Return a finding if MPI failed on GPU memory in any operation."""
     return tuple(NOT_CUDA_AWARE.findings(Circumstances(wiring=Wiring([], {}), mpi_support=support)))
 
 
@@ -475,7 +486,10 @@ def _ucx_tls(run: Circumstances) -> Found:
 
 
 def _not_enabled(run: Circumstances) -> Found:
-    """Find llama.cpp without peer access. Newer versions leave it off unless asked (weak: the version is unknown)."""
+    """Find llama.cpp processes without peer access. Newer versions need a setting for it.
+
+    Evidence is weak because the version is unknown.
+    """
     for facts in run.facts:
         set_up = [name for name in facts.environment if name.startswith(_LLAMA) and name != _LLAMA_SWITCH]
         pairs = permutations(sorted(run.node_gpus(facts.node)), 2)

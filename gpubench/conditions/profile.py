@@ -1,4 +1,6 @@
-"""Machines that have other or fewer parts than healthy ones of their type, all alike, so that siblings do not tell."""
+"""Differences from healthy machines of the same type. A comparison with siblings misses them if all siblings are
+affected.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -18,10 +20,10 @@ from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 @single_node
 def _missing(run: Circumstances) -> Found:
-    """Find nodes with fewer GPUs than requested, than other nodes, or than the board has.
+    """Find nodes with fewer GPUs than requested, than other nodes have, or than their board holds.
 
-    NVSwitches, or NVLinks that lead nowhere, show the size of the board. In virtual machines a part of a board is
-    normal.
+    NVSwitches, or NVLinks to GPUs that are missing, show the size of the board. Virtual machines may have only a part
+    of a board.
     """
     others = sum(bool(node.gpus) for node in run.nodes.values())
     for number, node in run.nodes.items():
@@ -45,7 +47,7 @@ def _missing(run: Circumstances) -> Found:
 def is_mesh_with_gaps(node: Topology, profile: Profile | None) -> bool:
     """True if a GPU is missing from a board whose NVLinks join GPUs directly.
 
-    Then as many links as one GPU has are down or lead to a missing GPU.
+    The evidence is that at least as many links as one GPU has are down, or lead to a GPU that is not there.
     """
     here = {gpu.bus_id for gpu in node.gpus}
     gaps = sum(_leads_nowhere(link, here) for gpu in node.gpus for link in gpu.nvlinks or ())
@@ -87,7 +89,7 @@ def _surplus(run: Circumstances) -> Found:
 
 @single_node
 def _model(run: Circumstances) -> Found:
-    """Find surplus GPUs, GPUs of another model than requested, and the odd model among siblings."""
+    """Find surplus GPUs, GPUs that are not of the requested model, and GPUs whose model differs from most siblings."""
     yield from _surplus(run)
     for position, node, gpu in run.gpus():
         if gpu in find_display_cards(node.gpus):
@@ -104,7 +106,10 @@ def _model(run: Circumstances) -> Found:
 
 @single_node
 def _differs(run: Circumstances) -> Found:
-    """Find GPUs with less memory, multiprocessors or NVLinks than GPUs of the same model, MIG and ECC mode."""
+    """Find GPUs with less memory, fewer multiprocessors or slower NVLinks than comparable siblings.
+
+    GPUs are comparable if model, MIG mode and ECC mode are equal.
+    """
     for position, node, gpu in run.gpus():
         yield from _odd_variant(run, position, node, gpu)
         alike = [
@@ -118,7 +123,9 @@ def _differs(run: Circumstances) -> Found:
 
 
 def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFacts) -> Found:
-    """Find an unusual compute capability of a model. Of two GPUs of different models, report the second."""
+    """Find GPUs whose compute capability is unusual for their model. If two GPUs have different models, report the
+    second.
+    """
     if gpu in find_display_cards(node.gpus):
         return
     profile = run.exact_profile(run.wiring.gpus[position].node)
@@ -195,7 +202,9 @@ def _below(run: Circumstances) -> Found:
 
 
 def _shortfalls(gpu: GpuFacts, most: int, profile: Profile, *, alike: bool) -> Iterator[tuple[str, str]]:
-    """Yield shortfalls of all GPUs against the profile. Comparison with siblings finds those of single GPUs."""
+    """Yield values below the profile that all GPUs of the node share. Other detectors compare a GPU with its
+    siblings.
+    """
     links = profile.nvlink.least_links(profile.match.visible, profile.match.board) if profile.nvlink is not None else 0
     if active_links(gpu) == most < links:
         yield f"{most} NVLinks active on every GPU", f"{links} NVLinks"
@@ -207,7 +216,10 @@ def _shortfalls(gpu: GpuFacts, most: int, profile: Profile, *, alike: bool) -> I
 
 
 def _slot_severity(node: Topology, gpu: GpuFacts, reaches: float) -> dict[str, Any]:
-    """Return severity and words for a slot with less than the profile: the board's limit, unless siblings have more."""
+    """Return the severity, likely reason and cure for a slot that is slower than the profile's.
+
+    It is the board's limit, unless siblings have a faster slot.
+    """
     if is_soldered(gpu):
         return {}
     speeds = (
@@ -220,20 +232,20 @@ def _slot_severity(node: Topology, gpu: GpuFacts, reaches: float) -> dict[str, A
 
 @single_node
 def _all_gone(run: Circumstances) -> Found:
-    """Find nodes without any RDMA NIC although their exact profile has some. Virtual machines may have none."""
+    """Find bare-metal nodes without any RDMA NIC although their profile has some."""
     for number, node in run.nodes.items():
         profile = run.exact_profile(number)
         due = [] if profile is None else [nic for nic in profile.nic if nic.kind is not NicKind.ETHERNET]
         bare = node.snapshot.machine.virtual_machine is False and not node.snapshot.failures
         if due and bare and node.gpus and not rdma_nics(node):
             expected = f"{plural(len(due), 'RDMA NIC')}, as in profile {profile and profile.name}"
-            severity = Verdict.SKIP if len(run.nodes) == 1 else None  # a node alone needs no network
+            severity = Verdict.SKIP if len(run.nodes) == 1 else None  # A single node needs no network
             yield run.node_sighting(number, "no RDMA NIC", expected=expected, severity=severity)
 
 
 @single_node
 def _nics_below(run: Circumstances) -> Found:
-    """Compare NICs with a requested profile only: an HGX board says nothing about its NICs."""
+    """Compare NICs with the profile only if the user named it, since an HGX board does not determine the NICs."""
     for number, node in run.nodes.items() if run.profile_asked_for else ():
         profile = run.exact_profile(number)
         if profile is None:
@@ -267,8 +279,8 @@ _OF_ANOTHER_MODEL: dict[str, Any] = {
     "likely": "GPUs of another model or variant than the profile's",
     "cure": Cure.of("nvidia-smi -L", comment="`gpubench profiles match` shows the machine's profile."),
 }
-_TWO = 2  # Of more GPUs, the model that most have is the usual one
-_AS_LARGE = 0.95  # Drivers reserve a few hundred MB of memory, and round rates
+_TWO = 2  # With more than two GPUs, the most frequent model is the usual one
+_AS_LARGE = 0.95  # Tolerance, since drivers reserve a few hundred MB of memory and round link rates
 _PROFILES = "profile-keys.md"
 _NO_GPU = "another kind of node than expected, a driver that is not loaded, or a container without GPUs"
 _MODEL = Condition(
@@ -282,7 +294,7 @@ _MODEL = Condition(
     look=_model,
     implies=("below-profile", "nic-below-profile", "gpu-differs"),
 )
-SURPLUS = replace(_MODEL, look=_surplus)  # More GPUs than were asked for, which every command reports
+SURPLUS = replace(_MODEL, look=_surplus)  # Every command reports surplus GPUs, so they have a detector of their own
 
 PROFILE = Family.of(
     "profile",

@@ -1,4 +1,4 @@
-"""Diagnosis: the causes that were found, likeliest first, each with its consequences."""
+"""Diagnosis: sorts the causes that were found by likelihood, and assigns consequences to them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf, log
@@ -26,21 +26,25 @@ UNKNOWN = Explanation(
         comment="It shows facts that could not be read. NCCL_DEBUG=INFO makes NCCL log its choices.",
     ),
 )
-"""The explanation if no cause was found."""
+"""Used if no cause was found."""
 
-_MOST_CURES = _MOST_SEEN = 3  # Of different sightings of one cause
+_MOST_CURES = _MOST_SEEN = 3  # Most cures, and most observations, shown for one cause
 MOST_TIMES = 2.0
-"""A collective reaches at least half the share of its slowest path: 8 H100s with one host-staged pair reach 6 % where
-the pair reaches 10 %. A cause that leaves more than twice the measured share does not explain it."""
+"""A cause explains a slow collective only if it leaves at most this many times the measured share of the bandwidth.
+
+A collective reaches at least half the share of its slowest path. For example, 8 H100s with one host-staged pair reach 6
+%, and the pair reaches 10 %.
+"""
 
 _SUREST_FIRST = (Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK, Confidence.NONE)
 
 
 def distance(cause_percent: float | None, figure_percent: float | None, most_times: float = MOST_TIMES) -> float | None:
-    """Return how far a cause's share of the expected speed is from a figure's; None if it cannot explain the figure.
+    """Return the absolute log ratio between the bandwidth that a cause leaves and the measured one.
 
-    A ring or copy is as slow as its slowest path, so a cause that leaves 50 % does not explain 6 %. An unknown share
-    is infinitely far.
+    Both are in percent of the expected bandwidth. The result is infinite if one is unknown, and None if the cause
+    leaves too much to explain the measured value. A ring or copy is as slow as its slowest path, so a cause that leaves
+    50 % does not explain 6 %.
     """
     if cause_percent is None or figure_percent is None:
         return inf
@@ -50,7 +54,7 @@ def distance(cause_percent: float | None, figure_percent: float | None, most_tim
 
 
 class Named(Struct, frozen=True):
-    """A cause that was found, its sightings, and the causes that follow from it."""
+    """A cause that was found, with its sightings and the causes that it implies."""
 
     cause: Condition
     sightings: tuple[Sighting, ...]
@@ -58,18 +62,18 @@ class Named(Struct, frozen=True):
 
     @property
     def confidence(self) -> Confidence:
-        """Highest confidence of its sightings."""
+        """Highest confidence of the sightings."""
         return min((sighting.confidence for sighting in self.sightings), key=_SUREST_FIRST.index)
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """Effects of the sightings, in the order of the policy table."""
+        """Effects of all sightings, in the order of the policy table."""
         found = {effect for sighting in self.sightings for effect in sighting.effects or self.cause.effects}
         return tuple(effect for effect in self.cause.effects if effect in found)
 
     @property
     def gravity(self) -> Verdict:
-        """Severity of its sightings, else severity by its effects on paths."""
+        """Worst severity of the sightings. Without one, the severity follows from the effects."""
         if self.cause.by_design:
             return Verdict.SKIP
         said = [sighting.severity or self.cause.severity for sighting in self.sightings]
@@ -78,7 +82,7 @@ class Named(Struct, frozen=True):
 
     @property
     def expected_percent(self) -> float | None:
-        """Smallest known share of the expected speed that is left."""
+        """Smallest remaining bandwidth of the sightings, in percent of the expected one. None if unknown."""
         return min(
             (sighting.expected_percent for sighting in self.sightings if sighting.expected_percent), default=None
         )
@@ -95,7 +99,7 @@ class Named(Struct, frozen=True):
 
     @property
     def cure(self) -> Cure:
-        """Cure with the ids of the affected devices."""
+        """The cure, with the ids of the affected devices filled in."""
         own = dict.fromkeys(sighting.cure for sighting in self.sightings if sighting.cure)
         return fill_ids(merge_cures([*own][:_MOST_CURES]) or self.cause.cure, self.places)
 
@@ -106,7 +110,7 @@ class Named(Struct, frozen=True):
         )
 
     def findings(self) -> Iterator[Finding]:
-        """Convert its sightings to findings, including quiet ones."""
+        """Convert all sightings, including quiet ones, to findings."""
         sightings = (
             replace(sighting, severity=sighting.severity or self.gravity, quiet=False) for sighting in self.sightings
         )
@@ -114,7 +118,7 @@ class Named(Struct, frozen=True):
 
     @property
     def settles(self) -> str:
-        """Command that settles a doubt, with the ids of the affected devices."""
+        """The command that confirms or excludes this cause, with the ids of the affected devices."""
         return fill_placeholders(self.cause.settles, self.places)
 
     @property
@@ -126,7 +130,7 @@ class Named(Struct, frozen=True):
         return Explanation(self.cause.id, self.seen, self.cure, self.cause.by_design)
 
     def touching(self, pairs: Iterable[Pair]) -> "Named | None":
-        """Restrict the cause to sightings that affect any of these pairs; None if there are none."""
+        """Return this cause with only the sightings that affect any of these pairs. Return None if there are none."""
         wanted = tuple(pairs)
         touching = tuple(sighting for sighting in self.sightings if any(map(sighting.touches, wanted)))
         implied = tuple(named for named in (below.touching(wanted) for below in self.implied) if named is not None)
@@ -134,15 +138,15 @@ class Named(Struct, frozen=True):
 
 
 class Diagnosis(Struct, frozen=True):
-    """The causes that were found, most likely first, and why other causes could not be looked for."""
+    """The causes that were found, most likely first. `unread` has the reasons why other causes could not be checked."""
 
     named: tuple[Named, ...]
     unread: Mapping[str, tuple[Unread, ...]]
 
     def explaining(self, paths: Mapping[Pair, PathKind]) -> tuple[Named, ...]:
-        """Return the causes that can explain the paths of these pairs, most likely first.
+        """Return causes that can explain the paths of these pairs, most likely first.
 
-        A policy, or hardware without a direct path, is first if it explains all pairs, else last.
+        Causes by design (NCCL's policy or the hardware) come first if they explain all pairs, and last otherwise.
         """
         able = [named for named in self.named if not named.cause.explains.paths.isdisjoint(paths.values())]
         found = [(touching, len(pairs)) for touching, pairs in (_explained(named, paths) for named in able) if touching]
@@ -155,7 +159,7 @@ class Diagnosis(Struct, frozen=True):
         return tuple(named for named, _ in sorted(found, key=order))
 
     def by_cause(self, paths: Mapping[Pair, PathKind]) -> dict[Pair, str]:
-        """Return the id of the likeliest cause by pair; pairs without a cause are left out."""
+        """Return the id of the most likely cause of each pair. Pairs without a cause are left out."""
         found: dict[Pair, str] = {}
         while rest := {pair: kind for pair, kind in paths.items() if pair not in found}:
             named = next(iter(self.explaining(rest)), None)
@@ -165,9 +169,10 @@ class Diagnosis(Struct, frozen=True):
         return found
 
     def slowing(self, *slowed: Slowed, percent: float | None = None) -> tuple[Named, ...]:
-        """Return the causes of slow operations, most likely first; `slowed` are the parts of the operation.
+        """Return causes of a slow operation, most likely first.
 
-        Causes that leave much more of the expected speed than `percent` are left out.
+        `slowed` are the parts of the operation that are slow, most important first. `percent` is the measured bandwidth
+        relative to the expected one. Causes that leave much more than that are left out.
         """
 
         def place(named: Named) -> int:
@@ -184,14 +189,14 @@ class Diagnosis(Struct, frozen=True):
         return tuple(named for _, named in sorted(ranked, key=itemgetter(0)))
 
     def fill_ids(self, explanation: Explanation) -> Explanation:
-        """Return the explanation with the ids of all affected devices in its cure."""
+        """Return the explanation with device ids filled into its cure, if its cause is part of this diagnosis."""
         found = (named for named in self.named if named.cause.id == explanation.id)
         return next(
             (replace(explanation, cure=fill_ids(explanation.cure, named.places)) for named in found), explanation
         )
 
     def of_effect(self, *effects: Effect) -> tuple[Named, ...]:
-        """Return the causes with one of these effects."""
+        """Return causes with at least one of these effects."""
         return tuple(named for named in self.named if set(effects) & set(named.effects))
 
 
@@ -212,7 +217,7 @@ def _surest(named: Named) -> tuple[int, bool]:
 
 
 def diagnose(causes: Iterable[Condition], run: Circumstances) -> Diagnosis:
-    """Look for all causes, and sort them by certainty, then by the order of the catalogue."""
+    """Run the detectors of all causes. Sort the causes by confidence, then by their order in the registry."""
     seen: dict[Condition, list[Sighting]] = {}
     unread: dict[str, tuple[Unread, ...]] = {}
     for cause in causes:
@@ -249,12 +254,12 @@ def _covered(other: Sighting, by: Sequence[Sighting]) -> bool:
 
 
 def path_kinds(wiring: Wiring, staged: Mapping[Pair, Sequence[Transport]]) -> dict[Pair, PathKind]:
-    """Return the kinds of host-staged paths, by pair."""
+    """Return the class of each host-staged path, by pair."""
     return {pair: PathKind(relation(wiring, pair), _medium(transports)) for pair, transports in staged.items()}
 
 
 def relation(wiring: Wiring, pair: Pair) -> Relation:
-    """Return where the two ends of a pair are."""
+    """Return whether the pair's two ends share a GPU, a node or an NVLink domain."""
     if wiring.share_gpu(pair):
         return Relation.ONE_GPU
     if wiring.share_node(pair):
@@ -270,7 +275,7 @@ def _medium(transports: Sequence[Transport]) -> Medium:
 
 
 def explain(causes: Iterable[Condition], staged: Staged) -> Explanation | None:
-    """Return the first cause that explains a path and that NCCL's log shows, special causes before general ones."""
+    """Return the first cause that NCCL's log shows for a host-staged path. Specific causes come before general ones."""
     able = [cause for cause in causes if not cause.explains.paths.isdisjoint(staged.kinds)]
     for cause in sorted(able, key=lambda cause: cause.general):
         reason = None if cause.in_log is None else cause.in_log(staged)

@@ -1,4 +1,4 @@
-"""RDMA ports: down, slow, unlike their siblings, or set up for less than they can do."""
+"""RDMA ports that are down, slow, different from their siblings, or configured below their capability."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,9 +21,11 @@ from gpubench.model.terms.verdict import Cure, Verdict
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"
 _ROCE_V2 = "RoCE v2"
-_FAR_BELOW_CARD = 0.25  # A ConnectX-7 on a 100 Gb/s switch may be intended; less is two generations apart
-_OTHER_MACHINE = frozenset(("GPU models", "product", "CPU"))  # Traits of another machine, which may have other NICs
-_MOST_ODD = 0.25  # Share of a node's GPUs: if more have fewer NICs than the rest, the node may be built so
+# A ConnectX-7 on a 100 Gb/s switch may be intended. Below that, card and switch are two generations apart.
+_FAR_BELOW_CARD = 0.25
+# If nodes differ in one of these, they may also have other NICs
+_OTHER_MACHINE = frozenset(("GPU models", "product", "CPU"))
+_MOST_ODD = 0.25  # If a larger share of GPUs has fewer NICs than the rest, the node may have been built like that
 
 
 def _unless_it_came_back(sighting: Sighting, facts: LogFacts) -> Sighting:
@@ -57,10 +59,10 @@ def _ports_unused(run: Circumstances) -> Found:
 
 @single_node
 def _find_rates_below_card(run: Circumstances) -> Found:
-    """Compare rates of GPU ports with the rates of their cards.
+    """Compare the rates of ports that serve GPUs with the highest rates of their cards.
 
-    A low rate is a finding if it is far below, if a row is slow, or if ports of other nodes are faster. If all ports
-    are alike, the switches may be slower by design.
+    A low rate is a finding if it is far below the card's, if a measurement was slow, or if other nodes have faster
+    ports. Otherwise the switches may be slower by design.
     """
     slow = len(run.nodes) > 1 and any(map(is_slow, run.measurements.collectives))
     roles = {number: port_roles(node) for number, node in nodes_with_rdma(run)}
@@ -82,7 +84,9 @@ def _find_rates_below_card(run: Circumstances) -> Found:
 
 @single_node
 def _ports_slow(run: Circumstances) -> Found:
-    """Compare ports with working ports of the same model. A port that is down reports no rate, or its lowest."""
+    """Compare port rates with working ports of the same model. Inactive ports are skipped, since their rate means
+    nothing.
+    """
     for number, node in nodes_with_rdma(run):
         roles = port_roles(node)
         for nic in roles.failing:
@@ -132,7 +136,9 @@ def _roce_gid(run: Circumstances) -> Found:
 
 
 def _gpus_with_fewer_nics(node: Topology, roles: PortRoles) -> dict[str, str]:
-    """Return GPUs with fewer RDMA NICs below their PCIe switch than most GPUs of the node, and the usual number."""
+    """Return GPUs with fewer RDMA NICs below their PCIe switch than most siblings, each with the usual number as
+    text.
+    """
     below = {name: len(roles.ports_below(name)) for name, known in roles.below.items() if known is not None}
     counts = Counter(below.values())
     usual = max(counts, key=lambda count: (counts[count], count), default=0)
@@ -143,7 +149,7 @@ def _gpus_with_fewer_nics(node: Topology, roles: PortRoles) -> dict[str, str]:
 
 @single_node
 def _nics_absent(run: Circumstances) -> Found:
-    """Find GPUs with fewer NICs below their PCIe switch than their siblings: only this shows a missing NIC."""
+    """Find GPUs with fewer NICs below their PCIe switch than their siblings. A missing NIC leaves no other trace."""
     for number, node in nodes_with_rdma(run):
         roles = port_roles(node)
         for name, expected in _gpus_with_fewer_nics(node, roles).items():
@@ -162,7 +168,10 @@ def _nics_differ(run: Circumstances) -> Found:
 
 
 def _nodes_differ(run: Circumstances) -> Found:
-    """Compare NICs between nodes. A finding needs a majority of equal nodes and no other condition."""
+    """Find nodes with fewer active NICs than other nodes.
+
+    It is a finding only if most nodes are equal, and no other condition explains the difference.
+    """
     roles = {number: port_roles(node) for number, node in run.nodes.items()}
     counts = {
         number: sum(
@@ -180,7 +189,8 @@ def _nodes_differ(run: Circumstances) -> Found:
         if counts[number] < counts[kind.representative]
         and number not in kind.rivals
         and _OTHER_MACHINE.isdisjoint(differ.trait for differ in differs)
-        and len(run.nodes[number].gpus) == len(run.nodes[kind.representative].gpus)  # Else ports of absent GPUs
+        # Otherwise the missing ports may belong to missing GPUs
+        and len(run.nodes[number].gpus) == len(run.nodes[kind.representative].gpus)
         and not any(nic.state in NOT_ACTIVE for nic in roles[number].failing)
         and not _gpus_with_fewer_nics(run.nodes[number], roles[number])
     }
@@ -192,7 +202,10 @@ def _nodes_differ(run: Circumstances) -> Found:
 
 @single_node
 def _fewer_than_profile(run: Circumstances) -> Found:
-    """Find fewer NICs of the profile's kind and rate, on bare metal. Half as many, or one, may be a design."""
+    """Find bare-metal nodes with fewer NICs than their profile, of the same kind and rate.
+
+    Half the number, or a single NIC, may be intended.
+    """
     for number, node in nodes_with_rdma(run):
         profile, roles = run.exact_profile(number), port_roles(node)
         due = [] if profile is None else [nic for nic in profile.nic if nic.kind is not NicKind.ETHERNET]
@@ -211,7 +224,7 @@ def _fewer_than_profile(run: Circumstances) -> Found:
 
 @single_node
 def _ports_differ(run: Circumstances) -> Found:
-    """Find GPU ports that differ from most others of the node in one trait."""
+    """Find ports that serve GPUs and differ in a property from most such ports of the node."""
     for number, node in nodes_with_rdma(run):
         roles = port_roles(node)
         for nic, seen, usual in _odd_ports(node, [nic for nic in roles.gpu_ports if nic.state == "active"]):
@@ -234,7 +247,7 @@ def _odd_ports(node: Topology, ports: Sequence[NicFacts]) -> Iterator[tuple[NicF
 
 
 def _most_frequent(values: Sequence[str | None]) -> tuple[str | None, bool]:
-    """Return the most frequent value, and whether more than half have it."""
+    """Return the most frequent value, and whether more than half of the values equal it."""
     counts = Counter(values)
     usual = max(counts, key=lambda value: counts[value], default=None)
     return usual, counts[usual] * 2 > len(values)

@@ -1,4 +1,6 @@
-"""All conditions. Of equally sure causes the first here is reported first: machine before settings."""
+"""All conditions. If two causes are equally certain, the earlier one here is reported first, so hardware comes
+before settings.
+"""
 
 from gpubench.conditions.condition import Condition, Family
 from gpubench.conditions.failures import NCCL_START, NCCL_TRANSFERS
@@ -50,13 +52,16 @@ FAMILIES: tuple[Family, ...] = (
 CONDITIONS: tuple[Condition, ...] = tuple(condition for family in FAMILIES for condition in family.conditions)
 
 CAUSES: tuple[Condition, ...] = tuple(condition for condition in CONDITIONS if condition.effects)
-"""Conditions that explain host-staged paths or slow operations."""
+"""Conditions that have effects in the policy table, such as host-staged paths or slow operations."""
 
 FALLBACK_EXPECTED = "fallback-expected"
 
 
 def current_ids(old: str) -> tuple[str, ...]:
-    """Return the current ids of an earlier id. Earlier versions had one id for all causes of host-staged paths."""
+    """Return the current ids for an id from an earlier version.
+
+    Earlier versions had a single id, fallback-expected, for all causes of host-staged paths.
+    """
     return tuple(
         condition.id
         for condition in CONDITIONS

@@ -1,4 +1,4 @@
-"""Why a check has nothing to look at on some machines, and what a passed check has not seen."""
+"""Reasons why a check does not apply to a machine, and notes on what a passed check did not cover."""
 
 import re
 from collections import Counter
@@ -16,15 +16,17 @@ NOT_THERE = (
     *("Not Supported", "Function Not Found", "this nvidia-ml-py", "under MIG", "the port is down"),
     *("the profile does not say", HIDDEN),
 )
-"""Reasons for facts that do not exist: for this GPU, driver, library, port, process or simulated machine."""
+"""Phrases in the reasons for unknown facts that do not exist on this GPU, driver, library, port, process or
+simulated machine.
+"""
 
 _MEMORY_HELD_BYTES = 2**29
 
-Lack = Callable[[Facts], str]  # Returns why there is nothing to look at, or an empty text
+Lack = Callable[[Facts], str]  # Returns a reason or note as text, empty if there is none
 
 
 def always_something(_facts: Facts) -> str:
-    """Return an empty text: the check applies to every machine."""
+    """Return an empty text, for checks that apply to every machine."""
     return ""
 
 
@@ -33,7 +35,7 @@ def _unless(seen: Iterable[object], reason: str) -> str:
 
 
 def left_out_gpus(facts: Facts) -> str:
-    """Name display cards, which take no part in computing, and vGPUs, which have no peer access."""
+    """Name display cards, which are not used for computing, and vGPUs, which have no peer access."""
     cards = [gpu for node in facts.nodes for gpu in find_display_cards(node.gpus)]
     virtual = sum(is_virtual_gpu(gpu) for gpu in _gpus(facts))
     words = [f"{gpu.device} {gpu.name} is a display card and is left out" for gpu in cards]
@@ -45,7 +47,7 @@ def rdma_nics(facts: Facts) -> str:
 
 
 def rates_of_cards(facts: Facts) -> str:
-    """Name port rates below the cards' rates, or rates that can be compared with siblings only."""
+    """Report port rates below the card's highest rate, or that the highest rate is unknown."""
     active = [nic for node in facts.nodes for nic in port_roles(node).gpu_ports if nic.state == "active"]
     low = [nic for nic in active if is_below_card(nic)]
     if low:
@@ -56,7 +58,9 @@ def rates_of_cards(facts: Facts) -> str:
 
 
 def unknown_gpudirect(facts: Facts) -> str:
-    """Explain why GPUDirect RDMA is not judged: no fact shows the NIC driver's dma-buf or a registration."""
+    """Explain why GPUDirect RDMA could not be judged: facts about dma-buf or about the module's registration are
+    missing.
+    """
     for node in facts.nodes:
         ways = node.snapshot.gpudirect
         if ways.efa_peermem or not any(nic.rdma for nic in node.nics):
@@ -69,7 +73,10 @@ def unknown_gpudirect(facts: Facts) -> str:
 
 
 def count_of_gpus(facts: Facts) -> str:
-    """Name GPU counts without a reference, unless CUDA_VISIBLE_DEVICES names GPUs that are all there."""
+    """Report GPU counts for which there is no expected count.
+
+    An expected count comes from the command line, a requested profile, the board, or CUDA_VISIBLE_DEVICES.
+    """
     if facts.expected_gpus is not None:
         return ""
     run = facts.circumstances
@@ -86,13 +93,13 @@ def count_of_gpus(facts: Facts) -> str:
 
 
 def _shows_its_board(node: Topology) -> bool:
-    """True if NVSwitches, or NVLinks that lead nowhere, show how many GPUs the board has."""
+    """True if a bare-metal node's NVSwitches, or its mesh of NVLinks, show how many GPUs its board has."""
     snapshot = node.snapshot
     return snapshot.machine.virtual_machine is False and (bool(snapshot.nvswitches) or is_mesh(node))
 
 
 def is_mesh(node: Topology) -> bool:
-    """True if NVLinks join every GPU directly with others of its node."""
+    """True if NVLinks join every GPU directly to another GPU of its node."""
     here = {gpu.bus_id for gpu in node.gpus}
     return len(node.gpus) > 1 and all(
         any(link.active and link.peer_bus_id in here for link in gpu.nvlinks or ()) for gpu in node.gpus
@@ -100,7 +107,9 @@ def is_mesh(node: Topology) -> bool:
 
 
 def _count_gpus(words: Callable[[GpuFacts], str]) -> Lack:
-    """Return a note that counts GPUs by the words for each; empty words are left out."""
+    """Return a function that counts GPUs by the text that `words` returns for them. GPUs with an empty text are
+    skipped.
+    """
 
     def note(facts: Facts) -> str:
         gpus = [*_gpus(facts)]
@@ -123,7 +132,7 @@ def power_limits(gpu: GpuFacts) -> str:
 
 @_count_gpus
 def memory_held(gpu: GpuFacts) -> str:
-    """Name memory in use by the driver, or by a process that a container hides."""
+    """Report memory that the driver uses, or a process that the container hides."""
     used = gpu.memory_used_bytes or 0
     return f"{used / 2**30:.1f} GiB in use" if used >= _MEMORY_HELD_BYTES and not gpu.processes else ""
 
@@ -141,12 +150,12 @@ _DESKTOPS = ("desktop", "laptop")
 
 
 def is_soldered(gpu: GpuFacts) -> bool:
-    """True if a GPU is on a board without slots, where PCIe links have the same width everywhere."""
+    """True if the GPU is soldered to its board, so that its PCIe link has the same width on every such board."""
     return _SOLDERED.search(gpu.name or "") is not None
 
 
 def is_desktop(node: Topology) -> bool:
-    """True for consumer GPUs, desktops and laptops, whose slots may have different widths."""
+    """True for desktops, laptops and consumer GPUs, whose slots may have different widths."""
     consumer = bool(node.gpus) and all(_OF_DESKTOPS.search(gpu.name or "") for gpu in node.gpus)
     return consumer or node.snapshot.machine.chassis in _DESKTOPS
 
@@ -156,7 +165,7 @@ def nodes_to_compare(facts: Facts) -> str:
 
 
 def ranks_to_compare(facts: Facts) -> str:
-    """Check for a second rank. If no rank is known, the check's own facts decide."""
+    """Return a reason if there is only one rank. Without any rank, the facts that the check reads decide."""
     return "needs several ranks to compare" if len(facts.ranks) == 1 else ""
 
 
@@ -169,12 +178,12 @@ def timed_ranks(facts: Facts) -> str:
 
 
 def nvlinks(facts: Facts) -> str:
-    """Check for a GPU with NVLinks, or with unknown NVLinks."""
+    """Return a reason if it is known that no GPU has NVLinks."""
     return _unless((gpu for gpu in _gpus(facts) if gpu.nvlinks != ()), "no GPU has NVLinks")
 
 
 def nvlink_mode(facts: Facts) -> str:
-    """Report an unread NVLink bandwidth mode, if driver and GPUs have one."""
+    """Report that the NVLink bandwidth mode was not read, if driver and GPUs support it."""
     for node in facts.nodes:
         settings = node.snapshot.driver_settings
         reasons = [settings.unknown.get(f"nvlink_bandwidth_{name}", "") for name in ("mode", "reduced")]
@@ -185,13 +194,13 @@ def nvlink_mode(facts: Facts) -> str:
 
 
 def fabric(facts: Facts) -> str:
-    """Check for a GPU in an NVLink fabric, or with an unknown one."""
+    """Return a reason if it is known that no GPU belongs to an NVLink fabric."""
     outside = "no GPU belongs to an NVLink fabric"
     return _unless((gpu for gpu in _gpus(facts) if gpu.fabric is None or gpu.fabric.state != "not_supported"), outside)
 
 
 def fabric_health(facts: Facts) -> str:
-    """Report unknown health of a fabric: older drivers and virtual machines do not have it."""
+    """Report that the fabric's health is unknown, as with older drivers and in virtual machines."""
     joined = [gpu.fabric for gpu in _gpus(facts) if gpu.fabric is not None and gpu.fabric.state == "completed"]
     all_reported = joined and all(fabric.health_mask for fabric in joined)
     return "" if all_reported else "joined; the driver does not report the fabric's health of every GPU"
@@ -202,7 +211,7 @@ def several_gpus(facts: Facts) -> str:
 
 
 def reaches_over_pcie(node: Topology) -> bool:
-    """True if any GPU reaches a NIC or another GPU over PCIe. NVLink traffic passes no bridge and no IOMMU."""
+    """True if any GPU reaches a NIC or another GPU over PCIe. NVLink traffic bypasses PCIe bridges and the IOMMU."""
     return any(uses_pcie(node, gpu) for gpu in node.gpus)
 
 
@@ -215,7 +224,7 @@ def uses_pcie(node: Topology, gpu: GpuFacts) -> bool:
 
 
 def gpudirect_nics(node: Topology, gpu: GpuFacts) -> list[NicFacts]:
-    """Return the NICs that may reach a GPU's memory: below its switch, or all if its paths are unknown."""
+    """Return NICs that may reach a GPU's memory: those below its PCIe switch, or all if the GPU's paths are unknown."""
     roles = port_roles(node)
     able = [nic for nic in roles.gpu_ports if node.gpudirect(nic)[0] is not False]
     below = roles.below.get(gpu.device)
@@ -229,7 +238,7 @@ def traffic_over_pcie(facts: Facts) -> str:
 
 
 def counts_during_a_run(facts: Facts) -> str:
-    """Report nodes whose errors were not counted while something ran."""
+    """Report nodes whose error counters were not read again after a load."""
     grown = [node.snapshot.errors_grown is not None for node in facts.nodes]
     if all(grown):
         return ""
