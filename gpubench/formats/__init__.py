@@ -1,1 +1,1 @@
-"""The output formats."""
+"""The output formats, one module per format."""

@@ -1,4 +1,4 @@
-"""A report as a page of blocks: facts, tables, grids and charts, for formats that are pages."""
+"""Convert a report into blocks (tables, grids and charts), from which the Markdown and HTML writers build a page."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,9 +33,10 @@ _SPELLING = {word.lower(): word for word in _ABBREVIATIONS.split(" ")}
 
 
 class Listing(Struct, frozen=True):
-    """A table with a verdict for each line, None if it was not judged. `left_out` counts further lines.
+    """A table for a page, with one verdict per line, or None for a line that was not judged.
 
-    If it `folds`, lines that pass are hidden until a reader asks for them.
+    `left_out` is a remark about the rows that the table omits. If `folds` is set, the HTML page hides lines that pass
+    until the reader expands them.
     """
 
     title: str
@@ -50,7 +51,7 @@ Block = Listing | Grid | Chart
 
 
 def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
-    """Yield label and text of what the results depend on: command, hosts, ranks, libraries, settings."""
+    """Yield the label and text of each fact about the run: command, hosts, ranks, libraries and settings."""
     yield "command", " ".join(metadata.command)
     yield "began", metadata.started_at
     hosts = list(dict.fromkeys(metadata.hosts))
@@ -75,7 +76,7 @@ def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
 
 
 def title(metadata: Metadata) -> str:
-    """Return the subject, and the origin unless it was measured."""
+    """Return the page title: the subject of the run, and its origin unless the results were measured."""
     return f"gpubench {metadata.subject}" + ("" if metadata.origin == "measured" else f" ({metadata.origin.upper()})")
 
 
@@ -84,7 +85,7 @@ def outcome(run: DocumentRun) -> str:
 
 
 def blocks(run: DocumentRun) -> Iterator[Block]:
-    """Yield the blocks below header and findings."""
+    """Yield the charts, tables and grids that follow the header and the findings on a page."""
     yield from charts(run.rows)
     yield from compared_charts(run.report.rows(ComparisonRow))
     collectives = [row for row in (*run.rows, *run.report.rows(CollectiveRow)) if isinstance(row, CollectiveRow)]
@@ -101,7 +102,9 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
 
 
 def copies_of_report(report: Report) -> Iterator[Block]:
-    """Yield the blocks of copies that a report of a single node has in its section `pairs`, as `check` writes it."""
+    """Yield the copy matrices and tables from the section `pairs` of a report, if it covers a single node, as from
+    `check`.
+    """
     table = report.sections.get(PairRow.section)
     if isinstance(table, Table) and table.parts is not None and len(list(islice(table.parts(), 2))) > 1:
         return
@@ -111,9 +114,9 @@ def copies_of_report(report: Report) -> Iterator[Block]:
 
 
 def gravest(rows: Iterable[R], most: int, section: str, *, sort: bool = False) -> tuple[list[R], str]:
-    """Return at most `most` rows, and a remark about the rows left out: how many, and which command shows them.
+    """Return the first `most` rows, and a remark with the number of omitted rows and the format that lists them.
 
-    If rows are left out, or with `sort`, sort by verdict, worst first. Rows with the same verdict keep their order.
+    If rows are omitted, or if `sort` is set, sort rows by verdict, worst first. The sort is stable.
     """
     found = list(rows)
     if sort or len(found) > most:
@@ -134,7 +137,7 @@ def _verdict(row: object) -> Verdict | None:
 def _listing(
     title: str, columns: Sequence[Column], rows: Sequence[Any], more: str = "", *, folds: bool = False
 ) -> Listing:
-    """Return a table without empty columns."""
+    """Return a table without the columns that are empty in every row."""
     texts = {column: [column.text(row) for row in rows] for column in columns}
     kept = {column: cells for column, cells in texts.items() if not {"", "-"}.issuperset(cells)}
     heads = [column.on_page or column.head for column in kept]
@@ -161,7 +164,7 @@ def _section_blocks(metadata: Metadata, report: Report) -> Iterator[Listing | Gr
 
 
 def _link_kinds(report: Report) -> dict[tuple[str, str], str]:
-    """Return the kind of link for each pair of devices in the path matrix."""
+    """Return the link kind of each device pair, from the path matrix. Values are comparable only within a kind."""
     paths = report.sections.get("matrix")
     kinds = {}
     for row, columns in (paths.cells if isinstance(paths, Matrix) else {}).items():
@@ -172,7 +175,7 @@ def _link_kinds(report: Report) -> dict[tuple[str, str], str]:
 
 
 def _words(name: str) -> str:
-    """Turn the name of a column or section into words: 'pcie_gb_s' into 'PCIe GB/s'."""
+    """Convert the name of a column or section to words, for example 'pcie_gb_s' to 'PCIe GB/s'."""
     for ending, unit in _UNITS.items():
         name = name.replace(ending, unit)
     return " ".join(_SPELLING.get(word, word) for word in name.removesuffix("_bytes").replace("_", " ").split(" "))
@@ -193,7 +196,7 @@ def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) ->
     best: dict[str, float] = {}
     for row, cells in section.cells.items():
         for column, value in cells.items():
-            if isinstance(value, float) and name != "ratios":  # a ratio is neither good nor bad
+            if isinstance(value, float) and name != "ratios":  # No ratio is better than another
                 kind = kinds.get((row, column), column)
                 best[kind] = max(best.get(kind, 0.0), value)
 
@@ -216,7 +219,7 @@ def _cell_words(value: object) -> str:
 
 
 def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Block]:
-    """Yield curves, a grid of step times by size and CTA cap per computation, and a table of all rows."""
+    """Yield curves, one grid of step times (size × CTA limit) per computation, and a table of all rows."""
     yield from overlap_charts(rows)
     for partner, members in group_by(rows, lambda row: row.partner).items():
         lines: dict[str, dict[str, GridCell]] = {}
@@ -235,7 +238,9 @@ def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Block]:
 
 
 def _map(report: Report) -> Iterator[Grid]:
-    """Yield the grid of nodes and rails of a scan. With many nodes, show only leaves with a bad node."""
+    """Yield the grid of nodes and rails of a scan. Above `_MOST_MAPPED` nodes, show only leaves that have a bad
+    node.
+    """
     cells = report.rows(ScanCellRow)
     if not cells:
         return
@@ -267,13 +272,13 @@ def _title(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
 
 
 def _copy_blocks(rows: Sequence[PairRow], gpus: Collection[str] = ()) -> Iterator[Block]:
-    """Yield matrices, or a table if only some pairs of `gpus` or many sizes were measured."""
+    """Yield one matrix per kind of copy, or a table if not all pairs of `gpus` or too many sizes were measured."""
     between = [row for row in rows if HOST not in (row.source, row.destination)]
     series = group_by(between, lambda row: (row.size_bytes, row.engine, row.direction, row.peer, row.scope))
     ways = {key[1:] for key in series}
     pairs = {(row.source, row.destination) for row in between}
     if len(series) <= 2 * len(ways) and len(pairs) >= len(gpus) * (len(gpus) - 1):
-        # Direct copies first, then baselines with peer access off, then what could not be measured.
+        # Show direct copies first, then baselines with peer access off, then copies that could not be measured.
         grids = [members for members in series.values() if len(members) > 1]
         grids.sort(key=lambda rows: (all(row.bandwidth_gb_s is None for row in rows), rows[0].peer == "off"))
         yield from map(_copy_grid, grids)
@@ -292,12 +297,12 @@ def _copy_grid(rows: Sequence[PairRow]) -> Grid:
     def words(row: PairRow) -> str:
         value = row.latency_us if timed else row.bandwidth_gb_s
         if value is not None and value < 1000:
-            return f"{value:#.4g}".rstrip(".")  # 36.90 next to 36.91: numbers of a matrix keep their zeros
+            return f"{value:#.4g}".rstrip(".")  # Keep trailing zeros, so that 36.90 lines up with 36.91
         return field_text("", value) or ("–" if row.verdict == Verdict.SKIP else "ERROR")
 
     lines = p2p.copy_cells(rows, words)
     ordered = list(rows)
-    if len(lines) > MOST_COLUMNS:  # keep pairs that do not pass
+    if len(lines) > MOST_COLUMNS:  # Prefer pairs that do not pass
         ordered.sort(key=lambda row: gravity(row.verdict or Verdict.SKIP))
     names = list(dict.fromkeys(name for row in ordered for name in (row.source, row.destination)))
     cut = (

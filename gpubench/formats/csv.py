@@ -1,4 +1,7 @@
-"""CSV: one section, one line a row, unknown values empty; rows of a running measurement are flushed one by one."""
+"""CSV: one section of the result, one line per row. Unknown values are empty.
+
+While a measurement runs, each row is flushed as soon as it is written.
+"""
 
 import csv
 import json
@@ -21,7 +24,7 @@ from gpubench.model.terms.verdict import FINDING_COLUMNS
 
 
 class CsvWriter:
-    """Writes a section with a header line. It has no metadata: JSON holds them."""
+    """Writes one section with a header line. CSV has no metadata, so use JSON if you need it."""
 
     def __init__(self, target: Target, shown: Presentation) -> None:
         self._target = target
@@ -32,7 +35,7 @@ class CsvWriter:
         self._columns: Sequence[str] = ()
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
-        """Open the file, and write the header line if rows will follow."""
+        """Open the file, and write the header line if the run will pass rows to `row`."""
         self._stream = self._target.open()
         if self._is_wide:
             self._own_heads, self._own_cells = WIDE_COLUMNS, wide_cells(metadata)
@@ -46,7 +49,7 @@ class CsvWriter:
             self._write([[_cell(value) for value in (*(record[column] for column in self._columns), *self._own_cells)]])
 
     def end(self, report: Report) -> None:
-        """Write a section of the report unless rows were written. Close the stream if this writer opened it."""
+        """Write one section of the report, unless `row` wrote the rows. Close the file if this writer opened it."""
         if not self._columns:
             own = chain([self._own_heads], repeat(list(map(_cell, self._own_cells))))
             self._write([*line, *cells] for line, cells in zip(_lines(report, self._section or report.main), own))  # noqa: B905 - one has no end
@@ -61,7 +64,7 @@ class CsvWriter:
 
 
 def _lines(report: Report, name: str) -> Iterator[Sequence[object]]:
-    """Return the cells of a section's header and lines. Nodes with equal rows share them."""
+    """Yield the header and the lines of a section as cells. Nodes with equal rows reuse the same converted cells."""
     section = report.sections.get(name)
     if not isinstance(section, Table) or section.parts is None:
         yield from ([*map(_cell, line)] for line in lines(report, name))
@@ -84,11 +87,11 @@ def _lines(report: Report, name: str) -> Iterator[Sequence[object]]:
 
 
 _MOST_KINDS = 32
-"""Keep the lines of so many different nodes, to reuse them for equal nodes."""
+"""Number of different nodes whose converted cells are cached for later nodes with equal rows."""
 
 
 def lines(report: Report, name: str) -> Iterator[Sequence[Any]]:
-    """Return a section's header and lines. A matrix has the names of its rows in the first column."""
+    """Yield the header and the lines of a section. The first column of a matrix has its row names."""
     section = report.sections.get(name)
     if name == FINDINGS_SECTION:
         yield FINDING_COLUMNS
@@ -107,7 +110,7 @@ def lines(report: Report, name: str) -> Iterator[Sequence[Any]]:
 
 
 def _cell(value: object) -> object:
-    """Return a cell: numbers unchanged, everything else as text that no spreadsheet evaluates as a formula."""
+    """Return a CSV cell. Numbers stay numbers, other values become text that no spreadsheet evaluates as a formula."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):

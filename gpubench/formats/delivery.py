@@ -1,4 +1,4 @@
-"""What ends a command early: Ctrl-C, a closed pipe, a full disk."""
+"""Handle events that end a command early: Ctrl-C, a closed pipe, a full disk."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ from gpubench.model.terms.units import format_error, plural, printable_line
 
 
 class Delivered(Protocol):
-    """The output of a run so far. `cut_short` ends it early."""
+    """The output of a run, as `delivering` needs it. `cut_short` writes what was measured so far, marked incomplete."""
 
     @property
     def rows(self) -> int: ...
@@ -28,9 +28,9 @@ class Delivered(Protocol):
 
 
 class ReaderGoneError(InterruptedRunError):
-    """The reader of stdout exited, for example `| head`. The run ends without a message.
+    """The process that reads stdout exited, for example `head`. The run ends without a message.
 
-    The exit code is 1 if something had failed before.
+    The exit code is 1 if a row had already failed, otherwise 0.
     """
 
     exit_code = DONE
@@ -38,10 +38,12 @@ class ReaderGoneError(InterruptedRunError):
 
 @contextmanager
 def delivering(presenter: Delivered) -> Iterator[None]:
-    """Convert an interrupt or an output error into a one-line error. Keep the rows so far, marked incomplete.
+    """Convert interrupts and output errors to errors with a one-line message. Keep the rows so far, marked
+    incomplete.
 
-    Raises: InterruptedRunError after Ctrl-C, SIGTERM, or if nobody reads stdout any more. CouldNotMeasureError if an
-    output cannot be written.
+    Raises:
+        InterruptedRunError: after Ctrl-C or SIGTERM, or if the process that reads stdout exited.
+        CouldNotMeasureError: if an output cannot be written.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -60,9 +62,9 @@ def delivering(presenter: Delivered) -> Iterator[None]:
 
 
 def say(*lines: str, to: TextIO | None = None) -> None:
-    """Print some lines on stdout or another stream. Raise InterruptedRunError if nobody reads stdout any more.
+    """Print lines on stdout or on `to`, with control characters escaped. Ignore a closed stderr.
 
-    Control characters in foreign text are escaped. A closed stderr does not end the run.
+    Raises: InterruptedRunError if the process that reads the stream exited.
     """
     try:
         print(*map(printable_line, lines), sep="\n", file=to, flush=True)
@@ -77,7 +79,7 @@ def say(*lines: str, to: TextIO | None = None) -> None:
 
 @contextmanager
 def announced(text: str, to: TextIO | None) -> Iterator[Callable[[], None]]:
-    """Show a line on a terminal until the yielded function is called, or the context ends."""
+    """Show a line on a terminal, and erase it when the yielded function is called or the context exits."""
     shown = to is not None
 
     def take_back() -> None:
@@ -95,7 +97,7 @@ def announced(text: str, to: TextIO | None) -> Iterator[Callable[[], None]]:
 
 
 def tell(error: GpubenchError, to: TextIO) -> None:
-    """Print an error on stderr. Ignore a closed stream."""
+    """Print an error on stderr. Ignore a closed stderr."""
     if isinstance(error, ReaderGoneError):
         return
     text = f"gpubench: {printable_line(error.seen)}" if isinstance(error, InterruptedRunError) else format_error(error)
@@ -106,7 +108,7 @@ def tell(error: GpubenchError, to: TextIO) -> None:
 
 
 def full_output(error: OutputError, rows: int = 0) -> GpubenchError:
-    """Return the error for an output that can no longer be written."""
+    """Return the error to raise if an output cannot be written, for example because the disk is full."""
     if error.filename == "stdout":
         forget(sys.stdout)
     return output_failed(str(error.filename), os.strerror(error.errno or 0), rows or error.rows)
@@ -116,7 +118,7 @@ _SIZES = ("--sizes", "-b", "-e", "-f", "-i")  # Options that choose the measured
 
 
 def interruption(rows: int = 0, stored_result: str = "") -> str:
-    """Return the last line after Ctrl-C or SIGTERM: which results are kept, and what to type next."""
+    """Return the last line after Ctrl-C or SIGTERM, with the file of the results so far and the command to try next."""
     words = ["gpubench", *sys.argv[1:]]
     if not rows or words[1:2] == ["report"]:
         return f"interrupted before the first result. Try: {shlex.join(words)}"
@@ -129,7 +131,7 @@ def interruption(rows: int = 0, stored_result: str = "") -> str:
 
 
 def is_reader_gone(stream: TextIO) -> bool:
-    """True if a stream is a pipe that nobody reads any more. Nothing is written."""
+    """True if a stream is a pipe whose reading end is closed. This check writes nothing to the stream."""
     import select
 
     poll = select.poll()
@@ -141,7 +143,7 @@ def is_reader_gone(stream: TextIO) -> bool:
 
 
 def forget(stream: TextIO) -> None:
-    """Redirect a stream to /dev/null, so that nothing, such as Python's exit, writes into a closed pipe again."""
+    """Redirect a stream to /dev/null, so that Python does not flush into the closed pipe at exit."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, stream.fileno())
     os.close(nothing)

@@ -1,4 +1,4 @@
-"""Results as pandas data frames."""
+"""Convert results to pandas data frames."""
 
 import json
 from collections.abc import Sequence
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 
 def read_frame(path: str | Path) -> "pandas.DataFrame":
-    """Read the rows of a .csv, .json or .jsonl result with pandas' nullable types. Raise UsageError for others."""
+    """Read the rows of a .csv, .json or .jsonl result into a data frame with nullable pandas types.
+
+    Raises: UsageError for any other suffix.
+    """
     import pandas
 
     path = Path(path)
     if path.suffix == ".csv":
-        # Read texts as texts: pandas would turn 'NA' into a missing value and '007' into 7.
+        # Read text columns as strings. Otherwise pandas converts 'NA' to a missing value and '007' to 7.
         texts = {
             name: "string" for name, kind in get_type_hints(CollectiveRow).items() if str in (kind, *get_args(kind))
         }
@@ -40,7 +43,7 @@ def read_frame(path: str | Path) -> "pandas.DataFrame":
 
 
 def make_frame(section: Matrix | Sequence[Record | Finding]) -> "pandas.DataFrame":
-    """Return rows of one kind, or a matrix, as a data frame with pandas' nullable types."""
+    """Convert rows of one type, or a matrix, to a data frame with nullable pandas types."""
     import pandas
 
     if isinstance(section, Matrix):

@@ -1,6 +1,6 @@
-"""Annotations of GitHub Actions on stdout: the ten worst findings, then the verdict.
+"""GitHub Actions annotations on stdout: the ten worst findings, then the verdict.
 
-GitHub shows at most ten errors and ten warnings per step. The `markdown` format has all findings.
+GitHub shows at most ten errors and ten warnings per step. The `markdown` format lists every finding.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ def render(run: DocumentRun) -> Iterator[str]:
 
 
 def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
-    """Yield the findings, or without any the judged rows."""
+    """Yield the findings. Also yield the judged rows if there are no findings or if the run was cut short."""
     from gpubench.model.results.sentence import JudgedCase, cases
 
     findings = run.report.findings
@@ -51,9 +51,9 @@ def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
 
 
 def _command(kind: str, title_: str, lines: Sequence[str]) -> str:
-    """Return a workflow command, escaped so that no text in it starts another one.
+    """Return a workflow command, with its text escaped so that GitHub finds no second command in it.
 
-    Percent signs and line ends are escaped in the message. Properties also escape colons and commas.
+    GitHub requires that messages escape percent signs and line breaks. Properties also escape colons and commas.
     """
     title_ = printable_line(title_).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
     message = "%0A".join(printable_line(line).replace("%", "%25") for line in lines)

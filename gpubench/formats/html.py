@@ -1,7 +1,8 @@
-"""A self-contained HTML file: verdict, findings, curves, heat maps, all values. No script, no network.
+"""A self-contained HTML page with verdict, findings, curves, heat maps and all values. It has no script and loads
+nothing.
 
-The colours are those of Okabe and Ito, which people with any colour vision can distinguish. Nothing is shown by colour
-alone.
+The colours are from the Okabe-Ito palette, which people with colour vision deficiency can distinguish. Shapes or text
+repeat everything that colours show.
 """
 
 import math
@@ -94,21 +95,21 @@ footer { color: var(--faint); font-size: .8rem; margin: 2.5rem 0 1rem; }
   nav { display: none; } .scroll { overflow: visible; } table { font-size: 7.5pt; }
   .finding, figure, tr { break-inside: avoid; } h2 { break-after: avoid; } }
 """
-"""CSS of the whole page."""
+"""The style sheet of the page."""
 
 
 _WIDTH, _HEIGHT = 480, 310
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 24, 12, 54
 _HIT = 8
-"""Radius of the tooltip area around points without a marker."""
+"""Radius, in SVG units, of the invisible circle that shows the tooltip of a point without a marker."""
 
 _MOST_TICKS = 7
 _KINDS = 4
-"""Number of curve styles in the style sheet."""
+"""Number of curve styles in the style sheet. Further curves repeat them."""
 
 
 class _Scale(Struct, frozen=True):
-    """The scales of a picture: sizes along x, values along y."""
+    """Maps sizes to x coordinates and values to y coordinates of a chart."""
 
     first: float
     last: float
@@ -192,7 +193,7 @@ def _path(points: Points, scale: _Scale, kind: str) -> str:
 
 
 def _marker(number: int, x: float, y: float, words: str) -> str:
-    """Return a circle, square, diamond or triangle: curves differ without colours."""
+    """Return a circle, square, diamond or triangle, so that curves differ in shape as well as colour."""
     shape = (
         f'<circle class="m k{number % _KINDS}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">',
         f'<rect class="m k{number % _KINDS}" x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6">',
@@ -224,11 +225,11 @@ def _key(kind: str, words: str, marker: str = "") -> str:
 _TREND_WIDTH, _TREND_HEIGHT = 480, 150
 _TREND_LEFT, _TREND_RIGHT, _TREND_TOP, _TREND_BOTTOM = 58, 24, 14, 34
 _LEAST_SPAN = 0.1
-"""The least height of the axis, relative to the largest value: smaller differences look flat."""
+"""Least height of the value axis, relative to the largest value, so that small differences look small."""
 
 
 class Past:
-    """Earlier runs of this machine in a folder of dated results. The folder is read once."""
+    """The earlier runs of this machine, from a folder of dated results. The folder is read only once."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -236,7 +237,7 @@ class Past:
         self._problem = ""
 
     def section(self, run: DocumentRun) -> Iterator[str]:
-        """Yield the section of the page, if there is a folder and any run has values."""
+        """Yield the section with the trends, if there is a folder and it has values to plot or cannot be read."""
         if self._folder is None:
             return
         runs = list(self._read(self._folder, run))
@@ -268,7 +269,7 @@ def _parse_time(text: str) -> datetime:
 
 
 def trend_figure(trend: Trend) -> Iterator[str]:
-    """Return the picture: values over dates, the median of earlier ones, and marks for verdicts."""
+    """Yield a chart of one value over time. Markers show the verdicts, the caption has the median of earlier runs."""
     *before, newest = trend.points
     words = f"{trend.name}, {newest.gb_s:.4g} GB/s"
     if before:
@@ -280,7 +281,7 @@ def trend_figure(trend: Trend) -> Iterator[str]:
         y = _y(value, low, high)
         yield f'<line class="grid" x1="{_TREND_LEFT}" x2="{_TREND_WIDTH - _TREND_RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text x="{_TREND_LEFT - 6}" y="{y + 5:.1f}" text-anchor="end">{value:.4g}</text>'
-    # A single run is in the middle.
+    # Centre the point if there is only one run.
     times = [_parse_time(point.started_at) for point in trend.points]
     width, span = _TREND_WIDTH - _TREND_LEFT - _TREND_RIGHT, (times[-1] - times[0]).total_seconds()
     places = [_TREND_LEFT + (width * (time - times[0]).total_seconds() / span if span else width / 2) for time in times]
@@ -303,7 +304,7 @@ def trend_figure(trend: Trend) -> Iterator[str]:
 
 
 def _range(points: Sequence[TrendPoint]) -> tuple[float, float]:
-    """Return the lowest and the highest value of the picture, which does not begin at 0."""
+    """Return the lowest and highest value of the value axis in GB/s. The axis does not begin at 0."""
     low, high = min(point.gb_s for point in points), max(point.gb_s for point in points)
     missing = max(_LEAST_SPAN * high - (high - low), 0.0)
     low = max(low - missing / 2, 0.0)
@@ -315,7 +316,7 @@ def _y(value: float, low: float, high: float) -> float:
 
 
 def _mark(verdict: Verdict, x: float, y: float, words: str) -> str:
-    """Return a marker whose shape depends on the verdict, not only its colour."""
+    """Return the marker for a verdict. Shapes differ as well as colours."""
     title = f"<title>{html_text(words)}</title>"
     if verdict is Verdict.FAIL:
         return f'<path class="t {verdict}" d="M{x - 5:.1f} {y - 5:.1f}l10 10m0-10l-10 10">{title}</path>'
@@ -329,15 +330,15 @@ def _mark(verdict: Verdict, x: float, y: float, words: str) -> str:
 _SIGNS = {Verdict.PASS: "✓", Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.SKIP: "–"}
 _MARKS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.INCONCLUSIVE: "~", Verdict.ERROR: "?"}
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""If foreign text ever became markup, it could run no script and load nothing. The style sheet is inline."""
+"""Content security policy: if text from outside ever became markup, it could run no script and load nothing."""
 
 _GOOD_SHARE, _NEAR_SHARE = 0.95, 0.9
 _LOW_SHARE = 2 / 3
-"""Cells below this share are framed."""
+"""Heat map cells below this share of the expected value get a dashed frame."""
 
 
 def render(run: DocumentRun, past: Past) -> Iterator[str]:
-    """Return the page. `past` has the earlier results of the machine."""
+    """Yield the page in pieces. `past` has the earlier results of the machine."""
     name = html_text(title(run.metadata))
     verdict = run.report.verdict
     below = list(map(_Headings(), _plain_sections(run, past)))
@@ -371,7 +372,7 @@ _LEAST_HEADS = 4
 
 
 class _Headings:
-    """Adds a unique id to each heading, for links."""
+    """Adds a unique id to each heading, so that the table of contents can link to it."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -436,7 +437,7 @@ _SCALE = (
     ),
     "<li>of what is expected, else of the limit or of the best over the same kind of link</li></ul>\n",
 )
-"""The colours of heat maps: blue is good, orange is bad."""
+"""Legend for the colours of heat maps. Blue is good and orange is bad."""
 
 
 def _finding(finding: Finding) -> Iterator[str]:
@@ -451,7 +452,7 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 
 def _sentence_html(words: str) -> str:
-    """Return a sentence as HTML. Text in backquotes becomes code, which a click selects."""
+    """Convert a sentence to HTML. Text in backquotes becomes a code element, which one click selects."""
     pieces = enumerate(words.split("`"))
     return "".join(f"<code>{html_text(piece)}</code>" if number % 2 else html_text(piece) for number, piece in pieces)
 
@@ -522,7 +523,9 @@ def writer(target: Target, shown: Presentation) -> DocumentWriter:
     past = Past(shown.history)
 
     def render_ascii(run: DocumentRun) -> Iterator[str]:
-        """Return the page with character references for non-ASCII characters, because stdout may not encode them."""
+        """Yield the page in ASCII, with character references for other characters, because stdout may not encode
+        them.
+        """
         return (piece.encode("ascii", "xmlcharrefreplace").decode("ascii") for piece in render(run, past))
 
     return DocumentWriter(target, render_ascii)

@@ -1,4 +1,7 @@
-"""JSON: one document per run, in a file, a folder of dated results, or a baseline. Also the writer of documents."""
+"""JSON: one document per run, in a file, a folder of dated results, or a baseline.
+
+`DocumentWriter` is also the writer of the other formats that are written as a whole.
+"""
 
 import json
 import os
@@ -30,19 +33,22 @@ from gpubench.model.terms.verdict import Verdict
 UNFINISHED = Report(
     verdict=Verdict.ERROR, complete=False, sentence=f"{Verdict.ERROR}: the run has not ended, or was killed"
 )
-"""The outcome of a run that is still running or was killed."""
+"""The report that a file has while the run goes on. It stays in the file if the run is killed."""
 
 _BETWEEN_LINES = ",\n    "
 
 _AT_EVERY_ROW = 500
-"""Up to this number the file is rewritten after each row. Later at most one row in 500 is missing until the end."""
+"""Up to this number of rows, rewrite the file after each row. Later, at most one row in 500 is missing from the
+file.
+"""
 
 
 class JsonWriter:
-    """Writes the document: to a stream once, at the end, and to a file again as rows come.
+    """Writes the document to a stream once, at the end, or to a file repeatedly while rows arrive.
 
-    A file is replaced atomically, so that readers and crashes never see half a document. It has `complete: false`
-    until the end. With many rows it is not rewritten after each: the time would grow with the square of their number.
+    A file is replaced atomically, so that no reader sees half a document, even after a crash. It has `complete: false`
+    until the end. Long runs do not rewrite it after each row, because the total time would grow with the square of the
+    rows.
     """
 
     def __init__(self, target: Target, _shown: Presentation) -> None:
@@ -53,7 +59,7 @@ class JsonWriter:
         self._rows_written = 0
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
-        # Made once: with thousands of ranks this takes longer than writing a row.
+        # Convert the metadata once, because with thousands of ranks this takes longer than writing a row.
         self._metadata = json_text(metadata.to_record(), indent=2).replace("\n", "\n  ")
         self._rows_section = metadata.rows_section
         self._rows = [] if columns else None
@@ -81,7 +87,7 @@ class JsonWriter:
             replace_atomically(self._target.path, self._document(self._metadata, report))
 
     def _document(self, metadata: str, report: Report) -> Iterator[str]:
-        """Return the text piece by piece: a job of a thousand ranks has a million paths."""
+        """Yield the document in pieces, because a job with a thousand ranks has a million paths."""
         separator = "{\n"
         for name, pieces in self._sections(metadata, report):
             yield f"{separator}  {json_text(name)}: "
@@ -116,12 +122,12 @@ class JsonWriter:
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """Return a value as exact JSON. '##' is escaped so that no CI runner finds a command in a string."""
+    """Convert a value to JSON. '##' is escaped because CI runners search their logs for commands that begin with it."""
     return json.dumps(value, indent=indent).replace("##", r"#\u0023")
 
 
 def _row_texts(section: Section) -> Iterator[str]:
-    """Return the rows of a table as JSON. Equal nodes share the text except for their names."""
+    """Yield the rows of a table as JSON. For nodes with equal rows, only the host name in the text is replaced."""
     if not isinstance(section, Table):
         return
     if section.parts is None:
@@ -135,7 +141,8 @@ def _row_texts(section: Section) -> Iterator[str]:
             shared, cut = part.rows, []
             yield _joined(part)
             continue
-        # Splitting the text takes as long as making it, so do it only for a second node with the same rows.
+        # Split the text only for a second node with the same rows, because splitting takes as long as converting the
+        # rows.
         if not cut:
             name = f"node-{uuid4()}"
             cut = _joined(replace(part, host=name)).split(json_text(name))
@@ -155,9 +162,9 @@ def _lines(opening: str, items: Iterable[str], closing: str) -> Iterator[str]:
 
 
 def replace_atomically(path: Path, text: Iterable[str]) -> None:
-    """Write a whole text to `path`, atomically if possible.
+    """Write `text` to `path`, atomically if possible.
 
-    A file that is not regular, or whose directory is not writable, is written in place.
+    If the path is not a regular file, or its directory is not writable, overwrite it in place.
     """
     if path.exists() and not (path.is_file() and os.access(path.parent, os.W_OK)):
         with path.open("w", encoding="utf-8", errors="backslashreplace") as stream:
@@ -177,7 +184,7 @@ def replace_atomically(path: Path, text: Iterable[str]) -> None:
 
 
 class DocumentRun(Struct, frozen=True):
-    """Metadata, rows so far and outcome of a run."""
+    """The metadata, the rows so far and the report of a run."""
 
     metadata: Metadata
     rows: Sequence[Row]
@@ -188,10 +195,11 @@ Render = Callable[[DocumentRun], Iterable[str]]
 
 
 class DocumentWriter:
-    """Writes the document that `render` returns: to a file as unfinished when the run begins, and when it ends.
+    """Writes a document as a whole, from the text that `render` returns.
 
-    Rows are kept in memory until then, because rewriting the document would take time between measurements. csv, json,
-    jsonl and table write every row to disk.
+    The run writes a file twice: an unfinished document at the beginning, and the final one at the end. Rows stay in
+    memory, because rewriting the document would take time between measurements. csv, json, jsonl and table write rows
+    to disk during the run.
     """
 
     def __init__(self, target: Target, render: Render, *, marks_unfinished: bool = True) -> None:
@@ -202,7 +210,9 @@ class DocumentWriter:
         self._rows: list[Row] = []
 
     def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
-        """Write an unfinished document, so that the file of an earlier run is not mistaken for this one."""
+        """Write an unfinished document, so that nobody mistakes the file of an earlier run for the result of this
+        run.
+        """
         self._metadata = metadata
         if self._marks_unfinished and self._target.path is not None:
             self._write(UNFINISHED)
@@ -225,12 +235,12 @@ class DocumentWriter:
 
 
 def documents(render: Render, *, marks_unfinished: bool = True) -> Callable[[Target, Presentation], DocumentWriter]:
-    """Return the writer factory of a format from its `render` function."""
+    """Return a function that creates the writer of a format with this `render` function."""
     return lambda target, _shown: DocumentWriter(target, render, marks_unfinished=marks_unfinished)
 
 
 class DatedWriter(JsonWriter):
-    """Writes JSON to a new file in the folder that is its target."""
+    """Writes JSON to a new file in a folder, with the date in its name."""
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
         if self._target.path is None:
@@ -238,7 +248,7 @@ class DatedWriter(JsonWriter):
         for number in count(1):
             path = self._target.path / str(DatedName.of(metadata, number))
             try:
-                # Exclusively, because runs on several hosts may begin in the same second.
+                # Fail if the file exists, because runs on several hosts may begin in the same second.
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             except FileExistsError:
                 continue
@@ -248,7 +258,7 @@ class DatedWriter(JsonWriter):
 
 
 class BaselineWriter(JsonWriter):
-    """Writes a baseline at the end of a run. Until then, and if the run fails to measure, the old file stays."""
+    """Writes a baseline at the end of a run. If the run is incomplete or ends with ERROR, the old baseline stays."""
 
     def _replace_file(self, report: Report) -> None:
         if is_kept(report):
@@ -256,12 +266,12 @@ class BaselineWriter(JsonWriter):
 
 
 def is_kept(report: Report) -> bool:
-    """True if later results can be compared with this one: the run is complete and could measure."""
+    """True if the report may become a baseline: the run is complete and its verdict is not ERROR."""
     return report.complete and report.verdict is not Verdict.ERROR
 
 
 def fate(report: Report) -> str:
-    """Return 'is kept', with a warning if the run failed, or why it is not kept."""
+    """Return the end of the note about a new baseline: kept, kept although the run failed, or not kept."""
     if not is_kept(report):
         return f"is not kept: {report.verdict}"
     return "is kept" if report.verdict is not Verdict.FAIL else "is kept, though the run is FAIL: it is no healthy one"

@@ -1,4 +1,7 @@
-"""JSON Lines: one object per line, `kind` first. Metadata, then rows or sections, then the report."""
+"""JSON Lines: one object per line, with `kind` as its first key.
+
+The first line has the metadata. Rows or sections follow, and the last line has the report.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
@@ -9,7 +12,7 @@ from gpubench.model.results.report import SCHEMA_VERSION, Matrix, Metadata, Repo
 
 
 class JsonLinesWriter:
-    """Writes each line as soon as it is known."""
+    """Writes each object as soon as it is available."""
 
     def __init__(self, target: Target, _shown: Presentation) -> None:
         self._target = target
@@ -25,7 +28,7 @@ class JsonLinesWriter:
         self._write(self._row_kind, row.to_record())
 
     def end(self, report: Report) -> None:
-        """Write the sections, a line per row with the section's name as its kind, then the line `report`."""
+        """Write one line per row of each section, with the section's name as `kind`. Then write the line `report`."""
         for name, section in report.sections.items():
             if isinstance(section, Matrix):
                 for row_name, cells in section.cells.items():
@@ -33,7 +36,7 @@ class JsonLinesWriter:
             else:
                 for row in section.rows():
                     self._write(name, row.to_record())
-        sections = {"sections": list(report.sections)}  # those without a row too
+        sections = {"sections": list(report.sections)}  # Also name the sections without rows
         self._write("report", {"schema_version": SCHEMA_VERSION} | report.to_record() | sections)
         if self._stream is not None and self._target.path is not None:
             self._stream.close()

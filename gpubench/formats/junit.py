@@ -1,7 +1,7 @@
-"""JUnit XML for CI: a test case per judged row, per finding, and for the run itself. Failures come first.
+"""JUnit XML for CI: one test case per judged row, one per finding, and one for the run. Failures come first.
 
-FAIL is a failure, ERROR (could not be measured) an error. SKIP (not applicable, not judged) and INCONCLUSIVE are
-skipped. A warning passes, with its text as output.
+FAIL becomes a failure and ERROR (could not be measured) an error. SKIP (not applicable or not judged) and INCONCLUSIVE
+become skipped. WARN passes, with its text in system-out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,13 +64,15 @@ def render(run: DocumentRun) -> Iterator[str]:
             lines = case.lines or (f"{case.verdict}: {case.name}",)
             _element(element, kind, {"message": lines[0], "type": case.verdict.value}, lines)
     indent(suites)
-    # Characters beyond ASCII become references, so that no encoding of stdout can break the document.
+    # Write characters beyond ASCII as references, so that the document is valid in any encoding of stdout.
     yield '<?xml version="1.0" encoding="UTF-8"?>\n'
     yield tostring(suites, encoding="us-ascii", xml_declaration=False).decode("ascii") + "\n"
 
 
 def _element(parent: "Element | None", tag: str, attributes: Mapping[str, str], lines: Sequence[str] = ()) -> "Element":
-    """Add an element. All text goes through here, because XML allows no control characters, even escaped."""
+    """Add an element. All text must go through this function, because XML forbids control characters, even escaped
+    ones.
+    """
     from xml.etree.ElementTree import Element, SubElement
 
     shown = {name: printable_line(value) for name, value in attributes.items()}

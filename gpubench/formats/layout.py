@@ -1,6 +1,6 @@
-"""Columns and grids, which Markdown and HTML draw too, and the layout of tables, grids and curves on a terminal.
+"""Lay out tables, grids and curves for a terminal. The Markdown and HTML writers use the same columns and grids.
 
-`table.py` prints these lines, `blocks.py` makes the tables and grids of pages.
+`table.py` prints these lines, and `blocks.py` builds the tables and grids of pages.
 """
 
 import math
@@ -16,18 +16,19 @@ from gpubench.model.terms.verdict import Verdict
 
 INDENT = "  "
 VERDICT_MARKS = {Verdict.FAIL: "!", Verdict.WARN: "*", Verdict.INCONCLUSIVE: "~"}
-"""Marks after a value that does not pass, visible without colours."""
+"""Marks after values that do not pass, so that they are visible without colours."""
 
 _GAP = 2
 _UNKNOWN = {"", "-", "?"}
 
 
 class Column(NamedTuple):
-    """A column: its head, and its cells by a function or by the name of a field of the row.
+    """A column of a table. `cell` is a field name of the row, or a function that returns the text of the cell.
 
-    A narrow terminal drops the column with the highest `spare` first, and never one with 0. Rows that are printed one
-    by one need a `width`. Pages have a longer head, `on_page`, and room for columns that are `page_only`. An `optional`
-    column is left out if no row has a value. `when` limits a column to some runs.
+    A narrow terminal drops the column with the highest `spare` first, and never a column with 0. Views that print one
+    row at a time need a fixed `width`. `on_page` is a longer head for Markdown and HTML, and terminals omit columns
+    that are `page_only`. A terminal omits an `optional` column if no row has a value. `when` limits a column to some
+    runs.
     """
 
     head: str
@@ -41,13 +42,13 @@ class Column(NamedTuple):
     when: Callable[[Any], bool] | None = None
 
     def text(self, row: Any) -> str:
-        """Return the cell of a row, with control characters escaped."""
+        """Return the text of the cell for a row, with control characters escaped."""
         found = field_text(self.cell, getattr(row, self.cell)) if isinstance(self.cell, str) else self.cell(row)
         return units.printable_line(found)
 
 
 def field_text(field: str, value: Any) -> str:
-    """Return a value in words: a size in units, four digits of other numbers, nothing if it is unknown."""
+    """Format the value of a field: sizes with a unit, other numbers with four digits, unknown values as ''."""
     if isinstance(value, int) and field.endswith("bytes"):
         return units.format_size(value) if field == "size_bytes" else units.format_memory(value)
     if value is None:
@@ -64,7 +65,7 @@ def field_text(field: str, value: Any) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Format a measured time or bandwidth: four or five digits, at most nine characters, '-' if it is unknown."""
+    """Format a measured time or bandwidth in at most nine characters. None becomes '-'."""
     if value is None:
         return "-"
     if value >= 100_000:
@@ -75,17 +76,17 @@ def figure(value: float | None) -> str:
 
 
 def or_dash(value: float | None, form: str) -> str:
-    """Format a number, for example by '.4g', or return '-' if it is unknown."""
+    """Format a number with the format specification `form`, for example '.4g'. None becomes '-'."""
     return "-" if value is None else format(value, form)
 
 
 def verdict_mark(verdict: str | None) -> str:
-    """Return the mark of a verdict, or nothing if it is good or missing."""
+    """Return the mark for a verdict, or '' if there is no verdict or it needs no mark."""
     return VERDICT_MARKS.get(Verdict(verdict), "") if verdict else ""
 
 
 def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> dict[Column, list[str]]:
-    """Return the head and the cells of every column that a terminal shows."""
+    """Return the head and the cells of every column that a terminal may show."""
     found = {column: [column.text(row) for row in rows] for column in columns if not column.page_only}
     return {
         column: [column.head, *cells]
@@ -95,7 +96,7 @@ def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> dict[Column, list[
 
 
 def fitting(columns: Sequence[Column], width: int, measure: Callable[[Column], int]) -> list[Column]:
-    """Drop columns until the others fit a width or none can be spared. Of equally spare ones the first goes first."""
+    """Drop columns until the others fit the width or no column can be dropped. Of equal columns, drop the first."""
     kept = list(columns)
     while sum(map(measure, kept)) > width and (spare := max(kept, key=lambda column: column.spare)).spare:
         kept.remove(spare)
@@ -103,7 +104,7 @@ def fitting(columns: Sequence[Column], width: int, measure: Callable[[Column], i
 
 
 def fitting_table(columns: Sequence[Column], rows: Sequence[Any], width: int) -> list[Column]:
-    """Return the columns that a table of these rows has in a terminal of this width."""
+    """Return the columns that fit a terminal of this width, for a table of these rows."""
     cells = _cells(columns, rows)
     return fitting([*cells], width + _GAP, lambda column: max(map(len, cells[column])) + _GAP)
 
@@ -111,8 +112,8 @@ def fitting_table(columns: Sequence[Column], rows: Sequence[Any], width: int) ->
 def table_lines(columns: Sequence[Column], rows: Sequence[Any], width: int, keys: int = 1) -> Iterator[str]:
     """Lay out a table within a width.
 
-    Columns that can be spared go. Others that have no room follow in a further table, which repeats the first `keys`
-    columns: they say what a line is about.
+    Columns that may be dropped are dropped first. If the others still do not fit, print a second table below, which
+    repeats the first `keys` columns to identify its rows.
     """
     cells = _cells(columns, rows)
     widths = {column: max(map(len, texts)) for column, texts in cells.items()}
@@ -136,7 +137,7 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Any], width: int, keys
 
 
 def described_lines(columns: Sequence[Column], rows: Sequence[Any], width: int) -> Iterator[str]:
-    """Lay out a table whose last column is a sentence, wrapped in the width that is left."""
+    """Lay out a table whose last column has sentences. They are wrapped in the width that the other columns leave."""
     *first, last = columns
     lines = list(table_lines(first, rows, 10 * width))
     begin = max(map(len, lines)) + _GAP
@@ -147,20 +148,20 @@ def described_lines(columns: Sequence[Column], rows: Sequence[Any], width: int) 
 
 
 def row_line(cells: Sequence[tuple[Column, str]]) -> str:
-    """Lay out a row of columns with fixed widths. A cell that is too wide keeps one blank before it."""
+    """Lay out a row whose columns have fixed widths. A cell that is too wide still has one blank before it."""
     return "".join(text.rjust(column.width) if len(text) < column.width else f" {text}" for column, text in cells)
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Wrap a sentence at a width and indent its further lines. An empty sentence is an empty line."""
+    """Wrap a sentence, and indent all lines but the first. An empty sentence becomes one empty line."""
     return textwrap.wrap(units.printable_line(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 class GridCell(Struct, frozen=True):
-    """A cell of a grid: text, verdict, and its share of the expected value, else of the best cell of its kind.
+    """A cell of a grid, with its text, its verdict, and the share that decides its colour.
 
-    The share is between 0 and 1, and None for a cell that is no number. Cells that are only compared with each other
-    (`is_relative`) are not known to be good.
+    `share` is the fraction of the expected value, or else of the best comparable cell. It is None if the cell has no
+    number. `is_relative` marks cells that are compared only with each other, so that the best is not shown as good.
     """
 
     text: str
@@ -170,7 +171,7 @@ class GridCell(Struct, frozen=True):
 
 
 class Grid(Struct, frozen=True):
-    """A matrix, for example between devices."""
+    """A matrix of cells, for example the bandwidth between all pairs of devices."""
 
     title: str
     corner: str
@@ -181,12 +182,15 @@ class Grid(Struct, frozen=True):
 def grid_of_words(
     corner: str, cells: Mapping[str, Mapping[str, str]], rows: Sequence[str], columns: Sequence[str]
 ) -> Grid:
-    """Return a grid of cells that were not judged."""
+    """Return a grid of texts without verdicts."""
     return Grid("", corner, columns, {row: {name: GridCell(text) for name, text in cells[row].items()} for row in rows})
 
 
 def grid_lines(grid: Grid, width: int) -> Iterator[list[tuple[str, GridCell]]]:
-    """Lay out a grid within a width, in several blocks of columns if needed. Each cell has its text with its mark."""
+    """Lay out a grid within a width, split into several blocks of columns if needed.
+
+    Yield one line at a time, as pairs of the padded text (with the mark for the verdict) and the cell.
+    """
     words = {
         (row, column): cells.get(column, GridCell("X" if row == column else "-"))
         for row, cells in grid.lines.items()
@@ -213,7 +217,7 @@ _LIMIT, _EXPECTED, _SEVERAL = "-", ".", "@"
 
 
 def plot_lines(chart: compare.Chart, width: int) -> Iterator[str]:
-    """Draw a chart with a value axis from 0, at least 16 columns wide."""
+    """Draw a chart in characters, at least 16 columns wide. The value axis begins at 0."""
     columns = max(width - _LABEL - 3, _NARROWEST)
     highest = chart.highest or 1.0
     sizes = sorted({size for line in chart.lines for size, _ in line.points})
@@ -245,11 +249,11 @@ class _Canvas:
         self._highest = highest
 
     def column(self, size: int) -> int:
-        """Return the column of a size on a logarithmic axis."""
+        """Return the canvas column for a message size, on a logarithmic axis."""
         return round((math.log2(max(size, 1)) - self._first) / self._span * (self.columns - 1))
 
     def marks(self, points: compare.Points, mark: str) -> None:
-        """Draw a mark per point, or another one where two lines meet."""
+        """Draw a mark at each point, or '@' if another line already has a mark there."""
         for size, value in points:
             row, column = self._line_of(value), self.column(size)
             self.rows[row][column] = _SEVERAL if self.rows[row][column] in _MARKS.replace(mark, "") else mark
@@ -265,7 +269,7 @@ class _Canvas:
 
 
 def _size_labels(sizes: Sequence[int], canvas: _Canvas) -> str:
-    """Return the line with as many sizes below their columns as fit."""
+    """Return the axis labels: as many sizes as fit, each below its column."""
     cells = [" "] * canvas.columns
     free = 0
     for size in sizes:

@@ -1,7 +1,7 @@
-"""A picture of a machine as inline SVG: its devices in their places, and the wires between them.
+"""Draw a machine as inline SVG: its devices by position in the PCIe tree, and the links between them.
 
-The colour of a wire is its measured share of the expected bandwidth. Devices with findings also have a sign, because
-nothing is shown by colour alone.
+The colour of a link shows its measured share of the expected bandwidth. Devices with findings also have a sign, so that
+nothing depends on colour alone.
 """
 
 import re
@@ -21,7 +21,7 @@ from gpubench.model.terms.verdict import Finding, Verdict, gravity
 
 
 def html_text(text: str) -> str:
-    """Escape a text for an HTML element or attribute: no markup, no control characters, no runner's command."""
+    """Escape markup, control characters and CI runner commands in text for an HTML element or attribute."""
     return escape(printable_line(text))
 
 
@@ -30,7 +30,7 @@ _GOOD = (Verdict.PASS, Verdict.SKIP)
 _GPU = re.compile(r"GPU\d+", re.ASCII)
 _NVLINK = re.compile(r"NV\d+", re.ASCII)
 _MODEL = re.compile(r"(?:NVIDIA )?(?:Tesla |GeForce |Quadro |RTX (?=PRO ))?(.*?\d\w*)", re.ASCII)
-"""The model in a GPU's name, up to the word with its number: 'V100', 'RTX 4090', 'PRO 6000'."""
+"""Matches the model in a GPU's name, up to the first word with a digit: 'V100', 'RTX 4090', 'PRO 6000'."""
 _HOST = "host"
 _SWITCH = "PCIe switch"
 _LARGE_BYTES = 64 * 2**10
@@ -40,7 +40,7 @@ Pair = tuple[str, str]
 
 
 class Reach(Struct, frozen=True):
-    """The bandwidth of a wire in GB/s and its reference. None if unknown."""
+    """The bandwidth of a link in GB/s, and the value that it is compared with. Both are None if unknown."""
 
     gb_s: float | None = None
     reference_gb_s: float | None = None
@@ -52,7 +52,7 @@ class Reach(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Return '392 of 393 GB/s expected'."""
+        """Return a text such as '392 of 393 GB/s expected'."""
         if self.gb_s is None:
             return "not measured"
         return (
@@ -63,7 +63,7 @@ class Reach(Struct, frozen=True):
 
 
 class MachinePart(Struct, frozen=True):
-    """A device, a switch or a NUMA node. `above` is the position of its parent in the machine, None for the top."""
+    """A device, a switch or a NUMA node. `above` is the index of its parent in `Machine.parts`, or None at the top."""
 
     name: str
     what: str
@@ -80,7 +80,7 @@ class MachinePart(Struct, frozen=True):
 
 
 class Wire(Struct, frozen=True):
-    """The connection of two GPUs, with the slower of its two directions."""
+    """The connection between two GPUs, with the bandwidth of its slower direction."""
 
     ends: Pair
     path: str
@@ -94,7 +94,11 @@ class Wire(Struct, frozen=True):
 
 
 class Machine(Struct, frozen=True):
-    """A node: everything in it, parents first, and its wires. `fabric` is the path class that all GPUs share."""
+    """A node with its devices, parents first, and the connections between its GPUs.
+
+    `fabric` is set if there are more than two GPUs and NVLink connects all pairs with at most two path classes. It is
+    then the better class, for example 'NV18'.
+    """
 
     node: str
     parts: Sequence[MachinePart]
@@ -102,7 +106,7 @@ class Machine(Struct, frozen=True):
     fabric: str = ""
 
     def median_reach(self, name: str) -> Reach:
-        """Return the median of the bandwidths between a GPU and the others."""
+        """Return the median bandwidth between a GPU and the other GPUs."""
         own = [wire.reach for wire in self.wires if name in wire.ends and wire.reach.gb_s is not None]
         if not own:
             return Reach()
@@ -112,7 +116,7 @@ class Machine(Struct, frozen=True):
 
 
 def machines(run: DocumentRun) -> list[Machine]:
-    """Return the machines of a run that has trees of devices."""
+    """Return the machines to draw: the first two of the report that have a device tree and GPUs."""
     trees = group_by(run.report.rows(TreeRow), lambda row: row.node)
     pairs = run.report.rows(PairRow, trees)
     rows = [row for row in (*run.rows, *pairs) if isinstance(row, PairRow)]
@@ -141,7 +145,7 @@ def _machine(
 
 
 def _parts(tree: Sequence[TreeRow]) -> Iterator[MachinePart]:
-    """Yield the devices without host bridges. Devices below a host bridge move to its NUMA node."""
+    """Yield the devices of a tree. Host bridges are omitted, and devices below them are attached to the NUMA node."""
     above: list[tuple[int, int]] = []
     position = 0
     for row in tree:
@@ -217,7 +221,7 @@ def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple
 
 
 def _worse(*verdicts: Verdict) -> Verdict | None:
-    """Return the gravest bad verdict, or None if all are good."""
+    """Return the worst verdict, or None if no verdict is worse than PASS or SKIP."""
     bad = [verdict for verdict in verdicts if verdict not in _GOOD]
     return min(bad, key=gravity) if bad else None
 
@@ -261,7 +265,7 @@ _SHARES = (
     (0.75, "s1", "75 to 90 %"),
     (0.0, "s0", "below 75 %"),
 )
-"""CSS classes by measured share. They include the thresholds of the verdicts on copies."""
+"""CSS classes by measured share of the reference bandwidth. They include the thresholds of the verdicts for copies."""
 
 _ORDER = ("s", *(kind for _, kind, _ in _SHARES))
 
@@ -269,7 +273,7 @@ _SIGNS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.IN
 
 
 class _Spot(Struct, frozen=True):
-    """The place of a part: its vertical middle, and its left and right edge."""
+    """The position of a box in the picture: the middle of its height, its left edge and its right edge."""
 
     y: float
     left: float
@@ -294,7 +298,7 @@ def machine_figure(machine: Machine) -> Iterator[str]:
 
 
 def _spots(parts: Sequence[MachinePart]) -> list[_Spot]:
-    """Place devices in rows from the top, and their parents next to the middle of them."""
+    """Place one device per row from the top, and centre each parent on the rows of its devices."""
     lines: dict[int, float] = {}
     for number, part in enumerate(parts[:_MOST_ROWS]):
         if part.is_device:
@@ -334,9 +338,9 @@ def _class(reach: Reach) -> str:
 
 
 def _lines(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
-    """Draw PCIe: a line from each part to its parent, coloured by copies with host memory."""
+    """Draw the PCIe links: a line from each device to its parent, coloured by its bandwidth to pinned host memory."""
     placed = list(zip(machine.parts, spots, strict=False))
-    # Draw the worst last: where lines overlap, it stays visible.
+    # Draw the slowest links last, so that they stay visible if lines overlap.
     for part, spot in sorted(placed, key=lambda item: _ORDER.index(_class(item[0].reach))):
         if part.above is None:
             continue
@@ -369,7 +373,7 @@ def _fabric(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
 
 
 def _arcs(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
-    """Draw wires between two GPUs: all NVLinks if there is no fabric, else only the odd ones."""
+    """Draw connections between two GPUs: every NVLink if there is no fabric, otherwise only the marked ones."""
     places = {part.name: spot for part, spot in zip(machine.parts, spots, strict=False) if part.is_gpu}
     lines = [spot.y for spot in places.values()]
     for wire in machine.wires:
@@ -381,14 +385,18 @@ def _arcs(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
 
 
 def _is_odd(machine: Machine, wire: Wire) -> bool:
-    """True if a wire gets a mark. It gets none if one of its GPUs is equally slow with all others."""
+    """True if a connection gets a mark. With a fabric, it gets none if a link from its GPUs to the fabric has the
+    same colour.
+    """
     if wire.verdict is None:
         return False
     return not any(_class(machine.median_reach(end)) == _class(wire.reach) for end in wire.ends) or not machine.fabric
 
 
 def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: bool) -> Iterator[str]:
-    """Draw a curve. A marked one has its value next to it, away from the `lines` of GPUs."""
+    """Draw a connection as a curve. A marked curve also gets its bandwidth as text, placed between the rows in
+    `lines`.
+    """
     away = _ARCS + min(72.0, abs(other.y - one.y) / 3)
     path = (
         f"M{one.right:.0f} {one.y:.1f}C{away:.0f} {one.y:.1f} {away:.0f} {other.y:.1f} {other.right:.0f} {other.y:.1f}"
@@ -432,7 +440,7 @@ def _short(part: MachinePart, spot: _Spot) -> str:
 
 
 def _detail(part: MachinePart) -> str:
-    """Return the model of a GPU without its maker, or the rate of a NIC, if there is room."""
+    """Return the model of a GPU without the vendor, or the rate of a NIC. Return '' if the box is too small."""
     if not part.is_device:
         return ""
     words = part.what.partition(" ")[2]

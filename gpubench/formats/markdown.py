@@ -1,4 +1,4 @@
-"""Markdown: verdict, findings and tables, for `$GITHUB_STEP_SUMMARY`, issues and merge requests."""
+"""Markdown with verdict, findings and tables, for `$GITHUB_STEP_SUMMARY`, issues and merge requests."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,10 @@ _ESCAPES = str.maketrans(
     {character: f"\\{character}" for character in "\\`*_[]|~$"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 )
 _BLOCK = re.compile(r"^(?P<space> *)(?P<mark>[-+=#]|\d+(?=[.)](?: |$)))")
-"""Matches the beginning of a heading, a list or a rule."""
+"""Matches the characters that begin a Markdown heading, list or rule."""
 
 _LINK = re.compile(r"(?P<before>(?i:https?|ftp)(?=://)|(?i:\bwww)(?=\.)|(?i:mailto|xmpp)(?=:))|(?P<at>@)")
-"""Matches text that GitHub turns into a link or a mention without markup."""
+"""Matches plain text that GitHub converts to a link or a mention."""
 
 
 def render(run: DocumentRun) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, marked: bool
 
 
 def _text(words: str) -> str:
-    """Escape words for Markdown, the only way for text into the document except `_code`."""
+    """Escape text for Markdown. All text except commands in backquotes must go through this function."""
     escaped = printable_line(words).translate(_ESCAPES)
     return _BLOCK.sub(_broken_block, _LINK.sub(_broken_link, escaped))
 
@@ -85,8 +85,8 @@ def _broken_block(found: re.Match[str]) -> str:
 
 
 def _broken_link(found: re.Match[str]) -> str:
-    # A backslash breaks a link but not a mention. GitHub finds mentions in the rendered text, so split that by an
-    # invisible space.
+    # A backslash breaks a link but not a mention, because GitHub finds mentions in the rendered text. Break a mention
+    # with a zero-width space.
     return "@&#8203;" if found["at"] else f"{found['before']}\\"
 
 

@@ -1,4 +1,4 @@
-"""The outputs and the progress display of a run."""
+"""Feed the outputs and the progress display during a run."""
 
 import dataclasses
 import os
@@ -39,24 +39,24 @@ _BAR_COLUMNS = 16
 
 
 class ProgressDisplay:
-    """Shows how far a run is. The base class shows nothing."""
+    """Shows the progress of a run. This base class shows nothing."""
 
     def update(self, done: int, total: int, label: str) -> None:
-        """Show that `done` of `total` steps are over and `label` is next."""
+        """Show that `done` of `total` steps are complete and that the step `label` is next."""
 
     def waiting(self, label: str, seconds: float) -> None:
-        """Show that work without steps began, which takes about `seconds`."""
+        """Show that work without countable steps has begun and takes about `seconds`."""
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Hide the display while something else is written to the terminal."""
+        """Hide the display while other output goes to the terminal."""
         yield
 
     def stop(self) -> None: ...
 
 
 class ProgressLines(ProgressDisplay):
-    """Prints a line after ten seconds, then every half minute: progress, elapsed time, time left."""
+    """Prints progress, elapsed time and remaining time: after 10 s, then every 30 s."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
@@ -78,7 +78,7 @@ class ProgressLines(ProgressDisplay):
 
 
 class ProgressBar(ProgressDisplay):
-    """A progress bar, removed when the run is over."""
+    """A progress bar that disappears when the run ends."""
 
     def __init__(self, stream: TextIO) -> None:
         self._progress = _bar(stream)
@@ -91,7 +91,7 @@ class ProgressBar(ProgressDisplay):
         self._progress.start()
 
     def waiting(self, label: str, seconds: float) -> None:
-        """Show another bar, which fills by the clock."""
+        """Show a bar that fills with elapsed time instead of steps."""
         self.stop()
         self._begin(waiting=True, total=seconds)
         self._progress.update(self._progress.tasks[0].id, description=printable_line(label))
@@ -119,21 +119,24 @@ class ProgressBar(ProgressDisplay):
 
 
 def make_progress_display(stream: TextIO, *, is_rank: bool, say: Callable[[str], None]) -> ProgressDisplay:
-    """Return a bar if `stream` is a terminal. A rank's may be a pty of mpirun and counts as none."""
+    """Return a progress bar if `stream` is a terminal, otherwise a display that prints lines.
+
+    Ranks always print lines, because mpirun may connect them to a pseudo-terminal.
+    """
     if not is_rank and stream.isatty() and os.environ.get("TERM") != "dumb":
         return ProgressBar(stream)
     return ProgressLines(say)
 
 
 def duration(seconds: float) -> str:
-    """Return '8 s', '2 min' or '3 h'."""
+    """Format a duration, for example as '8 s', '2 min' or '3 h'."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.0f} h"
 
 
 def time_left(done: float, total: float, elapsed: float) -> str:
-    """Return ', about 12 s left', or nothing if it is too early to estimate."""
+    """Return the remaining time, for example ', about 12 s left', or '' if it is too early to estimate."""
     if done <= 0 or done >= total or elapsed < _SECONDS_TO_ESTIMATE:
         return ""
     return f", about {duration(elapsed * (total - done) / done)} left"
@@ -145,7 +148,7 @@ def _bar(stream: TextIO) -> "Progress":
     from rich.table import Column
 
     class ShareColumn(BarColumn):
-        """A bar that fills by the clock if the work has no steps."""
+        """A bar that fills with elapsed time if the work has no countable steps."""
 
         def render(self, task: "Task"):  # type: ignore[no-untyped-def]
             if task.fields["by_the_clock"]:
@@ -153,7 +156,7 @@ def _bar(stream: TextIO) -> "Progress":
             return super().render(task)
 
     class TimeColumn(ProgressColumn):
-        """Shows steps or seconds, and what is left."""
+        """Shows the steps or seconds so far, and the remaining time."""
 
         def render(self, task: "Task") -> "Text":
             elapsed, total = task.elapsed or 0.0, task.total or 0.0
@@ -173,10 +176,12 @@ _LEAST_WIDTH = 40
 
 
 class Presenter:
-    """A listener that feeds stdout, the output files, and the progress on stderr."""
+    """Listens to a run, and feeds stdout, the output files and the progress display on stderr."""
 
     def __init__(self, options: Presentation, *, progress: bool, is_rank: bool = False) -> None:
-        """Open the outputs. The stdout of a rank may be a pty of mpirun and never counts as a terminal."""
+        """Open the outputs. A rank's stdout never counts as a terminal, because it may be a pseudo-terminal of
+        mpirun.
+        """
         self.rows = 0
         self._began = time.monotonic()
         self.report: Report | None = None
@@ -196,9 +201,10 @@ class Presenter:
         self._begun = False
 
     def begin(self, metadata: Metadata, columns: Sequence[str] | None = None) -> None:
-        """Write headers, and on stderr the sizes that are not measured unless a table shows them.
+        """Write the headers. Unless stdout shows a table, also print the dropped sizes on stderr.
 
-        `columns` are those of the following rows, empty without rows, None for those of the metadata's subject.
+        `columns` are the columns of the rows that will follow, or empty if no rows will follow. None means the default
+        columns for the subject of the run.
         """
         if columns is None:
             columns = COLLECTIVE_COLUMNS
@@ -219,13 +225,16 @@ class Presenter:
                     self.note(f"not measured: {line}")
 
     def progress(self, done: int, total: int, label: str) -> None:
-        """Show how far the run is. Raises BrokenPipeError if nobody reads stdout: the next row may be minutes away."""
+        """Show the progress of the run.
+
+        Raises: BrokenPipeError if the reader of stdout exited. Check here, because the next row may be minutes away.
+        """
         if is_reader_gone(sys.stdout):
             raise BrokenPipeError
         self._progress.update(done, total, label)
 
     def waiting(self, label: str, seconds: float) -> None:
-        """Show that something has begun that takes about so many seconds."""
+        """Show that work has begun that takes about `seconds`."""
         self._progress.waiting(label, seconds)
 
     def row(self, row: Row) -> None:
@@ -237,7 +246,7 @@ class Presenter:
             self._write(lambda writer: writer.row(row))
 
     def end(self, report: Report) -> None:
-        """Write footers and verdict. If stdout is for programs, also print lines on fallback on stderr."""
+        """Write the footers and the verdict. If stdout is for programs, also print the fallback lines on stderr."""
         report = self.report = self._add_sentence(report)
         self._progress.stop()
         self._write(lambda writer: writer.end(report))
@@ -253,7 +262,7 @@ class Presenter:
                 self.note(line)
 
     def cut_short(self) -> None:
-        """End the run early: what was measured stays, marked incomplete, in every output that still works."""
+        """End the run early. Every output that still works keeps the rows so far, and is marked incomplete."""
         self._progress.stop()
         if not self._begun or self.report is not None:
             return
@@ -261,20 +270,20 @@ class Presenter:
         self.report = self._add_sentence(report)
         for name, writer in self._writers.items():
             if name == "stdout" and self._is_table and sys.stdout.isatty():
-                continue  # the error on stderr is the last line, on the same terminal
+                continue  # The error on stderr is already the last line on this terminal
             with suppress(OSError):
                 writer.end(self.report)
 
     @property
     def stored_result(self) -> str:
-        """Return the file of this run that `gpubench report` shows, if there is one."""
+        """Return the output file of this run that `gpubench report` can read, or ''."""
         return next(
             (str(output.path) for output in self._options.outputs if output.format.suffix in (".json", ".jsonl")), ""
         )
 
     @property
     def code_so_far(self) -> int:
-        """Return 1 if a row or the report failed, unless --exit-zero was given."""
+        """Return exit code 1 if a row or the report failed, otherwise 0. With --exit-zero, always return 0."""
         failed = self._failed or self._wrong or (self.report is not None and self.report.verdict is Verdict.FAIL)
         return JUDGED_AND_FAILED if failed and not self._options.exit_zero else DONE
 
@@ -285,7 +294,7 @@ class Presenter:
         return self._options.exit_code(self._metadata, self.report)
 
     def _add_sentence(self, report: Report) -> Report:
-        """Add the last line, from streamed rows and rows in sections. A stored report already has it."""
+        """Add the last line of the report and the duration of the run, unless the report already has a last line."""
         has_style = self._options.exit_style is not None
         if self._metadata is None or (report.sentence and not has_style):
             return report
@@ -309,7 +318,10 @@ class Presenter:
         say(text, to=sys.stderr)
 
     def _write(self, write: Callable[[Writer], None]) -> None:
-        """Write to every output. Raises OutputError (a full disk) or BrokenPipeError (nobody reads stdout)."""
+        """Call `write` for every output.
+
+        Raises: OutputError, for example if the disk is full. BrokenPipeError if the reader of stdout exited.
+        """
         for name, writer in self._writers.items():
             try:
                 with name_output(name):
@@ -322,9 +334,9 @@ class Presenter:
 def adapt_to_stream(
     presentation: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ
 ) -> Presentation:
-    """Decide width and colours on `stream`: the terminal's, unless options or `environment` say otherwise.
+    """Choose the width and colours for `stream`. Options come first, then `environment`, then the terminal.
 
-    COLUMNS is a width, and NO_COLOR comes before FORCE_COLOR, even if the stream is no terminal.
+    COLUMNS sets the width. NO_COLOR overrides FORCE_COLOR. Both also apply if the stream is not a terminal.
     """
     if not stream.isatty():
         return adapt_to_plain_stream(presentation, environment)
@@ -338,7 +350,7 @@ def adapt_to_stream(
 
 
 def adapt_to_plain_stream(presentation: Presentation, environment: Mapping[str, str] = os.environ) -> Presentation:
-    """Decide width and colours without a terminal."""
+    """Choose the width and colours for a stream that is not a terminal."""
     return dataclasses.replace(
         presentation,
         width=chosen_width(presentation, environment),
@@ -357,7 +369,7 @@ def _is_forced(environment: Mapping[str, str]) -> bool:
 
 
 def chosen_width(presentation: Presentation, environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return the columns that an option or COLUMNS asks for, or None if nobody chose."""
+    """Return the width in columns from the option or COLUMNS, or None if neither is set."""
     columns = environment.get("COLUMNS", "")
     asked = max(_LEAST_WIDTH, int(columns)) if columns.isdecimal() and int(columns) else None
     return presentation.width or asked

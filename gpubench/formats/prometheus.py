@@ -1,8 +1,8 @@
-"""Prometheus text for node_exporter's textfile collector, in base units (bytes, seconds).
+"""Prometheus text for the textfile collector of node_exporter, in base units (bytes, seconds).
 
-The file is replaced once, at the end: the collector may read at any time, and one bad line makes it drop the file.
-The collector refuses timestamps, so `gpubench_last_run_timestamp_seconds` is the age of all samples. A killed run
-leaves the file of the run before.
+The collector may read at any time, and drops a file with one bad line. So the file is replaced once, at the end. The
+collector rejects timestamps, so `gpubench_last_run_timestamp_seconds` gives the age of all samples. If a run is killed,
+the file of the previous run stays.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ _OF_EXPECTED = "Speed over the expected one: 1 is as expected, less is slower."
 
 
 Metric = tuple[str, str, str]
-"""A gauge made from a column: its name, the column, and the help. The value has base units, and the row's labels."""
+"""A gauge: its name, the column of its value, and its help text. The value is converted to base units."""
 
 _SCALES = {"_us": 1 / MICROSECONDS_PER_SECOND, "_gb_s": BYTES_PER_GB, "_percent": 0.01}
-"""Factors from a column to base units, by the ending of its name."""
+"""Factors that convert a column to base units, by the suffix of the column's name."""
 
 _WHICH_PAIR = (
     *("source", "destination", "source_node", "destination_node", "scope", "direction", "engine", "peer", "size_bytes"),
@@ -37,7 +37,7 @@ _WHICH_PAIR = (
 _WHICH_WAY = ("source_node", "destination_node", "scope", "direction", "engine", "peer", "size_bytes")
 _BUILD = {"driver": "driver", "nccl": "NCCL", "mpi": "MPI"}
 _MOST_SUBJECTS = 1000
-"""At most so many findings by subject. `gpubench_findings` counts all."""
+"""Limit on `gpubench_finding` samples, one per finding and subject. `gpubench_findings` counts all of them."""
 
 _WHICH_ROW = (
     *("collective", "backend", "group", "ranks", "nodes", "size_bytes", "dtype", "op", "root", "placement", "mode"),
@@ -137,11 +137,11 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
         (("connected_pairs", "pairs", "Pairs that an NCCL log connects alike."),),
     ),
 }
-"""Labels and metrics of each kind of row, by a column that only this kind has."""
+"""Labels and gauges for each type of row. The key is a column that only this type has."""
 
 
 class _Exposition:
-    """Samples by metric and labels. The collector refuses a file with a duplicate sample."""
+    """Collects samples by metric and labels, because the collector rejects a file with duplicate samples."""
 
     def __init__(self, common: Mapping[str, str]) -> None:
         self._common = common
@@ -149,7 +149,7 @@ class _Exposition:
         self._samples: dict[str, dict[str, float]] = {}
 
     def add(self, name: str, help_text: str, value: float, labels: Mapping[str, object]) -> None:
-        """Add a sample. A later one with the same labels replaces it."""
+        """Add a sample, or replace the one with the same metric and labels."""
         all_labels = {**self._common, **labels}
         text = ",".join(f'{key}="{_label(str(value))}"' for key, value in all_labels.items() if value != "")
         self._help[name] = help_text
@@ -163,12 +163,12 @@ class _Exposition:
 
 
 def _label(text: str) -> str:
-    """Escape a text as the value of a label: one line, and no quotation mark ends it."""
+    """Escape text for the value of a label, including line breaks and quotation marks."""
     return printable_line(text).translate(_ESCAPES)
 
 
 def render(run: DocumentRun, *, pairs: bool = False) -> Iterator[str]:
-    """Yield the file. `pairs` adds every GPU pair: two nodes have thousands."""
+    """Yield the lines of the file. `pairs` adds a sample for every GPU pair, which can be thousands for two nodes."""
     metadata, report = run.metadata, run.report
     exposition = _Exposition({"command": metadata.subject, "origin": metadata.origin})
     started = datetime.fromisoformat(metadata.started_at).timestamp()
@@ -247,5 +247,5 @@ def _add_samples(exposition: _Exposition, record: Mapping[str, Any], metadata: M
 
 
 def writer(target: Target, shown: Presentation) -> DocumentWriter:
-    """Return the writer. The section of pairs asks for values of every pair."""
+    """Return the writer. With `--section pairs`, it also writes the values of every GPU pair."""
     return DocumentWriter(target, partial(render, pairs=shown.section == PairRow.section), marks_unfinished=False)

@@ -1,4 +1,4 @@
-"""The output formats, and how a command line asks for them: a new format is one file and one line here."""
+"""Define the output formats and the options that select them. A new format needs one module and one line here."""
 
 import errno
 import os
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Writer(Protocol):
-    """Writes one output: `begin`, then rows, then `end`, even if the run was cut short. `row` puts the row on disk.
+    """Writes one output. The run calls `begin`, then `row` for each row, then `end`, even if it is cut short.
 
-    `columns` are those of the following rows, empty if all rows come with the report.
+    `columns` are the columns of the rows that will follow. They are empty if all rows are in the report.
     """
 
     def begin(self, metadata: "Metadata", columns: Sequence[str]) -> None: ...
@@ -35,7 +35,7 @@ class Writer(Protocol):
 
 
 class Target(Struct, frozen=True):
-    """The destination of an output: an open stream, or a file that is opened when the run begins."""
+    """The destination of an output: an open stream, or a file that the writer opens when the run begins."""
 
     stream: TextIO | None = None
     path: Path | None = None
@@ -53,9 +53,10 @@ _SECONDS_BETWEEN_TRIES = 0.05
 
 
 def make_target(path: Path) -> Target:
-    """Return the target of an output file. A named pipe is opened once, because closing it ends its reader.
+    """Return the target for an output file. A named pipe is opened only once, because closing it would end its
+    reader.
 
-    Raises: UsageError if nobody reads the pipe.
+    Raises: UsageError if no process opens the pipe for reading within 10 s.
     """
     if not path.is_fifo():
         return Target(path=path)
@@ -73,9 +74,10 @@ def make_target(path: Path) -> Target:
 
 
 class Format(Struct, frozen=True):
-    """An output format: its name, its file suffix, and the factory of its writers.
+    """An output format: its name, its file suffix, a summary, and the function that creates its writer.
 
-    A format without a suffix is for stdout only. `maker` is 'module:name', imported for the first writer.
+    A format without a suffix is not chosen by file name. `maker` is 'module:name', and is imported only when the format
+    is used.
     """
 
     name: str
@@ -107,7 +109,7 @@ FORMATS = (
 )
 
 DATED = Format("dated json", None, "a json of every run, in a folder", "json:DatedWriter")
-"""The format of `--output FOLDER/`. It is not in FORMATS, because it has no name for `--format`."""
+"""The format of `--output FOLDER/`. It is not in FORMATS, because `--format` cannot select it."""
 
 BASELINE = Format("baseline", None, "a json of this run under a name, once it is whole", "json:BaselineWriter")
 """The format of `--save-baseline`."""
@@ -115,25 +117,26 @@ BASELINE = Format("baseline", None, "a json of this run under a name, once it is
 NAGIOS = Format("nagios", None, "a Nagios plugin's line", "status_line:nagios_writer")
 NPD = Format("npd", None, "a node-problem-detector plugin's message", "status_line:npd_writer")
 SLURM = Format("slurm", None, "a line for scripts that drain nodes", "status_line:slurm_writer")
-"""The formats of `--exit-style`, for stdout."""
+"""The formats that `--exit-style` selects for stdout."""
 
 QUIET = Format("quiet", None, "findings and the last sentence", "table:QuietWriter")
-"""The format of `--quiet` in the place of the table, for stdout."""
+"""The format that replaces the table on stdout with `--quiet`."""
 
 VETO = Format(
     "veto", None, "one line of shell that keeps programs off peer access that does not work", "status_line:VetoWriter"
 )
-"""The format of `p2p --veto`, for stdout."""
+"""The format that `p2p --veto` selects for stdout."""
 
 SUMMARY = Format("summary", None, "the last sentence alone", "status_line:summary_writer")
-"""The format of `--summary`, for stdout."""
+"""The format that `--summary` selects for stdout."""
 
 
 class ExitStyle(StrEnum):
-    """The monitoring system whose exit codes are used.
+    """The monitoring system whose exit codes the run uses.
 
-    A Nagios plugin ends with 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. A plugin of node-problem-detector ends with 0 no
-    problem, 1 problem, anything else unknown. The `slurm` style has the same codes, for scripts that drain nodes.
+    Nagios plugins exit with 0 (OK), 1 (WARNING), 2 (CRITICAL) or 3 (UNKNOWN). Plugins for node-problem-detector exit
+    with 0 (no problem), 1 (problem) or anything else (unknown). The `slurm` style uses the same codes as npd, for
+    scripts that drain nodes.
     """
 
     NAGIOS = "nagios"
@@ -141,9 +144,9 @@ class ExitStyle(StrEnum):
     SLURM = "slurm"
 
     def code(self, verdict: Verdict, *, strict: bool = False, drains: bool | None = None) -> int:
-        """Return the exit code of a verdict. A warning is a problem of the node only with `--strict`.
+        """Return the exit code for a verdict. A warning is a node problem only if `strict` is set.
 
-        `drains` says whether a finding blames the node itself. If none does, a FAIL is no problem of the node.
+        `drains` is true if a finding blames the node itself. Without such a finding, FAIL is not a node problem.
         """
         if self is ExitStyle.NAGIOS:
             return NAGIOS_CODES[NAGIOS_STATES[verdict]]
@@ -160,13 +163,13 @@ NAGIOS_STATES = {
     Verdict.FAIL: "CRITICAL",
     Verdict.ERROR: "UNKNOWN",
 }
-"""Nagios' word for each verdict. Without a judgement it is never OK."""
+"""Nagios state for each verdict. A run that judged nothing is UNKNOWN, never OK."""
 
 NAGIOS_CODES = {"OK": 0, "WARNING": 1, "CRITICAL": 2, "UNKNOWN": 3}
 
 
 class Color(StrEnum):
-    """The choice of colours in the table."""
+    """When the table has colours."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -174,7 +177,7 @@ class Color(StrEnum):
 
 
 class Output(Struct, frozen=True):
-    """A file to write, in the format of its suffix, or a folder for a dated result."""
+    """An output file with its format, or a folder that gets one dated file per run."""
 
     path: Path
     format: Format
@@ -189,18 +192,19 @@ def _parse_format(name: str) -> Format:
 
 SUFFIXES = tuple(known.suffix for known in FORMATS if known.suffix is not None)
 PLAIN_WIDTH = 100
-"""The width of a table that goes to no terminal."""
+"""Width in columns of a table that is not printed on a terminal."""
 
 EXIT_STYLE = "--exit-style"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Presentation:
-    """Output files and look of a report: the options that every command has. Writers read it too.
+    """The output options that every command has: files, formats, width and colours. Writers read it too.
 
-    `checked` completes `format` and `outputs`. `defaults` are options from the environment or `defaults_file`, with
-    their places. `job_defaults` are those that ranks must agree about. `terminal` breaks the last line at the width
-    with its command on a line of its own. Elsewhere it is one line, for `tail -1`.
+    `checked` sets `format` and `outputs` from the options. `defaults` maps options to the variable or the place in
+    `defaults_file` that set them. `job_defaults` are the defaults that must be equal on all ranks. If `terminal` is
+    set, a long last line is wrapped, with its command on a separate line. Otherwise it stays on one line, for `tail
+    -1`.
     """
 
     help_group: ClassVar = OUTPUT
@@ -271,7 +275,7 @@ class Presentation:
 
     @property
     def history(self) -> Path | None:
-        """The folder of dated results."""
+        """The folder for dated results, or None."""
         return next((output.path for output in self.outputs if output.format is DATED), None)
 
     def exit_code(self, metadata: "Metadata", report: "Report") -> int:
@@ -287,7 +291,10 @@ class Presentation:
         )
 
     def checked(self, sections: Sequence[str]) -> "Presentation":
-        """Return the presentation of a command with these sections. Raises UsageError if options do not fit."""
+        """Return a copy with `format` and `outputs` set, for a command with these sections.
+
+        Raises: UsageError if options exclude each other.
+        """
         format_, outputs = JSON if self.json else self.format, parse_outputs(self.output or ())
         if self.save_baseline is not None:
             from gpubench.readers.results.history import baseline_path
@@ -336,9 +343,9 @@ class Presentation:
 
 
 def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
-    """Return the files to write, with formats by suffix, and the folder for dated results.
+    """Return the output files with their formats, including the folder for dated results.
 
-    Raises UsageError for an unknown suffix, one file twice, or two folders.
+    Raises: UsageError for an unknown suffix, the same file twice, or two folders.
     """
     outputs: dict[Path, Output] = {}
     for text in paths:
@@ -364,7 +371,7 @@ def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
 
 
 def _is_folder(path: Path) -> bool:
-    """True for a folder. A path that cannot be read, or is too long, raises later, when it is written."""
+    """True if the path is a folder. False if it cannot be read: opening the file reports the error later."""
     try:
         return path.is_dir()
     except OSError:

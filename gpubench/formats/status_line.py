@@ -1,8 +1,8 @@
-"""Formats of one line: `--exit-style` for monitoring, `--summary`, and `p2p --veto` for a launcher.
+"""One-line formats: `--exit-style` for monitoring, `--summary`, and `p2p --veto` for launchers.
 
-The driver allows peer access by a list of models and chipsets. On some platforms it says yes and the fabric drops
-writes between GPUs (https://github.com/vllm-project/vllm/issues/51513). `eval "$(gpubench p2p --veto)"` in a launcher
-then exports variables that avoid peer access, or only prints a comment.
+The driver permits peer access by a list of GPU models and chipsets. On some platforms it reports support although the
+fabric drops writes between GPUs (https://github.com/vllm-project/vllm/issues/51513). A launcher runs `eval "$(gpubench
+p2p --veto)"`. This exports variables that disable peer access, or is only a comment if P2P works.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,22 +16,24 @@ from gpubench.model.terms.units import plural, printable_line, shorten
 from gpubench.model.terms.verdict import Origin, Verdict
 
 _MOST_CHARACTERS = 80
-"""Characters that node-problem-detector keeps of a message: its default `max_output_length`."""
+"""Number of characters that node-problem-detector keeps from a message, by default (`max_output_length`)."""
 
 _MOST_BYTES = 1024
-"""Longest line in bytes that every transport to Nagios accepts, line end included (NRPE 2)."""
+"""Longest line in bytes, including the line break, that every Nagios transport accepts (NRPE 2)."""
 
 _MOST_BYTES_OF_REASON = 240
-"""Bytes of a reason for draining, so that 'gpubench: ' and the reason fit the 255 of slurmdbd's column (tinytext)."""
+"""Longest drain reason in bytes. With the prefix 'gpubench: ' it fits the 255 bytes of slurmdbd's column (tinytext)."""
 
 _SPELLED = str.maketrans({"|": "/", "\\": "/", "%": " percent", "`": "'", "$": "?"})
-"""A bar starts performance data. The others are special in printf, shells or Nagios' macros."""
+"""Replacements for special characters. '|' begins Nagios performance data, the others are special in printf or
+shells.
+"""
 
 _IN_ASCII = str.maketrans({"→": "->", "×": "x", "µ": "u", "·": ".", "−": "-", "–": "-", "±": "+-", "°": "", "…": "..."})
 
 
 def line_without_report(style: ExitStyle, verdict: Verdict, text: str, *, drains: bool = False) -> str:
-    """Return the line on stdout of a run that has no report."""
+    """Return the line to print on stdout if a run has no report."""
     if style is ExitStyle.NAGIOS:
         return _nagios_line("gpubench", verdict, text)
     if style is ExitStyle.SLURM:
@@ -46,25 +48,25 @@ def _nagios_line(subject: str, verdict: Verdict, text: str, figures: str = "") -
 
 
 def _npd_line(text: str) -> str:
-    """Return a message of at most 80 bytes in ASCII, so that nothing else cuts it inside a character."""
+    """Return a message of at most 80 ASCII characters, so that node-problem-detector does not cut it."""
     words = _inert(text.translate(_IN_ASCII)).encode("ascii", "replace").decode("ascii")
     return _cut(words, _MOST_CHARACTERS) + "\n"
 
 
 def _slurm_line(code: int, text: str) -> str:
-    """Return the decision for a node and the reason, in ASCII: 'drain: GPU3: 9 of 18 NVLinks down'."""
+    """Return the drain decision and its reason in ASCII, for example 'drain: GPU3: 9 of 18 NVLinks down'."""
     words = printable_line(" ".join(text.translate(_IN_ASCII).split()))
     reason = _cut(words.encode("ascii", "replace").decode("ascii"), _MOST_BYTES_OF_REASON)
     return f"{('keep', 'drain', 'unknown')[code]}: {reason}\n"
 
 
 def _is_inert(text: str) -> bool:
-    """True if monitoring passes a text on unchanged."""
+    """True if monitoring systems pass a text on unchanged."""
     return text.isascii() and _inert(text) == text
 
 
 def _inert(text: str) -> str:
-    """Return a text without characters that Nagios, a shell or printf would interpret."""
+    """Replace characters that Nagios, a shell or printf would interpret."""
     return " ".join(printable_line(" ".join(text.split())).translate(_SPELLED).split())
 
 
@@ -75,7 +77,7 @@ def _cut(text: str, most_bytes: int) -> str:
 
 
 class _Figure(NamedTuple):
-    """A value of Nagios' performance data. The unit is in the name, because Nagios has none for bandwidth."""
+    """A Nagios performance value. Its unit is part of the label, because Nagios has no unit for bandwidth."""
 
     label: str
     value: float
@@ -86,18 +88,18 @@ class _Figure(NamedTuple):
 
 
 def _nagios(run: DocumentRun) -> Iterator[str]:
-    """Yield the line. After an interrupt the error handler prints the only line."""
+    """Yield the line, or nothing after an interrupt, because the error handler then prints the only line."""
     if not run.report.complete:
         return
     from gpubench.formats.blocks import title
 
     figures = " ".join(map(str, _figures(run)))
-    text = _summary(_sentence(run), run.report).removeprefix("(simulated) ")  # the title says it
+    text = _summary(_sentence(run), run.report).removeprefix("(simulated) ")  # The title already has '(SIMULATED)'
     yield _nagios_line(title(run.metadata), run.report.verdict, text, figures)
 
 
 def _npd(run: DocumentRun) -> Iterator[str]:
-    """Return the longest sentence that fits. Characters outside ASCII become longer."""
+    """Yield the longest sentence that fits in 80 ASCII characters. '→' and '±' become two characters in ASCII."""
     if run.report.complete:
         lines = (_npd_line(_sentence(run, most)) for most in range(_MOST_CHARACTERS, _MOST_CHARACTERS // 2, -1))
         yield next((line for line in lines if not line.endswith("...\n")), _npd_line(run.report.sentence))
@@ -119,13 +121,13 @@ def _slurm(run: DocumentRun) -> Iterator[str]:
 
 
 def _summary(sentence: str, report: Report) -> str:
-    """Return the sentence without its verdict, which the line has already: '(simulated) 8 × H100, …'."""
+    """Return the sentence without its verdict, because the line has it elsewhere: '(simulated) 8 × H100, …'."""
     head, _, said = sentence.partition(": ")
     return f"{head.removeprefix(report.verdict)} {said}".strip()
 
 
 def _sentence(run: DocumentRun, most: int | None = None) -> str:
-    """Return the report's sentence without commands that monitoring would change."""
+    """Return the last line of the report, without commands that monitoring systems would alter."""
     from gpubench.model.results.figures import SpeedFigures
     from gpubench.model.results.sentence import sentence
 
@@ -162,11 +164,14 @@ summary_writer = documents(lambda run: [printable_line(run.report.sentence or ru
 
 
 OFF = "NCCL_P2P_DISABLE=1 VLLM_SKIP_P2P_CHECK=0; unset GGML_CUDA_P2P"
-"""NCCL uses shared memory, vLLM tests peer access before it uses it, and llama.cpp uses none. In llama.cpp any value of
-the variable, 0 too, switches peer access on."""
+"""Arguments for `export` that avoid peer access: NCCL uses shared memory, and vLLM tests peer access before using
+it.
+
+llama.cpp enables peer access for any value of its variable, even 0, so the variable is unset.
+"""
 
 OFF_OVER_PCIE = "NCCL_P2P_LEVEL=NVL VLLM_SKIP_P2P_CHECK=0; unset GGML_CUDA_P2P"
-"""The same, but NVLink pairs keep peer access."""
+"""Arguments for `export` that avoid peer access except between GPUs connected by NVLink."""
 
 _MOST_PAIRS = 3
 
@@ -176,11 +181,11 @@ _SAID = {
     Conclusion.DISPUTED: "P2P is not known to work",
     Conclusion.UNKNOWN: "P2P is not known to work",
 }
-"""Words for the worst conclusion, worst first."""
+"""Words for each conclusion that vetoes peer access, worst first."""
 
 
 class VetoWriter:
-    """Prints the line at the end."""
+    """Prints the line when the run ends."""
 
     def __init__(self, target: Target, _shown: Presentation) -> None:
         self._target = target
@@ -192,12 +197,12 @@ class VetoWriter:
     def row(self, row: Row) -> None: ...
     def end(self, report: Report) -> None:
         line = veto_line(report.rows(EvidenceRow), complete=report.complete)
-        # A line break in foreign text would end the comment, and the shell would run the rest.
+        # A line break in text from outside would end the shell comment, and the shell would run the rest.
         self._target.open().write(printable_line(line + (" (simulated)" if self._simulated else "")) + "\n")
 
 
 def veto_line(paths: Sequence[EvidenceRow], *, complete: bool = True) -> str:
-    """Return the line for these paths. A run that was cut short knows no path that works."""
+    """Return the line for these paths. If the run was cut short, the line disables peer access for every pair."""
     if not complete:
         return f"export {OFF}  # P2P was not measured to the end"
     for conclusion, said in _SAID.items():

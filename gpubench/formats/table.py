@@ -1,4 +1,4 @@
-"""The table for people: the page on which the view of each command prints, with findings and verdict."""
+"""The table for people: the page, on which each command's view prints, with findings and verdict."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ _MOST_CAUSES = 3
 
 
 class CauseText(NamedTuple):
-    """A cause by its id and in words: its first line with its verdict, and its details by label."""
+    """A cause of fallback: its id, its verdict, its first line, and labelled details."""
 
     id: str
     verdict: Verdict
@@ -48,22 +48,22 @@ class CauseText(NamedTuple):
 
 
 def named_causes(report: Report) -> frozenset[str]:
-    """Return the ids of the causes that are printed below the lines on fallback, so that those need not repeat them."""
+    """Return the ids of the causes that are printed below the fallback lines, which then need not repeat them."""
     return frozenset(row.id for row in _root_findings(report))
 
 
 def top_causes(report: Report) -> Iterator[CauseText]:
-    """Return the first few causes that explain the verdict on fallback, with their cures."""
+    """Return at most three causes that explain the fallback verdict, each with its cure."""
     return (_cause_text(report, row, whole=False) for row in _root_findings(report))
 
 
 def all_causes(report: Report) -> Iterator[CauseText]:
-    """Return all causes that apply, with their full description."""
+    """Return every cause with its full description, except causes that another cause implies."""
     return (_cause_text(report, row, whole=True) for row in report.rows(CauseRow) if not row.implied_by)
 
 
 def unread_lines(report: Report) -> list[str]:
-    """Return one line per reason why causes could not be checked."""
+    """Return one line per reason that prevented checks for causes."""
     ids: dict[str, dict[str, None]] = {}
     subjects: dict[str, dict[str, None]] = {}
     for row in report.rows(UnreadRow):
@@ -102,16 +102,16 @@ _ELSEWHERE = {
     Effect.APPLICATION: "would be copied through host memory by MPI, UCX or a framework, because",
     Effect.WRONG: "would hang or get wrong data, because",
 }
-"""Words for causes that leave a path direct, by their first effect."""
+"""Words for causes that do not make a path fall back, by their first effect."""
 
 
 def lead(origin: str) -> str:
-    """Return the beginning of every line on fallback."""
+    """Return the prefix of every fallback line."""
     return "fallback (simulated): " if origin == Origin.SIMULATED else "fallback: "
 
 
 def prospect_lines(report: Report) -> list[tuple[Verdict, str]]:
-    """Return the pairs of GPUs and the nodes that would fall back, with causes."""
+    """Return a line for each group of GPU pairs, and for nodes that would fall back, each with its verdict."""
     rows = report.rows(FallbackRow)
     between = list(_lines_between_nodes(report))
     is_only = len(rows) == 1
@@ -122,7 +122,7 @@ def prospect_lines(report: Report) -> list[tuple[Verdict, str]]:
 
 
 def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
-    """Return causes that would make paths slow, or break them in other ways."""
+    """Yield a line for each cause that makes no GPU pair fall back, but would make paths slow or break them."""
     blamed = {row.cause for row in report.rows(FallbackRow)}
     for row in _causes(report):
         said = _ELSEWHERE.get(Effect(row.effects[0]))
@@ -132,7 +132,10 @@ def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
 
 
 def _prospect_line(row: FallbackRow, *, is_only: bool, nodes: bool) -> str:
-    """Return a line on pairs inside nodes. `is_only` says that it covers all, `nodes` that others are between nodes."""
+    """Return the line about GPU pairs inside nodes.
+
+    `is_only` means that this row covers all pairs. `nodes` means that other lines cover paths between nodes.
+    """
     pairs = f"all {row.count} pairs" if is_only and row.count > 1 else _named(row)
     begin = lead(row.origin)
     match Conclusion(row.conclusion):
@@ -148,7 +151,7 @@ def _prospect_line(row: FallbackRow, *, is_only: bool, nodes: bool) -> str:
 
 
 def _named(row: FallbackRow) -> str:
-    """Return the pairs of a line: by the GPU that all of them share, else the first few."""
+    """Name the pairs of a row, by the GPU that all of them share, or by listing the first few pairs."""
     common = set[str].intersection(*(set(pair.split(_ARROW)) for pair in row.pairs))
     if len(common) == 1 and len(row.pairs) == row.count > _FEW_PAIRS:
         return f"all {row.count} pairs of {common.pop()}"
@@ -175,12 +178,12 @@ def _causes(report: Report) -> Sequence[CauseRow]:
 
 
 def fallback_lines(report: Report) -> list[str]:
-    """Return the lines on fallback. A run without paths has none."""
+    """Return the fallback lines. A run without paths has none."""
     return [line for _, line in _judged_lines(report)]
 
 
 def fallback_notes(report: Report) -> Iterator[str]:
-    """Yield the same lines with cures, for stderr."""
+    """Yield the fallback lines followed by their cures, for stderr."""
     yield from fallback_lines(report)
     for row in report.rows(FallbackRow):
         if row.verdict != Verdict.SKIP:
@@ -188,7 +191,7 @@ def fallback_notes(report: Report) -> Iterator[str]:
 
 
 def _judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
-    if UnreadRow.section in report.sections:  # nothing was sent between the machines
+    if UnreadRow.section in report.sections:  # This command predicts paths without sending data
         return prospect_lines(report)
     rows = report.rows(FallbackRow)
     if rows and all(row.conclusion == Conclusion.DIRECT for row in rows):
@@ -259,20 +262,20 @@ def evidence_notes(report: Report) -> list[str]:
 
 
 def line_text(line: str, style: str = "") -> "Text":
-    """Return a line for rich, with control characters escaped and without markup."""
+    """Convert a line to rich text, with control characters escaped and markup ignored."""
     from rich.text import Text
 
     return Text(printable_line(line), style=style)
 
 
 def heading(metadata: Metadata, *words: str) -> str:
-    """Return the first line of a page, with the origin in capitals unless the run was measured."""
+    """Return the first line of a page. It has the origin in capitals, unless the results were measured."""
     origin = "" if metadata.origin == Origin.MEASURED else f"({metadata.origin.upper()})"
     return "  ".join(filter(None, (f"gpubench {metadata.gpubench_version}", *words, origin)))
 
 
 def software_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
-    """List libraries and settings: one a line if `verbose`, else versions and the settings that affect performance."""
+    """List libraries and settings. Unless `verbose`, shorten them to versions and settings that affect performance."""
     if verbose:
         yield from (f"{INDENT}{name} {text}" for name, text in metadata.libraries.items())
     elif metadata.libraries:
@@ -283,7 +286,7 @@ def software_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
 
 
 def default_lines(metadata: Metadata) -> Iterator[str]:
-    """List the options whose values come from the environment or a file."""
+    """List the options that the environment or a file has set."""
     if metadata.defaults_file is not None:
         yield f"{INDENT}options from {metadata.defaults_file} of this folder"
     for option, source in metadata.defaults.items():
@@ -291,7 +294,7 @@ def default_lines(metadata: Metadata) -> Iterator[str]:
 
 
 def setting_lines(environment: Mapping[str, str], *, verbose: bool) -> Iterator[str]:
-    """List environment variables. Those that affect performance are marked, others only counted unless `verbose`."""
+    """List environment variables and mark those that affect performance. Unless `verbose`, only count the others."""
     bearing = performance_variables(environment)
     mark = "! affects performance"
     if verbose:
@@ -318,14 +321,14 @@ _WORD_STYLES = {
     r"(?<!\S)(CNS|GNS|TNS|DR|NS|U|down|init|lost|\S+!)(?!\S)": _VERDICT_STYLES[Verdict.FAIL],
     r"(?<!\S)(\S+\*)(?!\S)": _VERDICT_STYLES[Verdict.WARN],
 }
-"""Colours show verdicts only."""
+"""Regular expressions for words that are coloured. Colours only ever show verdicts."""
 
 _PART = re.compile(r"(?<!\S)(\d+(?: x\d+)?) of (\d+(?: x\d+)?)(?!\S)")
-"""'12 of 18' NVLinks, or a PCIe link of '5 x8 of 5 x16'."""
+"""Matches a part of a total, such as '12 of 18' NVLinks, or the PCIe link '5 x8 of 5 x16'."""
 
 
 class Page:
-    """The page on which a view prints. `charts` are drawn before the outcome. None means without --plot."""
+    """The page on which a view prints. `charts` are drawn before the verdict, and are None without --plot."""
 
     def __init__(self, target: Target, shown: Presentation) -> None:
         self.width = shown.columns
@@ -344,7 +347,7 @@ class Page:
         self._show(lines, lambda line: line_text(line, style))
 
     def _show(self, lines: Iterable[str], colored: "Callable[[str], Text]") -> None:
-        """Print lines. rich is imported only for colours, because it takes a tenth of the start time."""
+        """Print lines. Import rich only for colours, because importing it takes a tenth of the start time."""
         for line in lines:
             if self._shown.is_colored:
                 self._console.print(colored(line))
@@ -356,12 +359,14 @@ class Page:
         self.wrap(heading(metadata, *words))
 
     def table(self, columns: Sequence[Column], rows: Sequence[Any], keys: int = 1, indent: str = "") -> None:
-        """Print a table. Verdicts, refusals and missing parts have the colour of their verdict."""
+        """Print a table. Verdicts, refused peer access, marked values and incomplete counts are coloured."""
         lines = layout.table_lines(columns, rows, self.width - len(indent), keys)
         self._show((indent + line for line in lines), lambda line: _coloured(line_text(line)))
 
     def grid(self, grid: layout.Grid) -> None:
-        """Print a grid. Marks have colours, and cells without one are green if they reach what is expected."""
+        """Print a grid. Marked cells have the colour of their verdict, others are green if they reach the expected
+        value.
+        """
         if grid.title:
             self.wrap(grid.title)
         for pieces in layout.grid_lines(grid, self.width):
@@ -379,11 +384,11 @@ class Page:
         self._stream.flush()
 
     def wrap(self, text: str, hanging: int = 4, style: str = "") -> None:
-        """Print a sentence broken at the page's width, its further lines indented."""
+        """Print a sentence wrapped at the page width. All lines but the first are indented by `hanging` columns."""
         self.print(*layout.wrapped(text, self.width, " " * hanging), style=style)
 
     def labelled(self, label: str, text: str, verdict: Verdict | None = None) -> None:
-        """Print a label and its text in the verdict's colour. Further lines begin below the first word."""
+        """Print a label and its text in the colour of the verdict. Further lines are aligned with the text."""
         self.wrap(label + text, len(label), "" if verdict is None else _VERDICT_STYLES.get(verdict, ""))
 
     def software(self, metadata: Metadata) -> None:
@@ -391,7 +396,7 @@ class Page:
             self.wrap(line)
 
     def defaults(self, metadata: Metadata) -> None:
-        """Print options from the environment or a file, on `verbose`."""
+        """With --verbose, print the options that the environment or a file has set."""
         for line in default_lines(metadata) if self.verbose else ():
             self.wrap(line)
 
@@ -412,7 +417,7 @@ class Page:
         self.all_causes(report)
 
     def all_causes(self, report: Report) -> None:
-        """Print all causes that apply, and those that could not be checked."""
+        """Print every cause that applies, and the causes that could not be checked."""
         causes, unread = list(all_causes(report)), unread_lines(report)
         self._causes(causes)
         for line in unread:
@@ -421,7 +426,7 @@ class Page:
             self.print("")
 
     def outcome(self, report: Report) -> None:
-        """Print curves, findings, the verdict on fallback, and the verdict."""
+        """Print curves, findings, fallback lines with their causes, and the verdict."""
         if self.charts is not None and not self.charts:
             self.print("no curve: fewer than three sizes were measured", "")
         for chart in self.charts or ():
@@ -439,7 +444,7 @@ class Page:
         self.closing(report)
 
     def prospects(self, report: Report) -> None:
-        """Print paths that would fall back and why, all causes with cures, what could not be read, and the verdict."""
+        """Print paths that would fall back, all causes with cures, what could not be checked, and the verdict."""
         causes = list(all_causes(report))
         for verdict, line in (*_judged_lines(report, [cause.id for cause in causes]), *other_lines(report)):
             self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
@@ -451,7 +456,7 @@ class Page:
         self.closing(report)
 
     def closing(self, report: Report) -> None:
-        """Print the last line, which has the verdict."""
+        """Print the last line of the report, which has the verdict."""
         if self.verbose and report.duration_s is not None:
             self.print(f"took {report.duration_s:.1f} s")
         cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
@@ -479,7 +484,7 @@ class Page:
         self._details(finding.details)
 
     def _details(self, details: Iterable[Detail]) -> None:
-        """Print parts of a finding or a cause. A command stays on one line, so that it can be copied."""
+        """Print the details of a finding or a cause. Commands are not wrapped, so that they can be copied."""
         before = ""
         for label, text, is_command in details:
             shown = "" if label == before else f"{label}:"
@@ -501,7 +506,7 @@ def _coloured(line: "Text") -> "Text":
 
 
 class ReportView:
-    """A view that prints everything at the end."""
+    """Base class for views that print only at the end of the run."""
 
     def __init__(self, page: Page, metadata: Metadata) -> None:
         self._page = page
@@ -512,11 +517,11 @@ class ReportView:
 
 
 def _console(stream: TextIO, shown: Presentation) -> "Console":
-    """Return a console that prints text unchanged and raises BrokenPipeError if its reader is gone."""
+    """Return a rich console that prints text unchanged and raises BrokenPipeError if the reader exited."""
     from rich.console import Console
 
     class PipeConsole(Console):
-        """rich would exit the process if its reader is gone."""
+        """A console that does not exit the process if the reader of stdout exited, as rich would."""
 
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
@@ -527,7 +532,7 @@ def _console(stream: TextIO, shown: Presentation) -> "Console":
         markup=False,
         emoji=False,
         width=shown.columns,
-        height=1,  # otherwise rich asks the terminal for its size before each line
+        height=1,  # Otherwise rich queries the terminal size before each line
         force_terminal=shown.is_colored,
         color_system="standard" if shown.is_colored else None,
         soft_wrap=True,
@@ -535,7 +540,7 @@ def _console(stream: TextIO, shown: Presentation) -> "Console":
 
 
 class QuietWriter:
-    """Prints findings and the last sentence."""
+    """Prints only the findings and the last line."""
 
     def __init__(self, target: Target, shown: Presentation) -> None:
         self._page = Page(target, shown)
@@ -547,7 +552,7 @@ class QuietWriter:
 
 
 class View(Protocol):
-    """Prints the rows and the report of one command."""
+    """Prints the rows and the report of one command on a page."""
 
     def row(self, row: Row) -> None: ...
 
@@ -555,7 +560,7 @@ class View(Protocol):
 
 
 class TableWriter:
-    """Prints a run as it happens."""
+    """Prints the table while the run goes on."""
 
     def __init__(self, target: Target, shown: Presentation) -> None:
         self._target = target
@@ -585,15 +590,15 @@ class TableWriter:
 
 
 def _view(page: "Page", metadata: Metadata) -> View:
-    """Return the view of the run's command, for example `P2pView` of `text.p2p`. Only that module is imported."""
+    """Return the view for the command of the run, for example `P2pView` from `text.p2p`. Import only that module."""
     name = "brief" if is_brief(metadata.options) else metadata.command_record.page
     make: Callable[[Page, Metadata], View] = getattr(text_module(metadata), f"{name.capitalize()}View")
     return make(page, metadata)
 
 
 def text_module(metadata: Metadata) -> ModuleType:
-    """Return the module of `formats.text` for the run's command.
+    """Return the module in `formats.text` for the command of the run.
 
-    Its `COLUMNS` are the tables that pages share, by type of row.
+    Its `COLUMNS` maps types of rows to the columns that Markdown and HTML pages use too.
     """
     return import_module(f"gpubench.formats.text.{metadata.command_record.page}")

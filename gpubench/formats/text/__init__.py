@@ -1,1 +1,1 @@
-"""The table for people: one view for each subject, printed on a page."""
+"""Views that print the table for people, one module per command."""

@@ -1,4 +1,4 @@
-"""The health of machines, for people: the full table, and a machine in ten lines."""
+"""Print the health of machines: the table of `gpubench check`, and the ten lines of `gpubench` without a command."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +18,10 @@ from gpubench.model.terms.verdict import Finding, Verdict, gravity
 
 
 class CheckView(ReportView):
-    """Checks, devices that do not pass, findings, verdict."""
+    """Prints checks, devices that do not pass, findings and the verdict."""
 
     def end(self, report: Report) -> None:
-        """Print all sections. A run that was cut short has only a verdict."""
+        """Print all sections, or only the verdict if the run was cut short."""
         self._header()
         if report.sections:
             verdicts = report.rows(VerdictRow)
@@ -38,7 +38,7 @@ class CheckView(ReportView):
         profile = metadata.profile
         named = "none matches" if profile is None else f"{profile['name']} ({profile['sha256']})"
         note = f": {profile['note']}" if profile and profile.get("note") else ""
-        if metadata.topology:  # otherwise no machine was read
+        if metadata.topology:  # Empty if no machine could be read
             self._page.wrap(f"{INDENT}profile {named}{note}")
         self._page.software(metadata)
         if metadata.source:
@@ -46,7 +46,9 @@ class CheckView(ReportView):
         self._page.print("")
 
     def _checks(self, rows: Sequence[CheckRow]) -> None:
-        """Print verdicts. Checks that passed share a line, and so do checks skipped for the same reason."""
+        """Print the verdict of each check. Checks that passed share a line, and so do checks skipped for the same
+        reason.
+        """
         alike: dict[tuple[str, str | None], list[str]] = {}
         for row in rows:
             if row.verdict == Verdict.PASS or row.note:
@@ -65,7 +67,7 @@ class CheckView(ReportView):
         self._nodes_in_error(rows)
 
     def _nodes_in_error(self, rows: Sequence[CheckRow]) -> None:
-        """Print the nodes that checks could not examine while they judged others."""
+        """Print the nodes that a check could not examine, although it judged other nodes."""
         alike: dict[tuple[str, ...], list[str]] = {}
         for row in rows:
             if row.nodes_in_error and row.verdict != Verdict.ERROR:
@@ -95,7 +97,7 @@ class CheckView(ReportView):
 
 
 _MOST_LINKS = 4
-"""Links shown that do not pass. A faulty GPU has up to 18."""
+"""Maximum number of bad links to list. A faulty GPU can have 18 of them."""
 
 _BEST_FIRST = (Verdict.PASS, Verdict.SKIP, Verdict.WARN, Verdict.INCONCLUSIVE, Verdict.ERROR, Verdict.FAIL)
 _SCOPES = {"node": "node", "gpu": "GPU", "nic": "NIC", "link": "link"}
@@ -104,10 +106,10 @@ _SCOPES = {"node": "node", "gpu": "GPU", "nic": "NIC", "link": "link"}
 _LABEL_WIDTH = 9
 _MOST_FINDINGS = 2
 _SMALL_BYTES = 2**16
-"""Below this size, show time instead of bandwidth."""
+"""Show the time instead of the bandwidth for messages below this size."""
 
 _REMARKED_BELOW_PERCENT = 80
-"""A small size that passes below this percentage of the expected speed gets a remark."""
+"""Add a remark if a small message passes with less than this percentage of the expected speed."""
 
 _BAD = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, Verdict.INCONCLUSIVE)
 _SCOPES_IN_BRIEF = {"gpu": "GPU", "nic": "NIC", "link": "link"}
@@ -115,10 +117,10 @@ _QUICK = "quick"
 
 
 class BriefView(ReportView):
-    """The answer of `gpubench` without a command."""
+    """Prints the ten lines of `gpubench` without a command."""
 
     def end(self, report: Report) -> None:
-        """Print everything, or only the last line of a run that was cut short."""
+        """Print all lines, or only the last one if the run was cut short."""
         metadata, page = self._metadata, self._page
         page.heading(metadata, compress_names(metadata.hosts))
         if report.sections:
@@ -250,9 +252,9 @@ def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Ver
 
 
 def _select_copies(rows: Iterable[PairRow]) -> tuple[list[PairRow], list[PairRow]]:
-    """Return the large copies between GPUs by copy engine, and the large copies with pinned host memory.
+    """Return the large copies between GPUs by the copy engine, and the large copies to or from pinned host memory.
 
-    Rows with peer access off that were not judged are baselines.
+    Copies with peer access off are omitted unless they have a verdict, because the others are only baselines.
     """
     copied = [row for row in rows if row.bandwidth_gb_s is not None and is_large_copy(row.size_bytes)]
     host_copies = [row for row in copied if HOST in (row.source, row.destination) and row.source != row.destination]
@@ -277,7 +279,7 @@ def _copies(pairs: Sequence[PairRow], paths: Sequence[str]) -> str:
 
 
 def _slowest_copy(rows: Sequence[PairRow]) -> PairRow:
-    """Return the slowest of the copies that do not pass, else of the direct ones."""
+    """Return the slowest copy with a bad verdict. If there is none, return the slowest direct copy."""
     return min(rows, key=lambda row: (row.verdict not in _BAD, row.peer == "off", row.bandwidth_gb_s or 0.0))
 
 
@@ -291,7 +293,7 @@ def _collective_speed(row: CollectiveRow) -> str:
         return f"{row.reached_gb_s:.3g} GB/s at {size}{_expected_share(row.expected_gb_s, row.expected_percent)}"
     expected = ""
     if row.expected_us is not None:
-        # A small size that takes longer passes: hosts launch faster or slower.
+        # A small message may take longer than expected and still pass, because launch times differ between hosts.
         passes = row.verdict == Verdict.PASS and (row.expected_percent or 100.0) < _REMARKED_BELOW_PERCENT
         expected = f" ({format_time(row.expected_us)} expected{'; hosts differ by that' if passes else ''})"
     return f"{format_time(row.time_us)} at {size}{expected}"

@@ -1,4 +1,4 @@
-"""Collectives for people: a header, a line per size as it is measured, a footer, and a comparison of backends."""
+"""Print a collective: a header, one line per size while it is measured, a footer, and a comparison of backends."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ from gpubench.model.terms.verdict import Verdict, gravity, parse_doubt
 
 _SIZE, _NARROW_SIZE = 9, 8
 _LIMITED_FROM_BYTES = 64 * 2**10
-"""Below this size launch time dominates, so the share of the limit is meaningless."""
+"""Show no share of the limit below this size, because launch time dominates there."""
 
 _FOOTER_LABEL = 18
 _MOST_LINES = 2
@@ -49,7 +49,7 @@ def _describe_series(row: BackendRow | WinnerRow) -> str:
 
 
 def _are_alone(metadata: Metadata) -> bool:
-    """True if operations run one at a time. Then bandwidth is not measured."""
+    """True in latency mode, which runs operations one at a time and measures no bandwidth."""
     return metadata.options.get("mode") == Mode.LATENCY
 
 
@@ -62,9 +62,9 @@ def _has_one_placement(metadata: Metadata) -> bool:
 
 
 def _logs_choices(metadata: Metadata) -> bool:
-    """True if settings are compared and NCCL says which algorithm and protocol it used.
+    """True if the run compares settings and NCCL logs the algorithm and protocol that it used.
 
-    It chooses none for a collective that it makes of sends and receives.
+    NCCL chooses no algorithm for collectives that it composes from sends and receives.
     """
     is_nccl = metadata.backend == NCCL or metadata.backend in operation.KERNELS
     name = metadata.collective
@@ -106,7 +106,7 @@ FIGURES = (
     Column("transport", "transport", page_only=True),
     Column("verdict", lambda row: row.verdict or "not judged", page_only=True),
 )
-"""The columns of collectives. A terminal repeats them for each placement, but for those of the spread and `took`."""
+"""The columns for collectives. A terminal repeats them for each placement, except those in `_SPREAD` and `took`."""
 
 WINNERS = (
     Column("type", lambda row: " ".join(filter(None, (row.dtype, row.op))), page_only=True),
@@ -124,7 +124,7 @@ COLUMNS = {WinnerRow: WINNERS}
 
 
 def page_columns(metadata: Metadata) -> list[Column]:
-    """Return the columns of a page, whose lines are rows."""
+    """Return the columns for a page, which shows one row per line."""
     head, label = _labels(metadata)
     return [
         Column(head, label),
@@ -136,7 +136,7 @@ def page_columns(metadata: Metadata) -> list[Column]:
 
 
 def _labels(metadata: Metadata) -> tuple[str, Callable[[CollectiveRow], str]]:
-    """Return the column before the size: the setting in a sweep of settings, else the group of ranks."""
+    """Return the first column: the setting if the run compares settings, otherwise the group of ranks."""
     if not way_names(metadata):
         return "group", lambda row: row.group or ""
     several = bool(other_backends(metadata))
@@ -144,10 +144,10 @@ def _labels(metadata: Metadata) -> tuple[str, Callable[[CollectiveRow], str]]:
 
 
 class CollectiveView:
-    """Prints lines of fixed width, so that rows can be shown as they are measured.
+    """Prints one line of fixed width per message size, as soon as it is measured.
 
-    Both placements of a size share a line, as in nccl-tests. With a single placement there is room for the fastest and
-    slowest rank.
+    In-place and out-of-place results share a line, as in nccl-tests. If only one of them is measured, columns for the
+    fastest and slowest rank are added.
     """
 
     def __init__(self, page: Page, metadata: Metadata) -> None:
@@ -175,7 +175,7 @@ class CollectiveView:
             page.wrap(line)
 
     def row(self, row: Row) -> None:
-        """Print a line once all placements of the size are known."""
+        """Print a line once all placements of a size have been measured."""
         if not isinstance(row, CollectiveRow):
             raise TypeError(f"a collective has no rows of {type(row).__name__}")
         self._rows.append(row)
@@ -185,7 +185,10 @@ class CollectiveView:
             self._print(self._waiting.pop(line))
 
     def end(self, report: Report) -> None:
-        """Print the footer: peak, largest and smallest size, verification, findings. Never an average over sizes."""
+        """Print the footer: peak, largest and smallest size, verification and findings.
+
+        The footer never averages over message sizes.
+        """
         for rows in self._waiting.values():
             self._print(rows)
         self._page.print("")
@@ -220,7 +223,9 @@ class CollectiveView:
         yield group + "size".rjust(self._size_width) + heads
 
     def _fitting(self, columns: Sequence[Column]) -> tuple[int, list[Column]]:
-        """Return the width of the size column and the columns that fit. If '% exp' does not fit, busbw has the mark."""
+        """Return the width of the size column, and the columns that fit. If '% exp' does not fit, busbw shows its
+        mark.
+        """
 
         def total_width(column: Column) -> int:
             return column.width * (1 if _is_once(column) else len(self._placements))
@@ -235,10 +240,13 @@ class CollectiveView:
         return _NARROW_SIZE, kept if fits else [column for column in kept if column is not _TAKEN]
 
     def _winners(self, report: Report) -> None:
-        """Print the fastest way by size for each type, reduction and placement, then what could not run."""
+        """Print a table of the fastest setting per size, for each data type, reduction and placement.
+
+        Then print the settings that could not run.
+        """
         best = report.rows(WinnerRow)
         if all(row.setting is None and row.candidates <= 2 for row in best):
-            best = []  # two backends have a table of their own, by size
+            best = []  # `_backends` prints the comparison of two backends
         for what, rows in group_by(best, _describe_series).items():
             self._page.print("", f"fastest by size, {what}")
             self._page.table(WINNERS, rows)
@@ -254,7 +262,9 @@ class CollectiveView:
             self._remark(f"could not run     {_refused(refused)}")
 
     def _backends(self, rows: Sequence[BackendRow]) -> None:
-        """Print the time of the first backend and the speed of the others for each type, reduction and placement."""
+        """Print the time of the first backend and the relative speed of the others, for each type, reduction and
+        placement.
+        """
         for what, series in group_by(rows, _describe_series).items():
             self._page.print("", f"speed, % of {series[0].first}'s, {what}")
             alike = list(group_by(series, lambda row: row.size_bytes).values())
@@ -267,7 +277,7 @@ class CollectiveView:
             self._remark(f"beside            {describe_speed(series)}")
 
     def _trials(self, rows: Sequence[MpiTrialRow]) -> None:
-        """Print the outcome of each trial of MPI on GPU memory."""
+        """Print how each trial ended in which MPI used GPU memory."""
         if rows:
             sizes = dict.fromkeys(row.size_bytes for row in rows)
             self._page.print("", "MPI on GPU memory, each operation in a job of its own")
@@ -284,19 +294,19 @@ class CollectiveView:
 
 
 def _is_once(column: Column) -> bool:
-    """True if a line shows a column once, not for each placement."""
+    """True if a column appears once per line instead of once per placement."""
     return column in (*_SPREAD, _TAKEN)
 
 
 def way_name(backend: str, setting: str | None, *, several: bool) -> str:
-    """Return the setting of a row, after its backend if several backends are compared."""
+    """Return the setting of a row, with its backend in front if the run compares several backends."""
     if not several:
         return setting or settings.OWN_CHOICE
     return " ".join(filter(None, (backend, setting)))
 
 
 def way_names(metadata: Metadata) -> list[str]:
-    """Return the names of all settings and backends that a sweep compares, empty if it compares nothing."""
+    """Return the settings and backends that the run compares, or an empty list if it compares none."""
     names = list(metadata.options.get("settings") or ())
     if not names:
         return []
@@ -316,7 +326,7 @@ def other_backends(metadata: Metadata) -> list[str]:
 
 
 def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
-    """Return the header of a collective: the machine, the libraries, and how to read the values."""
+    """Yield the header of a collective: the machine, the libraries, and how the values were measured."""
     beside = "".join(f" and {backend}" for backend in other_backends(metadata))
     job = ranks_on_hosts(metadata)
     if any(rank.nccl_host is not None and rank.device is not None for rank in metadata.ranks):
@@ -346,7 +356,7 @@ def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
 
 
 def _clock_lines(metadata: Metadata) -> Iterator[str]:
-    """Name the clock that times each backend, unless the host times all of them."""
+    """Yield which backends are timed by the GPU and which by the host, unless the host times all of them."""
     if metadata.options.get("clock") != operation.GATE:
         return
     names = [str(metadata.backend), *other_backends(metadata)]
@@ -393,7 +403,7 @@ def ranks_on_hosts(metadata: Metadata) -> str:
 
 
 def rank_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
-    """List ranks by host, equal hosts together if there are many, and the ranks that share a GPU."""
+    """List the ranks of each host and the ranks that share a GPU. With many hosts, equal hosts share a line."""
     ranks = metadata.ranks
     hosts = [list(members) for _, members in groupby(ranks, key=lambda rank: rank.host)]
     if len(hosts) > (_MOST_LINES_IN_FULL if verbose else _MOST_LINES):
@@ -425,7 +435,9 @@ def _gpus(ranks: Sequence[RankIdentity]) -> str:
 
 
 def _sharing_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
-    """Return '4 ranks share GPU 0 (MPS, 25 % of its SMs each)'. GPUs that are shared alike have one line."""
+    """Yield lines such as '4 ranks share GPU 0 (MPS, 25 % of its SMs each)'. GPUs shared in the same way have one
+    line.
+    """
     shared: dict[str, list[RankIdentity]] = {}
     for members in group_by_device(ranks):
         if len(members) > 1:
@@ -439,7 +451,7 @@ def _sharing_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
 
 
 def _crossings(rows: Sequence[WinnerRow]) -> str:
-    """Return 'ring/ll up to 2M, ring/simple from 4M on'."""
+    """Return the fastest setting by size, for example 'ring/ll up to 2M, ring/simple from 4M on'."""
     (_, name), *further = crossings(rows)
     if not further:
         return f"none: {name} at all sizes, or no slower than noise"
@@ -473,7 +485,7 @@ def _refused(row: RefusedRow) -> str:
 
 
 def _backend_columns(rows: Sequence[BackendRow]) -> list[Column]:
-    """Return the columns of a table whose lines are the rows of one size by backend."""
+    """Return the columns of a table with one line per size and one column per backend."""
 
     def speed(name: str) -> Column:
         return Column(name, lambda by: _share_of_first(by[name].speed_percent) if name in by else "-", right=True)
@@ -518,7 +530,7 @@ def _share_of_first(percent: float) -> str:
 
 
 def _taken(row: CollectiveRow) -> str:
-    """Return the algorithm and protocol: '?' if NCCL did not say, '-' if another library moved the data."""
+    """Return the algorithm and protocol that NCCL used: '?' if NCCL did not log them, '-' for other libraries."""
     name = settings.format_choice(row.algorithm, row.protocol) or (
         "?" if row.backend in (NCCL, operation.TORCH_NCCL) else "-"
     )
@@ -526,10 +538,11 @@ def _taken(row: CollectiveRow) -> str:
 
 
 def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> Iterator[str]:
-    """Return peak busbw, busbw at the largest size and time at the smallest of the first backend.
+    """Yield the peak busbw, the busbw at the largest size, and the time at the smallest size, for the first
+    backend.
 
-    Operations that run alone have percentiles instead. `why_not_judged` is the reason why nothing is expected of these
-    ranks, if there is one.
+    In latency mode, yield percentiles instead. `why_not_judged` is the reason why these ranks have no expected values,
+    or ''.
     """
     if not rows:
         yield "no row was measured"
@@ -562,18 +575,18 @@ def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> It
 
 
 def _bandwidth(row: CollectiveRow) -> str:
-    """Return the busbw with all digits of the table. Below 1 GB/s it is in MB/s or kB/s."""
+    """Format the busbw with as many digits as in the table. Below 1 GB/s, use MB/s or kB/s."""
     return f"{figure(row.busbw_gb_s)} GB/s" if row.reached_gb_s >= 1 else format_bandwidth(row.reached_gb_s)
 
 
 def _time(microseconds: float | None) -> str:
-    """Return the time with all digits of the table. From 1 ms on it is in ms or s."""
+    """Format the time with as many digits as in the table. From 1 ms on, use ms or s."""
     is_short = microseconds is None or microseconds < _FIRST_MILLISECOND_US
     return f"{figure(microseconds)} µs" if is_short else format_time(microseconds or 0.0)
 
 
 def _slowest_group(rows: Sequence[CollectiveRow]) -> Iterator[str]:
-    """Compare the slowest of several groups at one size with their median."""
+    """Compare the slowest group of ranks with the median of all groups, at one size."""
     kind = attrgetter("dtype", "op", "placement")
     alike = [row for row in rows if kind(row) == kind(rows[0])]
     if len({row.group for row in alike}) > 1:
@@ -583,7 +596,7 @@ def _slowest_group(rows: Sequence[CollectiveRow]) -> Iterator[str]:
 
 
 def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:
-    """Say where expected values are from, or that speed was not judged."""
+    """Return the source of the expected values, or the reason why speed was not judged."""
     sources = dict.fromkeys(row.expected_source for row in rows if row.expected_source)
     legend = "; lim: % of the limit" if any(map(_limited, rows)) else ""
     why = why_not_judged or next(filter(None, (parse_doubt(row.note) for row in rows)), "")
@@ -613,7 +626,7 @@ def _slow_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
 
 
 def _mark(row: CollectiveRow) -> str:
-    """Return the mark of a slow row. Wrong elements have a column of their own."""
+    """Return the mark of a slow row, or '' if it has wrong elements, because these have their own column."""
     return "" if row.wrong else verdict_mark(row.verdict)
 
 
@@ -623,7 +636,9 @@ def _limited(row: CollectiveRow) -> bool:
 
 
 def _share(row: CollectiveRow) -> str:
-    """Return '98', percent of what is expected, or '76 lim', of the limit if nothing is expected."""
+    """Return the percentage of the expected bandwidth, such as '98'. Without one, return that of the limit: '76
+    lim'.
+    """
     if _limited(row):
         return f"{format_share(row.limit_percent)}{_mark(row) or ' '}lim"
     return format_share(row.expected_percent) + _mark(row)

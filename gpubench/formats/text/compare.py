@@ -1,4 +1,4 @@
-"""A comparison for people: both sides, changed circumstances, rows that got worse, then a summary of the rest."""
+"""Print a comparison: both sides, changed versions and settings, rows that changed, and a summary of all rows."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,10 +68,10 @@ COLUMNS = {ComparisonRow: ROWS, MachineRow: (*REACHED, *CURVES[1:])}
 
 
 class CompareView(ReportView):
-    """Both sides, the rows that changed, findings, verdict."""
+    """Prints both sides, the rows that changed, findings and the verdict."""
 
     def end(self, report: Report) -> None:
-        """Print all sections. A run that was cut short has only a verdict."""
+        """Print all sections, or only the verdict if the run was cut short."""
         if report.sections:
             metadata = self._metadata
             self._page.heading(metadata, "compare")
@@ -117,7 +117,10 @@ class CompareView(ReportView):
             )
 
     def _comparison(self, own: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
-        """Print a series. `own` has the index of each row in `rows`. Only rows that are shown are made."""
+        """Print the comparison of one series. `own` has the rows of the series with their indices in `rows`.
+
+        Only rows that are printed are created from the columns, because a cluster has very many rows.
+        """
         compared = [row for row in own if row[1].status == Status.COMPARED]
         self._table(compared, rows)
         self._page.print("")
@@ -128,7 +131,9 @@ class CompareView(ReportView):
             self._page.print(f"{plural(added, 'row')} only in the new results")
 
     def _machines(self, rows: Sequence[MachineRow]) -> None:
-        """Print two machines side by side: what a GPU and a node reach, then peak, half of it, and latency."""
+        """Print two machines side by side: bandwidth per GPU and per node, then the peak, the size for half of it,
+        and latency.
+        """
         if not rows:
             return
         for columns in (REACHED, CURVES):
@@ -168,7 +173,7 @@ class CompareView(ReportView):
             self._page.print(f"left out: {plural(left, 'file')} more: --format csv --section {HistoryRow.section}")
 
     def _table(self, compared: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
-        """Print the rows that got worse, then those that got faster."""
+        """Print the rows that got slower, then the rows that got faster."""
         worse = [number for number, judged in compared if judged.verdict != Verdict.PASS]
         faster = [number for number, judged in reversed(compared) if (judged.change, judged.verdict) == _FASTER]
         shown = rows.made([*worse[:_MOST_ROWS], *faster[:_MOST_FASTER]])
@@ -218,7 +223,7 @@ def _percent_of_before(slower_percent: float | None) -> str:
 
 
 class _Judged(NamedTuple):
-    """The columns of a row that the summary needs."""
+    """The columns of a compared row that the summary uses."""
 
     series: str | None
     status: str
@@ -229,7 +234,9 @@ class _Judged(NamedTuple):
 
 
 def _summary(compared: Sequence[_Judged]) -> Iterator[str]:
-    """Return a line per collective, and one for pairs: how many rows, and how much they changed."""
+    """Yield a line per collective and one for copies between pairs, with the number of rows and how much they
+    changed.
+    """
     for kind, rows in group_by(compared, lambda row: row.collective or "pairs").items():
         changes = [row.slower_percent for row in rows if row.slower_percent is not None]
         counts = Counter(row.change for row in rows)

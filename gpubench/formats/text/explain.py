@@ -1,4 +1,4 @@
-"""What explains slow or stuck jobs, for people: communicators, their pairs by transport, hangs, causes, verdict."""
+"""Print why a job is slow or stuck: communicators, their pairs by transport, hangs, causes and the verdict."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -28,7 +28,7 @@ _WORDS = {True: "yes", False: "no", None: "?"}
 _VERDICTS = {Verdict.SKIP: "by design"}
 
 Kind = tuple[CommunicatorRow, list[TransportRow], int]
-"""A communicator, its pairs by transport, and how many others are like it."""
+"""A communicator, the transports of its pairs, and the number of other communicators with equal values."""
 
 HANGS = (
     Column("group", "group"),
@@ -58,7 +58,10 @@ _MEMBERS = (
 
 
 def _transport_columns(examples: int) -> list[Column]:
-    """Return the columns of a table with some examples of pairs. Without any, a narrow terminal drops columns too."""
+    """Return the columns of the transport table, with up to `examples` pairs per row.
+
+    With 0 examples, a narrow terminal may drop further columns.
+    """
     spare = 0 if examples else 1
     columns = [
         Column("communicator", "communicator", page_only=True),
@@ -76,10 +79,10 @@ COLUMNS = {OperationRow: OPERATIONS, HangRow: HANGS, TransportRow: _transport_co
 
 
 class ExplainView(ReportView):
-    """Communicators, their pairs by transport, causes, verdict."""
+    """Prints communicators, their pairs by transport, causes and the verdict."""
 
     def end(self, report: Report) -> None:
-        """Print all sections. A run that was cut short has only a verdict."""
+        """Print all sections, or only the verdict if the run was cut short."""
         if report.sections:
             communicators = report.rows(CommunicatorRow)
             transports = report.rows(TransportRow)
@@ -123,7 +126,7 @@ class ExplainView(ReportView):
             self._page.wrap(f"{INDENT}no connection: NCCL connects ranks when they first communicate")
             return
         columns: list[Column] = []
-        # As many examples of pairs as fit.
+        # Show as many example pairs as fit.
         for examples in (_MOST_PAIRS, 4, 3, 2, 1, 0):
             columns = _transport_columns(examples)
             lines = list(table_lines(columns, transports, self._page.width))
@@ -141,7 +144,7 @@ class ExplainView(ReportView):
             self._page.wrap(f"and {len(rows) - len(shown)} more: --format csv --section {OperationRow.section}")
 
     def _ranks(self, communicators: Sequence[CommunicatorRow], members: Sequence[MemberRow]) -> None:
-        """Print the ranks of the largest communicator with their GPUs, or only the hosts of many ranks."""
+        """Print each rank of the largest communicator with its GPU. With many ranks, print only their hosts."""
         largest = max((row for row in communicators if row.hosts), key=lambda row: row.ranks or 0, default=None)
         if largest is None:
             return
@@ -197,7 +200,7 @@ def _total(transports: Sequence[TransportRow]) -> str:
 
 
 def print_hangs(page: Page, hangs: Sequence[HangRow]) -> None:
-    """Print who keeps others waiting, why, and in which operation."""
+    """Print the ranks that keep others waiting, with the reason and the operation."""
     if hangs:
         page.print("")
         page.table(HANGS, hangs[:_MOST_HANGS])
@@ -206,9 +209,10 @@ def print_hangs(page: Page, hangs: Sequence[HangRow]) -> None:
 
 
 def status_line(seconds: float, communicators: int | None, hangs: Sequence[Hang]) -> str:
-    """Return '   20.0 s  rank 2 (10.0.0.1:4711): did not join, AllReduce number 6650', or that nobody hangs.
+    """Return a status line such as '   20.0 s  rank 2 (10.0.0.1:4711): did not join, AllReduce number 6650'.
 
-    `communicators` is None if nobody answered.
+    Without hangs, the line has the number of communicators instead. `communicators` is None if no process answered in
+    time.
     """
     said = [f"{shorten(hang.ranks)}: {', '.join(filter(None, (hang.reason.value, hang.operation)))}" for hang in hangs]
     if not said:

@@ -1,4 +1,4 @@
-"""Libraries for people: what is here with who uses it, what is not, and what differs."""
+"""Print the libraries on each host: those found with the programs that use them, those missing, and those not known."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 class LibrariesView(ReportView):
-    """Libraries, packages and kernel modules by host."""
+    """Prints libraries, Python packages and kernel modules for each host."""
 
     def end(self, report: Report) -> None:
         rows = report.rows(LibraryRow)
@@ -61,7 +61,7 @@ def _details(row: LibraryRow) -> Iterator[str]:
 
 
 def _absent(rows: Sequence[LibraryRow]) -> Iterator[str]:
-    """List what is missing in one line, and what is not known with its reason."""
+    """Yield one line with all missing libraries, then one line per library that could not be checked."""
     missing = [row.library for row in rows if row.found is False]
     if missing:
         yield f"not here: {', '.join(missing)}"

@@ -1,4 +1,6 @@
-"""An overlap for people: a line a cap and size as it is measured, the caps with the shortest steps, the verdict."""
+"""Print an overlap run: one line per CTA limit and size while it is measured, the limits with the shortest step,
+and the verdict.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -17,7 +19,7 @@ _NAMES = {Partner.GEMM: "GEMMs", Partner.COPY: "copies", Partner.CHAIN: "chains"
 _COMMUNICATION, _COMPUTATION = "communication µs, slowed ×", "computation µs, slowed ×"
 _MOST_NOTES = 6
 _TWO_DECIMALS = 99.995
-"""A ratio from here on has no decimals, because the columns are six wide."""
+"""Show ratios from this value on without decimals, so that they fit six columns."""
 
 
 def _ratio(value: float | None) -> str:
@@ -72,7 +74,7 @@ COLUMNS = {ShortestStepRow: SHORTEST}
 
 
 class OverlapView:
-    """Prints lines of fixed width, so that rows can be shown as they are measured."""
+    """Prints one line of fixed width per row, as soon as it is measured."""
 
     def __init__(self, page: Page, metadata: Metadata) -> None:
         self._page = page
@@ -84,7 +86,7 @@ class OverlapView:
             page.wrap(line)
 
     def row(self, row: Row) -> None:
-        """Print a line, and the heads before the first of a partner."""
+        """Print the row, and the column heads before the first row of each computation."""
         if not isinstance(row, OverlapRow):
             raise TypeError(f"an overlap has no rows of {type(row).__name__}")
         if not self._rows or self._rows[-1].partner != row.partner:

@@ -1,4 +1,4 @@
-"""Copies for people: a matrix for every way of copying, host memory, managed memory, patterns, and what is odd."""
+"""Print copies: one matrix per kind of copy, then host memory, managed memory, and patterns of concurrent pairs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -25,7 +25,7 @@ _HEADS = {
 _NVLINK = "NVLink"
 _LATENCY_BYTES = 16
 _TIMED_BELOW_BYTES = 64 * 2**10
-"""Smaller copies are shown by their time: their bandwidth would be a column of zeros."""
+"""Show the time instead of the bandwidth for smaller copies, whose bandwidth would round to zero."""
 
 _MOST_KINDS = 4
 _DIRECTIONS = {"write": "written by the source", "read": "read by the destination", "both": "both ways at once, summed"}
@@ -56,7 +56,7 @@ COLUMNS = {PatternRow: PATTERNS}
 
 
 class P2pView:
-    """Prints a matrix as soon as all its pairs are measured, and a sweep of a few pairs as a table."""
+    """Prints a matrix once all its pairs are measured. If only some pairs are measured, it prints a table."""
 
     def __init__(self, page: Page, metadata: Metadata) -> None:
         self._page = page
@@ -91,7 +91,7 @@ class P2pView:
             raise TypeError(f"p2p has no rows of {type(row).__name__}")
         is_with_host = _HOST in (row.source, row.destination)
         if row.engine in _OF_MANAGED or (row.engine == _KERNEL and is_with_host):
-            self._managed.append(row)  # a kernel's rows on pinned memory stand next to those of managed memory
+            self._managed.append(row)  # Printed next to kernel copies with managed memory
         elif is_with_host:
             self._host.append(row)
         else:
@@ -124,7 +124,7 @@ class P2pView:
         self._page.outcome(report)
 
     def _key(self, row: PairRow) -> Key:
-        """Return the columns that rows of one block have in common. A table holds all sizes."""
+        """Return the values that all rows of one block share. A table covers all sizes, a matrix only one."""
         return row.engine, row.direction, row.peer, row.size_bytes if self._shows_matrices else None
 
     def _taken(self, rows: list[PairRow]) -> list[PairRow]:
@@ -147,7 +147,9 @@ class P2pView:
             self._page.wrap(line)
 
     def _grid(self, corner: str, title: str, cells: Mapping[str, Mapping[str, GridCell]]) -> None:
-        """Print a matrix of all devices: a scope holds only pairs of one node, or only the others."""
+        """Print a matrix of all devices. Pairs that are missing in `cells`, for example pairs between nodes, appear
+        as '-'.
+        """
         self._page.print("")
         self._page.grid(Grid(title, corner, self._names, {name: cells.get(name, {}) for name in self._names}))
 
@@ -168,7 +170,7 @@ class P2pView:
             self._page.wrap(line)
 
     def _print_managed(self) -> None:
-        """Print each way of copying, in percent of the copy engine's copy between the same ends."""
+        """Print copies with managed memory, each in percent of the copy engine's bandwidth between the same devices."""
         if not self._managed:
             return
         plain = (row for row in self._plain if HostMemory.parse_note(row.note) is not HostMemory.PAGEABLE)
@@ -206,14 +208,17 @@ def _managed_memory(gpu: Mapping[str, Any]) -> str:
 
 
 def _device_lines(devices: Mapping[str, str], label: str, *, verbose: bool) -> Iterator[str]:
-    """List devices by name, 'GPU0': '0000:06:00.0 NVIDIA H200'. Those of one model share a line unless `verbose`."""
+    """List the devices. Unless `verbose`, devices of the same model share a line.
+
+    `devices` maps names to descriptions, for example 'GPU0' to '0000:06:00.0 NVIDIA H200'.
+    """
     if verbose:
         yield from (f"{INDENT}{label}{name} {text}" for name, text in devices.items())
         return
     alike = units.group_by(
         devices, lambda name: " ".join(word for word in devices[name].split(" ") if word.count(":") < 2)
     )
-    mark = "" if label else ":"  # of a rank 'on node0: NVIDIA H200' follows
+    mark = "" if label else ":"  # The text of a rank begins with 'on', for example 'on node0: NVIDIA H200'
     for model, names in list(alike.items())[:_MOST_KINDS]:
         yield f"{INDENT}{label}{units.compress_names(names)}{mark} {model}"
     if len(alike) > _MOST_KINDS:
@@ -239,13 +244,16 @@ def _method(metadata: Metadata) -> str:
 
 
 def series_title(row: PairRow) -> str:
-    """Describe how the copies of a matrix are made."""
+    """Describe the size and the method of the copies in a matrix."""
     size = row.size_bytes or 0
     return f"{'a copy of 16 bytes' if size == _LATENCY_BYTES else units.format_size(size)}, {copying_way(row)}"
 
 
 def copying_way(row: PairRow) -> str:
-    """Describe the engine, the direction and the access of a copy. With NCCL both ends take part, and it chooses."""
+    """Describe how a row was copied: by engine, direction and peer access.
+
+    Direction and peer access are omitted for rows without `peer`, such as copies by NCCL, which chooses the transport.
+    """
     words = [_ENGINES[row.engine or "ce"]]
     if row.peer is not None:
         words += [_DIRECTIONS[row.direction or "write"], _ACCESS[row.peer]]
@@ -253,7 +261,10 @@ def copying_way(row: PairRow) -> str:
 
 
 def copy_columns(rows: Sequence[PairRow]) -> list[Column]:
-    """Return the columns of a table of copies: percent of what is expected, or of the limit if nothing is expected."""
+    """Return the columns of a table of copies, with the percentage of the expected value.
+
+    If no row has an expected value, the percentage is that of the limit.
+    """
     is_expected = any(row.expected_percent is not None for row in rows)
     return [
         Column("pair", lambda row: f"{row.source} → {row.destination}"),
@@ -276,12 +287,16 @@ def _share(row: PairRow) -> str:
 
 
 def _limit_percent(row: PairRow) -> float | None:
-    """Return the share of the limit, which says nothing about a copy that is shown by its time."""
+    """Return the percentage of the limit, or None for small copies, which the table shows by time."""
     return None if is_timed(row) else row.limit_percent
 
 
 def copy_cells(rows: Sequence[PairRow], words: Callable[[PairRow], str]) -> dict[str, dict[str, GridCell]]:
-    """Return the cells of a matrix of copies by source and destination, each next to the best over its kind of link."""
+    """Return the cells of a matrix by source and destination.
+
+    The share of each cell is relative to the highest expected value for its kind of link, or else to the best measured
+    one.
+    """
     lines: dict[str, dict[str, GridCell]] = {}
     timed = is_timed(rows[0])
     for members in units.group_by(rows, lambda row: link_kind(row.path_class or "")).values():
@@ -292,9 +307,10 @@ def copy_cells(rows: Sequence[PairRow], words: Callable[[PairRow], str]) -> dict
             value = _value(row)
             share = None if not value or not best else best / value if timed else value / best
             if row.verdict == Verdict.PASS and row.expected_percent is not None:
-                share = max(share or 0.0, row.expected_percent / 100)  # of one NVLink where others have two
+                # For example 100 % of one NVLink, although other pairs have two
+                share = max(share or 0.0, row.expected_percent / 100)
             if row.peer == "off" and row.verdict is None:
-                share = None  # a baseline: through host memory on purpose
+                share = None  # This baseline goes through host memory on purpose
             verdict = None if row.verdict is None else Verdict(row.verdict)
             cell = GridCell(words(row), share and min(share, 1.0), verdict, is_relative=not expected)
             lines.setdefault(row.source, {})[row.destination] = cell
@@ -302,20 +318,24 @@ def copy_cells(rows: Sequence[PairRow], words: Callable[[PairRow], str]) -> dict
 
 
 def link_kind(path_class: str) -> str:
-    """Return what makes cells comparable: any number of NVLinks is one kind, every other path class its own."""
+    """Return the kind of link within which cells are comparable: 'NVLink' for any number of links, or the path
+    class.
+    """
     is_nvlink = path_class.startswith("NV") and path_class[2:].isdecimal() and path_class.isascii()
     return _NVLINK if is_nvlink else path_class
 
 
 def most_expected(rows: Sequence[PairRow]) -> float | None:
-    """Return the best that is expected of rows of one size: the shortest time if small, else the highest bandwidth."""
+    """Return the best expected value among rows of one size: the shortest time for small copies, else the highest
+    GB/s.
+    """
     if is_timed(rows[0]):
         return min((row.expected_us for row in rows if row.expected_us is not None), default=None)
     return max((row.expected_gb_s for row in rows if row.expected_gb_s is not None), default=None)
 
 
 def expected_lines(rows: Sequence[PairRow]) -> Iterator[str]:
-    """Say what share of their expectation pairs reach, and where that is from."""
+    """Yield a line with the percentage of the expected value that pairs reach, and its source."""
     known = [(row.expected_percent, row) for row in rows if row.expected_percent is not None]
     if known:
         (lowest, row), (highest, _) = (pick(known, key=itemgetter(0)) for pick in (min, max))
@@ -325,14 +345,14 @@ def expected_lines(rows: Sequence[PairRow]) -> Iterator[str]:
 
 
 def limit_lines(rows: Sequence[PairRow]) -> Iterator[str]:
-    """Say what share of the limit direct copies reach, if nothing is expected of them."""
+    """Yield a line with the percentage of the limit that direct copies reach, if no row has an expected value."""
     limited = [share for row in rows if row.peer != "off" and (share := _limit_percent(row)) is not None]
     if limited and all(row.expected_percent is None for row in rows):
         yield f"% limit: {_range(min(limited), max(limited))}"
 
 
 def is_timed(row: PairRow) -> bool:
-    """True if a copy is so small that it is shown by its time."""
+    """True if the copy is so small that tables show its time instead of its bandwidth."""
     return (row.size_bytes or 0) < _TIMED_BELOW_BYTES
 
 

@@ -1,4 +1,4 @@
-"""A plan for people: what it follows from, layouts, what is exposed, faults, the last sentence."""
+"""Print a training plan: its inputs, the layouts, exposed communication, the cost of faults, and the last line."""
 
 from collections.abc import Sequence
 
@@ -47,10 +47,10 @@ COLUMNS = {LayoutRow: LAYOUTS, ExposedRow: EXPOSED, FaultCostRow: FAULTS}
 
 
 class PlanView(ReportView):
-    """Layouts, exposed communication, costs of faults."""
+    """Prints layouts, exposed communication and the cost of faults."""
 
     def end(self, report: Report) -> None:
-        """Print all sections. A run that was cut short has only a verdict."""
+        """Print all sections, or only the verdict if the run was cut short."""
         self._header()
         if report.sections:
             layouts = report.rows(LayoutRow)

@@ -1,4 +1,4 @@
-"""A scan for people: the parts that are bad, how rounds went, exclude lists, findings, verdict."""
+"""Print a scan: bad nodes and rails, a summary of the rounds, exclude lists, findings and the verdict."""
 
 from collections.abc import Sequence
 
@@ -26,10 +26,10 @@ _CELLS = (
 
 
 class ScanView(ReportView):
-    """Bad cells, rounds, exclude lists, findings, verdict."""
+    """Prints bad cells (a node on a rail), rounds, exclude lists, findings and the verdict."""
 
     def end(self, report: Report) -> None:
-        """Print all sections. A run that was cut short has only a verdict."""
+        """Print all sections, or only the verdict if the run was cut short."""
         self._header()
         if report.sections:
             self._cells(report.rows(ScanCellRow), report.rows(ScanPartRow))

@@ -1,4 +1,4 @@
-"""Topology for people: devices in columns, their links, matrices where pairs differ, and the PCI tree."""
+"""Print the topology: devices in columns, their links, matrices if pairs differ, and the PCI tree."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _UNKNOWN = "?"
 _NONE = "-"
 _COMMON = 3
-"""Added to the `spare` of a column whose cells are equal, because a sentence can say it."""
+"""Added to the `spare` of a column whose cells are equal. If the column is dropped, a sentence has the value."""
 
 
 def _gpu_columns(gpus: Sequence[GpuRow], nearest_nics: Mapping[str, str], *, verbose: bool) -> list[Column]:
-    """Return the columns of a table of GPUs. A fact that is unknown for every GPU has none, UUIDs need `verbose`."""
+    """Return the columns of the GPU table. UUIDs need `verbose`, and values unknown for every GPU have no column."""
     return [
         Column("GPU", "gpu"),
         Column("bus id", lambda row: row.bus_id or _UNKNOWN, optional=True),
@@ -38,7 +38,7 @@ def _gpu_columns(gpus: Sequence[GpuRow], nearest_nics: Mapping[str, str], *, ver
 
 
 def _fact_column(head: str, gpus: Sequence[GpuRow], spare: int) -> Column:
-    """Return a column that goes early if its cells are equal: a sentence can say it instead."""
+    """Return a column that is dropped early if all its cells are equal, because a sentence can replace it."""
     alike = len({_FACTS[head](row) for row in gpus if not row.lost}) == 1
     return Column(head, _FACTS[head], _COMMON + spare if alike else spare, optional=True)
 
@@ -89,7 +89,9 @@ def _phrase(head: str, value: str) -> str:
 
 
 def _nic_table(nics: Sequence[NicRow], *, verbose: bool) -> tuple[list[Column], list[NicRow]]:
-    """Return the columns of a table of NICs and its rows: one for each NIC if `verbose`, else one for each kind."""
+    """Return the columns and rows of the NIC table: one row per NIC if `verbose`, otherwise one per group of equal
+    NICs.
+    """
     kinds = {row.nic: [row] for row in nics}
     if not verbose:
         alike = group_by(nics, lambda row: tuple(fact(row) for fact in _NIC_FACTS.values())).values()
@@ -105,7 +107,7 @@ def _nic_table(nics: Sequence[NicRow], *, verbose: bool) -> tuple[list[Column], 
 
 
 def _nearest_nics(kind: KindRow, rdma: Sequence[str]) -> dict[str, str]:
-    """Return the RDMA NICs nearest to each GPU with the path class, for example 'mlx5_0 (PIX)'."""
+    """Return the RDMA NICs nearest to each GPU with their path class, for example 'mlx5_0 (PIX)'."""
     found = {}
     for gpu, row in kind.matrix.items():
         paths = {nic: row[nic] for nic in rdma if nic in row}
@@ -149,7 +151,7 @@ _NIC_FACTS: dict[str, Callable[[NicRow], str]] = {
     "GPUDirect RDMA": lambda row: {True: "possible", False: "no", None: _UNKNOWN}[row.gpudirect_rdma],
     "model": lambda row: row.model or _NONE,
 }
-"""What NICs of one kind have in common."""
+"""Columns of the NIC table. NICs with equal values share a row."""
 
 _NIC_SPARE = {"PCIe": 2, "model": 3}
 
@@ -205,7 +207,7 @@ _FACTS: dict[str, Callable[[GpuRow], str]] = {
     "remapped rows": _rows,
     "used by": _users,
 }
-"""Facts about GPUs that sentences state if they have no column."""
+"""Values that a sentence states if the GPU table has no column for them."""
 
 _FIELDS = {
     "PCIe": {"pcie"},
@@ -221,11 +223,11 @@ _FIELDS = {
     "MIG": {"mig"},
     "persistence": {"persistence"},
 }
-"""The fields behind these words. If one of them is unknown for a reason, a sentence gives the reason."""
+"""The fields behind each head in `_FACTS`. If the reason for an unknown field is recorded, a sentence gives it."""
 
 
 def draw(host: str, rows: Sequence[TreeRow]) -> "Tree":
-    """Return the PCI tree of a host. Each device has the rate of the link above it."""
+    """Return the PCI tree of a host. Each device shows the rate of its link to its parent."""
     from rich.tree import Tree
 
     tree = Tree(line_text(host), guide_style="dim")
@@ -245,10 +247,10 @@ _MOST_ODD = 20
 
 
 class TopoView(ReportView):
-    """Machines by kind: devices and matrices, or the causes of slow paths."""
+    """Prints each kind of machine with its devices and matrices, or only the causes of slow paths."""
 
     def end(self, report: Report) -> None:
-        """Print all sections. A run that was cut short has only a verdict."""
+        """Print all sections, or only the verdict if the run was cut short."""
         if not report.sections:
             self._page.outcome(report)
             return
@@ -361,7 +363,7 @@ class TopoView(ReportView):
         self._page.wrap(f"peer access  all {pairs}: {seen.pop()}, {_whose(_access(cell))}", 13)
 
     def _limits(self, kind: KindRow, gpus: Sequence[str]) -> None:
-        """Print GB/s per direction: one sentence if all pairs have the same."""
+        """Print the limits in GB/s per direction: one sentence if they are equal for all pairs, otherwise a matrix."""
         if all(value is None for gpu in gpus for value in kind.limits[gpu].values()):
             self._page.wrap("limit        not known; the section pairs says why", 13)
             return
@@ -384,7 +386,7 @@ class TopoView(ReportView):
         self._page.wrap(f"{INDENT}per direction; nvlink and pcie: per GPU in total")
 
     def _network(self, kind: KindRow, gpus: Sequence[str]) -> None:
-        """Print GB/s towards other nodes, per GPU and per node, if a NIC with a known rate is near."""
+        """Print the limit towards other nodes in GB/s, per GPU and per node, if the rate of a nearby NIC is known."""
         rates = sorted({value for gpu in gpus if (value := kind.limits[gpu]["network"]) is not None})
         if not rates or kind.network_gb_s is None:
             return

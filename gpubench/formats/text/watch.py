@@ -1,4 +1,4 @@
-"""A watch for people: devices with rates and bars on a screen, what every job does, and the conclusions."""
+"""Print a watch: a live screen of devices with rates and bars, what each job does, and the conclusions."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ from gpubench.model.terms.units import compress_names, format_ranges, format_sha
 from gpubench.model.terms.verdict import Detail, Verdict
 
 StyledLine = tuple[str, str]
-"""A line, and how rich shows it."""
+"""A line of text with its rich style."""
 
 _BAR = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -49,13 +49,13 @@ _MOST_KINDS = 6
 _LEAST_SHOWN_GB_S = 0.05
 _LONGEST_NUMBER = 6
 _WIDE = 39
-"""A narrower screen has no room for 'NVLink out'."""
+"""Least screen width in columns that has room for the head 'NVLink out'."""
 
 _CAUSE_COLUMNS = 11
-"""Indent of the further lines of 'because:' and 'try:'."""
+"""Indent of the second and further lines after 'because:' or 'try:'."""
 
 _TIME_COLUMNS = 10
-"""Indent of the further lines of a line that begins with seconds."""
+"""Indent of the second and further lines of text that begins with a time in seconds."""
 
 
 def _gb_s(value: float | None) -> str:
@@ -107,9 +107,10 @@ COLUMNS = {HangRow: HANGS}
 
 
 def frame_lines(frame: WatchFrame, width: int, height: int, header: str) -> list[StyledLine]:
-    """Return an interval on a screen of some size: devices of the first node of the largest kind, then jobs.
+    """Lay out one interval on a screen: the devices of one node, then the jobs.
 
-    Jobs come first if there is not room for all.
+    The node is the first of the largest group of equal nodes. If there is not enough room, device lines are omitted
+    before job lines.
     """
     kinds = frame.kinds
     below = list(_conclusions(frame, kinds, width))
@@ -124,7 +125,7 @@ def frame_lines(frame: WatchFrame, width: int, height: int, header: str) -> list
 
 
 def device_lines(rows: Sequence[TrafficRow], width: int) -> Iterator[StyledLine]:
-    """Return a line for each GPU, each RDMA port, and each other port that carries something."""
+    """Yield a line for each GPU, each RDMA port, and each other port with traffic."""
     gpus = [row for row in rows if row.device_kind == DeviceKind.GPU]
     nics = [
         row
@@ -173,7 +174,7 @@ def _conclusions(frame: WatchFrame, kinds: Sequence[AlikeNodes], width: int) -> 
 
 
 def _job_lines(lead: str, job: JobRow, width: int) -> Iterator[StyledLine]:
-    """Return what a job does. Sentences that say why and what to try are never cut."""
+    """Yield the lines about a job. The cause and its cure are wrapped, never truncated."""
     style = _STYLES.get(job.way, "")
     yield f"{lead}{_job_line(job)}", style
     below = []
@@ -191,7 +192,7 @@ def _job_lines(lead: str, job: JobRow, width: int) -> Iterator[StyledLine]:
 
 
 def _job_line(job: JobRow) -> str:
-    """Return 'staged  GPU0-3  NVLink 0.00, PCIe 110 out 108 in GB/s  python (torch 10.0.0.1:29500)'."""
+    """Return a line such as 'staged  GPU0-3  NVLink 0.00, PCIe 110 out 108 in GB/s  python (torch 10.0.0.1:29500)'."""
     rates = f"NVLink {_gb_s(job.nvlink_gb_s)}, PCIe {_gb_s(job.pcie_sent_gb_s)} out {_gb_s(job.pcie_received_gb_s)} in"
     nics = f", NICs {_gb_s(job.network_gb_s)}" if (job.network_gb_s or 0.0) >= _LEAST_SHOWN_GB_S else ""
     return f"{job.way:<7} {_devices(job.gpus)}  {rates}{nics} GB/s  {job.job}"
@@ -200,12 +201,12 @@ def _job_line(job: JobRow) -> str:
 def _devices(names: Sequence[str]) -> str:
     numbers = [name.removeprefix("GPU") for name in names]
     if not all(number.isdecimal() and len(number) < _LONGEST_NUMBER for number in numbers):
-        return ", ".join(names)  # of a file that somebody else wrote
+        return ", ".join(names)  # A recording from another program may use other names
     return "GPU" + format_ranges(sorted(map(int, numbers)))
 
 
 def plain_lines(frame: WatchFrame) -> Iterator[str]:
-    """Return an interval for an output that cannot be redrawn: a line per job, one for equal nodes."""
+    """Yield one interval for an output that cannot be redrawn: one line per job. Equal nodes share lines."""
     time = f"{frame.seconds:8.1f} s  "
     kinds = frame.kinds
     silent = dict(frame.silences)
@@ -231,19 +232,19 @@ def broken(line: str, width: int) -> Iterator[str]:
 
 
 class WatchView(ReportView):
-    """Mean rates of all devices over the watch, what each job did, findings, verdict."""
+    """Prints mean rates of all devices over the whole watch, what each job did, findings and the verdict."""
 
     def __init__(self, page: Page, metadata: Metadata) -> None:
         super().__init__(page, metadata)
         self._means: dict[tuple[str, str], _Mean] = {}
 
     def row(self, row: Row) -> None:
-        """Add the row to the means: intervals are shown elsewhere."""
+        """Add a row to the mean of its device. Screens show the single intervals."""
         if isinstance(row, TrafficRow):
             self._means.setdefault((row.node, row.device), _Mean(row)).add(row)
 
     def end(self, report: Report) -> None:
-        """Print everything, or only the verdict of a watch that was cut short."""
+        """Print the means, the jobs, the findings and the verdict."""
         metadata = self._metadata
         seconds = max((mean.last.seconds for mean in self._means.values()), default=0.0)
         options = metadata.options
@@ -281,7 +282,7 @@ class WatchView(ReportView):
 
 
 class _Mean(Struct):
-    """The mean of a device over all its intervals, without keeping them: a watch may last for days."""
+    """Running mean of a device's rates. It keeps no rows, because a watch may last for days."""
 
     last: TrafficRow
     sums: dict[str, float] = field(default_factory=dict)
@@ -289,7 +290,7 @@ class _Mean(Struct):
     errors: dict[str, int] = field(default_factory=dict)
 
     def add(self, row: TrafficRow) -> None:
-        """Add an interval. Errors are summed."""
+        """Add an interval to the mean. Error counts are summed instead."""
         self.last = row
         for name in _RATES:
             value = getattr(row, name)
@@ -313,34 +314,38 @@ _MOST_TYPED = 64
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _TO_THE_END, _BELOW = "\x1b[H", "\x1b[K", "\x1b[K\x1b[J"
-"""Show the alternate screen without a cursor, leave it, go to its first cell, erase a line's rest, and all below."""
+"""Terminal codes: enter or leave the alternate screen, go to its first cell, erase to the end of a line or of the
+screen.
+"""
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "magenta": "35"}
 _WITHOUT_COLOR = ("bold", "dim")
 
 
 class NoScreen:
-    """Shows nothing: stdout is for programs, or the watch is quiet."""
+    """Shows nothing, because stdout is for programs or the watch is quiet."""
 
     def show(self, frame: WatchFrame) -> None: ...
 
 
 class PlainScreen:
-    """Prints a line per job at every interval, broken only if a `width` was chosen: else it stays one for grep."""
+    """Prints one line per job and interval. Lines are wrapped only if a `width` was chosen, so that grep finds
+    whole lines.
+    """
 
     def __init__(self, width: int | None) -> None:
         self._width = width
 
     def show(self, frame: WatchFrame) -> None:
-        """Print the lines. Raise InterruptedRunError if nobody reads them any more."""
+        """Print the lines. Raises InterruptedRunError if the process that reads stdout exited."""
         lines = plain_lines(frame)
         say(*(lines if self._width is None else chain.from_iterable(broken(line, self._width) for line in lines)))
 
 
 class LiveScreen:
-    """Draws every interval over the one before, on the alternate screen of a terminal.
+    """Draws each interval over the previous one, on the alternate screen of a terminal.
 
-    It writes the codes itself: rich takes five times as long, and breaks lines where it believes the terminal ends.
+    It writes terminal codes itself. rich takes five times as long, and wraps lines at the width that it assumes.
     """
 
     def __init__(self, stream: TextIO, header: Callable[[float], str], *, color: bool) -> None:
@@ -353,7 +358,7 @@ class LiveScreen:
         self.draw()
 
     def draw(self) -> None:
-        """Draw the last interval again, for example after the terminal changed its size."""
+        """Redraw the last interval, for example after the terminal was resized."""
         if self._shown is None:
             return
         width, height = self._size()
@@ -363,7 +368,7 @@ class LiveScreen:
         self._stream.flush()
 
     def _size(self) -> tuple[int, int]:
-        """Return the current columns and lines of the terminal. COLUMNS and LINES are those at the start."""
+        """Return the current width and height of the terminal. COLUMNS and LINES do not follow when it is resized."""
         with suppress(OSError, ValueError):
             columns, lines = os.get_terminal_size(self._stream.fileno())
             if columns and lines:
@@ -379,7 +384,7 @@ class LiveScreen:
 def live_screen(
     stream: TextIO, header: Callable[[float], str], *, color: bool
 ) -> Iterator[tuple[LiveScreen, Callable[[float], bool]]]:
-    """Yield a screen on a terminal, and a wait that returns true if somebody types q."""
+    """Yield a screen, and a function that waits some seconds and returns True if the user typed q."""
     screen = LiveScreen(stream, lambda seconds: f"{header(seconds)}   {_KEYS}", color=color)
     with ExitStack() as stack:
         stack.callback(_write, stream, _LEAVE)
@@ -396,7 +401,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 @contextmanager
 def keyboard() -> Iterator[int | None]:
-    """Yield a descriptor from which single keys can be read, or None without a keyboard."""
+    """Yield a file descriptor that returns single key presses, or None without a keyboard."""
     import termios
     import tty
 
@@ -406,7 +411,7 @@ def keyboard() -> Iterator[int | None]:
             raise OSError(errno.ENOTTY, "it runs in the background, where a terminal stops who sets it")
         before = termios.tcgetattr(descriptor)
         tty.setcbreak(descriptor)
-    except (OSError, ValueError, AttributeError, termios.error):  # stdin is a file, closed, or none at all
+    except (OSError, ValueError, AttributeError, termios.error):  # stdin is closed or not a terminal
         yield None
         return
     try:
@@ -418,7 +423,7 @@ def keyboard() -> Iterator[int | None]:
 
 @contextmanager
 def resizes() -> Iterator[int]:
-    """Yield a descriptor that becomes readable when the terminal changes its size."""
+    """Yield a file descriptor that becomes readable when the terminal is resized."""
     read, write = os.pipe()
     for descriptor in (read, write):
         os.set_blocking(descriptor, False)
@@ -434,7 +439,7 @@ def resizes() -> Iterator[int]:
 
 
 def _wait(seconds: float, keys: int | None, resized: int, draw: Callable[[], None]) -> bool:
-    """Return true if the watch is to end. Other keys are ignored."""
+    """Wait, and redraw if the terminal is resized. Return True if the user typed q, Ctrl-C or Ctrl-D."""
     deadline = time.monotonic() + seconds
     listened = [resized] if keys is None else [resized, keys]
     while (left := deadline - time.monotonic()) > 0:
@@ -447,5 +452,5 @@ def _wait(seconds: float, keys: int | None, resized: int, draw: Callable[[], Non
             if any(key in typed for key in _QUIT):
                 return True
             if not typed:
-                listened.remove(keys)  # the end of a file
+                listened.remove(keys)  # End of input
     return False
