@@ -1,1 +1,1 @@
-"""The command line: options, launch, presentation, exit code."""
+"""The command line: options, launcher, presentation and exit code."""

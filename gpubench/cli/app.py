@@ -1,4 +1,4 @@
-"""The program: its subcommands, and the one place where errors become exit codes."""
+"""The typer application: it dispatches to subcommands, and converts errors to exit codes."""
 
 import sys
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ _SHELLS = ("bash", "zsh", "fish")
 
 
 class LazyCommands(HelpfulGroup):
-    """The commands of the table. Listed by name and summary; the one that is chosen is imported."""
+    """The group of all subcommands. Help lists them from the table, and only the chosen command is imported."""
 
     flags = (
         ("-h, --help", "Show this page."),
@@ -71,7 +71,9 @@ class LazyCommands(HelpfulGroup):
         self.commands[BARE.name] = TyperCommand(BARE.name, hidden=True)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the flags before the command. Without a command, the words are options of bare `gpubench`."""
+        """Parse the flags before the subcommand. Without a subcommand, parse all arguments as options of bare
+        `gpubench`.
+        """
         if args[:1] == ["help"] and not ctx.resilient_parsing:
             args = [*args[1:], "--help"]
         if args[:1] and args[0] in _COMPLETION and args[1:] in [[shell] for shell in _SHELLS]:
@@ -81,7 +83,9 @@ class LazyCommands(HelpfulGroup):
         return super().parse_args(ctx, args if named or ctx.resilient_parsing else [BARE.name, *args])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Import the command that the first word names; return it with the remaining words."""
+        """Import the subcommand that the first argument names. Return its name, the command and the remaining
+        arguments.
+        """
         name, _, rest = super().resolve_command(ctx, args)
         chosen = next((command for command in (BARE, *COMMANDS) if command.name == name), None)
         if chosen is None:
@@ -89,7 +93,7 @@ class LazyCommands(HelpfulGroup):
         return name, typer_command(chosen), rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises InterruptedRunError for Ctrl-C before it shows anything."""
+        """Run the subcommand. Raises InterruptedRunError if the user types Ctrl-C before the first output."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -100,7 +104,7 @@ class LazyCommands(HelpfulGroup):
 
 @cache
 def typer_command(chosen: Command) -> Any:
-    """Return the typer command, with its options as `params`."""
+    """Return the typer command, with its options in `params`."""
     return typer.main.get_command(import_module(f"gpubench.cli.commands.{chosen.module}").app(chosen))
 
 
@@ -109,7 +113,7 @@ app = typer.Typer(
     help=HELP,
     cls=LazyCommands,
     add_completion=True,
-    rich_markup_mode=None,  # plain help takes half the time of boxes
+    rich_markup_mode=None,  # Help with rich boxes takes twice as long
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help", HELP_ALL]},
 )
@@ -127,26 +131,26 @@ def _before_command(
         bool, typer.Option("--version", "-V", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Do nothing: the subcommand follows."""
+    """Declare --version. The function does nothing, because a subcommand runs after it."""
 
 
 def main() -> None:
-    """Run the command line and exit with its code."""
+    """Run gpubench with the arguments of this process, and exit."""
     run_and_exit(run_command_line)
 
 
 def run_command_line(launch: LaunchedRank | None) -> int:
-    """Run the command of the command line; return the exit code."""
+    """Run the command in `sys.argv`, and return its exit code."""
     style = _exit_style()
     try:
         if style is not None and launch is not None and launch.size > 1:
             raise errors.exit_style_under_launcher(launch.launcher)
         return app(standalone_mode=False) or 0
     except SystemExit as ended:
-        # If the reader of help is gone, typer exits with 1.
+        # typer exits with 1 if the reader of the help page exited.
         return errors.DONE if ended.code == errors.JUDGED_AND_FAILED else int(ended.code or errors.DONE)
     except typer.TyperException as error:
-        # The command whose help page fits the error.
+        # Refer to the help page of the command that raised the error.
         path = getattr(getattr(error, "ctx", None), "command_path", None)
         named = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
         page = (path or f"{app.info.name} {named}").strip()
@@ -160,7 +164,7 @@ def run_command_line(launch: LaunchedRank | None) -> int:
 
 
 def _output_ended(error: errors.OutputError | None, style: "ExitStyle | None") -> int:
-    """Return the exit code if help or a list cannot be written: the reader is gone, or the disk is full."""
+    """Return the exit code if help or a list cannot be written. `error` is None if the reader of stdout exited."""
     from gpubench.formats.delivery import forget, full_output
 
     if error is not None:
@@ -170,7 +174,7 @@ def _output_ended(error: errors.OutputError | None, style: "ExitStyle | None") -
 
 
 def _exit_style() -> "ExitStyle | None":
-    """Return the style that the command line asks for, even if the rest of it cannot be read."""
+    """Return the --exit-style in `sys.argv`, even if other arguments cannot be parsed."""
     if not any("exit-style" in argument for argument in sys.argv):
         return None
     from gpubench.formats.registry import EXIT_STYLE, ExitStyle

@@ -1,4 +1,4 @@
-"""Option defaults from the environment and from files, and words for shell completion."""
+"""Read the defaults of options from the environment and from files, and complete option values in a shell."""
 
 import difflib
 import os
@@ -29,7 +29,9 @@ Value = str | bool | tuple[str, ...]
 
 
 class Default(NamedTuple):
-    """The default of an option, `--timeout`, from a variable or a file; `source` names it with the value."""
+    """The default of an option, such as `--timeout`. `source` names the variable or file that sets it, and the
+    value.
+    """
 
     option: str
     value: Value
@@ -37,7 +39,7 @@ class Default(NamedTuple):
 
 
 class Defaults(NamedTuple):
-    """Defaults by parameter name, and the file that was read (None without a file)."""
+    """The defaults by parameter name, and the file that was read, or None."""
 
     by_name: Mapping[str, Default]
     file: str | None = None
@@ -46,14 +48,14 @@ class Defaults(NamedTuple):
         return self._replace(by_name={name: self.by_name[name] for name in names})
 
     def unreplaced(self, context: Any) -> "Defaults":
-        """Drop the defaults that the command line replaces, as click's context knows them."""
+        """Return only the defaults that the command line does not override. `context` is the click context."""
         sources = {name: context.get_parameter_source(name) for name in self.by_name}
         return self.keep(name for name, source in sources.items() if getattr(source, "name", "") == "DEFAULT_MAP")
 
     def note_in(self, presentation: Presentation) -> Presentation:
-        """Return the presentation with all defaults, and those that must be equal on all ranks of a job.
+        """Return a presentation that also records these defaults, for the report.
 
-        Options of outputs and looks may differ.
+        `job_defaults` omits the output options, because these may differ between the ranks of a job.
         """
         looks = {option.field for option in options_of(Presentation)}
         return replace(
@@ -66,7 +68,7 @@ class Defaults(NamedTuple):
         )
 
     def explain(self, error: GpubenchError) -> None:
-        """Add the source of a default to an error about its option."""
+        """If an error is about an option with a default, add the source of the default to the message."""
         message = "\n".join(error.lines())
         for option, value, source in self.by_name.values():
             names_option = re.search(rf"(?<![\w-]){option}(?![\w-])", message)
@@ -84,7 +86,7 @@ def _names_value(message: str, value: Value) -> bool:
 
 
 def _options_by_key(parameters: Iterable[Any]) -> dict[str, Any]:
-    """Return typer's option parameters by name (`expect-gpus`), without --help."""
+    """Return the typer options by name without dashes, for example `expect-gpus`. --help is not included."""
     found = {}
     for parameter in parameters:
         name = next((name for name in parameter.opts if name.startswith("--")), "")
@@ -94,14 +96,14 @@ def _options_by_key(parameters: Iterable[Any]) -> dict[str, Any]:
 
 
 def variable_name(key: str) -> str:
-    """Return the environment variable of an option: GPUBENCH_EXPECT_GPUS for `expect-gpus`."""
+    """Return the environment variable for an option, for example GPUBENCH_EXPECT_GPUS for `expect-gpus`."""
     return PREFIX + key.upper().replace("-", "_")
 
 
 def read_defaults(command: str, parameters: Iterable[Any], environment: Mapping[str, str] = os.environ) -> Defaults:
-    """Return the defaults of a command's options; the environment outranks the file.
+    """Return the defaults for the options of a command. The environment overrides the file.
 
-    Raises UsageError for a file that cannot be read, an unknown option, or an invalid value.
+    Raises: UsageError for a file that cannot be read, an unknown option, or an invalid value.
     """
     if _are_off(environment):
         return Defaults({})
@@ -119,7 +121,10 @@ def read_defaults(command: str, parameters: Iterable[Any], environment: Mapping[
 
 
 def asked_by_default(key: str, command: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the default of one option, to report an error about the others. None if that one cannot be read either."""
+    """Return the default of one option as text, or None if there is none or the file cannot be read.
+
+    Errors about other options use it to choose how they are reported.
+    """
     try:
         if _are_off(environment):
             return None
@@ -162,7 +167,10 @@ _EXPECTED = "TOML with options, as timeout = 60, and a table for those of one co
 
 
 def _read_file(command: str, folder: Path, options: Container[str]) -> tuple[str | None, dict[str, tuple[Any, str]]]:
-    """Return the defaults file of a folder (None without one), and each option's value and place in it."""
+    """Return the name of the defaults file in a folder, or None, and the option values in it.
+
+    Each value comes with a description of its place in the file.
+    """
     with add_advice(next_step=f"{DEFAULTS_VARIABLE}={NO_DEFAULTS_TO_READ}, to ignore the file"):
         file, document = _read_toml(folder)
     if file is None:
@@ -216,10 +224,13 @@ def _read_toml(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def _read_text(path: Path, name: str) -> str | None:
-    """Read a defaults file. None for a pyproject.toml without a gpubench table, whoever owns the file."""
+    """Read a defaults file, and check its owner and permissions.
+
+    Return None for a pyproject.toml without a gpubench table, whose owner and permissions are not checked.
+    """
     try:
         with open_file(path, _EXPECTED, pipes=False) as file:
-            # The file, and the link that leads to it.
+            # Check the owner of the file and, if the path is a symbolic link, of the link too.
             states, content = (os.fstat(file.fileno()), path.lstat()), file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{name} of this folder cannot be read: {os.strerror(error.errno or 0)}") from None
@@ -242,18 +253,18 @@ def _read_text(path: Path, name: str) -> str | None:
 
 @cache
 def options_of_all_commands() -> Sequence[str]:
-    """Return the names of all options. This imports every command."""
+    """Return the option names of all commands. This imports every command."""
     apps = (import_module(f"gpubench.cli.commands.{command.module}").app(command) for command in COMMANDS)
     commands = (typer.main.get_command(app) for app in apps)
     return sorted({key for command in commands for key in _options_by_key(command.params)})
 
 
 _SEVERAL = ("dtype", "op", "algo", "proto", "backend", "partner")
-"""Options that take several words, separated by commas."""
+"""Options that accept several values separated by commas."""
 
 
 def complete_words(option: str, incomplete: str) -> list[str]:
-    """Return the values of an option that complete the text, or its part after the last comma."""
+    """Return the completions of a partial option value. After a comma, complete only the last word."""
     before, comma, last = incomplete.rpartition(",") if option in _SEVERAL else ("", "", incomplete)
     already = before.split(",")
     words = (word for word in _words(option, incomplete) if word.startswith(last) and word not in already)

@@ -1,4 +1,4 @@
-"""Options that exclude each other, by command, and checks that several commands share."""
+"""Options that exclude each other, and checks that several commands share."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -78,16 +78,18 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
         "--global-batch": (("--microbatches",), "each follows from the other"),
     },
 }
-"""For each command (`collective` for all collectives): an option, the options that exclude it, and why."""
+"""By command (`collective` for every collective): each option, the options that it excludes, and the reason."""
 
 
 def resolve_exclusions(
     command: Command, declared: Iterable["Option"], values: Mapping[str, Any], context: Any
 ) -> dict[str, Any]:
-    """Return the values without the defaults that an option of the command line excludes.
+    """Reset defaults that exclude an option on the command line, and return all option values.
 
-    A default is from the environment or a file. It never gives way if it names the machine: then, and if both
-    options are from the same place, this raises UsageError. `context` is click's.
+    Defaults come from the environment or a file. A default that selects the machine is never reset. `context` is the
+    click context.
+
+    Raises: UsageError if both options of any other exclusive pair are set.
     """
 
     def source(option: "Option") -> str:
@@ -113,7 +115,7 @@ def resolve_exclusions(
 
 
 def check_profile(name: str | None) -> None:
-    """Raise UsageError, before anything is measured, if the profile is missing or broken."""
+    """Raise UsageError if a profile is missing or invalid, so that the run fails before it measures anything."""
     if name is not None:
         from gpubench.profiles import find
 
@@ -121,7 +123,7 @@ def check_profile(name: str | None) -> None:
 
 
 def check_evidence(shown: bool | None, *, strict: bool) -> None:  # noqa: FBT001 - what --evidence is
-    """Raise UsageError for a strict verdict on paths for which no evidence is collected."""
+    """Raise UsageError for --strict with --no-evidence, because --strict judges paths by that evidence."""
     if shown is False and strict:
         raise UsageError(
             "--strict with --no-evidence",

@@ -1,4 +1,4 @@
-"""Commands as Python functions: their parameters and docstrings come from the options of the command line."""
+"""Make Python functions from commands. Their parameters and docstrings come from the command-line options."""
 
 import inspect
 import keyword
@@ -17,7 +17,7 @@ FOR_PEOPLE = frozenset(
         *("exit_style", "plot"),
     )
 )
-"""Options that only change what is printed, which a program does not see."""
+"""Options that only change the printed output, so the Python functions do not have them."""
 
 FileName = str | os.PathLike[str]
 One = str | int | float | os.PathLike[str]
@@ -31,7 +31,7 @@ TYPE_NAMES: dict[Any, str] = {
     int | None: "int | None",
     float | None: "float | None",
 }
-"""Every type of a parameter, as gpubench/__init__.pyi writes it."""
+"""Names of all parameter types, as written in gpubench/__init__.pyi."""
 
 _NUMBERS: dict[Any, Any] = dict.fromkeys((int, int | None), int | None) | dict.fromkeys(
     (float, float | None), float | None
@@ -43,7 +43,7 @@ could be measured, and if the command does not end within `deadline_s` seconds.\
 
 
 def make_function(command: str) -> Callable[..., RunResult]:
-    """Return a command as a function."""
+    """Return a Python function that runs a command."""
 
     def call(*arguments: FileName, deadline_s: float | None = None, **options: Value) -> RunResult:
         return run(command, *map(str, arguments), deadline_s=deadline_s, **options)
@@ -56,7 +56,7 @@ def make_function(command: str) -> Callable[..., RunResult]:
 
 
 def make_signature(command: str) -> inspect.Signature:
-    """Return the parameters of a command's function: its files, `deadline_s`, and its options as keywords."""
+    """Return the signature of a command's function: files, `deadline_s`, and options as keyword arguments."""
     named = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("deadline_s", named, default=None, annotation=float | None)]
     types = inspect.signature(_typed(command).callback).parameters
@@ -78,7 +78,7 @@ def make_signature(command: str) -> inspect.Signature:
 
 
 def _parameters(command: str) -> Iterator[tuple[str, Any]]:
-    """The options and arguments that a program may give, by their names in Python; of several arguments the first."""
+    """Yield the Python name and the typer parameter of each option that functions have, and of the first argument."""
     arguments = 0
     for option in _typed(command).params:
         if option.param_type_name == "argument":

@@ -1,4 +1,4 @@
-"""The table of commands, and the process that runs one: its streams, launcher and exit code."""
+"""The table of commands, and the process that runs one of them: its streams, its launcher and its exit code."""
 
 import codecs
 import contextlib
@@ -29,10 +29,10 @@ _SPELLED = str.maketrans(
 
 
 class _Stdout(io.TextIOWrapper):
-    """stdout whose write errors carry its name, to tell them from errors of other files."""
+    """stdout whose write errors carry the name 'stdout', to distinguish them from errors of output files."""
 
     def write(self, text: str, /) -> int:
-        """Write; OutputError where the disk is full, BrokenPipeError where the reader is gone."""
+        """Write text. Raises OutputError, for example if the disk is full, and BrokenPipeError if the reader exited."""
         with name_output("stdout"):
             return super().write(text)
 
@@ -42,16 +42,17 @@ class _Stdout(io.TextIOWrapper):
 
 
 def _prepare_streams() -> None:
-    """Open closed streams on /dev/null, name the errors of stdout, and spell out characters that stdout cannot encode.
+    """Reopen closed streams on /dev/null, name stdout in its errors, and replace characters that stdout cannot
+    encode.
 
-    A shell's `>&-` closes a stream. Its number would be given to the next file that is opened, which then gets what
-    this process, or one that it starts, prints; Python itself has None in its place, and prints elsewhere.
+    A shell closes a stream with `>&-`. The next opened file would then get its descriptor, and with it the output of
+    this process or its children. Python also sets a closed stream to None.
     """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            opened = os.open(os.devnull, os.O_RDWR)  # open returns the lowest free descriptor, which is this one
             os.set_inheritable(opened, True)  # noqa: FBT003
     sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -66,7 +67,9 @@ def _prepare_streams() -> None:
 
 
 def showable(text: str) -> str:
-    """Spell out characters that stdout cannot encode. typer prints help past the stream's error handler."""
+    """Replace characters that stdout cannot encode. Help needs this, because typer bypasses the stream's error
+    handler.
+    """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)
@@ -86,13 +89,13 @@ PREFIX = "GPUBENCH_"
 OWN_FILE = "gpubench.toml"
 PROJECT_FILE = "pyproject.toml"
 DEFAULTS_FILES = (OWN_FILE, PROJECT_FILE)
-"""The first of them that says something of gpubench is read for defaults of options, and no other."""
+"""Files that may set the defaults of options, in this order. Only the first one with gpubench options is read."""
 
 _OWN_FAULT = "gpubench itself failed, as shown above; this says nothing about the machine"
 
 
 def run_and_exit(run: Callable[[LaunchedRank | None], int]) -> None:
-    """Run, and exit with the code; under a launcher only the first rank reports wrong usage."""
+    """Run gpubench, and exit with its code. Under a launcher, only the first rank prints errors about usage."""
     _prepare_streams()
     launch = _own_launch()
     speaks = launch is None or launch.rank == 0 or launch.rank >= launch.size
@@ -108,7 +111,7 @@ def run_and_exit(run: Callable[[LaunchedRank | None], int]) -> None:
 
 
 def _ended(run: Callable[[LaunchedRank | None], int], launch: LaunchedRank | None) -> int:
-    """Return the exit code of a run; an unexpected exception counts as CouldNotMeasureError."""
+    """Return the exit code of a run. Report an unexpected exception as CouldNotMeasureError."""
     try:
         return run(launch)
     except Exception as error:  # noqa: BLE001 - Python's own exit code for it, 1, would read as a judgement
@@ -136,14 +139,14 @@ def _is_folder_gone() -> bool:
 
 
 def _own_launch() -> LaunchedRank | None:
-    """The launcher of this rank; None for a command whose ranks do not use the variables of torchrun.
+    """Return the launcher of this rank, or None without one.
 
-    Where that command starts none either, this process is one alone: in it, and in what it starts, those variables are
-    taken away.
+    Under torchrun, return None unless the ranks of the command use torchrun. A command that ignores torchrun runs
+    alone, so its variables are removed from the environment.
     """
     try:
         launch = detect_launcher(os.environ)
-    except UsageError:  # one of torchrun's variables is no number: a command that starts ranks says so
+    except UsageError:  # A torchrun variable is not a number. Commands with ranks report that later
         launch = LaunchedRank(TORCHRUN, 0, 1)
     if launch is None or launch.launcher != TORCHRUN:
         return launch
@@ -159,7 +162,9 @@ def _own_launch() -> LaunchedRank | None:
 
 
 def run_launched(launch: LaunchedRank) -> int:
-    """Be a rank that gpubench launched: its parent has read the command line and hands on the values."""
+    """Run as a rank that gpubench has launched. The parent parsed the command line, and passes the values in a
+    variable.
+    """
     import json
     from importlib import import_module
 
@@ -170,7 +175,7 @@ def run_launched(launch: LaunchedRank) -> int:
 
 
 def may_have_defaults() -> bool:
-    """True if a variable or a file may have defaults of options."""
+    """True if there is a variable or a file that may set defaults of options. Neither is read here."""
     return any(name.startswith(PREFIX) for name in os.environ) or any(map(os.path.exists, DEFAULTS_FILES))
 
 

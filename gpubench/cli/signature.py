@@ -1,4 +1,4 @@
-"""Build typer commands from plans: help pages, and options that are dataclass fields."""
+"""Build typer commands from plans. Options are fields of the plan's dataclass."""
 
 import inspect
 import math
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DEFAULTS = "gpubench.defaults"
 HELP_ALL = "--help-all"
 FAULT_HEADING = "Keys of --fault"
-"""The section of --help-all with everything that can be broken."""
+"""The section of --help-all that lists every key of --fault."""
 
 _EXAMPLES_OF_SHORT_HELP = 2
 _NAME_COLUMNS = 26
@@ -32,9 +32,10 @@ _WORD_TO_PASTE = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 
 
 class HelpPage(NamedTuple):
-    """Examples (purpose and command) and further text of a help page.
+    """The examples (purpose and command) and the description on a help page.
 
-    --help shows two examples and the options named in `common` (all if empty). --help-all shows everything.
+    A short page (--help) shows two examples and the options in `common`, or all options if `common` is empty. The full
+    page (--help-all) shows everything.
     """
 
     examples: Sequence[tuple[str, str]] = ()
@@ -50,17 +51,17 @@ _EXIT_CODES = (
 
 
 class HelpfulCommand(TyperCommand):
-    """A command with a short help (--help) and a full one (--help-all)."""
+    """A command with a short help page (--help) and a full one (--help-all)."""
 
     page: ClassVar[HelpPage] = HelpPage()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options; --help-all is a name of --help."""
+        """Parse the arguments, and remember whether they contain --help-all, which click handles like --help."""
         ctx.meta[HELP_ALL] = HELP_ALL in args
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """Return '[OPTIONS]' and the arguments, optional ones in brackets."""
+        """Return '[OPTIONS]' and the names of the arguments. Optional arguments are in brackets."""
         pieces = ["[OPTIONS]"]
         for param in self.params:
             if param.param_type_name == "argument":
@@ -69,15 +70,17 @@ class HelpfulCommand(TyperCommand):
         return pieces
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
-        """Write 'Usage: gpubench topo [OPTIONS]', or 'Usage: gpubench [OPTIONS]' for the command without a name."""
+        """Write the usage line, for example 'Usage: gpubench topo [OPTIONS]'. Bare `gpubench` has no command name
+        in it.
+        """
         formatter.write_usage(ctx.command_path.strip(), " ".join(self.collect_usage_pieces(ctx)))
 
     def get_help(self, ctx: Any) -> str:
-        """Return the help in characters that stdout can encode."""
+        """Return the help page, without characters that stdout cannot encode."""
         return showable(super().get_help(ctx))
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """Write the purpose and the examples."""
+        """Write the purpose and the examples. --help-all adds the description and the exit codes."""
         is_whole = bool(ctx.meta.get(HELP_ALL))
         formatter.write_paragraph()
         with formatter.indentation():
@@ -93,7 +96,9 @@ class HelpfulCommand(TyperCommand):
                     formatter.write("".join(f"    {line}\n" for line in _lines_to_paste(command, formatter.width - 4)))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and the options (common or all) under the headings of their groups."""
+        """Write the arguments and options, grouped under headings. Without --help-all, write only the common
+        options.
+        """
         from gpubench.model.terms.options import ARGUMENTS, GROUPS, OUTPUT
 
         is_whole = bool(ctx.meta.get(HELP_ALL))
@@ -123,12 +128,12 @@ class HelpfulCommand(TyperCommand):
                 formatter.write_dl(list(list_fault_keys(self.name or "")), col_max=width)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options and typer's --help."""
+        """Return the options of this command and typer's --help."""
         return switched_off(super().get_params(ctx))
 
 
 class HelpfulGroup(TyperGroup):
-    """A command whose help lists its flags and subcommands."""
+    """A command with subcommands, whose help page lists its flags and the subcommands."""
 
     flags: ClassVar[Sequence[tuple[str, str]]] = (("-h, --help", "Show this page."),)
 
@@ -142,7 +147,7 @@ class HelpfulGroup(TyperGroup):
 
 
 def option_names(parameter: Any) -> str:
-    """Return '-d, --dtype TYPE' or '--check / --no-check'."""
+    """Return the names of an option, for example '-d, --dtype TYPE' or '--check / --no-check'."""
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name.upper())
     names = ", ".join(sorted(parameter.opts, key=len))
@@ -152,7 +157,7 @@ def option_names(parameter: Any) -> str:
 
 
 def option_help(parameter: Any) -> str:
-    """Return the help text with the default: 'Random seed (default: 0).'"""
+    """Return the help text of an option with its default, for example 'Random seed (default: 0).'"""
     help_text = str(parameter.help or "")
     default = parameter.default
     if parameter.param_type_name == "argument" or not parameter.show_default or default is None:
@@ -167,7 +172,7 @@ def _append_default(help_text: str, default: str) -> str:
 
 
 def _lines_to_paste(command: str, width: int) -> Iterator[str]:
-    """Wrap a command with backslashes, so that it can be pasted."""
+    """Wrap a command at backslashes, so that a user can paste it into a shell."""
     line = ""
     words = _WORD_TO_PASTE.findall(command)
     values = [index for index in range(1, len(words)) if words[index - 1][0] == "-" != words[index][0]]
@@ -183,7 +188,10 @@ def _lines_to_paste(command: str, width: int) -> Iterator[str]:
 
 
 class PlanCommand(HelpfulCommand):
-    """A command whose options are fields of a plan. It reads values itself, and defaults from environment or file."""
+    """A command whose options are fields of a plan.
+
+    It converts option values itself, and reads their defaults from the environment or a file.
+    """
 
     options: ClassVar[Mapping[str, "Option"]] = {}
 
@@ -191,11 +199,11 @@ class PlanCommand(HelpfulCommand):
         super().__init__(*arguments, **settings)
         for param in self.params:
             if param.name in self.options:
-                # typer's own would load pydantic, which takes 50 ms.
+                # The original method imports pydantic, which takes 50 ms.
                 setattr(param, "process_value", partial(_read, param, self.options[param.name], param.process_value))  # noqa: B010 - a method
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options, with defaults from the environment and a file."""
+        """Parse the arguments. Options that they omit get defaults from the environment or a file."""
         asks_for_help = not {*ctx.help_option_names}.isdisjoint(args)
         if ctx.resilient_parsing or asks_for_help or not may_have_defaults():
             return super().parse_args(ctx, args)
@@ -213,7 +221,7 @@ class PlanCommand(HelpfulCommand):
 
 
 def switched_off(parameters: list[Any]) -> list[Any]:
-    """Give typer's own flags the default False: typer would load pydantic to read None."""
+    """Set the default of typer's own flags to False, because typer imports pydantic to convert None."""
     for parameter in parameters:
         if parameter.default is None and not parameter.expose_value:
             parameter.default = False
@@ -227,9 +235,9 @@ _NUMBERS: Mapping[Any, type[int] | type[float]] = {
 
 
 def _read(parameter: Any, option: "Option", typer_read: Callable[[Any, Any], Any], context: Any, typed: Any) -> Any:
-    """Return the value of an option. Raises UsageError if a number is malformed or out of range."""
+    """Convert the value of an option. Raises UsageError if a number is malformed or out of range."""
     if parameter.required and not typed:
-        return typer_read(context, typed)  # raises an error
+        return typer_read(context, typed)  # Raises the error for a missing option
     number = _NUMBERS.get(option.typed)
     if number is None or typed is None:
         return typed
@@ -276,15 +284,14 @@ def make_app(
     without: Sequence[str] = (),
     plots: bool = False,
 ) -> Callable[[Command], typer.Typer]:
-    """Return a function that makes the typer command; the process exits with the code that `run` returns."""
+    """Return a function that creates the typer command. The process exits with the code that `run` returns."""
     return lambda command: typer_app(command, page, kind, run, without=without if plots else ("plot", *without))
 
 
 def job_runner(job: str, checked: Callable[[Plan], Plan] | None = None) -> Callable[[Plan], int]:
-    """Return a function that runs a plan by the module of its job.
+    """Return a function that runs a plan in the module `job`.
 
-    `checked` completes the plan and raises UsageError if it cannot be run. Without it,
-    only the presentation is checked.
+    `checked` checks and completes the plan, or raises UsageError. Without it, only the presentation is checked.
     """
 
     def run(plan: Plan) -> int:
@@ -296,7 +303,7 @@ def job_runner(job: str, checked: Callable[[Plan], Plan] | None = None) -> Calla
 
 
 def check_presentation(plan: Plan, sections: Sequence[str]) -> Plan:
-    """Return the plan with a presentation that fits these sections. Raises UsageError."""
+    """Return the plan with its presentation checked for these sections. Raises UsageError if an option does not fit."""
     any_plan: Any = plan
     changed: Plan = replace(any_plan, presentation=any_plan.presentation.checked(sections))
     return changed
@@ -311,9 +318,9 @@ def typer_app(
     without: Container[str] = (),
     settle: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> typer.Typer:
-    """Return a typer command that calls `run` with its plan. Its options are those of the plan, except `without`.
+    """Return a typer command that calls `run` with a plan. Its options are the fields of the plan except `without`.
 
-    `settle` translates options that only the command has.
+    `settle` converts option values before the plan is created, for example those in the notation of nccl-tests.
     """
     from gpubench.cli.exclusions import resolve_exclusions
     from gpubench.model.terms.options import options_of, plan_from
@@ -352,7 +359,7 @@ def typer_app(
 
 
 def _parameter(option: "Option") -> inspect.Parameter:
-    """Return the option as a parameter of the function signature that typer reads."""
+    """Convert an option to a parameter for the signature that typer reads."""
     settings = {"metavar": option.metavar, "help": option.help, **option.settings}
     if option.is_argument:
         info: Any = typer.Argument(**settings)
@@ -366,7 +373,7 @@ def _parameter(option: "Option") -> inspect.Parameter:
 
 
 def make_completer(option: str) -> Callable[[str], list[str]]:
-    """Return the shell completion of an option, by its name without dashes."""
+    """Return the shell completion function for an option, which is named without dashes."""
 
     def complete(incomplete: str) -> list[str]:
         from gpubench.cli.defaults import complete_words

@@ -1,1 +1,1 @@
-"""The commands: help, checks of option values, and the job that each calls."""
+"""The subcommands: help pages, checks of option values, and the job that each subcommand runs."""

@@ -1,4 +1,4 @@
-"""The command of every collective: help and checks of its options."""
+"""The command for each collective: its help page and checks of its options."""
 
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def checked(plan: CollectivePlan) -> CollectivePlan:
-    """Return the checked plan. Raises UsageError for options that exclude each other."""
+    """Return the plan with its presentation checked. Raises UsageError for options that exclude each other."""
     _check_replay(plan)
     for path in plan.presentation.output or ():
         if path in (*ReduceOp, "all"):
@@ -43,7 +43,7 @@ def checked(plan: CollectivePlan) -> CollectivePlan:
             next_step=f"gpubench {plan.command}",
         )
     _check_compared(plan)
-    _ = plan.request  # Raises UsageError for --iters, --budget and --graph that do not fit
+    _ = plan.request  # Raises UsageError if --iters, --budget and --graph contradict each other
     if plan.split is not None:
         _check_split(plan, plan.split)
     if plan.simulation is not None:
@@ -78,7 +78,7 @@ def _check_split(plan: CollectivePlan, text: str) -> None:
 
 
 def _check_compared(plan: CollectivePlan) -> None:
-    """Raise UsageError for options that cannot be used with several settings or backends."""
+    """Raise UsageError for options that do not work in a comparison of settings or backends."""
     if plan.is_compared and plan.split is not None:
         raise UsageError(
             f"{plan.comparison_options[0]} with --split",
@@ -127,7 +127,7 @@ SECTIONS = (
 
 
 def app(command: Command) -> typer.Typer:
-    """Return the typer command, with the options that apply to this collective."""
+    """Return the typer command, with only those options that apply to this collective."""
     collective = collective_named(command.name)
     means_something = {
         "ops": collective.reduces,
@@ -146,7 +146,6 @@ def app(command: Command) -> typer.Typer:
 
 
 def collective_help(collective: "Collective") -> HelpPage:
-    """Return the help page of a collective."""
     if collective.reduces:
         example, own = "Measure another data type, and two reductions", "--dtype bfloat16 --op sum,max"
     elif collective.rooted:

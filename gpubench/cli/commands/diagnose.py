@@ -1,4 +1,4 @@
-"""`gpubench check`, `scan`, `watch`, `explain`, and `gpubench` alone, which is a check of ten lines."""
+"""`gpubench check`, `scan`, `watch`, `explain`, and `gpubench` without a command, which prints a check in ten lines."""
 
 import shlex
 import sys
@@ -125,7 +125,7 @@ If a log is incomplete, a WARN says what is missing, and the result is about the
 
 
 def checked(plan: CheckPlan) -> CheckPlan:
-    """Return the checked plan. Raises UsageError for a broken profile."""
+    """Return the plan with its presentation checked. Raises UsageError for a missing or invalid profile."""
     from gpubench.jobs.check import SECTIONS
 
     check_profile(plan.profile)
@@ -151,7 +151,10 @@ def _run_briefly(plan: CheckPlan) -> int:
 
 
 def _checked_scan(plan: ScanPlan) -> ScanPlan:
-    """Return the checked plan. Raises UsageError for ranks that would share GPUs without using any."""
+    """Return the plan with its presentation checked.
+
+    Raises: UsageError for --ranks-per-gpu with the host backend, whose ranks use no GPUs.
+    """
     from gpubench.jobs.scan import SECTIONS
 
     if plan.ranks_per_gpu > 1 and plan.backend == "host":
@@ -174,7 +177,7 @@ def _run_watch(plan: WatchPlan) -> int:
 
 
 def _check_hang(plan: WatchPlan) -> None:
-    """Raise UsageError for faults that --hang does not show, and for a simulation that is recorded."""
+    """Raise UsageError for --fault keys that --hang cannot show, and for --record in a simulation."""
     if plan.simulation is not None and plan.recording.record is not None:
         raise exclusive(("--hang", "--record"), "one of them: nothing of a simulation is recorded")
     _check_seconds(plan, 0.0)
@@ -188,7 +191,10 @@ def _check_hang(plan: WatchPlan) -> None:
 
 
 def _checked_watch(plan: WatchPlan) -> WatchPlan:
-    """Return the plan. A simulated watch ends. Raises UsageError for a fault that counters do not show."""
+    """Return the plan. A simulated watch gets a time limit if it has none.
+
+    Raises: UsageError for a simulated hang, because link counters do not show which rank hangs.
+    """
     _check_seconds(plan, plan.interval_s)
     if plan.simulation is None:
         return plan

@@ -1,4 +1,4 @@
-"""`gpubench topo`, `p2p` and `libraries`: what this machine has, and how fast its GPUs copy."""
+"""`gpubench topo`, `p2p` and `libraries`: the hardware and software of this machine, and how fast its GPUs copy."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -68,7 +68,7 @@ PyTorch is not loaded, its files are read.
 
 
 def checked_topo(plan: TopoPlan) -> TopoPlan:
-    """Return the checked plan. Raises UsageError for a broken profile."""
+    """Return the plan with its presentation checked. Raises UsageError for a missing or invalid profile."""
     from gpubench.model.results.topo import TOPO_SECTIONS
 
     check_profile(plan.profile)
@@ -76,7 +76,10 @@ def checked_topo(plan: TopoPlan) -> TopoPlan:
 
 
 def checked_p2p(plan: P2pPlan) -> P2pPlan:
-    """Return the checked plan. Raises UsageError for managed memory of several sizes, or a broken profile."""
+    """Return the plan with its presentation checked.
+
+    Raises: UsageError for managed memory with several sizes, and for a missing or invalid profile.
+    """
     from gpubench.formats.registry import VETO
     from gpubench.jobs.p2p import SECTIONS
 

@@ -1,4 +1,4 @@
-"""`gpubench overlap`: help and checks of its options."""
+"""`gpubench overlap`: its help page and checks of its options."""
 
 from gpubench.cli.exclusions import check_evidence, check_profile
 from gpubench.cli.signature import HelpPage, check_presentation, job_runner, make_app
@@ -28,7 +28,7 @@ shortest step. docs/overlap.md defines every figure.
 
 
 def checked(plan: OverlapPlan) -> OverlapPlan:
-    """Return the checked plan. Raises UsageError for options that exclude each other."""
+    """Return the plan with its presentation checked. Raises UsageError for options that exclude each other."""
     from gpubench.model.results.overlap import SECTIONS
 
     check_evidence(plan.shows_evidence, strict=plan.strict)

@@ -1,4 +1,4 @@
-"""`gpubench plan`: help and checks of its options."""
+"""`gpubench plan`: its help page and checks of its options."""
 
 from gpubench.cli.signature import HelpPage, check_presentation, job_runner, make_app
 from gpubench.errors import UsageError
@@ -35,7 +35,10 @@ from what two H200s showed. docs/plan.md derives every formula and compares pred
 
 
 def _checked(plan: TrainingPlan) -> TrainingPlan:
-    """Return the checked plan. Raises UsageError for a model, or a measured step, that lacks an option."""
+    """Return the plan with its presentation checked.
+
+    Raises: UsageError without a model, and for a measured step without its layout.
+    """
     from gpubench.training.report import SECTIONS
 
     if plan.model_file is None and plan.parameters is None:

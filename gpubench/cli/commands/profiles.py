@@ -1,4 +1,4 @@
-"""`gpubench profiles`: list, show, match, check and learn profiles of healthy machines."""
+"""`gpubench profiles`: list, show, match, check and learn the profiles of healthy machines."""
 
 import os
 import sys
@@ -68,7 +68,7 @@ def _list_if_no_command(context: typer.Context) -> None:
 
 @_app.command("list", cls=HelpfulCommand)
 def list_profiles() -> None:
-    """List all profiles: name, GPUs, number of values."""
+    """List all profiles with their GPUs and their number of values."""
     from gpubench.formats.layout import Column, described_lines
     from gpubench.formats.presenter import adapt_to_stream
     from gpubench.formats.registry import Presentation
@@ -89,7 +89,7 @@ def list_profiles() -> None:
 
 @_app.command("show", cls=HelpfulCommand)
 def show(name: _NAMED, verbose: _VERBOSE = False) -> None:  # noqa: FBT002
-    """Show a profile: its machine, every expected value, its source."""
+    """Show the machine, the expected values and the sources of a profile."""
     from gpubench.formats.layout import wrapped
     from gpubench.formats.presenter import adapt_to_stream
     from gpubench.formats.registry import Presentation
@@ -102,7 +102,7 @@ def show(name: _NAMED, verbose: _VERBOSE = False) -> None:  # noqa: FBT002
 
 @_app.command("match", cls=HelpfulCommand)
 def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
-    """Find the profile of this machine (exit 3 without a GPU)."""
+    """Find the profile that matches this machine (exit 3 without a GPU)."""
     from gpubench.jobs.sources import choose_source, parse_simulation
     from gpubench.profiles import match_node
 
@@ -122,7 +122,7 @@ def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
 
 @_app.command("lint", cls=HelpfulCommand)
 def lint(files: _FILES = None) -> None:
-    """Check the values of profiles (exit 2 for the first error)."""
+    """Check the values in profiles (exit 2 at the first error)."""
     from gpubench.collectives.registry import SUMMARIES
     from gpubench.profiles import all_profiles, read_file, user_profiles
 
@@ -152,9 +152,9 @@ def learn(
         typer.Option("--output", "-o", metavar="FILE", help="File to write (default: stdout).", show_default=False),
     ] = None,
 ) -> None:
-    """Write a profile from results of healthy machines.
+    """Write a profile from the results of healthy machines.
 
-    Values are medians, with the spread over runs and siblings. Outliers are printed and left out.
+    Each value is a median, with the spread over runs and equal devices. Outliers are printed and ignored.
     """
     from gpubench.jobs.compare import learned
 
@@ -209,7 +209,7 @@ def _described(profile: "Profile", *, verbose: bool) -> Iterator[str]:
 
 
 def _where(expected: "Expected") -> str:
-    """Return the conditions of a value: 'size 4G, algorithm RING'."""
+    """Return the conditions of an expected value, for example 'size 4G, algorithm RING'."""
     keys = {
         "GPUs": expected.gpus,
         "nodes": expected.nodes if expected.nodes > 1 else None,

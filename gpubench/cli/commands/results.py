@@ -1,4 +1,4 @@
-"""`gpubench compare` and `report`: stored results."""
+"""`gpubench compare` and `gpubench report`, which read stored results."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -77,7 +77,7 @@ def _run_compare(plan: ComparePlan) -> int:
 
 
 def _check_compared(plan: ComparePlan) -> None:
-    """Raise UsageError if the files do not fit together."""
+    """Raise UsageError unless there are two results to compare."""
     if plan.last is not None:
         return
     if plan.against is not None:
@@ -100,7 +100,10 @@ def _check_compared(plan: ComparePlan) -> None:
 
 
 def _run_report(plan: ReportPlan) -> int:
-    """Raise UsageError for a file that is no result, or a section that it lacks."""
+    """Show a stored result of gpubench, or judge the output of another benchmark.
+
+    Raises: UsageError for a file that is not a result, and for a section that it does not have.
+    """
     from gpubench.jobs import report
     from gpubench.readers.documents import read_text
     from gpubench.readers.registry import WANTED
