@@ -1,1 +1,1 @@
-"""Reads a node: NVML, the CUDA driver, sysfs, /proc, and machines recorded on disk."""
+"""Read a node's hardware and software state from NVML, the CUDA driver, sysfs, /proc, or a recording on disk."""

@@ -1,4 +1,4 @@
-"""Starts modules of this package as child processes, and ends children together with their parent."""
+"""Start modules of this package as child processes that end together with their parent."""
 
 import ctypes
 import os
@@ -7,17 +7,19 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-_IMPORT_FOLDER = Path(__file__).resolve().parents[2]  # It contains the package `gpubench`
+_IMPORT_FOLDER = Path(__file__).resolve().parents[2]  # The directory that contains the package `gpubench`
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
     """Return the command line that runs a module of this package."""
-    # With -P, Python ignores a json.py in the current folder.
+    # Without -P, Python would import a json.py from the current directory.
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def package_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which a child finds this package, even in a checkout that is not installed."""
+    """Return an environment in which a child process can import this package, even from a checkout that is not
+    installed.
+    """
     first_folder = Path(sys.path[0]).resolve() if sys.path and sys.path[0] else Path.cwd()
     if first_folder != _IMPORT_FOLDER:
         return dict(environment)
@@ -26,10 +28,10 @@ def package_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 _PR_SET_PDEATHSIG = 1
-# resolved before any fork, because another thread may hold the loader's lock during a fork
+# Resolve the symbol before any fork, because another thread may hold the dynamic loader's lock during a fork.
 _prctl = ctypes.CDLL(None).prctl
 
 
 def die_with_parent() -> None:
-    """Make the kernel kill this process when its parent ends (`prctl(2)`, PR_SET_PDEATHSIG)."""
+    """Have the kernel kill this process when its parent ends (`prctl(2)`, PR_SET_PDEATHSIG)."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

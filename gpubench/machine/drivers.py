@@ -1,4 +1,4 @@
-"""Reads GPUs and peer access from the CUDA driver with ctypes, and single values from NVML."""
+"""Low-level access to the drivers: GPUs and peer access from the CUDA driver through ctypes, and single NVML calls."""
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,11 +19,13 @@ MPS_ENABLED = 133
 in cuda.h."""
 
 _FEATURES = {"virtual_memory": 102, "gpu_direct_rdma": 116, "fabric_handles": 128, "multicast": 132}
-"""CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED and others. NCCL queries them before it shares memory."""
+"""CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED and similar attributes, which NCCL checks before it
+shares memory.
+"""
 
 
 class CudaUnavailableError(Exception):
-    """CUDA cannot be used. `absent` is true if there is no library, or no GPU that CUDA may see."""
+    """CUDA cannot be used. `absent` is true if the library is missing or CUDA may not use any GPU."""
 
     def __init__(self, reason: str, *, absent: bool = False) -> None:
         super().__init__(reason)
@@ -31,7 +33,7 @@ class CudaUnavailableError(Exception):
 
 
 class CudaGpu(Struct, frozen=True, kw_only=True):
-    """A GPU as CUDA shows it to this process."""
+    """A GPU as CUDA presents it to this process."""
 
     index: int
     bus_id: str
@@ -41,7 +43,9 @@ class CudaGpu(Struct, frozen=True, kw_only=True):
 
 
 class CudaFacts(Struct, frozen=True, kw_only=True):
-    """The GPUs that CUDA shows, with peer access by source and destination bus id. `absent` says why there are none."""
+    """The GPUs that CUDA lists, and peer access by source and destination bus ID. `absent` is the reason if CUDA is
+    unavailable.
+    """
 
     gpus: tuple[CudaGpu, ...] = ()
     peers: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
@@ -50,12 +54,12 @@ class CudaFacts(Struct, frozen=True, kw_only=True):
 
 
 def format_version(encoded: int) -> str:
-    """Decode a version from `cudaDriverGetVersion`: 13000 → '13.0'."""
+    """Decode a version number from `cudaDriverGetVersion`, such as 13000 for '13.0'."""
     return f"{encoded // 1000}.{encoded % 1000 // 10}"
 
 
 def load_cuda() -> Any:
-    """Load the CUDA driver library. Raises CudaUnavailableError if this host has none."""
+    """Load the CUDA driver library. Raise CudaUnavailableError if this host has none."""
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -63,7 +67,10 @@ def load_cuda() -> Any:
 
 
 def device_uuid(library: Any, index: int) -> str:
-    """Return the UUID of a GPU ('GPU-…') or MIG instance ('MIG-…') by CUDA index. Raises CudaUnavailableError."""
+    """Return the UUID of a GPU ('GPU-…') or MIG instance ('MIG-…') by CUDA index.
+
+    Raise CudaUnavailableError if a CUDA call fails.
+    """
     _check(library, "cuInit", 0)
     device = _integer(library, "cuDeviceGet", index)
     board = _uuid(library, "cuDeviceGetUuid", device)
@@ -81,7 +88,9 @@ def _uuid(library: Any, function: str, device: int) -> UUID:
 
 
 def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:
-    """Read the GPUs that CUDA shows, and the peer access between them. Raises CudaUnavailableError."""
+    """Read the GPUs that CUDA lists, and the peer access between them. Raise CudaUnavailableError if a CUDA call
+    fails.
+    """
     _check(library, "cuInit", 0)
     devices = [_integer(library, "cuDeviceGet", ordinal) for ordinal in range(_integer(library, "cuDeviceGetCount"))]
     gpus = tuple(_read_gpu(library, index, device) for index, device in enumerate(devices))
@@ -94,13 +103,14 @@ def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:
 
 
 def read_attribute(library: Any, attribute: int, ordinal: int) -> int | None:
-    """Read a device attribute by its number in cuda.h. None if the driver does not have it."""
+    """Read a device attribute by its number in cuda.h. None if the driver does not support the attribute."""
     device = _optional(library, "cuDeviceGet", ordinal)
     return None if device is None else _optional(library, "cuDeviceGetAttribute", attribute, device)
 
 
 def _read_gpu(library: Any, index: int, device: int) -> CudaGpu:
-    from gpubench.model.facts.snapshot import normalize_bus_id  # importing it takes 15 ms, during which CUDA may start
+    # this import takes 15 ms, during which CUDA can initialise
+    from gpubench.model.facts.snapshot import normalize_bus_id
 
     address = ctypes.create_string_buffer(_BUS_ID_BYTES)
     _check(library, "cuDeviceGetPCIBusId", address, _BUS_ID_BYTES, device)
@@ -122,7 +132,9 @@ def _integer(library: Any, function: str, *arguments: object) -> int:
 
 
 def _optional(library: Any, function: str, *arguments: object) -> int | None:
-    """Call a function that returns an integer. None if it fails, because older drivers lack newer attributes."""
+    """Call a CUDA function that returns an integer. None if the call fails, as for attributes that older drivers
+    lack.
+    """
     try:
         return _integer(library, function, *arguments)
     except CudaUnavailableError:
@@ -145,13 +157,13 @@ INVALID_ARGUMENT = 2
 NOT_SUPPORTED = 3
 DRIVER_NOT_LOADED = 9
 LIBRARY_NOT_FOUND = 12
-GPU_IS_LOST = 15  # Error codes (`nvmlReturn_t` in nvml.h)
+GPU_IS_LOST = 15  # Error codes from nvmlReturn_t in nvml.h
 _VALUE_BY_TYPE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""The union member that holds a field's value, by `nvmlValueType_t`."""
+"""The member of the nvmlValue_t union that holds a field's value, indexed by `nvmlValueType_t`."""
 
 
 class Reply(NamedTuple):
-    """NVML's reply to a call: a value, or the reason for its absence with the error code."""
+    """The result of an NVML call: a value, or else the reason for its absence and the error code."""
 
     value: Any
     reason: str = ""
@@ -159,7 +171,9 @@ class Reply(NamedTuple):
 
 
 class GpuQueries:
-    """Queries NVML about one GPU. `unknown` has a reason per missing fact. After the GPU is `lost`, queries stop."""
+    """NVML queries about one GPU. `unknown` maps each missing fact to a reason. If the GPU is `lost`, no more calls
+    are made.
+    """
 
     def __init__(self, library: Any, handle: object) -> None:
         self.library = library
@@ -169,7 +183,7 @@ class GpuQueries:
 
     @classmethod
     def find(cls, library: Any, bus_id: str) -> "GpuQueries | None":
-        """Find the GPU with a PCI bus id. None without a library, or if NVML has no such GPU."""
+        """Find a GPU by PCI bus ID. None if there is no NVML library or no such GPU."""
         if library is None:
             return None
         try:
@@ -178,7 +192,7 @@ class GpuQueries:
             return None
 
     def call(self, function: str, *arguments: object) -> Reply:
-        """Call an NVML function. Return its error as a reply, also if pynvml lacks the function."""
+        """Call an NVML function. Return errors as a Reply too, even if pynvml lacks the function."""
         if self.lost is not None:
             return Reply(None, self.lost, GPU_IS_LOST)
         method = getattr(self.library, function, None)
@@ -193,12 +207,15 @@ class GpuQueries:
             return Reply(None, str(error), code)
 
     def read(self, fact: str, function: str, *arguments: object) -> Any:
-        """Call an NVML function and return its value. If it fails, keep the reason for this fact and return None."""
+        """Call an NVML function and return its value. If the call fails, store the reason under `fact` and return
+        None.
+        """
         return self.read_first(fact, (function, *arguments))
 
     def read_first(self, fact: str, *calls: tuple[Any, ...]) -> Any:
-        """Return the first value of several calls, each a function name with arguments. If all fail, keep the first
-        reason.
+        """Make several calls, each a function name with arguments, and return the first value.
+
+        If all calls fail, store the first reason under `fact` and return None.
         """
         replies = (self.call(function, *arguments) for function, *arguments in calls)
         reasons = []
@@ -210,7 +227,9 @@ class GpuQueries:
         return None
 
     def fields(self, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
-        """Read several field values in one call, by field number and scope. Leave out those that NVML does not have."""
+        """Read several NVML fields in one call, by field number and scope. Leave out fields that NVML does not
+        support.
+        """
         keys = list(wanted)
         values = self.call("nvmlDeviceGetFieldValues", keys).value or ()
         return {
@@ -221,10 +240,10 @@ class GpuQueries:
 
 
 def enum_name(names: Sequence[str], number: int | None) -> str | None:
-    """Return the name for a number of an NVML enumeration that counts from 0, or None."""
+    """Return the name for a value of an NVML enum that starts at 0. None if the value has no name."""
     return names[number] if number is not None and 0 <= number < len(names) else None
 
 
 def decode(text: str | bytes | None) -> str | None:
-    """Return a text from NVML. Older pynvml returns bytes."""
+    """Decode a string from NVML, because older pynvml versions return bytes."""
     return text.decode(errors="replace") if isinstance(text, bytes) else text

@@ -1,7 +1,7 @@
-"""Finds the libraries that this process has loaded or would load, and reads NCCL's settings as NCCL sees them.
+"""Find the libraries that this process has loaded or would load, and read NCCL's settings as NCCL reads them.
 
-The search follows the loader: loaded libraries, LD_LIBRARY_PATH, its cache, its folders. It ignores the RUNPATH of
-libraries. Tried with Open MPI 5 and MPICH 5 without GPUs. Not tried with GPUs, or with MVAPICH.
+Like the dynamic loader, search loaded libraries, LD_LIBRARY_PATH, the loader cache, and the default directories.
+RUNPATH is ignored. Tested with Open MPI 5 and MPICH 5 without GPUs, but not with GPUs or with MVAPICH.
 """
 
 import ctypes
@@ -29,7 +29,9 @@ _SHARED_OBJECT = re.compile(r"[\w.+-]+\.so(?:\.[\w.]+)?", re.ASCII)
 
 
 def wanted_libraries(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the libraries whose absence changes a path, including the network plugins in NCCL_NET_PLUGIN."""
+    """Return the libraries whose absence may change a transport, including the network plugins named in
+    NCCL_NET_PLUGIN.
+    """
     named = settings.get("NCCL_NET_PLUGIN")
     if not named:
         return (*_LIBRARIES, "libnccl-net.so")
@@ -45,7 +47,7 @@ def wanted_libraries(settings: Mapping[str, str]) -> tuple[str, ...]:
 def find_libraries(
     names: Iterable[str], loaded: Mapping[str, str], search_path: str, root: Path
 ) -> dict[str, str | None]:
-    """Return the file that the loader would use for each name. `search_path` is LD_LIBRARY_PATH."""
+    """Return the path that the dynamic loader would use for each library, or None. `search_path` is LD_LIBRARY_PATH."""
     cache = b""
     with suppress(OSError), (root / "etc/ld.so.cache").open("rb") as file:
         cache = file.read(_MOST_CACHE_BYTES)
@@ -53,7 +55,7 @@ def find_libraries(
     machine = f"{platform.machine()}-linux-gnu"
     found: dict[str, str | None] = {}
     for name in names:
-        # Use only the strings of the cache: in every version of the format they are library paths.
+        # Search only the strings in the cache, because they are library paths in every version of its format.
         end = b"/" + name.encode()
         texts = cache.split(b"\0") if end + b"\0" in cache else ()
         candidates = (
@@ -69,19 +71,23 @@ def find_libraries(
 
 
 def has_loader_folders(root: Path) -> bool:
-    """True if a folder of the loader is visible. If none is, a library that is not found may still exist."""
+    """True if one of the loader's default directories is visible. Otherwise a library that was not found may still
+    exist.
+    """
     return any(exists(rebase_path(root, Path(folder))) for folder in _FOLDERS)
 
 
 def verbs_providers(root: Path, unknown: UnknownFields) -> tuple[str, ...] | None:
-    """Return the drivers that libibverbs is configured to load ('mlx5', 'efa'). None without such a folder."""
+    """Return the drivers that libibverbs is configured to load, such as 'mlx5' or 'efa'. None without a
+    configuration directory.
+    """
     names = unknown.names("verbs_providers", root / "etc/libibverbs.d")
     paths = [path for path in map(Path, names or ()) if path.suffix == ".driver"]
     return None if names is None else tuple(sorted(printable(path.stem) for path in paths))
 
 
 def mapped_files(pattern: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Return mapped files whose names start with a pattern, without duplicates, in address order."""
+    """Return the mapped files whose names match a pattern, without duplicates, in address order."""
     return [path for path in dict.fromkeys(mapped_paths(maps)) if re.match(pattern, path.rpartition("/")[2])]
 
 
@@ -91,7 +97,7 @@ _FIELDS = ("cuda_built", "cuda_aware", "pml", "accelerator")
 
 
 class _Component(ctypes.Structure):
-    """The start of `mca_base_component_t`, equal in Open MPI 2 to 5 (opal/mca/mca.h)."""
+    """The first fields of `mca_base_component_t`, which are the same in Open MPI 2 to 5 (opal/mca/mca.h)."""
 
     _fields_ = (
         ("version", ctypes.c_int * 3),
@@ -104,7 +110,9 @@ class _Component(ctypes.Structure):
 
 
 def read_mpi(path: str | None) -> MpiFacts:
-    """Read the facts of the MPI library at `path`, which this process has mapped. Return unknown facts for None."""
+    """Read facts about the MPI library at `path`, which must be loaded in this process. All facts are unknown for
+    None.
+    """
     if path is None:
         return _unknown_mpi("no MPI library is loaded in this process")
     try:
@@ -115,7 +123,7 @@ def read_mpi(path: str | None) -> MpiFacts:
 
 
 def read_library(library: Any) -> MpiFacts:
-    """Read the facts of a loaded MPI library."""
+    """Read facts about a loaded MPI library."""
     if not _call_predicate(library, "MPI_Initialized") or _call_predicate(library, "MPI_Finalized"):
         return _unknown_mpi("MPI is not running in this process", version=_version(library))
     unknown: dict[str, str] = {}
@@ -139,7 +147,7 @@ def read_library(library: Any) -> MpiFacts:
 
 
 def cuda_built(library: Any) -> bool | None:
-    """True if Open MPI was built with support for GPU memory. The variable is also valid before MPI starts."""
+    """True if Open MPI was built with CUDA support. None for other libraries. Works even before MPI is initialised."""
     try:
         return bool(ctypes.c_bool.in_dll(library, "opal_built_with_cuda_support").value)
     except ValueError:
@@ -151,7 +159,7 @@ def _unknown_mpi(reason: str, version: str | None = None) -> MpiFacts:
 
 
 def _call_predicate(library: Any, name: str) -> bool:
-    """Call MPI_Initialized or MPI_Finalized, which are valid at any time."""
+    """Call MPI_Initialized or MPI_Finalized, the calls that are valid at any time."""
     value = ctypes.c_int(0)
     function = getattr(library, name, None)
     return function is not None and function(ctypes.byref(value)) == 0 and bool(value.value)
@@ -178,7 +186,9 @@ def _cuda_aware(library: Any) -> bool | None:
 
 
 def _component(library: Any, name: str, kind: bytes) -> str | None:
-    """Return the name of a selected component, if the variable has the expected form."""
+    """Return the name of Open MPI's selected component. None if the variable is missing or is not a component of
+    this kind.
+    """
     try:
         component = _Component.in_dll(library, name)
     except ValueError:
@@ -188,13 +198,15 @@ def _component(library: Any, name: str, kind: bytes) -> str | None:
 
 DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS = "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"
 
-NODE_VARIABLE = "NCCL_HOSTID"  # NCCL uses its value as the host of a process instead of the host name
+NODE_VARIABLE = "NCCL_HOSTID"  # NCCL identifies a process's host by this value instead of the host name
 _CONF_FILE = "NCCL_CONF_FILE"
 _SYSTEM_CONF = Path("/etc/nccl.conf")
 
 
 def nccl_settings(environment: Mapping[str, str], files: Sequence[Path] | None = None) -> dict[str, str]:
-    """Return NCCL's variables from `environment`, then from `files`, in NCCL's order. The first value counts."""
+    """Return NCCL's variables from `environment` and configuration files, in NCCL's order. The first value of a
+    variable wins.
+    """
     found = {name: value for name, value in environment.items() if name.startswith("NCCL_")}
     for path in configuration_files(environment) if files is None else files:
         found = found | _parse_assignments(read_text(path)) | found
@@ -202,7 +214,7 @@ def nccl_settings(environment: Mapping[str, str], files: Sequence[Path] | None =
 
 
 def _parse_assignments(text: str | None) -> dict[str, str]:
-    """Parse lines of the form NAME=VALUE. Of several values NCCL uses the first."""
+    """Parse lines of the form NAME=VALUE. NCCL uses the first value of a variable."""
     found: dict[str, str] = {}
     for line in (text or "").splitlines():
         name, equals, value = line.partition("=")
@@ -212,7 +224,7 @@ def _parse_assignments(text: str | None) -> dict[str, str]:
 
 
 def configuration_files(environment: Mapping[str, str], user: int | None = None) -> tuple[Path, ...]:
-    """Return the file in NCCL_CONF_FILE, or else ~/.nccl.conf of `user`, followed by the system's file."""
+    """Return NCCL's configuration files: NCCL_CONF_FILE, or else ~/.nccl.conf of `user`, and then /etc/nccl.conf."""
     named = environment.get(_CONF_FILE)
     if named:
         return Path(named), _SYSTEM_CONF
@@ -226,7 +238,7 @@ def configuration_files(environment: Mapping[str, str], user: int | None = None)
 def read_nccl_files(
     environment: Mapping[str, str], root: Path, user: int | None = None
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Return the NCCL_ variables of each configuration file in NCCL's order, and the reasons for unreadable files."""
+    """Return the NCCL_ variables in each configuration file, in NCCL's order, and a reason for each unreadable file."""
     found, unknown = {}, {}
     for path in configuration_files(environment, user):
         is_in_home = path.name == ".nccl.conf" and str(path) != environment.get(_CONF_FILE)
@@ -252,7 +264,7 @@ def read_nccl_files(
 
 
 def merge_settings(environment: Mapping[str, str], files: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Merge NCCL's variables from the environment and from its files, in this order. The first value counts."""
+    """Merge NCCL's variables from the environment and then from its files. The first value of a variable wins."""
     in_order = (environment, *files.values())
     return {
         name: value for settings in reversed(in_order) for name, value in settings.items() if name.startswith("NCCL_")
@@ -261,7 +273,9 @@ def merge_settings(environment: Mapping[str, str], files: Mapping[str, Mapping[s
 
 @contextmanager
 def set_environment(variables: Mapping[str, str], environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Set these variables while a communicator is created. NCCL reads some of them again each time."""
+    """Set these variables temporarily, while a communicator is created. NCCL reads some variables for each
+    communicator.
+    """
     before = {name: environment.get(name) for name in variables}
     environment.update(variables)
     try:

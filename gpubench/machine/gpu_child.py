@@ -1,7 +1,8 @@
-"""A child process that reads the traffic of all GPUs from NVML: a line of indices in, a line of counters out.
+"""A child process that reads traffic of GPUs from NVML: one line of JSON with readings per line of input.
 
-Hopper and later GPUs report average rates between samples (GPM). Older GPUs have counters. On a busy H200 a sample
-takes 0.3 ms of a core, kernel use up to 1.8, errors 1.0, links 0.9 (`benchmarks.nvml_costs`).
+Hopper and later GPUs report average rates between two samples (GPM), older GPUs have byte counters. On a busy H200, one
+sample takes 0.3 ms of CPU time, kernel utilization up to 1.8 ms, errors 1.0 ms and links 0.9 ms
+(`benchmarks.nvml_costs`).
 """
 
 import json
@@ -23,31 +24,34 @@ from gpubench.model.terms.units import BYTES_PER_GB
 if TYPE_CHECKING:
     from gpubench.model.facts.process import GpuProcess
 
-WINDOW_SECONDS = 0.02  # Between two readings of 32-bit counters. PCIe 6 x16 wraps them in 34 ms
+WINDOW_SECONDS = 0.02  # Time between two readings of 32-bit counters, which PCIe 6 x16 wraps in 34 ms
 _COUNTS_TO = 2**32
 _MOST_WINDOW_SECONDS = _COUNTS_TO / BYTES_PER_GB / 128
-"""A PCIe 6 x16 link may wrap its counters after 34 ms. A later reading would show too little traffic."""
+"""A PCIe 6 x16 link may wrap its 32-bit counters after 34 ms. A later second reading would show too little traffic."""
 
 _MIB = 2**20
 _KB = 1000
 
 _GPM_RATES = {"pcie_sent": 20, "pcie_received": 21, "nvlink_received": 60, "nvlink_sent": 61}
-"""In MiB/s: NVML_GPM_METRIC_PCIE_TX, PCIE_RX, NVLINK_TOTAL_RX, NVLINK_TOTAL_TX."""
+"""GPM metrics in MiB/s: NVML_GPM_METRIC_PCIE_TX, PCIE_RX, NVLINK_TOTAL_RX, NVLINK_TOTAL_TX."""
 
-_GPM_KERNELS = {"kernels": 1}  # In percent: NVML_GPM_METRIC_GRAPHICS_UTIL
+_GPM_KERNELS = {"kernels": 1}  # GPM metric in percent: NVML_GPM_METRIC_GRAPHICS_UTIL
 _ERROR_FIELDS = {"NVLink replay": 161, "NVLink recovery": 162, "NVLink crc_flit": 163}
-"""NVML_FI_DEV_NVLINK_ERROR_*. Scope 0xFFFFFFFF returns the sum over all links."""
+"""NVML_FI_DEV_NVLINK_ERROR_* field numbers. Scope 0xFFFFFFFF returns the sum over all links."""
 
 _SELDOM = 20
-"""Error counters cost as much as all else and seldom change, so read them in one of 20 intervals, one GPU at a time."""
+"""Error counters rarely change, but cost as much as everything else together. So read those of a GPU only in one of 20
+readings. GPUs take turns."""
 
 _C2C = "it reaches host memory by NVLink-C2C, which is not counted here"
 
-_THROUGHPUTS = {"pcie_sent": 0, "pcie_received": 1}  # nvmlPcieUtilCounter_t
+_THROUGHPUTS = {"pcie_sent": 0, "pcie_received": 1}  # Counter numbers in nvmlPcieUtilCounter_t
 
 
 class NvmlTraffic:
-    """Reads the GPUs of this host, or those with these indices. `sleep` waits between two readings of counters."""
+    """Read the traffic of this host's GPUs, or only of those with `indices`. `sleep` waits between two counter
+    readings.
+    """
 
     def __init__(
         self, library: Any, indices: Sequence[int] | None = None, sleep: Callable[[float], None] = time.sleep
@@ -58,7 +62,7 @@ class NvmlTraffic:
         self._count = 0
 
     def read(self) -> tuple[GpuReading, ...]:
-        """Read all GPUs at one moment. The first reading has no rates."""
+        """Read all GPUs at the same time. The first reading has no rates."""
         count, self._count = self._count, self._count + 1
         sampled = [gpu for gpu in self._gpus if gpu.begin_window()]
         if sampled:
@@ -71,7 +75,7 @@ class NvmlTraffic:
 
 
 class _WatchedGpu:
-    """One GPU with its previous reading and the source of its rates."""
+    """One GPU, with its previous reading and the source of its traffic rates."""
 
     def __init__(self, library: Any, index: int) -> None:
         self._library, self._index = library, index
@@ -97,7 +101,7 @@ class _WatchedGpu:
             self._gpm = _GpmSamples.start(library, handle)
 
     def begin_window(self) -> bool:
-        """Read the 32-bit PCIe counters for the first time. False if no second reading is needed."""
+        """Read the 32-bit PCIe counters for the first time. Return False if no second reading is needed."""
         self._rates = {}
         self._why_no_window = ""
         if self._gpm is not None or self._lost is not None:
@@ -112,7 +116,7 @@ class _WatchedGpu:
         return False
 
     def end_window(self, seconds: float) -> None:
-        """Read the PCIe counters again after `seconds`."""
+        """Read the PCIe counters again, `seconds` after the first time, and compute rates."""
         counts = read_link_counters(self._queries, PCIE_COUNTERS)
         if seconds > _MOST_WINDOW_SECONDS:
             self._why_no_window = f"its counters of 32 bits were read {seconds * 1000:.0f} ms apart, and may go around"
@@ -122,7 +126,7 @@ class _WatchedGpu:
         }
 
     def read(self, *, seldom: bool) -> GpuReading:
-        """Read this GPU. Read its error counters only if `seldom` is true, and otherwise repeat the last ones."""
+        """Read this GPU. Read its error counters only if `seldom` is true. Otherwise return the previous ones."""
         queries = self._queries
         if self._lost is not None:
             return GpuReading(index=self._index, bus_id=self.bus_id, lost=self._lost)
@@ -189,7 +193,9 @@ class _WatchedGpu:
 
 
 class _GpmSamples:
-    """The last two samples of a GPU, between which the driver averages. `why` says why it did not."""
+    """The last two GPM samples of a GPU. The driver averages over the time between them. `why` is the reason if it
+    did not.
+    """
 
     def __init__(self, library: Any, handle: object) -> None:
         self._library, self._handle = library, handle
@@ -201,7 +207,7 @@ class _GpmSamples:
 
     @classmethod
     def start(cls, library: Any, handle: object) -> "_GpmSamples | None":
-        """Take the first sample. None if the GPU, its driver, pynvml or this user does not support it."""
+        """Take the first sample. None if the GPU, its driver or pynvml lacks GPM, or if this user may not use it."""
         try:
             if not library.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
                 return None
@@ -213,14 +219,18 @@ class _GpmSamples:
         return samples
 
     def rates(self) -> dict[str, float]:
-        """Return GB/s since the previous sample. If PCIe sent data, add `kernels` in percent."""
+        """Return average rates in GB/s since the previous sample. If PCIe sent data, add `kernels`, the kernel
+        utilization in percent.
+        """
         self.why = ""
         now, before = self._taken % 2, (self._taken + 1) % 2
         try:
             self._library.nvmlGpmSampleGet(self._handle, self._samples[now])
             self._request.sample1, self._request.sample2 = self._samples[before], self._samples[now]
             found = {name: mib_s * _MIB / BYTES_PER_GB for name, mib_s in self._averages(_GPM_RATES).items()}
-            if found.get("pcie_sent", 0.0) >= FOREIGN_GB_S:  # copies and kernels look alike otherwise
+            if (
+                found.get("pcie_sent", 0.0) >= FOREIGN_GB_S
+            ):  # otherwise, PCIe traffic from copies and from kernels looks alike
                 found |= self._averages(_GPM_KERNELS)
         except self._library.NVMLError as error:
             self.why = str(error)
@@ -238,7 +248,7 @@ class _GpmSamples:
             self._request.metrics[position].metricId = number
         self._library.nvmlGpmMetricsGet(self._request)
         values = zip(metrics, self._request.metrics, strict=False)
-        # A value is NaN if the sample took no time.
+        # A value is NaN if no time passed between the samples.
         return {name: item.value for name, item in values if item.nvmlReturn == 0 and not math.isnan(item.value)}
 
 
@@ -246,7 +256,7 @@ NO_DRIVER = "NVML does not start: there is no driver, or it does not answer"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer each input line with a reading until the input ends, and return the exit code."""
+    """Write one reading per input line until the input ends, and return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches this process, but the parent handles it
     library = open_library()
     if library is None:

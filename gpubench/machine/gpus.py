@@ -1,4 +1,4 @@
-"""Reads the GPUs of a node from NVML: identity, state, pairs, NVLinks, and driver settings."""
+"""Read a node's GPUs from NVML: identity, state, GPU pairs, NVLinks, and driver settings."""
 
 import contextlib
 import ctypes
@@ -21,9 +21,10 @@ _STATE = 165
 _VERSION = 166
 _ERRORS = {"replay": 161, "recovery": 162, "crc_flit": 163}
 _ERROR_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2}
-"""Field numbers (NVML_FI_DEV_NVLINK_*) and counters (nvmlNvLinkErrorCounter_t).
+"""Field numbers (NVML_FI_DEV_NVLINK_*) and counter numbers (nvmlNvLinkErrorCounter_t) for the same errors.
 
-Leave out CRC_DATA and ECC_DATA (counters 3 and 4): on H200 they count corrected errors, hundreds on every healthy link.
+CRC_DATA and ECC_DATA (counters 3 and 4) are left out. On H200 they count corrected errors, and every healthy link has
+hundreds.
 """
 
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
@@ -32,7 +33,7 @@ _HOPPER = (9, 0)
 
 
 def _read_nvlinks(queries: GpuQueries, capability: tuple[int, int] | None) -> tuple[snapshot.NvLink, ...] | None:
-    """Return the links of a GPU. None if NVML does not report them, with the reason in `unknown`."""
+    """Return a GPU's NVLinks. If NVML does not report them, return None and store the reason in `unknown`."""
     common = queries.fields([(_LINK_COUNT, 0), (_COMMON_SPEED, 0)])
     count = common.get((_LINK_COUNT, 0))
     if count is None:
@@ -46,7 +47,7 @@ def _read_nvlinks(queries: GpuQueries, capability: tuple[int, int] | None) -> tu
 
 
 def _count_by_asking(queries: GpuQueries) -> int | None:
-    """Count the links by querying one index after another. NVML rejects the index after the last link."""
+    """Count the links by querying one link number after another. NVML rejects the number after the last link."""
     most: int = queries.library.NVML_NVLINK_MAX_LINKS
     for link in range(most):
         reply = queries.call("nvmlDeviceGetNvLinkState", link)
@@ -66,7 +67,7 @@ class _LinkReader(Struct):
     counters: dict[str, int] = field(default_factory=_ERROR_COUNTERS.copy)
 
     def read(self, link: int) -> snapshot.NvLink:
-        """Read one link. Values that an inactive link does not report stay unknown."""
+        """Read one link. Values that NVML does not report for an inactive link are None."""
         state = self._state(link)
         speed_mb_s = self.fields.get((_SPEED, link), self.common_speed_mb_s)
         version = self.fields.get((_VERSION, link))
@@ -85,7 +86,7 @@ class _LinkReader(Struct):
 
     def _state(self, link: int) -> int | None:
         state = self.fields.get((_STATE, link))
-        # Like NCCL, use the field first from Hopper on, and the function first on older GPUs.
+        # Like NCCL, use the NVML field on Hopper and later GPUs, and the NVML function on older ones.
         if self.capability >= _HOPPER and state is not None:
             return state
         reply = self.queries.call("nvmlDeviceGetNvLinkState", link)
@@ -95,7 +96,7 @@ class _LinkReader(Struct):
         return state
 
     def _peer_bus_id(self, link: int) -> str | None:
-        """Return the device at the other end. A virtual machine hides it behind an address of ones."""
+        """Return the bus ID of the device at the other end. Virtual machines hide it behind an address of ones."""
         remote = self.queries.read("nvlinks.peer_bus_id", "nvmlDeviceGetNvLinkRemotePciInfo", link)
         address = snapshot.normalize_bus_id(decode(remote.busId) or "") if remote is not None else ""
         if address.startswith("ffffffff:"):
@@ -103,7 +104,7 @@ class _LinkReader(Struct):
         return address if address and not address.startswith("ffffffff:") else None
 
     def _errors(self, link: int) -> dict[str, int]:
-        """Return the readable error counters. After one is not supported, skip it on the other links."""
+        """Return the error counters that can be read. Skip a counter on later links after NVML fails to read it."""
         counts = {}
         for name, number in _ERRORS.items():
             count = self.fields.get((number, link))
@@ -121,13 +122,15 @@ class _LinkReader(Struct):
 _ENVIRONMENTS = ("unavailable", "simulation", "production")
 _MULTI_GPU = ("none", "protected_pcie", "nvle")
 _BANDWIDTH_MODES = ("full", "off", "min", "half", "3quarter")
-"""NVML_CC_SYSTEM_ENVIRONMENT_*, NVML_CC_SYSTEM_MULTIGPU_* and NVML_GPU_NVLINK_BW_MODE_* in nvml.h, from 0 on."""
+"""Names of NVML_CC_SYSTEM_ENVIRONMENT_*, NVML_CC_SYSTEM_MULTIGPU_* and NVML_GPU_NVLINK_BW_MODE_* in nvml.h, by
+value.
+"""
 
 _UNKNOWN_TO_PYNVML = "this nvidia-ml-py does not know of it"
 
 
 def read_settings(library: Any, handles: Mapping[int, object]) -> snapshot.DriverSettings:
-    """Read the driver settings from an initialized pynvml. `handles` are the answering GPUs by index."""
+    """Read the driver settings from an initialised pynvml. `handles` are the responding GPUs by index."""
     unknown: dict[str, str] = {}
     mode = _read_setting(library, "nvmlSystemGetNvlinkBwMode", "nvlink_bandwidth_mode", unknown)
     mode_name = enum_name(_BANDWIDTH_MODES, mode)
@@ -142,7 +145,7 @@ def read_settings(library: Any, handles: Mapping[int, object]) -> snapshot.Drive
 
 
 def _confidential_computing(library: Any, unknown: dict[str, str]) -> snapshot.ConfidentialComputing | None:
-    """Read the settings of confidential computing. Older drivers report only its state."""
+    """Read the confidential-computing settings. Older drivers report only the state, without multi-GPU mode."""
     state = None
     with contextlib.suppress(AttributeError, library.NVMLError):
         settings = library.c_nvmlSystemConfComputeSettings_v1_t()
@@ -170,7 +173,7 @@ def _read_setting(library: Any, function: str, setting: str, unknown: dict[str, 
 
 
 def _bandwidth_reduced(library: Any, handles: Mapping[int, object], unknown: dict[str, str]) -> tuple[str, ...] | None:
-    """Return GPUs with a reduced bandwidth mode. None if no GPU has a mode (before Blackwell)."""
+    """Return the GPUs whose NVLink bandwidth mode is reduced. None if no GPU has a mode (before Blackwell)."""
     structure = getattr(library, "c_nvmlNvlinkGetBwMode_v1_t", None)
     if structure is None:
         unknown["nvlink_bandwidth_reduced"] = _UNKNOWN_TO_PYNVML
@@ -191,30 +194,31 @@ def _bandwidth_reduced(library: Any, handles: Mapping[int, object], unknown: dic
 
 
 _MEMORY_VERSION = 0x02000028
-"""nvmlMemory_v2 counts the driver's memory as reserved instead of used, as nvidia-smi does."""
+"""nvmlMemory_v2, which counts the driver's own memory as reserved rather than used, as nvidia-smi does."""
 
 _IDLE = 0x1
-_LOWEST_STATE = 15  # NVML_PSTATE_15; NVML_PSTATE_UNKNOWN is 32
+_LOWEST_STATE = 15  # NVML_PSTATE_15. NVML_PSTATE_UNKNOWN is 32
 _THROTTLE_REASONS = {0x04 << position: reason for position, reason in enumerate(THROTTLE_REASONS)}
-"""nvmlClocksEventReason* in nvml.h, without idle and without clocks that an application or display requested."""
+"""nvmlClocksEventReason* in nvml.h, except idle and clocks that an application or display requested."""
 
-# nvmlMemoryErrorType_t, and the nvmlEccCounterType_t of errors since the driver was loaded
+# Values of nvmlMemoryErrorType_t, and of nvmlEccCounterType_t for errors since the driver was loaded.
 _UNCORRECTED, _VOLATILE = 1, 0
-_CHIP, MULTIPROCESSORS = 0, 1  # nvmlTemperatureSensors_t and nvmlClockType_t
+_CHIP, MULTIPROCESSORS = 0, 1  # Values of nvmlTemperatureSensors_t and nvmlClockType_t
 _SLOWDOWN = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-_UNICAST_POINTER = 0  # NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER, called the clique before version 4 of the structure
+# NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER. Before structure version 4, this clique is the only one
+_UNICAST_POINTER = 0
 _FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
 
 _P2P_WORDS = ("OK", "CNS", "GNS", "TNS", "DR", "NS", "U")
 _P2P_QUESTIONS = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
-"""nvmlGpuP2PCapsIndex_t as numbers, because NVML_P2P_CAPS_INDEX_READ is a tuple in nvidia-ml-py."""
+"""Values of nvmlGpuP2PCapsIndex_t, as numbers because NVML_P2P_CAPS_INDEX_READ is a tuple in nvidia-ml-py."""
 
 _PCIE_PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""nvmlGpuTopologyLevel_t. Level 0 is two GPUs on one board, which share its switch."""
+"""Path types by nvmlGpuTopologyLevel_t. Level 0 means two GPUs on one board, which share the board's PCIe switch."""
 
 
 class NvmlFacts(Struct, frozen=True, kw_only=True):
-    """The node according to NVML. `driver.absent` says why there is no driver."""
+    """A node's facts from NVML. `driver.absent` is the reason if there is no driver."""
 
     driver: snapshot.DriverFacts = field(default_factory=snapshot.DriverFacts)
     settings: snapshot.DriverSettings = field(default_factory=snapshot.DriverSettings)
@@ -223,7 +227,7 @@ class NvmlFacts(Struct, frozen=True, kw_only=True):
 
 
 def read_node(library: Any, cpus: int) -> NvmlFacts:
-    """Read driver, GPUs and pairs from an initialized pynvml. `cpus` is the maximum number of CPUs."""
+    """Read driver, GPUs and GPU pairs from an initialised pynvml. `cpus` is the number of configured CPUs."""
     handles: dict[int, object] = {}
     gone: list[snapshot.GpuFacts] = []
     for index in range(library.nvmlDeviceGetCount()):
@@ -251,9 +255,9 @@ def _read_gpu(queries: GpuQueries, index: int, cpus: int) -> snapshot.GpuFacts:
     reasons = read_clock_reasons(queries)
     bar1 = queries.read("bar1_bytes", "nvmlDeviceGetBAR1MemoryInfo")
     state = queries.call("nvmlDeviceGetPerformanceState").value
-    # The driver counts CPUs in words of 64 bits
+    # NVML returns the CPU mask in 64-bit words
     affinity = queries.read("cpu_affinity", "nvmlDeviceGetCpuAffinity", -(-cpus // 64))
-    # Python evaluates arguments in this order, so `lost` and `unknown` are complete when they are read.
+    # Python evaluates arguments in order. `lost` and `unknown` come last, so that they include every query.
     return snapshot.GpuFacts(
         index=index,
         bus_id=snapshot.normalize_bus_id(decode(pci.busId) or "") if pci is not None else None,
@@ -288,7 +292,7 @@ def _read_gpu(queries: GpuQueries, index: int, cpus: int) -> snapshot.GpuFacts:
 
 
 def _limits(queries: GpuQueries) -> snapshot.GpuLimits:
-    """Read the limits, which NVML reports in milliwatts."""
+    """Read the clock and power limits. NVML reports power in milliwatts."""
     power_mw = queries.call("nvmlDeviceGetPowerManagementLimit").value
     default_power_mw = queries.call("nvmlDeviceGetPowerManagementDefaultLimit").value
     return snapshot.GpuLimits(
@@ -300,7 +304,10 @@ def _limits(queries: GpuQueries) -> snapshot.GpuLimits:
 
 
 def _slowdown_margin(queries: GpuQueries) -> int | None:
-    """Return the margin to slowdown: T.Limit from Hopper on, else slowdown temperature minus temperature."""
+    """Return the temperature margin before the GPU slows down, in °C.
+
+    That is NVML's T.Limit on Hopper and later, and slowdown temperature minus current temperature on older GPUs.
+    """
     margin: int | None = queries.call("nvmlDeviceGetMarginTemperature").value
     if margin is not None:
         return margin
@@ -314,32 +321,32 @@ def _current(modes: list[int | None] | None) -> bool | None:
 
 
 def read_memory(queries: GpuQueries) -> Any:
-    """Return NVML's memory information: `total` and `used` bytes."""
+    """Return NVML's memory information, with `total` and `used` in bytes."""
     function = "nvmlDeviceGetMemoryInfo"
     return queries.read_first("memory_bytes", (function, _MEMORY_VERSION), (function,))
 
 
 def read_clock_reasons(queries: GpuQueries) -> int | None:
-    """Return NVML's bits for the reasons of the current clocks."""
+    """Return NVML's bit mask of reasons for the current clocks."""
     return queries.read_first(  # type: ignore[no-any-return]
         "throttle_reasons", ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",)
     )
 
 
 def read_memory_errors(queries: GpuQueries) -> int | None:
-    """Return the uncorrectable memory errors since the driver was loaded."""
+    """Return the number of uncorrectable memory errors since the driver was loaded."""
     return queries.read(  # type: ignore[no-any-return]
         "memory_errors", "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE
     )
 
 
 def is_idle(reasons: int | None) -> bool | None:
-    """True if clocks are low because the GPU is idle."""
+    """True if the clocks are low because the GPU is idle."""
     return bool(reasons & _IDLE) if reasons is not None else None
 
 
 def throttle_reasons(reasons: int | None) -> tuple[str, ...] | None:
-    """Return the names of the reasons that lower the clocks."""
+    """Return the names of the throttle reasons that are set in NVML's bit mask."""
     return None if reasons is None else tuple(reason for bit, reason in _THROTTLE_REASONS.items() if reasons & bit)
 
 
@@ -367,13 +374,15 @@ _PCIE = {
 
 
 def _pcie(queries: GpuQueries) -> snapshot.PcieLink:
-    """Read the PCIe link. NVML reports 0 for unknown values."""
+    """Read the PCIe link. NVML reports unknown values as 0."""
     values = {name: queries.read(f"pcie.{name}", function) or None for name, function in _PCIE.items()}
     return snapshot.PcieLink(**values)
 
 
 def _fabric(queries: GpuQueries) -> snapshot.Fabric | None:
-    """Read the registration with the NVLink fabric, with the newest structure that the driver has."""
+    """Read the GPU's registration with the NVLink fabric, in the newest structure that both driver and pynvml
+    support.
+    """
     for structure, function in (
         ("c_nvmlGpuFabricInfo_v4_t", "nvmlDeviceGetGpuFabricInfo_v4"),
         ("c_nvmlGpuFabricInfo_v3_t", "nvmlDeviceGetGpuFabricInfoV"),
@@ -401,7 +410,9 @@ def _fabric(queries: GpuQueries) -> snapshot.Fabric | None:
 
 
 def _clique(info: Any) -> int | None:
-    """Return the clique whose GPUs address each other's memory. None if version 4 of the structure lists none."""
+    """Return the clique of GPUs that can address each other's memory. None if structure version 4 lists no such
+    clique.
+    """
     if not hasattr(info, "cliques"):
         return int(info.cliqueId)
     cliques = info.cliques[: info.numCliques]
@@ -409,7 +420,9 @@ def _clique(info: Any) -> int | None:
 
 
 def read_processes(queries: GpuQueries) -> tuple[GpuProcess, ...] | None:
-    """Return the processes with a context on the GPU, without duplicates from compute, graphics and MPS."""
+    """Return the processes with a context on the GPU. A process is listed once, even if it is both a compute and an
+    MPS client.
+    """
     kinds = ("Compute", "Graphics", "MPSCompute")
     compute, graphics, mps = (queries.read("processes", f"nvmlDeviceGet{kind}RunningProcesses") for kind in kinds)
     if compute is None:

@@ -1,4 +1,4 @@
-"""Reads the host from /proc, /sys and /dev: small files, processes, cores, free memory, GPUs, and CUDA's MPS."""
+"""Read the host from /proc, /sys and /dev: files, processes, CPUs, free memory, GPUs, and CUDA MPS."""
 
 import errno
 import os
@@ -18,16 +18,16 @@ T = TypeVar("T")
 _LONGEST = 300
 _CHUNK_BYTES = 2**16
 _NUMBER = re.compile(r"-?(?:0x[0-9a-f]{1,16}|\d{1,20})", re.ASCII | re.IGNORECASE)
-"""At most as many digits as the kernel's 64-bit numbers have."""
+"""The number of digits is limited to that of the kernel's 64-bit numbers."""
 
 
 def read_text(path: Path) -> str | None:
-    """Return the stripped text of a file, or None if it is empty or cannot be read."""
+    """Return a file's stripped text, or None if the file is empty or unreadable."""
     return UnknownFields().text("", path)
 
 
 def read_number(path: Path) -> int | None:
-    """Return the number in a file, decimal or 0x..., or None."""
+    """Return the number in a file, decimal or 0x..., or None if there is none."""
     return parse_number(read_text(path))
 
 
@@ -44,12 +44,12 @@ def parse_fields(text: str | None) -> dict[str, str]:
 
 
 def rebase_path(root: Path, path: Path) -> Path:
-    """Move an absolute path below another root. A relative path stays as it is."""
+    """Move an absolute path below another root. Return a relative path unchanged."""
     return root / str(path).lstrip("/") if path.is_absolute() else path
 
 
 def exists(path: Path) -> bool:
-    """True if this process can see the path. Unlike Path.exists, it never raises."""
+    """True if this process can access the path. Unlike Path.exists, never raises."""
     try:
         path.stat()
     except (OSError, ValueError):
@@ -67,17 +67,17 @@ def is_link(path: Path) -> bool:
 
 
 def printable(text: str) -> str:
-    """Make text from an untrusted file safe to show: no control characters, limited length."""
+    """Make text from an untrusted file safe to print: replace control characters and truncate."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text[:_LONGEST])
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the sorted names in a folder, or [] if it cannot be read."""
+    """Return the sorted names in a directory, or [] if it is unreadable."""
     return UnknownFields().names("", folder) or []
 
 
 def _content(path: Path) -> bytes:
-    """Read a file in half the time of Path.read_bytes: a node has thousands of small ones."""
+    """Read a file in half the time of Path.read_bytes, because a node has thousands of small files."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return b"".join(iter(lambda: os.read(file, _CHUNK_BYTES), b""))
@@ -86,7 +86,11 @@ def _content(path: Path) -> bytes:
 
 
 def call_with_deadline(function: Callable[[], T], seconds: float) -> T | None:
-    """Call a function in a thread, which goes on after the deadline. None if a driver or file system hangs."""
+    """Call a function in a thread and return its result. None if it takes longer, for example in a driver that
+    hangs.
+
+    The thread keeps running after the deadline.
+    """
     answer: list[T] = []
     thread = threading.Thread(target=lambda: answer.append(function()), daemon=True)
     thread.start()
@@ -95,13 +99,13 @@ def call_with_deadline(function: Callable[[], T], seconds: float) -> T | None:
 
 
 class UnknownFields:
-    """Reads files and folders. If one cannot be read, keeps the reason by the name of the fact."""
+    """Read files and directories. If one is unreadable, store the reason in `reasons` under the name of the field."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
 
     def text(self, field: str, path: Path) -> str | None:
-        """Return the text of a file. If there is none, keep the reason and return None."""
+        """Return a file's text. If there is none, store the reason and return None."""
         try:
             text = _content(path).decode(errors="replace").strip("\0 \t\r\n")
         except (OSError, ValueError) as error:
@@ -113,7 +117,7 @@ class UnknownFields:
         return text or None
 
     def names(self, field: str, folder: Path) -> list[str] | None:
-        """Return the sorted names in a folder. If it cannot be read, keep the reason and return None."""
+        """Return the sorted names in a directory. If it is unreadable, store the reason and return None."""
         try:
             return sorted(os.listdir(folder))  # noqa: PTH208 - four times as fast as iterdir, for folders of thousands
         except OSError as error:
@@ -121,7 +125,9 @@ class UnknownFields:
             return None
 
     def tail(self, field: str, path: Path, most_bytes: int) -> bytes | None:
-        """Return the end of a long file, such as a log. If it cannot be read, keep the reason and return None."""
+        """Return the last `most_bytes` of a file, such as a log. If it is unreadable, store the reason and return
+        None.
+        """
         try:
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
@@ -138,7 +144,7 @@ class UnknownFields:
             os.close(file)
 
 
-# The host's own namespace (PROC_PID_INIT_INO). Any other belongs to a container
+# The host's PID namespace (PROC_PID_INIT_INO). Any other PID namespace belongs to a container.
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
 _CONTAINER = re.compile(
     r"(?P<runtime>kubepods|docker|containerd|crio|libpod)[^\n]*?(?P<id>[0-9a-f]{12})[0-9a-f]{52}", re.IGNORECASE
@@ -146,24 +152,28 @@ _CONTAINER = re.compile(
 
 
 def process_name(pid: int, root: Path = Path("/")) -> str | None:
-    """Return the program name of a process: the last part of its command, or else the kernel's name for it."""
+    """Return a process's program name: the last component of its command path, or else the kernel's name for the
+    process.
+    """
     folder = root / "proc" / str(pid)
     command = (read_text(folder / "cmdline") or "").partition("\0")[0].rpartition("/")[2]
     return command or (read_text(folder / "comm") or "").strip() or None
 
 
 def process_stat(pid: int, root: Path = Path("/")) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third on (the state), because the second may contain spaces."""
+    """Return the fields of /proc/PID/stat from the third one (the state) on. The second field may contain spaces."""
     return (read_text(root / f"proc/{pid}/stat") or "").rpartition(")")[2].split()
 
 
 def process_state(pid: int) -> str:
-    """Return the kernel's letter for the state of a process, for example `T` if stopped, or '?' if it is gone."""
+    """Return the kernel's letter for a process's state, for example 'T' if it is stopped. '?' if the process is
+    gone.
+    """
     return next(iter(process_stat(pid)), "?")
 
 
 def mapped_paths(maps: Path) -> Iterator[str]:
-    """Yield the absolute paths in a /proc/PID/maps file in address order. A path repeats for each mapping."""
+    """Yield the absolute paths in a /proc/PID/maps file in address order, once per mapping."""
     for line in (read_text(maps) or "").splitlines():
         columns = line.split(maxsplit=5)
         if len(columns) == 6 and columns[5].startswith("/"):
@@ -171,7 +181,9 @@ def mapped_paths(maps: Path) -> Iterator[str]:
 
 
 def find_container(pid: int, root: Path = Path("/")) -> str | None:
-    """Return the container of a process from its control groups: runtime and 12 digits of its id, or None."""
+    """Return a process's container as runtime and 12-digit ID, read from its control groups. None if it is in no
+    container.
+    """
     found = _CONTAINER.search(read_text(root / "proc" / str(pid) / "cgroup") or "")
     if found is None:
         return None
@@ -180,14 +192,19 @@ def find_container(pid: int, root: Path = Path("/")) -> str | None:
 
 
 class RunDelay(NamedTuple):
-    """Nanoseconds that the main thread of a process ran, and that it waited for a CPU."""
+    """The time that a process's main thread ran, and the time that it was runnable but waited for a CPU, in
+    nanoseconds.
+    """
 
     ran_ns: int
     waited_ns: int
 
 
 def run_delay(pid: int | str = "self", root: Path = Path("/")) -> RunDelay | None:
-    """Read both since the start of the thread (sched-stats.rst of the kernel). None if the kernel does not count."""
+    """Read a process's run and wait times since its main thread started (the kernel's sched-stats.rst).
+
+    None if the kernel does not record them.
+    """
     fields = (read_text(root / f"proc/{pid}/schedstat") or "").split()
     if len(fields) < 2 or not all(field.isdecimal() for field in fields):
         return None
@@ -195,7 +212,9 @@ def run_delay(pid: int | str = "self", root: Path = Path("/")) -> RunDelay | Non
 
 
 def waited_share(before: RunDelay | None, after: RunDelay | None) -> float | None:
-    """Return the share of runnable time spent waiting for a CPU. None below 20 ms of runnable time."""
+    """Return the fraction of runnable time that a thread waited for a CPU. None if it was runnable for less than 20
+    ms.
+    """
     if before is None or after is None:
         return None
     waited_ns = after.waited_ns - before.waited_ns
@@ -204,7 +223,7 @@ def waited_share(before: RunDelay | None, after: RunDelay | None) -> float | Non
 
 
 def sees_all_pids(root: Path = Path("/")) -> bool:
-    """True if this process is in the host's PID namespace, whose pids NVML reports."""
+    """True if this process is in the host's PID namespace, so that NVML's PIDs are valid here."""
     try:
         return (root / "proc/self/ns/pid").readlink().name == FIRST_PID_NAMESPACE
     except OSError:
@@ -212,15 +231,16 @@ def sees_all_pids(root: Path = Path("/")) -> bool:
 
 
 def leave_core() -> None:
-    """Let this thread and its children run on every core of the job, instead of the one that mpirun bound it to."""
+    """Let this thread and its children run on every CPU of the job, instead of the core that mpirun bound it to."""
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 def control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's control groups, from its own up to the root, versions 1 and 2.
+    """Yield the directories of this process's control groups, from its own group up to the root, for cgroup v1 and
+    v2.
 
-    Some may be missing: in a container, its own group is the root.
+    Some may not exist, because a container mounts its own group as the root.
     """
     for entry in (read_text(root / "proc/self/cgroup") or "").splitlines():
         controllers, _, path = entry.partition(":")[2].partition(":")
@@ -234,12 +254,12 @@ def control_groups(root: Path, controller: str) -> Iterator[Path]:
             yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
 
 
-USABLE_SHARE = 0.8  # Of the free memory. The rest is for libraries, temporaries and the page cache
+USABLE_SHARE = 0.8  # Fraction of free memory to use. The rest is for libraries, temporary buffers and the page cache
 _LIMITS_AND_USAGES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Return the free memory in bytes: the kernel's MemAvailable, within the limits of control groups."""
+    """Return the free memory in bytes: the kernel's MemAvailable, but no more than the control groups allow."""
     available_kib = parse_fields((root / "proc/meminfo").read_text()).get("MemAvailable", "0").split()[0]
     free = [int(available_kib) * 1024]
     for folder in control_groups(root, "memory"):
@@ -254,17 +274,16 @@ _DEFAULT_PIPES = "/tmp/nvidia-mps"
 
 _CAPPED_FROM_RANKS = 4
 _CTAS_PER_GPU = 64
-"""Total of all ranks on a GPU. NCCL then gets its usual number of CTAs from a rank's share of the SMs: on an H100
-with 132 SMs, 8 ranks ran with 8 CTAs each and 4 ranks with 16. 4 ranks without a cap hung in an all-reduce of
-128 MiB.
+"""Limit for all ranks on one GPU together. A rank's CTAs must fit into its share of the SMs. On an H100 with 132
+SMs, 8 ranks ran with 8 CTAs each and 4 ranks with 16. Without a limit, 4 ranks hung in a 128 MiB all-reduce.
 """
 
-# Time of an operation on an H100 by the number of ranks that share it (NCCL 2.32.3)
+# Time of one operation on an H100 in ms, by the number of ranks that share the GPU (NCCL 2.32.3).
 _TURNS_MS = {2: 4.5, 4: 27.0, 8: 126.0}
 
 
 def is_mps_running(environment: Mapping[str, str]) -> bool:
-    """True if a process with this environment reaches an MPS control daemon."""
+    """True if an MPS control daemon listens at the location that this environment specifies."""
     control = Path(environment.get(MPS_PIPES) or _DEFAULT_PIPES, "control")
     try:
         kind = control.stat().st_mode
@@ -273,8 +292,8 @@ def is_mps_running(environment: Mapping[str, str]) -> bool:
             return True
         if not stat.S_ISSOCK(kind):
             return False
-        # A datagram socket cannot connect to a stream socket. The kernel says so (EPROTOTYPE) only after it found a
-        # listener (unix(7)), and sends nothing.
+        # A datagram socket cannot connect to a stream socket. The kernel returns EPROTOTYPE only if a process listens
+        # (unix(7)), and sends no data.
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             return probe.connect_ex(str(control)) in (0, errno.EPROTOTYPE)
     except OSError:
@@ -282,9 +301,9 @@ def is_mps_running(environment: Mapping[str, str]) -> bool:
 
 
 def sharing_settings(ranks_per_gpu: int, kernels_at_once: int = 1) -> dict[str, str]:
-    """Return the variables that let ranks share a GPU, with room for `kernels_at_once` kernels of a rank.
+    """Return the environment variables for ranks that share a GPU. Each rank may run `kernels_at_once` kernels.
 
-    Two ranks of an H100 that computed during a collective hung with 50 % of the SMs each, and ran with 25 %.
+    On an H100, two ranks that computed during a collective hung with 50 % of the SMs each, and ran with 25 %.
     """
     if ranks_per_gpu == 1:
         return {}
@@ -296,7 +315,7 @@ def sharing_settings(ranks_per_gpu: int, kernels_at_once: int = 1) -> dict[str, 
 
 
 def sm_percent(environment: Mapping[str, str]) -> float:
-    """Return the percentage of a GPU's SMs that MPS grants a process with this environment, 100 without a limit."""
+    """Return the percentage of a GPU's SMs that MPS grants with this environment. 100 if there is no limit."""
     try:
         return min(100.0, float(environment.get(MPS_PERCENTAGE, "100")))
     except ValueError:
@@ -304,7 +323,7 @@ def sm_percent(environment: Mapping[str, str]) -> float:
 
 
 def cost_of_turns(ranks_per_gpu: int) -> str:
-    """Describe the cost of ranks that take turns on a GPU."""
+    """Describe how slow an operation is when ranks share a GPU by time slicing, without MPS."""
     nearest = min(_TURNS_MS, key=lambda ranks: abs(ranks - ranks_per_gpu))
     least = "at least " if ranks_per_gpu > max(_TURNS_MS) else ""
     return (
@@ -315,7 +334,7 @@ def cost_of_turns(ranks_per_gpu: int) -> str:
 
 
 def count_gpus(root: Path = Path("/")) -> int:
-    """Count the GPUs that the driver lists in /proc, which answers even if the driver hangs."""
+    """Count the GPUs that the driver lists in /proc. This works even if the driver hangs."""
     return len(list_names(root / "proc/driver/nvidia/gpus"))
 
 
@@ -329,15 +348,16 @@ _GROUP_WORDS = {
     "slurm": "slurm",
 }
 
-RUNTIMES = frozenset((*_MARK_FILES, *_GROUP_WORDS)) - {"slurm"}  # Traces of container runtimes
+RUNTIMES = frozenset((*_MARK_FILES, *_GROUP_WORDS)) - {"slurm"}  # Hints that name a container runtime
 
 
 def container_hints(root: Path) -> tuple[str, ...]:
-    """Return the traces of a container or a job's control group. No trace is a proof."""
+    """Return hints that this process is in a container or in a job's control group. None of them is proof."""
     found = [name for name, mark in _MARK_FILES.items() if exists(root / mark)]
     groups = read_text(root / "proc/self/cgroup") or ""
     found += [name for name, word in _GROUP_WORDS.items() if word in groups and name not in found]
-    # Each line is 'ID PARENT DEVICE ROOT PLACE OPTIONS ... - TYPE SOURCE OPTIONS'. The last mount on / counts.
+    # A line is 'ID PARENT DEVICE ROOT MOUNTPOINT OPTIONS ... - TYPE SOURCE OPTIONS'. The last mount on / is the visible
+    # one.
     on_root = re.findall(r"^(?:\S+ ){4}/ .*? - (\S+)", read_text(root / "proc/self/mountinfo") or "", re.MULTILINE)
     if on_root and on_root[-1] in ("overlay", "fuse.fuse-overlayfs", "squashfs"):
         found.append("layered root")
@@ -355,9 +375,10 @@ _FIRST_NAMESPACES = {
 
 
 def container_around(root: Path) -> str | None:
-    """Return the runtime of this process's container, 'container' if unnamed, '' on the host, None if unknown.
+    """Return the runtime of this process's container, or 'container' if its runtime is unknown.
 
-    A control group proves it. A file proves it only if the process has its own namespaces.
+    Return '' on the host, and None if neither can be shown. A control group proves a container, but a marker file does
+    so only if the process has its own namespaces.
     """
     groups = read_text(root / "proc/self/cgroup") or ""
     namespaces = {}
@@ -366,7 +387,8 @@ def container_around(root: Path) -> str | None:
             namespaces[kind] = (root / "proc/self/ns" / kind).readlink().name
     private = {kind for kind, name in namespaces.items() if name != _FIRST_NAMESPACES[kind]}
     for hint in container_hints(root):
-        # Only images have Singularity's folder. The files of others may remain on a disk made from an image.
+        # Singularity's directory exists only in images. Marker files of other runtimes may remain on a disk that was
+        # made from an image.
         proven = private or hint == "singularity" or _GROUP_WORDS.get(hint, "\0") in groups
         if hint in RUNTIMES and proven:
             return hint

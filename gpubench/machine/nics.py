@@ -1,6 +1,6 @@
-"""Reads the NICs of a node from sysfs: devices, RDMA ports, and counters of bytes and errors.
+"""Read a node's NICs from sysfs: devices, RDMA ports, and byte and error counters.
 
-RDMA ports were not tried on hardware. The code follows Documentation/ABI/stable/sysfs-class-infiniband.
+RDMA ports were not tested on hardware. The code follows Documentation/ABI/stable/sysfs-class-infiniband.
 """
 
 import re
@@ -40,15 +40,15 @@ _HARDWARE_COUNTERS = frozenset(
         *("retrans_pkts", "retrans_timeout_events", "unresponsive_remote_events", "impaired_remote_conn_events"),
     )
 )
-"""Counters of mlx5 (the kernel's Documentation/ABI/stable/sysfs-class-infiniband) and of EFA."""
+"""Counters of mlx5 (kernel document Documentation/ABI/stable/sysfs-class-infiniband) and of EFA."""
 
 _MOST_GIDS = 16
 
 
 def read_rdma_ports(root: Path) -> tuple[RdmaPort, ...]:
-    """Read every port of every RDMA device, with the name of its NIC."""
+    """Read every port of every RDMA device."""
     folder, verbs = root / "sys/class/infiniband", root / "sys/class/infiniband_verbs"
-    # /sys/class/infiniband_verbs/uverbs0/ibdev holds the name of the RDMA device
+    # /sys/class/infiniband_verbs/uverbs0/ibdev contains the name of the RDMA device.
     files = {read_text(verbs / name / "ibdev"): f"/dev/infiniband/{printable(name)}" for name in list_names(verbs)}
     return tuple(
         _read_port(port, nic, files.get(name))
@@ -58,7 +58,7 @@ def read_rdma_ports(root: Path) -> tuple[RdmaPort, ...]:
 
 
 def _port_folders(device: Path) -> dict[str, Path]:
-    """Return the port folders of a device by NIC name: mlx5_0, or mlx5_0:2 with several ports."""
+    """Return a device's port directories by NIC name: mlx5_0 for a single port, or else mlx5_0:1 and so on."""
     numbers = sorted((name for name in list_names(device / "ports") if name.isdecimal()), key=int)
     if len(numbers) < 2:
         return {device.name: device / "ports" / (numbers[0] if numbers else "1")}
@@ -66,7 +66,7 @@ def _port_folders(device: Path) -> dict[str, Path]:
 
 
 def _port_word(text: str | None) -> str | None:
-    """Parse '4: ACTIVE' → 'active'."""
+    """Return the word in a port's state, such as 'active' from '4: ACTIVE'."""
     return None if text is None else text.rpartition(":")[2].strip().lower()
 
 
@@ -89,7 +89,7 @@ def _read_port(folder: Path, nic: str, device_file: str | None) -> RdmaPort:
 
 
 def _counters(field: str, folder: Path, wanted: frozenset[str], unknown: UnknownFields) -> dict[str, int] | None:
-    """Return the wanted counters that the port has. None if it has no counters."""
+    """Return those of the wanted counters that the port has. None if it has no counters at all."""
     names = list_names(folder)
     if not names:
         unknown.reasons[field] = f"{folder.name} is empty or cannot be read"
@@ -103,7 +103,7 @@ def _read_numbers(folder: Path, names: Iterable[str]) -> dict[str, int]:
 
 
 def _gids(folder: Path, unknown: UnknownFields) -> tuple[Gid, ...] | None:
-    """Return the used entries at the start of the table. The kernel returns an error for the type of unused ones."""
+    """Return the used entries among the first 16 of the GID table. Reading the type of an unused entry fails."""
     kinds = folder / "gid_attrs/types"
     if not exists(kinds):
         unknown.reasons["gids"] = "gid_attrs/types is not there"
@@ -118,7 +118,7 @@ def _gids(folder: Path, unknown: UnknownFields) -> tuple[Gid, ...] | None:
 
 
 def _address_kind(text: str | None) -> str | None:
-    """Return the kind of a GID's address. None if it is unset or invalid."""
+    """Return a GID's address type: 'ipv4', 'link_local' or 'global'. None if it is unset or invalid."""
     try:
         address = IPv6Address(text or "")
     except AddressValueError:
@@ -134,7 +134,8 @@ _AMAZON = 0x1D0F
 _EFA_FAMILY = 0xEFA
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec", re.ASCII)
 _SOFTWARE_NAMES = ("siw", "rxe")
-_NO_SPEED = (-1, 0, 0xFFFF, 0xFFFFFFFF)  # Mbit/s that drivers and older kernels report for an unknown speed
+# Values in Mbit/s that drivers and older kernels report if the speed is unknown
+_NO_SPEED = (-1, 0, 0xFFFF, 0xFFFFFFFF)
 _MODELS = {
     "MT4115": "ConnectX-4",
     "MT4117": "ConnectX-4 Lx",
@@ -149,11 +150,11 @@ _MODELS = {
     "MT41686": "BlueField-2",
     "MT41692": "BlueField-3",
 }
-"""Names by `hca_type`: MT and the PCI device id in decimal (pci.ids, vendor 15b3)."""
+"""Model names by `hca_type`, which is MT and the PCI device ID in decimal (pci.ids, vendor 15b3)."""
 
 
 class _Interface(Struct, frozen=True):
-    """A network interface of a device. `port` counts from 0."""
+    """A device's network interface. `port` counts from 0."""
 
     name: str
     folder: Path
@@ -162,7 +163,7 @@ class _Interface(Struct, frozen=True):
 
 
 def read_nics(root: Path) -> tuple[NicFacts, ...]:
-    """Read every port of every RDMA device with its interfaces, then the other interfaces."""
+    """Read every port of every RDMA device with its network interfaces, and then all other interfaces."""
     interfaces = _interfaces(root / "sys/class/net")
     folder = root / "sys/class/infiniband"
     rdma = [nic for name in list_names(folder) for nic in _rdma_ports(folder / name, interfaces)]
@@ -171,7 +172,7 @@ def read_nics(root: Path) -> tuple[NicFacts, ...]:
 
 
 def nic_devices(root: Path) -> tuple[Path, ...]:
-    """Return the sysfs paths of the NICs' devices."""
+    """Return the sysfs paths of all NIC devices."""
     rdma, net = root / "sys/class/infiniband", root / "sys/class/net"
     return (*(rdma / name for name in list_names(rdma)), *(found.folder / "device" for found in _interfaces(net)))
 
@@ -195,7 +196,7 @@ def _rdma_ports(device: Path, interfaces: Sequence[_Interface]) -> Iterator[NicF
     on_device = [found for found in interfaces if found.address is not None and found.address == hardware.bus_id]
     ports = _port_folders(device)
     for name, port in ports.items():
-        # InfiniBand numbers ports from 1, the network from 0.
+        # InfiniBand numbers ports from 1, dev_port from 0.
         on_port = [found for found in on_device if len(ports) == 1 or found.port == int(port.name) - 1]
         yield _rdma_port(device, port, replace(hardware, name=name), on_port)
 
@@ -206,15 +207,15 @@ def _rdma_port(device: Path, port: Path, hardware: NicFacts, interfaces: Sequenc
     rate_text = unknown.text("rate_gbit_s", port / "rate")
     rate = _RATE.match(rate_text or "")
     if state == "down":
-        # A port without a link prints a meaningless rate.
+        # The rate file of a port without a link contains a meaningless value.
         unknown.reasons["rate_gbit_s"], rate = "the port is down", None
     elif rate_text is not None and rate is None:
         unknown.reasons["rate_gbit_s"] = f"rate is {rate_text!r}"
     is_infiniband = unknown.text("kind", port / "link_layer") == "InfiniBand"
-    # EFA's link layer does not identify it. All other RDMA that is not InfiniBand runs over Ethernet.
+    # The link layer does not identify EFA. Any other RDMA that is not InfiniBand runs over Ethernet.
     kind = NicKind.EFA if hardware.kind is NicKind.EFA else NicKind.INFINIBAND if is_infiniband else NicKind.ROCE
-    # Devices that share a physical port through different slots have the same adapter GUID and port name. NCCL
-    # compares the GUID to find ports of one adapter (src/transport/net_ib).
+    # Devices in different slots that share a physical port have the same adapter GUID and port name. NCCL compares the
+    # GUID to find ports of one adapter (src/transport/net_ib).
     port_name = read_text(interfaces[0].folder / "phys_port_name") if interfaces and not is_infiniband else None
     adapter = read_text(device / "sys_image_guid") if port_name else None
     return replace(
@@ -250,7 +251,7 @@ def _ethernet(interface: _Interface) -> NicFacts:
 
 
 def _hardware(device: Path, *, hca_type: str | None, name: str) -> NicFacts:
-    """Read the device behind a NIC. An emulated device may be below its interface."""
+    """Read the PCI device behind a NIC. Software RDMA has none, although its sysfs folder may be below a real NIC."""
     folder = None if name.startswith(_SOFTWARE_NAMES) else pci_folder(device)
     if folder is None:
         model = SOFTWARE_RDMA if name and (exists(device.parent) or name.startswith(_SOFTWARE_NAMES)) else None
@@ -271,14 +272,16 @@ def _hardware(device: Path, *, hca_type: str | None, name: str) -> NicFacts:
     )
 
 
-_WORD_BYTES = 4  # port_xmit_data and port_rcv_data count 4-byte words
+_WORD_BYTES = 4  # port_xmit_data and port_rcv_data count words of 4 bytes
 _FULL_32 = 2**32 - 1
 _ERRORS = ("port_rcv_errors", "port_xmit_discards", "link_downed", "symbol_error")
 _SELDOM = 10
 
 
 class NicCounters:
-    """Reads every NIC port and the loopback. RDMA devices are counted by port, not by interface."""
+    """Read the byte counters of every NIC port and of the loopback. RDMA devices are counted per port, not per
+    interface.
+    """
 
     def __init__(self, root: Path = Path("/")) -> None:
         infiniband, net = root / "sys/class/infiniband", root / "sys/class/net"
@@ -296,7 +299,9 @@ class NicCounters:
         self._errors: dict[str, dict[str, int]] = {}
 
     def read(self) -> tuple[NicReading, ...]:
-        """Read all ports at one moment. Read errors, each a query to the NIC's firmware, in one of ten readings."""
+        """Read all ports at the same time. Read error counters only in every tenth call, because each queries the
+        NIC's firmware.
+        """
         if self._count % _SELDOM == 0:
             self._errors = {name: _read_numbers(folder / "counters", _ERRORS) for name, folder in self._ports.items()}
         self._count += 1
@@ -326,7 +331,7 @@ def _resolve(path: Path) -> Path | None:
 
 
 def _read_words(name: str, path: Path, unknown: UnknownFields) -> int | None:
-    """Return a counter of 4-byte words in bytes."""
+    """Read a counter of 4-byte words and return it in bytes."""
     words = parse_number(unknown.text(name, path))
     if words is None:
         unknown.reasons.setdefault(name, f"{path.name} holds no number")

@@ -1,4 +1,4 @@
-"""Reads the driver, its visible GPUs, and byte counters of links. No other module imports pynvml."""
+"""Read the driver, the GPUs that it shows, and the links' byte counters. Only this module imports pynvml."""
 
 import ctypes
 import os
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from gpubench.machine.gpus import NvmlFacts
 
 _FILE = "libnvidia-ml.so.1"
-# pynvml's message. Importing pynvml would take 20 ms
+# The same text as pynvml's message. Importing pynvml to get it would take 20 ms.
 _NOT_FOUND = "NVML does not start (NVML Shared Library Not Found)"
 _NO_DRIVER = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
 
 
 class Driver(Struct, frozen=True):
-    """The NVIDIA driver. `cuda` is 13000 for 13.0, `visible` the number of GPUs that CUDA may use. If there is no
-    driver, `absent` has the reason.
+    """The NVIDIA driver and its GPUs.
+
+    `cuda` is 13000 for version 13.0. `visible` is the number of GPUs that CUDA may use. `absent` is the reason if there
+    is no driver.
     """
 
     version: str = ""
@@ -35,7 +37,7 @@ class Driver(Struct, frozen=True):
     absent: str = ""
 
     def hidden_gpus(self, root: Path = Path("/")) -> str:
-        """Return why the GPUs of this host cannot be used, or '' if it has none or they can."""
+        """Return why this host's GPUs cannot be used. '' if they can be used, or if the host has none."""
         if self.visible:
             return ""
         if self.gpus:
@@ -44,7 +46,9 @@ class Driver(Struct, frozen=True):
 
 
 def read_driver(environment: Mapping[str, str]) -> Driver:
-    """Read the driver and the GPUs that a process with this environment may use. Never raises for a missing driver."""
+    """Read the driver, and count the GPUs that a process with this environment may use. Never raises for a missing
+    driver.
+    """
     if not _is_installed():
         return Driver(absent=_NOT_FOUND)
     import pynvml
@@ -78,7 +82,7 @@ def _is_installed() -> bool:
 
 
 def read_nvml() -> "NvmlFacts":
-    """Read driver, GPUs and pairs. Raises CouldNotMeasureError if the driver does not answer this library."""
+    """Read driver, GPUs and GPU pairs. Raise CouldNotMeasureError if NVML fails although there is a driver."""
     import pynvml
 
     from gpubench.machine.gpus import NvmlFacts, read_node
@@ -92,7 +96,7 @@ def read_nvml() -> "NvmlFacts":
             return NvmlFacts(driver=DriverFacts(absent=reason))
         raise CouldNotMeasureError(reason) from error
     try:
-        # Affinity masks are indexed by CPU number, and offline CPUs have numbers too.
+        # An affinity mask has a bit for each CPU number, and offline CPUs have numbers too.
         return read_node(pynvml, cpus=os.sysconf("SC_NPROCESSORS_CONF"))
     except pynvml.NVMLError as error:
         raise CouldNotMeasureError(f"NVML does not answer ({error})") from error
@@ -101,7 +105,9 @@ def read_nvml() -> "NvmlFacts":
 
 
 def open_library() -> Any | None:
-    """Return an initialized library for repeated readings. The caller calls `nvmlShutdown`. None without a driver."""
+    """Return an initialised pynvml for repeated readings. None without a driver. The caller must call
+    `nvmlShutdown`.
+    """
     if not _is_installed():
         return None
     import pynvml
@@ -114,7 +120,9 @@ def open_library() -> Any | None:
 
 
 def visible_count(gpus: int, setting: str | None) -> int:
-    """Return how many GPUs CUDA_VISIBLE_DEVICES leaves. CUDA stops at the first unknown entry."""
+    """Return the number of GPUs that CUDA_VISIBLE_DEVICES leaves. CUDA ignores all entries from the first invalid
+    one on.
+    """
     if setting is None:
         return gpus
     names = (entry.strip() for entry in setting.split(","))
@@ -123,19 +131,18 @@ def visible_count(gpus: int, setting: str | None) -> int:
 
 
 class NvmlReader:
-    """Holds NVML open. Without a driver, `library` is None."""
+    """Keep NVML initialised until `close`. `library` is None without a driver."""
 
     def __init__(self) -> None:
         self.library: Any | None = open_library()
 
     def close(self) -> None:
-        """Shut NVML down."""
         if self.library is not None:
             self.library.nvmlShutdown()
         self.library = None
 
 
-ALL_LINKS = 0xFFFFFFFF  # The scope of a field that is summed over all NVLinks
+ALL_LINKS = 0xFFFFFFFF  # The scope ID with which NVML sums a field over all NVLinks
 NVLINK_COUNTERS, PCIE_COUNTERS = ("nvlink_sent", "nvlink_received"), ("pcie_sent", "pcie_received")
 _COUNTERS = {
     "nvlink_sent": (138, ALL_LINKS, 1024),
@@ -143,13 +150,13 @@ _COUNTERS = {
     "pcie_sent": (197, 0, 1),
     "pcie_received": (198, 0, 1),
 }
-"""Field number, scope and bytes per count. NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX count payload.
-NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES have 32 bits, and include headers.
+"""Field number, scope and bytes per count. NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX count payload only.
+NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES are 32-bit counters that include packet headers.
 """
 
 
 def read_link_counters(queries: GpuQueries, names: Iterable[str] = tuple(_COUNTERS)) -> dict[str, int]:
-    """Read the bytes that links of a GPU carried, by name of the counter. Each counter costs time."""
+    """Read the byte counters of a GPU's links, by counter name. Each counter adds to the time that NVML takes."""
     counters = {name: _COUNTERS[name] for name in names}
     values = queries.fields((number, scope) for number, scope, _ in counters.values())
     return {
@@ -160,10 +167,11 @@ def read_link_counters(queries: GpuQueries, names: Iterable[str] = tuple(_COUNTE
 
 
 class NvmlCounters(NvmlReader):
-    """Link counters of the GPUs with these PCI bus ids since the driver was loaded.
+    """Byte counters for the links of several GPUs, chosen by PCI bus ID. They count from the time the driver was
+    loaded.
 
-    On H200, NVLink counters moved by the copied bytes ± 4 KiB, PCIe counters by 1.08 to 1.09 of host-staged bytes and
-    by 0.03 MiB during NVLink copies. Judge only copies of megabytes.
+    On H200, NVLink counters increased by the copied bytes ± 4 KiB. PCIe counters increased by 1.08 to 1.09 times the
+    host-staged bytes, and by 0.03 MiB during NVLink copies. Use them only for copies of several megabytes.
     """
 
     def __init__(self, bus_ids: Sequence[str]) -> None:
@@ -171,6 +179,6 @@ class NvmlCounters(NvmlReader):
         self._gpus = [GpuQueries.find(self.library, bus_id) for bus_id in bus_ids]
 
     def read(self, gpu: int) -> LinkBytes:
-        """Read the counters of the GPU at a position, in half a millisecond."""
+        """Read the counters of GPU number `gpu` in the list of bus IDs. Takes half a millisecond."""
         queries = self._gpus[gpu]
         return LinkBytes() if queries is None or self.library is None else LinkBytes(**read_link_counters(queries))

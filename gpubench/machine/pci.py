@@ -1,7 +1,8 @@
-"""Reads the PCI tree of a node from sysfs: devices, links, access control, address translation, error counters.
+"""Read a node's PCI tree from sysfs: devices, links, access control (ACS), address translation (ATS), and error
+counters (AER).
 
-The code follows Linux's pci_regs.h and Documentation/ABI/testing/sysfs-bus-pci-devices-aer. ACS, ATS and AER were not
-tried on hardware. Only root may read them.
+The code follows Linux's pci_regs.h and Documentation/ABI/testing/sysfs-bus-pci-devices-aer. Reading ACS, ATS and AER
+was not tested on hardware, and only root may read them.
 """
 
 import os
@@ -17,7 +18,7 @@ from gpubench.machine.host import UnknownFields, list_names, read_number, read_t
 from gpubench.model.facts import snapshot
 from gpubench.model.paths.topology import PCIE_GENERATION_OF_GT_S
 
-# Intel VMD has domains of more than four digits (10000:e1:00.0). Hyper-V has domains such as eb75.
+# PCI domains may have more than four digits with Intel VMD (10000:e1:00.0). With Hyper-V they may be eb75, for example.
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s", re.ASCII)
@@ -25,18 +26,18 @@ _SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s", re.ASCII)
 _GPU_CLASSES = (0x0300, 0x0302)
 _NVSWITCH_CLASS = 0x0680
 _NVIDIA = 0x10DE
-_UNKNOWN_WIDTHS = (0, 63, 255)  # 0: no link (virtual machines). 63 and 255: the device has dropped off
+_UNKNOWN_WIDTHS = (0, 63, 255)  # 0: no link, as in virtual machines. 63 and 255: the device is off the bus
 
 
 class PciDevices(Struct, frozen=True):
-    """The folders of a host's NVIDIA devices in address order."""
+    """The sysfs directories of a host's NVIDIA devices, in address order."""
 
     gpus: tuple[Path, ...] = ()
     nvswitches: tuple[Path, ...] = ()
 
 
 def find_nvidia_devices(root: Path) -> PciDevices:
-    """Find the GPUs and NVSwitches on the PCI bus, with or without a driver."""
+    """Find all GPUs and NVSwitches on the PCI bus, whether or not a driver is bound to them."""
     folder = root / "sys/bus/pci/devices"
     gpus: list[Path] = []
     nvswitches: list[Path] = []
@@ -50,19 +51,21 @@ def find_nvidia_devices(root: Path) -> PciDevices:
 
 
 def pci_address(device: Path) -> str | None:
-    """Return the bus id of the PCI device in a sysfs path. A virtio interface is below one."""
+    """Return the bus ID of the PCI device in a sysfs path. The path may continue below it, as for a virtio
+    interface.
+    """
     ports = _find_ports(device)
     return snapshot.normalize_bus_id(ports[-1].name) if ports else None
 
 
 def pci_folder(device: Path) -> Path | None:
-    """Return the folder of the PCI device in a sysfs path."""
+    """Return the sysfs directory of the PCI device in a sysfs path."""
     ports = _find_ports(device)
     return ports[-1] if ports else None
 
 
 def read_place(device: Path) -> snapshot.PciPlace:
-    """Return a device's place in the PCI tree. A PCIe switch appears as two bridges."""
+    """Return a device's location in the PCI tree. A PCIe switch appears as two bridges."""
     ports = _find_ports(device)
     if not ports:
         return snapshot.PciPlace()
@@ -78,7 +81,7 @@ def read_place(device: Path) -> snapshot.PciPlace:
 
 
 def read_link(device: Path) -> snapshot.PcieLink:
-    """Return the current and maximum link of a device towards the CPU, as the device reports them."""
+    """Return the current and maximum PCIe link towards the CPU, as the device itself reports them."""
     return snapshot.PcieLink(
         generation=_generation(device / "current_link_speed"),
         width=_width(device / "current_link_width"),
@@ -88,7 +91,7 @@ def read_link(device: Path) -> snapshot.PcieLink:
 
 
 def trained_link(device: Path) -> snapshot.PcieLink:
-    """Return the link of a PCI device towards the CPU. Each maximum is the lower one of both ends."""
+    """Return a device's PCIe link towards the CPU. Each maximum is the lower one of the link's two ends."""
     ports = _find_ports(device)
     link = read_link(ports[-1] if ports else device)
     if len(ports) < 2:
@@ -102,7 +105,7 @@ def trained_link(device: Path) -> snapshot.PcieLink:
 
 
 def switches_above(devices: Iterable[Path]) -> tuple[snapshot.PciSwitch, ...]:
-    """Return the PCIe switches above these devices, without duplicates, by bus id."""
+    """Return the PCIe switches above these devices, without duplicates, sorted by bus ID."""
     ports = {snapshot.normalize_bus_id(port.name): port for device in devices for port in _find_ports(device)[1:-1:2]}
     return tuple(
         snapshot.PciSwitch(bus_id=name, link=trained_link(port), place=read_place(port))
@@ -111,7 +114,7 @@ def switches_above(devices: Iterable[Path]) -> tuple[snapshot.PciSwitch, ...]:
 
 
 def driver_name(device: Path) -> str | None:
-    """Return the name of the device's kernel driver."""
+    """Return the name of the kernel driver that is bound to the device."""
     try:
         return (device / "driver").readlink().name
     except OSError:
@@ -119,7 +122,10 @@ def driver_name(device: Path) -> str | None:
 
 
 def _find_ports(device: Path) -> list[Path]:
-    """Return the folders of the bridges above a PCI device, from the CPU on, and its own. Empty if there is none."""
+    """Return the directories of the bridges above a PCI device, from the CPU down, and of the device itself.
+
+    Return [] if the path contains no PCI device.
+    """
     return list(_ports_in_path(os.path.realpath(device)))
 
 
@@ -136,7 +142,9 @@ def _ports_in_path(path: str) -> tuple[Path, ...]:
 
 
 def _best(own: int | None, above: int | None, now: int | None) -> int | None:
-    """Return the lower maximum, unless it is below the current value, as with a hypervisor's virtual port."""
+    """Return the lower of both maxima. If it is below the current value, as for a hypervisor's virtual port, return
+    `own`.
+    """
     smaller = min((most for most in (own, above) if most is not None), default=None)
     return own if now is not None and smaller is not None and smaller < now else smaller
 
@@ -154,17 +162,17 @@ def _width(path: Path) -> int | None:
 ACCESS_CONTROL, ADDRESS_TRANSLATION = "access_control", "address_translation"
 NEEDS_ROOT = "needs root: others read only the first 64 bytes of the configuration space"
 
-_READABLE_BY_ALL = 64  # Bytes of the configuration space
+_READABLE_BY_ALL = 64  # Bytes of the configuration space that users other than root may read
 _EXTENDED = 0x100
 _END = 0x1000
 _ALL_ONES = 0xFFFFFFFF
 _ACS, _ATS = 0x000D, 0x000F
-_ATS_ENABLED = 1 << 31  # The highest bit of the control register, in the upper half of the word
+_ATS_ENABLED = 1 << 31  # The highest bit of the ATS control register, which is the upper half of the word
 _WORD_BYTES = 4
 
 
 def read_access_control(device: Path, unknown: UnknownFields) -> snapshot.AccessControl | None:
-    """Read a port's ACS registers. If they cannot be read, keep the reason and return None."""
+    """Read a port's ACS registers. If they are unreadable, store the reason and return None."""
     registers = _capability(device, _ACS, ACCESS_CONTROL, unknown)
     if registers is None:
         return None if ACCESS_CONTROL in unknown.reasons else snapshot.AccessControl()
@@ -172,7 +180,9 @@ def read_access_control(device: Path, unknown: UnknownFields) -> snapshot.Access
 
 
 def _read_address_translation(device: Path, unknown: UnknownFields) -> bool | None:
-    """True if the device translates addresses with the IOMMU (ATS): then a switch forwards directly despite ACS."""
+    """True if the device uses Address Translation Services (ATS). PCIe switches then forward directly in spite of
+    ACS.
+    """
     registers = _capability(device, _ATS, ADDRESS_TRANSLATION, unknown)
     if registers is None:
         return None if ADDRESS_TRANSLATION in unknown.reasons else False
@@ -184,7 +194,11 @@ def _names(bits: int) -> tuple[str, ...]:
 
 
 def _capability(device: Path, identity: int, field: str, unknown: UnknownFields) -> int | None:
-    """Return the word after a capability's header, or None with the reason. Reading a word costs time."""
+    """Return the 32-bit word after a PCI capability's header. None if the capability is absent, or unreadable with
+    a reason.
+
+    Search word by word, because each read takes time.
+    """
     try:
         file = os.open(device / "config", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -199,7 +213,7 @@ def _capability(device: Path, identity: int, field: str, unknown: UnknownFields)
 
 
 class _UnreadableError(Exception):
-    """A configuration space that cannot be read, with the reason."""
+    """The configuration space is unreadable, for the reason in the message."""
 
 
 def _find_capability(file: int, identity: int) -> int | None:
@@ -237,7 +251,7 @@ _MOST_DIGITS = 19
 
 
 def read_errors(device: Path, unknown: UnknownFields) -> snapshot.PcieErrors | None:
-    """Read a device's error counters. If they cannot be read, keep the reason as `errors` and return None."""
+    """Read a device's AER error counters. If they are unreadable, store the reason under `errors` and return None."""
     totals: dict[str, int] = {}
     named: dict[str, int] = {}
     for severity in _SEVERITIES:
@@ -248,7 +262,7 @@ def read_errors(device: Path, unknown: UnknownFields) -> snapshot.PcieErrors | N
         if total is None:
             unknown.reasons.setdefault("errors", reader.reasons.get("errors") or f"aer_dev_{severity} has no total")
             if severity == _SEVERITIES[0] and text is None:
-                # The kernel creates all three files or none.
+                # The kernel creates either all three files or none.
                 return None
             continue
         totals[severity] = total
@@ -278,7 +292,10 @@ _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 def read_pci_devices(
     gpus: Iterable[Path], nics: Iterable[Path], minors: Mapping[str, int]
 ) -> tuple[snapshot.PciDevice, ...]:
-    """Return all PCI devices on the paths of GPUs and NICs by bus id. `minors` numbers the GPUs' device files."""
+    """Return all PCI devices on the paths from the CPU to GPUs and NICs, sorted by bus ID.
+
+    `minors` are the minor numbers of the GPUs' device files.
+    """
     found: dict[str, snapshot.PciDevice] = {}
     for kind, devices in ((snapshot.PciKind.GPU, gpus), (snapshot.PciKind.NIC, nics)):
         for device in devices:
@@ -292,7 +309,9 @@ def read_pci_devices(
 
 
 def _chain(device: Path, kind: snapshot.PciKind) -> Iterable[tuple[Path, snapshot.PciKind]]:
-    """Yield the bridges above a device, from the CPU on, and the device. Below the root port, bridges come in pairs."""
+    """Yield the bridges above a device, from the CPU down, and the device. Below the root port, bridges come in
+    pairs.
+    """
     ports = _find_ports(device)
     for position, folder in enumerate(ports[:-1]):
         inner = snapshot.PciKind.UPSTREAM_PORT if position % 2 else snapshot.PciKind.DOWNSTREAM_PORT
@@ -331,7 +350,7 @@ def _read_device(
 
 
 def _iommu_group(folder: Path, unknown: UnknownFields) -> int | None:
-    """Return the IOMMU group from a link that every user may read. Without an IOMMU there is none."""
+    """Return the IOMMU group, which every user may read. None without an IOMMU."""
     try:
         name = (folder / "iommu_group").readlink().name
     except OSError as error:
@@ -344,7 +363,7 @@ def _iommu_group(folder: Path, unknown: UnknownFields) -> int | None:
 
 
 def _bar1(folder: Path, unknown: UnknownFields) -> int | None:
-    """Return the size of BAR 1. Its line in `resource` has the first address, the last address and flags."""
+    """Return the size of BAR 1 in bytes. Its line in `resource` has first address, last address and flags."""
     lines = (unknown.text("bar1_bytes", folder / "resource") or "").split("\n")
     match = _ADDRESSES.fullmatch(lines[_BAR1].strip()) if len(lines) > _BAR1 else None
     first, last = (int(match[1], 16), int(match[2], 16)) if match else (0, 0)
@@ -355,7 +374,10 @@ def _bar1(folder: Path, unknown: UnknownFields) -> int | None:
 
 
 def _bar1_most(folder: Path, unknown: UnknownFields) -> int | None:
-    """Return the largest size of BAR 1. Bit n of resource1_resize means 2^n MiB (Linux 6.1, resizable BARs only)."""
+    """Return the largest possible size of BAR 1 in bytes.
+
+    Bit n of resource1_resize means 2^n MiB. The file needs Linux 6.1 and exists only for resizable BARs.
+    """
     text = unknown.text("bar1_most_bytes", folder / "resource1_resize")
     if text is None:
         return None

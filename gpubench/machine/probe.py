@@ -1,4 +1,6 @@
-"""Reads this node through child processes, one per source, each with a deadline."""
+"""Read this node through three child processes, one for each source, with a deadline. A driver that hangs blocks
+only its child.
+"""
 
 import contextlib
 import json
@@ -42,14 +44,17 @@ from gpubench.model.facts.snapshot import (
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.units import plural
 
-_SECONDS_TO_END = 1.0  # Wait for a child that answered or was killed. A child inside a driver call may never end
-_SECONDS_TO_EXIT = 10.0  # Wait for the exit status of a child whose output ended, because it is the only explanation
+# Time for a child to exit after it answered or was killed. A child inside a driver call may never exit
+_SECONDS_TO_END = 1.0
+# Time for a child to exit after its output ended. Only its exit status then explains the failure
+_SECONDS_TO_EXIT = 10.0
 _CHUNK_BYTES = 2**16
-_LEAST_WAIT_S = 1.0  # A hung driver leaves its caller asleep. An overloaded host leaves it waiting for a CPU
+# A child that waited longer for a CPU is late because of load. In a hung driver, the child sleeps instead
+_LEAST_WAIT_S = 1.0
 
 
 class StageResult(Struct, frozen=True):
-    """A child's answer, or the reason why there is none."""
+    """A child's answer, or the reason why it gave none."""
 
     document: dict[str, Any] | None = None
     error: str = ""
@@ -59,13 +64,15 @@ class StageResult(Struct, frozen=True):
 def run_stages(
     commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], timeout_s: float
 ) -> dict[str, StageResult]:
-    """Run all commands and return their results by name. Leave no child behind, unless even SIGKILL does not end it."""
+    """Run all commands and return their results by name. Kill children that are late. Only one that survives
+    SIGKILL remains.
+    """
     with Stages(commands, environment) as stages:
         return stages.results(timeout_s)
 
 
 class Stages:
-    """Children that run in the background. As a context manager it ends those that are left."""
+    """Child processes that run in the background. Leaving the context ends those that are still running."""
 
     def __init__(self, commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> None:
         self._children = {name: _Child(command, environment) for name, command in commands.items()}
@@ -78,7 +85,7 @@ class Stages:
             child.end()
 
     def results(self, timeout_s: float) -> dict[str, StageResult]:
-        """Return the answers that arrived or arrive within `timeout_s`, by name."""
+        """Wait up to `timeout_s` for answers. Return each child's answer or failure by name."""
         deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             for child in self._children.values():
@@ -90,12 +97,14 @@ class Stages:
                     if key.data.read():
                         selector.unregister(key.fileobj)
                 if left <= 0:
-                    break  # keep what was already written, although this process may read it late
+                    break  # checked after reading, so that output which arrived in time counts
         return {name: child.result(timeout_s) for name, child in self._children.items()}
 
 
 class _Child:
-    """A child process and its output so far. A line of JSON is its answer, whether or not it exits."""
+    """A child process and its output so far. Its answer is a line of JSON, whether or not the child exits
+    afterwards.
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.output: IO[bytes] | None = None
@@ -119,7 +128,7 @@ class _Child:
             self._start_error = str(error)
 
     def read(self) -> bool:
-        """Read the available output. True at its end, or if it has the answer."""
+        """Read the available output. Return True at its end, or if the answer is complete."""
         assert self.output is not None
         chunk = os.read(self.output.fileno(), _CHUNK_BYTES)
         self._written += chunk
@@ -172,7 +181,7 @@ class _Child:
 
 
 NVML_ALONE = ("confidential_computing", "nvlink_bandwidth_mode", "nvlink_bandwidth_reduced")
-"""Driver settings that are in no file."""
+"""Driver settings that only NVML reports, and no file in /proc or /sys."""
 
 UNLISTED = "on the PCI bus, but the driver does not list it"
 
@@ -184,7 +193,10 @@ def merge(
     cuda: CudaFacts | None,
     failures: Sequence[ProbeFailure] = (),
 ) -> Snapshot:
-    """Merge the sources into the snapshot of a node. None is a source without an answer. `failures` has the reasons."""
+    """Merge the facts from three sources into a node's snapshot.
+
+    A source that did not answer is None, and `failures` has the reason.
+    """
     sysfs = sysfs or SysfsFacts()
     kernel = sysfs.node
     listed = _merge_gpus(sysfs, nvml)
@@ -201,7 +213,7 @@ def merge(
         host=host,
         source=f"gpubench {__version__}",
         taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        # The kernel knows the version of a driver that does not answer, and which module it is.
+        # If the driver does not respond, the kernel still has its version and whether the module is the open one.
         driver=replace(
             driver,
             version=driver.version or kernel.driver.version,
@@ -237,13 +249,13 @@ def _merge_gpus(sysfs: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
     nameless = [gpu for gpu in nvml.gpus if gpu.bus_id is None]
     names: dict[int, str | None] = {}
     if nameless and len(nameless) == len(unlisted):
-        # NVML numbers GPUs by bus id, including those that were lost before it could name them.
+        # NVML numbers GPUs by bus ID. The numbers include GPUs that were lost before NVML could read their bus ID.
         names.update((gpu.index, other.bus_id) for gpu, other in zip(nameless, unlisted, strict=True))
         unlisted = []
     gpus = [_add_place(replace(gpu, bus_id=gpu.bus_id or names.get(gpu.index)), gpus_on_bus) for gpu in nvml.gpus]
     following = max((gpu.index for gpu in gpus), default=-1) + 1
-    # A GPU of another virtual machine has another driver. A container sees every GPU on the bus, but has device files
-    # only for its own. A lost GPU leaves its device file behind.
+    # A GPU on the bus that NVML does not list is not always lost. A virtual machine's GPU is bound to another driver. A
+    # container sees every GPU on the bus, but has device files only for its own. A lost GPU's device file remains.
     has_all_files = not 0 < sysfs.device_files <= len(nvml.gpus)
     lost_drivers = (None, "nvidia") if has_all_files else (None,)
     lost = [gpu for gpu in unlisted if sysfs.gpu_drivers.get(gpu.bus_id or "") in lost_drivers]
@@ -270,7 +282,7 @@ def _add_cuda(gpu: GpuFacts, cuda: CudaFacts | None, unseen: str) -> GpuFacts:
 
 
 def _why_unseen(gpus: int, cuda: CudaFacts | None) -> str:
-    """Return why CUDA shows fewer GPUs than the driver, or '' if no setting explains it."""
+    """Return why CUDA lists fewer GPUs than the driver. '' if CUDA_VISIBLE_DEVICES does not explain it."""
     if cuda is None or cuda.visible_devices is None:
         return ""
     named = visible_count(gpus, cuda.visible_devices)
@@ -316,7 +328,7 @@ def _merge_pairs(
         yield replace(pair, unknown={**pair.unknown, "cuda": reason})
 
 
-COUNTING = (SYSFS, NVML)  # The stages that read error counters of devices
+COUNTING = (SYSFS, NVML)  # The stages that read devices' error counters
 T = TypeVar("T")
 
 
@@ -326,9 +338,9 @@ def probe(
     root: Path = Path("/"),
     stages: Mapping[str, Sequence[str]] | None = None,
 ) -> Snapshot:
-    """Read this node within about `timeout_s`. Sources that do not answer are listed in `failures`.
+    """Read this node within about `timeout_s`. `failures` in the snapshot lists sources that did not answer.
 
-    `stages` are the children's command lines by name. `root` is where sysfs and procfs are found.
+    `stages` are the children's command lines by name. sysfs and procfs are read below `root`.
     """
     return _merge_results(run_stages(stages or stage_commands(root), _whole_gpu_environment(environment), timeout_s))
 
@@ -340,7 +352,7 @@ def watch_errors(
     root: Path = Path("/"),
     stages: Mapping[str, Sequence[str]] | None = None,
 ) -> Snapshot:
-    """Read the error counters again through the kernel and NVML, and return the snapshot with the new errors."""
+    """Read the error counters again from the kernel and NVML, and return `before` with the increases since then."""
     commands = {name: command for name, command in (stages or stage_commands(root)).items() if name in COUNTING}
     results = run_stages(commands, _whole_gpu_environment(environment), timeout_s)
     after = _merge_results({CUDA: StageResult(error="not asked"), **results})
@@ -350,18 +362,18 @@ def watch_errors(
 
 
 class Probe(Stages):
-    """A probe that runs in the background and starts on construction."""
+    """A probe that starts on construction and runs in the background."""
 
     def __init__(self, environment: Mapping[str, str], stages: Mapping[str, Sequence[str]] | None = None) -> None:
         super().__init__(stages or stage_commands(), _whole_gpu_environment(environment))
 
     def snapshot(self, timeout_s: float) -> Snapshot:
-        """Return this node. Sources that do not answer within `timeout_s` are listed in `failures`."""
+        """Return this node's snapshot. `failures` lists sources that did not answer within `timeout_s`."""
         return _merge_results(self.results(timeout_s))
 
 
 def _whole_gpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without MPS's share of a GPU, which would hide multiprocessors."""
+    """Return the environment without MPS's limit on SMs, because CUDA would report fewer multiprocessors."""
     return {name: value for name, value in package_environment(environment).items() if name != MPS_PERCENTAGE}
 
 
@@ -374,7 +386,7 @@ def _merge_results(results: Mapping[str, StageResult]) -> Snapshot:
 
 
 def stage_commands(root: Path = Path("/")) -> dict[str, list[str]]:
-    """Return the command lines of the three children."""
+    """Return the command lines of the three child processes, by stage."""
     return {name: module_command(stage.__name__, name, str(root)) for name in (SYSFS, NVML, CUDA)}
 
 

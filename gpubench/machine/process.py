@@ -1,4 +1,4 @@
-"""Reads this process: rights, container, limits, CPU time, and user files that change NCCL's behavior."""
+"""Read this process: permissions, container, limits, CPU quota, and user files that change NCCL's behavior."""
 
 import ctypes
 import os
@@ -39,12 +39,13 @@ _CAPABILITIES = {
     23: "SYS_NICE",
     24: "SYS_RESOURCE",
 }
-"""Capability numbers of linux/capability.h that memory sharing, RDMA and configuration spaces need."""
+"""Capability numbers in linux/capability.h that matter for shared memory, RDMA and PCI configuration spaces."""
 
-_PIDFD_OPEN, _PIDFD_GETFD = 434, 438  # Call numbers on every architecture. Python may not have them
+# System call numbers, the same on every architecture. Python may have no function for them
+_PIDFD_OPEN, _PIDFD_GETFD = 434, 438
 _GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236, "ppc64le": 260}
 _POLICIES = ("default", "preferred", "bind", "interleave", "local", "preferred many", "weighted interleave")
-"""MPOL_* in linux/mempolicy.h, from 0. Higher bits are flags."""
+"""Names of MPOL_* in linux/mempolicy.h, by value. Higher bits are flags."""
 
 _MODE_BITS = 0xFF
 _MOST_NODES = 4096
@@ -54,12 +55,15 @@ _NOT_TRIED = "not tried: a seccomp filter is in force, and whose is not known"
 
 
 def may_call(seccomp: int | None, hints: Iterable[str]) -> bool:
-    """True if system calls may be tried: no filter, or a container runtime's, which refuses calls without killing."""
+    """True if trying a system call is safe: without a seccomp filter, or under a container runtime's filter.
+
+    A container runtime's filter makes forbidden calls fail, but does not kill the process.
+    """
     return seccomp != _FILTERED or not host.RUNTIMES.isdisjoint(hints)
 
 
 def pidfd_getfd(unknown: host.UnknownFields, *, allowed: bool) -> bool | None:
-    """True if pidfd_getfd can pass descriptors of GPU memory, as expandable segments do. Tried on this process."""
+    """True if pidfd_getfd works, tried on this process. With expandable segments, ranks need it to share GPU memory."""
     if not allowed:
         unknown.reasons["pidfd_getfd"] = _NOT_TRIED
         return None
@@ -95,11 +99,11 @@ def memory_policy(unknown: host.UnknownFields, *, allowed: bool) -> str | None:
 
 
 def cpu_quota(root: Path) -> CpuQuota | None:
-    """Return the lowest CPU quota of this process's control groups, or None without a limit."""
+    """Return the lowest CPU quota in this process's control groups. None if there is no limit."""
     found: list[CpuQuota] = []
     for folder in host.control_groups(root, "cpu"):
         limits: dict[str, Sequence[str | None]] = {
-            # '200000 100000' is two CPUs, 'max 100000' no limit
+            # '200000 100000' means two CPUs, and 'max 100000' means no limit.
             "cpu.max": (host.read_text(folder / "cpu.max") or "").split(),
             "cpu.cfs_quota_us": [host.read_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")],
         }
@@ -117,7 +121,7 @@ _MOST_DEVICES = 4096
 
 
 def read_topology_file(settings: Mapping[str, str], root: Path) -> TopologyFile | None:
-    """Read the topology file that NCCL would read, or None. `settings` are NCCL's variables from any source."""
+    """Read the topology file that NCCL would read. None if there is none. `settings` are NCCL's merged variables."""
     path = settings.get(_SETTING) or _DEFAULT
     is_set = bool(settings.get(_SETTING))
     file = TopologyFile(path=host.printable(path), by=_SETTING if is_set else "NCCL's default")
@@ -169,7 +173,7 @@ NO_ANSWER = f"no answer within {SECONDS_TO_ANSWER:g} s: a file system does not r
 def _read_user_files(
     environment: Mapping[str, str], loaded: Mapping[str, str], root: Path
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the fields of RankFacts about user files that NCCL reads, and a reason per missing file."""
+    """Read the user files that NCCL reads. Return fields for RankFacts, and a reason for each unreadable file."""
     nccl_files, unknown = read_nccl_files(environment, root)
     settings = merge_settings(environment, nccl_files)
     search_path = os.environ.get("LD_LIBRARY_PATH", "")
@@ -181,7 +185,7 @@ def _read_user_files(
     return {"nccl_files": nccl_files, "topology_file": topology_file, "loadable": loadable}, unknown
 
 
-UNLIMITED = -1  # `memlock_bytes` of a process without a limit
+UNLIMITED = -1  # Value of `memlock_bytes` for a process without a limit
 _NAMESPACE = re.compile(r"\w+:\[(\d+)\]", re.ASCII)
 _GPU_FILE = re.compile(r"nvidia\d+", re.ASCII)
 _LIBRARY = re.compile(
@@ -193,7 +197,7 @@ _LIBRARY = re.compile(
 def read_rank_facts(
     rank: int, node: int, local_rank: int, environment: Mapping[str, str], root: Path = Path("/")
 ) -> RankFacts:
-    """Read the facts of this process. `environment` is the allow-list."""
+    """Read the facts about this process. `environment` contains only variables that may be recorded."""
     unknown = host.UnknownFields()
     status = host.parse_fields(host.read_text(root / "proc/self/status"))
     seccomp = host.parse_number(status.get("Seccomp"))
@@ -246,7 +250,7 @@ def read_rank_facts(
 
 
 def _capabilities(status: Mapping[str, str], unknown: host.UnknownFields) -> tuple[str, ...] | None:
-    """Return the relevant capabilities in force."""
+    """Return the relevant capabilities that this process has in effect."""
     bits = host.parse_number(f"0x{status.get('CapEff')}")
     if bits is None:
         unknown.reasons["capabilities"] = "/proc/self/status has no CapEff"
@@ -255,14 +259,14 @@ def _capabilities(status: Mapping[str, str], unknown: host.UnknownFields) -> tup
 
 
 def _denied_files(paths: Iterable[str], root: Path) -> tuple[str, ...]:
-    """Return the device files that this process may not read and write, by access(2), which does not open them."""
+    """Return the device files that this process may not read and write. access(2) checks this without opening them."""
     return tuple(
         path for path in paths if not os.access(root / path.removeprefix("/"), os.R_OK | os.W_OK, effective_ids=True)
     )
 
 
 def _ucx_cuda(library: str | None, root: Path, unknown: host.UnknownFields) -> bool | None:
-    """True if the loaded UCX has its module for GPU memory next to its library."""
+    """True if the loaded UCX library has its CUDA module in the `ucx` directory next to it."""
     if library is None:
         unknown.reasons["ucx_cuda"] = "no UCX is loaded in this process"
         return None
@@ -271,14 +275,14 @@ def _ucx_cuda(library: str | None, root: Path, unknown: host.UnknownFields) -> b
 
 
 def read_plugins(facts: RankFacts, root: Path = Path("/")) -> RankFacts:
-    """Add the plugins that NCCL has loaded since the facts were read."""
+    """Add the plugins that NCCL has loaded since these facts were read."""
     libraries = mapped_libraries(root / "proc/self/maps")
     plugins = {name: file for name, file in libraries.items() if name.startswith("libnccl-")}
     return replace(facts, libraries={**facts.libraries, **plugins})
 
 
 def read_namespaces(folder: Path) -> dict[str, int]:
-    """Return namespace inodes by kind, without those of future children (pid_for_children)."""
+    """Return namespace inode numbers by type, except those for future children (pid_for_children)."""
     found = {}
     for name in host.list_names(folder):
         if name.endswith("_for_children"):
@@ -293,7 +297,7 @@ def read_namespaces(folder: Path) -> dict[str, int]:
 
 
 def read_shared_memory(folder: Path) -> dict[str, Any]:
-    """Return the fields of RankFacts about /dev/shm. Empty if it cannot be read."""
+    """Return the RankFacts fields about /dev/shm. Empty if it is unreadable."""
     try:
         device, space = folder.stat().st_dev, os.statvfs(folder)
     except OSError:
@@ -313,7 +317,7 @@ def _device_files(root: Path) -> tuple[str, ...]:
 
 
 def mapped_libraries(maps: Path) -> dict[str, str]:
-    """Return the first mapped file of each communication library by name."""
+    """Return the first mapped file of each communication library, by library name."""
     found: dict[str, str] = {}
     for path in host.mapped_paths(maps):
         match = _LIBRARY.match(path.rpartition("/")[2])

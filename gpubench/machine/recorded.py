@@ -1,6 +1,8 @@
-"""Reads and writes recorded machines. A recording is a folder with one snapshot per node (`nodes/HOST.json`), the
-facts of every rank (`ranks.jsonl`), one file per command (`p2p.jsonl`, `libraries.jsonl`), and NCCL's log of
-every rank (`nccl/rank0.log`).
+"""Read and write recordings of machines.
+
+A recording is a directory with one snapshot per node (`nodes/HOST.json`) and the facts of every rank (`ranks.jsonl`).
+It may also contain a sample file per command (`p2p.jsonl`, `libraries.jsonl`) and each rank's NCCL log
+(`nccl/rank0.log`).
 """
 
 import contextlib
@@ -29,11 +31,13 @@ _REASON, _ADVICE = (
     "the recording was edited by hand, cut off, or is of a newer gpubench",
     "record it again: --record DIR",
 )
-"""Text for errors in a recording without a more specific reason."""
+"""Likely reason and advice for errors in a recording, if there is nothing more specific."""
 
 
 def check_recordable(directory: Path) -> None:
-    """Check that a recording can be written to a folder, without changing it. Raises UsageError."""
+    """Check that a recording can be written to a directory, and leave the directory unchanged. Raise UsageError if
+    it cannot.
+    """
     nodes = directory / _NODES
     if any(nodes.glob("*.json")):
         raise UsageError(
@@ -57,7 +61,7 @@ def check_recordable(directory: Path) -> None:
 
 
 def write_recording(directory: Path, snapshots: Sequence[Snapshot], ranks: Sequence[RankFacts]) -> None:
-    """Write nodes and ranks into a folder, creating it if needed. Raises OutputError."""
+    """Write nodes and ranks into a directory, which is created if needed. Raise OutputError if writing fails."""
     with name_output(directory):
         (directory / _NODES).mkdir(parents=True, exist_ok=True)
     taken: set[str] = set()
@@ -73,12 +77,12 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def write_libraries(directory: Path, hosts: Sequence[LibrariesFacts]) -> None:
-    """Add the libraries of every host to a recording. Raises OutputError."""
+    """Add each host's libraries to a recording. Raise OutputError if writing fails."""
     _write(directory / _LIBRARIES, "".join(map(json_line, hosts)).encode())
 
 
 def read_libraries(directory: Path) -> list[LibrariesFacts]:
-    """Read the libraries of every host in a recording. Raises UsageError if it has none or they cannot be read."""
+    """Read each host's libraries from a recording. Raise UsageError if they are missing or unreadable."""
     lines = read_samples(directory, _LIBRARIES, "libraries")
     hosts = []
     with add_advice(reason=_REASON, next_step=_ADVICE):
@@ -89,7 +93,9 @@ def read_libraries(directory: Path) -> list[LibrariesFacts]:
 
 
 def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
-    """Add NCCL's log of every rank to a recording, for people and for `gpubench explain`. Raises OutputError."""
+    """Add each rank's NCCL log to a recording, for people and for `gpubench explain`. Raise OutputError if writing
+    fails.
+    """
     folder = directory / "nccl"
     for rank, text in enumerate(texts):
         if text:
@@ -100,7 +106,10 @@ def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
 
 @add_advice(reason=_REASON, next_step=_ADVICE)
 def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snapshot], list[RankFacts]]:
-    """Read nodes and ranks of a recording by host name, or only those of `host`. Raises UsageError."""
+    """Read a recording's nodes, sorted by file name, and its ranks. With `host`, return only that host's.
+
+    Raise UsageError if there is no recording, or it is unreadable or too large.
+    """
     paths = sorted(_node_files(directory), key=_natural_order)
     if not paths:
         raise UsageError(
@@ -131,7 +140,7 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
 
 
 def _node_files(directory: Path) -> list[Path]:
-    """Return the node files, or none without their folder. Raises UsageError for too many."""
+    """Return the node files, or [] if there is no directory for them. Raise UsageError if there are too many."""
     with contextlib.suppress(OSError), os.scandir(directory / _NODES) as entries:
         names = (entry.name for entry in entries if entry.name.endswith(".json"))
         found = list(islice(names, limits.MOST_NODES + 1))
@@ -153,7 +162,9 @@ def _read_nodes(paths: Sequence[Path], directory: Path) -> Iterator[Snapshot]:
 
 @contextlib.contextmanager
 def recording_samples(directory: Path, name: str) -> Iterator[Callable[[object], None]]:
-    """Add a file of raw samples to a recording. Each record is written at once as a line. Raises OutputError."""
+    """Add a file of raw samples to a recording. Write each record immediately, as one line. Raise OutputError if
+    writing fails.
+    """
     path = directory / name
     with name_output(path):
         file = path.open("xb", buffering=0)
@@ -169,7 +180,9 @@ def recording_samples(directory: Path, name: str) -> Iterator[Callable[[object],
 
 
 def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, str]]:
-    """Read the complete lines of a sample file, each with its place. Raises UsageError."""
+    """Read a sample file's complete lines, each with its file name and line number. Raise UsageError if it is
+    unreadable.
+    """
     path = directory / name
     if not path.exists():
         raise UsageError(
@@ -192,7 +205,7 @@ def _lines(path: Path, most_bytes: int, most_lines: int) -> Iterator[tuple[str, 
                 left -= len(line)
                 if left < 0:
                     raise _too_much(f"{path} has more than {_mib(most_bytes)}")
-                if not line.rstrip(b"\0"):  # the end of the file, or the padding that a power cut left
+                if not line.rstrip(b"\0"):  # end of the file, or zero padding after a power failure
                     return
                 if number > most_lines:
                     raise _too_much(f"{path} has more than {most_lines} lines")
@@ -222,5 +235,5 @@ def _file_name(host: str, taken: set[str]) -> str:
 
 
 def _natural_order(path: Path) -> list[tuple[bool, int, str]]:
-    """Return a sort key that puts node2 before node10."""
+    """Return a sort key by which node2 comes before node10."""
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _DIGITS.split(path.stem)]

@@ -1,4 +1,4 @@
-"""A child process of the probe: `python -P -m gpubench.machine.stage STAGE ROOT` prints facts as a line of JSON."""
+"""A child process of the probe: `python -P -m gpubench.machine.stage STAGE ROOT` prints facts as one line of JSON."""
 
 import json
 import os
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from gpubench.machine.sysfs import SysfsFacts
 
 SYSFS, NVML, CUDA = "sysfs", "nvml", "cuda"
-SEARCH, NCCL4PY, MPI4PY, VERSION = "search", "nccl4py", "mpi4py", "version"  # tasks of backends/libraries.py
+# names of further stages, which backends/libraries.py runs
+SEARCH, NCCL4PY, MPI4PY, VERSION = "search", "nccl4py", "mpi4py", "version"
 
 
 def read_stage(stage: str, root: Path, environment: Mapping[str, str]) -> "SysfsFacts | NvmlFacts | CudaFacts":
-    """Read the facts of one stage. Raises CouldNotMeasureError if the source exists and does not answer."""
+    """Read one stage's facts. Raise CouldNotMeasureError if the source exists but does not respond."""
     if stage == SYSFS:
         from gpubench.machine.sysfs import read_sysfs
 
@@ -44,7 +45,7 @@ def _read_cuda(visible_devices: str | None) -> "CudaFacts":
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print facts to stdout, or an error line to stderr, and return the exit code."""
+    """Print the facts to stdout, or an error line to stderr. Return the exit code."""
     stage, root = arguments
     leave_core()
     try:

@@ -1,6 +1,6 @@
-"""Reads the node from its kernel: machine, names, kernel and NVIDIA driver settings, fabric services.
+"""Read the node from its kernel: CPUs and memory, kernel and NVIDIA driver settings, and fabric services.
 
-IMEX and the subnet manager were not tried on hardware.
+IMEX and the subnet manager were not tested on hardware.
 """
 
 import re
@@ -23,21 +23,21 @@ _PEERMEM = (
     "sys/kernel/mm/memory_peers/nv_mem_nc/version",
     "sys/module/nvidia_peermem/version",
 )
-"""NCCL checks these files to see whether a NIC can reach GPU memory through nvidia-peermem."""
+"""Files that NCCL checks to find out whether a NIC can access GPU memory through nvidia-peermem."""
 
 _CHASSIS = {
     **dict.fromkeys((8, 9, 10, 14, 30, 31, 32), "laptop"),
     **dict.fromkeys((3, 4, 5, 6, 7, 13, 15, 16, 24, 35), "desktop"),
     **dict.fromkeys((17, 23, 25, 28, 29), "server"),
 }
-"""Chassis types by the firmware's number (DMTF DSP0134, SMBIOS, 7.4.1)."""
+"""Chassis types by the number that the firmware reports (DMTF DSP0134, SMBIOS, 7.4.1)."""
 
 
 def read_machine(root: Path) -> snapshot.HostFacts:
-    """Read processors, memory nodes, kernel and firmware names."""
+    """Read CPUs, NUMA nodes, the kernel version, and the firmware's names for the machine."""
     text = host.read_text(root / "proc/cpuinfo") or ""
     models = _cpuinfo_values("model name", text)
-    flags = _cpuinfo_values("flags", text)  # only x86 has them
+    flags = _cpuinfo_values("flags", text)  # exists only on x86
     is_virtual = "hypervisor" in flags[0].split() if flags else None
     names = [host.read_text(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
     return snapshot.HostFacts(
@@ -55,7 +55,7 @@ def read_machine(root: Path) -> snapshot.HostFacts:
 
 
 def _read_kernel_driver(root: Path) -> snapshot.DriverFacts:
-    """Read the version of the loaded kernel module, which is also there if the driver no longer answers."""
+    """Read the loaded kernel module's version, which is available even if the driver no longer responds."""
     text = host.read_text(root / "proc/driver/nvidia/version")
     if text is None:
         return snapshot.DriverFacts()
@@ -66,11 +66,11 @@ def _read_kernel_driver(root: Path) -> snapshot.DriverFacts:
 
 
 def _read_gpudirect(root: Path) -> snapshot.GpuDirectFacts:
-    """Read the modules nvidia-peermem and efa_nv_peermem. CUDA reports dma-buf."""
+    """Read whether nvidia-peermem and efa_nv_peermem are loaded. Support for dma-buf comes from CUDA."""
     modules = root / "sys/module"
     absent = False if host.exists(modules) else None
     registered = None
-    # Not tried with InfiniBand
+    # Not tested with InfiniBand.
     if host.exists(modules / "nvidia_peermem") and host.exists(modules / "ib_core/holders"):
         users = (*host.list_names(modules / "ib_core/holders"), *host.list_names(modules / "ib_uverbs/holders"))
         registered = "nvidia_peermem" in users
@@ -82,7 +82,9 @@ def _read_gpudirect(root: Path) -> snapshot.GpuDirectFacts:
 
 
 def _cpuinfo_values(field: str, text: str) -> list[str]:
-    """Return one field of /proc/cpuinfo per processor, without keeping the rest of its megabytes."""
+    """Return one field of /proc/cpuinfo for each processor. Parsing all fields would use megabytes on a large
+    machine.
+    """
     return re.findall(rf"^{field}[ \t]*:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
 
 
@@ -102,13 +104,13 @@ _PCI_OPTIONS = (
     *("disable_acs_redir", "config_acs", "noaer", "nommconf", "realloc", "noats", "pcie_bus_", "resource_alignment"),
     *("nocrs", "assign-busses", "big_root_window"),
 )
-"""Values of the kernel option pci=, separated by commas (Documentation/admin-guide/kernel-parameters)."""
+"""Comma-separated values of the kernel option pci= (Documentation/admin-guide/kernel-parameters)."""
 
 _RELEASE = re.compile(r"Linux version (\S+)", re.ASCII)
 
 
 def read_kernel_settings(root: Path, devices: Iterable[snapshot.PciDevice]) -> snapshot.KernelSettings:
-    """Read kernel settings below `root`, and the IOMMU group types of these devices."""
+    """Read the kernel settings below `root`, and the types of these devices' IOMMU groups."""
     unknown = host.UnknownFields()
     drivers = unknown.text("imex", root / "proc/devices")
     return snapshot.KernelSettings(
@@ -123,7 +125,7 @@ def read_kernel_settings(root: Path, devices: Iterable[snapshot.PciDevice]) -> s
 
 
 def _options(line: str | None) -> tuple[str, ...] | None:
-    """Return the relevant kernel options, shortened. Others may contain secrets."""
+    """Return the relevant kernel options only, because others may contain secrets. Long ones are truncated."""
     if line is None:
         return None
     found = []
@@ -137,7 +139,7 @@ def _options(line: str | None) -> tuple[str, ...] | None:
 
 
 def _wsl(root: Path, unknown: host.UnknownFields) -> bool | None:
-    """True under WSL: the kernel release names Microsoft, and the device that reaches the GPU exists."""
+    """True under WSL, if /dev/dxg exists or the kernel release contains 'microsoft'."""
     if host.exists(root / "dev/dxg"):
         return True
     release = _RELEASE.match(unknown.text("wsl", root / "proc/version") or "")
@@ -161,7 +163,7 @@ def _iommu(root: Path, groups: Iterable[int]) -> snapshot.IommuFacts:
     return snapshot.IommuFacts(units=units, group_types=types, unknown=unknown.reasons)
 
 
-_COMM_LENGTH = 15  # Characters of a program name that the kernel keeps (TASK_COMM_LEN)
+_COMM_LENGTH = 15  # The kernel truncates program names to this many characters (TASK_COMM_LEN)
 _LOGS = {
     "nv-fabricmanager": (
         "var/log/fabricmanager.log",
@@ -170,8 +172,8 @@ _LOGS = {
     "nvlsm": ("var/log/nvlsm.log", rb"(?:nvlsm|NVLSM|OpenSM) (?:version )?"),
     "nvidia-imex": ("var/log/nvidia-imex.log", rb"IMEX (?:Log )?[Vv]ersion"),
 }
-"""Default log files of the services, and the text before the version in them. The fabric manager's pattern follows
-a line that users quote. The others are untested.
+"""The services' default log files, and a pattern for the text before the version. The fabric manager's pattern
+matches a line that users quote in public reports. The other patterns are untested.
 """
 
 _LOG_BYTES = 2**16
@@ -179,7 +181,7 @@ _MOST_PROCESSES = 10_000
 
 
 def read_services(root: Path) -> tuple[dict[str, snapshot.Service], dict[str, str]]:
-    """Return the services by name, and reasons for unknown values as `services.NAME.FIELD`. Needs no root."""
+    """Return the services by name, and reasons for unknown values by `services.NAME.FIELD`. Does not need root."""
     hidden = _why_processes_hidden(root)
     running, is_complete = (set[str](), False) if hidden else _find_services(root)
     found, unknown = {}, {}
@@ -205,7 +207,7 @@ def _why_processes_hidden(root: Path) -> str:
 
 
 def _find_services(root: Path) -> tuple[set[str], bool]:
-    """Return the services that run, and False if not all processes were read."""
+    """Return the services that are running. The second value is False if some processes were not checked."""
     wanted = {name[:_COMM_LENGTH]: name for name in _LOGS}
     found: set[str] = set()
     for count, pid in enumerate(_pids(root)):
@@ -219,9 +221,9 @@ def _find_services(root: Path) -> tuple[set[str], bool]:
 
 
 def _pids(root: Path) -> Iterator[str]:
-    """Yield children of process 1, such as services, then all other processes except kernel threads.
+    """Yield the PIDs of process 1's children, such as services, and then of all others except kernel threads.
 
-    Machines with thousands of CPUs have tens of thousands of kernel threads, the children of process 2.
+    Kernel threads are children of process 2. Machines with thousands of CPUs have tens of thousands of them.
     """
     services = _children(root, "1")
     yield from services
@@ -230,12 +232,12 @@ def _pids(root: Path) -> Iterator[str]:
 
 
 def _children(root: Path, pid: str) -> list[str]:
-    """Return the children of a process, if the kernel lists them (CONFIG_PROC_CHILDREN)."""
+    """Return the PIDs of a process's children. Empty if the kernel does not list them (CONFIG_PROC_CHILDREN)."""
     return (host.read_text(root / f"proc/{pid}/task/{pid}/children") or "").split()
 
 
 def _version_in_log(root: Path, service: str) -> tuple[str | None, str]:
-    """Return the last version that a service wrote into its log. If there is none, return the reason."""
+    """Return the last version in a service's log, or None and the reason."""
     path, prefix = _LOGS[service]
     unknown = host.UnknownFields()
     text = unknown.tail("version", root / path, _LOG_BYTES)
@@ -255,13 +257,13 @@ _PARAMETERS = frozenset(
         *("ImexChannelCount", "CreateImexChannel0", "OpenRmEnableUnsupportedGpus", "ExcludedGpus", "GpuBlacklist"),
     )
 )
-"""Names in /proc/driver/nvidia/params. RmNvlinkBandwidth is not on that page, but NVML knows the mode."""
+"""Names in /proc/driver/nvidia/params. RmNvlinkBandwidth is not in that file, but NVML reports the mode."""
 
 _REGISTRY_KEYS = (
     *("forcep2p", "rmforcep2p", "rmpciep2p", "rmp2p", "rmdisablep2p", "rmnvlink", "nvlink", "peermapping"),
     *("rmforcestaticbar1", "rmbar1", "rmpcie", "enableresizablebar", "grdma", "rmconfcompute", "rmconfidential"),
 )
-"""Prefixes of registry keys that change how GPUs and NICs reach each other. Case does not matter."""
+"""Prefixes of registry keys that change how GPUs and NICs reach each other, in lower case. Matching ignores case."""
 
 _MODPROBE = ("etc/modprobe.d", "run/modprobe.d", "usr/lib/modprobe.d")
 _MOST_FILES = 256
@@ -270,12 +272,12 @@ _OPTION = re.compile(r'NVreg_(\w+)=(?:"([^"]*)"|(\S*))', re.ASCII)
 
 
 def read_driver_settings(root: Path) -> snapshot.DriverSettings:
-    """Read the driver settings below `root`, without those that only NVML knows."""
+    """Read the driver settings below `root`, except those that only NVML reports."""
     unknown = host.UnknownFields()
     text = unknown.text("parameters", root / "proc/driver/nvidia/params")
     if text is None:
         unknown.reasons["registry_keys"] = unknown.reasons["parameters"]
-    # Texts are quoted (nv_procfs_read_params of the open kernel module).
+    # Strings are quoted (nv_procfs_read_params in the open kernel module).
     settings = {name: value.strip('"') for name, value in host.parse_fields(text).items()}
     services, reasons = read_services(root)
     return snapshot.DriverSettings(
@@ -305,7 +307,9 @@ def _registry_keys(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_modprobe(root: Path, unknown: host.UnknownFields) -> dict[str, str] | None:
-    """Read options in modprobe's files. For equal file names, the first folder counts (modprobe.d(5))."""
+    """Read the NVIDIA options in modprobe.d. If several directories have a file of the same name, the first
+    directory wins (modprobe.d(5)).
+    """
     files: dict[str, Path] = {}
     for folder in _MODPROBE:
         for name in host.list_names(root / folder):
@@ -322,7 +326,7 @@ def _read_modprobe(root: Path, unknown: host.UnknownFields) -> dict[str, str] | 
     return found
 
 
-# Reading a GPU's name in /proc takes the driver's lock, so a driver that hangs blocks the reader
+# Reading a GPU's name in /proc needs the driver's lock, so a driver that hangs blocks the reader.
 _SECONDS_FOR_NAMES = 2.0
 _DEVICE_FILE = re.compile(r"nvidia\d+", re.ASCII)
 _MINOR = re.compile(r"\d{1,6}", re.ASCII)
@@ -332,7 +336,7 @@ _NO_FACTS = snapshot.Snapshot(host="", origin=Origin.MEASURED, source="")
 
 
 class SysfsFacts(Struct, frozen=True, kw_only=True):
-    """The node according to the kernel. `gpu_drivers` and `device_files` help to recognize lost GPUs."""
+    """A node's facts from the kernel. `gpu_drivers` and `device_files` help to detect lost GPUs."""
 
     node: snapshot.Snapshot = _NO_FACTS
     gpu_drivers: Mapping[str, str] = field(default_factory=dict)
@@ -340,7 +344,7 @@ class SysfsFacts(Struct, frozen=True, kw_only=True):
 
 
 def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
-    """Read /sys, /proc and /dev below `root`. Missing files are unknown facts."""
+    """Read /sys, /proc and /dev below `root`. Facts whose files are missing stay unknown."""
     devices = pci.find_nvidia_devices(root)
     drivers = {snapshot.normalize_bus_id(gpu.name): pci.driver_name(gpu) for gpu in devices.gpus}
     pages = _read_driver_pages(root) if devices.gpus else {}
@@ -386,7 +390,7 @@ def _gpus(folders: Sequence[Path], pages: Mapping[str, Mapping[str, str]]) -> It
 
 
 def _read_driver_pages(root: Path) -> dict[str, dict[str, str]]:
-    """Read the driver's page of each GPU in /proc. If the driver hangs, return those read before."""
+    """Read the driver's information file in /proc for each GPU. If the driver hangs, return those read so far."""
     folder = root / "proc/driver/nvidia/gpus"
     pages: dict[str, dict[str, str]] = {}
 

@@ -1,4 +1,4 @@
-"""Reads the use of this node's GPUs and links: clocks, throttling, traffic, and the processes behind it."""
+"""Read how this node's GPUs and links are used: clocks, throttling, traffic, and the processes that cause it."""
 
 import contextlib
 import json
@@ -59,14 +59,14 @@ _ALL = "throttling, clocks and other users"
 
 
 class NvmlCondition(NvmlReader):
-    """Reads the condition of the GPU with a PCI bus id between rows."""
+    """Read the condition of one GPU, chosen by PCI bus ID, between measured rows."""
 
     def __init__(self, bus_id: str) -> None:
         super().__init__()
         self._bus_id = bus_id
 
     def read(self) -> GpuCondition:
-        """Read the condition. `unread` lists facts without an answer."""
+        """Read throttling, clocks, memory errors and other users. `unread` lists facts that NVML did not report."""
         library = self.library
         if library is None:
             return GpuCondition(unread={_ALL: "NVML does not start"})
@@ -87,28 +87,28 @@ class NvmlCondition(NvmlReader):
 
 
 def others(processes: Sequence[GpuProcess], own_pid: int) -> tuple[GpuProcess, ...]:
-    """Return the processes other than this one.
+    """Return all processes except this one.
 
-    Inside a container NVML may report the host's pids. Then one of them is this process, but which one is unknown. A
-    single one is this process.
+    Inside a container, NVML may report the host's PIDs, which do not match this process's. A single process is then
+    this one. Of several, return all, because it is unknown which one is this process.
     """
     if any(process.pid == own_pid for process in processes):
         return tuple(process for process in processes if process.pid != own_pid)
     return tuple(processes) if len(processes) > 1 else ()
 
 
-_INSTANT_POWER = (186, 0)  # NVML_FI_DEV_POWER_INSTANT. On H200 nvmlDeviceGetPowerUsage is the mean of a second
+_INSTANT_POWER = (186, 0)  # NVML_FI_DEV_POWER_INSTANT. On H200, nvmlDeviceGetPowerUsage is an average over one second
 
 
 class NvmlLoad(NvmlReader):
-    """Reads the load of the GPU with a PCI bus id."""
+    """Read the load of one GPU, chosen by PCI bus ID."""
 
     def __init__(self, bus_id: str) -> None:
         super().__init__()
         self._queries = GpuQueries.find(self.library, bus_id)
 
     def read(self) -> GpuLoad:
-        """Read clock, power and throttle reasons."""
+        """Read clock, power and throttle reasons. All are unknown if NVML has no such GPU."""
         queries = self._queries
         if queries is None:
             return GpuLoad()
@@ -123,8 +123,8 @@ class NvmlLoad(NvmlReader):
 
 
 class NvmlUse(NvmlReader):
-    """Remembers who had a context on this host's GPUs before this job. In a container NVML may report the host's
-    pids.
+    """Record which processes had a context on this host's GPUs before the job. In a container, NVML may report the
+    host's PIDs.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -136,17 +136,17 @@ class NvmlUse(NvmlReader):
             self._before[name] = read_processes(queries) or (), None if memory is None else int(memory.used)
 
     def other_users(self, bus_ids: Sequence[str], own_pids: Collection[int]) -> "OtherUsers":
-        """Return the use of these GPUs by other processes than `own_pids`."""
+        """Return a reader for the use of these GPUs by processes other than `own_pids`."""
         return OtherUsers(self, bus_ids, own_pids)
 
     def read(self, name: str, own_pids: Collection[int]) -> GpuUse:
-        """Read the use of a GPU by others while this job is idle."""
+        """Read how much other processes use the GPU with bus ID `name`. Call this while the job is idle."""
         queries = GpuQueries.find(self.library, name)
         if queries is None:
             return GpuUse()
         rates = queries.call("nvmlDeviceGetUtilizationRates").value
         before, held_bytes = self._before.get(normalize_bus_id(name), ((), None))
-        if held_bytes is not None:  # a CUDA-aware MPI may have opened contexts for ranks already
+        if held_bytes is not None:  # a CUDA-aware MPI may already have created contexts for this job's ranks
             held_bytes -= sum(process.memory_bytes or 0 for process in before if process.pid in own_pids)
         processes = read_processes(queries) or ()
         if sees_all_pids(self._root) or any(process.pid in own_pids for process in processes):
@@ -179,7 +179,7 @@ class NvmlUse(NvmlReader):
 
 
 class OtherUsers:
-    """`ports.GpuUsers` of some GPUs by position."""
+    """The `ports.GpuUsers` of several GPUs, addressed by their position in `bus_ids`."""
 
     def __init__(self, use: NvmlUse, bus_ids: Sequence[str], own_pids: Collection[int]) -> None:
         self._use, self._bus_ids, self._own_pids = use, bus_ids, own_pids
@@ -193,7 +193,7 @@ _SECONDS_TO_END = 1.0
 
 
 class GpuChild:
-    """Requests readings from a child process, one at a time. A driver that hangs blocks only the child."""
+    """Request readings from a child process, one at a time, so that a driver that hangs blocks only the child."""
 
     def __init__(
         self,
@@ -218,7 +218,9 @@ class GpuChild:
         )
 
     def read(self) -> tuple[tuple[GpuReading, ...], str | None]:
-        """Return a reading of all GPUs, or the reason why there is none. Ignore answers that come too late."""
+        """Return readings of all GPUs, and the reason if there are none. Late answers to earlier requests are
+        discarded.
+        """
         if self._why_ended:
             return (), self._why_ended
         if self._request_time is not None and self._read_line(0.0) is None:
@@ -243,7 +245,7 @@ class GpuChild:
         return self._why_ended or default
 
     def close(self) -> None:
-        """End the child, without waiting if it hangs in the driver."""
+        """Kill the child, and do not wait for it if it hangs in the driver."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
@@ -271,7 +273,7 @@ class GpuChild:
 
 
 _NCCL, _PYTORCH_WITH_NCCL = "libnccl", "pt_nccl"
-"""The name of the library, and the prefix of PyTorch threads that watch a communicator (2.4 and later)."""
+"""The NCCL library's name, and the prefix of PyTorch threads that watch a communicator (2.4 and later)."""
 
 _GPU_FILE = "/dev/nvidia"
 _SHARED = re.compile(r"/dev/shm/nccl-", re.ASCII)
@@ -279,9 +281,9 @@ _SLURM_GROUP = re.compile(r"job_(\d{1,12})(?:/step_(\w{1,20}))?", re.ASCII)
 _LOOPBACK = re.compile(r"127\.|localhost[.:]|::1", re.ASCII)
 _PYTHON = re.compile(r"python[\d.]*$|^pt_main|^ray::", re.ASCII)
 _SECONDS_TO_SECOND_LOOK, _MOST_SECONDS_BETWEEN_LOOKS = 2.0, 5.0
-"""The maps of a PyTorch process have thousands of lines, so processes without NCCL are inspected less often."""
+"""A PyTorch process has thousands of lines in its maps file, so it is inspected less often after each look."""
 
-# Returns the settings that change results, never the whole environment
+# Return the settings that change results from an environment, and never the whole environment.
 Settings = Callable[[Mapping[str, str]], dict[str, str]]
 
 
@@ -294,7 +296,10 @@ class _KnownTask(Struct, frozen=True):
 
 
 class Tasks:
-    """Reads each process once, and its NCCL state every few seconds on request. `settings` is an allow-list."""
+    """Read each process once, and its NCCL state every few seconds if requested.
+
+    `settings` selects the environment variables that may be recorded.
+    """
 
     def __init__(self, host: str, settings: Settings, root: Path = Path("/")) -> None:
         self._host, self._settings, self._root = host, settings, root
@@ -302,7 +307,7 @@ class Tasks:
         self._known: dict[int, _KnownTask] = {}
 
     def read(self, pids: Iterable[int]) -> tuple[TaskFacts, ...]:
-        """Read the processes with these pids, and forget those that ended."""
+        """Read the processes with these PIDs, and drop all others."""
         found: dict[int, _KnownTask] = {}
         for pid in sorted(set(pids)):
             known = self._known.get(pid)
@@ -313,7 +318,7 @@ class Tasks:
         return self.tasks()
 
     def look_closely(self, pids: Collection[int], now: float) -> bool:
-        """Read the NCCL state of these processes. True if anything was read again."""
+        """Read the NCCL state of processes that are due. Return True if any was read."""
         has_looked = False
         for pid in pids:
             known = self._known.get(pid)
@@ -337,11 +342,11 @@ class Tasks:
         return has_looked
 
     def tasks(self) -> tuple[TaskFacts, ...]:
-        """Return the processes as last read."""
+        """Return the processes as they were last read."""
         return tuple(known.task for known in self._known.values())
 
     def _start_ticks(self, pid: int) -> str:
-        """Return when a process started, in kernel ticks, because pids are reused."""
+        """Return a process's start time in kernel ticks, which detects that a PID was reused."""
         fields = process_stat(pid, self._root)
         return fields[19] if len(fields) > 19 else ""
 
@@ -349,7 +354,7 @@ class Tasks:
         start_ticks = self._start_ticks(pid)
         status = read_text(folder / "status")
         name = process_name(pid, self._root)
-        # NVML may report pids of the host. A process with that pid here uses no GPU.
+        # NVML may report PIDs from the host's namespace. A process with the same PID in this container uses no GPU.
         if status is None or not (self._sees_all or _GPU_FILE in (read_text(folder / "maps") or _GPU_FILE)):
             unseen = TaskFacts(pid=pid, unread=f"process {pid} is not visible here")
             return _KnownTask(unseen, start_ticks, launched=False)
@@ -362,7 +367,7 @@ class Tasks:
         launched = [] if environment is None else list(_launched(environment, container))
         if slurm is not None and slurm[2] and environment is None:
             launched.append(f"Slurm {slurm[1]}.{slurm[2]}")
-        # multiprocessing and torchrun start ranks from one Python parent. A common shell means nothing.
+        # multiprocessing and torchrun start all ranks from one Python parent. A shared shell as parent proves nothing.
         parent_name = process_name(parent, self._root) if parent > 1 else None
         siblings = [f"children of {parent}"] if parent_name is not None and _PYTHON.search(parent_name) else []
         task = TaskFacts(
@@ -408,7 +413,10 @@ def _environment(folder: Path) -> dict[str, str] | None:
 
 
 def _launched(environment: Mapping[str, str], container: str | None) -> Iterator[str]:
-    """Yield what identifies the job for each launcher. An address in a container's loopback names the container."""
+    """Yield an identifier of the job for each launcher that started the process.
+
+    A loopback address is unique only within a container, so add the container's name to it.
+    """
     sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
     several = {name for name in sizes if environment.get(name, "").isdecimal() and int(environment[name]) > 1}
     if "WORLD_SIZE" in several and "MASTER_ADDR" in environment:
@@ -434,7 +442,9 @@ def _user_name(user: int | None) -> str:
 
 
 class NodeTraffic:
-    """Reads a node repeatedly. `indices` selects GPUs (None: all). The first answer has its own deadline."""
+    """Read a node repeatedly. `indices` selects GPUs, and None selects all. `start_seconds` is the first reading's
+    deadline.
+    """
 
     def __init__(
         self,
@@ -457,7 +467,7 @@ class NodeTraffic:
     def read(self) -> NodeReading:
         gpus, silent = self._gpus.read()
         pids = [process.pid for gpu in gpus for process in gpu.processes or ()]
-        # The driver may have taken a while. Read the NICs and the clock after it, so that they belong together.
+        # The driver may have taken a while, so read the NICs and the clock after it, at the same time.
         nics, seconds = self._nics.read(), self._clock()
         return NodeReading(
             host=self._host,
@@ -469,7 +479,7 @@ class NodeTraffic:
         )
 
     def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:
-        """Read all processes again, and the NCCL state of these. None if nothing was read."""
+        """Read the NCCL state of these processes if it is due. Return all processes, or None if nothing was read."""
         return self._tasks.tasks() if self._tasks.look_closely(pids, self._clock()) else None
 
     def close(self) -> None:
