@@ -23,12 +23,12 @@ class CaseKey(Record, frozen=True, kw_only=True):
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    ranks: int  #: ranks in the group
-    size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
-    dtype: Annotated[str, DataType]  #: element type
-    op: Annotated[str | None, ReduceOp]  #: reduction; null: data are only moved
+    ranks: int  #: number of ranks in the group
+    size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank, after rounding
+    dtype: Annotated[str, DataType]  #: element type, for example float32
+    op: Annotated[str | None, ReduceOp]  #: reduction operation; null: the collective only moves data
     placement: Annotated[str, Placement]  #: out_of_place: separate result buffer; in_place: result overwrites the input
-    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one at a time
+    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one operation at a time
 
 
 class BackendRow(CaseKey, frozen=True, kw_only=True):
@@ -36,19 +36,20 @@ class BackendRow(CaseKey, frozen=True, kw_only=True):
 
     section = "backends"
 
-    backend: Annotated[str, BACKENDS]  #: backend
-    time_us: float  #: microseconds per operation
-    busbw_gb_s: float  #: GB/s of 1e9 bytes
-    issue_us: float | None  #: host time to issue one operation; null: it is in time_us
-    first: Annotated[str, BACKENDS]  #: backend that it is compared with
-    first_time_us: float  #: mean of the first and last measurement
-    first_issue_us: float | None  #: host time to issue one of its operations
-    speed_percent: float  #: first_time_us in percent of time_us: 100 is as fast, more is faster
-    first_drift_percent: Annotated[float | None, SIGNED]  #: how much slower the first backend was the second time
-    transport: str | None  #: in NCCL's words
-    first_transport: str | None  #: of the first
+    backend: Annotated[str, BACKENDS]  #: backend in this row
+    time_us: float  #: time of one operation in microseconds
+    busbw_gb_s: float  #: bus bandwidth in GB/s (1e9 bytes)
+    issue_us: float | None  #: host time to issue one operation, in microseconds; null: included in time_us
+    first: Annotated[str, BACKENDS]  #: reference: the first backend of the table
+    first_time_us: float  #: time of one operation with the reference in microseconds, mean of both measurements
+    first_issue_us: float | None  #: host time to issue one operation with the reference, in microseconds
+    speed_percent: float  #: first_time_us in percent of time_us; above 100: faster than the reference
+    #: slowdown of the reference from its first to its second measurement, in percent
+    first_drift_percent: Annotated[float | None, SIGNED]
+    transport: str | None  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    first_transport: str | None  #: transport of the reference
     host_staged: bool | None  #: whether data went through host memory
-    note: str | None  #: composition of an operation of several calls
+    note: str | None  #: library calls in one operation, if there are several
 
 
 class MpiTrialRow(Record, frozen=True, kw_only=True):
@@ -56,11 +57,12 @@ class MpiTrialRow(Record, frozen=True, kw_only=True):
 
     section = "mpi_support"
 
-    operation: str  #: the collective
-    size_bytes: int  #: bytes of the larger buffer
-    outcome: Annotated[str, TrialOutcome]  #: right, wrong data, crashed, refused, hung, or not tried
-    seconds: float | None  #: of the job, start included
-    said: str  #: last output
+    operation: str  #: name of the MPI operation
+    size_bytes: int  #: size of the larger buffer in bytes
+    #: outcome of the trial: right, wrong data, crashed, refused, hung, or not tried
+    outcome: Annotated[str, TrialOutcome]
+    seconds: float | None  #: duration of the job in seconds, including its start
+    said: str  #: last output of the job
 
 
 def compare_with_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:
@@ -267,23 +269,25 @@ class WinnerRow(CaseKey, frozen=True, kw_only=True):
 
     section = "winners"
 
-    candidates: Annotated[int, {"minimum": 1}]  #: ways that ran correctly and as requested
-    fastest: str  #: name of the fastest: a setting, a backend, or own choice
-    backend: Annotated[str, BACKENDS]  #: nccl, host (MPI on CPU buffers), ...; simulated moves no data
-    setting: str | None  #: as in its row
-    time_us: float  #: of the fastest, microseconds an operation; in latency mode the median
-    algorithm: str | None  #: of the fastest, in NCCL's words
-    protocol: str | None  #: of the fastest, in NCCL's words
-    own_backend: str  #: backend of the own choice
-    own_algorithm: str | None  #: of the own choice, in NCCL's words
-    own_protocol: str | None  #: of the own choice, in NCCL's words
-    #: own choice: mean of the first and last measurement, or median with the same setting
+    #: number of settings and backends that gave right data and ran as requested
+    candidates: Annotated[int, {"minimum": 1}]
+    fastest: str  #: name of the fastest candidate: a setting, a backend, or the library's own choice
+    backend: Annotated[str, BACKENDS]  #: backend of the fastest candidate
+    setting: str | None  #: setting of the fastest candidate
+    time_us: float  #: time of one operation with the fastest candidate in microseconds; in latency mode the median
+    algorithm: str | None  #: NCCL algorithm of the fastest candidate
+    protocol: str | None  #: NCCL protocol of the fastest candidate
+    own_backend: str  #: backend of the library's own choice
+    own_algorithm: str | None  #: NCCL algorithm of the library's own choice
+    own_protocol: str | None  #: NCCL protocol of the library's own choice
+    #: time of one operation with the library's own choice in microseconds: median of its measurements
     own_time_us: float
-    own_drift_percent: Annotated[float | None, SIGNED]  #: how much slower the own choice was the second time
-    loss_percent: Annotated[float, SIGNED]  #: how much slower the own choice is than the fastest
-    noise_percent: float | None  #: part of that which noise explains; null: unknown
-    beyond_noise: bool | None  #: whether the loss exceeds the noise
-    displaces: str | None = None  #: fastest at smaller sizes, beaten here beyond noise
+    #: slowdown of the own choice from its first to its second measurement, in percent
+    own_drift_percent: Annotated[float | None, SIGNED]
+    loss_percent: Annotated[float, SIGNED]  #: how much slower the own choice is than the fastest candidate, in percent
+    noise_percent: float | None  #: part of loss_percent that noise explains; null: unknown
+    beyond_noise: bool | None  #: whether loss_percent exceeds noise_percent
+    displaces: str | None = None  #: candidate that was fastest at smaller sizes and is beaten here beyond noise
 
 
 class RefusedRow(Record, frozen=True, kw_only=True):
@@ -292,12 +296,13 @@ class RefusedRow(Record, frozen=True, kw_only=True):
     section = "refused"
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
-    backend: Annotated[str, BACKENDS]  #: nccl, host (MPI on CPU buffers), ...; simulated moves no data
-    setting: str  #: what was asked for
-    dtype: str | None  #: element type; null: it did not start
-    op: str | None  #: reduction
-    size_bytes: int | None  #: first size that was refused
-    reason: str  #: error of the library
+    #: backend that ran the collective: nccl, host (MPI on CPU buffers), ...; simulated: no data moved
+    backend: Annotated[str, BACKENDS]
+    setting: str  #: requested setting
+    dtype: str | None  #: element type; null: the job did not start
+    op: str | None  #: reduction operation
+    size_bytes: int | None  #: first size that was refused, in bytes
+    reason: str  #: error message from the library
 
 
 class _Place(Struct, frozen=True):
@@ -519,17 +524,18 @@ class LibraryRow(Record, frozen=True, kw_only=True):
 
     section = "libraries"
 
-    node: str  #: host
+    node: str  #: host name of the node
     library: str  #: NCCL, MPI, UCX, NVSHMEM, MSCCL++, torch, nccl4py, CuPy, mpi4py, dma-buf, nvidia_peermem, ...
-    library_kind: Annotated[str, LibraryKind]  #: a file that is loaded, a package of Python, a part of the kernel
+    #: library: a shared library; package: a Python package; kernel: a kernel module or feature
+    library_kind: Annotated[str, LibraryKind]
     found: bool | None  #: whether it was found; null: unknown
     version: str | None = None  #: version from the library, or from its package or file name if `note` says so
-    path: str | None = None  #: file, or folder of a package
-    package: str | None = None  #: wheel or environment that contains it
-    used_by: Sequence[str] = ()  #: programs that would load it, with the purpose
-    cuda: bool | None = None  #: of MPI: whether it reports support for GPU memory
-    note: str | None = None  #: remark
-    origin: Annotated[str, Origin]  #: measured or recorded
+    path: str | None = None  #: path of the file or of the package's folder
+    package: str | None = None  #: wheel or environment that contains the library
+    used_by: Sequence[str] = ()  #: programs that would load the library, with their purpose
+    cuda: bool | None = None  #: for MPI: whether the library reports support for GPU memory
+    note: str | None = None  #: remark on the row
+    origin: Annotated[str, Origin]  #: origin of the values: measured or recorded
 
 
 WITHOUT_EFFECT = "request-without-effect"

@@ -39,27 +39,28 @@ def bandwidth_lost(slower_percent: float) -> float:
 class RowKey(report.Record, frozen=True):
     """The columns that identify a row. Two rows with the same key measured the same thing."""
 
-    collective: str | None = None  #: as in rows of collectives; null: a pair
-    backend: str | None = None  #: backend; a simulation of NCCL counts as nccl
-    group: str | None = None  #: the part of the job
-    ranks: Annotated[int | None, {"minimum": 1}] = None  #: ranks in the group
-    nodes: Annotated[int | None, {"minimum": 1}] = None  #: hosts in the group
-    source: str | None = None  #: of a pair: bus id if both sides have the same hosts, else device name
-    destination: str | None = None  #: as source
-    source_node: str | None = None  #: host, or 'node 0' if the sides have different hosts
-    destination_node: str | None = None  #: as source_node
-    scope: str | None = None  #: process, ipc or network
-    direction: str | None = None  #: write, read or both
-    engine: str | None = None  #: ce, sm, nccl or cpu
+    collective: str | None = None  #: name of the collective; null: a pair
+    backend: str | None = None  #: backend; simulated NCCL counts as nccl
+    group: str | None = None  #: group of ranks that ran the collective; null: the whole job
+    ranks: Annotated[int | None, {"minimum": 1}] = None  #: number of ranks in the group
+    nodes: Annotated[int | None, {"minimum": 1}] = None  #: number of hosts in the group
+    #: source of a pair: PCI address if both results have the same hosts, otherwise device name
+    source: str | None = None
+    destination: str | None = None  #: destination of a pair: PCI address or device name
+    source_node: str | None = None  #: host of the source, or 'node 0' if the results have different hosts
+    destination_node: str | None = None  #: host of the destination, or 'node 0' if the results have different hosts
+    scope: str | None = None  #: scope of the copy: process, ipc or network
+    direction: str | None = None  #: direction of the copy: write, read or both
+    engine: str | None = None  #: engine of the copy: ce, sm, nccl or cpu
     peer: str | None = None  #: peer access: on or off
-    size_bytes: int | None = None  #: as in rows
-    dtype: str | None = None  #: element type
-    op: str | None = None  #: reduction
-    root: int | None = None  #: root rank
-    placement: str | None = None  #: out_of_place or in_place
-    mode: str | None = None  #: throughput or latency
-    graph: int | None = None  #: replays of a captured CUDA graph
-    #: other differences between rows of a file: algorithm and protocol of a sweep, kind of host memory
+    size_bytes: int | None = None  #: size in bytes
+    dtype: str | None = None  #: element type, for example float32
+    op: str | None = None  #: reduction operation; null: the collective only moves data
+    root: int | None = None  #: root rank; null: the collective has no root
+    placement: str | None = None  #: placement of the result: out_of_place or in_place
+    mode: str | None = None  #: timing mode: throughput or latency
+    graph: int | None = None  #: number of replays of a captured CUDA graph
+    #: other property that distinguishes rows: algorithm and protocol in a sweep, or type of host memory
     setting: str | None = None
 
     @property
@@ -97,31 +98,33 @@ class ComparisonRow(RowKey, frozen=True, kw_only=True):
     section = "comparison"
     on_page = report.OnPage(most=1000, folds=True)
 
-    status: Annotated[str, Status]  #: sides that have the row: both, only the old one, only the new one
-    change: Annotated[str | None, Change] = None  #: change of the time beyond noise; null: no time on both sides
-    verdict: Annotated[str, Verdict]  #: of this row
-    #: how much longer the new operation takes; negative: faster
+    #: compared: both results have the row; missing: only the old one; added: only the new one
+    status: Annotated[str, Status]
+    #: change of the time beyond noise; null: no time in one of the results
+    change: Annotated[str | None, Change] = None
+    verdict: Annotated[str, Verdict]  #: verdict on the change
+    #: how much longer the new operation takes, in percent; negative: it is faster
     slower_percent: Annotated[float | None, report.SIGNED] = None
-    noise_percent: float | None = None  #: noise that slower_percent must exceed
-    noise_source: str | None = None  #: where noise_percent is from
-    base_time_us: float | None = None  #: median over runs
-    new_time_us: float | None = None  #: as base_time_us
-    base_gb_s: float | None = None  #: busbw of a collective, bandwidth of a pair
-    new_gb_s: float | None = None  #: as base_gb_s
-    base_runs: int = 0  #: number of runs with this row
-    new_runs: int = 0  #: as base_runs
-    base_origin: str | None = None  #: origin of the values: measured, simulated or recorded
-    new_origin: str | None = None  #: as base_origin
-    base_transport: str | None = None  #: in NCCL's words
-    new_transport: str | None = None  #: as base_transport
-    base_host_staged: bool | None = None  #: whether data went through host memory
-    new_host_staged: bool | None = None  #: as base_host_staged
-    base_verdict: Annotated[str | None, Verdict] = None  #: worst verdict of the runs; null: not judged
-    new_verdict: Annotated[str | None, Verdict] = None  #: as base_verdict
+    noise_percent: float | None = None  #: change in percent that noise can explain
+    noise_source: str | None = None  #: source of noise_percent
+    base_time_us: float | None = None  #: time of one operation in the old result in microseconds, median over runs
+    new_time_us: float | None = None  #: time of one operation in the new result in microseconds, median over runs
+    base_gb_s: float | None = None  #: bandwidth (for collectives bus bandwidth) in the old result in GB/s
+    new_gb_s: float | None = None  #: bandwidth (for collectives bus bandwidth) in the new result in GB/s
+    base_runs: int = 0  #: number of old runs with this row
+    new_runs: int = 0  #: number of new runs with this row
+    base_origin: str | None = None  #: origin of the old values: measured, simulated or recorded
+    new_origin: str | None = None  #: origin of the new values: measured, simulated or recorded
+    base_transport: str | None = None  #: NCCL transport in the old result
+    new_transport: str | None = None  #: NCCL transport in the new result
+    base_host_staged: bool | None = None  #: whether data went through host memory in the old result
+    new_host_staged: bool | None = None  #: whether data went through host memory in the new result
+    base_verdict: Annotated[str | None, Verdict] = None  #: worst verdict in the old runs; null: not judged
+    new_verdict: Annotated[str | None, Verdict] = None  #: worst verdict in the new runs; null: not judged
     reason: str | None = None  #: reason for the verdict
-    series: str | None = None  #: newest of the compared dated results; null: two named files were compared
-    source_device: str | None = None  #: of a pair: device name in the new results, else in the old ones
-    destination_device: str | None = None  #: as source_device
+    series: str | None = None  #: newest result in this comparison of dated results; null: two named files were compared
+    source_device: str | None = None  #: device name of the source
+    destination_device: str | None = None  #: device name of the destination
 
     @property
     def ends(self) -> tuple[str | None, str | None]:
@@ -134,11 +137,11 @@ class CircumstanceRow(report.Record, frozen=True, kw_only=True):
 
     section = "circumstances"
 
-    name: str  #: a version, the GPUs, the topology, an option, a variable
-    base: str | None  #: value of the old results; null: unknown
-    new: str | None  #: as base
-    changed: bool  #: whether both are known and differ
-    series: str | None = None  #: newest of the compared dated results; null: two named files were compared
+    name: str  #: property: a version, the GPUs, the topology, an option, or a variable
+    base: str | None  #: value in the old result; null: unknown
+    new: str | None  #: value in the new result; null: unknown
+    changed: bool  #: whether both values are known and differ
+    series: str | None = None  #: newest result in this comparison of dated results; null: two named files were compared
 
 
 class MachineRow(report.Record, frozen=True, kw_only=True):
@@ -146,26 +149,26 @@ class MachineRow(report.Record, frozen=True, kw_only=True):
 
     section = "machines"
 
-    what: str  #: collective, with unusual type and reduction, or kind of copy
-    base_gpus: int | None  #: GPUs that took part
-    new_gpus: int | None  #: as base_gpus
-    base_nodes: int | None  #: nodes that took part
-    new_nodes: int | None  #: as base_nodes
-    size_bytes: int | None  #: largest common size, for base_gb_s and new_gb_s; null: both are the peaks
-    base_gb_s: float  #: per GPU: busbw of a collective, the median pair's bandwidth of copies
-    new_gb_s: float  #: as base_gb_s
+    what: str  #: collective, with its data type and reduction if unusual, or type of copy
+    base_gpus: int | None  #: number of GPUs used on the old machine
+    new_gpus: int | None  #: number of GPUs used on the new machine
+    base_nodes: int | None  #: number of nodes used on the old machine
+    new_nodes: int | None  #: number of nodes used on the new machine
+    size_bytes: int | None  #: largest common size, for base_gb_s and new_gb_s; null: both are peak values
+    base_gb_s: float  #: bandwidth per GPU on the old machine in GB/s; for copies of the median pair
+    new_gb_s: float  #: bandwidth per GPU on the new machine in GB/s; for copies of the median pair
     ratio: float  #: new_gb_s divided by base_gb_s
-    base_node_gb_s: float | None  #: base_gb_s times the GPUs of a node
-    new_node_gb_s: float | None  #: as base_node_gb_s
-    base_peak_gb_s: float  #: highest bandwidth of all sizes
-    new_peak_gb_s: float  #: as base_peak_gb_s
-    base_peak_bytes: int  #: size with the highest bandwidth
-    new_peak_bytes: int  #: as base_peak_bytes
-    base_half_bytes: int  #: the smallest measured size that reaches half of the highest
-    new_half_bytes: int  #: as base_half_bytes
+    base_node_gb_s: float | None  #: base_gb_s times the number of GPUs in a node
+    new_node_gb_s: float | None  #: new_gb_s times the number of GPUs in a node
+    base_peak_gb_s: float  #: highest bandwidth over all sizes on the old machine, in GB/s
+    new_peak_gb_s: float  #: highest bandwidth over all sizes on the new machine, in GB/s
+    base_peak_bytes: int  #: size with the highest bandwidth on the old machine, in bytes
+    new_peak_bytes: int  #: size with the highest bandwidth on the new machine, in bytes
+    base_half_bytes: int  #: smallest measured size that reaches half of base_peak_gb_s, in bytes
+    new_half_bytes: int  #: smallest measured size that reaches half of new_peak_gb_s, in bytes
     latency_bytes: int | None  #: smallest common size, for the latencies; null: see reason
-    base_latency_us: float | None  #: time of an operation
-    new_latency_us: float | None  #: as base_latency_us
+    base_latency_us: float | None  #: time of one operation on the old machine in microseconds
+    new_latency_us: float | None  #: time of one operation on the new machine in microseconds
     reason: str | None = None  #: why latencies are not compared
 
 
@@ -184,16 +187,15 @@ class FindingChangeRow(report.Record, frozen=True, kw_only=True):
 
     section = "finding_changes"
 
-    finding: str  #: its id
-    subject: str  #: GPU, node or pair
-    status: Annotated[str, FindingStatus]  #: new, graver or milder than before, the same, or gone
-    #: verdict on the change: that of the finding if it is new or graver
-    verdict: Annotated[str, Verdict]
-    base_severity: str | None  #: null: not found before
-    new_severity: str | None  #: null: not found now
-    base_seen: str | None  #: what was seen before
-    new_seen: str | None  #: what is seen now
-    series: str | None = None  #: newest of the compared dated results; null: two named files were compared
+    finding: str  #: ID of the finding
+    subject: str  #: subject of the finding: a GPU, node or pair
+    status: Annotated[str, FindingStatus]  #: status of the finding: new, graver or milder than before, same, or gone
+    verdict: Annotated[str, Verdict]  #: verdict on the change; for a new or graver finding its severity
+    base_severity: str | None  #: severity in the old result; null: not found
+    new_severity: str | None  #: severity in the new result; null: not found
+    base_seen: str | None  #: observation in the old result
+    new_seen: str | None  #: observation in the new result
+    series: str | None = None  #: newest result in this comparison of dated results; null: two named files were compared
 
 
 class Use(StrEnum):
@@ -209,14 +211,15 @@ class HistoryRow(report.Record, frozen=True, kw_only=True):
 
     section = "history"
 
-    file: str  #: its name in the folder
-    started_at: str | None = None  #: when its run began, UTC; null: it was not read
-    command: str | None = None  #: command; null: the file name is no dated result
-    host: str | None = None  #: first host, and the number of others
-    run_verdict: str | None = None  #: verdict of its run; null: not read
-    use: Annotated[str, Use]  #: new: compared with earlier ones; base: an earlier one; left out: not compared
-    series: str | None = None  #: newest result of its comparison
-    reason: str | None = None  #: reason for leaving it out
+    file: str  #: name of the file in the folder
+    started_at: str | None = None  #: start of the run in UTC; null: the file was not read
+    command: str | None = None  #: command of the run; null: the file name is not that of a dated result
+    host: str | None = None  #: name of the first host, and the number of other hosts
+    run_verdict: str | None = None  #: verdict of the run; null: the file was not read
+    #: new: compared with earlier results; base: one of the earlier results; left out: not compared
+    use: Annotated[str, Use]
+    series: str | None = None  #: newest result in the comparison that uses the file
+    reason: str | None = None  #: why the file was left out
 
 
 def collective_key(row: report.CollectiveRow) -> RowKey:

@@ -289,24 +289,25 @@ class PathRow(report.Record, frozen=True, kw_only=True):
     section = "paths"
     on_page = report.HIDDEN
 
-    communicator: str | None  #: NCCL's commId; null: ambiguous lines
+    communicator: str | None  #: NCCL's commId; null: log lines are ambiguous
     src: int  #: sending rank
     dst: int  #: receiving rank
-    src_host: str | None  #: its host
-    src_pid: int | None  #: its process
-    src_bus_id: str | None  #: its GPU
-    dst_host: str | None  #: its host
-    dst_pid: int | None  #: its process
-    dst_bus_id: str | None  #: its GPU
-    scope: Annotated[str, _SCOPES]  #: whether NCCL treats both ranks as one machine
-    transport: str  #: in NCCL's words, as the sender or else the receiver logs it
-    transport_received: str | None  #: receiver's transport if it differs
-    host_staged: bool | None  #: whether the bytes pass through host memory
+    src_host: str | None  #: host of the sending rank
+    src_pid: int | None  #: process ID of the sending rank
+    src_bus_id: str | None  #: PCI address of the sending rank's GPU
+    dst_host: str | None  #: host of the receiving rank
+    dst_pid: int | None  #: process ID of the receiving rank
+    dst_bus_id: str | None  #: PCI address of the receiving rank's GPU
+    scope: Annotated[str, _SCOPES]  #: node: NCCL sees both ranks on one machine; network: on different machines
+    transport: str  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    transport_received: str | None  #: transport in the receiver's log lines, if it differs
+    host_staged: bool | None  #: whether data went through host memory
     channels: int  #: number of channels
-    peer_to_peer: bool  #: true: for send and receive; false: for collectives
-    proxy_rank: int | None  #: the rank whose NIC is used (PXN)
-    verdict: Annotated[str, _VERDICTS]  #: host memory: SKIP if by design, WARN if perhaps so; ERROR: unknown
-    cause: str | None  #: id of the cause of host staging
+    peer_to_peer: bool  #: true: channels for send and receive; false: channels for collectives
+    proxy_rank: int | None  #: rank whose NIC is used (PXN); null: the rank's own NIC, or no NIC
+    #: verdict on the path: SKIP: host memory by design; WARN: host memory, perhaps by design; ERROR: unknown
+    verdict: Annotated[str, _VERDICTS]
+    cause: str | None  #: ID of the cause for staging through host memory
 
 
 class HangRow(report.Record, frozen=True, kw_only=True):
@@ -314,13 +315,13 @@ class HangRow(report.Record, frozen=True, kw_only=True):
 
     section = "hangs"
 
-    group: str  #: the process group, or the communicator's hash
-    ranks: tuple[str, ...]  #: blamed ranks, with host and process if known
-    reason: str  #: problem of the ranks: did not join, called something else, left early, is dead, is slow, ...
-    operation: str  #: call of the other ranks: number in the group, size and data type
-    theirs: str  #: last call of the blamed ranks, with its line
-    place: str  #: the line of the program where the others called it
-    since: str  #: when the others called it, UTC; empty where it is not known
+    group: str  #: process group, or hash of the communicator
+    ranks: tuple[str, ...]  #: ranks that keep the others waiting, with host and process if known
+    reason: str  #: problem of these ranks: did not join, called something else, left early, is dead, is slow, ...
+    operation: str  #: call in which the others wait: number in the group, size and data type
+    theirs: str  #: last call of these ranks, with its line in the program
+    place: str  #: line of the program in which the waiting ranks made the call
+    since: str  #: UTC time at which the waiting ranks made the call; empty: unknown
     waiting: int  #: number of waiting ranks
 
 
@@ -329,14 +330,14 @@ class OperationRow(report.Record, frozen=True, kw_only=True):
 
     section = "operations"
 
-    collective: str  #: allreduce, allgather, reducescatter, broadcast or reduce
-    ranks: int  #: ranks of the communicator
-    nodes: int  #: its hosts
-    size_bytes: int  #: nccl-tests' size: the larger buffer of a rank
+    collective: str  #: name of the collective: allreduce, allgather, reducescatter, broadcast or reduce
+    ranks: int  #: number of ranks in the communicator
+    nodes: int  #: number of hosts in the communicator
+    size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank
     operations: int  #: number of operations
-    time_us: float  #: median time from the arrival of an operation's last rank
-    algbw_gb_s: float  #: size over time, GB/s of 1e9 bytes
-    busbw_gb_s: float | None  #: algbw times the collective's factor; null: one rank
+    time_us: float  #: time from the arrival of an operation's last rank to its end in microseconds, median
+    algbw_gb_s: float  #: algorithm bandwidth in GB/s (1e9 bytes): the size divided by the time
+    busbw_gb_s: float | None  #: bus bandwidth in GB/s: algbw times the collective's factor; null: one rank
 
 
 class TransportRow(report.Record, frozen=True, kw_only=True):
@@ -344,15 +345,16 @@ class TransportRow(report.Record, frozen=True, kw_only=True):
 
     section = "transports"
 
-    communicator: str | None  #: its id; null: ambiguous lines
-    scope: Annotated[str, _SCOPES]  #: inside a node, or between nodes
-    transport: str  #: transport in NCCL's words: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    communicator: str | None  #: ID of the communicator; null: log lines are ambiguous
+    scope: Annotated[str, _SCOPES]  #: node: NCCL sees both ranks on one machine; network: on different machines
+    transport: str  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
     pairs: Annotated[int, {"minimum": 1}]  #: number of ordered pairs
-    channels_least: int  #: of a pair
-    channels_most: int  #: of a pair
-    host_staged: bool | None  #: whether bytes pass through host memory
-    verdict: Annotated[str, _VERDICTS]  #: host memory: SKIP if by design, WARN if perhaps so; ERROR: unknown
-    first: tuple[tuple[int, int], ...]  #: first pairs
+    channels_least: int  #: smallest number of channels of a pair
+    channels_most: int  #: largest number of channels of a pair
+    host_staged: bool | None  #: whether data went through host memory
+    #: verdict on the path: SKIP: host memory by design; WARN: host memory, perhaps by design; ERROR: unknown
+    verdict: Annotated[str, _VERDICTS]
+    first: tuple[tuple[int, int], ...]  #: examples of pairs, as rank numbers
 
 
 class CommunicatorRow(report.Record, frozen=True, kw_only=True):
@@ -360,13 +362,13 @@ class CommunicatorRow(report.Record, frozen=True, kw_only=True):
 
     section = "communicators"
 
-    id: str | None  #: as NCCL prints it
+    id: str | None  #: ID of the communicator, as NCCL prints it
     ranks: int | None  #: number of ranks
-    nodes: int | None  #: machines, as NCCL counts them
-    hosts: tuple[str, ...]  #: hosts of its ranks
+    nodes: int | None  #: number of machines, as NCCL counts them
+    hosts: tuple[str, ...]  #: host names of the communicator's ranks
     missing_ranks: tuple[int, ...]  #: ranks without a log
-    pairs: int  #: connected pairs
-    candidates: tuple[str, ...]  #: if id is null: communicators that the lines may belong to
+    pairs: int  #: number of connected pairs
+    candidates: tuple[str, ...]  #: if id is null: communicators to which the log lines may belong
 
 
 class MemberRow(report.Record, frozen=True, kw_only=True):
@@ -375,10 +377,10 @@ class MemberRow(report.Record, frozen=True, kw_only=True):
     section = "members"
     on_page = report.HIDDEN
 
-    communicator: str | None  #: its id
-    rank: int  #: number in the job
-    host: str  #: host name
-    node: str  #: its machine for NCCL
-    pid: int  #: process id
-    bus_id: str | None  #: PCI address of its GPU
-    nvml_index: int | None  #: as nvidia-smi counts
+    communicator: str | None  #: ID of the communicator
+    rank: int  #: number of the rank in the communicator
+    host: str  #: host name of the node
+    node: str  #: machine of the rank, as NCCL identifies it
+    pid: int  #: process ID of the rank
+    bus_id: str | None  #: PCI address of the rank's GPU
+    nvml_index: int | None  #: index of the rank's GPU in nvidia-smi

@@ -32,47 +32,53 @@ class OverlapRow(Record, frozen=True, kw_only=True):
     on_page = HIDDEN
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
-    backend: Annotated[str, BACKENDS]  #: what moved the data; simulated moved none
+    #: backend that ran the collective: nccl, host (MPI on CPU buffers), ...; simulated: no data moved
+    backend: Annotated[str, BACKENDS]
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    ranks: int  #: ranks in the job
-    nodes: int  #: hosts in the job
-    size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
+    ranks: int  #: number of ranks in the job
+    nodes: int  #: number of hosts in the job
+    size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank, after rounding
     data_type: Annotated[str, DataType]  #: element type of the collective
-    ctas: int | None  #: cap on NCCL's CTAs; null: NCCL's default
-    channels: int | None = None  #: channels in NCCL's log; null: unknown
-    capped_by: str | None = None  #: configuration (of the communicator) or environment; null: no cap
-    partner: Annotated[str, Partner]  #: gemm (Tensor Cores), copy (within GPU memory), chain (small kernels)
-    partner_operation: str  #: one operation of the partner, in words
-    partner_count: int  #: operations of the partner in a step
-    partner_alone_us: float  #: all of them alone, mean over ranks
-    communication_alone_us: float  #: the collective alone, with the same cap
-    #: the collective during the partner's operations, if it had its SMs first; null: too short
+    ctas: int | None  #: cap on the number of NCCL's CTAs; null: NCCL's default
+    channels: int | None = None  #: number of channels in NCCL's log; null: unknown
+    #: how the cap is set: configuration (of the communicator) or environment; null: no cap
+    capped_by: str | None = None
+    #: computation that runs with the collective: gemm (Tensor Cores), copy (within GPU memory), chain (small kernels)
+    partner: Annotated[str, Partner]
+    partner_operation: str  #: description of one operation of the partner
+    partner_count: int  #: number of the partner's operations per step
+    #: time of all the partner's operations without the collective in microseconds, mean over ranks
+    partner_alone_us: float
+    communication_alone_us: float  #: time of the collective without the partner, with the same cap
+    #: time of the collective with the partner if the collective had its SMs first; null: too short
     communication_first_us: float | None
-    together_us: float  #: time until both have finished, on the slowest rank
-    partner_together_us: float  #: the partner's operations during the collective
-    communication_together_us: float  #: the collective during the partner's operations, from its possible start
-    in_flight_us: float  #: part of the partner's time until the collective finished
-    compute_slowdown: float | None  #: κ_c, of computation while the collective is in flight; null: it lost nearly all
-    communication_slowdown: float  #: κ_m, communication_together_us over communication_alone_us
-    #: part of κ_m - 1 due to waiting for SMs; null: not separated
+    together_us: float  #: time until both have finished on the slowest rank
+    partner_together_us: float  #: time of the partner's operations together with the collective
+    #: time of the collective together with the partner, from the moment it could start
+    communication_together_us: float
+    in_flight_us: float  #: time during which the partner ran and the collective had not finished
+    #: κ_c: slowdown of computation while the collective is in flight; null: it lost nearly all
+    compute_slowdown: float | None
+    communication_slowdown: float  #: κ_m: communication_together_us divided by communication_alone_us
+    #: part of κ_m - 1 that comes from waiting for SMs; null: not separated
     waiting_slowdown: Annotated[float | None, SIGNED]
-    #: part of κ_m - 1 due to shared bandwidth, power and clocks; null: not separated
+    #: part of κ_m - 1 that comes from shared bandwidth, power and clocks; null: not separated
     sharing_slowdown: Annotated[float | None, SIGNED]
-    #: part of communication_alone_us that running both together saves; negative: it costs time; null: the collective
-    #: takes less than step_ci95_percent of step_us, and what it saves is lost in that
+    #: share of communication_alone_us that running both together saves; negative: it costs time; null: the collective
+    #: is shorter than the noise of step_us
     hidden_share: Annotated[float | None, SIGNED]
-    step_us: float  #: mean time per step of many consecutive steps, on the slowest rank
-    step_ci95_percent: float | None  #: half of the 95 % confidence interval of step_us, percent of it
-    steps: int  #: steps that were measured
-    sm_clock_mhz: int | None  #: SM clock while both ran, of the slowest GPU; null: not known
-    sm_clock_alone_mhz: int | None = None  #: the same while the partner ran alone
-    power_w: float | None  #: power per GPU while both ran, mean over GPUs; null: unknown
-    #: what held clocks down while both ran, as NVML names it; null: nothing, or not known
+    step_us: float  #: time of one step in microseconds on the slowest rank, mean over many consecutive steps
+    step_ci95_percent: float | None  #: half of the 95 % confidence interval of step_us, in percent of it
+    steps: int  #: number of measured steps
+    sm_clock_mhz: int | None  #: SM clock of the slowest GPU while both ran, in MHz; null: unknown
+    sm_clock_alone_mhz: int | None = None  #: SM clock of the slowest GPU while the partner ran alone, in MHz
+    power_w: float | None  #: power per GPU while both ran in watts, mean over GPUs; null: unknown
+    #: reason for lowered clocks while both ran, as NVML names it; null: none, or unknown
     throttled_by: str | None = None
-    wrong: int | None = None  #: wrong elements of the collective over all ranks; null: not checked
-    verified: Annotated[str, Verified]  #: last: every buffer of the timed operations; no: not checked
+    wrong: int | None = None  #: number of wrong elements on all ranks; null: not checked
+    verified: Annotated[str, Verified]  #: verified output: last (of the timed operations, every buffer), or no
     verdict: Annotated[str | None, Verdict] = None  #: verdict on the data; null: not checked
-    note: str | None = None  #: remark
+    note: str | None = None  #: remark on the row
 
 
 class ShortestStepRow(Record, frozen=True, kw_only=True):
@@ -80,18 +86,20 @@ class ShortestStepRow(Record, frozen=True, kw_only=True):
 
     section = "shortest_steps"
 
-    collective: str  #: as in its rows
-    partner: Annotated[str, Partner]  #: as in its rows
-    size_bytes: int  #: as in its rows
-    ctas: int | None  #: of the shortest step; null: NCCL's own number
-    step_us: float  #: the shortest
-    own_step_us: float | None  #: with NCCL's own number, before the caps had their turn; null: not measured
-    own_drift_percent: Annotated[float | None, SIGNED]  #: how much longer it was after the caps; null: not measured
-    own_compute_slowdown: float | None  #: κ_c with NCCL's own number
-    own_communication_slowdown: float | None  #: κ_m with NCCL's own number
-    gain_percent: float | None  #: how much shorter it is, in percent of the mean of both
-    noise_percent: float | None  #: part of that which noise explains; null: unknown
-    beyond_noise: bool | None  #: whether the gain exceeds the noise
+    collective: str  #: name of the collective
+    partner: Annotated[str, Partner]  #: computation that runs with the collective: gemm, copy or chain
+    size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank, after rounding
+    ctas: int | None  #: cap on CTAs with the shortest step; null: NCCL's default
+    step_us: float  #: time of the shortest step in microseconds
+    #: step time with NCCL's default in microseconds, measured before the caps; null: not measured
+    own_step_us: float | None
+    #: slowdown of that step when measured again after the caps, in percent; null: not measured
+    own_drift_percent: Annotated[float | None, SIGNED]
+    own_compute_slowdown: float | None  #: κ_c with NCCL's default
+    own_communication_slowdown: float | None  #: κ_m with NCCL's default
+    gain_percent: float | None  #: time saved by the shortest step, in percent of the mean of both
+    noise_percent: float | None  #: part of gain_percent that noise explains; null: unknown
+    beyond_noise: bool | None  #: whether gain_percent exceeds noise_percent
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
 
 

@@ -17,23 +17,23 @@ class LayoutRow(Record, frozen=True, kw_only=True):
 
     section = "layouts"
 
-    place: int  #: 1 is the best
-    #: tp tensor, sp sequence, pp pipeline, v stages a GPU, cp context, ep expert, dp data parallel
+    place: int  #: rank of the layout by predicted step time; 1: fastest
+    #: parallelism of the layout: tp tensor, sp sequence, pp pipeline, v stages per GPU, cp context, ep expert, dp data
     layout: str
-    gpus: int  #: GPUs in all
-    microbatches: int  #: of a step, on one data-parallel rank
-    step_ms: float  #: predicted time of forward, backward and optimizer
-    step_least_ms: float  #: lower bound: fastest expected computation, minus noise
-    step_most_ms: float  #: upper bound
-    compute_ms: float  #: of it computing at full speed, on the GPU that ends last
-    slowed_ms: float  #: time that concurrent communication adds to computation
-    exposed_ms: float  #: waiting for communication
-    bubble_ms: float  #: waiting for other stages of the pipeline
-    tokens_per_second: float  #: of all GPUs
-    bucket_mb: float | None  #: cap of a gradient bucket, MiB; null: the layout has none
-    states_bytes: int  #: of weights, gradients and optimizer states on the fullest GPU; activations come to these
-    gpu_memory_bytes: int | None  #: that a GPU has; null: not known
-    #: of the step, in which a GPU has nothing to do because the host has not issued more; null: not measured
+    gpus: int  #: number of GPUs
+    microbatches: int  #: number of microbatches per step on one data-parallel rank
+    step_ms: float  #: predicted step time in milliseconds: forward, backward and optimizer
+    step_least_ms: float  #: lower bound of the step time in milliseconds: fastest expected computation, minus noise
+    step_most_ms: float  #: upper bound of the step time in milliseconds
+    compute_ms: float  #: time per step spent computing, at full speed, on the GPU that ends last
+    slowed_ms: float  #: time per step that concurrent communication adds to computation
+    exposed_ms: float  #: time per step spent waiting for communication
+    bubble_ms: float  #: time per step spent waiting for other pipeline stages
+    tokens_per_second: float  #: predicted throughput of all GPUs in tokens per second
+    bucket_mb: float | None  #: maximum size of a gradient bucket in MiB; null: the layout has none
+    states_bytes: int  #: bytes for weights, gradients and optimizer states on the fullest GPU, without activations
+    gpu_memory_bytes: int | None  #: memory of one GPU in bytes; null: unknown
+    #: time per step in which a GPU is idle because the host has not issued work; null: not measured
     host_ms: float | None = None
 
 
@@ -43,13 +43,13 @@ class ExposedRow(Record, frozen=True, kw_only=True):
     section = "exposed"
     on_page = OnPage("Communication of the best layout")
 
-    source: str  #: what it is for
-    collective: str  #: what is run
-    operations: int  #: of a step on one GPU
-    bytes: int  #: of all of them, in nccl-tests' size
-    alone_ms: float  #: what they take with nothing beside them
-    exposed_ms: float  #: of the step, in which nothing is computed because of them
-    hidden_percent: float  #: of what they take alone, the share that costs the step nothing
+    source: str  #: purpose of the communication
+    collective: str  #: name of the collective
+    operations: int  #: number of operations per step on one GPU
+    bytes: int  #: total size of these operations in bytes, as nccl-tests defines it
+    alone_ms: float  #: time of these operations without concurrent work
+    exposed_ms: float  #: time per step in which a GPU waits for these operations
+    hidden_percent: float  #: percent of alone_ms that does not lengthen the step
 
 
 class FaultCostRow(Record, frozen=True, kw_only=True):
@@ -58,12 +58,13 @@ class FaultCostRow(Record, frozen=True, kw_only=True):
     section = "fault_costs"
     on_page = OnPage("What faults cost")
 
-    fault: str  #: as --fault writes it; none: the fabric that the profile expects
-    what: str  #: description
-    source: str  #: requested; usual: tried by default; or the file that describes it
-    step_ms: float  #: predicted
-    slower_percent: Annotated[float, SIGNED]  #: than without; negative: faster
-    exposed_ms: float  #: waiting for communication
-    communication_ms: float  #: what the step's collectives take then, nothing beside them
-    slowed_ms: float  #: time that concurrent communication adds to computation
-    note: str | None = None  #: why the step is not slower, where it is not
+    fault: str  #: fault in the syntax of --fault; none: the fabric that the profile expects
+    what: str  #: description of the fault
+    source: str  #: why the fault is listed: requested, usual (included by default), or the file that describes it
+    step_ms: float  #: predicted step time with the fault in milliseconds
+    #: how much longer the step is with the fault, in percent; negative: shorter
+    slower_percent: Annotated[float, SIGNED]
+    exposed_ms: float  #: time per step spent waiting for communication
+    communication_ms: float  #: time of the step's collectives with the fault, without concurrent work
+    slowed_ms: float  #: time per step that concurrent communication adds to computation
+    note: str | None = None  #: why the fault does not make the step slower

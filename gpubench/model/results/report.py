@@ -1,7 +1,7 @@
 """The report of a command (metadata, sections, findings, verdict), and the rows that several commands share.
 
-Names contain units, and unknown values are None, never 0. Collectives pass on the rows of one section as they are
-measured. Other commands pass all sections at the end. Schema 1 is the only one so far.
+Column names contain units. Unknown values are None, never 0. A collective streams the rows of one section while it
+measures. Other commands write all sections at the end.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -33,11 +33,14 @@ TRAFFIC_SECTION = "traffic"
 OVERLAP_SECTION = OVERLAP
 BACKENDS = ROW_BACKENDS
 
-SIGNED = "signed"  # Annotates a column that may be negative. All other numbers are 0 or more.
+SIGNED = "signed"  # Marks a column that may be negative. All other numbers are 0 or more.
 
 
 class Verified(StrEnum):
-    """The verified output: the last timed one of every buffer, that of one more operation, or none."""
+    """Which output was verified.
+
+    LAST: the output of the timed operations in every buffer. REPEAT: the output of one more operation. NO: none.
+    """
 
     LAST = "last"
     REPEAT = "repeat"
@@ -49,10 +52,10 @@ class Row(Protocol):
 
 
 class OnPage(NamedTuple):
-    """How Markdown and HTML show a section: title, columns, and the most rows.
+    """How Markdown and HTML pages show a section: its title, its columns and the maximum number of rows.
 
-    Defaults: the section's name, and the columns of the terminal table in `formats.text`, or all columns. If it
-    `folds`, the worst rows come first, and rows that pass are folded.
+    Without a title, pages show the section's name. Without columns, they show the columns of the terminal table in
+    `formats.text`, or all columns. If `folds` is set, the worst rows come first and passing rows are collapsed.
     """
 
     title: str = ""
@@ -63,11 +66,11 @@ class OnPage(NamedTuple):
 
 
 HIDDEN = OnPage(is_hidden=True)
-"""A section that pages leave out or show in another form. JSON and CSV have it."""
+"""Pages omit such a section or show it in another form. JSON and CSV contain it."""
 
 
 class Record(Struct, frozen=True):
-    """A row of `section`, with its fields as columns. `host_fields` are the columns that hold the node."""
+    """A row of the section `section`. Its fields are the columns. `host_fields` are the columns with a host name."""
 
     section: ClassVar[str] = ""
     on_page: ClassVar[OnPage] = OnPage()
@@ -77,7 +80,7 @@ class Record(Struct, frozen=True):
         return dict(zip(self.columns(), attribute_reader(self.columns())(self), strict=True))
 
     def __repr__(self) -> str:
-        """Show known values only, because most columns of a wide row are empty."""
+        """Show only known values, because most columns of a wide row are empty."""
         known = ((name, value) for name, value in self.to_record().items() if value not in (None, "", ()))
         shown = (f"{name}={value:.6g}" if type(value) is float else f"{name}={value!r}" for name, value in known)
         return f"{type(self).__name__}({', '.join(shown)})"
@@ -88,7 +91,7 @@ class Record(Struct, frozen=True):
 
 
 def make_record(kind: type[Made], *sources: object, **values: Any) -> Made:
-    """Make a record from `values`, and take its other fields from the first source that has them."""
+    """Make a record from `values`. Copy each remaining field from the first source that has it."""
     made: Any = kind
     for source, (names, read) in zip(sources, _common_fields(made, tuple(map(type, sources)), (*values,)), strict=True):
         values |= zip(names, read(source), strict=True)
@@ -99,7 +102,7 @@ def make_record(kind: type[Made], *sources: object, **values: Any) -> Made:
 def _common_fields(
     kind: type, sources: tuple[type, ...], left_out: tuple[str, ...]
 ) -> tuple[tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]], ...]:
-    """Return the fields to take from each source, with a function that reads them."""
+    """Return the field names to copy from each source, each with a function that reads them."""
     names = dict.fromkeys(getattr(kind, "_fields", ()) or kind.__struct_fields__)  # type: ignore[attr-defined]
     wanted = [name for name in names if name not in left_out]
     found = []
@@ -113,16 +116,17 @@ def _common_fields(
 
 @cache
 def attribute_reader(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that reads attributes as a tuple, twice as fast as a loop, because tables have many rows."""
+    """Return a function that reads attributes as a tuple, twice as fast as a loop."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda item: tuple(getattr(item, name) for name in names)
 
 
 class RowsByColumn(Collection[R], Generic[R]):
-    """Rows stored by column and made when read, because a cluster has very many rows and most are only summed.
+    """Rows stored as columns. A row object is made only when it is read, because a cluster has very many rows.
 
-    `pieces` are consecutive rows: their number, and their columns by name. A missing column holds its default.
+    `pieces` are consecutive blocks of rows: the number of rows, and their columns by name. If a block lacks a column,
+    its rows have the default value.
     """
 
     def __init__(self, kind: type[R], pieces: Sequence[tuple[int, Mapping[str, Sequence[Any]]]]) -> None:
@@ -131,7 +135,7 @@ class RowsByColumn(Collection[R], Generic[R]):
 
     @classmethod
     def of(cls, kind: type[R], rows: Sequence[R]) -> "RowsByColumn[R]":
-        """Split rows into columns."""
+        """Store row objects as columns."""
         names = kind.columns()
         return cls(
             kind, [(len(rows), dict(zip(names, zip(*map(attribute_reader(names), rows), strict=True), strict=False)))]
@@ -139,7 +143,7 @@ class RowsByColumn(Collection[R], Generic[R]):
 
     @property
     def columns(self) -> Mapping[str, Sequence[Any]]:
-        """The columns of rows in one piece, by name."""
+        """The columns by name, if the rows are stored in one block."""
         ((_, columns),) = self._pieces
         return columns
 
@@ -155,7 +159,7 @@ class RowsByColumn(Collection[R], Generic[R]):
                 yield self._kind(**dict(zip(columns, cells, strict=True)))
 
     def cells(self, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the values of some columns, one tuple per row."""
+        """Yield one tuple per row with the values of some columns."""
         names_, defaults = self._kind.__struct_fields__, self._kind.__struct_defaults__
         missing = dict(zip(names_[len(names_) - len(defaults) :], defaults, strict=True))
         return chain.from_iterable(
@@ -165,17 +169,17 @@ class RowsByColumn(Collection[R], Generic[R]):
         )
 
     def made(self, numbers: Iterable[int]) -> list[R]:
-        """Make the rows with these numbers, from rows in one piece."""
+        """Make the row objects with these numbers, if the rows are stored in one block."""
         return [self._kind(**{name: column[number] for name, column in self.columns.items()}) for number in numbers]
 
 
 def column_values(rows: Iterable[R], *names: str) -> Iterator[tuple[Any, ...]]:
-    """Return the values of some columns, one tuple per row, without making rows that are stored by column."""
+    """Return one tuple per row with the values of some columns, without making row objects of RowsByColumn."""
     return rows.cells(*names) if isinstance(rows, RowsByColumn) else map(attribute_reader(names), rows)
 
 
 class RowsOfNode(Struct, frozen=True):
-    """The rows of a node, shared with equal nodes: only the `host_fields` differ, which hold `host`."""
+    """The rows of one node. Equal nodes share `rows`, and iteration sets their `host_fields` to `host`."""
 
     rows: Sequence["Record"]
     host_fields: Sequence[str]
@@ -188,7 +192,10 @@ class RowsOfNode(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """A section of rows, made when read. `parts` has the same rows by node, None if rows do not belong to nodes."""
+    """A section with rows, which are made when they are read. `parts` yields the same rows grouped by node.
+
+    `parts` is None if the rows do not belong to single nodes.
+    """
 
     columns: Sequence[str]
     rows: Callable[[], Iterable[Row]]
@@ -202,7 +209,7 @@ class Table(Struct, frozen=True):
     def group_by_section(
         cls, tables: Mapping[type[Record], Iterable[Row] | Callable[[], Iterable[Row]]]
     ) -> "dict[str, Section]":
-        """Make sections from rows, or from functions that return rows, by row type."""
+        """Make one section per row type, from rows or from functions that return rows."""
 
         def reader(rows: Iterable[Row] | Callable[[], Iterable[Row]]) -> Callable[[], Iterable[Row]]:
             return rows if callable(rows) else lambda: rows
@@ -210,12 +217,12 @@ class Table(Struct, frozen=True):
         return {kind.section: cls(kind.columns(), reader(rows)) for kind, rows in tables.items()}
 
     def of(self, nodes: Container[str]) -> Iterator[Row]:
-        """Yield the rows of some nodes, if rows are stored by node."""
+        """Yield the rows of some nodes. Yield nothing if the rows are not grouped by node."""
         return chain.from_iterable(part for part in (self.parts or tuple)() if part.host in nodes)
 
 
 class Matrix(Struct, frozen=True):
-    """A section of cells by row and column name."""
+    """A section with cells by row name and column name."""
 
     cells: Mapping[str, Mapping[str, Any]]
 
@@ -224,131 +231,139 @@ Section = Table | Matrix
 
 
 class CollectiveRow(Record, frozen=True, kw_only=True):
-    """One size × dtype × op × placement of one collective. nccl-tests defines sizes, times and bandwidths."""
+    """One measured case of a collective: a size, data type, reduction and placement.
+
+    Sizes, times and bandwidths are defined as in nccl-tests.
+    """
 
     section = "rows"
     on_page = HIDDEN
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall(v), gather, scatter or sendrecv
-    backend: Annotated[str, BACKENDS]  #: nccl, host (MPI on CPU buffers), ...; simulated moves no data
+    #: backend that ran the collective: nccl, host (MPI on CPU buffers), ...; simulated: no data moved
+    backend: Annotated[str, BACKENDS]
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    group: str | None = None  #: the part of the job this row is of; null: the whole job
-    ranks: int  #: ranks in the group
-    nodes: int  #: hosts in the group, as NCCL counts them (NCCL_HOSTID)
-    size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
-    count: int  #: elements handed to the library
-    dtype: Annotated[str, DataType]  #: element type
-    op: Annotated[str | None, ReduceOp]  #: reduction; null: data are only moved
-    root: int | None  #: root rank; null: none
+    group: str | None = None  #: group of ranks that ran the collective; null: the whole job
+    ranks: int  #: number of ranks in the group
+    nodes: int  #: number of hosts in the group, as NCCL counts them (NCCL_HOSTID)
+    size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank, after rounding
+    count: int  #: number of elements passed to the library call
+    dtype: Annotated[str, DataType]  #: element type, for example float32
+    op: Annotated[str | None, ReduceOp]  #: reduction operation; null: the collective only moves data
+    root: int | None  #: root rank; null: the collective has no root
     placement: Annotated[str, Placement]  #: out_of_place: separate result buffer; in_place: result overwrites the input
-    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one at a time
-    graph: int  #: replays of a captured CUDA graph; 0: plain launches
-    #: timed operations (captured ones with a graph); null: unknown
-    iterations: int | None
-    time_us: float  #: microseconds per operation, mean over ranks
-    time_us_fastest_rank: float | None  #: of the fastest rank; null: unknown
-    time_us_slowest_rank: float | None  #: of the slowest rank
-    slowest_rank: int | None  #: the slowest rank
-    algbw_gb_s: float  #: size over time, GB/s of 1e9 bytes
-    busbw_gb_s: float | None  #: algbw times the collective's factor; null: one rank
-    limit_gb_s: float | None = None  #: physical ceiling
-    limit_percent: float | None = None  #: busbw in percent of the limit
-    wrong: int | None  #: wrong elements on all ranks; null: not checked
-    #: last: every buffer of the timed operations; repeat: one more operation on fresh data; no: not checked
+    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one operation at a time
+    graph: int  #: number of replays of a captured CUDA graph; 0: plain launches
+    iterations: int | None  #: number of timed operations (with a CUDA graph, of captured operations); null: unknown
+    time_us: float  #: time of one operation in microseconds, mean over ranks
+    time_us_fastest_rank: float | None  #: time of one operation on the fastest rank, in microseconds; null: unknown
+    time_us_slowest_rank: float | None  #: time of one operation on the slowest rank, in microseconds; null: unknown
+    slowest_rank: int | None  #: number of the slowest rank
+    algbw_gb_s: float  #: algorithm bandwidth in GB/s (1e9 bytes): the size divided by the time
+    busbw_gb_s: float | None  #: bus bandwidth in GB/s: algbw times the collective's factor; null: one rank
+    limit_gb_s: float | None = None  #: physical limit of the bus bandwidth in GB/s
+    limit_percent: float | None = None  #: bus bandwidth in percent of the limit
+    wrong: int | None  #: number of wrong elements on all ranks; null: not checked
+    #: verified output: last (of the timed operations, every buffer), repeat (of one more operation on fresh data), or
+    #: no
     verified: Annotated[str, Verified]
-    batch_median_us: float | None = None  #: median over batches
-    batch_cv: float | None = None  #: coefficient of variation over batches
-    ci95_percent: float | None = None  #: half of the 95 % confidence interval, percent of the mean
-    p50_us: float | None = None  #: median of single operations
-    p95_us: float | None = None  #: 95th percentile
-    p99_us: float | None = None  #: 99th percentile
-    algorithm: str | None = None  #: in NCCL's words; torch:symm: kernel
-    protocol: str | None = None  #: in NCCL's words
-    channels: int | None = None  #: as NCCL counts them
-    transport: str | None = None  #: in NCCL's words
+    batch_median_us: float | None = None  #: median over batches of the time of one operation, in microseconds
+    batch_cv: float | None = None  #: coefficient of variation of the time over batches
+    ci95_percent: float | None = None  #: half of the 95 % confidence interval, in percent of the mean
+    p50_us: float | None = None  #: median time of single operations in microseconds
+    p95_us: float | None = None  #: 95th percentile of the time of single operations, in microseconds
+    p99_us: float | None = None  #: 99th percentile of the time of single operations, in microseconds
+    algorithm: str | None = None  #: algorithm as NCCL names it; with torch:symm: the kernel
+    protocol: str | None = None  #: protocol as NCCL names it
+    channels: int | None = None  #: number of channels that NCCL used
+    transport: str | None = None  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
     host_staged: bool | None = None  #: whether data went through host memory
-    expected_gb_s: float | None = None  #: expected busbw of a healthy machine of this kind
-    verdict: Annotated[str | None, Verdict]  #: null: not judged
-    note: str | None = None  #: remark
-    #: what was asked of the library: ring/ll, ring, NCCL_X=1, register=user, ...; hierarchical: made of smaller ones;
-    #: again: once more; null: its own choice
+    expected_gb_s: float | None = None  #: bus bandwidth in GB/s expected from a healthy machine of this type
+    verdict: Annotated[str | None, Verdict]  #: verdict on the row; null: not judged
+    note: str | None = None  #: remark on the row
+    #: setting requested from the library: ring/ll, ring, NCCL_X=1, register=user, ...; hierarchical: composed of
+    #: smaller collectives; again: the library's own choice, measured a second time; null: the library's own choice
     setting: str | None = None
-    expected_us: float | None = None  #: expected time for expected_gb_s
-    expected_percent: float | None = None  #: expected time in percent of the time: 100 is as expected, less is slower
+    expected_us: float | None = None  #: time in microseconds that corresponds to expected_gb_s
+    #: expected time in percent of the measured time; below 100: slower than expected
+    expected_percent: float | None = None
     #: source of the expectation: profile, siblings, this machine's past, share of the limit; null: speed not judged
     expected_source: str | None = None
-    issue_us: float | None = None  #: host time to issue one operation, on the slowest rank; null: not known
-    #: most ranks on one GPU; null: ranks have no GPU
-    ranks_per_gpu: int | None = None
+    #: host time to issue one operation on the slowest rank, in microseconds; null: unknown
+    issue_us: float | None = None
+    ranks_per_gpu: int | None = None  #: largest number of ranks on one GPU; null: ranks have no GPU
     #: registration of buffers with NCCL: user or symmetric (windows); null: none, or no handle
     registered: str | None = None
-    #: alltoallv: how much less than rank 0 the last rank receives, as a share of the size; null: other collectives
+    #: alltoallv: how much less data the last rank receives than rank 0, as a share of the size; null: other collectives
     skew: float | None = None
 
     @property
     def command(self) -> str:
-        """The arguments of `gpubench` that measure such a row."""
+        """The `gpubench` arguments that measure this row."""
         return self.collective if self.skew is None else f"alltoall --skew {self.skew:g}"
 
     @property
     def reached_gb_s(self) -> float:
-        """The busbw, or 0 for one rank, which has none."""
+        """The bus bandwidth in GB/s, or 0 for a single rank, which has none."""
         return self.busbw_gb_s or 0.0
 
 
 COLLECTIVE_COLUMNS = CollectiveRow.columns()
 
-SIBLINGS = "pairs wired alike, in this run"  # Source of an expectation that only comes from similar pairs
+# Source of an expectation that comes only from similar pairs in the same run
+SIBLINGS = "pairs wired alike, in this run"
 
 
 class PairRow(Record, frozen=True, kw_only=True):
-    """An ordered pair of devices: its wiring, its limit and, if measured, its speed."""
+    """An ordered pair of devices: its path class, its limit and, if measured, its bandwidth."""
 
     section = "pairs"
     on_page = HIDDEN
     host_fields = ("source_node", "destination_node")
 
-    source: str  #: sender: a GPU, a rank, host
-    destination: str  #: receiver
+    source: str  #: source of the data: a GPU, a rank, or host memory (host)
+    destination: str  #: destination of the data: a GPU, a rank, or host memory (host)
     source_bus_id: str | None  #: PCI address of the source
     destination_bus_id: str | None  #: PCI address of the destination
     source_node: str  #: host of the source
     destination_node: str  #: host of the destination
-    #: process (one process copies), ipc (between processes of a node), network (between nodes)
-    scope: str | None = None
+    scope: str | None = None  #: process: one process copies; ipc: between processes on a node; network: between nodes
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    direction: str | None = None  #: write (by the source), read (by the destination), both (at once, summed)
-    #: ce (copy engine), sm (kernel), nccl (send and receive), cpu (within host memory); of managed memory prefetch,
-    #: faults (a kernel's page faults) and in place (a kernel, pages that stay)
+    #: write: by the source; read: by the destination; both: both directions at once, summed
+    direction: str | None = None
+    #: ce: copy engine; sm: kernel; nccl: send and receive; cpu: within host memory; for managed memory prefetch, faults
+    #: (a kernel's page faults) or in place (a kernel accesses pages that do not migrate)
     engine: str | None = None
-    peer: str | None = None  #: peer access on or off
-    size_bytes: int | None = None  #: bytes of a copy
-    bandwidth_gb_s: float | None = None  #: GB/s of 1e9 bytes
-    latency_us: float | None = None  #: time of one copy
-    limit_gb_s: float | None  #: maximum of the links, GB/s per direction
+    peer: str | None = None  #: whether peer access is on or off
+    size_bytes: int | None = None  #: size of one copy in bytes
+    bandwidth_gb_s: float | None = None  #: measured bandwidth in GB/s (1e9 bytes)
+    latency_us: float | None = None  #: time of one copy in microseconds
+    limit_gb_s: float | None  #: limit of the links on the path, in GB/s per direction
     limit_percent: float | None = None  #: bandwidth in percent of the limit
-    nvlink_bytes: Annotated[int | None, SIGNED] = None  #: traffic of the source's NVLinks around the last sample
-    pcie_bytes: Annotated[int | None, SIGNED] = None  #: traffic of the source's PCIe link
-    path_class: str | None  #: wiring, as nvidia-smi topo -m: NV18, PIX, PXB, PHB, NODE, SYS; NET between nodes
-    transport: str | None = None  #: transport in NCCL's words: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
-    host_staged: bool | None = None  #: whether bytes pass through host memory
-    verified: str | None = None  #: verified output: last, repeat, no
+    #: bytes that the NVLink counters of the source counted around the last sample
+    nvlink_bytes: Annotated[int | None, SIGNED] = None
+    #: bytes that the PCIe counter of the source counted around the last sample
+    pcie_bytes: Annotated[int | None, SIGNED] = None
+    path_class: str | None  #: path class as in nvidia-smi topo -m: NV18, PIX, PXB, PHB, NODE, SYS; NET between nodes
+    transport: str | None = None  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    host_staged: bool | None = None  #: whether data went through host memory
+    verified: str | None = None  #: verified output: last (of the timed copies), repeat (of one more copy), or no
     verdict: str | None = None  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
-    note: str | None = None  #: remark
-    expected_gb_s: float | None = None  #: expected bandwidth of healthy machines or of siblings
-    expected_us: float | None = None  #: expected time of one copy; null: unknown for this size
-    #: bandwidth in percent of the expected one, or expected time in percent of the time
+    note: str | None = None  #: remark on the row
+    expected_gb_s: float | None = None  #: bandwidth in GB/s expected from healthy machines or similar pairs
+    expected_us: float | None = None  #: expected time of one copy in microseconds; null: unknown for this size
+    #: bandwidth in percent of the expected bandwidth, or expected time in percent of the measured time
     expected_percent: float | None = None
     #: source of the expectation: profile, siblings, this machine's past, share of the limit; null: speed not judged
     expected_source: str | None = None
-    ci95_percent: float | None = None  #: half of the 95 % confidence interval of the mean of its samples
+    ci95_percent: float | None = None  #: half of the 95 % confidence interval, in percent of the mean
 
     @property
     def healthy_gb_s(self) -> float | None:
-        """The bandwidth of a healthy pair in GB/s. None if unknown.
+        """The bandwidth in GB/s that a healthy pair reaches, or None if unknown.
 
-        It is the expected one. If all siblings reach less than half of their limit, none may be healthy, so it is the
-        limit, unless a profile or an earlier run gave the expectation.
+        Normally this is the expected bandwidth. Without a profile or an earlier run, all similar pairs may be faulty.
+        If they reach less than half of the limit, return the limit instead.
         """
         if self.expected_gb_s is not None and self.expected_source != SIBLINGS:
             return self.expected_gb_s
@@ -361,31 +376,31 @@ PAIR_COLUMNS = PairRow.columns()
 
 
 class Metadata(Struct, frozen=True, kw_only=True):
-    """The circumstances of a run, which a reader needs to trust or repeat it."""
+    """The conditions of a run, which a reader needs to trust it or repeat it."""
 
-    gpubench_version: str  #: version that wrote the file
-    run_id: str  #: a UUID of the run
-    started_at: str  #: UTC, ISO 8601
-    command: Sequence[str]  #: the command line
-    subject: str  #: the subcommand
+    gpubench_version: str  #: gpubench version that wrote the file
+    run_id: str  #: UUID of the run
+    started_at: str  #: start of the run in UTC, ISO 8601
+    command: Sequence[str]  #: command line of the run
+    subject: str  #: subcommand of gpubench
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    hosts: Annotated[Sequence[str], {"minItems": 1}]  #: every host, in the order of the job
-    collective: str | None = None  #: collective of the rows; null: other rows
-    backend: Annotated[str | None, BACKENDS] = None  #: backend; null: no collective ran
-    ranks: Sequence[RankIdentity] = ()  #: ranks with their hosts
-    libraries: Mapping[str, str] = field(default_factory=dict)  #: versions and files of libraries
-    #: settings that change results, from an allow-list
+    hosts: Annotated[Sequence[str], {"minItems": 1}]  #: host names of all nodes, in the order of the job
+    collective: str | None = None  #: collective in the rows; null: the rows are not from a collective
+    backend: Annotated[str | None, BACKENDS] = None  #: backend that ran the collective; null: no collective ran
+    ranks: Sequence[RankIdentity] = ()  #: all ranks, with their hosts
+    libraries: Mapping[str, str] = field(default_factory=dict)  #: versions and paths of libraries
+    #: environment variables that change results, selected by an allow-list
     environment: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  #: options of the run
     dropped_sizes: Sequence[DroppedSize] = ()  #: requested sizes that were not measured
-    topology: str | None = None  #: fingerprint of the machine
-    #: profile that the run was compared with: name, sha256, note
+    topology: str | None = None  #: fingerprint of the machine's topology
+    #: profile with which the run was compared: name, sha256, note
     profile: Annotated[Mapping[str, str] | None, {"required": ["name", "sha256"]}] = None
-    source: str | None = None  #: source of facts that were not read on this machine
-    #: defaults from the environment or a file, with their source: GPUBENCH_TIMEOUT=60
+    source: str | None = None  #: source of facts that were not read from this machine
+    #: default options from the environment or a file, with their source, for example GPUBENCH_TIMEOUT=60
     defaults: Mapping[str, str] = field(default_factory=dict)
-    defaults_file: str | None = None  #: configuration file in the current folder
-    schema_version: Annotated[int, {"const": SCHEMA_VERSION}] = SCHEMA_VERSION  #: of the rows
+    defaults_file: str | None = None  #: configuration file in the current directory
+    schema_version: Annotated[int, {"const": SCHEMA_VERSION}] = SCHEMA_VERSION  #: version of this schema
 
     @property
     def command_record(self) -> Command:
@@ -393,7 +408,7 @@ class Metadata(Struct, frozen=True, kw_only=True):
 
     @property
     def rows_section(self) -> str:
-        """The section whose rows are written one by one, or ''."""
+        """The section whose rows are written one by one. Empty if there is none."""
         return self.command_record.streamed_section
 
     def to_record(self) -> dict[str, Any]:
@@ -402,10 +417,11 @@ class Metadata(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The result of a run. `complete` is false while it runs and if it was cut short.
+    """The result of a run. `complete` is false during the run, and stays false if the run was cut short.
 
-    `sections` has what is not written row by row, in the order of display. `main` is the section for formats that show
-    only one. `sentence` is the last line, '' until presented. `duration_s` is None if unknown.
+    `sections` contains all sections that are not streamed, in display order. `main` names the section for formats that
+    show only one. `sentence` is the last line, which stays empty until the report is presented. `duration_s` is None if
+    unknown.
     """
 
     verdict: Verdict
@@ -417,20 +433,21 @@ class Report(Struct, frozen=True, kw_only=True):
     duration_s: float | None = None
 
     def __repr__(self) -> str:
-        """Leave out the sections, which may have thousands of rows."""
+        """Omit the sections, which may have thousands of rows."""
         return (
             f"Report(verdict={self.verdict!r}, complete={self.complete}, findings={self.findings!r}, "
             f"main={self.main!r}, sentence={self.sentence!r}, duration_s={self.duration_s})"
         )
 
     def add_findings(self, first: Sequence[Finding] = (), last: Sequence[Finding] = ()) -> "Report":
-        """Return the report with more findings, which can only worsen its verdict."""
+        """Return the report with additional findings, which can only worsen its verdict."""
         verdict = worst_verdict([self.verdict, *(finding.severity for finding in (*first, *last))])
         return replace(self, verdict=verdict, findings=(*first, *self.findings, *last))
 
     def rows(self, kind: type[R], nodes: Container[str] | None = None, *, section: str = "") -> list[R]:
-        """Return the rows of a type, from its section or another one. `nodes` selects rows if they are stored by
-        node.
+        """Return the rows of one type from its section, or from the section `section`.
+
+        If rows are grouped by node, `nodes` selects nodes.
         """
         table = self.sections.get(section or kind.section)
         if not isinstance(table, Table):
@@ -444,7 +461,7 @@ class Report(Struct, frozen=True, kw_only=True):
         return found if isinstance(found, RowsByColumn) else RowsByColumn.of(kind, self.rows(kind))
 
     def to_record(self) -> dict[str, Any]:
-        """Convert to plain data, without the sections."""
+        """Convert the report to plain data, without the sections."""
         return {
             "verdict": self.verdict.value,
             "complete": self.complete,
@@ -455,7 +472,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Report":
-        """Convert the result of `to_record` back."""
+        """Make a report from the result of `to_record`."""
         return cls(
             verdict=Verdict(record["verdict"]),
             complete=record["complete"],
@@ -466,39 +483,39 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 class CheckRow(Record, frozen=True, kw_only=True):
-    """One check of `check`: its verdict, its number of findings, and why it was left out."""
+    """One check: its verdict, the number of its findings and, if it did not run, the reason."""
 
     section = "checks"
     on_page = OnPage(columns=("check", "verdict", "findings", "looks_for", "note", "nodes_in_error"), folds=True)
 
     check: str  #: name of the check
-    verdict: Annotated[str, Verdict]  #: worst severity of its findings; SKIP if left out
-    findings: int  #: number of findings
-    looks_for: str  #: description
-    note: str | None  #: reason for leaving it out
+    verdict: Annotated[str, Verdict]  #: worst severity of the check's findings; SKIP if the check did not run
+    findings: int  #: number of findings from the check
+    looks_for: str  #: problems that the check looks for
+    note: str | None  #: why the check did not run; null: it ran
     origin: str  #: origin of the values: measured, simulated or recorded
-    nodes_in_error: tuple[str, ...] = ()  #: hosts that could not be checked; the verdict covers the others
+    nodes_in_error: tuple[str, ...] = ()  #: hosts that could not be checked; the verdict covers the other hosts
 
 
 class VerdictRow(Record, frozen=True, kw_only=True):
-    """The verdict of `check` on a node, GPU, NIC or link, and the ids of its findings."""
+    """The verdict of `check` on one node, GPU, NIC or link, and the IDs of its findings."""
 
     section = "verdicts"
     on_page = OnPage(columns=("scope", "node", "subject", "verdict", "findings"), folds=True)
     host_fields = ("node",)
 
-    scope: Annotated[str, ("node", "gpu", "nic", "link")]  #: kind of the subject
-    node: str  #: host
-    subject: str  #: the node, GPU, NIC or link
-    verdict: Annotated[str, Verdict]  #: worst severity of its findings
-    findings: tuple[str, ...]  #: ids of its findings
+    scope: Annotated[str, ("node", "gpu", "nic", "link")]  #: type of the subject: node, gpu, nic or link
+    node: str  #: host name of the node
+    subject: str  #: name of the node, GPU, NIC or link
+    verdict: Annotated[str, Verdict]  #: worst severity of the subject's findings
+    findings: tuple[str, ...]  #: IDs of the subject's findings
     origin: str  #: origin of the values: measured, simulated or recorded
 
 
 class EvidenceRow(Record, frozen=True, kw_only=True):
-    """All evidence on one path. Each kind supports the claim that it is direct, contradicts it, or is absent.
+    """All evidence on one path. Each of the four kinds of evidence is present, absent or contradicts a direct path.
 
-    docs/evidence.md has the decision table. Of more than ten thousand paths, direct ones are left out.
+    docs/evidence.md contains the decision table. If there are more than 10,000 paths, rows of direct ones are omitted.
     """
 
     section = "evidence"
@@ -509,35 +526,36 @@ class EvidenceRow(Record, frozen=True, kw_only=True):
         )
     )
 
-    source: str  #: sender: a GPU, a rank, host
-    destination: str  #: receiver
+    source: str  #: source of the data: a GPU, a rank, or host memory (host)
+    destination: str  #: destination of the data: a GPU, a rank, or host memory (host)
     source_node: str  #: host of the source
     destination_node: str  #: host of the destination
     source_bus_id: str | None  #: PCI address of the source
     destination_bus_id: str | None  #: PCI address of the destination
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    path_class: str | None  #: wiring, as nvidia-smi topo -m: NV18, PIX, PXB, PHB, NODE, SYS; NET between nodes
-    transport: str | None  #: transport in NCCL's words: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
-    host_staged: bool | None  #: whether bytes pass through host memory
-    bandwidth_gb_s: float | None  #: GB/s of 1e9 bytes
-    limit_gb_s: float | None  #: maximum of the links, GB/s per direction
-    capability: Annotated[str, State]  #: evidence that the path is direct: present, absent or contradicting
-    capability_seen: str  #: evidence in words
-    selection: Annotated[str, State]  #: evidence that the path is direct: present, absent or contradicting
-    selection_seen: str  #: evidence in words
-    measurement: Annotated[str, State]  #: evidence that the path is direct: present, absent or contradicting
-    measurement_seen: str  #: evidence in words
-    correctness: Annotated[str, State]  #: evidence that the path is direct: present, absent or contradicting
-    correctness_seen: str  #: evidence in words
-    by_design: str | None  #: why host memory is expected here
-    conclusion: Annotated[str, Conclusion]  #: direct, staged, wrong data, disputed or unknown
-    confidence: Annotated[str, Confidence]  #: proven, likely, weak or none
+    path_class: str | None  #: path class as in nvidia-smi topo -m: NV18, PIX, PXB, PHB, NODE, SYS; NET between nodes
+    transport: str | None  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    host_staged: bool | None  #: whether data went through host memory
+    bandwidth_gb_s: float | None  #: measured bandwidth in GB/s (1e9 bytes)
+    limit_gb_s: float | None  #: limit of the links on the path, in GB/s per direction
+    capability: Annotated[str, State]  #: evidence from the driver that a direct path is possible
+    capability_seen: str  #: description of the capability evidence
+    selection: Annotated[str, State]  #: evidence from NCCL's log that it chose a direct path
+    selection_seen: str  #: description of the selection evidence
+    measurement: Annotated[str, State]  #: evidence from counters or bandwidth that the data went directly
+    measurement_seen: str  #: description of the measurement evidence
+    correctness: Annotated[str, State]  #: evidence from verified data; contradicting: wrong data
+    correctness_seen: str  #: description of the correctness evidence
+    by_design: str | None  #: why this path is expected to use host memory; null: it is not
+    #: conclusion from all evidence: direct, staged, wrong data, disputed or unknown
+    conclusion: Annotated[str, Conclusion]
+    confidence: Annotated[str, Confidence]  #: confidence in the conclusion: proven, likely, weak or none
     verdict: Annotated[str, Verdict]  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
-    meaning: str  #: rule in docs/evidence.md
+    meaning: str  #: rule in docs/evidence.md that led to the conclusion
 
 
 class FallbackRow(Record, frozen=True, kw_only=True):
-    """The verdict on a group of similar paths, the gravest first."""
+    """The verdict on a group of similar paths. The gravest group comes first."""
 
     section = "fallback"
     on_page = OnPage(
@@ -547,26 +565,27 @@ class FallbackRow(Record, frozen=True, kw_only=True):
         )
     )
 
-    conclusion: Annotated[str, Conclusion]  #: the last two appear in `topo` only
+    #: conclusion for these paths; "direct possible" and "direct impossible" appear only in `topo`
+    conclusion: Annotated[str, Conclusion]
     verdict: Annotated[str, Verdict]  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
-    confidence: Annotated[str, Confidence]  #: proven, likely, weak or none
+    confidence: Annotated[str, Confidence]  #: confidence in the conclusion: proven, likely, weak or none
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    count: int  #: number of ordered pairs
-    pairs: tuple[str, ...]  #: first thousand pairs
-    transport: str | None = None  #: transport in NCCL's words: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
-    bandwidth_gb_s: float | None = None  #: GB/s of 1e9 bytes
-    limit_gb_s: float | None = None  #: maximum of the links, GB/s per direction
+    count: int  #: number of ordered pairs in the group
+    pairs: tuple[str, ...]  #: ordered pairs in the group, at most 1,000
+    transport: str | None = None  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    bandwidth_gb_s: float | None = None  #: measured bandwidth in GB/s (1e9 bytes)
+    limit_gb_s: float | None = None  #: limit of the links on the path, in GB/s per direction
     times_slower: float | None = None  #: limit divided by the measured bandwidth
-    cause: str | None = None  #: stable id of the first known cause
-    cause_seen: str | None = None  #: evidence
-    advice: str | None = None  #: cure: commands and comment in one text
+    cause: str | None = None  #: ID of the first known cause
+    cause_seen: str | None = None  #: evidence for the cause
+    advice: str | None = None  #: cure for the cause: commands and comment in one text
     commands: tuple[str, ...] = ()  #: commands to run in this order, ready to paste
-    comment: str | None = None  #: remark on the commands, or what to do if there are none
-    how: str  #: evidence in words
+    comment: str | None = None  #: comment on the commands, or what to do if there are none
+    how: str  #: description of the evidence for the conclusion
 
 
 class Effect(StrEnum):
-    """The effect of a cause on a path. Host staging appears in the first four forms."""
+    """The effect of a cause on a path. The first four effects mean that NCCL uses host memory."""
 
     STAGED = "host memory inside a node"
     NETWORK_INSIDE = "a network inside a node"
@@ -578,82 +597,86 @@ class Effect(StrEnum):
 
 
 class CauseRow(Record, frozen=True, kw_only=True):
-    """A cause that was found, the most important first. docs/conditions.md lists all."""
+    """A cause that was found, the most important first. docs/conditions.md lists all causes."""
 
     section = "causes"
 
-    id: str  #: stable id
-    evidence: str  #: evidence
-    advice: str  #: cure: commands and comment in one text
+    id: str  #: ID of the cause
+    evidence: str  #: evidence for the cause
+    advice: str  #: cure for the cause: commands and comment in one text
     commands: tuple[str, ...] = ()  #: commands to run in this order, ready to paste
-    comment: str | None = None  #: remark on the commands, or what to do if there are none
-    paths: int  #: number of paths it explains
-    verdict: Annotated[str, Verdict]  #: SKIP: by design; WARN: only slower; ERROR: unknown
-    hosts: tuple[str, ...]  #: where it was seen
-    title: str  #: title
-    confidence: Annotated[str, Confidence]  #: proven, likely or weak
-    effects: tuple[str, ...]  #: effects on paths
-    subject: str  #: GPUs, nodes, ranks or pairs
-    implied_by: str | None  #: cause that implies it
-    settles: str  #: how to settle a doubt
-    link: str  #: the vendor's page, or an issue about it
+    comment: str | None = None  #: comment on the commands, or what to do if there are none
+    paths: int  #: number of staged paths that the cause explains
+    #: verdict on the cause: FAIL; WARN: only a slower path; SKIP: by design; ERROR: unknown
+    verdict: Annotated[str, Verdict]
+    hosts: tuple[str, ...]  #: hosts on which the cause was found
+    title: str  #: short description of the cause
+    confidence: Annotated[str, Confidence]  #: confidence that this is the cause: proven, likely, weak or none
+    effects: tuple[str, ...]  #: effects of the cause on paths
+    subject: str  #: affected GPUs, nodes, ranks or pairs
+    implied_by: str | None  #: ID of the cause that implies this one; null: none
+    settles: str  #: experiment that confirms or rules out the cause
+    link: str  #: link to vendor documentation or to an issue about the cause
 
 
 class UnreadRow(Record, frozen=True, kw_only=True):
-    """A cause that could not be checked, and why."""
+    """A cause that could not be checked, with the reason."""
 
     section = "causes_unread"
 
-    id: str  #: of the cause that could not be looked for
-    title: str  #: description
-    subject: str  #: subject
-    reason: str  #: why not: needs root, was not read, ...
+    id: str  #: ID of the cause that could not be checked
+    title: str  #: short description of the cause
+    subject: str  #: GPU, node, rank or pair that could not be checked
+    reason: str  #: why the cause could not be checked: needs root, not read, ...
 
 
 class PatternRow(Record, frozen=True, kw_only=True):
-    """The bandwidth of several pairs at once, compared with the sum of the same pairs one at a time."""
+    """The total bandwidth of several pairs that copy at once, compared with the sum of the pairs measured one at a
+    time.
+    """
 
     section = "patterns"
 
-    pattern: str  #: ring, all to one, one to all, bisection, all to all
-    direction: str  #: write or read
-    gpus: int  #: GPUs that take part
-    pairs: int  #: pairs that copy at the same time
-    size_bytes: int  #: bytes of a copy
-    total_gb_s: float | None  #: GB/s of all pairs together
-    parts_gb_s: float | None  #: GB/s of the same pairs one at a time, summed
+    pattern: str  #: pattern of the copies: ring, all to one, one to all, bisection, all to all
+    direction: str  #: direction of the copies: write or read
+    gpus: int  #: number of GPUs that take part
+    pairs: int  #: number of pairs that copy at the same time
+    size_bytes: int  #: size of one copy in bytes
+    total_gb_s: float | None  #: bandwidth of all pairs together in GB/s
+    parts_gb_s: float | None  #: sum of the bandwidths of the same pairs measured one at a time, in GB/s
     share_percent: float | None  #: total_gb_s in percent of parts_gb_s
-    wrong: int | None  #: wrong elements
+    wrong: int | None  #: number of wrong elements
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    note: str | None  #: remark
-    #: expected GB/s of all pairs together, if each link carries its copies one after another
+    note: str | None  #: remark on the row
+    #: expected bandwidth of all pairs together in GB/s, if each link carries its copies one after another
     expected_gb_s: float | None = None
     verdict: Annotated[str | None, Verdict] = None  #: PASS, WARN, FAIL, INCONCLUSIVE; null: speed not judged
-    node: str | None = None  #: host of the GPUs
-    ci95_percent: float | None = None  #: half of the 95 % confidence interval of the mean of its samples
+    node: str | None = None  #: host name of the node
+    ci95_percent: float | None = None  #: half of the 95 % confidence interval, in percent of the mean
 
 
 class RankTimeRow(Record, frozen=True, kw_only=True):
-    """The times of one rank in a collective row."""
+    """The times of one rank in one collective row."""
 
     section = "rank_times"
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
-    backend: Annotated[str, BACKENDS]  #: nccl, host (MPI on CPU buffers), ...; simulated moves no data
+    #: backend that ran the collective: nccl, host (MPI on CPU buffers), ...; simulated: no data moved
+    backend: Annotated[str, BACKENDS]
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
-    dtype: Annotated[str, DataType]  #: element type
-    op: Annotated[str | None, ReduceOp]  #: reduction; null: data are only moved
+    size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank, after rounding
+    dtype: Annotated[str, DataType]  #: element type, for example float32
+    op: Annotated[str | None, ReduceOp]  #: reduction operation; null: the collective only moves data
     placement: Annotated[str, Placement]  #: out_of_place: separate result buffer; in_place: result overwrites the input
-    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one at a time
-    rank: int  #: rank of the job
-    host: str  #: name of its host
-    node: int  #: number of its host, from 0 in the order of ranks
-    gpu_bus_id: str | None  #: PCI address of its GPU; null: host backend
-    time_us: float  #: microseconds per operation on that rank, including waiting for others
-    #: median delay after the first rank that entered an operation; null: operations back to back
+    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one operation at a time
+    rank: int  #: number of the rank in the job
+    host: str  #: host name of the rank's node
+    node: int  #: number of the rank's host, counted from 0 in rank order
+    gpu_bus_id: str | None  #: PCI address of the rank's GPU; null: host backend
+    time_us: float  #: time of one operation on this rank in microseconds, including waiting for other ranks
+    #: median delay after the first rank that entered an operation, in microseconds; null: operations back to back
     late_us: Annotated[float | None, SIGNED]
-    clock_uncertainty_us: float | None  #: uncertainty of late_us: half a round trip between the clocks
-    #: percent of operations that it entered last; null: operations back to back
+    clock_uncertainty_us: float | None  #: uncertainty of late_us in microseconds: half a round trip between the clocks
+    #: percent of operations that this rank entered last; null: operations back to back
     last_percent: Annotated[float | None, {"minimum": 0, "maximum": 100}]
-    setting: str | None = None  #: setting of the row
+    setting: str | None = None  #: setting of the collective row

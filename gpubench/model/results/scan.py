@@ -43,7 +43,7 @@ ROUNDS: Mapping[ScanPhase, int] = {ScanPhase.SCREENING: 3, ScanPhase.SUSPECTS: 3
 class NodeRail(NamedTuple):
     """One rail of one node: a GPU and its NIC."""
 
-    node: int
+    node: int  #: host name of the node
     rail: int
 
 
@@ -161,7 +161,7 @@ class LocalFigure(NamedTuple):
     GPU 0.
     """
 
-    node: int
+    node: int  #: host name of the node
     gpu: int
     quantity: LocalQuantity
     gb_s: float
@@ -177,7 +177,7 @@ class LocalFigure(NamedTuple):
 class RingFailure(NamedTuple):
     """Why a ring failed: what a node saw, and whether its own side caused it."""
 
-    node: int
+    node: int  #: host name of the node
     seen: str
     is_own: bool
 
@@ -370,17 +370,17 @@ class ScanPartRow(Record, frozen=True, kw_only=True):
 
     section = "parts"
 
-    part_kind: Annotated[str, PartKind]  #: what it is
-    subject: str  #: node, rail, leaf by name
-    nodes: tuple[str, ...]  #: hosts that it slows
-    rail: int | None  #: null: all rails, or none
-    leaf: str | None  #: null: of no leaf
-    gpu: int | None  #: null: of no GPU
-    partner_gpu: int | None = None  #: the other GPU of a pair; null: of none
-    nic: str | None = None  #: name of the NIC on the rail; null: none, or unknown
-    percent: float | None  #: bandwidth in percent of the others; null: none
-    seen: str  #: description
-    verdict: Annotated[str, Verdict]  #: FAIL: confirmed; WARN: an unconfirmed suspect
+    part_kind: Annotated[str, PartKind]  #: type of the faulty part
+    subject: str  #: name of the node, rail or leaf
+    nodes: tuple[str, ...]  #: host names of the nodes that the part slows
+    rail: int | None  #: number of the rail; null: all rails, or none
+    leaf: str | None  #: name of the leaf switch; null: no leaf
+    gpu: int | None  #: number of the GPU; null: no GPU
+    partner_gpu: int | None = None  #: number of the other GPU in a pair; null: no pair
+    nic: str | None = None  #: NIC on the rail; null: no NIC, or unknown
+    percent: float | None  #: bandwidth in percent of that of the others; null: no bandwidth
+    seen: str  #: description of the fault
+    verdict: Annotated[str, Verdict]  #: FAIL: confirmed; WARN: suspected, not confirmed
     origin: str  #: origin of the values: measured, simulated or recorded
 
 
@@ -390,18 +390,19 @@ class ScanCellRow(Record, frozen=True, kw_only=True):
     section = "cells"
     on_page = HIDDEN
 
-    node: str  #: host
-    subject: str  #: the rail in words
+    node: str  #: host name of the node
+    subject: str  #: name of the rail
     rail: int  #: position of the GPU in its node
-    leaf: str | None  #: null: not known
-    nic: str | None  #: NIC of the rail; null: not known
-    score_percent: float | None  #: percent of the other nodes; null: no value
-    both_ways_gb_s: float | None  #: GB/s, both directions together, in the rounds of the score
-    figures: int  #: rounds in the score
-    failures: int  #: rounds without a value, in the whole scan
-    phase: Annotated[str | None, ScanPhase]  #: phase that judged it; null: none
-    verdict: Annotated[str, Verdict]  #: PASS, FAIL, WARN (suspect, or below the rate of its NICs), ERROR (no value)
-    part: str | None  #: faulty part; null: none
+    leaf: str | None  #: leaf switch of the node; null: unknown
+    nic: str | None  #: NIC of the rail; null: unknown
+    score_percent: float | None  #: bandwidth in percent of that of the other nodes; null: not measured
+    both_ways_gb_s: float | None  #: bandwidth in GB/s, both directions together, in the rounds of the score
+    figures: int  #: number of rounds in the score
+    failures: int  #: number of rounds without a value in the whole scan
+    phase: Annotated[str | None, ScanPhase]  #: phase in which the cell was judged; null: not judged
+    #: PASS, FAIL, WARN (suspect, or below the rate of its NICs) or ERROR (not measured)
+    verdict: Annotated[str, Verdict]
+    part: str | None  #: faulty part that explains the verdict; null: none
     origin: str  #: origin of the values: measured, simulated or recorded
 
 
@@ -411,12 +412,12 @@ class ScanRoundRow(Record, frozen=True, kw_only=True):
     section = "rounds"
 
     number: int  #: number of the round, from 1
-    phase: Annotated[str, ScanPhase]  #: screening, suspects or confirmation
-    pairs: int  #: pairs of nodes
-    figures: int  #: measurements of rails of pairs
-    failures: int  #: missing measurements
-    gone: tuple[str, ...]  #: hosts that stopped answering
-    seconds: float  #: duration
+    phase: Annotated[str, ScanPhase]  #: phase of the scan: screening, suspects or confirmation
+    pairs: int  #: number of node pairs
+    figures: int  #: number of measurements: one per rail of each pair
+    failures: int  #: number of missing measurements
+    gone: tuple[str, ...]  #: hosts that stopped responding in this round
+    seconds: float  #: duration of the round in seconds
     origin: str  #: origin of the values: measured, simulated or recorded
 
 
@@ -426,13 +427,13 @@ class ScanCollectiveRow(Record, frozen=True, kw_only=True):
     section = "scan_collectives"
     on_page = OnPage("Rings of many nodes")
 
-    subject: str  #: all, a half, a mixed half
-    nodes: tuple[str, ...]  #: hosts that took part
-    measured_gb_s: float | None  #: sent per node on all rails; null: not measured
-    predicted_gb_s: float  #: predicted from its slowest cell
+    subject: str  #: group of nodes: all, a half, or a mixed half
+    nodes: tuple[str, ...]  #: host names of the nodes in the group
+    measured_gb_s: float | None  #: data sent per node over all rails in GB/s; null: not measured
+    predicted_gb_s: float  #: bandwidth in GB/s predicted from the slowest rail of the group's nodes
     percent: float | None  #: measured bandwidth in percent of the prediction
     note: str | None  #: why it was not measured
-    verdict: Annotated[str, Verdict]  #: WARN below 90 % of the prediction, ERROR if not measured
+    verdict: Annotated[str, Verdict]  #: WARN: below 90 % of the prediction; ERROR: not measured
     origin: str  #: origin of the values: measured, simulated or recorded
 
 
@@ -442,8 +443,8 @@ class ExclusionRow(Record, frozen=True, kw_only=True):
     section = "exclusions"
     on_page = OnPage("Lists that leave the bad nodes out")
 
-    tool: Annotated[str, Tool]  #: what it is for
-    line: str  #: line to paste
+    tool: Annotated[str, Tool]  #: tool that reads the list
+    line: str  #: line to paste into the tool's command or file
 
 
 _MOST_PARTS = 5

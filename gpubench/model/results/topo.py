@@ -42,7 +42,7 @@ TOPO_SECTIONS = (
 
 
 class GpuRow(report.Record, frozen=True, kw_only=True):
-    """One GPU. `gpu` is its name in matrices, and `unknown` says why a field is empty."""
+    """One GPU. `gpu` is the name of the GPU in matrices. `unknown` contains the reason for each empty field."""
 
     section = "gpus"
     on_page = report.OnPage(
@@ -54,74 +54,75 @@ class GpuRow(report.Record, frozen=True, kw_only=True):
     host_fields = ("node",)
 
     node: str  #: host name of the node
-    gpu: str  #: name in matrices: GPU0
-    cuda_index: int | None  #: index in CUDA; null: not visible
-    name: str | None  #: model
-    uuid: str | None  #: UUID from the driver
-    bus_id: str | None  #: PCI address
-    compute_capability: str | None  #: such as 9.0
-    multiprocessors: int | None  #: SMs
-    memory_bytes: int | None  #: memory of the GPU
-    memory_used_bytes: int | None  #: memory in use
-    mig: bool | None  #: whether MIG is enabled
-    ecc: bool | None  #: whether ECC is enabled
-    persistence: bool | None  #: whether the driver stays loaded
-    idle: bool | None  #: whether the GPU is idle, so that its PCIe link may be slow
-    pcie_generation: int | None  #: generation of the PCIe link now
-    pcie_width: int | None  #: lanes of the PCIe link now
-    pcie_max_generation: int | None  #: maximum generation
-    pcie_max_width: int | None  #: maximum lanes
-    pcie_gb_s: float | None  #: narrowest PCIe link towards the CPU, GB/s per direction
-    pcie_replays: int | None  #: number of PCIe replays
-    numa_node: int | None  #: nearest NUMA node
-    cpu_affinity: str | None  #: nearest CPUs
-    nvlinks_active: int | None  #: active NVLinks
-    nvlinks: int | None  #: number of NVLinks
-    nvlink_version: str | None  #: of the links
-    nvlink_gb_s_per_link: float | None  #: GB/s per direction of a link
-    nvlink_gb_s: float | None  #: GB/s per direction of all active links
-    nvlink_peers: Sequence[str]  #: far ends of the links
-    nvlink_errors: int | None  #: sum of all error counters
-    fabric_state: str | None  #: registration with the NVSwitch fabric
-    fabric_status: str | None  #: status of the registration
-    fabric_clique: int | None  #: clique: GPUs in the same one reach each other
-    fabric_health: str | None  #: degraded parts
-    throttle_reasons: Sequence[str] | None  #: reasons for lower clocks
-    remapped_rows_correctable: int | None  #: memory rows replaced after correctable errors
-    remapped_rows_uncorrectable: int | None  #: memory rows replaced after uncorrectable errors
-    remapped_rows_pending: bool | None  #: whether a reset is due
-    remapped_rows_failure: bool | None  #: whether a replacement failed
-    bar1_bytes: int | None  #: window to its memory on PCIe
-    users: Sequence[str] | None  #: processes that use it
-    driver: str | None  #: version of the driver
-    cuda: str | None  #: newest CUDA that the driver runs
-    lost: str | None  #: why it does not answer
+    gpu: str  #: name of the GPU in matrices, for example GPU0
+    cuda_index: int | None  #: CUDA device index; null: CUDA does not see the GPU
+    name: str | None  #: GPU model
+    uuid: str | None  #: GPU UUID from the driver
+    bus_id: str | None  #: PCI address of the GPU
+    compute_capability: str | None  #: CUDA compute capability, for example 9.0
+    multiprocessors: int | None  #: number of SMs
+    memory_bytes: int | None  #: size of the GPU memory in bytes
+    memory_used_bytes: int | None  #: GPU memory in use, in bytes
+    mig: bool | None  #: whether MIG mode is enabled
+    ecc: bool | None  #: whether ECC memory protection is enabled
+    persistence: bool | None  #: whether persistence mode is on, which keeps the driver loaded
+    idle: bool | None  #: whether the GPU is idle; an idle GPU may slow its PCIe link down
+    pcie_generation: int | None  #: current generation of the PCIe link
+    pcie_width: int | None  #: current number of lanes of the PCIe link
+    pcie_max_generation: int | None  #: maximum generation of the PCIe link
+    pcie_max_width: int | None  #: maximum number of lanes of the PCIe link
+    #: bandwidth of the narrowest PCIe link between the device and the CPU, in GB/s per direction
+    pcie_gb_s: float | None
+    pcie_replays: int | None  #: number of retransmitted PCIe packets
+    numa_node: int | None  #: NUMA node nearest to the device
+    cpu_affinity: str | None  #: CPUs close to the GPU
+    nvlinks_active: int | None  #: number of active NVLinks
+    nvlinks: int | None  #: number of NVLinks on the GPU
+    nvlink_version: str | None  #: NVLink version of the active links
+    nvlink_gb_s_per_link: float | None  #: bandwidth of one NVLink in GB/s per direction
+    nvlink_gb_s: float | None  #: bandwidth of all active NVLinks in GB/s per direction
+    nvlink_peers: Sequence[str]  #: devices at the far ends of the NVLinks
+    nvlink_errors: int | None  #: sum of all NVLink error counters
+    fabric_state: str | None  #: state of the GPU's registration with the NVSwitch fabric: completed, in_progress, ...
+    fabric_status: str | None  #: result of the fabric registration: success or the failure
+    fabric_clique: int | None  #: fabric clique of the GPU; GPUs in the same clique can reach each other
+    fabric_health: str | None  #: fabric health, with the degraded components
+    throttle_reasons: Sequence[str] | None  #: reasons why the GPU clocks are lowered
+    remapped_rows_correctable: int | None  #: number of memory rows remapped after correctable errors
+    remapped_rows_uncorrectable: int | None  #: number of memory rows remapped after uncorrectable errors
+    remapped_rows_pending: bool | None  #: whether a row remapping waits for a GPU reset
+    remapped_rows_failure: bool | None  #: whether a row remapping failed
+    bar1_bytes: int | None  #: size of BAR1, the PCIe window to GPU memory, in bytes
+    users: Sequence[str] | None  #: processes that use the GPU
+    driver: str | None  #: version of the NVIDIA driver
+    cuda: str | None  #: newest CUDA version that the driver supports
+    lost: str | None  #: why the GPU does not respond; null: it responds
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     unknown: Mapping[str, str]  #: why a field is empty, by field name
 
 
 class NvlinkRow(report.Record, frozen=True, kw_only=True):
-    """One NVLink. GB/s per direction: `gb_s` is usable, `raw_gb_s` includes protocol, as in `nvidia-smi nvlink -s`."""
+    """One NVLink of a GPU."""
 
     section = "nvlinks"
     on_page = report.HIDDEN
     host_fields = ("node",)
 
     node: str  #: host name of the node
-    gpu: str  #: name in matrices: GPU0
-    link: int  #: number of the link
-    active: bool | None  #: whether it is up
+    gpu: str  #: name of the GPU in matrices, for example GPU0
+    link: int  #: number of the NVLink on the GPU
+    active: bool | None  #: whether the NVLink is up
     version: str | None  #: NVLink version
-    gb_s: float | None  #: usable GB/s per direction
-    raw_gb_s: float | None  #: including protocol, as in nvidia-smi nvlink -s
-    peer: str | None  #: far end
-    peer_bus_id: str | None  #: PCI address of the far end
-    errors: Mapping[str, int]  #: counters by name
+    gb_s: float | None  #: usable bandwidth in GB/s per direction
+    raw_gb_s: float | None  #: bandwidth including protocol overhead, in GB/s per direction, as in nvidia-smi nvlink -s
+    peer: str | None  #: device at the far end of the NVLink
+    peer_bus_id: str | None  #: PCI address of the device at the far end
+    errors: Mapping[str, int]  #: NVLink error counters by name
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
 
 
 class NicRow(report.Record, frozen=True, kw_only=True):
-    """One port of a NIC. `gpudirect_rdma` says whether it can reach GPU memory, with the reason."""
+    """One port of a NIC."""
 
     section = "nics"
     on_page = report.OnPage(
@@ -132,33 +133,34 @@ class NicRow(report.Record, frozen=True, kw_only=True):
     host_fields = ("node",)
 
     node: str  #: host name of the node
-    nic: str  #: device name: mlx5_0, eth0
-    link_layer: str  #: infiniband or ethernet
-    state: str | None  #: of the port
-    rate_gbit_s: float | None  #: Gb/s of the port
-    rate_gb_s: float | None  #: the same in GB/s
-    interfaces: Sequence[str]  #: network interfaces on it
-    bus_id: str | None  #: PCI address
-    model: str | None  #: of the device
-    driver: str | None  #: kernel driver
-    firmware: str | None  #: version
-    mtu: int | None  #: bytes of the largest packet
-    pcie_generation: int | None  #: generation of the PCIe link now
-    pcie_width: int | None  #: lanes of the PCIe link now
-    pcie_max_generation: int | None  #: maximum generation
-    pcie_max_width: int | None  #: maximum lanes
-    pcie_gb_s: float | None  #: narrowest PCIe link towards the CPU, GB/s per direction
-    numa_node: int | None  #: nearest NUMA node
-    nearest_gpus: Sequence[str]  #: GPUs with the shortest path
-    nearest_path: str | None  #: path class to them
+    nic: str  #: name of the NIC port, for example mlx5_0 or eth0
+    link_layer: str  #: link layer of the port: infiniband or ethernet
+    state: str | None  #: state of the port: active, down, or another state from the kernel
+    rate_gbit_s: float | None  #: data rate of the port in Gbit/s
+    rate_gb_s: float | None  #: data rate of the port in GB/s
+    interfaces: Sequence[str]  #: network interfaces on the port
+    bus_id: str | None  #: PCI address of the NIC
+    model: str | None  #: NIC model
+    driver: str | None  #: kernel driver of the NIC
+    firmware: str | None  #: firmware version of the NIC
+    mtu: int | None  #: maximum transmission unit (MTU) of the port in bytes
+    pcie_generation: int | None  #: current generation of the PCIe link
+    pcie_width: int | None  #: current number of lanes of the PCIe link
+    pcie_max_generation: int | None  #: maximum generation of the PCIe link
+    pcie_max_width: int | None  #: maximum number of lanes of the PCIe link
+    #: bandwidth of the narrowest PCIe link between the device and the CPU, in GB/s per direction
+    pcie_gb_s: float | None
+    numa_node: int | None  #: NUMA node nearest to the device
+    nearest_gpus: Sequence[str]  #: GPUs with the shortest path to the NIC
+    nearest_path: str | None  #: path class between the NIC and its nearest GPUs
     gpudirect_rdma: bool | None  #: whether the NIC can access GPU memory directly
-    gpudirect_rdma_reason: str  #: kernel module or DMA-BUF that enables it, or why not
+    gpudirect_rdma_reason: str  #: kernel module or DMA-BUF that enables GPUDirect RDMA, or why it is impossible
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     unknown: Mapping[str, str]  #: why a field is empty, by field name
 
 
 class NodeRow(report.Record, frozen=True, kw_only=True):
-    """One node: its kind, and its differences from that kind."""
+    """One node, with its kind and the differences between the node and that kind."""
 
     section = "nodes"
     on_page = report.OnPage(
@@ -166,62 +168,66 @@ class NodeRow(report.Record, frozen=True, kw_only=True):
     )
 
     node: str  #: host name of the node
-    node_kind: str  #: letter of its kind
-    differences: Sequence[str]  #: differences from its kind
+    node_kind: str  #: letter of the node's kind, a group of equal nodes
+    differences: Sequence[str]  #: differences between the node and its kind
     gpus: int  #: number of GPUs
     nics: int  #: number of NIC ports
-    driver: str | None  #: version of the driver
-    cuda: str | None  #: newest CUDA that the driver runs
-    driver_absent: str | None  #: why there is no driver
-    kernel: str | None  #: release
-    cpu: str | None  #: model
-    cpus: int | None  #: logical CPUs
-    sockets: int | None  #: CPU sockets
-    numa_nodes: int  #: NUMA nodes
-    virtual_machine: bool | None  #: whether it is one
-    place: str | None = None  #: laptop, server, virtual machine, WSL 2, container in one of them
-    product: str | None  #: product name
-    peermem: bool | None  #: whether nvidia-peermem is loaded
-    dma_buf: bool | None  #: whether DMA-BUF export is possible
-    open_kernel_module: bool | None  #: whether the driver is the open one
-    nvswitches: int  #: NVSwitches on its PCI bus
-    topology: str  #: fingerprint of the wiring
-    taken_at: str | None  #: when it was read
-    source: str  #: where the facts come from
+    driver: str | None  #: version of the NVIDIA driver
+    cuda: str | None  #: newest CUDA version that the driver supports
+    driver_absent: str | None  #: why there is no NVIDIA driver; null: there is one
+    kernel: str | None  #: release of the Linux kernel
+    cpu: str | None  #: CPU model
+    cpus: int | None  #: number of logical CPUs
+    sockets: int | None  #: number of CPU sockets
+    numa_nodes: int  #: number of NUMA nodes
+    virtual_machine: bool | None  #: whether the node is a virtual machine
+    place: str | None = None  #: type of machine: laptop, server, virtual machine, WSL 2, or a container in one of these
+    product: str | None  #: product name of the machine
+    peermem: bool | None  #: whether the kernel module nvidia-peermem is loaded
+    dma_buf: bool | None  #: whether GPU memory can be exported as DMA-BUF
+    open_kernel_module: bool | None  #: whether the driver uses NVIDIA's open kernel modules
+    nvswitches: int  #: number of NVSwitches on the node's PCI bus
+    topology: str  #: fingerprint of the node's topology
+    taken_at: str | None  #: time when the facts were read
+    source: str  #: source of the node's facts
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    failures: Sequence[str]  #: what could not be read
+    failures: Sequence[str]  #: facts that could not be read, with the errors
 
 
 class KindRow(report.Record, frozen=True, kw_only=True):
-    """A group of equal nodes, named after the first. `odd` lists nodes with small differences."""
+    """A kind: a group of equal nodes, represented by the first. `odd` lists nodes that differ slightly from the
+    kind.
+    """
 
     section = "kinds"
     on_page = report.HIDDEN
 
     node_kind: str  #: letter of the kind
-    node: str  #: representative node
-    nodes: Sequence[str]  #: equal nodes
-    odd: Sequence[str]  #: nodes with small differences
-    differs_from: str | None  #: the largest kind with the same GPU models
-    differences: Sequence[str]  #: differences from the largest kind
-    matrix: Mapping[str, Mapping[str, str]]  #: path classes
-    peer_access: Mapping[str, Mapping[str, Any]]  #: answers of CUDA and NVML
-    limits: Mapping[str, Mapping[str, float | None]]  #: GB/s per direction
-    network_gb_s: float | None  #: limit out of a node over the NICs nearest to its GPUs, GB/s per direction
+    node: str  #: host name of the node that represents the kind
+    nodes: Sequence[str]  #: nodes without differences from the kind
+    odd: Sequence[str]  #: nodes with small differences from the kind
+    differs_from: str | None  #: letter of the largest kind with the same GPU models
+    differences: Sequence[str]  #: differences between this kind and the one in differs_from
+    matrix: Mapping[str, Mapping[str, str]]  #: path class between each pair of devices
+    peer_access: Mapping[str, Mapping[str, Any]]  #: peer access between each pair of GPUs as CUDA and NVML report it
+    #: bandwidth limits of each GPU in GB/s per direction: to each other device, and in total
+    limits: Mapping[str, Mapping[str, float | None]]
+    #: network bandwidth limit of a node over the NICs nearest to its GPUs, in GB/s per direction
+    network_gb_s: float | None
 
 
 class TreeRow(report.Record, frozen=True, kw_only=True):
-    """One element of a node's PCI tree, in display order. `gb_s` is the bandwidth of the link above it."""
+    """One element of a node's PCI tree, in display order."""
 
     section = "tree"
     on_page = report.HIDDEN
 
     node: str  #: host name of the node
-    depth: int  #: depth below the host bridge
-    element: str  #: name
-    what: str  #: what it is
-    link: str | None  #: PCIe link above it
-    gb_s: float | None  #: bandwidth of that link, GB/s per direction
+    depth: int  #: depth in the tree; 0: NUMA node, 1: host bridge
+    element: str  #: name or PCI address of the element
+    what: str  #: description of the element
+    link: str | None  #: PCIe link above the element
+    gb_s: float | None  #: bandwidth of the PCIe link above the element, in GB/s per direction
 
 
 class RankRow(report.Record, frozen=True, kw_only=True):
@@ -230,22 +236,22 @@ class RankRow(report.Record, frozen=True, kw_only=True):
     section = "ranks"
     on_page = report.HIDDEN
 
-    rank: int  #: number in the job
+    rank: int  #: number of the rank in the job
     node: str  #: host name of the node
-    local_rank: int  #: number on its node
-    pid: int  #: process id
-    namespaces: Mapping[str, int]  #: inode of each namespace
-    shm_device: int | None  #: device number of /dev/shm, equal if shared
-    shm_bytes: int | None  #: size of /dev/shm
-    shm_free_bytes: int | None  #: free space in /dev/shm
-    visible_devices: str | None  #: CUDA_VISIBLE_DEVICES
-    device_files: Sequence[str]  #: visible /dev/nvidia* files
-    memlock_bytes: Annotated[int | None, {"minimum": -1}]  #: limit of pinned memory; -1: unlimited
-    affinity: str | None  #: allowed CPUs
-    ptrace_scope: int | None  #: Yama's ptrace_scope, which may forbid IPC between processes
-    seccomp: int | None  #: filter mode
-    libraries: Mapping[str, str]  #: file by library
-    environment: Mapping[str, str]  #: settings that change results
+    local_rank: int  #: number of the rank on its node
+    pid: int  #: process ID of the rank
+    namespaces: Mapping[str, int]  #: inode number of each Linux namespace of the process
+    shm_device: int | None  #: device number of /dev/shm; equal for ranks that share it
+    shm_bytes: int | None  #: size of /dev/shm in bytes
+    shm_free_bytes: int | None  #: free space in /dev/shm in bytes
+    visible_devices: str | None  #: value of CUDA_VISIBLE_DEVICES
+    device_files: Sequence[str]  #: /dev/nvidia* files that the process can see
+    memlock_bytes: Annotated[int | None, {"minimum": -1}]  #: limit on locked memory in bytes; -1: unlimited
+    affinity: str | None  #: CPUs on which the process may run
+    ptrace_scope: int | None  #: value of the kernel setting ptrace_scope, which may forbid IPC between processes
+    seccomp: int | None  #: seccomp mode of the process
+    libraries: Mapping[str, str]  #: path of each loaded library, by library name
+    environment: Mapping[str, str]  #: environment variables that change results
 
 
 def gpu_rows(node: Topology) -> Iterator[GpuRow]:
@@ -283,7 +289,7 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
 
 
 def all_gpu_rows(nodes: Sequence[Topology]) -> list[GpuRow]:
-    """Return the GPUs of nodes. Equal nodes reuse the rows of the first one."""
+    """Return one row per GPU of all nodes. Equal nodes reuse the rows of the first one."""
     found: list[GpuRow] = []
     like, rows = None, list[GpuRow]()
     for node in nodes:
@@ -297,7 +303,7 @@ def all_gpu_rows(nodes: Sequence[Topology]) -> list[GpuRow]:
 def rows_by_node(
     nodes: Sequence[Topology], make: Callable[[Topology], Iterable[report.Record]]
 ) -> Iterator[report.RowsOfNode]:
-    """Yield the rows of nodes. Equal nodes share rows that differ in `node` only."""
+    """Yield the rows of each node. Equal nodes share one list, because their rows differ only in `node`."""
     like, rows = None, list[report.Record]()
     for node in nodes:
         if node.like is not like:
@@ -343,7 +349,7 @@ def nic_rows(node: Topology) -> Iterator[NicRow]:
 
 
 def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterator[NodeRow]:
-    """Yield the nodes in the order of the job."""
+    """Yield one row per node, in the order of the job."""
     kind_by_position = {position: kind for kind in kinds for position in (*kind.alike, *kind.odd)}
     for position, node in enumerate(nodes):
         snapshot, machine, kind = node.snapshot, node.snapshot.machine, kind_by_position[position]
@@ -370,7 +376,7 @@ def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
 
 
 def device_sections(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> dict[str, report.Section]:
-    """Return the sections of nodes, GPUs and NICs for other reports."""
+    """Return the node, GPU and NIC sections that reports of other commands include."""
     return report.Table.group_by_section(
         {
             NodeRow: lambda: node_rows(nodes, kinds),
@@ -416,7 +422,7 @@ _FAR = "NCCL uses it up to PXB unless NCCL_NET_GDR_LEVEL says otherwise"
 
 
 def pair_rows(node: Topology) -> Iterator[report.PairRow]:
-    """Yield every ordered pair of different devices of a node."""
+    """Yield one row per ordered pair of different devices in a node."""
     host, origin = node.snapshot.host, node.snapshot.origin
     for source in node.devices:
         for destination in node.devices:
@@ -438,7 +444,9 @@ def pair_rows(node: Topology) -> Iterator[report.PairRow]:
 
 
 def all_pair_rows(nodes: Sequence[Topology]) -> Iterator[report.RowsOfNode]:
-    """Yield the pairs of every node. Nodes with equal facts share rows, because most of a thousand nodes are alike."""
+    """Yield the pairs of every node. Nodes with equal facts share rows, because most nodes of a large cluster are
+    equal.
+    """
     known: list[tuple[Snapshot, list[report.PairRow]]] = []
     like, rows = None, list[report.PairRow]()
     for node in nodes:
@@ -460,7 +468,7 @@ def _drop_identity(snapshot: Snapshot) -> Snapshot:
 
 
 def peer_access(node: Topology) -> dict[str, dict[str, Any]]:
-    """Return the peer access between GPUs as CUDA and NVML report it, with the reason."""
+    """Return the peer access between each pair of GPUs as CUDA and NVML report it, with the reason."""
     cells: dict[str, dict[str, Any]] = {}
     for source in node.gpus:
         cells[source.device] = {}
@@ -476,8 +484,8 @@ def peer_access(node: Topology) -> dict[str, dict[str, Any]]:
 
 
 def limits(node: Topology) -> dict[str, dict[str, float | None]]:
-    """Return GB/s per direction from every GPU to every other device, and over all its NVLinks, its PCIe and its
-    NICs.
+    """Return the bandwidth limits of each GPU in GB/s per direction: to each other device, and in total over its
+    NVLinks, its PCIe link and its NICs.
     """
     network, _ = network_limits(node)
     return {
@@ -492,7 +500,7 @@ def limits(node: Topology) -> dict[str, dict[str, float | None]]:
 
 
 def kind_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterator[KindRow]:
-    """Yield the kinds, the largest first."""
+    """Yield one row per kind of node, the largest kind first."""
     for kind in kinds:
         node = nodes[kind.representative]
         yield KindRow(
@@ -525,7 +533,7 @@ def _direct(node: Topology, source: Device, destination: Device) -> str:
     return f"{answer}: {reason}" + (f"; {_FAR}" if far else "")
 
 
-Placed = Device | PciDevice  # A device in the PCI tree: GPU, NIC, or PCI device of unknown kind
+Placed = Device | PciDevice  # A device in the PCI tree: a GPU, a NIC, or a PCI device of unknown type
 
 
 def _place(device: Placed) -> PciPlace:
@@ -533,8 +541,9 @@ def _place(device: Placed) -> PciPlace:
 
 
 def tree_rows(node: Topology) -> Iterator[TreeRow]:
-    """Yield the PCI tree of GPUs, NICs and unknown devices with the switches above them. Nothing if no place is
-    known.
+    """Yield the PCI tree with GPUs, NICs, unknown devices and the switches above them.
+
+    Yield nothing if no device has a known place in the tree.
     """
     host = node.snapshot.host
     machine = node.snapshot.machine

@@ -41,28 +41,28 @@ class TrafficRow(Record, frozen=True, kw_only=True):
 
     section = "traffic"
 
-    seconds: float  #: end of the interval, since the start
-    interval_seconds: float  #: length of the interval
-    node: str  #: host
-    device: str  #: GPU0, mlx5_0, lo
-    device_kind: Annotated[str, DeviceKind]  #: gpu or nic
-    bus_id: str | None = None  #: PCI address of a GPU
+    seconds: float  #: end of the interval, in seconds since the start
+    interval_seconds: float  #: length of the interval in seconds
+    node: str  #: host name of the node
+    device: str  #: name of the GPU or NIC port: GPU0, mlx5_0, lo
+    device_kind: Annotated[str, DeviceKind]  #: type of the device: gpu or nic
+    bus_id: str | None = None  #: PCI address of the GPU; null: a NIC
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    nvlink_sent_gb_s: float | None = None  #: over all NVLinks of the GPU, payload
-    nvlink_received_gb_s: float | None = None  #: over all NVLinks of the GPU, payload
-    pcie_sent_gb_s: float | None = None  #: from the GPU over PCIe, headers included
-    pcie_received_gb_s: float | None = None  #: to the GPU over PCIe, headers included
-    network_sent_gb_s: float | None = None  #: through the port
-    network_received_gb_s: float | None = None  #: through the port
-    limit_gb_s: float | None = None  #: of the busiest link named here, per direction
-    limit_percent: float | None = None  #: traffic in percent of the limit
-    utilization_percent: int | None = None  #: share of time with a kernel on the GPU
-    clock_mhz: int | None = None  #: of its multiprocessors
-    throttle_reasons: Sequence[str] | None = None  #: reasons for lower clocks
-    errors_grown: Mapping[str, int] = field(default_factory=dict)  #: increase of error counters
-    users: Sequence[str] | None = None  #: processes on the GPU; null: not known
-    job: str | None = None  #: job of these processes
-    note: str | None = None  #: why something is unknown
+    nvlink_sent_gb_s: float | None = None  #: payload sent over all NVLinks of the GPU, in GB/s
+    nvlink_received_gb_s: float | None = None  #: payload received over all NVLinks of the GPU, in GB/s
+    pcie_sent_gb_s: float | None = None  #: data sent by the GPU over PCIe in GB/s, including headers
+    pcie_received_gb_s: float | None = None  #: data received by the GPU over PCIe in GB/s, including headers
+    network_sent_gb_s: float | None = None  #: data sent through the NIC port in GB/s
+    network_received_gb_s: float | None = None  #: data received through the NIC port in GB/s
+    limit_gb_s: float | None = None  #: limit of the busiest link in this row, in GB/s per direction
+    limit_percent: float | None = None  #: traffic on the busiest link in percent of its limit
+    utilization_percent: int | None = None  #: percent of time in which a kernel ran on the GPU
+    clock_mhz: int | None = None  #: SM clock in MHz
+    throttle_reasons: Sequence[str] | None = None  #: reasons why the GPU clocks are lowered
+    errors_grown: Mapping[str, int] = field(default_factory=dict)  #: increase of each error counter in the interval
+    users: Sequence[str] | None = None  #: processes that use the GPU; null: unknown
+    job: str | None = None  #: job to which these processes belong
+    note: str | None = None  #: why a value is unknown
 
 
 class JobRow(Record, frozen=True, kw_only=True):
@@ -70,24 +70,25 @@ class JobRow(Record, frozen=True, kw_only=True):
 
     section = "jobs"
 
-    node: str  #: host
-    job: str  #: launcher's name for the job, or its only process
-    gpus: Sequence[str]  #: GPUs of the job on this node
-    way: Annotated[str, Way]  #: path of its traffic
-    verdict: Annotated[str, Verdict]  #: PASS if direct
+    node: str  #: host name of the node
+    job: str  #: name of the job from its launcher, or the job's only process
+    gpus: Sequence[str]  #: GPUs that the job uses on this node
+    way: Annotated[str, Way]  #: path of the job's traffic
+    verdict: Annotated[str, Verdict]  #: verdict on the path; PASS: direct
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    first_seconds: float  #: end of the first interval with this path, since the start
-    seconds: float  #: total time of intervals with this path
-    nvlink_gb_s: float | None = None  #: sent by all its GPUs, mean over these intervals
-    pcie_sent_gb_s: float | None = None  #: sent over PCIe by all its GPUs, mean over these intervals
-    pcie_received_gb_s: float | None = None  #: received over PCIe
-    network_gb_s: float | None = None  #: sent by all NICs of the node
-    seen: str  #: values that show it
-    cause: str | None = None  #: id of the condition that explains it
-    cause_seen: str | None = None  #: evidence of the cause
-    advice: str | None = None  #: its cure: commands and comment in one text
+    first_seconds: float  #: end of the first interval with this path, in seconds since the start
+    seconds: float  #: total duration of the intervals with this path, in seconds
+    nvlink_gb_s: float | None = None  #: NVLink traffic sent by the job's GPUs in GB/s, mean over these intervals
+    pcie_sent_gb_s: float | None = None  #: PCIe traffic sent by the job's GPUs in GB/s, mean over these intervals
+    #: PCIe traffic received by the job's GPUs in GB/s, mean over these intervals
+    pcie_received_gb_s: float | None = None
+    network_gb_s: float | None = None  #: traffic sent by the node's NICs in GB/s, mean over these intervals
+    seen: str  #: values that show the path
+    cause: str | None = None  #: ID of the condition that explains the path
+    cause_seen: str | None = None  #: evidence for the cause
+    advice: str | None = None  #: cure for the cause: commands and comment in one text
     commands: tuple[str, ...] = ()  #: commands to run in this order, ready to paste
-    comment: str | None = None  #: remark on the commands, or what to do if there are none
+    comment: str | None = None  #: comment on the commands, or what to do if there are none
 
 
 _MOST_ALIKE = 2
