@@ -1,4 +1,4 @@
-"""Measure copies: within one process, between ranks, with host memory, and in managed memory."""
+"""Measure copies within one process, between ranks, to and from host memory, and in managed memory."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,14 +31,14 @@ from gpubench.ports.backend import LibraryLog, Memory, Region
 from gpubench.ports.copies import HOST, Copies, CopyStream, LinkCounters, ManagedMemory, RankCopies
 from gpubench.ports.group import Group
 
-_SENDER, _SENDERS = 253, 256  # The number of managed memory as a sender of data
-_FIRST_ROW = 1 << 20  # Makes the data of managed memory differ from those of every other copy of the run
+_SENDER, _SENDERS = 253, 256  # The sender ID of managed memory in the test data, and the number of sender IDs
+_FIRST_ROW = 1 << 20  # Makes the test data in managed memory differ from the data of every other copy in the run
 Buffers = Callable[[operation.Place], tuple[Memory, Memory]]
-"""Returns a buffer to send from and one to receive into, on a GPU or in pinned memory."""
+"""Returns a send buffer and a receive buffer on a GPU or in pinned host memory."""
 
 
 class ManagedBench:
-    """Measures copies of managed memory in one allocation, which is made before any plain one."""
+    """Measures copies in managed memory. All copies use one allocation, which is made before all other buffers."""
 
     def __init__(
         self, request: P2pRequest, copies: Copies, managed: ManagedMemory, meter: Meter, buffers: Buffers
@@ -50,7 +50,7 @@ class ManagedBench:
         self._pages = managed.allocate(self._size)
 
     def cell(self, copy: ManagedCopy) -> Cell:
-        """Measure a copy in samples of one pass each, after a warm-up pass. Raises CouldNotMeasureError."""
+        """Measure one copy after a warm-up pass. Each sample is one pass. Raises CouldNotMeasureError."""
         if copy.way is not operation.ManagedWay.IN_PLACE:
             return self._measure_passes(copy)
         self._managed.advise(self._pages, self._home(copy), copy.by, stays=True)
@@ -64,7 +64,7 @@ class ManagedBench:
         self._time_pass(copy)
         samples = []
         for _ in range(self._request.method.samples - 1):
-            # Move pages back only if they were supposed to move. Otherwise it would hide that they did.
+            # Move pages back only if the copy migrates them. Otherwise the move would hide an unwanted migration.
             if copy.way.is_migration:
                 self._move_home(copy)
             samples.append(self._time_pass(copy))
@@ -78,7 +78,7 @@ class ManagedBench:
         return Cell(tuple(samples), self._count_wrong(copy) if self._request.check else None, carried)
 
     def _home(self, copy: ManagedCopy) -> operation.Place:
-        """Return the place of the pages at the start of a pass: where they stay, or from where they move."""
+        """Return the GPU or host where the pages must be at the start of a pass."""
         if copy.way is operation.ManagedWay.RESIDENT:
             return copy.by
         return HOST if copy.source is None or _writes_in_place(copy) else copy.source
@@ -107,7 +107,7 @@ class ManagedBench:
         return self._pages if copy.way.is_managed else self._buffers(operation.HostMemory.PINNED)[1]
 
     def _write_fresh_data(self, copy: ManagedCopy) -> None:
-        """Write new data to the source and other data to the destination."""
+        """Write new test data to the source, and overwrite the destination with a constant."""
         self._row += 1
         data, block = random_data(self._size, self._row, _SENDERS)
         source = self._source(copy)
@@ -121,7 +121,7 @@ class ManagedBench:
         destination.fill_byte(self._size, operation.POISON)
 
     def _gpu_memory(self, copy: ManagedCopy) -> Memory:
-        """Move the pages to a GPU, which fills managed memory 1,000 times faster than the host."""
+        """Move the pages to a GPU, because a GPU fills managed memory 1,000 times faster than the host."""
         gpu = copy.by if copy.source is None else copy.source
         self._managed.prefetch(self._pages, gpu, gpu)
         return self._managed.on(self._pages, gpu)
@@ -144,11 +144,11 @@ def _place(end: int | None) -> operation.Place:
 
 
 _IDENTITIES = {operation.HostMemory.PINNED: 254, operation.HostMemory.PAGEABLE: 255}
-"""The numbers of host memory as a sender of data. The number of a GPU is its position."""
+"""Sender IDs of host memory in the test data. The sender ID of a GPU is its position."""
 
 
 class CopyBench(Bench):
-    """Measures copies of one process. Buffers in host memory are allocated when they are first needed."""
+    """Measures copies within one process. Host buffers are allocated on first use."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class CopyBench(Bench):
             return Cell(error=error.seen)
 
     def _buffers(self, place: operation.Place) -> tuple[Memory, Memory]:
-        """Return the plain buffers of a place, allocated if needed. Raises CouldNotMeasureError."""
+        """Return the send and receive buffers on a GPU or host, allocated on first use. Raises CouldNotMeasureError."""
         if place not in {*self._sent, *self._unusable}:
             self._allocate(place, self._request.largest, self._request.largest)
         if place in self._unusable:
@@ -241,7 +241,7 @@ class CopyBench(Bench):
         size_bytes: int,
         offset_bytes: int = 0,
     ) -> CopyStream:
-        """Return the stream from the first end to an offset in the second. Raises CouldNotMeasureError."""
+        """Return a stream that copies from the first end to an offset in the second. Raises CouldNotMeasureError."""
         for end in ends:
             if end in self._unusable:
                 raise CouldNotMeasureError(self._unusable[end])
@@ -256,7 +256,7 @@ class CopyBench(Bench):
             self._unusable[place] = error.seen
 
     def _measure_streams(self, copy: PairCopy | HostCopy | PatternCopy, streams: Sequence[CopyStream]) -> Cell:
-        """Time samples. The last one sends fresh data, and the counters of one end are read before and after it."""
+        """Time samples of a copy. The last sample sends fresh data, and link counters are read before and after it."""
         method = self._request.method
         first = self._copies.seconds(streams, method.warmup) / method.warmup
         repeats = method.count_repeats(first)
@@ -273,7 +273,10 @@ class CopyBench(Bench):
         return Cell(tuple(samples), self._count_wrong(streams), carried)
 
     def _write_fresh_data(self, streams: Sequence[CopyStream]) -> None:
-        """Write new data to the sources and other data to the destinations. Fill host memory only once: it is slow."""
+        """Write new test data to the sources, and overwrite the destinations with a constant.
+
+        Fill host memory only once, because that is slow.
+        """
         if not self._request.check:
             return
         self._row += 1
@@ -301,7 +304,7 @@ class CopyBench(Bench):
 
 
 def unreachable_pairs(copies: Copies) -> frozenset[Pair]:
-    """Return the pairs of GPUs that cannot address each other's memory according to CUDA."""
+    """Return the pairs of GPUs that cannot access each other's memory according to CUDA, in both orders."""
     pairs = permutations(range(len(copies.gpus)), 2)
     return frozenset(
         pair for one, other in pairs if not copies.can_reach(one, other) for pair in ((one, other), (other, one))
@@ -313,18 +316,21 @@ def _issuer(direction: operation.Direction, pair: Pair) -> int:
 
 
 def _identity(place: operation.Place) -> int:
-    """Return the number of a sender, by which its data differ from those of others."""
+    """Return the sender ID, which makes the sender's data differ from all other data."""
     return _IDENTITIES[place] if isinstance(place, operation.HostMemory) else place
 
 
 T = TypeVar("T")
 
-_OWN_GPU = 0  # Each rank reads the counters of its one GPU
+_OWN_GPU = 0  # Each rank reads the counters of its only GPU
 _STEPS = 6  # Steps of a round: estimate, samples, fresh data, last sample, counters, verification
 
 
 class _Offer(Struct, frozen=True):
-    """Handles of the two buffers of a rank, for the other ranks, or the reason why they cannot be used."""
+    """IPC handles of a rank's two buffers, for use by other ranks, or the reason why there are none.
+
+    `unusable` means that the buffers could not be allocated, `refused` that they could not be exported.
+    """
 
     sent: bytes = b""
     arrived: bytes = b""
@@ -333,7 +339,7 @@ class _Offer(Struct, frozen=True):
 
 
 class RankBench(Bench):
-    """Measures copies between ranks, with this rank's buffers. Every rank calls every method in the same order."""
+    """Measures copies between ranks. Every rank must call every method in the same order."""
 
     def __init__(
         self,
@@ -358,14 +364,14 @@ class RankBench(Bench):
         self.offers = group.gather(self._offer())
 
     def enable_peer_access(self) -> dict[Pair, str]:
-        """Do nothing: CUDA enables peer access when the first copy opens the memory of another process."""
+        """Do nothing, because CUDA enables peer access when the first copy opens another process's memory."""
         return {}
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        """Measure a matrix in as few rounds of disjoint pairs as possible, each round in both directions."""
+        """Measure a matrix in as few rounds as possible. In a round, disjoint pairs of ranks copy at the same time."""
         if not copies:
             return iter(())
-        asked = cast("Sequence[PairCopy]", copies)  # Other kinds of copies need one process
+        asked = cast("Sequence[PairCopy]", copies)  # Copies of other types need all GPUs in one process
         series, pairs = asked[0].series, [copy.pair for copy in asked]
         if series.network and self._chosen is None:
             self._chosen = self._connect(series, pairs)
@@ -374,7 +380,7 @@ class RankBench(Bench):
         return (replace(cells[pair], transports=chosen.get(pair, ())) for pair in pairs)
 
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
-        """Repeat one pair while all other ranks wait."""
+        """Measure one pair again while all other ranks wait."""
         asked = cast("PairCopy", copy)
         more = self._measure_round("one pair again", asked.series, (asked.pair,))[asked.pair]
         return before.extended(more)
@@ -388,7 +394,7 @@ class RankBench(Bench):
         return tuple(self.group.gather(gpu))
 
     def _connect(self, series: Series, pairs: Sequence[Pair]) -> Mapping[Pair, tuple[Transport, ...]]:
-        """Send once without timing. NCCL connects each pair then, and its log names the transport."""
+        """Copy once without timing, so that NCCL connects each pair, and read the transports from its log."""
         if self._log is None:
             return {}
         listener = NcclLogListener(self._log)
@@ -408,12 +414,12 @@ class RankBench(Bench):
         return cells
 
     def unusable(self, series: Series, rank: int) -> str:
-        """Return the reason why a rank's buffers cannot be used for a series, or ''."""
+        """Return the reason why a rank's buffers cannot be used for a series, or an empty string."""
         offer = self.offers[rank]
         return offer.unusable or ("" if series.network else offer.refused)
 
     def close(self) -> None:
-        """Release all memory after no rank uses the memory of another any more."""
+        """Release all memory when no rank uses another rank's memory any longer."""
         self.copies.release()
         self.group.barrier()
         self.copies.close()
@@ -439,7 +445,7 @@ class RankBench(Bench):
 
 
 class _Round:
-    """Copies of disjoint pairs at the same time. All ranks finish a step before the next one begins."""
+    """Copies of disjoint pairs at the same time. All ranks finish a step before any rank starts the next one."""
 
     def __init__(self, bench: RankBench, series: Series, pairs: Sequence[Pair]) -> None:
         self._bench = bench
@@ -451,7 +457,7 @@ class _Round:
         self._reading: CounterReading | None = None
 
     def cells(self) -> dict[Pair, Cell]:
-        """Return the cell of each pair, the same on every rank. The last sample sends fresh data."""
+        """Return the cell for each pair. Every rank returns the same cells. The last sample sends fresh data."""
         method = self._bench.request.method
         first = self._step(lambda pair: self._copies(pair, method.warmup, 1))
         repeats = {pair: method.count_repeats(_slower(first, pair)[0]) for pair in self._unbroken()}
@@ -470,7 +476,7 @@ class _Round:
         return [pair for pair in self._pairs if pair not in self._errors]
 
     def _step(self, action: Callable[[Pair], T]) -> list[T | None]:
-        """Return the result of `action` on each rank, or None for a rank without a pair or with a broken one."""
+        """Return the result of `action` on each rank. It is None for a rank without a pair, or whose pair failed."""
         answer: T | None = None
         error = ""
         if self._own is not None and self._own not in self._errors:
@@ -530,7 +536,7 @@ class _Round:
 
 
 def _slower(samples: Sequence[tuple[float, ...] | None], pair: Pair) -> tuple[float, ...]:
-    """Return each sample of a pair by its slower rank, if both ranks have samples."""
+    """Return each sample of a pair as measured by its slower rank. Ranks without samples are ignored."""
     both = [found for found in (samples[rank] for rank in pair) if found]
     return tuple(max(pair) for pair in zip(*both, strict=True))
 

@@ -1,4 +1,4 @@
-"""Findings on measured copies: wrong data, failed copies, slow GPUs and pairs, and misplaced managed memory."""
+"""Findings on measured copies: wrong data, failed copies, slow pairs, noise, and managed memory on the wrong device."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypedDict
@@ -15,7 +15,7 @@ from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict
 _MOST_PAIRS = 4
 
 OutrunsHost = Callable[[p2p.Pair], bool]
-"""True if a direct copy of a pair is faster than any copy through host memory."""
+"""True if a direct copy between two GPUs is faster than any copy through host memory."""
 
 
 def copy_findings(
@@ -26,10 +26,10 @@ def copy_findings(
     find_path_class: Callable[[p2p.Pair], str] = lambda _: "",
     places: Sequence[DevicePlace] = (),
 ) -> tuple[Finding, ...]:
-    """Return the findings on wrong, failed, unprofitable and noisy copies.
+    """Return the findings on copies that are wrong, failed, noisy, or slower than through host memory.
 
-    `wrong_with_host` are GPUs with wrong data to or from host memory. `others` are copies outside the matrices. Slow
-    copies are conditions of rows, and host-staged paths follow from all evidence.
+    `wrong_with_host` are GPUs with wrong data to or from host memory. `others` are copies outside the matrices. Other
+    slow copies and host-staged paths are reported elsewhere.
     """
     return (
         *_find_wrong_data(matrices, gpus, wrong_with_host, others, places),
@@ -56,7 +56,7 @@ def _find_wrong_data(
     where = next((name for wrong, _, name in cells if wrong == most), "")
     found = dict.fromkeys(pair for _, pair, _ in cells)
     with_host = [f"host and {device}" for device in dict.fromkeys(wrong_with_host)]
-    # A pattern has wrong data if one of its pairs has, so it is a subject only if no single pair is.
+    # A pattern has wrong data if one of its pairs has. Name the pattern only if no single pair has wrong data.
     at_once = [name for name, cell in others if cell.wrong and not with_host and not found]
     subjects = [_pair(pair, gpus) for pair in found] + with_host + at_once
     if subjects:
@@ -107,9 +107,9 @@ def _find_failed_copies(
 def staged_pairs(
     matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = lambda _pair: False
 ) -> dict[p2p.Pair, str]:
-    """Return the pairs that are host-staged although peer access is on, with the evidence.
+    """Return the pairs that are host-staged although peer access is on, with the evidence as text.
 
-    The evidence is link counters, or else times as long as without peer access.
+    The evidence is link counters, or copies that take as long as without peer access.
     """
     found = {
         pair: _counter_text(cell)
@@ -156,7 +156,9 @@ def _find_slower_than_staging(
     find_path_class: Callable[[p2p.Pair], str],
     places: Sequence[DevicePlace],
 ) -> Iterator[Finding]:
-    """Find pairs that are faster through host memory. Skip pairs across sockets, where NCCL uses no peer access."""
+    """Find pairs that are faster through host memory. Skip pairs across sockets, where NCCL does not use peer
+    access.
+    """
     off = _written_cells(matrices, peer=False)
     for size_bytes, matrix in _written_cells(matrices, peer=True).items():
         if not matrix.series.is_judged or size_bytes not in off:
@@ -217,7 +219,7 @@ class _Subjects(TypedDict):
 
 
 def _subjects(named: Sequence[str], gpus: Iterable[Collection[int]], places: Sequence[DevicePlace]) -> _Subjects:
-    """Return the fields of a finding for copies with these names, each with the GPUs that took part in it."""
+    """Return the subject fields of a finding. `named` are the names of copies, and `gpus` the GPUs of each copy."""
     known = tuple(dict.fromkeys(places[gpu] for copy_gpus in gpus for gpu in copy_gpus)) if places else ()
     return {"subject": shorten(named, _MOST_PAIRS), "subjects": tuple(named), "places": known}
 
@@ -225,16 +227,17 @@ def _subjects(named: Sequence[str], gpus: Iterable[Collection[int]], places: Seq
 _MOST_SUBJECTS = 4
 
 _REMOTE_SHARE = 0.5
-"""If a kernel needs more than this share of the page fault time, its pages are not on its GPU. Local pages take a
-twentieth of that time on an H200."""
+"""If a kernel takes more than this share of the page fault time, its pages are not on its GPU. On an H200, local
+pages take a twentieth of that time.
+"""
 
-_FASTER_THAN_LINK = 1.3  # A kernel this much faster than plain remote memory reads pages that have moved
+_FASTER_THAN_LINK = 1.3  # If a kernel is this much faster than plain remote memory, its pages have migrated
 
 
 def managed_findings(
     request: P2pRequest, cells: Mapping[ManagedCopy, p2p.Cell], machine: CopyMachine, matrices: Sequence[CopyMatrix]
 ) -> tuple[Finding, ...]:
-    """Return the findings about managed memory, which are none if it was not measured."""
+    """Return the findings on managed memory. There are none if it was not measured."""
     judge = _ManagedJudge(request, cells, machine, matrices)
     return (
         *judge.find_missing_access(),
@@ -269,7 +272,7 @@ class _ManagedJudge:
             )
 
     def find_ignored_prefetches(self) -> Iterator[Finding]:
-        """Find GPUs that lack pages after a prefetch from the host that the driver accepted."""
+        """Find GPUs that do not have the pages although the driver accepted a prefetch from the host."""
         found = {}
         for copy, cell in self._cells.items():
             faults = self._cells.get(ManagedCopy(ManagedWay.FAULTS, copy.source, copy.destination))
@@ -288,7 +291,7 @@ class _ManagedJudge:
             )
 
     def find_ignored_advice(self) -> Iterator[Finding]:
-        """Find copies whose pages moved to the GPU that used them, against the advice."""
+        """Find copies whose pages migrated to the GPU that used them, although the advice was to keep them in place."""
         found = {}
         for copy, cell in self._cells.items():
             plain = self._plain_seconds(copy)

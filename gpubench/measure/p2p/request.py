@@ -1,4 +1,4 @@
-"""The copies to make, the GPUs that make them, and the recording of raw samples."""
+"""The requested copies, the GPUs that make them, and the recording of raw samples."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,16 +28,19 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.profiles import ProfileMatch
 from gpubench.readers.documents import check_version, read_json_line
 
-_MOST_REPEATS = 100  # The number that p2pBandwidthLatencyTest makes, enough for a mean of microseconds
+_MOST_REPEATS = 100  # The number that p2pBandwidthLatencyTest uses, enough for a mean of microseconds
 _TO_HOST = (operation.ManagedWay.PINNED_KERNEL, operation.ManagedWay.PREFETCH, operation.ManagedWay.IN_PLACE)
-"""Without page faults, because a kernel only writes to the host."""
+"""FAULTS is missing, because a kernel that copies to the host only writes there."""
 
 _BETWEEN_GPUS = (operation.ManagedWay.PREFETCH, operation.ManagedWay.FAULTS, operation.ManagedWay.IN_PLACE)
-"""Without kernels on plain memory of another GPU, because they are the series with SM copies."""
+"""Kernels on another GPU's plain memory are missing, because the SM series measures them."""
 
 
 class Method(Struct, frozen=True):
-    """The sampling: `repeats` copies or `sample_seconds` per sample. The median of `samples` counts."""
+    """How copies are sampled. A sample has `repeats` copies, or as many as fit into `sample_seconds`.
+
+    The result is the median of `samples`.
+    """
 
     warmup: int = 4
     samples: int = 3
@@ -45,17 +48,17 @@ class Method(Struct, frozen=True):
     sample_seconds: float = 0.01
 
     def count_repeats(self, copy_seconds: float) -> int:
-        """Return the number of copies per sample from the duration of one copy."""
+        """Return the number of copies per sample. `copy_seconds` is the duration of one copy."""
         if self.repeats is not None:
             return self.repeats
         return max(1, min(_MOST_REPEATS, round(self.sample_seconds / copy_seconds)))
 
 
-NVBANDWIDTH = Method(warmup=4, samples=3, repeats=16)  # As nvbandwidth 0.8 measures
+NVBANDWIDTH = Method(warmup=4, samples=3, repeats=16)  # The sampling of nvbandwidth 0.8
 
 
 class PairCopy(Struct, frozen=True):
-    """A copy from one GPU to another. `str` of every copy is its name in a recording."""
+    """A copy from one GPU to another. As text, every copy is the name that a recording uses."""
 
     series: Series
     pair: Pair
@@ -73,7 +76,7 @@ class HostCopy(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The text for a progress line, before the name of the GPU."""
+        """The start of a progress line. The name of the GPU follows."""
         return f"{self.memory} host memory {'to' if self.to_gpu else 'from'}"
 
     def __str__(self) -> str:
@@ -81,7 +84,7 @@ class HostCopy(Struct, frozen=True):
 
 
 class PatternCopy(Struct, frozen=True):
-    """Copies of several pairs at once. Their bandwidth is the total bytes until the last copy ends."""
+    """Copies between several pairs at once. The bandwidth is all bytes over the time until the last copy ends."""
 
     pattern: operation.CopyPattern
     direction: operation.Direction
@@ -91,7 +94,7 @@ class PatternCopy(Struct, frozen=True):
 
 
 class ManagedCopy(Struct, frozen=True):
-    """A copy of managed memory, or of pinned memory for comparison. A source or destination None is the host."""
+    """A copy in managed memory, or in pinned memory for comparison. None as source or destination is the host."""
 
     way: operation.ManagedWay
     source: int | None
@@ -111,7 +114,7 @@ Copy = PairCopy | HostCopy | PatternCopy | ManagedCopy
 
 
 class P2pRequest(Struct, frozen=True, kw_only=True):
-    """The copies to make. `pairs` are positions of GPUs. `series` without peer access come first."""
+    """The copies to measure. `pairs` are positions of GPUs. Series without peer access come first in `series`."""
 
     pairs: tuple[Pair, ...]
     series: tuple[Series, ...]
@@ -125,13 +128,13 @@ class P2pRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def largest(self) -> int:
-        """The bytes of the largest copy."""
+        """The size of the largest copy in bytes."""
         sizes = (*(one_series.size_bytes for one_series in self.series), self.host_bytes, self.managed_bytes)
         return max(filter(None, sizes), default=0)
 
     @property
     def pattern_copies(self) -> list[PatternCopy]:
-        """Every pattern, written and read."""
+        """Every pattern, once with writes and once with reads."""
         return [
             PatternCopy(pattern, way)
             for pattern in self.patterns
@@ -139,7 +142,7 @@ class P2pRequest(Struct, frozen=True, kw_only=True):
         ]
 
     def host_copies(self, gpus: int) -> Iterator[HostCopy]:
-        """Yield copies from and to both kinds of host memory for every GPU."""
+        """Yield the copies from and to pinned and pageable host memory for every GPU."""
         for memory in operation.HostMemory if self.host_bytes else ():
             for to_gpu in (True, False):
                 for gpu in range(gpus):
@@ -156,28 +159,30 @@ class P2pRequest(Struct, frozen=True, kw_only=True):
             yield from (ManagedCopy(way, source, destination) for way in _BETWEEN_GPUS)
 
     def steps(self, gpus: int) -> int:
-        """Return the number of copies for the progress line."""
+        """Return the total number of copies, for the progress line."""
         single = len(list(self.host_copies(gpus))) + len(list(self.managed_copies(gpus)))
         return single + len(self.series) * len(self.pairs) + len(self.pattern_copies)
 
 
 class Bench(Protocol):
-    """Times copies and verifies their data: on GPUs of one process, between ranks, or from a recording."""
+    """Times copies and verifies their data. It may use GPUs of one process, ranks, or a recording."""
 
     def enable_peer_access(self) -> dict[Pair, str]:
-        """Enable peer access where CUDA allows it. Return the errors of pairs for which that failed."""
+        """Enable peer access for every pair that CUDA allows. Return the pairs that failed, with the error."""
         ...
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        """Measure copies of one kind, and return a cell or an error for each, in order."""
+        """Measure copies of one type, and yield a cell for each, in order. A copy that failed has an error in its
+        cell.
+        """
         ...
 
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
-        """Repeat a copy, and return its cell with all samples, or with the error."""
+        """Measure a copy again. Return the cell with old and new samples, or with the error."""
         ...
 
     def look_while_idle(self) -> tuple[IdleGpu, ...]:
-        """Return the traffic and users of the GPUs while this run copies nothing, or () if they cannot be read."""
+        """Return the traffic and users of the GPUs while this run makes no copies, or () if they cannot be read."""
         return ()
 
 
@@ -191,7 +196,7 @@ def default_series(size_bytes: int, *, sm: bool = True) -> tuple[Series, ...]:
 
 
 def sweep_series(sizes: Sequence[int]) -> tuple[Series, ...]:
-    """Return one matrix per size, written by copy engines, without and with peer access."""
+    """Return two series per size, without and with peer access, written by copy engines."""
     return tuple(
         Series(operation.Engine.CE, operation.Direction.WRITE, peer=peer, size_bytes=size)
         for peer in (False, True)
@@ -200,7 +205,7 @@ def sweep_series(sizes: Sequence[int]) -> tuple[Series, ...]:
 
 
 def add_latency_series(series: Sequence[Series], pairs: Iterable[Pair], wiring: Wiring) -> tuple[Series, ...]:
-    """Add 16-byte copies if bandwidth alone would not show the path of some pair."""
+    """Add 16-byte copies if the bandwidth of some pair cannot show whether its path is direct."""
     write = partial(Series, operation.Engine.CE, operation.Direction.WRITE, size_bytes=LATENCY_BYTES)
     off, on = write(peer=False), write(peer=True)
     if not series or all(wiring.outruns_host(pair) for pair in pairs):
@@ -209,14 +214,14 @@ def add_latency_series(series: Sequence[Series], pairs: Iterable[Pair], wiring: 
 
 
 def label(series: Series) -> str:
-    """Return the text of a series for a progress line."""
+    """Return the text for a series in a progress line."""
     return f"{series.name} {format_size(series.size_bytes)}"
 
 
 def random_data(
     size_bytes: int, row: int, senders: int, offset_bytes: int = 0
 ) -> tuple[operation.DataPattern, operation.Block]:
-    """Return the pattern and block of random bits at an offset, which differ for every row."""
+    """Return the pattern and block of random test data at an offset. The data differ for every `row`."""
     word_bytes = operation.DataType.INT64.size_bytes
     is_aligned = size_bytes % word_bytes == 0 and offset_bytes % word_bytes == 0
     dtype = operation.DataType.INT64 if is_aligned else operation.DataType.UINT8
@@ -225,11 +230,11 @@ def random_data(
 
 
 PROCESS, IPC, NETWORK = "process", "ipc", "network"
-"""Scopes of a pair: one process drives both GPUs, two processes of a node do, or two of different nodes."""
+"""Scopes of a pair of GPUs: both in one process, in two processes on a node, or on two nodes."""
 
 
 class CopyMachine(Struct, frozen=True, dict=True):
-    """The GPUs that copy, by position, in one process or with one rank each."""
+    """The GPUs that take part, by position. They belong to one process, or to one rank each (`is_ranks`)."""
 
     wiring: Wiring
     gpus: Sequence[operation.CopyGpu]
@@ -243,7 +248,7 @@ class CopyMachine(Struct, frozen=True, dict=True):
     expected_gpus: int | None = None
 
     def facts(self, rows: Sequence[PairRow], patterns: Sequence[PatternRow] = ()) -> Facts:
-        """Return the facts for conditions, without the processes of this run."""
+        """Return the facts for evaluating conditions, without the processes of this run."""
         pids: dict[int, set[int]] = {}
         for process in self.processes:
             pids.setdefault(process.node, set()).add(process.pid)
@@ -260,18 +265,20 @@ class CopyMachine(Struct, frozen=True, dict=True):
         return tuple(self.wiring.nodes.values())
 
     def limit(self, series: Series, pair: Pair) -> Limit:
-        """Return the limit of a pair, or of both directions together if the series copies both."""
+        """Return the bandwidth limit of a pair. If the series copies in both directions, it is the limit for their
+        sum.
+        """
         limit = self.wiring.limit(pair)
         if series.direction is operation.Direction.BOTH and limit.gb_s is not None:
             return Limit(2 * limit.gb_s, f"{limit.note}, both ways")
         return limit
 
     def label(self, gpu: int) -> str:
-        """Return the name of a GPU in rows and matrices, which is its rank if there are ranks."""
+        """Return the name of a GPU in rows and matrices. If there are ranks, it is the rank."""
         return str(gpu) if self.is_ranks else self.gpus[gpu].device
 
     def describe(self, gpu: int) -> str:
-        """Return the text for a GPU in a header."""
+        """Return the description of a GPU in a table header."""
         text = f"{self.gpus[gpu].bus_id} {self.gpus[gpu].name}"
         return f"on {self.host(gpu)}: {text}" if self.is_ranks else text
 
@@ -279,13 +286,16 @@ class CopyMachine(Struct, frozen=True, dict=True):
         return self.wiring.host(gpu)
 
     def scope(self, pair: Pair) -> str:
-        """Return how the processes of a pair reach each other: PROCESS, IPC or NETWORK."""
+        """Return PROCESS, IPC or NETWORK, depending on how the two processes can exchange data."""
         if not self.is_ranks:
             return PROCESS
         return IPC if self.wiring.share_node(pair) else NETWORK
 
     def can_reach(self, pair: Pair) -> bool:
-        """True if peer access is possible according to CUDA, else to NVML. Pairs between nodes do not need it."""
+        """True if peer access is possible according to CUDA, or to NVML if CUDA was not asked.
+
+        Pairs on two nodes are always true, because they do not need peer access.
+        """
         if not self.is_ranks:
             return pair not in self.unreachable
         if not self.wiring.share_node(pair):
@@ -294,12 +304,14 @@ class CopyMachine(Struct, frozen=True, dict=True):
         return access.possible is not False if access.cuda is None else access.cuda
 
     def users(self, *gpus: int) -> str:
-        """Return the processes that use these GPUs other than this run, as text."""
+        """Return a text with the processes of other users on these GPUs."""
         return ", ".join(f"{self.gpus[gpu].device} is in use by {self._busy[gpu]}" for gpu in gpus if gpu in self._busy)
 
     @cached_property
     def _busy(self) -> dict[int, str]:
-        """The processes that used each GPU before this run. A context alone does not make a GPU busy."""
+        """The other processes on each busy GPU, by position. A process that only has a context does not make a GPU
+        busy.
+        """
         ours = {(process.node, process.pid) for process in self.processes}
         busy = {}
         for position, place in enumerate(self.wiring.gpus):
@@ -320,7 +332,7 @@ def _without(pids: AbstractSet[int], node: Topology) -> Topology:
 
 
 def wiring_of_process(node: Topology, gpus: Sequence[operation.CopyGpu]) -> Wiring:
-    """Return the wiring of the GPUs that one process uses."""
+    """Return the wiring of the GPUs in one process."""
     return Wiring([GpuPlace(node.snapshot.host, 0, gpu.bus_id) for gpu in gpus], {0: node})
 
 
@@ -331,7 +343,7 @@ def machine_of_ranks(
     matched: ProfileMatch | None,
     origin: Origin,
 ) -> CopyMachine:
-    """Return the GPUs of all ranks, with their nodes in order."""
+    """Return the machine with one GPU per rank. `nodes` are in the order of the ranks' node numbers."""
     gpus = [
         operation.CopyGpu(
             device=f"rank {rank.rank}",
@@ -354,7 +366,7 @@ Write = Callable[[object], None]
 
 
 class RecordedP2p(Struct, frozen=True, kw_only=True):
-    """The first line of a recording: the request, and the `gpus` of one process or the `ranks`."""
+    """The first line of a recording: the request, and either the `gpus` of one process or the `ranks`."""
 
     schema_version: int
     origin: Origin
@@ -370,7 +382,10 @@ class RecordedP2p(Struct, frozen=True, kw_only=True):
 
 
 class RecordedCopy(Struct, frozen=True):
-    """Any later line: a measured cell, or the idle GPUs before or after. The last cell of a copy counts."""
+    """Any later line of a recording: a measured cell, or the idle GPUs before or after the copies.
+
+    If a copy was measured again, its last line has all samples.
+    """
 
     of: str
     cell: Cell
@@ -378,7 +393,7 @@ class RecordedCopy(Struct, frozen=True):
 
 
 class RecordingBench(Bench):
-    """Measures with another bench, and records its cells."""
+    """Measures with another bench, and records the cells."""
 
     def __init__(self, bench: Bench, write: Write) -> None:
         self._bench = bench
@@ -408,7 +423,7 @@ class RecordingBench(Bench):
 
 
 class ReplayedBench(Bench):
-    """Returns the recorded cells, each as often as it was measured."""
+    """Returns recorded cells, in the order in which they were measured."""
 
     def __init__(self, recorded: RecordedP2p, samples: Iterable[RecordedCopy]) -> None:
         self._pairs = recorded.request.pairs
@@ -425,15 +440,18 @@ class ReplayedBench(Bench):
         return {pair: cell.error for pair, cell in refused.items() if cell is not None and cell.error}
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        """Return the next cell of each copy, or an error if the run ended before it."""
+        """Yield the next cell for each copy, or an error if the recording ended before it."""
         return (self._next(str(copy)) or Cell(error=_CUT_SHORT) for copy in copies)
 
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
-        """Return the next cell of a copy, or `before` if it was not repeated, because thresholds may have changed."""
+        """Return the next cell for a copy.
+
+        Return `before` if the run did not repeat the copy, because thresholds may have changed since.
+        """
         cell = self._next(str(copy))
         if cell is None:
             return before
-        # Recordings from before 2026 have only the new samples of copies with host memory.
+        # In recordings from before 2026, a repeated copy with host memory has only its new samples.
         has_all = cell.seconds[: len(before.seconds)] == before.seconds
         return cell if has_all else before.extended(cell)
 
@@ -446,7 +464,7 @@ class ReplayedBench(Bench):
 
 
 def read_samples(lines: Sequence[tuple[str, str]], name: str) -> tuple[RecordedP2p, list[RecordedCopy]]:
-    """Read a recording from pairs of a line and its place. Raises UsageError."""
+    """Parse a recording. `lines` are pairs of a line's text and its location, for error messages. Raises UsageError."""
     if not lines:
         raise UsageError(f"{name}, {FILE}: empty", expected="a recorded run of p2p", reason="it was interrupted")
     recorded = read_json_line(RecordedP2p, *lines[0])

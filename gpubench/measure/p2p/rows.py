@@ -1,4 +1,4 @@
-"""Rows of measured copies: pairs, host memory, managed memory, and patterns of several pairs at once."""
+"""Build rows from measured copies: pairs, host memory, managed memory, and patterns of several pairs."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ Judged = tuple[Verdict | None, str]
 
 
 class CopyMatrix(Struct, frozen=True):
-    """The cells of a series, their verdicts, and the bandwidth of those that were measured."""
+    """The cells and verdicts of a series by pair. `gb_s` has only the pairs that were measured."""
 
     series: Series
     cells: Mapping[Pair, Cell]
@@ -33,13 +33,16 @@ class CopyMatrix(Struct, frozen=True):
 
 
 def bandwidth_gb_s(series: Series, cell: Cell) -> float:
-    """Return the bandwidth of a cell, or of both directions together if the series copies both."""
+    """Return the bandwidth of a cell in GB/s. If the series copies in both directions, it is their sum."""
     copies = 2 if series.direction is Direction.BOTH else 1
     return copies * series.size_bytes / cell.typical_seconds / BYTES_PER_GB
 
 
 def verdict_without_bandwidth(cell: Cell, users: str, *, is_judged: bool) -> Judged | None:
-    """Return the verdict on a cell that failed, is wrong or is not judged, or None if its bandwidth decides."""
+    """Return the verdict on a cell that failed, has wrong data or is not judged. Otherwise return None.
+
+    None means that the bandwidth determines the verdict.
+    """
     if cell.error:
         return Verdict.ERROR, cell.error
     if cell.wrong:
@@ -50,15 +53,16 @@ def verdict_without_bandwidth(cell: Cell, users: str, *, is_judged: bool) -> Jud
 
 
 PastBandwidth = Callable[[PairRow], tuple[float, str] | None]
-"""Returns the bandwidth of earlier results in GB/s and their source, or None."""
+"""Returns the bandwidth from earlier results in GB/s, and where it comes from, or None."""
 
-_ALL_LINKS = 0.9  # A pair that can use this share of its GPU's NVLinks is connected by switches, and shares the links
+# If a pair can use this share of its GPU's NVLinks, switches connect it, and it shares the links with other pairs
+_ALL_LINKS = 0.9
 
 
 def pattern_row(
     machine: CopyMachine, request: P2pRequest, copy: PatternCopy, cell: Cell, matrices: Sequence[CopyMatrix]
 ) -> PatternRow:
-    """Return the row of a pattern in one direction, judged by the bandwidth of the same pairs alone."""
+    """Return the row for a pattern in one direction. It is judged by the bandwidth of each pair alone."""
     pairs = pattern_pairs(copy.pattern, len(machine.gpus))
     total = _total_gb_s(request, cell, len(pairs))
     wanted = Series(Engine.CE, copy.direction, peer=True, size_bytes=request.pattern_bytes)
@@ -81,7 +85,7 @@ def pattern_row(
     )
     if not is_known or not pairs or machine.users(*range(len(machine.gpus))):
         return row
-    # Each link carries its copies one after another, each as fast as the pair alone.
+    # Expect each link to make its copies one after another, each as fast as the pair alone.
     busy: dict[tuple[object, ...], float] = defaultdict(float)
     for pair in pairs:
         for link in set(_links(machine, pair)):
@@ -90,7 +94,9 @@ def pattern_row(
 
 
 def _links(machine: CopyMachine, pair: Pair) -> Iterator[tuple[object, ...]]:
-    """Yield the links of a pair. GPUs share the uplink of their PCIe switch and the link between sockets."""
+    """Yield the links that a pair uses. Over PCIe, GPUs share the uplink of their switch and the link between
+    sockets.
+    """
     wiring, path = machine.wiring, machine.wiring.path(pair)
     if wiring.has_nvlinks(pair):
         total, pair_gb_s = wiring.nvlink_total(pair[0]).gb_s, wiring.limit(pair).gb_s
@@ -105,7 +111,7 @@ def _links(machine: CopyMachine, pair: Pair) -> Iterator[tuple[object, ...]]:
 
 
 def bidirectional_patterns(request: P2pRequest, measured: Mapping[PatternCopy, Cell], gpus: int) -> list[Together]:
-    """Return the patterns that were both written and read."""
+    """Return the patterns that were measured with writes and with reads."""
     found = []
     for pattern in request.patterns:
         pairs = pattern_pairs(pattern, gpus)
@@ -156,13 +162,13 @@ def pair_row(machine: CopyMachine, series: Series, pair: Pair, cell: Cell, judge
         note="; ".join(filter(None, (note, why_no_limit))) or None,
         ci95_percent=_ci95_percent(cell),
     )
-    # A single NVLink is slower than PCIe. A copy above its limit went through host memory, which is possible.
+    # A single NVLink is slower than PCIe, so a copy above its limit may be valid if it went through host memory.
     through_host = copies_times_limit(bandwidth, machine.wiring.staged_gb_s(pair) or limit)
     return row if through_host is None else refuse_above_limit(row)
 
 
 def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) -> PairRow:
-    """Return the row of a copy between host memory and a GPU, without a verdict on its bandwidth."""
+    """Return the row for a copy between host memory and a GPU, without a verdict on its bandwidth."""
     gpu, host, to_gpu = machine.gpus[copy.gpu], machine.host(copy.gpu), copy.to_gpu
     limit = machine.wiring.host_limit(copy.gpu).gb_s
     bandwidth = size_bytes / cell.typical_seconds / BYTES_PER_GB if cell.seconds else None
@@ -204,7 +210,10 @@ def _microseconds(cell: Cell) -> float | None:
 
 
 def _is_staged(series: Series, cell: Cell) -> bool | None:
-    """True for every copy without peer access. NCCL's log decides between nodes, else the link counters."""
+    """True if the copy went through host memory, which is always so without peer access.
+
+    NCCL's log shows it between nodes, and link counters inside a node. None if unknown.
+    """
     if series.network:
         return is_staged(cell.transports)
     if not series.peer:
@@ -219,7 +228,7 @@ def _verified(cell: Cell) -> str | None:
 
 
 def managed_row(machine: CopyMachine, copy: ManagedCopy, cell: Cell, size_bytes: int, lacks: str) -> PairRow:
-    """Return the row of a managed copy. `lacks` is the reason why nothing was measured, or empty."""
+    """Return the row for a managed copy. `lacks` is the reason why it was not measured, or empty."""
     ends = copy.source, copy.destination
     names = [HOST if end is None else machine.label(end) for end in ends]
     bus_ids = [None if end is None else machine.gpus[end].bus_id for end in ends]

@@ -1,4 +1,4 @@
-"""Measure all copies of a request. Judge each matrix when its pairs are measured, and all paths at the end."""
+"""Measure all requested copies. Judge each matrix when its pairs are measured, and all paths at the end."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -52,7 +52,7 @@ _REFUSED_HERE = "CUDA refuses it to this process"
 
 
 def conclude(machine: CopyMachine, matrices: Sequence[CopyMatrix], together: Sequence[Together] = ()) -> PathOutcome:
-    """Return the verdict on the path of every pair. `together` are patterns, which explain slow copies."""
+    """Return the verdict on the path of every pair. `together` are patterns, which may explain slow copies."""
     seen = _PairObservations(machine, matrices)
     paths = [seen.path(pair) for pair in dict.fromkeys(pair for matrix in matrices for pair in matrix.cells)]
     explained = Explained(replace(seen.circumstances(paths), together=together))
@@ -105,7 +105,7 @@ class _PairObservations:
         )
 
     def _foreign_traffic(self) -> dict[int, float]:
-        """Return GPUs whose NVLinks carried more than this run sent, with the ratio of both."""
+        """Return the GPUs whose NVLinks moved more than this run sent, with the ratio of the two."""
         found: dict[int, float] = {}
         for (source, _), cell in ((pair, cell) for matrix in self._matrices for pair, cell in matrix.cells.items()):
             share = cell.carried.nvlink_share or 0.0
@@ -122,12 +122,17 @@ class _PairObservations:
         return End(known.device, machine.label(gpu), machine.host(gpu), known.bus_id, known.device)
 
     def _by_design(self, pair: p2p.Pair) -> str:
-        """Return the reason why staging is no fault. Inside a node it is the driver's policy, never NCCL's."""
+        """Return the reason why host staging is by design, or an empty string.
+
+        Inside a node the copies use CUDA, so only the driver's policy counts, not NCCL's.
+        """
         wiring = self._machine.wiring
         return wiring.why_refused(pair) if wiring.share_node(pair) else wiring.why_staged(pair)
 
     def _selection(self, pair: p2p.Pair) -> Evidence:
-        """Return the evidence of the chosen path: CUDA stages copies without peer access, and NCCL logs its choice."""
+        """Return evidence of the chosen path. Without peer access CUDA stages copies. Between nodes, NCCL logs its
+        choice.
+        """
         if self._machine.scope(pair) != NETWORK:
             on = self._cells(pair, peer=True)
             if on and not any(cell.seconds or cell.error for _, cell in on):
@@ -179,7 +184,7 @@ class _PairObservations:
         return None
 
     def _speed_evidence(self, pair: p2p.Pair) -> Evidence | None:
-        """Return the evidence that copies are faster than host memory allows, or than without peer access."""
+        """Return evidence if copies are faster than host memory allows, or much faster than without peer access."""
         through_host = self._machine.wiring.staged_gb_s(pair)
         on, off = self._copied(pair, peer=True), dict(self._copied(pair, peer=False))
         best = max((bandwidth_gb_s(series, cell) for series, cell in on), default=None)
@@ -203,7 +208,7 @@ class _PairObservations:
         return Evidence(State.PRESENT, "the destination compared what arrived, and it was right")
 
     def _bandwidth_gb_s(self, pair: p2p.Pair) -> float | None:
-        """Return the bandwidth of the largest copies that engines wrote, with peer access if possible."""
+        """Return the bandwidth in GB/s of the largest copies that copy engines wrote, with peer access if possible."""
         for peer in (True, False):
             written = [copy for copy in self._copied(pair, peer=peer) if copy[0].direction is Direction.WRITE]
             if written:
@@ -228,16 +233,17 @@ class _PairObservations:
 
 SECTIONS = ("pairs", "matrices", "ratios", "patterns", "evidence", "fallback", "causes", "tree", "findings")
 _MOST_REPEATS = 3
-_MOST_AGAIN = 64  # Copies to repeat per round. Repeating all slow copies of a large machine takes minutes
+# Limit on copies to measure again per round, because all slow copies of a large machine would take minutes
+_MOST_AGAIN = 64
 _ALARMS = (Verdict.WARN, Verdict.FAIL, Verdict.INCONCLUSIVE)
-_MOST_TREES = 4  # Nodes whose PCI tree is in the report
+_MOST_TREES = 4  # Limit on nodes whose PCI tree is in the report
 Copied = TypeVar("Copied", HostCopy, PairCopy)
 ReadErrors = Callable[[CopyMachine], CopyMachine]
-"""Reads the machine again after all copies, with the errors that they caused."""
+"""Reads the machine again after all copies, to include the errors that they caused."""
 
 
 class P2pRun:
-    """Measures a request, and passes rows to a listener. Every rank runs it, and makes the same report."""
+    """Measures a request, and passes rows to a listener. Every rank runs it and builds the same report."""
 
     def __init__(
         self,
@@ -266,7 +272,7 @@ class P2pRun:
         self._total = request.steps(len(machine.gpus))
 
     def run(self) -> report.Report:
-        """Measure all copies, those without peer access before it is enabled."""
+        """Measure all copies. Copies without peer access come before peer access is enabled."""
         before = self._bench.look_while_idle()
         self._measure_host()
         self._measure_series(peer=False)
@@ -311,7 +317,7 @@ class P2pRun:
     def _judge_rows(
         self, cells: dict[Copied, p2p.Cell], make_row: Callable[[Copied, p2p.Cell], report.PairRow]
     ) -> dict[Copied, report.PairRow]:
-        """Judge copies by comparison with each other. Repeat those whose row would raise an alarm."""
+        """Judge copies by comparing them with each other. First measure again the copies that would raise an alarm."""
         for _ in range(_MOST_REPEATS):
             rows = self._judge.judge([make_row(copy, cell) for copy, cell in cells.items()], self._rows)
             doubtful = [copy for copy, row in zip(cells, rows, strict=True) if _needs_repeat(row, cells[copy])]
@@ -325,7 +331,9 @@ class P2pRun:
         return dict(zip(cells, rows, strict=True))
 
     def _measure_managed(self) -> None:
-        """Measure managed memory. Rows of GPUs whose driver does not support a copy have the reason instead."""
+        """Measure copies in managed memory. If a GPU's driver does not support a copy, its row has the reason
+        instead.
+        """
         size_bytes, support = self._request.managed_bytes or 0, self._request.managed
         lacks: dict[ManagedCopy, str] = {}
         for copy in self._request.managed_copies(len(self._machine.gpus)):
@@ -367,7 +375,10 @@ class P2pRun:
         return pair_row(self._machine, copy.series, copy.pair, cell, self._verdict(copy.series, copy.pair, cell))
 
     def _cell_without_peer_access(self, series: p2p.Series, pair: p2p.Pair) -> p2p.Cell | None:
-        """Return an empty cell, or one with the error, if a pair lacks the peer access that it needs, else None."""
+        """Return an empty cell, or one with the error, if a pair lacks the peer access that the series needs.
+
+        Return None if the pair can be measured.
+        """
         if not series.peer:
             return None
         if pair in self._refused:
@@ -420,7 +431,7 @@ class P2pRun:
         )
 
     def _measured_rows(self) -> list[report.PairRow]:
-        """Return the rows, with pairs marked as host-staged if only their times show it."""
+        """Return all rows. Pairs that only their times show to be host-staged are marked as host-staged."""
         machine = self._machine
         staged = {tuple(map(machine.label, pair)) for pair in staged_pairs(self._matrices, machine.wiring.outruns_host)}
         return [
@@ -436,12 +447,12 @@ class P2pRun:
 
 
 def _needs_repeat(row: report.PairRow, cell: p2p.Cell) -> bool:
-    """True if a copy should be measured again before its row raises an alarm."""
+    """True if a copy must be measured again before its row raises an alarm."""
     return row.verdict in _ALARMS and not cell.error and not cell.wrong and not (row.host_staged and row.peer == "on")
 
 
 def _add_reason(row: report.PairRow) -> report.PairRow:
-    """Add the reason for the verdict to the note of a row."""
+    """Add the reason for the verdict to the row's note."""
     if row.verdict == Verdict.SKIP and not row.note:
         return replace(row, note="nothing to compare with")
     if not is_slow_copy(row) and row.verdict != Verdict.INCONCLUSIVE:
