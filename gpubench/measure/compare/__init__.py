@@ -1,1 +1,1 @@
-"""Two sets of results, row by row."""
+"""Compare two sets of results row by row."""

@@ -1,4 +1,4 @@
-"""Circumstances and findings of a comparison: what else changed, and one finding per cause with its rows."""
+"""The findings of a comparison, one per cause with its rows, and the circumstances that changed between both sides."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,13 +25,13 @@ TOPOLOGY = "topology"
 _MOST_HOSTS = 2
 
 Texts = Mapping[str, str | None]
-"""Circumstances of one file by name."""
+"""The circumstances of one file by name."""
 
 
 def check_same_machine(base: Sequence[ResultFile], new: Sequence[ResultFile], option: str) -> None:
-    """Raise UsageError if files are of machines with other GPUs, or simulated and measured.
+    """Raise UsageError if the files are from machines with different GPUs, or if only some are simulated.
 
-    A value that a file lacks does not differ. `option` is the option that compares anyway.
+    A value that is missing in a file counts as equal. The message suggests `option` to compare them anyway.
     """
     first = base[0]
     for other in (*base[1:], *new):
@@ -46,7 +46,7 @@ def check_same_machine(base: Sequence[ResultFile], new: Sequence[ResultFile], op
 
 
 def have_other_gpus(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
-    """True if the sides have other GPU models, or another number of them."""
+    """True if the two sides have different GPU models, or different numbers of GPUs."""
     return any(_gpu_differences(base[0], new[0]))
 
 
@@ -78,13 +78,13 @@ def _simulated(file: ResultFile) -> bool | None:
 
 
 def are_other_hosts(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
-    """True if both sides name their hosts and these differ: the network between them may differ too."""
+    """True if both sides name their hosts and the hosts differ. The network between them may then differ too."""
     before, after = ({host for file in side for host in file.circumstances.hosts} for side in (base, new))
     return bool(before) and bool(after) and before != after
 
 
 def describe_file(file: ResultFile) -> str:
-    """Return the tool that wrote a file, NCCL's version, GPUs and hosts in words."""
+    """Return a description of a file: the tool that wrote it, the NCCL version, GPUs and hosts."""
     known = file.circumstances
     nccl = known.libraries.get("NCCL")
     gpus = _counted(known.gpus) or " and ".join(known.models)
@@ -95,7 +95,7 @@ def describe_file(file: ResultFile) -> str:
 
 
 def circumstance_rows(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[CircumstanceRow]:
-    """Return every circumstance that a file names, those that changed first."""
+    """Return one row for each circumstance in the files, changed ones first."""
     kinds: tuple[tuple[Callable[[FileCircumstances], Texts | None], str | None], ...] = (
         (_machine_and_tool, None),
         (_libraries, None),
@@ -112,7 +112,10 @@ def circumstance_rows(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> 
 
 
 def _joined_values(name: str, files: Iterable[Texts | None], absent: str | None) -> str | None:
-    """Return the distinct values of a name. `absent` stands for it in files that have texts but not this name."""
+    """Return the distinct values of a circumstance, joined by 'or'.
+
+    `absent` is the value for files that list such circumstances, but not this one.
+    """
     values = [texts.get(name, absent) for texts in files if texts is not None]
     return " or ".join(dict.fromkeys(value for value in values if value is not None)) or None
 
@@ -128,7 +131,7 @@ def _machine_and_tool(known: FileCircumstances) -> Texts:
 
 
 def _libraries(known: FileCircumstances) -> Texts:
-    """Return versions without the path of the loaded file, so that two environments with one version are equal."""
+    """Return library versions without file paths, so that two environments with the same version are equal."""
     return {name: text.partition(" from ")[0] for name, text in known.libraries.items()}
 
 
@@ -186,7 +189,7 @@ _ADVICE: Mapping[str, tuple[str, str, verdict.Cure]] = {
         verdict.Cure(comment="Add more runs with `--base` and `--new`."),
     ),
 }
-"""Expected value, likely cause and cure by finding, in the order in which findings are shown."""
+"""Expected value, likely cause and cure for each finding. Findings are shown in this order."""
 
 
 def find_changes(
@@ -197,10 +200,10 @@ def find_changes(
     circumstances: Sequence[CircumstanceRow],
     roots: list[verdict.Finding],
 ) -> list[verdict.Finding]:
-    """Return the findings about rows, ranges of rows, and the files of both sides.
+    """Return the findings on rows, on ranges of rows, and on the files of both sides.
 
-    `roots` are findings that only the new results have. A finding that a root explains becomes one of its
-    consequences: this changes `roots`.
+    `roots` are findings that only the new results have. A change that a root explains is added to the consequences of
+    the root in `roots`, and not returned.
     """
     hosts = list(dict.fromkeys(host for file in sides[1] for host in file.circumstances.hosts))
     evidence = [
@@ -232,24 +235,24 @@ def find_changes(
 
 
 _COMPARE_WIRING = verdict.Cure.of("gpubench topo", comment="Compare its output on both machines.")
-_GPUDIRECT = "/GDRDMA"  # The end of a network transport with GPUDirect RDMA in NCCL's log
+_GPUDIRECT = "/GDRDMA"  # In NCCL's log, a network transport with GPUDirect RDMA ends with this suffix
 _WITHOUT_GPUDIRECT = (
     "a direct path, as before",
     "GPUDirect RDMA is off: NCCL_NET_GDR_LEVEL, no nvidia-peermem or DMA-BUF, or other NICs",
     verdict.Cure.of("gpubench topo --causes", comment="`gpubench explain` on NCCL's log shows the reason too."),
 )
 _BY_WIRING = (judge.SLOWER, judge.NARROWER)
-"""The findings that a changed wiring explains."""
+"""The findings that a change in wiring explains."""
 
 _FOLDS = {
     judge.SLOWER: (judge.STAGED, judge.NARROWER),
     judge.WORSE: (judge.WRONG, ABOVE_LIMIT, judge.STAGED, judge.NARROWER, judge.SLOWER, judge.LOST),
 }
-"""Findings with those that explain them if both are of the same row."""
+"""For each finding, the findings that explain it if they are about the same row."""
 
 
 def _new_cause(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> verdict.Finding | None:
-    """Return the first finding of the new results that has consequences, names a cause, and is not in the old ones."""
+    """Return the first finding that only the new results contain and that names a cause and has consequences."""
     excluded = {finding.id for file in base for finding in file.stored}.union(_UNEXPLAINED)
     return next(
         (
@@ -271,7 +274,7 @@ _UNEXPLAINED = tuple(id_ for id_ in verdict.FIGURES if id_ != verdict.HOST_STAGE
 def _add_cause(
     finding: verdict.Finding, wiring: Sequence[CircumstanceRow], stored: verdict.Finding | None
 ) -> verdict.Finding:
-    """Return a finding about rows with the new cause that the results name, else with a changed wiring as its cause."""
+    """Return the finding with a better cause, if known: the new finding `stored`, or else a change in wiring."""
     if stored is not None and finding.id in (judge.SLOWER, judge.STAGED):
         return replace(finding, cause=f"{stored.id}: {stored.subject}: {stored.cause}", cure=stored.cure)
     if finding.id not in _BY_WIRING or not wiring:
@@ -281,7 +284,10 @@ def _add_cause(
 
 
 def _fold(finding: verdict.Finding, kind: str, roots: list[verdict.Finding], hosts: Sequence[str]) -> bool:
-    """Add a finding of this kind to the consequences of the root that explains it. False if no root does."""
+    """Add a finding to the consequences of the root that explains it. Return False if no root does.
+
+    `kind` is the id under which roots list such a finding.
+    """
     subjects = () if kind == verdict.SLOW_UNEXPLAINED else finding.subjects
     figure = replace(finding, id=kind, subject=", ".join(subjects), subjects=subjects)
     number = _find_cause(figure, roots, hosts, nvlinked=True)
@@ -292,7 +298,7 @@ def _fold(finding: verdict.Finding, kind: str, roots: list[verdict.Finding], hos
 
 
 class _Causes:
-    """The findings that may explain changed rows, with the reasons that each explains."""
+    """The findings that may explain changed rows. It collects the changed rows for each finding."""
 
     def __init__(self, roots: list[verdict.Finding], hosts: Sequence[str]) -> None:
         self._roots, self._hosts = roots, hosts
@@ -301,7 +307,7 @@ class _Causes:
         self._find_cached = cache(self._find)
 
     def take(self, judged: judge.JudgedRow) -> bool:
-        """Record the reasons of a row for the finding that explains it. False if none does."""
+        """Add a changed row to the finding that explains it. Return False if no finding does."""
         if not any(reason.finding in _FOLLOWS for reason in judged.reasons):
             return False
         shows_bandwidth = (judged.key.size_bytes or 0) >= _LARGE_BYTES
@@ -314,7 +320,7 @@ class _Causes:
         return number is not None
 
     def fold(self) -> None:
-        """Add the recorded reasons to the consequences of their causes."""
+        """Add the collected rows to the consequences of the findings that explain them."""
         for number, reasons in self._reasons.items():
             root = self._roots[number]
             lines = _consequences([reason for reason in reasons if reason.finding in _FOLLOWS])
@@ -334,13 +340,14 @@ def _find_cause(
 ) -> int | None:
     if not roots:
         return None
-    from gpubench.conditions.folding import cause_of  # This import is a tenth of the start; healthy machines skip it
+    # Import late: it takes a tenth of the start-up time, and healthy machines do not need it
+    from gpubench.conditions.folding import cause_of
 
     return cause_of(figure, roots, hosts, nvlinked=nvlinked)
 
 
 def _finding_kind(judged: judge.JudgedRow) -> str:
-    """Return the id of the finding with which `check` would report such a row."""
+    """Return the id of the finding with which `gpubench check` would report such a row."""
     kinds = {reason.finding for reason in judged.reasons}
     if judge.MISSING in kinds:
         return judge.MISSING
@@ -352,7 +359,10 @@ def _finding_kind(judged: judge.JudgedRow) -> str:
 
 
 def _pair_name(judged: judge.JudgedRow) -> str:
-    """Return 'GPU0 (0000:16:00.0) → GPU3 (0000:19:00.0)', as findings name a pair, or '' for a collective."""
+    """Return a pair's name as in findings, for example 'GPU0 (0000:16:00.0) → GPU3 (0000:19:00.0)'.
+
+    For a collective, return an empty string.
+    """
     key = judged.key
     if key.collective is not None:
         return ""
@@ -363,10 +373,10 @@ def _pair_name(judged: judge.JudgedRow) -> str:
 
 _PAIR_SLOW, _HOST_COPIES = "p2p-slow", "host-copies-slow"
 _LARGE_BYTES = 2**20
-"""Smaller copies show latency, so their loss is no share of bandwidth."""
+"""Smaller copies show latency, so a longer time does not mean that bandwidth was lost."""
 
 _GONE = ("gpu-lost", "gpu-missing")
-"""New findings that explain rows which the new results lack."""
+"""New findings that explain why rows are missing from the new results."""
 
 
 def _row_findings(
@@ -375,10 +385,10 @@ def _row_findings(
     evidence: list[verdict.Finding],
     causes: _Causes,
 ) -> Iterator[verdict.Finding]:
-    """Return one finding per cause with its rows, and its consequences on the same rows.
+    """Yield one finding per cause with its rows, and with the consequences on the same rows.
 
-    Rows that one of the `causes` explains become its consequences, and rows of the paths in `evidence` those of that
-    finding: this changes `evidence`.
+    Rows that one of the `causes` explains are added to it and not returned. Rows on the paths of a finding in
+    `evidence` are added to the consequences of that finding, in place.
     """
     folded: dict[str, list[judge.Reason]] = {}
     rows_by_finding: dict[str, list[tuple[ComparisonRow, judge.Reason]]] = {}
@@ -430,7 +440,7 @@ _FOLLOWS = {
 
 
 def _consequences(reasons: Sequence[judge.Reason]) -> tuple[str, ...]:
-    """Return '10 rows slower: 90.2 % slower (noise 2.0 %: …)' for each kind of finding."""
+    """Return one line for each type of change, for example '10 rows slower: 90.2 % slower (noise 2.0 %: …)'."""
     kinds = group_by(reasons, lambda reason: reason.finding)
     return tuple(f"{plural(len(alike), 'row')} {_FOLLOWS[kind]}: {alike[0].text}" for kind, alike in kinds.items())
 
@@ -457,7 +467,10 @@ def _evidence_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) ->
 
 
 def _unseen_path_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:
-    """Return a finding if direct paths lost their evidence, but were measured or no path has evidence."""
+    """Yield a finding if paths that were direct have no evidence in the new results.
+
+    Ignore pairs that were not measured, unless the new results have no evidence at all.
+    """
     direct = {(row.source, row.destination) for row in _evidence(base) if row.conclusion == Conclusion.DIRECT}
     seen = {(row.source, row.destination) for row in _evidence(new)}
     unseen = direct - seen
@@ -514,7 +527,7 @@ def _file_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Ite
 def worse_result(
     base: Sequence[ResultFile], new: Sequence[ResultFile], others: Iterable[verdict.Finding]
 ) -> Iterator[verdict.Finding]:
-    """Return a finding for a new result that failed, if the old ones passed and no finding says why."""
+    """Yield a finding if a new result failed, the old ones passed, and no other finding explains it."""
     known = [verdict.Verdict(file.verdict) for file in base if file.verdict] or [verdict.Verdict.PASS]
     least = min(map(verdict.gravity, [*known, *(finding.severity for finding in others)]))
     failed = [(verdict.gravity(file.verdict), file.name, file.verdict) for file in new if file.verdict]
@@ -532,7 +545,7 @@ def worse_result(
 
 
 def nothing_compared(base: RunsByRow, new: RunsByRow) -> verdict.Finding:
-    """Return the finding that both sides have no common row, with the columns without a common value."""
+    """Return the finding for two sides without a common row. It names the columns that have no common value."""
     differ = []
     for name in RowKey.columns():
         before, after = ({getattr(key, name) for key in side} for side in (base, new))

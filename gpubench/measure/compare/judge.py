@@ -1,7 +1,7 @@
-"""Judgement of a comparison: verdicts on rows and on ranges of sizes.
+"""Judge a comparison: one verdict for each row, and for each range of sizes.
 
-A range exists because the median of sixty rows is seven times as precise as one row. Rows of one run never show how
-whole runs differ, so a floor for single runs applies unless each side has several runs.
+The median change over a range of sixty rows is seven times as precise as the change in one row. Rows from a single run
+never show how much whole runs differ. So a minimum noise applies unless each side has several runs.
 """
 
 import math
@@ -40,25 +40,29 @@ WRONG, STAGED, SLOWER, WORSE, NARROWER, LOST, UNSURE, PATH, UNVERIFIED = (
 MISSING = "missing-rows"
 
 UNSURE_FROM = 0.1
-"""A slowdown above this share that noise hides, and that exceeds half of it, is neither shown nor ruled out."""
+"""If a slowdown is larger than this share and than half the noise, but within the noise, the row is inconclusive."""
 
 UNSURE_AT_MOST = 0.25
-"""A slowdown above this share never passes because a run is noisy: otherwise noisier runs would pass more."""
+"""A slowdown above this share never passes because of noise within a run. Otherwise noisier runs would pass more
+often.
+"""
 
 _LASTS_US, _NO_HICCUP = 10_000.0, 0.75
-"""One hiccup made neighbouring rows of 1 ms 50 % longer. An operation of 10 ms and more takes most of a row's time, so
-a hiccup that nearly doubles its mean would have to last as long as the row."""
+"""One hiccup, a brief stall of the machine, made neighbouring rows of 1 ms take 50 % longer. A row of operations
+over 10 ms takes so long that a hiccup would have to last as long as the row to nearly double its mean.
+"""
 
 _HICCUP_US, _USUAL_ITERATIONS = 10_000.0, 20
-"""That hiccup lasted 10 ms, the longest seen on GPUs. No row of 17 public files of nccl-tests has one as long. In the
-last rows of a sweep, an increase over all iterations beyond it is real. CPU ranks wait for others much longer. The
-iterations are those of nccl-tests if a file does not say."""
+"""That hiccup lasted 10 ms, the longest seen on GPUs. None is as long in 17 public result files of nccl-tests. If a
+row at the end of a sweep took longer by more than 10 ms in total, the increase is real. Ranks on CPUs wait much
+longer for each other. If a file lacks the number of iterations, assume the default of nccl-tests.
+"""
 
 _ON_CPUS = "host"
 _LIMIT_FALLS = 0.99
 _NVLINKS = re.compile(r"NV(\d+)", re.ASCII)
 Runs = Sequence[RunFigures]
-"""The runs of a side that have the row."""
+"""The runs on one side that contain the row."""
 
 
 class Reason(Struct, frozen=True):
@@ -70,9 +74,9 @@ class Reason(Struct, frozen=True):
 
 
 class JudgedRow(NamedTuple):
-    """A row of either side, or of both, with all reasons for its verdict.
+    """A row from one or both sides, with its verdict and all reasons for it.
 
-    `slower` is the increase of its time, relative to the old time, or None if a side has no time.
+    `slower` is the relative increase of the time, or None if a side has no time.
     """
 
     key: compare.RowKey
@@ -90,13 +94,18 @@ NOT_IN_NEW = (Reason(MISSING, Verdict.WARN, "not in the new results"),)
 
 
 def judge_added(key: compare.RowKey, new: Runs) -> JudgedRow:
-    """Judge a row that only the new side has: wrong data and impossible bandwidths are errors without a baseline."""
+    """Judge a row that only the new side has. Wrong data and impossible bandwidths are errors even without a
+    baseline.
+    """
     reasons = (*_wrong_data(new), *_above_limit(new))
     return JudgedRow(key, compare.Status.ADDED, _worst_verdict(reasons, Verdict.SKIP), (), new, reasons)
 
 
 def judge(key: compare.RowKey, base: Runs, new: Runs, noise: ChangeNoise, threshold_percent: float | None) -> JudgedRow:
-    """Judge a row of both sides. The threshold, in percent of bandwidth and below 100, replaces noise."""
+    """Judge a row that both sides have.
+
+    If a threshold is set, it replaces the noise. It is the tolerated loss of bandwidth in percent, below 100.
+    """
     reasons = () if _differ_only_in_time(base, new) else tuple(_reasons_besides_time(base, new))
     change = noise.change(key)
     if change is None:
@@ -134,7 +143,9 @@ _ALL_BUT_TIME = attrgetter("transport", "host_staged", "path_class", "limit_gb_s
 
 
 def _differ_only_in_time(base: Runs, new: Runs) -> bool:
-    """True if single runs differ only in time. Most rows of a large cluster do, so this saves most of the time."""
+    """True if each side has one run and only the times differ. This shortcut applies to most rows of a large
+    cluster.
+    """
     if len(base) != 1 or len(new) != 1 or new[0].wrong or new[0].times_limit:
         return False
     return bool(_ALL_BUT_TIME(base[0]) == _ALL_BUT_TIME(new[0]))
@@ -148,7 +159,7 @@ def _reasons_besides_time(base: Runs, new: Runs) -> Iterator[Reason]:
 
 
 def _longer_time(slower: float, bound: NoiseBound, *, isolated: bool) -> Iterator[Reason]:
-    """Judge a time that is longer by the share `slower`. `isolated` means that its neighbours are not longer."""
+    """Judge a time that increased by the share `slower`. `isolated` is true if neighbouring rows did not get slower."""
     is_within = slower <= bound.share
     if is_within and (bound.source == _THRESHOLD or slower <= UNSURE_FROM):
         return
@@ -161,14 +172,17 @@ def _longer_time(slower: float, bound: NoiseBound, *, isolated: bool) -> Iterato
     elif bound.source == _THRESHOLD:
         yield Reason(SLOWER, Verdict.FAIL, f"{loss} than before")
     elif isolated:
-        # A hiccup can slow one row of a run by any factor, so an isolated row of few runs must be measured again.
+        # A hiccup can slow down a single row by any factor, so an isolated row from few runs must be measured again.
         yield Reason(UNSURE, Verdict.INCONCLUSIVE, f"{text}; its neighbours are not, and runs are few")
     else:
         yield Reason(SLOWER, Verdict.FAIL, text)
 
 
 def _outlasts_hiccups(base: Runs, slower: float, *, is_last: bool) -> bool:
-    """True if one operation takes long, or in the last rows of a sweep the increase over all iterations does."""
+    """True if the increase is too long for a hiccup.
+
+    This holds for operations over 10 ms, and at the end of a sweep if the increase over all iterations exceeds 10 ms.
+    """
     if median(run.time_us or 0.0 for run in base) >= _LASTS_US:
         return True
     all_iterations = median((run.time_us or 0.0) * (run.iterations or _USUAL_ITERATIONS) for run in base)
@@ -182,7 +196,7 @@ def _wrong_data(new: Runs) -> Iterator[Reason]:
 
 
 def _above_limit(new: Runs) -> Iterator[Reason]:
-    """Report a bandwidth above the links' limit. No comparison can use it."""
+    """Yield a reason if a bandwidth exceeds the links' limit, because such a value cannot be compared."""
     times = max((run.times_limit or 0.0 for run in new), default=0.0)
     if times:
         yield Reason(ABOVE_LIMIT, Verdict.ERROR, f"{times:.1f} times the limit")
@@ -223,7 +237,7 @@ def _worse_verdict(base: Runs, new: Runs) -> Iterator[Reason]:
 
 
 def _unmeasured(base: Runs, new: Runs) -> Iterator[Reason]:
-    """Return the reason why a side has no time. Rows without a time on both sides, such as those of topo, need none."""
+    """Yield the reason why a side has no time. Rows without a time on both sides, as from topo, need no reason."""
     if any(run.wrong for run in base):
         yield Reason(LOST, Verdict.INCONCLUSIVE, "the old data were wrong: their time is no baseline")
     elif time_logs(base) and not any(run.wrong for run in new):
@@ -231,7 +245,7 @@ def _unmeasured(base: Runs, new: Runs) -> Iterator[Reason]:
 
 
 def staged(side: Runs) -> bool | None:
-    """True if any run of a side went through host memory, None if no run says."""
+    """True if any of the runs went through host memory, or None if it is unknown for all of them."""
     known = [run.host_staged for run in side if run.host_staged is not None]
     return any(known) if known else None
 
@@ -250,7 +264,7 @@ def _distinct(texts: Iterable[str | None]) -> str | None:
 
 
 class ComparedRows(RowsByColumn[compare.ComparisonRow]):
-    """The rows of a report, made when they are read."""
+    """The rows of a comparison, created on access."""
 
     def __init__(self, judged: Sequence[JudgedRow]) -> None:
         super().__init__(compare.ComparisonRow, [(len(judged), {})])
@@ -313,13 +327,15 @@ def _median(figures: Sequence[float | None]) -> float | None:
 RANGE = "slower-together"
 
 _MEDIAN_WIDTH = math.sqrt(math.pi / 2)
-"""The standard error of a median over that of a mean."""
+"""The standard error of a median relative to the standard error of a mean."""
 
 
 def slower_ranges(
     before: RunsByRow, after: RunsByRow, noise: ChangeNoise, judged: Iterable[JudgedRow]
 ) -> Iterator[Finding]:
-    """Return a finding for each range that is slower as a whole, unless most of its rows are slower alone."""
+    """Yield a finding for each range of sizes that is slower as a whole. Skip ranges if most rows are already
+    slower alone.
+    """
     slower = {row.key for row in judged if row.change is compare.Change.SLOWER}
     ranges = [part for family in noise.families for part in _parts(family) if len(part) >= LEAST_VALUES]
     for keys in ranges:
@@ -330,7 +346,9 @@ def slower_ranges(
 
 
 def _parts(keys: Sequence[compare.RowKey]) -> Iterator[list[compare.RowKey]]:
-    """Split rows at 16 MiB: latency decides below, bandwidth above."""
+    """Split rows at 16 MiB, because latency determines the time of smaller sizes, and bandwidth the time of larger
+    ones.
+    """
     yield [key for key in keys if (key.size_bytes or 0) < LARGE_BYTES]
     yield [key for key in keys if (key.size_bytes or 0) >= LARGE_BYTES]
 
@@ -338,9 +356,9 @@ def _parts(keys: Sequence[compare.RowKey]) -> Iterator[list[compare.RowKey]]:
 def _range_bound(
     keys: Sequence[compare.RowKey], sides: tuple[RunsByRow, RunsByRow], noise: ChangeNoise, ranges: int
 ) -> float | None:
-    """Return the least change of a range's median that counts, as a logarithm.
+    """Return the smallest median change of a range that exceeds noise, as a logarithm, or None if noise is unknown.
 
-    It is the smaller of two bounds: from the rows with the floor for single runs, or from whole runs.
+    It is the smaller of two bounds. One comes from single rows and a minimum noise, the other from whole runs.
     """
     bounds = []
     known = [deviation for key in keys if (deviation := noise.change_noise(key)) is not None]
@@ -359,7 +377,7 @@ def _range_bound(
 
 
 def _run_middles(side: RunsByRow, keys: Sequence[compare.RowKey]) -> list[float]:
-    """Return the median of the logarithms of each run, if every row has all runs."""
+    """Return the median logarithmic time of each run over the rows, or nothing if a run lacks a row."""
     logs = [time_logs(side[key]) for key in keys]
     runs = min(map(len, logs))
     return [median(row[run] for row in logs) for run in range(runs)] if runs == max(map(len, logs)) else []

@@ -1,8 +1,8 @@
-"""Noise of a comparison: the rows of both sides by key, and how much they differ by chance.
+"""The noise of a comparison: how much the times on both sides differ by chance.
 
-With several runs per side, noise is the difference between runs. With single runs it is how much the change varies
-from size to size, or from pair to pair. Neighbouring rows are pooled, because one row has too few values.
-docs/compare.md has sources and error rates.
+With several runs per side, noise is the difference between runs. With single runs, it is how much the change varies
+between sizes or between pairs. One row has too few values, so neighbouring rows are pooled. Sources and error rates are
+in docs/compare.md.
 """
 
 import math
@@ -28,9 +28,9 @@ from gpubench.model.terms.statistics import MEDIAN_EFFICIENCY, Noise, robust_dev
 
 
 class RunFigures(NamedTuple):
-    """The values of one row of one run. `time_us` is None if it was not measured.
+    """The values in one row of one run. `time_us` is None if it was not measured.
 
-    It is a tuple because every row needs one and a dataclass takes ten times as long to create.
+    This is a tuple, because there are many rows and a dataclass takes ten times as long to create.
     """
 
     time_us: float | None
@@ -55,12 +55,15 @@ RunsByRow = dict[RowKey, list[RunFigures]]
 
 
 def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsByRow, RunsByRow]:
-    """Return both sides by key. Keys of pairs have bus ids if the hosts are the same, else device names."""
+    """Return the values on both sides by row key.
+
+    Keys of pairs contain bus IDs if both sides ran on the same hosts, or else device names.
+    """
     keyed = [[[(collective_key(row), row) for row in file.rows] for file in files] for files in (base, new)]
     swept = _keys_with_several_settings(chain.from_iterable(keyed))
     hosts = [_pair_nodes(files) for files in (base, new)]
     sides: list[RunsByRow] = []
-    known: dict[RowKey, RowKey] = {}  # Both sides of a cluster share many equal keys, so store each once
+    known: dict[RowKey, RowKey] = {}  # Large clusters have many equal keys on both sides, so store each key once
     for files, rows, side_hosts in zip((base, new), keyed, hosts, strict=True):
         measured: RunsByRow = {}
         places = None if hosts[0] == hosts[1] else {host: place for place, host in enumerate(side_hosts)}
@@ -87,7 +90,7 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
 
 
 def _keys_with_several_settings(files: Iterable[Sequence[tuple[RowKey, CollectiveRow]]]) -> set[RowKey]:
-    """Return the keys for which a file has several algorithms or protocols, which a user must have chosen."""
+    """Return the keys for which one file has several algorithms or protocols, because the user compared settings."""
     found = set()
     for rows in files:
         settings: dict[RowKey, set[str | None]] = {}
@@ -161,7 +164,7 @@ _FIGURES = (
 
 @lru_cache(maxsize=256)
 def _staged(column: bool | None, transport: str | None) -> bool | None:  # noqa: FBT001 - the value of a column
-    """Return the row's `host_staged`, or derive it from the row's transports if it is empty."""
+    """Return the value of column `host_staged`. If it is empty, derive it from the row's transports."""
     if column is not None or not transport:
         return column
     return is_staged([parse_transport(part) for part in transport.split("+")])
@@ -169,34 +172,42 @@ def _staged(column: bool | None, transport: str | None) -> bool | None:  # noqa:
 
 LARGE_BYTES = 16 * 2**20
 _LARGE, _SMALL, _SMALL_US = 0.02, 0.05, 0.5
-"""How much runs may differ as a whole. On four H200s medians of NCCL's collectives stayed within 2 % from 16 MiB on,
-and within 5 % or 0.5 µs below (docs/validation.md)."""
+"""How much whole runs differ. On four H200s, the medians of NCCL's collectives stayed within 2 % from 16 MiB on,
+and within 5 % or 0.5 µs below (docs/validation.md).
+"""
 
 _NETWORK_SMALL = 0.10
-"""The same below 16 MiB over a network. The medians of three runs of seven collectives on two nodes differed by up to
-9.3 %."""
+"""How much whole runs below 16 MiB differ over a network. On two nodes, the medians of three runs of seven
+collectives differed by up to 9.3 %.
+"""
 
 _OTHER_NODES = 0.15
-"""How much jobs differ that ran on other nodes, and so over another part of the network. Among 45 pairs of ten H100
-nodes one test took up to 13 % longer on one pair than on another, at all sizes alike."""
+"""How much jobs on different nodes differ, because they use other links of the network. Among 45 pairs of ten H100
+nodes, one test took up to 13 % longer on one pair than on another, at all sizes alike.
+"""
 
 _BY_CPU = 0.25
-"""Copies that a CPU makes in host memory, while others use both. `gpubench check` has the same tolerance."""
+"""Noise of copies that a CPU makes in host memory while other processes use both. `gpubench check` has the same
+limit.
+"""
 
 _WITH_HOST = {HostMemory.PINNED.full_name: 0.08, HostMemory.PAGEABLE.full_name: 2.0}
-"""Copies between GPU and host, by `setting`. In seven runs on healthy H200 machines (2026-11-20) pinned memory reached
-51.4 to 55.4 GB/s, and pageable memory, which a CPU copies first, 5.7 to 16.7."""
+"""Noise of copies between GPU and host by `setting`. In seven runs on healthy H200 machines (2026-11-20), pinned
+memory reached 51.4 to 55.4 GB/s. Pageable memory, which a CPU copies first, reached 5.7 to 16.7 GB/s.
+"""
 
 _OF_RINGS, _OF_MANY_PEERS = 0.01, 0.03
-"""The standard deviation of a row's change from 16 MiB on. NCCL's rings, trees and sendrecv keep their neighbours and
-vary by 0.1 to 0.9 % per run. Operations with many peers use another order and other channels in every run, and vary by
-0.6 to 3 % up to 1 GiB, at neighbouring sizes alike, so that differences between neighbours do not show it."""
+"""Standard deviation of the change in rows from 16 MiB on. In NCCL's rings, trees and sendrecv, ranks keep their
+neighbours, and times vary by 0.1 to 0.9 % per run. Operations with many peers use another order and other
+channels in every run. Up to 1 GiB, their times vary by 0.6 to 3 %. Neighbouring sizes vary together, so
+differences between them do not show this noise.
+"""
 
 _MANY_PEERS = frozenset({"alltoall", "alltoallv", "gather", "scatter"})
 _MANY_PEERS_UNTIL = 2**30
 
 _WORTH = 20.0
-"""The degrees of freedom of this knowledge next to what the files show: about as many as 40 rows have."""
+"""Degrees of freedom of the usual noise when combined with the noise in the files, about as many as 40 rows have."""
 
 
 def single_run_floor(key: RowKey, time_us: float, *, other_hosts: bool = False) -> float:
@@ -217,10 +228,10 @@ def is_over_network(key: RowKey) -> bool:
 
 
 def combine_with_usual_noise(key: RowKey, found: Noise | None) -> Noise | None:
-    """Return the noise of the files combined with the usual noise of such rows, weighted by degrees of freedom.
+    """Return the noise in the files, combined with the usual noise of such rows by degrees of freedom.
 
-    A deviation from few rows is often half or twice the true one (Smyth 2004, "Linear models and empirical Bayes
-    methods"). Only large rows of collectives need it, because the floor of all others is wider.
+    A standard deviation from few rows is often half or twice the true one (Smyth 2004, "Linear models and empirical
+    Bayes methods"). Only large sizes of collectives need this, because the minimum noise of all other rows is larger.
     """
     if key.collective is None or (key.size_bytes or 0) < LARGE_BYTES:
         return found
@@ -236,39 +247,39 @@ def combine_with_usual_noise(key: RowKey, found: Noise | None) -> Noise | None:
 
 
 NEIGHBOURS = 6
-"""Sizes on either side from which a size takes its noise, which grows from large sizes to small ones."""
+"""Number of sizes on either side that are pooled to estimate the noise at a size. Noise is larger at small sizes."""
 
 LEAST_FREEDOM, LEAST_VALUES = 4, 6
-"""The least degrees of freedom and values for a useful standard deviation."""
+"""The fewest degrees of freedom and values from which a standard deviation is useful."""
 
 REPEATED_RUNS = 3
-"""With this many runs per side, the floor for single runs does not apply."""
+"""With this many runs per side, runs can be compared with each other, and the minimum noise is not needed."""
 
 TESTS = 2
-"""Tests per row: alone and in a range. Each may cause half of the false alarms."""
+"""Tests per row: once alone and once in a range. Each test may cause half of the false alarms."""
 
 SETTLED_RUNS = 5
-"""With this many runs per side, an isolated slower row is no hiccup."""
+"""With this many runs per side, a slower row is no hiccup even if its neighbours are not slower."""
 
 DENSE_ROWS, _APART = 8, math.sqrt(2)
-"""A sweep has small steps if this many rows are within half an octave of a size."""
+"""A sweep counts as dense if this many rows are within half an octave of a size."""
 
 FLOOR = 0.01
-"""A smaller change is of no interest."""
+"""Smaller changes are ignored."""
 
 _USUAL = "what single runs usually differ by"
-"""The source of noise if the files do not show enough."""
+"""The source of the noise if the files have too few rows."""
 
 _NORMAL_MEDIAN = 1.4826
-"""A normal deviation over the median distance from its centre."""
+"""Standard deviation of a normal distribution relative to its median absolute deviation."""
 
 OWN_SPREAD, _NEIGHBOURS = "the rows' own spread", "differences between neighbours"
 OF_ONE_RUN = OWN_SPREAD, _NEIGHBOURS
-"""The sources of a bound that comes from the run itself."""
+"""The sources of a noise bound that comes from a single run."""
 
 
 class NoiseBound(NamedTuple):
-    """The least change that counts, relative to the time, and its source in words."""
+    """The smallest change that exceeds noise, relative to the time, and the source of the bound as text."""
 
     share: float
     source: str
@@ -280,9 +291,12 @@ _LEAST = NoiseBound(FLOOR, "the least that counts")
 class ChangeNoise:
     """The noise of every row that both sides have.
 
-    `families` are groups of rows that differ only in size or pair. `files` counts the files per side: rows that one
-    file repeats come from one process and do not show how whole runs differ. None means that every run is a file.
-    `other_hosts` means that the sides ran on different hosts.
+    `families` are groups of rows that differ only in size and placement, or only in the pair.
+
+    `files` are the numbers of files per side, or None if every run is a file. If one file repeats a row, both values
+    come from one process and do not show how whole runs differ.
+
+    `other_hosts` is true if the two sides ran on different hosts.
     """
 
     def __init__(
@@ -311,7 +325,10 @@ class ChangeNoise:
         return (base, new) if files is None else (min(base, files[0]), min(new, files[1]))
 
     def shows_whole_runs(self, key: RowKey) -> bool:
-        """True if both sides have enough runs to show how whole runs differ. Jobs on other nodes never do."""
+        """True if both sides have enough runs to show how whole runs differ.
+
+        Runs over a network on different hosts never show it.
+        """
         return (
             self._files_repeat
             and min(self._times[key].runs) >= REPEATED_RUNS
@@ -322,11 +339,11 @@ class ChangeNoise:
         return single_run_floor(key, time_us, other_hosts=self._other_hosts)
 
     def change_noise(self, key: RowKey) -> Noise | None:
-        """Return the noise of a row's change, or None if too few rows are known."""
+        """Return the noise of a row's change, or None if there are too few rows."""
         return self._noise(key, self._times[key])[0]
 
     def change(self, key: RowKey) -> float | None:
-        """Return the logarithm of the new time over the old one, or None if a side has none."""
+        """Return the logarithm of the new time divided by the old time, or None if a side has no time."""
         times = self._times.get(key)
         return None if times is None else times.change
 
@@ -350,11 +367,12 @@ class ChangeNoise:
         return NoiseBound(math.expm1(min(5.0, noise.bound(TESTS * len(self._times)))), source)
 
     def is_isolated(self, key: RowKey) -> bool:
-        """True if a row of a collective is slower, but neither its other placement nor the next sizes are.
+        """True if a row of a collective is slower, but its other placement and the next sizes are not.
 
-        In a sweep of small steps, several successive rows share a hiccup. There a row is isolated too if most rows
-        within half an octave are not slower. False without neighbours, or with so many runs that hiccups cannot decide
-        the median.
+        In a dense sweep, one hiccup can slow several successive rows. There a row is isolated too if most rows within
+        half an octave are not slower.
+
+        False for rows without neighbours, and if there are enough runs for the median to exclude hiccups.
         """
         if key.collective is None or min(self._times[key].runs) >= SETTLED_RUNS:
             return False
@@ -372,7 +390,7 @@ class ChangeNoise:
         return len(sizes) > 1 and key.size_bytes == sizes[-1]
 
     def _neighbours(self, key: RowKey) -> Iterator[RowKey]:
-        """Return the other placement of a row, and the next sizes of the same placement."""
+        """Yield the other placement of a row, and the next sizes with the same placement."""
         for neighbour in self._sizes(key).near(key.size_bytes or 0, 1):
             alike = neighbour.size_bytes == key.size_bytes or neighbour.placement == key.placement
             if neighbour != key and alike:
@@ -385,7 +403,11 @@ class ChangeNoise:
         return self._by_size[family]
 
     def _noise(self, key: RowKey, times: "_Times") -> tuple[Noise | None, NoiseBound | None]:
-        """Return the noise of a row's change: from the runs of its neighbours if possible, else from their changes."""
+        """Return the noise of a row's change and its bound.
+
+        Use the differences between runs of neighbouring rows if possible, or else the differences between their
+        changes.
+        """
         place = times.family, 0 if key.collective is None else key.size_bytes or 0
         if (known := self._noises.get((place, times.runs))) is None:
             if place not in self._near_noise:
@@ -415,7 +437,7 @@ class ChangeNoise:
             yield from self._sizes(key).near(key.size_bytes or 0, NEIGHBOURS)
 
     def _run_noise(self, keys: Sequence[RowKey]) -> Noise | None:
-        """Return the deviation between runs of one row over these rows. The median tolerates hiccups."""
+        """Return the standard deviation between runs, pooled over these rows. The median tolerates hiccups."""
         sides = [side for key in keys for side in self._times[key].sides]
         freedom = MEDIAN_EFFICIENCY * sum(len(logs) - 1 for logs in sides)
         if freedom < LEAST_FREEDOM:
@@ -424,13 +446,13 @@ class ChangeNoise:
         return Noise(_NORMAL_MEDIAN * median(distances) / math.sqrt(2), freedom)
 
     def _change_spread(self, keys: Sequence[RowKey]) -> Noise | None:
-        """Return how much the change differs from pair to pair, or from size to size."""
+        """Return the standard deviation of the change between pairs, or between sizes."""
         changes = {key: self.change(key) or 0.0 for key in keys}
         values = list(changes.values()) if keys[0].collective is None else list(_second_differences(changes))
         found = robust_deviation(values) if len(values) >= LEAST_VALUES else None
         if found is None or keys[0].collective is None:
             return found
-        # Every change enters four of these values, so about half of them are independent.
+        # Every change is part of four of these values, so about half of them are independent.
         return Noise(found.deviation, max(LEAST_FREEDOM, found.freedom / 2))
 
 
@@ -438,13 +460,13 @@ _ONE_EACH = 1, 1
 
 
 class _Times:
-    """Logarithms of the times of a row on both sides, and the change from one median to the other."""
+    """The logarithmic times of a row on both sides, and the change between their medians."""
 
     __slots__ = ("change", "family", "middle", "runs", "sides", "standard_error")
 
     def __init__(self, base: list[float], new: list[float], standard_error: float | None) -> None:
         self.runs = _ONE_EACH if len(base) == len(new) == 1 else (len(base), len(new))
-        self.sides = () if self.runs is _ONE_EACH else (base, new)  # One run does not differ from others
+        self.sides = () if self.runs is _ONE_EACH else (base, new)  # A single run shows no difference between runs
         self.middle = middle_of(base)
         self.change = middle_of(new) - self.middle
         self.standard_error = standard_error
@@ -452,7 +474,7 @@ class _Times:
 
 
 class _RowsBySize(Struct, frozen=True):
-    """The rows of a family by ascending size, so that bisection finds neighbours."""
+    """The rows of a family, sorted by size so that bisection finds neighbours."""
 
     sizes: Sequence[int]
     rows: Mapping[int, Sequence[tuple[int, RowKey]]]
@@ -465,7 +487,7 @@ class _RowsBySize(Struct, frozen=True):
         return cls(sorted(rows), rows)
 
     def near(self, size: int, steps: int) -> Iterator[RowKey]:
-        """Return the rows of a size and of some sizes before and after it, in the family's order."""
+        """Yield the rows at a size and at up to `steps` sizes before and after it, in the family's order."""
         place = bisect_left(self.sizes, size)
         return self._rows_of_sizes(self.sizes[max(0, place - steps) : place + steps + 1])
 
@@ -477,10 +499,10 @@ class _RowsBySize(Struct, frozen=True):
 
 
 def _second_differences(changes: Mapping[RowKey, float]) -> Iterator[float]:
-    """Return differences that only noise explains, each scaled to the deviation of one change.
+    """Yield differences that only noise explains, each scaled to the standard deviation of one change.
 
-    They are the distance of a size from the mean of its neighbours, and the difference between out of place and in
-    place. A change that grows steadily with the size affects neither.
+    They are the distance of a size from the mean of its neighbours, and the difference between the two placements. A
+    change that grows steadily with the size affects neither.
     """
     curves: dict[str | None, dict[int, float]] = {}
     for key, change in changes.items():
@@ -495,7 +517,10 @@ def _second_differences(changes: Mapping[RowKey, float]) -> Iterator[float]:
 
 
 def _relative_variance(runs: int) -> float:
-    """Return the variance of the middle of some runs, relative to one run. A median has π/2 times that of a mean."""
+    """Return the variance of the median or mean over several runs, relative to one run.
+
+    From three runs on it is a median, whose variance is π/2 times the variance of a mean.
+    """
     return 1 / runs if runs < REPEATED_RUNS else math.pi / 2 / runs
 
 
@@ -504,12 +529,12 @@ def middle_of(values: Sequence[float]) -> float:
 
 
 def time_logs(runs: Sequence[RunFigures]) -> list[float]:
-    """Return the logarithms of the times of runs. Skip runs with wrong data."""
+    """Return the logarithms of the times of all runs, without runs that have wrong data."""
     return [math.log(run.time_us) for run in runs if run.time_us and not run.wrong]
 
 
 def _standard_error(base: Sequence[RunFigures], new: Sequence[RunFigures]) -> float | None:
-    """Return the standard error of a change from the spread within rows, or None if no row has one."""
+    """Return the standard error of a change, from the spread within each row. Return None if no row has a spread."""
     sides = [[run.error_of_mean for run in side if run.error_of_mean is not None] for side in (base, new)]
     squares = [sum(error * error for error in errors) / len(errors) ** 2 for errors in sides if errors]
     return math.sqrt(sum(squares)) if squares else None

@@ -1,8 +1,8 @@
-"""Reports of a comparison: two sets of results, two health checks, a history of dated results, or two machines.
+"""Build reports that compare two sets of results, two health checks, a history of dated results, or two machines.
 
-Two machines are compared by collective: peak bandwidth, the size that reaches half of it, latency, and their ratios.
-Bus bandwidth does not depend on the number of ranks, so jobs of any size compare. Times grow with the number of ranks,
-so they compare only between jobs of one size.
+Two machines are compared per collective: peak bandwidth, the size that reaches half of it, latency, and their ratios.
+Bus bandwidth does not depend on the number of ranks, so it can be compared between jobs of any size. Times grow with
+the number of ranks, so they are compared only between jobs with the same number.
 """
 
 import re
@@ -59,7 +59,7 @@ _IN_PLACE = "in_place"
 
 
 class MachineCurve(Struct, frozen=True):
-    """Bandwidth and time of one collective, or of copies, by size, with GPUs and nodes if known."""
+    """Bandwidth and time by size for one collective or one type of copy. `gpus` and `nodes` are None if unknown."""
 
     gpus: int | None
     nodes: int | None
@@ -72,7 +72,7 @@ class MachineCurve(Struct, frozen=True):
 
     @property
     def half_size(self) -> int:
-        """Return the smallest measured size that reaches half of the highest bandwidth."""
+        """The smallest measured size that reaches half of the peak bandwidth."""
         return min(size for size, value in self.gb_s.items() if value >= self.gb_s[self.peak_size] / 2)
 
     def node_bandwidth(self, size: int) -> float | None:
@@ -80,7 +80,7 @@ class MachineCurve(Struct, frozen=True):
 
 
 def compare_machines(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Report:
-    """Return the report on two machines. It judges nothing, and is ERROR if they have nothing in common."""
+    """Return the report on two machines. It judges nothing, but its verdict is ERROR if nothing can be compared."""
     before, after = _curves(base), _curves(new)
     rows = [_machine_row(name, before[name], after[name]) for name in before if name in after]
     sections = Table.group_by_section({MachineRow: rows, CircumstanceRow: circumstance_rows(base, new)})
@@ -127,7 +127,7 @@ def _machine_row(name: str, base: MachineCurve, new: MachineCurve) -> MachineRow
 
 
 def _curves(files: Sequence[ResultFile]) -> dict[str, MachineCurve]:
-    """Return curves by name: medians of several runs, out of place if both placements were measured."""
+    """Return curves by name. Values are medians over runs, and out of place if both placements were measured."""
     found = dict(_collectives(files))
     pairs = [
         row for file in files for row in file.pairs if pair_key(row).setting is None and row.bandwidth_gb_s is not None
@@ -194,10 +194,10 @@ def _no_common_collective(before: Mapping[str, MachineCurve], after: Mapping[str
 NEW, GRAVER, NOT_LOOKED_AT, GONE = "new-finding", "graver-finding", "not-looked-at", "device-gone"
 
 _INDEX = re.compile(r"GPU\d+ (?=\()", re.ASCII)
-"""The index of a GPU before its bus id. It changes for all later GPUs if one is missing."""
+"""The index of a GPU before its bus ID. If one GPU is missing, the indices of all later GPUs change."""
 
 _FindingsBySubject = Mapping[tuple[str, str], Finding]
-"""Findings per subject, by id and subject without the numbers of GPUs."""
+"""One finding per subject. The key is the finding's id, and the subject without GPU indices."""
 
 _LOOKED_AT = (Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.INCONCLUSIVE)
 _STATUSES = tuple(FindingStatus)
@@ -208,15 +208,15 @@ def _all_have_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) ->
 
 
 def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[FindingChangeRow]:
-    """Return a row per finding and subject, most severe first. The most severe of several runs counts."""
+    """Return one row per finding and subject, most severe first. Of several runs, use the most severe finding."""
     before, after = _findings_by_subject(base), _findings_by_subject(new)
     if not before and not after:
         return []
-    # The import is a tenth of what a start takes, and healthy machines need none.
+    # Import late: it takes a tenth of the start-up time, and healthy machines do not need it.
     from gpubench.conditions.registry import current_ids
 
     def now(key: tuple[str, str]) -> tuple[str, str]:
-        """Return the key of an old finding in the new results, where conditions may have other names."""
+        """Return the key in the new results for an old finding, because conditions may have been renamed."""
         ids = ((id_, key[1]) for id_ in current_ids(key[0]))
         return key if key in after else next((candidate for candidate in ids if candidate in after), key)
 
@@ -264,7 +264,9 @@ def _finding_change(before: Finding | None, after: Finding | None) -> FindingCha
 
 
 def _worse_findings(new: Sequence[ResultFile], rows: Sequence[FindingChangeRow]) -> tuple[list[str], list[Finding]]:
-    """Return the new or graver findings of the new results, with the comparison's id for each of them."""
+    """Return the findings that are new or more severe in the new results. The names are NEW or GRAVER for each of
+    them.
+    """
     after = _findings_by_subject(new)
     names: list[str] = []
     findings: list[Finding] = []
@@ -303,7 +305,10 @@ def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iter
 
 
 def _place(row: VerdictRow) -> tuple[str, str]:
-    """Return node and bus id of a device, or its name without one. Indices change if another device is gone."""
+    """Return the node and bus ID of a device, or its name if it has no bus ID.
+
+    Device indices are not used, because they change if another device is missing.
+    """
     return row.node, row.subject.rpartition("(")[2]
 
 
@@ -335,9 +340,9 @@ def compare(
     *,
     other_machine: bool = False,
 ) -> Report:
-    """Return the report on new results compared with old ones, worst row first. Files of a side are its runs.
+    """Return the report that compares new results with old ones, worst row first. Each file of a side is one run.
 
-    Raises: UsageError for machines with other GPUs, and for simulated against measured ones, without `other_machine`.
+    Raises: UsageError if the GPUs differ or only one side is simulated, unless `other_machine` is set.
     """
     if not other_machine:
         check_same_machine(base, new, OTHER_MACHINE)
@@ -383,14 +388,16 @@ def _judge_rows(
 
 
 MOST_LOOKED_AT = 5000
-"""Number of the newest results whose metadata are read. More would take longer than two seconds."""
+"""Read the metadata of this many results, newest first. More would take longer than two seconds."""
 
 MOST_SERIES = 64
-"""Kinds of results that are compared. A folder with more mixes machines, and each needs a folder."""
+"""Limit on the kinds of results that are compared. A folder with more kinds mixes machines, which need separate
+folders.
+"""
 
 
 class ResultSeries(Struct, frozen=True):
-    """The newest result of a kind, and those before it, oldest first. `name` is the newest's."""
+    """The newest result of a kind, and the results before it, oldest first. `name` is the name of the newest one."""
 
     name: str
     base: tuple[ResultFile, ...]
@@ -398,9 +405,9 @@ class ResultSeries(Struct, frozen=True):
 
 
 class HistorySelection(Struct, frozen=True):
-    """The comparisons of a folder, its files, newest first, and doubts.
+    """The comparisons for a folder, and how each of its files is used, newest first.
 
-    A doubt is a file that users would expect in a comparison, with the reason why it is in none.
+    `doubts` are files that users would expect in a comparison but that are left out, with the reason.
     """
 
     series: tuple[ResultSeries, ...]
@@ -409,7 +416,7 @@ class HistorySelection(Struct, frozen=True):
 
 
 Kind = list[tuple[DatedName, ResultHead]]
-"""Results of one kind, the newest first."""
+"""Results of one kind (same command, machine and options), newest first."""
 
 
 class _Folder(Struct):
@@ -441,7 +448,9 @@ class _Folder(Struct):
 
 
 def choose(kept: Kept, last: int) -> HistorySelection:
-    """Return the newest result of every kind in a folder and the `last` before it. Unusable files are left out."""
+    """Select the newest result of every kind in a folder, and the `last` results before it. Leave out unusable
+    files.
+    """
     folder = _Folder(kept)
     kinds = _kinds(folder)
     series = tuple(_series(folder, kinds, last))
@@ -452,7 +461,7 @@ def choose(kept: Kept, last: int) -> HistorySelection:
 
 
 def _kinds(folder: _Folder) -> list[Kind]:
-    """Return comparable results by kind. The kind with the newest result comes first."""
+    """Group comparable results by kind. The kind with the newest result comes first."""
     kinds: dict[object, Kind] = {}
     for number, name in enumerate(folder.kept.names):
         if not find_command(name.command).measures:
@@ -479,7 +488,7 @@ def _read_metadata(folder: _Folder, name: DatedName) -> ResultHead | None:
 
 
 def _strip_folder(folder: _Folder, error: UsageError) -> str:
-    """Return an error message without the file's path, because the table shows the file next to it."""
+    """Return the error message without the file's path, because the table already shows the file name."""
     return error.seen.removeprefix(f"{folder.kept.folder}/").partition(" ")[2]
 
 
@@ -505,9 +514,9 @@ def _series(folder: _Folder, kinds: Sequence[Kind], last: int) -> Iterator[Resul
 
 
 def _drop_unusual(folder: _Folder, kind: Kind, last: int) -> Kind:
-    """Return the newest result, and those before it that ended no worse than most of them.
+    """Return the newest result, and the earlier results whose verdict is not worse than the median verdict.
 
-    One bad night among few would make a baseline in which everything is noise.
+    One bad result in a small baseline would make every change look like noise.
     """
     newest, *before = kind
     goodness = sorted(_verdict_place(head) for _, head in before[: 2 * last + 1])
@@ -519,7 +528,7 @@ def _drop_unusual(folder: _Folder, kind: Kind, last: int) -> Kind:
 
 
 def _verdict_place(head: ResultHead) -> int:
-    """Return the rank of a run's verdict, worst first. A run without a judgement ranks like PASS."""
+    """Return the severity rank of a run's verdict, 0 for the worst. A run that judged nothing ranks like PASS."""
     return min(gravity(head.verdict), gravity(Verdict.PASS))
 
 
@@ -542,9 +551,9 @@ def _readable(folder: _Folder, kind: Kind, count: int) -> list[tuple[DatedName, 
 
 
 def _leave_out_single(folder: _Folder, result: tuple[DatedName, ResultHead], kinds: Sequence[Kind]) -> None:
-    """Leave out a result without a counterpart, with its differences from the most similar result as the reason.
+    """Leave out the only result of its kind. The reason lists its differences from the most similar result.
 
-    It is a doubt if the same machine ran the same command before, because the options or the GPUs changed since.
+    If the same machine ran the same command before, add the file to the doubts, because its options or GPUs changed.
     """
     name, head = result
     others = [
@@ -565,7 +574,7 @@ def _leave_out_single(folder: _Folder, result: tuple[DatedName, ResultHead], kin
 
 
 def _doubt_unfit(folder: _Folder) -> None:
-    """Record a doubt for each unusable file that is newer than all usable ones of its command and host."""
+    """Add unusable files to the doubts if they are newer than all usable results of the same command and host."""
     usable = {name for name, row in folder.uses.items() if name not in folder.unfit and row.run_verdict is not None}
     for name, reason in folder.unfit.items():
         if all(other < name for other in usable if (other.command, other.host) == (name.command, name.host)):
@@ -578,7 +587,7 @@ R = TypeVar("R", ComparisonRow, CircumstanceRow, FindingChangeRow)
 
 
 def compare_history(chosen: HistorySelection, folder: Path, threshold_percent: float | None = None) -> Report:
-    """Return the report on all comparisons of a folder, and on the files that were left out."""
+    """Return the report on all comparisons for a folder, including the files that were left out."""
     reports = {
         series.name: compare(series.base, [series.new], threshold_percent, other_machine=True)
         for series in chosen.series
