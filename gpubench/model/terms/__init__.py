@@ -1,1 +1,1 @@
-"""Basic terms: units, verdicts, operations, ranks, settings, statistics."""
+"""Basic terms that all other modules use: units, verdicts, operations, ranks, settings, statistics."""

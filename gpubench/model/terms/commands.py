@@ -1,11 +1,15 @@
-"""The table of commands, with the properties that other modules need."""
+"""The table of commands, with the properties of each command that other modules need."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class UnderTorchrun(StrEnum):
-    """What a command does under torchrun: its ranks meet through torch, it ignores torchrun, or it refuses to run."""
+    """How a command behaves under torchrun.
+
+    With RANKS, its processes form a job through torch. With ALONE, it ignores torchrun. With REFUSED, it exits with an
+    error.
+    """
 
     RANKS = "ranks"
     ALONE = "alone"
@@ -15,10 +19,14 @@ class UnderTorchrun(StrEnum):
 class Command(NamedTuple):
     """A command of `gpubench`.
 
-    `module` is in `gpubench.cli.commands` and has an `app(command)` for typer. `page` is in `gpubench.formats.text`.
-    Formats with room for one section show `main_section`. Rows of `streamed_section` are written as they are measured.
-    A gate never exits 0 if nothing was judged. If it does not measure, its values come from another program.
-    `findings_only`: its stored rows add nothing to its findings. Launched ranks call `run_launched` of module `ranks`.
+    - `module`: the module in `gpubench.cli.commands` whose `app(command)` returns the typer application
+    - `page`: the module in `gpubench.formats.text` that prints the report
+    - `main_section`: the section that formats show if they have room for only one
+    - `streamed_section`: the section whose rows are written as soon as they are measured
+    - `is_gate`: the command never exits 0 if nothing was judged
+    - `measures`: false if all values come from other programs
+    - `findings_only`: the stored rows add nothing to the findings
+    - `ranks`: the module whose `run_launched` runs in launched ranks
     """
 
     name: str
@@ -72,7 +80,7 @@ CHECK = Command(
 BARE = CHECK._replace(
     name="", summary="Check this machine in ten lines and half a minute: hardware, health, speed, next step."
 )
-"""What `gpubench` does without a command."""
+"""The check that `gpubench` runs if no command is named."""
 
 SCAN = Command(
     "scan",
@@ -122,7 +130,7 @@ COLLECTIVE = Command(
     streamed_section="rows",
     ranks="gpubench.jobs.collective.job",
 )
-"""Common properties of all collectives. Each has its own name and summary."""
+"""Properties that all collectives share. Each collective has its own name and summary."""
 
 OVERLAP = Command(
     "overlap",
@@ -151,10 +159,11 @@ PROFILES = Command(
 )
 
 BEFORE_COLLECTIVES = (TOPO, P2P, LIBRARIES, CHECK, SCAN, WATCH, EXPLAIN, COMPARE, REPORT)
-AFTER_COLLECTIVES = (OVERLAP, PLAN, PROFILES)  # In the order of --help
+# In the order of --help. OVERLAP, PLAN and PROFILES come after the collectives.
+AFTER_COLLECTIVES = (OVERLAP, PLAN, PROFILES)
 _BY_NAME = {command.name: command for command in (*BEFORE_COLLECTIVES, *AFTER_COLLECTIVES)}
 
 
 def find_command(subject: str, collective: str | None = None) -> Command:
-    """Return the command that made a report: COLLECTIVE for any collective, TOPO if unknown."""
+    """Return the command that wrote a report: COLLECTIVE for every collective, TOPO if the subject is unknown."""
     return _BY_NAME.get(subject, TOPO if collective is None else COLLECTIVE)

@@ -1,8 +1,10 @@
-"""One operation: a collective with its types, buffers, test data and bandwidth, or a copy with its ends and engine.
+"""The description of one operation, which is a collective or a copy, with its buffers, test data and bandwidth.
 
-Test data differs per rank, element, buffer and row, to detect blocks from a wrong rank, shifted blocks, old buffers and
-missing contributions. Moved data is random bits. Reduced data is small integers, and at each element only a few ranks
-have a value that is not neutral, so that results are exact in every type and order of addition.
+Test data differs per rank, element, buffer and row. It reveals blocks from a wrong rank, shifted blocks, old buffers
+and missing contributions.
+
+Collectives that only move data use random bits. Reductions use small integers, and only a few ranks contribute a value
+to each element. All other ranks contribute the neutral value, so results are exact in every type and order of addition.
 """
 
 from collections.abc import Hashable, Sequence
@@ -21,7 +23,7 @@ class NumberKind(StrEnum):
 
 
 class DataType(StrEnum):
-    """Element types, by NCCL's names."""
+    """Data types of elements, with the names that NCCL uses."""
 
     INT8 = "int8"
     UINT8 = "uint8"
@@ -34,19 +36,19 @@ class DataType(StrEnum):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes per element."""
+        """The size of an element in bytes."""
         return int("".join(filter(str.isdigit, self.value))) // 8
 
     @property
     def kind(self) -> NumberKind:
-        """Signed or unsigned integer, or floating point."""
+        """Whether the type is a signed integer, an unsigned integer or a floating-point number."""
         if self in (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT32, DataType.FLOAT64):
             return NumberKind.FLOAT
         return NumberKind.UNSIGNED if self is DataType.UINT8 else NumberKind.SIGNED
 
 
 class ReduceOp(StrEnum):
-    """Reductions, by NCCL's names."""
+    """Reduction operations, with the names that NCCL uses."""
 
     SUM = "sum"
     PROD = "prod"
@@ -56,17 +58,18 @@ class ReduceOp(StrEnum):
 
 
 class Placement(StrEnum):
-    """Whether the result has its own buffer or overwrites the input, as NCCL lays it out."""
+    """Whether the result has its own buffer or overwrites the input, with NCCL's in-place layout."""
 
     OUT_OF_PLACE = "out_of_place"
     IN_PLACE = "in_place"
 
 
 class Layout(Struct, frozen=True):
-    """Element counts of one operation on one rank.
+    """The number of elements that one operation sends and receives on one rank.
 
-    `count` is the library's argument. `send` and `receive` are the elements of each buffer. In place there is one
-    buffer, and rank r sends from `r × in_place_send` and receives at `r × in_place_receive`.
+    `count` is the argument of the library function. `send` and `receive` are the sizes of the two buffers in elements.
+    An in-place operation has one buffer: rank r sends from element `r × in_place_send` and receives at `r ×
+    in_place_receive`.
     """
 
     count: int
@@ -77,15 +80,18 @@ class Layout(Struct, frozen=True):
 
     @property
     def largest(self) -> int:
-        """Elements of the larger buffer. It is nccl-tests' size, and the stride of rotated buffers."""
+        """The number of elements of the larger buffer.
+
+        It is the size as nccl-tests defines it, and the distance between the buffers that operations rotate through.
+        """
         return max(self.send, self.receive)
 
 
 class Segment(Struct, frozen=True):
-    """The expected contents of a part of a receive buffer.
+    """The expected contents of a range of a receive buffer.
 
     Elements `[offset, offset + count)` must equal elements `[start, start + count)` of the data that rank `source`
-    sent, or of the reduction over all ranks if `source` is None.
+    sent. If `source` is None, they must equal the reduction over all ranks.
     """
 
     offset: int
@@ -98,7 +104,7 @@ HIERARCHICAL_OPTION = "--hierarchical"
 
 
 class TwoLevels(Struct, frozen=True):
-    """The node of every rank, and its place there. Every node has the same number of ranks."""
+    """The node of every rank, and the rank's index on that node. All nodes have the same number of ranks."""
 
     nodes: tuple[int, ...]
     places: tuple[int, ...]
@@ -113,7 +119,10 @@ class TwoLevels(Struct, frozen=True):
 
     @classmethod
     def of(cls, node_by_rank: Sequence[Hashable]) -> "TwoLevels":
-        """Number nodes and ranks. Raises UsageError unless two nodes or more have equally many ranks, at least two."""
+        """Number the nodes, and the ranks on each node.
+
+        Raises UsageError unless there are two or more nodes, all with the same number of ranks, which is at least two.
+        """
         numbers = {node: number for number, node in enumerate(dict.fromkeys(node_by_rank))}
         nodes = tuple(numbers[node] for node in node_by_rank)
         members = [0] * len(numbers)
@@ -140,7 +149,7 @@ class TwoLevels(Struct, frozen=True):
         return cls(nodes, tuple(places))
 
     def check_averages(self, ops: Sequence[ReduceOp], dtypes: Sequence[DataType]) -> None:
-        """Raise UsageError if an average of averages would be inexact."""
+        """Raise UsageError if averaging the averages of nodes would be inexact."""
         integers = [dtype for dtype in dtypes if dtype.kind is not NumberKind.FLOAT]
         inexact = any(count & (count - 1) for count in (self.node_count, self.ranks_per_node))
         if ReduceOp.AVG in ops and (integers or inexact):
@@ -153,24 +162,24 @@ class TwoLevels(Struct, frozen=True):
 
 
 def nccl_version(code: int) -> str:
-    """Decode NCCL_VERSION_CODE: 22809 → '2.28.9', and before NCCL 2.9 2708 → '2.7.8'."""
+    """Decode NCCL_VERSION_CODE: 22809 → '2.28.9'. Versions before 2.9 have a shorter code: 2708 → '2.7.8'."""
     thousand = 10_000 if code >= 10_000 else 1_000
     return f"{code // thousand}.{code % thousand // 100}.{code % 100}"
 
 
 class Allocator(StrEnum):
-    """The library that allocates buffers: CUDA as in frameworks, or NCCL as in nccl-tests."""
+    """The library that allocates buffers: CUDA, as in training frameworks, or NCCL, as in nccl-tests."""
 
     CUDA = "cuda"
     NCCL = "nccl"
 
 
-POISON = 0xA5  # Fill receive buffers with it before an operation, to detect results of an older one
-WORD = 0xFFFFFFFF  # Seeds, hashes and element indices have 32 bits, so elements 2**32 apart are equal
+POISON = 0xA5  # Fill byte for receive buffers before an operation, so that an old result is not accepted
+WORD = 0xFFFFFFFF  # Seeds, hashes and element indices have 32 bits, so elements that are 2**32 apart are equal.
 
 
 class DataPattern(Struct, frozen=True):
-    """The test data of a row. `op` is None if data is only moved."""
+    """The test data for one row. `op` is None for collectives that only move data."""
 
     dtype: DataType
     op: ReduceOp | None
@@ -178,33 +187,33 @@ class DataPattern(Struct, frozen=True):
 
     @property
     def contributors(self) -> int:
-        """The number of ranks with their own value at an element."""
+        """The number of ranks that contribute a value other than the neutral one to an element."""
         rounds = self.op is ReduceOp.AVG and self.dtype.kind is NumberKind.FLOAT
         return min(self.ranks, 2 if rounds else 8)
 
     @property
     def lowest(self) -> int:
-        """The lowest value of max and min. The highest is 200 above it."""
+        """The lowest test value for max and min. The highest is larger by 200."""
         return 0 if self.dtype.kind is NumberKind.UNSIGNED else -100
 
     @property
     def neutral(self) -> int:
-        """The value of a rank that does not contribute."""
+        """The neutral value of the reduction, sent by ranks that do not contribute to an element."""
         neutral = {ReduceOp.PROD: 1, ReduceOp.MAX: self.lowest, ReduceOp.MIN: self.lowest + 200}
         return neutral.get(self.op or ReduceOp.SUM, 0)
 
     @property
     def tolerance_ulp(self) -> int:
-        """The allowed error of averages in ulp: 0 if the number of ranks is a power of two, else 2 as in nccl-tests."""
+        """The allowed error of averages in ulp. 0 if the number of ranks is a power of two, else 2 as in nccl-tests."""
         inexact = self.op is ReduceOp.AVG and self.dtype.kind is NumberKind.FLOAT and self.ranks & (self.ranks - 1)
         return 2 if inexact else 0
 
 
 class Block(Struct, frozen=True):
-    """The same range of elements in several equally spaced buffers of one allocation.
+    """The same range of elements in several equally spaced buffers within one allocation.
 
-    Buffer k starts at element `k × stride`. Its elements `[offset, offset + count)` are elements `[start, start +
-    count)` of a rank's data for row `row`.
+    Buffer k starts at element `k × stride`. Its elements `[offset, offset + count)` contain elements `[start, start +
+    count)` of a rank's test data for row `row`.
     """
 
     row: int
@@ -215,44 +224,49 @@ class Block(Struct, frozen=True):
     start: int = 0
 
     def seeds(self) -> tuple[int, ...]:
-        """Return the seed of each buffer."""
+        """Return the seed for the test data of each buffer."""
         return tuple(buffer_seed(self.row, buffer) for buffer in range(self.buffers))
 
 
 def buffer_seed(row: int, buffer: int) -> int:
-    """Return the 32-bit seed of one buffer of a row, different for all buffers and rows."""
+    """Return the 32-bit seed for the test data of one buffer. It differs between buffers and between rows."""
     return ((row * 0x85EBCA6B) ^ (buffer * 0xC2B2AE35) ^ (row >> 16)) & WORD
 
 
 def algbw_gb_s(size_bytes: int, seconds: float) -> float:
-    """Return the algorithm bandwidth, size over time, in GB/s of 1e9 bytes."""
+    """Return the algorithm bandwidth in GB/s: size divided by time, with 1 GB = 1e9 bytes."""
     return size_bytes / seconds / BYTES_PER_GB
 
 
 def ring_allreduce_factor(ranks: int) -> float:
-    """Return 2(n−1)/n: each byte passes n−1 links when reduced, n−1 when distributed, and n links work at once."""
+    """Return 2(n−1)/n, the bus bandwidth factor of a ring allreduce.
+
+    Each byte crosses n−1 links for the reduction and n−1 for the distribution, while n links work in parallel.
+    """
     return 2 * (ranks - 1) / ranks
 
 
 def all_but_own_factor(ranks: int) -> float:
-    """Return (n−1)/n: a rank's own block crosses no link."""
+    """Return (n−1)/n, the bus bandwidth factor if a rank's own block crosses no link."""
     return (ranks - 1) / ranks
 
 
 def whole_factor(_ranks: int) -> float:
-    """Return 1: every byte crosses the busiest link once."""
+    """Return 1, the bus bandwidth factor if every byte crosses the busiest link once."""
     return 1.0
 
 
 class Engine(StrEnum):
-    """What moves the bytes: a copy engine, or a kernel on the SMs."""
+    """The hardware that copies data: a copy engine, or a kernel on the SMs."""
 
     CE = "ce"
     SM = "sm"
 
 
 class Direction(StrEnum):
-    """The direction of a copy: the source writes, the destination reads, or both GPUs write at once."""
+    """Which GPU of a pair starts the copy: the source writes, the destination reads, or both GPUs write at the same
+    time.
+    """
 
     WRITE = "write"
     READ = "read"
@@ -260,28 +274,31 @@ class Direction(StrEnum):
 
 
 class HostMemory(StrEnum):
-    """Pinned memory, or pageable memory, which the driver copies through its own buffer."""
+    """The kind of host memory: pinned, or pageable, which the driver copies through its own pinned buffer."""
 
     PINNED = "pinned"
     PAGEABLE = "pageable"
 
     @property
     def full_name(self) -> str:
-        """Its name in lists of copies and at the start of a row's `note`."""
+        """The name in lists of copies. The `note` of a row also starts with it."""
         return f"{self} host memory"
 
     @classmethod
     @lru_cache(maxsize=256)
     def parse_note(cls, note: str | None) -> "HostMemory | None":
-        """Parse the kind of host memory in a row's note, or return None."""
+        """Parse the kind of host memory from a row's note. None if the note has none."""
         return next((memory for memory in cls if (note or "").startswith(memory.full_name)), None)
 
 
-Place = int | HostMemory  # The position of a measured GPU, or host memory
+Place = int | HostMemory  # The index of a GPU in the list of measured GPUs, or host memory
 
 
 class CopyGpu(Struct, frozen=True):
-    """A GPU that copies. `device` is its name in matrices, with the driver's index. `index` is CUDA's."""
+    """A GPU that takes part in copies.
+
+    `device` is its name in matrices, with the driver's index. `index` is its index in CUDA.
+    """
 
     device: str
     index: int
@@ -291,7 +308,7 @@ class CopyGpu(Struct, frozen=True):
 
 
 class CopyPattern(StrEnum):
-    """Copies of several pairs at once."""
+    """Patterns in which several pairs of GPUs copy at the same time."""
 
     RING = "ring"
     ALL_TO_ONE = "all_to_one"
@@ -301,7 +318,7 @@ class CopyPattern(StrEnum):
 
 
 def pattern_pairs(pattern: CopyPattern, gpus: int, root: int = 0) -> tuple[tuple[int, int], ...]:
-    """Return the ordered pairs that copy at once."""
+    """Return the pairs (source, destination) that copy at the same time."""
     everybody = range(gpus)
     if pattern is CopyPattern.RING:
         return tuple((gpu, (gpu + 1) % gpus) for gpu in everybody) if gpus > 1 else ()
@@ -317,30 +334,33 @@ def pattern_pairs(pattern: CopyPattern, gpus: int, root: int = 0) -> tuple[tuple
 
 
 MANAGED_MEMORY_SHARE = 0.25
-"""Maximum share of free GPU and host memory for managed memory. Evicting the rest page by page can hang a GPU."""
+"""Maximum share of free GPU memory and free host memory that managed memory may use.
+
+If it used more, the driver would evict other memory page by page, which can hang a GPU.
+"""
 
 
 class ManagedWay(StrEnum):
-    """How bytes of managed memory move. It is the `engine` of rows."""
+    """How data in managed memory moves. Rows show it as `engine`."""
 
     PINNED_KERNEL = "sm"
-    """A kernel accesses pinned host memory, to compare with IN_PLACE."""
+    """A kernel accesses pinned host memory, as a reference for IN_PLACE."""
 
     PREFETCH = "prefetch"
-    """The driver migrates the pages on request (cuMemPrefetchAsync)."""
+    """The driver migrates pages on request (cuMemPrefetchAsync)."""
 
     RESIDENT = "resident"
-    """A kernel reads pages after a prefetch to its GPU. If the prefetch did nothing, it is as slow as FAULTS."""
+    """A kernel reads pages after a prefetch to its GPU. If the prefetch had no effect, it is as slow as FAULTS."""
 
     FAULTS = "faults"
-    """The pages migrate during a kernel's reads, fault by fault."""
+    """Pages migrate one page fault at a time while a kernel reads them."""
 
     IN_PLACE = "in place"
-    """A kernel accesses pages that stay where they are (preferred location, accessed by)."""
+    """A kernel accesses pages that do not migrate (preferred location and accessed-by advice)."""
 
     @property
     def is_migration(self) -> bool:
-        """True if pages must return to their origin before the next pass."""
+        """True if pages must migrate back before the next pass."""
         return self in (ManagedWay.PREFETCH, ManagedWay.RESIDENT, ManagedWay.FAULTS)
 
     @property
@@ -349,10 +369,11 @@ class ManagedWay(StrEnum):
 
 
 class ManagedSupport(Struct, frozen=True, kw_only=True):
-    """CUDA's attributes of a GPU's managed memory. None if the driver does not know the attribute.
+    """CUDA attributes that describe a GPU's support for managed memory. None if the driver does not know the
+    attribute.
 
-    `concurrent` is concurrentManagedAccess: without it there is no prefetch, advice or page fault. `pageable` is
-    pageableMemoryAccess: kernels can read memory from malloc.
+    - `concurrent`: concurrentManagedAccess, required for prefetches, advice and page faults
+    - `pageable`: pageableMemoryAccess, kernels can read memory from malloc
     """
 
     device: str
@@ -363,7 +384,7 @@ class ManagedSupport(Struct, frozen=True, kw_only=True):
 
     @property
     def missing_feature(self) -> str:
-        """The reason why its managed memory cannot be used, or ''."""
+        """The reason why the GPU cannot use managed memory. '' if it can."""
         if self.managed is False:
             return f"{self.device} has no managed memory (managedMemory 0)"
         if self.concurrent is False:
@@ -371,49 +392,55 @@ class ManagedSupport(Struct, frozen=True, kw_only=True):
         return ""
 
 
-TORCH = "torch:"  # The prefix of torch.distributed's backends
+TORCH = "torch:"  # Prefix of backends that run in torch.distributed
 
 TORCH_NCCL, TORCH_SYMM, TORCH_GLOO = "torch:nccl", "torch:symm", "torch:gloo"
 
 NCCL, MPI, HOST = "nccl", "mpi", "host"
 
-NCCL_ALONE = "NCCL without torch"  # The library that the nccl backend would load without torch
+NCCL_ALONE = "NCCL without torch"  # The NCCL library that the nccl backend would load if torch were not loaded
 
 BACKEND_NAMES = (NCCL, TORCH_NCCL, TORCH_SYMM, "torch:rccl", "torch:xccl", MPI, TORCH_GLOO, HOST)
-"""All backends. In a table of several, the first is the reference."""
+"""Names of all backends. In a table with several backends, the earliest one in this list is the reference."""
 
-ROW_BACKENDS = (*BACKEND_NAMES, "rccl", "simulated")  # Also those of other programs and of the model
+ROW_BACKENDS = (*BACKEND_NAMES, "rccl", "simulated")  # Rows also come from other programs and from the simulator.
 
 _ONE_BUFFER = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
-"""Collectives of torch.distributed that leave their result in the input buffer."""
+"""torch.distributed collectives that write their result to the input buffer."""
 
 ONE_SHOT, TWO_SHOT = "one-shot", "two-shot"
 
 KERNELS = {TORCH_SYMM: (ONE_SHOT, TWO_SHOT)}
-"""Backends whose kernels are measured separately."""
+"""Backends with several kernels, which are measured separately."""
 
 _ONE_SHOT_BYTES = 128 * 2**10
-"""Size up to which PyTorch's compiler uses the one-shot kernel: `one_shot_all_reduce_threshold_bytes` in
-torch/_inductor/config.py of 2.5 to 2.11.
+"""Maximum size for which PyTorch's compiler uses the one-shot kernel.
+
+Source: `one_shot_all_reduce_threshold_bytes` in torch/_inductor/config.py, versions 2.5 to 2.11.
 """
 
 
 def choose_kernel(backend: str, size_bytes: int, setting: str | None = None) -> str | None:
-    """Return the kernel in `setting`, or the backend's default for this size. None for other backends."""
+    """Return the kernel named by `setting`, or the backend's default kernel for this size.
+
+    None for backends without a choice of kernels.
+    """
     known = KERNELS.get(backend, ())
     if setting in known:
         return setting
     return (ONE_SHOT if size_bytes <= _ONE_SHOT_BYTES else TWO_SHOT) if known else None
 
 
-_STREAM_BACKENDS = (NCCL, TORCH_NCCL, TORCH_SYMM)  # Their operations can wait in a stream behind a gate
-GATE = "gate"  # The clock in the metadata of a table with such backends
+# Backends whose operations can be queued in a CUDA stream behind a gate
+_STREAM_BACKENDS = (NCCL, TORCH_NCCL, TORCH_SYMM)
+GATE = "gate"  # Name of the clock in the metadata if any backend is timed from a gate
 
 
 def gated_backends(backends: Sequence[str], *, one_by_one: bool = False, graph: bool = False) -> tuple[str, ...]:
-    """Return the backends that the GPU times from the opening of a gate. The host's clock times the others.
+    """Return the backends whose operations the GPU times from the opening of a gate.
 
-    There is no gate if operations are timed with their launch (`one_by_one`) or replayed from a CUDA `graph`.
+    A gate blocks the stream until all operations are queued. The host clock times other backends. There is no gate if
+    operations are timed together with their launch (`one_by_one`) or replayed from a CUDA `graph`.
     """
     if one_by_one or graph or {TORCH_NCCL, TORCH_SYMM}.isdisjoint(backends):
         return ()
@@ -428,7 +455,7 @@ def describe_composition(
     placement: Placement,
     kernel: str | None = None,
 ) -> str:
-    """Return the note of a row whose backend composes the operation of several, or ''."""
+    """Return a row's note if the backend builds the operation from several others. '' if it does not."""
     parts = []
     if backend.startswith(TORCH) and collective in _ONE_BUFFER and kernel != ONE_SHOT:
         name = "two_shot_all_reduce_" if kernel == TWO_SHOT else _ONE_BUFFER[collective]
@@ -442,5 +469,7 @@ def describe_composition(
 
 
 def divides_sum(backend: str, dtype: DataType) -> bool:
-    """True if the backend divides a sum to average: MPI has no average, and Gloo none for integers."""
+    """True if the backend computes an average as a sum and a division. MPI has no average, and Gloo has none for
+    integers.
+    """
     return backend == MPI or (backend == TORCH_GLOO and dtype.kind is not NumberKind.FLOAT)

@@ -1,6 +1,7 @@
-"""Declare command-line options as fields of plans: help text, and how typed text becomes a value.
+"""Declare command-line options as dataclass fields, with their help text and the function that parses their values.
 
-A plan is one dataclass from the command line to the ranks. Nothing here knows the library that reads a command line.
+A plan is the dataclass with all options of a command. It passes unchanged from the command line to the ranks. This
+module does not depend on the library that parses the command line.
 """
 
 import difflib
@@ -16,19 +17,22 @@ from gpubench.errors import UsageError, invalid_choice
 ARGUMENTS, INPUT, MEASURE, JUDGE = "Arguments", "Input", "Measure", "Judge"
 NCCL, SIMULATE, OUTPUT = "NCCL", "Simulate and record", "Output"
 GROUPS = (ARGUMENTS, INPUT, MEASURE, JUDGE, NCCL, SIMULATE, OUTPUT)
-"""Headings of the help of every command, in this order."""
+"""Group headings in the help of every command, in this order."""
 
 _OPTION, _GROUP = "option", "group"
 _SECONDS_A_DAY = 86400
 
 
 class Option(NamedTuple):
-    """An option or a positional argument that a field of a plan declares.
+    """A command-line option or positional argument, declared by a field of a plan.
 
-    The command line gives a value of type `typed`, by default `default`, and `read` makes the field's value of it.
-    `names` are separated by blanks. `group` is the heading in the help. `completed_as` is the option whose values
-    complete this one. `settings` are for the library that reads command lines. `options_of` fills in `field`, and
-    whatever the field or its plan says.
+    - `names`: the names of the option, separated by spaces
+    - `group`: the heading in the help
+    - `typed`, `default`: type and default of the value from the command line
+    - `read`: converts the value from the command line to the value of the field
+    - `completed_as`: the option, without dashes, whose values complete this one in the shell
+    - `settings`: more arguments for the library that parses the command line
+    - `field`: name of the field, set by `options_of`
     """
 
     help: str
@@ -46,36 +50,39 @@ class Option(NamedTuple):
 
     @property
     def name(self) -> str:
-        """'--iters' of '--iters -n', '--check' of '--check/--no-check', 'BASE' of an argument."""
+        """The main name: '--iters' for '--iters -n', '--check' for '--check/--no-check', 'BASE' for an argument."""
         return str(self.metavar) if self.is_argument else self.names.split(" ")[0].split("/")[0]
 
     @property
     def name_when_off(self) -> str:
-        """'--no-check' of '--check/--no-check'."""
+        """The name that turns a flag off: '--no-check' for '--check/--no-check'."""
         return self.names.split(" ")[0].split("/")[-1]
 
     def is_asked(self, values: Mapping[str, Any]) -> bool:
-        """True if the value differs from the option's default."""
+        """True if the user set the option to a value other than its default."""
         return values.get(self.field) not in (self.default, None, [], ())
 
 
 class OptionGroup(Protocol):
-    """A dataclass of options that are parsed together; `help_group` is the heading of --help above them."""
+    """A dataclass of options that are parsed together. `help_group` is their heading in --help."""
 
     help_group: ClassVar[str]
 
     def parse(self, command: str) -> Any:
-        """Return the value of the field. Raises UsageError if the options do not fit together."""
+        """Return the value for the plan's field. Raises UsageError if the options contradict each other."""
         ...
 
 
 def read_from(group: type[OptionGroup], **default: Any) -> Any:
-    """Declare a field whose value is computed from the options of `group`."""
+    """Declare a field whose value is computed from the options in `group`."""
     return field(metadata={_GROUP: group}, **default)
 
 
 def _group_of(declared: "Field[Any]") -> Any:
-    """Return the option group that a field is read from, or its type if that is one, else None."""
+    """Return the option group that determines a field, or None.
+
+    The group is declared by `read_from`, or it is the field's own type.
+    """
     group = declared.metadata.get(_GROUP, declared.type)
     return group if hasattr(group, "help_group") else None
 
@@ -91,13 +98,13 @@ def _option_of(declared: "Field[Any]", kind: Any) -> Option | None:
 
 
 def _ordered_fields(kind: Any) -> list["Field[Any]"]:
-    """Return the fields of a plan, its own first and then those that it shares with other plans."""
+    """Return the fields of a plan. Fields that it inherits from a base class come last."""
     shared = {declared.name for base in kind.__mro__[1:] if is_dataclass(base) for declared in fields(base)}
     return sorted(fields(kind), key=lambda declared: declared.name in shared)
 
 
 def options_of(kind: Any) -> Iterator[Option]:
-    """Yield the options of a plan, including those of nested groups."""
+    """Yield the options of a plan and of its option groups."""
     for declared in _ordered_fields(kind):
         if option := _option_of(declared, kind):
             yield option
@@ -106,9 +113,9 @@ def options_of(kind: Any) -> Iterator[Option]:
 
 
 def changed_options(plan: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of the options that differ from their defaults: ('--no-check', False).
+    """Yield name and value of each option that differs from its default: ('--no-check', False).
 
-    A plan's `presentation` has options that never change what is measured. They are left out.
+    Skip the options in a plan's `presentation`, which never change what is measured.
     """
     for declared in _ordered_fields(type(plan)):
         value: Any = getattr(plan, declared.name)
@@ -124,9 +131,10 @@ Plan = TypeVar("Plan")
 
 
 def plan_from(kind: type[Plan], typed: Mapping[str, Any], command: str = "") -> Plan:
-    """Make a plan from the typed values, by the name of the field. Other fields have their defaults.
+    """Make a plan from the values on the command line, which are keyed by field name. Other fields keep their
+    defaults.
 
-    A field called `typed` gets all of them. Raises UsageError for a text that is no value of its option.
+    A field called `typed` receives all values. Raises UsageError if a value is invalid.
     """
     values: dict[str, Any] = {}
     for declared in _ordered_fields(kind):
@@ -160,9 +168,12 @@ def option(
 ) -> Any:
     """Declare an option as a dataclass field.
 
-    `name` may hold several names with a blank between them: '--verbose -v'. --help shows only `common` options,
-    --help-all all. `read` makes the value of a text, or of a list of texts if the option can be given `several` times.
-    `default` is a text for it. Without a default and a text the value is `without`.
+    - `name`: one or more names, separated by spaces: '--verbose -v'
+    - `common`: --help shows the option; otherwise only --help-all shows it
+    - `read`: converts a text to the field's value, or a list of texts if `several` is true
+    - `several`: the option can be repeated
+    - `default`: a text for `read`
+    - `without`: the field's value if there is neither a default nor a text
     """
     one: Any = bool | None if metavar is None else str | None if default is None else str
     typed = None if read is None else list[str] | None if several else one
@@ -172,7 +183,7 @@ def option(
 
 
 def argument(metavar: str, help_text: str, *, read: Callable[[Any], Any] | None = None) -> Any:
-    """Declare a positional argument; None if it is left out."""
+    """Declare an optional positional argument, with None as its default."""
     typed = None if read is None else str | None
     return field(default=None, metadata={_OPTION: Option(help_text, metavar, typed=typed, read=read, is_argument=True)})
 
@@ -182,7 +193,7 @@ def required_argument(metavar: str, help_text: str) -> Any:
 
 
 def flag(help_text: str, *, default: bool | None = False, **settings: Any) -> Any:
-    """Declare an option without a value; `settings` are those of `option`."""
+    """Declare an option without a value. `settings` are further arguments of `option`."""
     return option(None, help_text, default=default, **settings)
 
 
@@ -192,13 +203,13 @@ def strict_option() -> Any:
 
 
 def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:
-    """Declare `--timeout`, which limits these `steps`."""
+    """Declare `--timeout`, the time limit for one step. `steps` lists these steps in the help."""
     text = f"Give up a step that takes longer than S seconds: {steps}."
     return option("S", text, default=default, name="--timeout", min=least, max=_SECONDS_A_DAY, group=MEASURE)
 
 
 def sharing_ranks(how: str = "Needs NCCL 2.30 or newer") -> Any:
-    """Declare `--ranks-per-gpu`; `how` says what NCCL needs to run several ranks on a GPU."""
+    """Declare `--ranks-per-gpu`. `how` is the help text about what NCCL needs to run several ranks on one GPU."""
     text = (
         f"Ranks to launch on each GPU, to try a job on fewer GPUs. {how}. With an MPS server the ranks run at the same "
         "time, otherwise in turns."
@@ -207,7 +218,7 @@ def sharing_ranks(how: str = "Needs NCCL 2.30 or newer") -> Any:
 
 
 def judging_profile() -> Any:
-    """Declare `--profile`: a name or a file, None for the profile that matches."""
+    """Declare `--profile`, a profile's name or file. None selects a matching profile."""
     return option(
         "NAME|FILE",
         "Judge by this profile (default: one of your own that matches, otherwise one of gpubench's).",
@@ -231,12 +242,14 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def one_of(option: str, choices: type[Choice]) -> Callable[[str], Choice]:
-    """Return a `read` function for an option that takes one of a few words."""
+    """Return a `read` function for an option that accepts one member of `choices`."""
     return lambda text: parse_choices(option, [text], choices)[0]
 
 
 def parse_choices(option: str, texts: Iterable[str], choices: type[Choice]) -> tuple[Choice, ...]:
-    """Parse comma-separated names into distinct members, in their order. Raises UsageError for other names."""
+    """Parse comma-separated names into distinct members of `choices`, in their order. Raises UsageError for unknown
+    names.
+    """
     names = dict.fromkeys(name.strip() for text in texts for name in text.split(","))
     for name in names:
         if name not in tuple(choices):
@@ -245,7 +258,7 @@ def parse_choices(option: str, texts: Iterable[str], choices: type[Choice]) -> t
 
 
 def unknown_choice(option: str, name: str, choices: Sequence[str]) -> UsageError:
-    """Return the error for an unknown value; its next step is the nearest known value."""
+    """Return the error for an unknown value. Its next step suggests the most similar known value."""
     error = invalid_choice(option, name, choices)
     nearest = difflib.get_close_matches(name, choices, n=1)
     if nearest:
@@ -254,5 +267,5 @@ def unknown_choice(option: str, name: str, choices: Sequence[str]) -> UsageError
 
 
 def parse_paths(texts: Iterable[str]) -> tuple[Path, ...]:
-    """Read files or folders that can be given several times."""
+    """Convert the values of an option for files or folders to paths."""
     return tuple(map(Path, texts))

@@ -1,4 +1,7 @@
-"""Communication during computation: the computation, steps on two streams, and their times."""
+"""Overlap of communication with computation: the computation, steps on two streams, and their times.
+
+A step runs one collective and a computation at the same time. The computation is called the partner.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,17 +17,17 @@ from gpubench.model.terms.units import format_size
 if TYPE_CHECKING:
     from gpubench.model.terms.statistics import Spread
 
-OVERLAP = "overlap"  # The command and its section
-OWN_CTAS = "own"  # --ctas own: NCCL chooses
+OVERLAP = "overlap"  # The name of the command and of its section in results
+OWN_CTAS = "own"  # `--ctas own` leaves the number of CTAs to NCCL.
 DEFAULT_CTAS: tuple[int | None, ...] = (None, 16, 8, 4, 2)
-MOST_CTAS = 64  # NCCL has at most so many channels (MAXCHANNELS), and a CTA serves one
+MOST_CTAS = 64  # NCCL's maximum number of channels (MAXCHANNELS). Each CTA serves one channel.
 DEFAULT_SIZES = "1M:1G:4"
 DEFAULT_GEMM_SIDE = 8192
 DEFAULT_SECONDS = 0.25
 
 
 class Partner(StrEnum):
-    """The computation that runs with the communication."""
+    """The computation that runs at the same time as the collective."""
 
     GEMM = "gemm"
     COPY = "copy"
@@ -32,7 +35,7 @@ class Partner(StrEnum):
 
 
 def parse_ctas(texts: Sequence[str]) -> tuple[int | None, ...]:
-    """Parse the caps of --ctas in order without duplicates: 'own,16,8'. Raises UsageError."""
+    """Parse the limits of --ctas ('own,16,8'). Keep their order and drop duplicates. Raises UsageError."""
     words = list(dict.fromkeys(cap.strip().lower() for text in texts for cap in text.split(",")))
     for cap in words:
         if cap != OWN_CTAS and not (cap.isascii() and cap.isdecimal() and 1 <= int(cap) <= MOST_CTAS):
@@ -45,29 +48,29 @@ def parse_ctas(texts: Sequence[str]) -> tuple[int | None, ...]:
 
 
 def describe_cap(ctas: int | None) -> str:
-    """Return '8 CTAs', or NCCL's own for None."""
+    """Return for example '8 CTAs'. None means that NCCL chooses the number."""
     return "NCCL's own" if ctas is None else f"{ctas} CTA{'' if ctas == 1 else 's'}"
 
 
-COPY_BYTES = 256 * 2**20  # Larger than any cache
-CHAIN_KERNELS = 64  # One operation of CHAIN runs so many kernels in a row, from a captured graph
-CHAIN_BYTES = 1 * 2**20  # Each kernel reads and writes so many bytes, which stay in a cache
+COPY_BYTES = 256 * 2**20  # Larger than any GPU cache
+CHAIN_KERNELS = 64  # Number of consecutive kernels per CHAIN operation, replayed from a CUDA graph
+CHAIN_BYTES = 1 * 2**20  # Bytes that each kernel reads and writes. They stay in the cache.
 
 
 def gemm_type(dtype: DataType) -> DataType:
-    """Return the 16-bit type of a GEMM next to a collective of this type, as in training."""
+    """Return the 16-bit type for the GEMM that runs with a collective of this type, as in training."""
     return DataType.FLOAT16 if dtype is DataType.FLOAT16 else DataType.BFLOAT16
 
 
 def partner_bytes(partner: Partner, gemm_side: int) -> int:
-    """Return the memory that a partner needs on every GPU, including its reference result."""
+    """Return the bytes of GPU memory that the computation needs, including its reference result."""
     if partner is Partner.GEMM:
         return 4 * gemm_side**2 * DataType.BFLOAT16.size_bytes
     return 2 * (COPY_BYTES if partner is Partner.COPY else CHAIN_BYTES)
 
 
 def describe_operation(partner: Partner, gemm_side: int, dtype: DataType) -> str:
-    """Describe one operation: 'GEMM 8192³ bfloat16'."""
+    """Describe one operation of the computation: 'GEMM 8192³ bfloat16'."""
     if partner is Partner.GEMM:
         return f"GEMM {gemm_side}³ {gemm_type(dtype)}"
     if partner is Partner.COPY:
@@ -75,15 +78,17 @@ def describe_operation(partner: Partner, gemm_side: int, dtype: DataType) -> str
     return f"chain of {CHAIN_KERNELS} kernels on {format_size(CHAIN_BYTES)}"
 
 
-_COMPUTE_TO_COMMUNICATION = 2  # Less computation could not hide the collective
-_LEAST_PROGRESS = 0.05  # If the partner did less work than this share of the time in flight, the ratio is meaningless
+# Computation time per communication time. Less computation could not hide the collective.
+_COMPUTE_TO_COMMUNICATION = 2
+# The slowdown is meaningless if the computation did less than this share of its work during the collective.
+_LEAST_PROGRESS = 0.05
 
 
 class OverlapTimes(Struct, frozen=True, kw_only=True):
-    """Seconds of a step: a collective and some operations of a partner, started together.
+    """Times in seconds of a step in which a collective and several operations of the partner start together.
 
-    `communication_first` is the collective's time if it got its SMs before the partner, None if it was too short to
-    overlap. `in_flight` is the part of the partner's time in which the collective was unfinished.
+    - `communication_first`: time of the collective if it gets SMs first; None if it is too short to overlap
+    - `in_flight`: computation time until the collective finishes
     """
 
     partner_alone: float
@@ -97,38 +102,40 @@ class OverlapTimes(Struct, frozen=True, kw_only=True):
 
     @property
     def compute_slowdown(self) -> float | None:
-        """κ_c: time of computation while the collective is in flight, over the time of the same work alone.
+        """κ_c: computation time during the collective, divided by the time of the same work without a collective.
 
-        None if the partner hardly progressed meanwhile.
+        None if the computation made almost no progress during the collective.
         """
         work = self.in_flight - (self.partner_together - self.partner_alone)
         return self.in_flight / work if work > _LEAST_PROGRESS * self.in_flight else None
 
     @property
     def communication_slowdown(self) -> float:
-        """κ_m: time of the collective from its earliest start, over its time alone."""
+        """κ_m: the collective's time from its earliest start, divided by its time without computation."""
         return self.communication_together / self.communication_alone
 
     @property
     def waiting_slowdown(self) -> float | None:
-        """The part of κ_m - 1 due to waiting for SMs. Reserved SMs would save it."""
+        """The share of κ_m - 1 that comes from waiting for SMs. Reserving SMs for the collective would save it."""
         first = self.communication_first
         return None if first is None else (self.communication_together - first) / self.communication_alone
 
     @property
     def sharing_slowdown(self) -> float | None:
-        """The rest of κ_m - 1, due to shared memory, caches, links, power and clocks."""
+        """The rest of κ_m - 1, which comes from sharing memory, caches, links, power and clocks."""
         first = self.communication_first
         return None if first is None else first / self.communication_alone - 1
 
     @property
     def hidden_share(self) -> float:
-        """The share of the collective's time alone that overlapping saves, negative if it costs time."""
+        """The time that overlapping saves, divided by the collective's time without computation. Negative if
+        overlapping is slower.
+        """
         return (self.partner_alone + self.communication_alone - self.together) / self.communication_alone
 
 
 class StepSample(Struct, frozen=True, kw_only=True):
-    """The samples of a row over all ranks. `wrong` is None if data was not checked."""
+    """The measurements of one row over all ranks. `wrong` is None if data was not checked."""
 
     times: OverlapTimes
     partner_count: int
@@ -145,19 +152,21 @@ class StepSample(Struct, frozen=True, kw_only=True):
 
 
 def partner_operations(communication_seconds: float, operation_seconds: float) -> int:
-    """Return the partner's operations per step. `communication_seconds` is the collective alone with all its CTAs.
+    """Return the number of partner operations per step.
 
-    The first operation is the one that the collective waits for.
+    `communication_seconds` is the collective's time without computation and without a CTA limit. The collective waits
+    for the first partner operation, so one operation is added.
     """
     return 1 + math.ceil(_COMPUTE_TO_COMMUNICATION * communication_seconds / operation_seconds)
 
 
-HOLD_SECONDS = 15e-6  # Delay computation by so much if the collective comes first, whose launch takes 3 to 8 µs
-_LEAST_HOLDS = 4.0  # A collective shorter than so many holds ends before delayed computation can overlap it
+HOLD_SECONDS = 15e-6  # Delay of the computation in steps where the collective comes first. Its launch takes 3 to 8 µs.
+# A collective shorter than this number of delays ends before the delayed computation can overlap it.
+_LEAST_HOLDS = 4.0
 
 
 class StepOrder(StrEnum):
-    """The work of a step, and which part gets SMs first."""
+    """The work in a step, and whether computation or communication gets SMs first."""
 
     COMPUTATION = "computation alone"
     COMMUNICATION = "communication alone"
@@ -166,7 +175,7 @@ class StepOrder(StrEnum):
 
 
 class TimeSpan(NamedTuple):
-    """Start and end in seconds."""
+    """The start and end of some work, in seconds."""
 
     start: float
     end: float
@@ -177,7 +186,9 @@ class TimeSpan(NamedTuple):
 
 
 class StepMarks(NamedTuple):
-    """The earliest start and the end of a step's computation and communication. None if it is not in the step."""
+    """The earliest start and the end of a step's computation and communication. None for work that the step does
+    not have.
+    """
 
     computation: TimeSpan | None = None
     communication: TimeSpan | None = None
@@ -200,7 +211,7 @@ class StepMarks(NamedTuple):
 
 
 class ClockedStep(NamedTuple):
-    """Seconds of a step on one rank. `period` is the time from its start to the start of the next step."""
+    """Times of one step on one rank, in seconds. `period` is the time from its start to the start of the next step."""
 
     partner: float
     communication: float
@@ -210,7 +221,7 @@ class ClockedStep(NamedTuple):
 
 
 def clock_steps(batch: Sequence[StepMarks]) -> list[ClockedStep]:
-    """Return the steps of a batch without the first, which starts on idle streams."""
+    """Return the times of a batch's steps. Skip the first step, because it starts on idle streams."""
     ends = [step.start for step in batch[1:]] + [batch[-1].end]
     return [
         ClockedStep(
@@ -225,13 +236,13 @@ def clock_steps(batch: Sequence[StepMarks]) -> list[ClockedStep]:
 
 
 def _mean(values: Iterable[float]) -> float:
-    from statistics import fmean  # Importing it takes milliseconds, and every command imports this module.
+    from statistics import fmean  # The import takes milliseconds, and every command imports this module.
 
     return fmean(values)
 
 
 class RankSteps(Struct, frozen=True):
-    """The steps of one phase by rank, equally many per rank."""
+    """The steps of one phase, by rank. All ranks have the same number of steps."""
 
     by_rank: Sequence[Sequence[ClockedStep]]
 
@@ -241,27 +252,27 @@ class RankSteps(Struct, frozen=True):
 
     @property
     def partner(self) -> float:
-        """Computation per step, mean over steps and ranks."""
+        """Seconds of computation per step, averaged over steps and ranks."""
         return _mean(step.partner for steps in self.by_rank for step in steps)
 
     @property
     def communication(self) -> float:
-        """The collective after the last rank could start it: minimum over ranks, mean over steps."""
+        """Seconds of the collective after the last rank could start it: the minimum over ranks, averaged over steps."""
         return _mean(min(step.communication for step in ranks) for ranks in zip(*self.by_rank, strict=True))
 
     @property
     def together(self) -> float:
-        """The whole step on the slowest rank, mean over steps."""
+        """Seconds of the whole step on its slowest rank, averaged over steps."""
         return _mean(max(step.together for step in ranks) for ranks in zip(*self.by_rank, strict=True))
 
     @property
     def in_flight(self) -> float:
-        """Computation during an unfinished collective, mean over steps and ranks."""
+        """Seconds of computation during an unfinished collective, averaged over steps and ranks."""
         return _mean(step.in_flight for steps in self.by_rank for step in steps)
 
     @property
     def periods(self) -> "Spread":
-        """Seconds from step to step on the slowest rank."""
+        """The times from one step to the next, each on its slowest rank."""
         from gpubench.model.terms.statistics import Spread
 
         return Spread.of([max(step.period for step in ranks) for ranks in zip(*self.by_rank, strict=True)])
@@ -273,7 +284,7 @@ def compute_overlap_times(
     communication_first: RankSteps | None,
     together: RankSteps,
 ) -> OverlapTimes:
-    """Return the times of a row from its phases. In `together`, computation gets SMs first."""
+    """Combine the phases of a row. In the phase `together`, the computation gets SMs first."""
     undisturbed = communication_alone.communication
     is_met = communication_first is not None and undisturbed >= _LEAST_HOLDS * HOLD_SECONDS
     return OverlapTimes(

@@ -1,4 +1,4 @@
-"""Records as plain data and back: the contents of recordings, of result files and of messages between ranks."""
+"""Convert records to plain dicts and lists and back, for recordings, result files and messages between ranks."""
 
 import re
 from collections.abc import Mapping
@@ -17,22 +17,23 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Bytes = Annotated[int, Meta(ge=1, le=2**60)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Rate = Annotated[float, Meta(ge=0, le=1e9)]  # GB/s
-MeasuredSeconds = Annotated[float, Meta(ge=1e-12, le=1e9)]  # No operation or copy takes no time
+MeasuredSeconds = Annotated[float, Meta(ge=1e-12, le=1e9)]  # No operation or copy finishes in zero time.
 
-_LONGEST_SHOWN = 80  # Characters of a value in a message
+_LONGEST_SHOWN = 80  # Maximum number of characters of a value in an error message
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 class StrictStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record that is read from files, which refuses unknown fields."""
+    """A record that is read from files. Parsing fails on unknown fields."""
 
 
 def to_plain(value: Any) -> Any:
-    """Convert a record to dicts and lists, without fields that hold their default."""
+    """Convert a record to dicts and lists. Fields that have their default value are left out."""
     kind: Any = type(value)
     if kind in _SCALARS:
         return value
-    if isinstance(value, (tuple, list)):  # first, because a round of a scan has a hundred thousand of them
+    # Checked first, because one round of a scan contains 100,000 tuples and lists.
+    if isinstance(value, (tuple, list)):
         return [item if type(item) in _SCALARS else to_plain(item) for item in value]
     if isinstance(value, msgspec.Struct):
         return {
@@ -54,7 +55,10 @@ def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
-    """Convert the result of `to_plain` back. Raises UsageError that names the place, which begins with `where`."""
+    """Convert the result of `to_plain` back to a record of type `kind`.
+
+    Raises UsageError with the path of the invalid value. The path starts with `where`, or with the name of the type.
+    """
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
@@ -63,7 +67,7 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
 
 
 def _refusal(plain: Any, message: str, path: str, where: str) -> UsageError:
-    """Return the error for a message and path of msgspec, with the value at that path."""
+    """Convert a validation message and path from msgspec to a UsageError that shows the invalid value."""
     what, _, field = message.partition(" field ")
     if what == "Object contains unknown":
         reason = "it was written by a newer gpubench, or by hand"
@@ -72,7 +76,7 @@ def _refusal(plain: Any, message: str, path: str, where: str) -> UsageError:
         return UsageError(f"{where}{path} has no field {field.strip('`')!r}")
     expected, _, found = message.removeprefix("Expected ").partition(", got ")
     shown = found or "out of range"
-    if "[...]" not in path:  # msgspec does not name the key of a mapping
+    if "[...]" not in path:  # msgspec writes [...] instead of the key of a mapping.
         value = plain
         for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
             value = value[name or int(index)]

@@ -1,4 +1,4 @@
-"""Ranks of a job: their identity, groups, progress, hangs and losses."""
+"""Ranks of a job: their identity, groups and progress, and errors for ranks that hang or are lost."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,23 +12,26 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import format_ranges, group_by
 
-RANKS_SHARE_A_GPU = "ranks share a GPU"  # The speed of shared GPUs is unknown
-HOSTS_ARE_SPLIT = "NCCL_HOSTID splits a host"  # NCCL then connects ranks of one host over the network
-GPUS_ARE_SPLIT = "MIG splits the GPUs"  # MIG instances reach each other only through host memory
+RANKS_SHARE_A_GPU = "ranks share a GPU"  # Reason not to judge speeds: the expected speed of shared GPUs is unknown.
+# Reason not to judge speeds: NCCL then connects ranks on one host over the network.
+HOSTS_ARE_SPLIT = "NCCL_HOSTID splits a host"
+# Reason not to judge speeds: MIG instances reach each other only through host memory.
+GPUS_ARE_SPLIT = "MIG splits the GPUs"
 
 
 class DevicePlace(Struct, frozen=True):
-    """A node, or one of its devices by name and PCI bus id."""
+    """A node, or one device of a node."""
 
-    node: str  #: host name
-    device: str | None = None  #: name as in the tables, such as GPU5 or mlx5_0; null: the node itself
-    bus_id: str | None = None  #: PCI bus id of the device; null if it is not known
+    node: str  #: host name of the node
+    device: str | None = None  #: device name as in tables, such as GPU5 or mlx5_0; null for the node itself
+    bus_id: str | None = None  #: PCI bus id of the device; null if unknown
 
 
 class RankIdentity(Struct, frozen=True, kw_only=True):
-    """A rank with its process and its GPU. GPU fields are None on the host backend.
+    """A rank with its process and its GPU. The GPU fields are None on the host backend.
 
-    `nccl_host` is NCCL_HOSTID, None if unset. `sm_percent` is its share of the GPU's SMs under MPS, None without.
+    `nccl_host` is the value of NCCL_HOSTID, None if it is unset. `sm_percent` is the share of the GPU's SMs that MPS
+    grants to the process, None without MPS.
     """
 
     rank: int
@@ -50,32 +53,34 @@ class RankIdentity(Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> DevicePlace:
-        """The GPU of this rank, or its host."""
+        """The GPU of this rank, or its host if the rank has no GPU."""
         return DevicePlace(self.host, None if self.gpu_index is None else f"GPU{self.gpu_index}", self.gpu_bus_id)
 
     @property
     def device(self) -> tuple[int, str] | None:
-        """Node and UUID of its GPU or MIG instance. None without one."""
+        """The node and the UUID of the rank's GPU or MIG instance. None if the rank has no GPU."""
         return None if self.gpu_uuid is None else (self.node, self.gpu_uuid)
 
 
 def group_by_device(ranks: Sequence[RankIdentity]) -> list[list[RankIdentity]]:
-    """Return the ranks of each GPU, in order of the GPU's first rank. Skip ranks without a GPU."""
+    """Group ranks by GPU, in the order of each GPU's first rank. Skip ranks without a GPU."""
     return list(group_by((rank for rank in ranks if rank.device is not None), lambda rank: rank.device).values())
 
 
 def ranks_per_gpu(ranks: Sequence[RankIdentity]) -> int | None:
-    """Return the maximum number of ranks per GPU, or None without GPUs."""
+    """Return the largest number of ranks that share a GPU. None if no rank has a GPU."""
     return max(map(len, group_by_device(ranks)), default=None)
 
 
 def count_nccl_hosts(ranks: Sequence[RankIdentity]) -> int:
-    """Count hosts as NCCL does: by NCCL_HOSTID if it is set, else by node."""
+    """Count hosts as NCCL does. Ranks with equal NCCL_HOSTID are on one host, and without NCCL_HOSTID the node
+    decides.
+    """
     return len({rank.node if rank.device is None else rank.nccl_host or rank.node for rank in ranks})
 
 
 def why_not_judged(ranks: Sequence[RankIdentity]) -> str:
-    """Return why the speed of these ranks is not judged, or '' if each has its own GPU."""
+    """Return the reason why the speed of these ranks cannot be judged. '' if it can."""
     if (ranks_per_gpu(ranks) or 1) > 1:
         return RANKS_SHARE_A_GPU
     hosts = Counter(node for node, _ in {(rank.node, rank.nccl_host) for rank in ranks if rank.device is not None})
@@ -83,7 +88,7 @@ def why_not_judged(ranks: Sequence[RankIdentity]) -> str:
 
 
 def check_hosts(ranks: Sequence[RankIdentity], hosts: Sequence[str], where: str) -> None:
-    """Raise UsageError if a rank's node has no host."""
+    """Raise UsageError if a rank's node number has no host name."""
     if not hosts or not all(0 <= rank.node < len(hosts) for rank in ranks):
         raise UsageError(f"{where}: ranks on more nodes than {len(hosts)}", expected="a host for each")
 
@@ -93,7 +98,7 @@ _KEYS: Mapping[str, Callable[[RankIdentity], tuple[int, str]]] = {
     "rail": lambda rank: (rank.local_rank, f"rail {rank.local_rank}"),
     "pairs": lambda rank: (rank.rank // 2, ""),
 }
-"""The number that ranks of a group share, and the group's name."""
+"""For each kind of split, the number that ranks of a group share, and the name of that group."""
 
 _WHY_ALONE = {
     "node": "there is one rank on its node",
@@ -101,18 +106,18 @@ _WHY_ALONE = {
     "pairs": "the number of ranks is odd",
 }
 
-SPLITS = (*_KEYS, "N")  # The values of --split. N is a number of neighboring ranks.
+SPLITS = (*_KEYS, "N")  # The values of --split. N stands for a number of consecutive ranks.
 
 
 class RankGroup(Struct, frozen=True):
-    """A named group of a job's ranks, in ascending order."""
+    """A named group of a job's ranks, in ascending order of rank."""
 
     name: str
     ranks: tuple[int, ...]
 
 
 def check_split(text: str) -> None:
-    """Raise UsageError for an invalid `--split`."""
+    """Raise UsageError for an invalid value of `--split`."""
     if text not in _KEYS and not (text.isdecimal() and int(text) > 1):
         raise UsageError(
             f"--split {text}",
@@ -122,7 +127,9 @@ def check_split(text: str) -> None:
 
 
 def split_ranks(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGroup, ...]:
-    """Split ranks into groups, in order of each group's first rank. Raises UsageError if a rank would be alone."""
+    """Split ranks into groups, in the order of each group's first rank. Raises UsageError if a group has only one
+    rank.
+    """
     key = _KEYS.get(text) or (lambda rank: (rank.rank // int(text), ""))
     members = group_by(identities, lambda identity: key(identity)[0])
     groups = []
@@ -140,16 +147,18 @@ def split_ranks(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGrou
 
 
 SECONDS_TO_START = 300.0
-"""Maximum time without progress during launch, initialization and output. Connecting many nodes takes minutes, and a
-person may page through the output.
+"""Maximum time without progress during launch, initialization and output.
+
+Connecting many nodes takes minutes, and the output waits while a user pages through it.
 """
 
-LEAST_SECONDS_TO_START, TIMES_TO_START = 60.0, 5  # A short --timeout also limits the start, to five times as long
-_MOST_NAMED = 8  # A message names at most so many ranks or groups
+# A short --timeout also shortens the time limit for startup, to 5 timeouts but at least 60 s.
+LEAST_SECONDS_TO_START, TIMES_TO_START = 60.0, 5
+_MOST_NAMED = 8  # Maximum number of ranks or groups in an error message
 
 
 class Phase(StrEnum):
-    """The phases of a rank, in their order."""
+    """The phases of a rank, in order."""
 
     LAUNCH = "launch"
     MPI_INIT = "MPI_Init"
@@ -170,7 +179,9 @@ _PATIENT_PHASES = frozenset({*PHASES[: PHASES.index(Phase.WARM_UP)], Phase.OUTPU
 
 
 def limit_seconds(phase: Phase, timeout_s: float) -> float:
-    """Return the maximum seconds without progress in a phase. Startup and output get at least twice `timeout_s`."""
+    """Return the maximum time without progress in a phase, in seconds. For startup and output it is at least 2 ×
+    `timeout_s`.
+    """
     if phase not in _PATIENT_PHASES:
         return timeout_s
     usual = SECONDS_TO_START
@@ -180,10 +191,12 @@ def limit_seconds(phase: Phase, timeout_s: float) -> float:
 
 
 class RankState(Struct, frozen=True, kw_only=True):
-    """The state of a rank as its watchdog sees it.
+    """The state of a rank, as its watchdog reads it.
 
-    `step` counts entered phases. `done` and `total` count operations of this phase. `process` is the state letter of
-    `/proc/PID/stat`, '' if unknown. `trouble` is the library's error.
+    - `step`: number of phases that the rank has entered
+    - `done`, `total`: completed and planned operations of the current phase
+    - `process`: the state letter from `/proc/PID/stat`, '' if unknown
+    - `trouble`: an error that the library reported
     """
 
     rank: int
@@ -200,41 +213,44 @@ class RankState(Struct, frozen=True, kw_only=True):
 
     @property
     def stopped(self) -> bool:
-        """True if the process is stopped by SIGSTOP, Ctrl-Z or a debugger."""
+        """True if SIGSTOP, Ctrl-Z or a debugger has stopped the process."""
         return self.process in ("T", "t")
 
     def seconds_left(self, timeout_s: float) -> float:
-        """Return the seconds until a rank without progress counts as hung."""
+        """Return the time in seconds after which the rank counts as hung if it still makes no progress."""
         idles = self.stopped or (self.phase is Phase.OUTPUT and self.rank > 0)
         return (timeout_s if idles else limit_seconds(self.phase, timeout_s)) - self.idle_seconds
 
     @property
     def where(self) -> str:
-        """Describe its phase: 'operation 64K out of place, 12 of 20 done'."""
+        """Describe the phase and its progress: 'operation 64K out of place, 12 of 20 done'."""
         words = f"{self.phase} {self.label}".strip()
         if self.done or self.total:
             words += f", {self.done} of {self.total} done" if self.total else f", {self.done} done"
         return words
 
     def to_record(self) -> dict[str, Any]:
-        """Convert to plain data. `from_record` is the inverse."""
+        """Convert the state to plain data."""
         return asdict(self)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Read the state from `to_record`'s data."""
+        """Convert plain data from `to_record` back to a state."""
         return cls(**(dict(record) | {"phase": Phase(record["phase"])}))
 
 
 def is_suspended(states: Sequence[RankState]) -> bool:
-    """True if the whole job is stopped, as by Ctrl-Z under mpirun. That is no hang."""
+    """True if all ranks are stopped, for example by Ctrl-Z under mpirun. Such a job does not hang."""
     return bool(states) and all(state.stopped for state in states)
 
 
 def hang_error(
     states: Sequence[RankState], silent: Mapping[int, str], seconds: float, remarks: Sequence[str] = ()
 ) -> CouldNotMeasureError:
-    """Return the error of a job without progress. `silent` has the ranks whose process and watchdog do not answer."""
+    """Return the error for a job without progress.
+
+    `silent` maps a rank to its description if neither its process nor its watchdog answers.
+    """
     missing, cause, reason, next_step = _blame(states, silent)
     lines = [f"  missing:  {missing[rank]}" for rank in sorted(missing)[:_MOST_NAMED]]
     if len(missing) > _MOST_NAMED:
@@ -253,9 +269,11 @@ def hang_error(
 
 
 class LostRank(Struct, frozen=True):
-    """A rank that ended without reporting an error: its last state, and the time on its host's monotonic clock.
+    """A rank that ended without reporting an error.
 
-    `status` is that of wait(2): a signal number, or an exit code times 256. 0 is unknown.
+    - `state`: its last known state
+    - `end_seconds`: time of its end on the host's monotonic clock
+    - `status`: status from wait(2), a signal number or 256 times an exit code; 0 if unknown
     """
 
     state: RankState
@@ -264,16 +282,16 @@ class LostRank(Struct, frozen=True):
 
     @property
     def exited(self) -> bool:
-        """True if it called exit, for example in a library that printed the reason."""
+        """True if the process called exit. A library may have done so after printing the reason."""
         return self.status > 0xFF
 
     @property
     def asked_to_end(self) -> bool:
-        """True if it got SIGINT or SIGTERM. Launchers send them to all ranks once one is lost."""
+        """True if SIGINT or SIGTERM ended the process. Launchers send these signals to all ranks after one is lost."""
         return self.status in (Signals.SIGINT, Signals.SIGTERM)
 
     def error(self, end: str) -> CouldNotMeasureError:
-        """Return its error. `end` is the rest of the sentence."""
+        """Return the error for the lost rank. `end` completes the sentence."""
         number = self.status & 0x7F
         how = "was killed or crashed"
         if self.exited:
@@ -290,10 +308,10 @@ class LostRank(Struct, frozen=True):
 
 
 def first_lost(losses: Iterable[LostRank], ended_first: int | None = None) -> LostRank | None:
-    """Return the rank whose loss ended the job, or None. Prefer ranks that were not asked to end.
+    """Return the rank whose loss ended the job, or None. Prefer ranks that neither SIGINT nor SIGTERM ended.
 
-    `ended_first` is the rank that mpirun names. It outweighs times, because a watchdog that is still starting notices
-    the loss of its rank late.
+    `ended_first` is the rank that mpirun names as the first one to exit. It outweighs the times, because a watchdog
+    that is still starting notices late that its rank is lost.
     """
     return min(
         losses,
@@ -303,9 +321,10 @@ def first_lost(losses: Iterable[LostRank], ended_first: int | None = None) -> Lo
 
 
 def killed_before(losses: Iterable[LostRank], error_seconds: float, ended_first: int | None = None) -> LostRank | None:
-    """Return the rank that was killed before another rank reported an error, or None.
+    """Return the rank that was killed before another rank reported an error at `error_seconds`, or None.
 
-    Under MPS, the death of a rank breaks CUDA for the others on its GPU. Ranks lost later were killed by the launcher.
+    Under MPS, the death of a rank breaks CUDA for other ranks on the same GPU. If a rank was lost after the error, the
+    launcher killed it.
     """
     first = first_lost(losses, ended_first)
     if first is None or first.exited or first.asked_to_end:
@@ -314,7 +333,7 @@ def killed_before(losses: Iterable[LostRank], error_seconds: float, ended_first:
 
 
 def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:
-    """Return the error of a job whose ranks did not meet. `states` are those of this host."""
+    """Return the error for a job whose ranks did not connect. `states` contains the ranks on this host."""
     stopped = [state for state in states if state.stopped]
     here = {state.rank for state in states}
     others = [rank for rank in range(ranks) if rank not in here]
@@ -339,7 +358,9 @@ def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -
 
 
 def _blame(states: Sequence[RankState], silent: Mapping[int, str]) -> tuple[dict[int, str], str, str, str]:
-    """Return descriptions of the ranks that the others wait for, the headline, the likely reason and the next step."""
+    """Return descriptions of the ranks that others wait for, the end of the headline, the likely reason and the
+    next step.
+    """
     if silent:
         missing = {rank: f"{place}: neither it nor its watchdog answers" for rank, place in silent.items()}
         missing |= {state.rank: f"{_named(state)}: its process is stopped" for state in states if state.stopped}
@@ -388,17 +409,19 @@ def _describe_groups(states: Iterable[RankState]) -> list[str]:
 
 
 class Progress(Protocol):
-    """Reports the progress of a rank to a watchdog process. No call takes longer than 1 µs."""
+    """Interface for reporting a rank's progress to its watchdog process. No call takes longer than 1 µs."""
 
     def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None:
-        """Enter a phase. `label` is for messages, and `operations` the number of operations if known."""
+        """Report that a phase starts. `label` appears in messages, and `operations` is the number of operations if
+        known.
+        """
 
     def completed(self, operations: int = 1) -> None:
-        """Report completed operations of this phase."""
+        """Report that operations of the current phase have completed."""
 
 
 class Unwatched:
-    """Ignores progress, for tests, scripts and single processes."""
+    """Ignores reports of progress. For tests, scripts and single processes."""
 
     def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None: ...
 

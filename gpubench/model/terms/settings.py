@@ -1,4 +1,4 @@
-"""NCCL settings to measure side by side: variables with values, and the names of their rows."""
+"""NCCL settings to compare: variables with their values, and names for the rows of each setting."""
 
 import csv
 import re
@@ -13,28 +13,29 @@ from gpubench.errors import UsageError
 ALGORITHM_VARIABLE, PROTOCOL_VARIABLE = "NCCL_ALGO", "NCCL_PROTO"
 
 PER_COMMUNICATOR = (ALGORITHM_VARIABLE, PROTOCOL_VARIABLE)
-"""Variables that NCCL reads for every communicator. It reads most others once per process."""
+"""Variables that NCCL reads for every communicator. NCCL reads most other variables once per process."""
 
 REGISTER, CTA_POLICY, MAX_CTAS = "register", "cta-policy", "max-ctas"
 REQUESTS = (REGISTER, CTA_POLICY, MAX_CTAS)
-"""Options that change a communicator by a call, not by a variable."""
+"""Options that gpubench applies through NCCL calls, not through variables."""
 
 _OF_COMMUNICATOR = (*PER_COMMUNICATOR, *REQUESTS)
 
 HIERARCHICAL = "hierarchical"
-"""The setting of rows that reduce in two levels: in the node, across nodes, in the node."""
+"""The setting name for allreduces in three steps: within each node, across nodes, and within each node again."""
 
 AGAIN = "again"
-"""The setting of rows that repeat the first setting after all others.
+"""The setting name for rows that repeat the first setting after all other settings.
 
-A setting with its own jobs is repeated too. The rows of its second job end with this word.
+A setting that needs its own job is also repeated in a second job. The setting names of that job's rows end with this
+word.
 """
 
 OWN_CHOICE = "own choice"
 
 
 class Algorithm(StrEnum):
-    """NCCL's algorithms, as NCCL_ALGO names them in any case."""
+    """NCCL's algorithms. NCCL_ALGO accepts these names in upper or lower case."""
 
     RING = "ring"
     TREE = "tree"
@@ -46,7 +47,9 @@ class Algorithm(StrEnum):
 
 
 class Registration(StrEnum):
-    """How buffers are registered with a communicator: ncclCommRegister, or windows of symmetric memory."""
+    """How buffers are registered with a communicator: not at all, with ncclCommRegister, or as symmetric memory
+    windows.
+    """
 
     NONE = "none"
     USER = "user"
@@ -54,7 +57,9 @@ class Registration(StrEnum):
 
 
 class CtaPolicy(StrEnum):
-    """NCCL's policies for SMs: fewer of them if NVLS reduces, or none if copy engines move the data."""
+    """NCCL's policies for the use of SMs. EFFICIENCY uses fewer SMs if NVLS reduces. ZERO uses none if copy engines
+    move data.
+    """
 
     DEFAULT = "default"
     EFFICIENCY = "efficiency"
@@ -62,7 +67,7 @@ class CtaPolicy(StrEnum):
 
 
 class Protocol(StrEnum):
-    """NCCL's protocols, as NCCL_PROTO names them in any case."""
+    """NCCL's protocols. NCCL_PROTO accepts these names in upper or lower case."""
 
     LL = "ll"
     LL128 = "ll128"
@@ -70,13 +75,13 @@ class Protocol(StrEnum):
 
 
 class NcclSetting(Struct, frozen=True):
-    """Variables and requests for NCCL. Without any, NCCL chooses."""
+    """NCCL variables and communicator options for a measurement. An empty setting leaves every choice to NCCL."""
 
     values: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
-        """Its name: 'ring/ll128', 'll', 'NCCL_MAX_NCHANNELS=8', 'ring NCCL_MAX_NCHANNELS=8'."""
+        """The setting's name in rows: 'ring/ll128', 'll', 'NCCL_MAX_NCHANNELS=8', 'ring NCCL_MAX_NCHANNELS=8'."""
         plain = format_choice(self.algorithm, self.protocol)
         known = {ALGORITHM_VARIABLE: self.algorithm, PROTOCOL_VARIABLE: self.protocol}
         ordered = (*self.communicator_part.values, *self.process_part.values)
@@ -89,34 +94,34 @@ class NcclSetting(Struct, frozen=True):
 
     @property
     def requests(self) -> Mapping[str, str]:
-        """The requests to the communicator by option name."""
+        """The options to apply through NCCL calls, by option name."""
         return {name: value for name, value in self.values if name in REQUESTS}
 
     @property
     def algorithm(self) -> Algorithm | None:
-        """The only algorithm that it allows, or None if it allows several or does not restrict them."""
+        """The algorithm that the setting forces. None if it allows several algorithms or does not restrict them."""
         value = self.variables.get(ALGORITHM_VARIABLE, "").lower()
         return Algorithm(value) if value in tuple(Algorithm) else None
 
     @property
     def protocol(self) -> Protocol | None:
-        """The only protocol that it allows, or None if it allows several or does not restrict them."""
+        """The protocol that the setting forces. None if it allows several protocols or does not restrict them."""
         value = self.variables.get(PROTOCOL_VARIABLE, "").lower()
         return Protocol(value) if value in tuple(Protocol) else None
 
     @property
     def communicator_part(self) -> "NcclSetting":
-        """The values that apply to one communicator of a process with several."""
+        """The values that can differ between communicators of one process."""
         return NcclSetting(tuple(value for value in self.values if value[0] in _OF_COMMUNICATOR))
 
     @property
     def process_part(self) -> "NcclSetting":
-        """The variables that NCCL reads once per process."""
+        """The variables that NCCL reads only once per process."""
         return NcclSetting(tuple(value for value in self.values if value[0] not in _OF_COMMUNICATOR))
 
     @classmethod
     def parse(cls, name: str | None) -> "NcclSetting":
-        """Parse the setting in a row's name. Other names set nothing."""
+        """Parse the setting from its name in a row. Return an empty setting for unknown names."""
         found: dict[str, str] = {}
         for word in (name or "").split(" "):
             variable, equals, value = word.partition("=")
@@ -131,35 +136,37 @@ class NcclSetting(Struct, frozen=True):
         return cls(tuple(found.items()))
 
     def differs(self, algorithm: str | None, protocol: str | None) -> bool:
-        """True if NCCL's log names another choice than requested. A choice that it does not name does not differ."""
+        """True if NCCL's log shows another algorithm or protocol than the requested one. A choice missing from the
+        log is ignored.
+        """
         pairs = ((self.algorithm, algorithm), (self.protocol, protocol))
         return any(asked and heard and asked != _plain(heard) for asked, heard in pairs)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Warnings about variables that change the path or the work, so that times do not compare."""
+        """Warnings about variables that change the path or add work, so that times are not comparable."""
         return tuple(f"{name}={value} {what}" for name, value in self.values if (what := _describe_side_effect(name)))
 
 
 def combine_values(asked: Mapping[str, Sequence[str]]) -> Iterator[NcclSetting]:
-    """Yield a setting per combination of values, or nothing without values."""
+    """Yield one setting per combination of values. Yield nothing if there are no variables."""
     if asked:
         for values in product(*asked.values()):
             yield NcclSetting(tuple(zip(asked, values, strict=True)))
 
 
 def format_choice(algorithm: str | None, protocol: str | None) -> str | None:
-    """Return the setting that NCCL's log names: RING and LL are 'ring/ll'."""
+    """Return the name of the setting for an algorithm and a protocol from NCCL's log: RING and LL → 'ring/ll'."""
     return "/".join(_plain(name) for name in (algorithm, protocol) if name) or None
 
 
 def repeated_name(name: str | None) -> str:
-    """Return the name of the rows that repeat a setting."""
+    """Return the setting name for rows that repeat the setting `name`."""
     return AGAIN if name is None else f"{name} {AGAIN}"
 
 
 def original_name(name: str | None) -> str | None:
-    """Return the name of the rows that measured the same setting first."""
+    """Return the name that a repeated setting had in its first rows. None if it had no name."""
     return None if name == AGAIN else (name or "").removesuffix(f" {AGAIN}") or None
 
 
@@ -175,7 +182,7 @@ _PATH = re.compile(
 
 
 def _describe_side_effect(variable: str) -> str:
-    """Describe what a variable changes besides NCCL's choice, or '' if it only tunes.
+    """Describe what a variable changes besides NCCL's tuning choices. Return '' for variables that only tune.
 
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html and the variables in the library.
     """
@@ -195,9 +202,9 @@ _LOGGING = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 
 
 def parse_set_options(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Parse texts like NAME=a,b as values by variable. A value in double quotes may contain commas.
+    """Parse texts such as NAME=a,b into values by variable. A value in double quotes may contain commas.
 
-    Raises UsageError if a variable or a value is missing, a variable is repeated, or gpubench needs it itself.
+    Raises UsageError if a variable or value is missing, a variable is repeated, or gpubench uses the variable itself.
     """
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:

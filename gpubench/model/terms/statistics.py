@@ -1,7 +1,7 @@
-"""Statistics of timings: number of operations, noise, spread, times over ranks, and stragglers.
+"""Statistics for timings: the number of operations, noise, spread, times over ranks, and stragglers.
 
-A collective ends when the last rank has entered it. Ranks that entered early measure a long operation, and the late
-rank a short one. So find late ranks by entry times on one clock, not by durations.
+A collective ends only after the last rank has entered it. Ranks that enter early therefore measure a long operation,
+and the late rank measures a short one. So late ranks are found by entry times on a common clock, not by durations.
 """
 
 import math
@@ -17,30 +17,37 @@ from gpubench.model.terms.plain import Count, Seconds
 from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import group_by
 
-INTERVAL = 0.01  # Half of the 95 % confidence interval at which a mean is precise enough, relative to the mean
+INTERVAL = 0.01  # A mean is precise enough if half its 95 % confidence interval is at most this share of the mean.
 BATCH_SECONDS = 1e-3
-"""Minimum work between two clock readings: an event costs 2.1 µs on an H200, and separates NCCL operations that
-would otherwise follow each other without a gap.
+"""Minimum time between two CUDA events. An event costs 2.1 µs on an H200, and it separates NCCL operations that
+would otherwise run without a gap.
 """
 
-FIRST_BATCHES = 9  # Time so many before deciding on more: large sizes vary by less than 1 %
-MOST_BATCHES = 4096  # Per loop, because each batch needs a CUDA event
-TRIAL = 0.25  # This share of a budget shows whether the rest is worth spending
+# Number of batches to time before deciding how many more are needed. Large sizes vary by less than 1 %.
+FIRST_BATCHES = 9
+MOST_BATCHES = 4096  # Maximum number of batches per loop, because each batch needs a CUDA event
+TRIAL = 0.25  # After this share of a time budget, decide whether to spend the rest.
 
 
 class Mode(StrEnum):
-    """Operations back to back, as nccl-tests times them, or one at a time, as a waiting program sees them."""
+    """How operations are timed: back to back as in nccl-tests, or one at a time, as seen by a program that waits
+    for each.
+    """
 
     THROUGHPUT = "throughput"
     LATENCY = "latency"
 
 
 DEFAULT_ITERATIONS = {Mode.THROUGHPUT: 20, Mode.LATENCY: 200}
-"""nccl-tests' 20, and one at a time so many that the 99th percentile is not the maximum."""
+"""Throughput uses nccl-tests' default of 20. Latency needs enough operations that the 99th percentile is not the
+maximum.
+"""
 
 
 class Sampling(Struct, frozen=True):
-    """How to time rows. If `iterations` is None, run as many as needed within `budget_seconds` per row."""
+    """How many operations to time per row. If `iterations` is None, run as many as needed within `budget_seconds`
+    per row.
+    """
 
     mode: Mode = Mode.THROUGHPUT
     iterations: Annotated[int, Meta(ge=1)] | None = DEFAULT_ITERATIONS[Mode.THROUGHPUT]
@@ -48,17 +55,23 @@ class Sampling(Struct, frozen=True):
 
     @property
     def least_iterations(self) -> int:
-        """The minimum number of operations of any row, which limits the number of buffers."""
+        """The minimum number of operations in any row. It limits the number of rotated buffers."""
         return FIRST_BATCHES if self.iterations is None else self.iterations
 
 
 def operations_per_batch(seconds: float) -> int:
-    """Return the number of operations per batch from the seconds of one operation."""
+    """Return the number of operations per batch. `seconds` is the duration of one operation."""
     return max(1, math.ceil(BATCH_SECONDS / seconds)) if seconds > 0 else MOST_BATCHES
 
 
 class Effort(Struct, frozen=True):
-    """The work done for a mean. `interval` is half its 95 % confidence interval, relative to it. None: unbounded."""
+    """The measurements behind a mean.
+
+    - `count`: number of measured values
+    - `seconds_each`: time to measure one more value
+    - `interval`: half the 95 % confidence interval, relative to the mean; None if the interval is unbounded
+    - `spent_seconds`: total measuring time so far
+    """
 
     count: int
     seconds_each: float
@@ -66,15 +79,18 @@ class Effort(Struct, frozen=True):
     spent_seconds: float
 
     def seconds_needed(self) -> float:
-        """The total seconds until the mean is precise enough, by the square root law. It may be infinite."""
+        """Estimate the total measuring time in seconds until the mean is precise enough. It may be infinite.
+
+        The confidence interval shrinks with the square root of the time.
+        """
         return math.inf if self.interval is None else self.spent_seconds * (self.interval / INTERVAL) ** 2
 
     def needed_values(self, budget_seconds: float) -> int:
-        """Return the number of values still needed, 0 if the mean is precise enough or more values are not worth
-        it.
+        """Return how many more values to measure. 0 if the mean is precise enough or more values would not help
+        enough.
 
-        At most double the number at once, because the need is an estimate. If it exceeds the budget, run only the
-        trial: four times the work halves the interval, which would still be too wide.
+        The need is only an estimate, so each call at most triples the number of values. If the full need exceeds the
+        budget, spend only the trial share: an interval that halves with four times the work would still be too wide.
         """
         wide = math.inf if self.interval is None else self.interval / INTERVAL
         if wide <= 1:
@@ -88,31 +104,35 @@ class Effort(Struct, frozen=True):
 
 AUTO = "auto"
 
-FALSE_ALARMS = 0.01  # The probability that a comparison of two equal results names any row
+FALSE_ALARMS = 0.01  # The probability that a comparison of two equal results flags any row
 _MOST_VALUES = 400
-_FEW_VALUES = 50  # Up to so many values, sorting all distances is faster than searching
+_FEW_VALUES = 50  # Up to this number of values, sorting all distances is faster than searching.
 _NORMAL = 2.2219
 _SMALL = {2: 0.399, 3: 0.994, 4: 0.512, 5: 0.844, 6: 0.611, 7: 0.857, 8: 0.669, 9: 0.872}
 _EFFICIENCY = 0.82
-MEDIAN_EFFICIENCY = 0.37  # Of the median absolute deviation, compared with the standard deviation
+MEDIAN_EFFICIENCY = 0.37  # Efficiency of the median absolute deviation, relative to the standard deviation
 
 
 class Noise(Struct, frozen=True):
-    """A standard deviation and its degrees of freedom, infinite if it is known exactly."""
+    """A standard deviation and its degrees of freedom, which are infinite if the deviation is known exactly."""
 
     deviation: float
     freedom: float
 
     def bound(self, comparisons: int) -> float:
-        """Return the difference that chance exceeds in `FALSE_ALARMS` of comparisons of so many rows (Bonferroni)."""
+        """Return the largest difference that chance explains when `comparisons` rows are compared.
+
+        In a share `FALSE_ALARMS` of such comparisons, at least one row exceeds it by chance (Bonferroni correction).
+        """
         return self.deviation * student_quantile(1 - FALSE_ALARMS / (2 * max(1, comparisons)), self.freedom)
 
 
 def robust_deviation(values: Sequence[float]) -> Noise | None:
-    """Return the standard deviation of values, up to half of which may be outliers. None for fewer than two.
+    """Estimate the standard deviation of values of which up to half may be outliers. None for fewer than two
+    values.
 
-    It is Qn of Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation" (1993): the k-th smallest distance
-    between two values. Without outliers its efficiency is 82 %.
+    The estimator is Qn from Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation" (1993): the k-th
+    smallest distance between two values. Without outliers its efficiency is 82 %.
     """
     count = len(values)
     if count > _MOST_VALUES:
@@ -126,7 +146,10 @@ def robust_deviation(values: Sequence[float]) -> Noise | None:
 
 
 def _smallest_distance(ordered: Sequence[float], number: int) -> float:
-    """Return the n-th smallest distance between ascending values. 400 have 80,000 distances, too many to sort."""
+    """Return the n-th smallest distance between ascending values.
+
+    400 values have 80,000 distances, which would take too long to sort.
+    """
     if len(ordered) <= _FEW_VALUES:
         return sorted(other - one for place, one in enumerate(ordered, 1) for other in ordered[place:])[number - 1]
     low, high = 0.0, ordered[-1] - ordered[0]
@@ -150,7 +173,7 @@ def _smallest_distance(ordered: Sequence[float], number: int) -> float:
 
 
 def _distances_within(ordered: Sequence[float], most: float) -> int:
-    """Count the pairs of ascending values that are at most this far apart."""
+    """Count the pairs of ascending values that differ by at most `most`."""
     found = end = 0
     for place, value in enumerate(ordered, 1):
         while end < len(ordered) and ordered[end] - value <= most:
@@ -161,10 +184,10 @@ def _distances_within(ordered: Sequence[float], most: float) -> int:
 
 @lru_cache(maxsize=256)
 def student_quantile(probability: float, freedom: float) -> float:
-    """Return Student's t quantile, by the expansion around the normal quantile.
+    """Return the quantile of Student's t distribution, from its expansion around the normal quantile.
 
-    Abramowitz and Stegun 26.7.5. It is within 1 % from 8 degrees of freedom on and 10 % from 4 on, at the probabilities
-    of comparisons, and from 2 on for a 95 % interval.
+    Source: Abramowitz and Stegun 26.7.5. At the probabilities that comparisons use, the error is below 1 % from 8
+    degrees of freedom on, and below 10 % from 4 on. For a 95 % interval it is below 10 % from 2 on.
     """
     from statistics import NormalDist
 
@@ -180,13 +203,15 @@ def student_quantile(probability: float, freedom: float) -> float:
     return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
-LEAST_VALUES = 3  # Fewer values do not show their spread
-TWO_SIDED_95 = 0.975  # The quantile at the upper end of a two-sided 95 % interval
+LEAST_VALUES = 3  # Fewer values do not show how much timings vary.
+TWO_SIDED_95 = 0.975  # The upper quantile of a two-sided 95 % interval
 _MOST_CORRELATION = 0.9
 
 
 class Spread(Struct, frozen=True):
-    """Timings in seconds: mean, median, standard deviation, half the mean's 95 % interval (may be infinite)."""
+    """Summary of timings in seconds. `half_width` is half the 95 % confidence interval of the mean, and may be
+    infinite.
+    """
 
     count: int
     mean: float
@@ -196,10 +221,10 @@ class Spread(Struct, frozen=True):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Summarize at least one timing, in the order of measurement.
+        """Summarize one or more timings, in the order of measurement.
 
-        Clocks and other jobs change slowly, so neighboring timings are correlated. With their correlation r at lag 1, n
-        timings count as n (1 - r) / (1 + r) (a first-order autoregressive process).
+        Clocks and other jobs change slowly, so neighboring timings are correlated. With correlation r at lag 1, n
+        timings count as n (1 - r) / (1 + r) independent timings (first-order autoregressive process).
         """
         from statistics import fmean, median, stdev
 
@@ -217,7 +242,7 @@ class Spread(Struct, frozen=True):
 
     @property
     def interval(self) -> float | None:
-        """Half the confidence interval, relative to the mean. None if the interval is unbounded."""
+        """Half the 95 % confidence interval, relative to the mean. None if the interval is unbounded."""
         return self.half_width / self.mean if self.mean > 0 and math.isfinite(self.half_width) else None
 
 
@@ -227,7 +252,9 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 class RankTimes(Struct, frozen=True):
-    """Seconds per operation by rank: the mean as in nccl-tests (-a 1), extremes, and the slowest rank."""
+    """Seconds per operation over all ranks: the mean (as in nccl-tests with -a 1), the extremes, and the slowest
+    rank.
+    """
 
     mean_seconds: float
     fastest_seconds: float
@@ -246,7 +273,12 @@ class RankTimes(Struct, frozen=True):
 
 
 class BatchTimes(Struct, frozen=True):
-    """Batches over all ranks: median seconds per operation, coefficient of variation, half the 95 % `interval`."""
+    """Summary of batches over all ranks.
+
+    - `median_seconds`: median time of one operation
+    - `variation`: coefficient of variation
+    - `interval`: half the 95 % confidence interval, relative to the mean; None if the interval is unbounded
+    """
 
     median_seconds: float
     variation: float
@@ -254,10 +286,10 @@ class BatchTimes(Struct, frozen=True):
 
     @classmethod
     def of(cls, spreads: Sequence[Spread], operations: int) -> "BatchTimes":
-        """Summarize one spread per rank, of batches of `operations` operations.
+        """Combine one `Spread` per rank. Each batch has `operations` operations.
 
-        Ranks wait for each other, so their batches are correlated. The deviation of a mean over ranks is at most the
-        mean of the ranks' deviations, whatever their correlation, so the interval may only be too wide.
+        Ranks wait for each other, so their batches are correlated. Whatever the correlation, the deviation of the mean
+        over ranks is at most the mean of the ranks' deviations. So the interval may be too wide, but never too narrow.
         """
         mean = sum(spread.mean for spread in spreads) or math.inf
         interval = sum(spread.half_width for spread in spreads) / mean
@@ -269,7 +301,7 @@ class BatchTimes(Struct, frozen=True):
 
 
 class Percentiles(Struct, frozen=True):
-    """Percentiles of single operations, each timed on its slowest rank."""
+    """Percentiles of the duration of single operations. The duration of an operation is that of its slowest rank."""
 
     p50_seconds: float
     p95_seconds: float
@@ -280,14 +312,14 @@ class Percentiles(Struct, frozen=True):
         return cls(*(percentile(seconds, percent) for percent in (50, 95, 99)))
 
 
-LEAST_OPERATIONS = 30  # Name no straggler in fewer operations
+LEAST_OPERATIONS = 30  # With fewer operations, report no straggler.
 LEAST_SHARE = 0.05  # Ignore delays below this share of an operation's time
-LEAST_SECONDS = 20e-6  # A shorter delay is normal, because ranks do not leave a barrier at the same time
-MOST_CHANCE = 1e-6  # So small because neighboring operations are not independent
+LEAST_SECONDS = 20e-6  # Shorter delays are normal, because ranks do not leave a barrier at exactly the same time.
+MOST_CHANCE = 1e-6  # Much below 0.01, because neighboring operations are not independent.
 
 
 class ClockOffset(Struct, frozen=True):
-    """Seconds to add to a rank's clock to get rank 0's, and their uncertainty."""
+    """The offset to add to a rank's clock to convert it to rank 0's clock, and its uncertainty in seconds."""
 
     seconds: float
     uncertainty: float
@@ -296,8 +328,10 @@ class ClockOffset(Struct, frozen=True):
 class EntryTimes(Struct, frozen=True):
     """How late a rank entered the operations of a row.
 
-    `late_seconds` is the median delay after the first rank. In `last` of the `operations`, this rank was the last one.
-    Ignore differences below `uncertainty` seconds: the clocks may differ by so much.
+    - `operations`: number of operations in the row
+    - `last`: number of operations that this rank entered last
+    - `late_seconds`: median delay after the first rank
+    - `uncertainty`: possible clock error in seconds; smaller differences mean nothing
     """
 
     operations: Annotated[int, Meta(ge=1)]
@@ -309,7 +343,7 @@ class EntryTimes(Struct, frozen=True):
     def of(
         cls, own: Sequence[float], first: Sequence[float], last: Sequence[float], uncertainty: float
     ) -> "EntryTimes":
-        """Compute from this rank's times and those of the first and last rank, all on one clock."""
+        """Compute the delays from the entry times of this rank, the first rank and the last rank, all on one clock."""
         from statistics import median
 
         return cls(
@@ -321,10 +355,12 @@ class EntryTimes(Struct, frozen=True):
 
 
 class Straggler(Struct, frozen=True):
-    """Usually late ranks: one rank, or all ranks of a node.
+    """One rank, or all ranks of a node, that usually enter operations late.
 
-    In `last` of the `operations` they were last. `late_seconds` is their extra delay in the median row, where an
-    operation takes `operation_seconds`. `chance` bounds the probability that this is a coincidence.
+    - `late_seconds`: the delay beyond that of other ranks, median over rows
+    - `operation_seconds`: the duration of an operation, median over rows
+    - `last`, `operations`: the group entered `last` of all `operations` last
+    - `chance`: upper bound on the probability that this is a coincidence
     """
 
     ranks: tuple[int, ...]
@@ -336,7 +372,11 @@ class Straggler(Struct, frozen=True):
 
 
 def find_straggler(rows: Sequence[tuple[Sequence[EntryTimes], float]], nodes: Sequence[int]) -> Straggler | None:
-    """Find the rank or node that is usually late. A row has every rank's entry times, and seconds per operation."""
+    """Return the rank or node that usually enters operations late, or None.
+
+    Each row consists of the entry times by rank, and the duration of one operation in seconds. `nodes` has the node of
+    each rank.
+    """
     if not rows or len(nodes) < 2:
         return None
     members = group_by(range(len(nodes)), lambda rank: nodes[rank])
@@ -374,7 +414,7 @@ def _find_lateness(
 
 
 def bound_chance(successes: int, trials: int, probability: float) -> float:
-    """Return an upper bound on the probability of at least this many successes: Hoeffding's, exp(-n D(k/n || p))."""
+    """Return Hoeffding's upper bound, exp(-n D(k/n || p)), on the probability of at least `successes` successes."""
     share = successes / trials
     if share <= probability:
         return 1.0
@@ -387,6 +427,9 @@ def bound_chance(successes: int, trials: int, probability: float) -> float:
 def convert_to_rank0_clock(
     own: Iterable[float], before: ClockOffset, after: ClockOffset, start: float, end: float
 ) -> list[float]:
-    """Convert times of this rank to rank 0's clock. The clocks were compared at `start` and `end`, and drift."""
+    """Convert entry times from this rank's clock to rank 0's clock.
+
+    The clock offset was measured at `start` and at `end`. Offsets between them are interpolated, because clocks drift.
+    """
     slope = (after.seconds - before.seconds) / (end - start) if end > start else 0.0
     return [time + before.seconds + slope * (time - start) for time in own]

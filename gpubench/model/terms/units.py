@@ -1,4 +1,8 @@
-"""Parse and format sizes (K, M, G, T are 1024-based), times, bandwidths and names; print foreign text safely."""
+"""Parse and format sizes, times, bandwidths and lists of names. Escape text from other programs before it is
+printed.
+
+The size suffixes K, M, G and T are 1024-based.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +19,7 @@ _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)(?P<suffix>[KMGT]?)(?:I?B)?"
 
 
 def parse_size(text: str) -> int:
-    """Parse '8', '4K', '1.5M' or '1GiB' as bytes. Raises UsageError unless they are a whole number."""
+    """Parse '8', '4K', '1.5M' or '1GiB' as bytes. Raises UsageError unless the result is a whole number of bytes."""
     match = _SIZE.fullmatch(text.strip().upper())
     if match is None:
         raise UsageError(
@@ -31,7 +35,9 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return the shortest exact size: 1024 → '1K', 1536 → '1536', 2**30 → '1G'. `parse_size` reads it back."""
+    """Return the shortest exact text for a size: 1024 → '1K', 1536 → '1536', 2**30 → '1G'. `parse_size` parses it
+    back.
+    """
     for suffix in ("T", "G", "M", "K"):
         if size_bytes and size_bytes % SUFFIX_BYTES[suffix] == 0:
             return f"{size_bytes // SUFFIX_BYTES[suffix]}{suffix}"
@@ -39,7 +45,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_time(microseconds: float) -> str:
-    """Round to three digits in the fitting unit: '46.1 µs', '27 ms', '1.5 s'."""
+    """Format a time with three significant digits and a suitable unit: '46.1 µs', '27 ms', '1.5 s'."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if microseconds >= 0.9995 * size:
             return f"{_three_digits(microseconds / size)} {unit}"
@@ -47,7 +53,9 @@ def format_time(microseconds: float) -> str:
 
 
 def format_bandwidth(gb_s: float) -> str:
-    """Round to two digits in the fitting unit: '237 GB/s', '1.5 GB/s', '12 MB/s', '88 kB/s'."""
+    """Format a bandwidth with two significant digits and a suitable unit: '237 GB/s', '1.5 GB/s', '12 MB/s', '88
+    kB/s'.
+    """
     for unit, size in (("GB/s", 1.0), ("MB/s", 1e-3)):
         if gb_s >= 0.995 * size:
             return f"{_two_digits(gb_s / size)} {unit}"
@@ -63,7 +71,7 @@ def _three_digits(value: float) -> str:
 
 
 def format_memory(size_bytes: int) -> str:
-    """Round an amount of memory for a sentence: '139.8 GiB', '512 B'."""
+    """Format an amount of memory for messages, with one decimal: '139.8 GiB', '512 B'."""
     for suffix in ("T", "G", "M", "K"):
         if size_bytes >= SUFFIX_BYTES[suffix]:
             return f"{size_bytes / SUFFIX_BYTES[suffix]:.1f} {suffix}iB"
@@ -74,7 +82,9 @@ _NUMBERED = re.compile(r"(?P<stem>(?:.*\D)?)(?P<number>\d{1,18})", re.ASCII | re
 
 
 def compress_names(names: Sequence[str]) -> str:
-    """List names, with consecutive numbers after equal letters as a range: 'node0-1023, login'."""
+    """Join names with commas. Names that differ only in consecutive trailing numbers become a range: 'node0-1023,
+    login'.
+    """
     runs: list[tuple[str, str, str]] = []
     for name in names:
         match = _NUMBERED.fullmatch(name)
@@ -88,7 +98,7 @@ def compress_names(names: Sequence[str]) -> str:
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """Format distinct numbers as ranges, in any order: 7, 0, 1, 2 → '0-2,7'."""
+    """Format distinct numbers, in any order, as ascending ranges: 7, 0, 1, 2 → '0-2,7'."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and number == ranges[-1][-1] + 1:
@@ -99,18 +109,21 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def format_mask(mask: int) -> str:
-    """Format the set bits of a mask as ranges: 0b100111 → '0-2,5'."""
+    """Format the positions of a mask's set bits as ranges: 0b100111 → '0-2,5'."""
     return format_ranges(bit for bit in range(mask.bit_length()) if mask >> bit & 1)
 
 
 def shorten(names: Sequence[str], most: int = 4, count: int | None = None) -> str:
-    """Return the first names and the number of the others: 'a, b and 3 more'. `count` is the total if larger."""
+    """Return the first `most` names and the number of remaining names: 'a, b and 3 more'.
+
+    `count` is the total number of names if `names` does not contain all of them.
+    """
     more = (len(names) if count is None else count) - min(len(names), most)
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def percent(part: float | None, whole: float | None) -> float | None:
-    """Return the percentage. None if either is unknown or the whole is 0."""
+    """Return `part` as a percentage of `whole`. None if either is unknown or `whole` is 0."""
     return None if part is None or not whole else 100 * part / whole
 
 
@@ -119,14 +132,14 @@ def format_percent(value: float | None, unknown: str = "", digits: int = 0) -> s
 
 
 def format_share(percent: float | None) -> str:
-    """Format a percentage without its sign: '98', '7.3', or '-' if unknown."""
+    """Format a percentage without the percent sign: '98', '7.3', or '-' if unknown."""
     if percent is None:
         return "-"
     return f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"
 
 
 def plural(number: int, noun: str) -> str:
-    """Return the number with its noun: '1 GPU', '4 GPUs', '1,024 GPUs'."""
+    """Return a count and its noun, in the plural unless the count is 1: '1 GPU', '4 GPUs', '1,024 GPUs'."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -135,7 +148,7 @@ Key = TypeVar("Key")
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Group items by key, in the order of each key's first item."""
+    """Group items by key. Keys appear in the order of their first item."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -143,14 +156,16 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
 
 
 _RUNNER_COMMAND = re.compile(r"^(?P<indent> *):(?=:)|#(?P<hash>#)(?=[A-Za-z]*\[)")
-"""GitHub's runner executes a line that starts with '::'. It and Azure execute '##[' and '##vso[' anywhere."""
+"""GitHub's runner executes lines that start with '::'. GitHub and Azure execute '##[' and '##vso[' anywhere in a
+line.
+"""
 
 
 def printable_line(text: str) -> str:
-    """Escape a text so that a terminal or a CI runner prints it as one line and executes nothing in it.
+    """Escape text so that a terminal or a CI runner prints it as one line and executes nothing in it.
 
-    Unprintable characters (colors, line ends, direction changes) become Python escapes, and tabs become spaces. A
-    backslash breaks runner commands. Escaping twice changes nothing.
+    Unprintable characters (colors, line ends, changes of the text direction) become Python escapes, and tabs become
+    spaces. A backslash is inserted into runner commands. Escaping the result again changes nothing.
     """
     if text.isprintable() and "::" not in text and "##" not in text:
         return text
@@ -161,12 +176,12 @@ def printable_line(text: str) -> str:
 
 
 def escaped(character: str) -> str:
-    r"""Escape an unprintable character as Python does, '\x1b'. Keep others."""
+    r"""Escape an unprintable character as Python does ('\x1b'). Return printable characters unchanged."""
     return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
 
 
 def format_error(error: GpubenchError) -> str:
-    """Format an error for printing, one line per part."""
+    """Format an error for printing. Each part of the error becomes one line."""
     return "gpubench: error: " + "\n".join(map(printable_line, error.lines()))
 
 
@@ -175,14 +190,14 @@ _FORMS = "1K:4G (×2), 1K:4G:4 (×4), 1M:64M:+1M (steps), or a list: 1K,64K,1M"
 
 
 class DroppedSize(Struct, frozen=True):
-    """A requested size that is not measured, with the reason."""
+    """A requested size that gpubench skips, with the reason."""
 
     size_bytes: int
     reason: str
 
 
 def describe_dropped(dropped: Sequence[DroppedSize]) -> list[str]:
-    """Describe dropped sizes, one line per reason: '8G, 16G: ...'."""
+    """Describe skipped sizes in one line per reason: '8G, 16G: ...'."""
     groups = group_by(dropped, lambda size: size.reason)
     return [f"{', '.join(format_size(size.size_bytes) for size in sizes)}: {why}" for why, sizes in groups.items()]
 
@@ -190,9 +205,11 @@ def describe_dropped(dropped: Sequence[DroppedSize]) -> list[str]:
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Parse the value of `--sizes` as bytes: `FROM:TO`, `FROM:TO:FACTOR`, `FROM:TO:+STEP` or `A,B,C`.
 
-    A range steps from FROM up to TO like nccl-tests' -b, -e, -f and -i. It includes TO only if a step lands on it. A
-    list keeps its order. Raises UsageError if it has no size, a size of zero, or more than 10,000 sizes, and if a range
-    is reversed or its factor is at most one.
+    A range goes from FROM up to TO, like -b, -e, -f and -i of nccl-tests. It includes TO only if a step lands on it.
+    Sizes in a list keep their order.
+
+    Raises UsageError if there is no size, a size of zero, or more than 10,000 sizes. A range must ascend.
+    Its factor must be greater than 1.
     """
     with add_advice(next_step="--sizes 1K:64M"):
         if not text.strip():
@@ -241,7 +258,7 @@ def _steps(text: str, first: int, last: int, step_text: str) -> Iterator[int]:
             raise UsageError(f"--sizes {text} steps by zero", expected="a step of at least one byte: 1M:64M:+1M")
         yield from range(first, last + 1, step)
         return
-    from fractions import Fraction  # Its import takes 3 ms, and every command with rows imports this module.
+    from fractions import Fraction  # The import takes 3 ms, and every command that prints rows imports this module.
 
     try:
         factor = Fraction(step_text)
@@ -261,9 +278,10 @@ def _steps(text: str, first: int, last: int, step_text: str) -> Iterator[int]:
 def split_by_memory(
     sizes: Sequence[int], buffers: int, free_bytes: int, where: str, held: str = ""
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
-    """Split sizes into those whose `buffers` buffers fit into `free_bytes`, and the others with the reason.
+    """Split sizes into sizes whose `buffers` buffers fit into `free_bytes`, and sizes to skip, with the reason.
 
-    `where` is the rank with the least memory: 'rank 3 on n1 (GPU memory)'. `held` lists other users of that memory.
+    `where` is the rank with the least free memory: 'rank 3 on n1 (GPU memory)'. `held` lists other processes that use
+    the same memory.
     """
     room = f"{where} can take {format_memory(free_bytes)}" + (f"; others hold its memory: {held}" if held else "")
     fitting = tuple(size for size in sizes if size * buffers <= free_bytes)

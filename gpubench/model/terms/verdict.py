@@ -14,7 +14,7 @@ from gpubench.model.terms.ranks import GPUS_ARE_SPLIT, DevicePlace
 
 
 class Origin(StrEnum):
-    """The origin of a value or a machine."""
+    """Whether a value or a machine was measured, simulated, or read from a recording."""
 
     MEASURED = "measured"
     SIMULATED = "simulated"
@@ -22,7 +22,9 @@ class Origin(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The judgement of a subject. ERROR means that it could not be measured, which is neither PASS nor FAIL."""
+    """The judgement of a subject. ERROR means that the subject could not be measured, so it is neither PASS nor
+    FAIL.
+    """
 
     PASS = "PASS"
     WARN = "WARN"
@@ -37,24 +39,24 @@ _PLACES: dict[str, int] = {verdict: place for place, verdict in enumerate(WORST_
 
 
 def gravity(verdict: str) -> int:
-    """Return the rank of a verdict by severity, 0 for the worst."""
+    """Return the position of a verdict from worst to best. The worst verdict, FAIL, has position 0."""
     return _PLACES[verdict]
 
 
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst verdict: FAIL, else ERROR, and so on. SKIP if there is none."""
+    """Return the worst verdict, in the order of `WORST_FIRST`. SKIP if there are no verdicts."""
     seen = set(verdicts)
     return next((verdict for verdict in WORST_FIRST if verdict in seen), Verdict.SKIP)
 
 
 def worst_row_verdict(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst verdict, but let slow rows decide before rows that could not be judged."""
+    """Return the worst verdict of rows. If any row is slow (WARN), ignore rows that are INCONCLUSIVE."""
     seen = set(verdicts)
     return worst_verdict(seen - {Verdict.INCONCLUSIVE} if Verdict.WARN in seen else seen)
 
 
 def exit_code(verdict: Verdict) -> int:
-    """Return the exit code of a verdict: FAIL → 1, ERROR → 3, everything else → 0."""
+    """Return the exit code for a verdict: 1 for FAIL, 3 for ERROR, 0 for everything else."""
     if verdict is Verdict.FAIL:
         return errors.JUDGED_AND_FAILED
     return errors.COULD_NOT_MEASURE if verdict is Verdict.ERROR else errors.DONE
@@ -64,19 +66,19 @@ WRONG_DATA = "wrong-data"
 HOST_STAGED = "host-staged"
 SLOW_UNEXPLAINED = "slow-unexplained"
 STRAGGLER = "straggler"
-_MOST_CONSEQUENCES = 3  # Shown to people. Files have all.
+_MOST_CONSEQUENCES = 3  # Maximum number of consequences in reports for people. Result files contain all of them.
 
 FIGURES = (
     *(HOST_STAGED, "p2p-slow", "p2p-asymmetric", "p2p-slower-than-staging", "host-copies-slow"),
     *(SLOW_UNEXPLAINED, "slow-range", STRAGGLER),
 )
-"""Findings about measured values. A condition may explain them."""
+"""Ids of findings about measured values. A finding about a setting or a device may explain them."""
 
 
 class Cure(Struct, frozen=True):
-    """What to do: commands to paste in this order, and one or two sentences about them.
+    """What to do about a finding: commands to paste, in this order, and one or two sentences about them.
 
-    The cure of a broken cable, for example, has no command, only a comment.
+    Some cures have only a comment. For example, no command replaces a broken cable.
     """
 
     commands: tuple[str, ...] = ()
@@ -88,18 +90,18 @@ class Cure(Struct, frozen=True):
 
     @property
     def details(self) -> "tuple[Detail, ...]":
-        """The commands and the comment, one per line."""
+        """The commands and the comment of the cure, one per line."""
         commands = [Detail("try", command, is_command=True) for command in self.commands]
         return (*commands, *([Detail("try", self.comment)] if self.comment else []))
 
     @property
     def text_lines(self) -> tuple[str, ...]:
-        """Its lines, the first of which starts with `try:`."""
+        """The lines of the cure as text. The first line starts with `try:`."""
         return tuple(detail.text if number else f"try: {detail.text}" for number, detail in enumerate(self.details))
 
     @property
     def text(self) -> str:
-        """Commands and comment in one text, for a single column."""
+        """The commands and the comment of the cure as one text, for formats with a single column."""
         return ". ".join(filter(None, ("; ".join(self.commands), self.comment)))
 
     def add_comment(self, comment: str) -> "Cure":
@@ -113,7 +115,7 @@ NO_CURE = Cure()
 
 
 def merge_cures(cures: Iterable[Cure]) -> Cure:
-    """Merge cures without duplicate commands and comments."""
+    """Combine cures into one. Drop duplicate commands and comments."""
     cures = tuple(cures)
     commands = dict.fromkeys(command for cure in cures for command in cure.commands)
     comments = dict.fromkeys(cure.comment for cure in cures if cure.comment)
@@ -121,7 +123,7 @@ def merge_cures(cures: Iterable[Cure]) -> Cure:
 
 
 class Detail(NamedTuple):
-    """A labelled line below the first line of a finding."""
+    """A labelled line below the first line of a finding in a report."""
 
     label: str
     text: str
@@ -129,52 +131,52 @@ class Detail(NamedTuple):
 
 
 class Finding(Struct, frozen=True):
-    """One thing to report: its subject, what was seen and expected, the likely cause, and the cure."""
+    """One problem or remark: the subject, the observed and the expected state, the likely cause, and the cure."""
 
-    id: str  #: stable, for machines to match
+    id: str  #: stable identifier, for programs that read results
     severity: Verdict  #: verdict on the subject
-    subject: str  #: what it is about, shortened
-    seen: str  #: what was seen
-    expected: str  #: what was expected
-    cause: str  #: the likely reason
+    subject: str  #: devices, ranks or settings with the problem; long lists are shortened
+    seen: str  #: the observed state or value
+    expected: str  #: the expected state or value
+    cause: str  #: the likely cause
     cure: Cure
-    subjects: tuple[str, ...] = ()  #: all that the finding is about, where `subject` shortens them
-    consequences: tuple[str, ...] = ()  #: what follows from it, a line each
-    expected_percent: float | None = None  #: the share of the expected speed that is left, at worst; null if not known
-    places: tuple[DevicePlace, ...] = ()  #: nodes and devices that it is about
+    subjects: tuple[str, ...] = ()  #: all devices, ranks or settings with the problem, if `subject` is shortened
+    consequences: tuple[str, ...] = ()  #: effects of the problem, one line each
+    expected_percent: float | None = None  #: lowest remaining speed in percent of the expected speed; null if unknown
+    places: tuple[DevicePlace, ...] = ()  #: nodes and devices with the problem
 
     def __repr__(self) -> str:
         return f"<{self.severity} {self.id}: {self.subject}: {self.seen}>"
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """Commands to run, in this order; each can be pasted as it stands."""
+        """Commands that fix or narrow down the problem, in this order; each can be pasted unchanged."""
         return self.cure.commands
 
     @property
     def comment(self) -> str:
-        """What to know about the commands, or what to do if there is no command."""
+        """Advice about the commands, or what to do if no command helps."""
         return self.cure.comment
 
     @property
     def next_command(self) -> str:
-        """The first of `commands`; empty if there is none."""
+        """The first command in `commands`, or empty if there is none."""
         return self.commands[0] if self.commands else ""
 
     @property
     def node(self) -> str | None:
-        """Host name of the node; null if the finding is about several nodes or about none."""
+        """Host name of the affected node; null if several nodes or none are affected."""
         nodes = {place.node for place in self.places}
         return nodes.pop() if len(nodes) == 1 else None
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Names of the devices, such as GPU5; two of a pair; `places` has their bus ids."""
+        """Names of the affected devices, such as GPU5, or both GPUs of a pair; `places` has their PCI bus ids."""
         return tuple(dict.fromkeys(place.device for place in self.places if place.device))
 
     @property
     def details(self) -> tuple[Detail, ...]:
-        """The lines below its first one, with at most three consequences."""
+        """The lines below the first line of the finding, with at most three consequences."""
         left_out = len(self.consequences) - _MOST_CONSEQUENCES
         consequences = self.consequences[:_MOST_CONSEQUENCES] + ((f"and {left_out} more",) if left_out > 0 else ())
         parts = (("seen", self.seen), ("expected", self.expected), ("likely", self.cause))
@@ -186,20 +188,21 @@ class Finding(Struct, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """The lines below its first one as text, with all consequences."""
+        """The lines below the first line of the finding as text, with all consequences."""
         told = [f"{detail.label}: {detail.text}" for detail in self.details if detail.label not in ("try", "explains")]
         return [*told, *self.cure.text_lines, *(f"explains: {line}" for line in self.consequences)]
 
     def to_record(self) -> dict[str, Any]:
-        """Convert to plain data, with the columns in FINDING_COLUMNS."""
+        """Convert the finding to plain data with the columns in FINDING_COLUMNS."""
         record = {name: getattr(self, name) for name in FINDING_COLUMNS} | {"places": map(asdict, self.places)}
         return {name: list(value) if isinstance(value, (tuple, map)) else value for name, value in record.items()}
 
     @classmethod
     def from_record(cls, record: Any, where: str = "") -> "Finding":
-        """Convert the result of `to_record` back, also of versions that had one text instead of commands and comment.
+        """Convert plain data from `to_record` back to a finding.
 
-        Raises UsageError that begins with `where`.
+        Older versions wrote one text instead of commands and a comment. Raises UsageError with a message that starts
+        with `where`.
         """
         if isinstance(record, dict) and "cure" not in record:
             cure = {name: record[name] for name in ("commands", "comment") if name in record}
@@ -216,25 +219,25 @@ FINDING_COLUMNS = (
 
 
 def failing_hosts(findings: Iterable[Finding], hosts: Collection[str]) -> set[str]:
-    """Return the hosts with a FAIL or an ERROR."""
+    """Return the hosts that have a finding with FAIL or ERROR."""
     failed = [finding for finding in findings if finding.severity in (Verdict.FAIL, Verdict.ERROR)]
     return {place.node for finding in failed for place in finding.places} & {*hosts}
 
 
-DOUBTED_FACTOR = 1.5  # If a speed differs from its expectation by this factor and is not slow, doubt the expectation
+DOUBTED_FACTOR = 1.5  # If a speed exceeds its expected value by this factor, the expected value is probably wrong.
 _OF_NICS = " of assumed NICs (--nics tells others)"
 _DOUBT = re.compile(rf"[\d.]+ times what .+? expects?\b(?:{re.escape(_OF_NICS)})?|{GPUS_ARE_SPLIT}")
 _PROFILE = re.compile(r"profile [^\s,;]+")
 
 
 def describe_doubt(times: float, source: str) -> str:
-    """Return why a speed is not judged: '2.6 times what profile hgx-b200-8 expects'."""
+    """Return the reason why a speed is not judged: '2.6 times what profile hgx-b200-8 expects'."""
     named = _PROFILE.search(source)
     expecting = named[0] if named else source.partition(";")[0]
     return f"{times:.1f} times what {expecting} expects{_OF_NICS if '--nics' in source else ''}"
 
 
 def parse_doubt(note: str | None) -> str:
-    """Return why a row's speed is not judged, from its note, or ''."""
+    """Return the reason in a row's note why its speed is not judged. '' if the note has none."""
     found = _DOUBT.search(note or "")
     return found[0] if found else ""
