@@ -18,12 +18,12 @@ def _commands() -> list[str]:
 
 
 def __dir__() -> list[str]:
-    """Public names, for TAB and `dir`."""
+    """Return the public names, for `dir` and for tab completion."""
     return sorted(("__doc__", "__file__", "__name__", "__version__", *_OF_LIBRARY, *_commands()))
 
 
 def __getattr__(name: str) -> object:
-    """Import what programs use on first access: the command line needs none of it."""
+    """Import the library's functions on first access, since the command line does not need them."""
     from importlib import import_module
 
     if name == "__all__":

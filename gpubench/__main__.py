@@ -1,26 +1,30 @@
-"""The program `gpubench`, and `python -m gpubench`: the command line, or what mpirun launches, one process a rank.
+"""Entry point of the `gpubench` command and of `python -m gpubench`, for users and for ranks that mpirun launched.
 
-Ctrl-C may come while modules are imported, so nothing is imported before it is taken care of.
+Ctrl-C may arrive while modules are imported, so its handler is installed before other imports.
 """
 
 import os
 import sys
 
-TYPE_CHECKING = False  # The one of `typing`, whose import takes longer than all else here
+# Type checkers treat this like typing.TYPE_CHECKING. Importing typing would take longer than the rest of this file.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
 
     from gpubench.model.facts.environment import LaunchedRank
 else:
-    import _signal as signal  # what `signal` is made of, without its enumerations
+    import _signal as signal  # The C module behind `signal`, which imports faster because it defines no enums
 
 _INTERRUPTED = 130
 _QUOTED = " *?[]{}()<>|&;$`\"'\\!#~"
-_CHANNEL = "GPUBENCH_CHANNEL"  # As CHANNEL_VARIABLE in `model.facts.environment`: its parent speaks for a rank
+# Same as CHANNEL_VARIABLE in model.facts.environment. If it is set, the parent process reports for this rank.
+_CHANNEL = "GPUBENCH_CHANNEL"
 
 
 def run(launch: "LaunchedRank | None") -> int:
-    """Be a rank that gpubench launched, which needs no typer to know its plan, or read the command line."""
+    """Run as a rank that gpubench launched, or parse the command line. A launched rank has its plan already and
+    needs no typer.
+    """
     if os.environ.get(_CHANNEL) and launch is not None:
         from gpubench.cli.process import run_launched
 
@@ -42,8 +46,11 @@ def _end_at_once(_number: int, _frame: object) -> None:
 
 
 def main() -> None:
-    """Run, and exit with the code; Ctrl-C is one line from the first import on."""
-    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and not ignored, as behind `&`
+    """Run gpubench and exit with its exit code. From the first import on, Ctrl-C prints one line instead of a
+    traceback.
+    """
+    # False if SIGINT is ignored, as in a background job started with `&`
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_usual:
         signal.signal(signal.SIGINT, _end_at_once)
     from gpubench.cli.process import run_and_exit

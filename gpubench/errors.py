@@ -1,4 +1,4 @@
-"""The errors that gpubench reports, each with its exit code and a hint."""
+"""Exceptions that gpubench reports to users. Each has an exit code, and functions below build the common ones."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ DONE = 0
 JUDGED_AND_FAILED = 1
 WRONG_USAGE = 2
 COULD_NOT_MEASURE = 3
-INTERRUPTED = 130  # As in shells: 128 plus the number of SIGINT
+INTERRUPTED = 130  # 128 plus the number of SIGINT, as in shells
 
 _TEXTS = ("seen", "expected", "reason", "next_step", "where")
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
@@ -21,15 +21,19 @@ _INSTALL_CUDA = "pip install 'gpubench[cuda12]' or '[cuda13]'"
 
 
 class GpubenchError(Exception):
-    """An error that ends a run: what was seen and expected, the likely reason, and the next step, as plain text.
+    """An error that ends a run, as plain text for the user.
 
-    `where` is the rank, host or GPU.
+    - seen: what went wrong
+    - expected: the state that gpubench needs
+    - reason: the likely cause
+    - next_step: a command or change to try
+    - where: the rank, host or GPU on which it happened
     """
 
     exit_code = COULD_NOT_MEASURE
     details: Sequence[str] = ()
     blames_node = False
-    """True if the node itself is at fault, so that a gate drains it."""
+    """True if the node itself is at fault, so a gate drains it."""
 
     def __init__(
         self, seen: str, *, expected: str = "", reason: str = "", next_step: str = "", where: str = ""
@@ -41,33 +45,38 @@ class GpubenchError(Exception):
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return its parts, usually one per line. Foreign text may contain line ends."""
+        """Return the error as text, usually with one line per field. Text from other programs may contain line
+        breaks.
+        """
         labelled = (("expected", self.expected), ("likely", self.reason), ("try", self.next_step))
         below = (f"  {label + ':':<10}{text}" for label, text in labelled if text)
         return [f"{self.where}: {self.seen}" if self.where else self.seen, *self.details, *below]
 
     def to_record(self) -> dict[str, Any]:
-        """Convert to plain data. `from_record` is the inverse."""
+        """Convert the error to plain data for `from_record`."""
         return {name: getattr(self, name) for name in (*_TEXTS, "details", "exit_code")}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Read an error from the data of `to_record`. Its class is lost, its exit code is not."""
+        """Restore an error from the data of `to_record`. The exit code is kept, but not the subclass."""
         error = cls(**{name: str(record[name]) for name in _TEXTS})
         error.details, error.exit_code = record["details"], int(record["exit_code"])
         return error
 
 
 class UsageError(GpubenchError):
-    """The command line asks for something impossible. Nothing was measured."""
+    """The command line asks for something impossible. Raised before anything is measured."""
 
     exit_code = WRONG_USAGE
 
 
 class IncompleteResultError(UsageError):
-    """A result file lacks the number of ranks (`ranks`), or may be of several `collectives`.
+    """A result file does not contain enough to compare it.
 
-    Its values suggest `likely_ranks`. `models` are the GPU models in the file.
+    - ranks: True if the number of ranks is missing
+    - collectives: the collectives that the file may contain, if there are several
+    - likely_ranks: the number of ranks that the values suggest
+    - models: GPU models in the file
     """
 
     ranks = False
@@ -81,24 +90,24 @@ class CouldNotMeasureError(GpubenchError):
 
 
 class ClientRefusedError(CouldNotMeasureError):
-    """CUDA's MPS server refuses a new client. It may accept one seconds later."""
+    """CUDA's MPS server refuses a new client. It may accept one a few seconds later."""
 
 
 class InterruptedRunError(CouldNotMeasureError):
-    """The run was interrupted: Ctrl-C, SIGTERM, or a closed pipe."""
+    """The run was interrupted by Ctrl-C, SIGTERM or a closed pipe."""
 
     exit_code = INTERRUPTED
 
 
 class OutputError(OSError):
-    """An output cannot be written any more. `filename` is always set."""
+    """Writing to an output failed during the run. `filename` is always set."""
 
     rows = 0
 
 
 @contextmanager
 def name_output(path: Path | str) -> Iterator[None]:
-    """Convert OSError to OutputError with the name of the output. BrokenPipeError passes."""
+    """Convert OSError to OutputError with the name of the output. BrokenPipeError is raised unchanged."""
     try:
         yield
     except (OutputError, BrokenPipeError):
@@ -109,7 +118,7 @@ def name_output(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def add_advice(*, reason: str = "", next_step: str = "") -> Iterator[None]:
-    """Add a likely reason and a next step to UsageErrors without these."""
+    """Add a likely reason and a next step to a UsageError, unless it already has them."""
     try:
         yield
     except UsageError as error:
@@ -130,8 +139,9 @@ def exclusive(options: Sequence[str], expected: str) -> UsageError:
 
 
 SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
-FIRST_NCCL_FOR_SHARED_GPUS = 23000  # NCCL 2.30 as NCCL_VERSION_CODE encodes it
-MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # The maximum share of a GPU's SMs for a client of MPS
+FIRST_NCCL_FOR_SHARED_GPUS = 23000  # NCCL 2.30, in the encoding of NCCL_VERSION_CODE
+# Maximum share of a GPU's SMs that an MPS client may use, in percent
+MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 def more_ranks_than_gpus(ranks: int, gpus: int, host: str, ranks_per_gpu: int = 1) -> UsageError:
@@ -156,7 +166,7 @@ def fewer_gpus_than_ranks(ranks: int, gpus: int, host: str) -> UsageError:
 
 
 def shared_gpu(first: str, second: str, gpu: str) -> UsageError:
-    """Return the error of two ranks with the same GPU although there is one for each."""
+    """Return the error for two ranks that use the same GPU although there are enough GPUs."""
     return UsageError(
         f"{first} and {second} would both drive GPU {gpu}",
         expected="one rank per GPU",
@@ -175,7 +185,7 @@ def shared_gpu_under_launcher(ranks_per_gpu: int, ranks: int) -> UsageError:
 
 
 def nccl_refuses_shared_gpu(sharing: str, nccl: str, cuda_major: int) -> UsageError:
-    """Return the error of ranks that share a GPU with an older NCCL. `nccl` is its version and file."""
+    """Return the error for ranks that share a GPU while NCCL is too old for it. `nccl` is NCCL's version and file."""
     return UsageError(
         f'{sharing}, and NCCL {nccl} refuses that ("Duplicate GPU detected")',
         expected=f"NCCL 2.30 or newer with {SHARED_GPU_VARIABLE}=1, or one rank per GPU",
@@ -184,7 +194,7 @@ def nccl_refuses_shared_gpu(sharing: str, nccl: str, cuda_major: int) -> UsageEr
 
 
 def shared_gpu_is_not_enabled(sharing: str, ranks: int) -> UsageError:
-    """Return the error of ranks that share a GPU without the variable that allows it."""
+    """Return the error for ranks that share a GPU without the environment variable that allows it."""
     return UsageError(
         f"{sharing}, and {SHARED_GPU_VARIABLE} is not 1 for all of them",
         expected=f"{SHARED_GPU_VARIABLE}=1 on every rank, without which NCCL refuses ranks that share a GPU",
@@ -193,7 +203,7 @@ def shared_gpu_is_not_enabled(sharing: str, ranks: int) -> UsageError:
 
 
 def shared_gpu_without_percentage(sharing: str, percent: float, ranks: int, kernels_at_once: int = 1) -> UsageError:
-    """Return the error of ranks under MPS whose concurrent kernels may use more SMs than their GPU has."""
+    """Return the error for ranks under MPS whose concurrent kernels may together use more SMs than their GPU has."""
     beside = ", and each rank computes beside its collective" if kernels_at_once > 1 else ""
     return UsageError(
         f"{sharing} under MPS, with {percent:g} % of its SMs in all",
@@ -205,7 +215,7 @@ def shared_gpu_without_percentage(sharing: str, percent: float, ranks: int, kern
 
 
 def different_nccl(versions: Sequence[str]) -> UsageError:
-    """Return the error of ranks with different NCCL versions. Each text has a version and its ranks."""
+    """Return the error for ranks with different NCCL versions. Each text in `versions` has a version and its ranks."""
     return UsageError(
         f"ranks loaded different NCCL libraries: {'; '.join(versions)}",
         expected='one version on every rank: NCCL refuses to connect others ("Mismatched NCCL version")',
@@ -224,7 +234,7 @@ def mps_refuses_clients(detail: str) -> ClientRefusedError:
 
 
 def no_path(pair: str, said: str, cause: str, advice: str) -> CouldNotMeasureError:
-    """Return the error of two ranks without any NCCL transport."""
+    """Return the error for two ranks that no NCCL transport connects."""
     return CouldNotMeasureError(
         f"NCCL finds no path: {pair}: {said}",
         expected="peer access, shared memory or a network between all GPUs",
@@ -265,7 +275,7 @@ def unwritable_output(path: Path, error: OSError) -> UsageError:
 
 
 def exit_style_under_launcher(launcher: str) -> UsageError:
-    """Return the error of --exit-style under a launcher, which sets the exit code itself."""
+    """Return the error for --exit-style under a launcher, since the launcher sets the exit code."""
     return UsageError(
         f"--exit-style under {launcher}",
         expected="one process: a launcher has exit codes of its own",
@@ -282,7 +292,10 @@ def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
 
 
 def rows_kept(rows: int) -> str:
-    """Return the end of a sentence about a failed run: '; the 3 rows measured before are kept', or ''."""
+    """Return a clause for the end of an error message, such as '; the 3 rows measured before are kept'.
+
+    It is empty if there are no rows.
+    """
     kept = "the row measured before is" if rows == 1 else f"the {rows} rows measured before are"
     return f"; {kept} kept" if rows else ""
 
@@ -306,7 +319,7 @@ def no_rank_started() -> CouldNotMeasureError:
 
 
 def launcher_failed(exit_code: int) -> CouldNotMeasureError:
-    """Return the error of a launcher that ended before any rank sent anything."""
+    """Return the error for a launcher that ended before any rank started."""
     return CouldNotMeasureError(
         f"mpirun ended with exit code {exit_code} before any rank started",
         reason="MPI does not work here as it is set up; what mpirun printed stands above",
@@ -341,7 +354,7 @@ def missing_mpi_library(detail: str) -> CouldNotMeasureError:
 
 
 def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
-    """Return the error of N separate jobs with one rank instead of one job with N ranks."""
+    """Return the error for a launcher that started separate jobs of one rank instead of one job."""
     return CouldNotMeasureError(
         f"{launcher} started {claimed} processes, but in each of them MPI sees a single rank",
         expected=f"one job of {claimed} ranks",
@@ -352,7 +365,7 @@ def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
 
 
 def no_gpu(reason: str, for_what: str = "--backend nccl", instead: str = "") -> CouldNotMeasureError:
-    """Return the error of a command or an option without a usable GPU. `instead` is an alternative."""
+    """Return the error for a command or option that needs a GPU. `instead` names an alternative that needs none."""
     if not instead:
         on_cpus = "--backend host measures MPI on CPU buffers instead"
         instead = on_cpus if for_what.startswith("-") else SIMULATED_INSTEAD
@@ -368,7 +381,9 @@ SIMULATED_INSTEAD = "--simulate hgx-h200-4 shows what it prints"
 
 
 def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:
-    """Return the error of a missing CuPy. `cuda_major` is the newest CUDA of the driver, if known."""
+    """Return the error for a missing CuPy. `cuda_major` is the newest CUDA version that the driver supports, if
+    known.
+    """
     extra = f"cuda{cuda_major}" if cuda_major in (12, 13) else "cuda12] or gpubench[cuda13"
     return CouldNotMeasureError(
         "CuPy is not installed, and GPUs are driven through it",

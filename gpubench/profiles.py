@@ -1,4 +1,6 @@
-"""Find, read, check and match profiles. A user's own (GPUBENCH_PROFILES, XDG) take precedence."""
+"""Find, read, validate and match profiles. A user's own profiles (GPUBENCH_PROFILES or XDG folder) take precedence
+over those of gpubench.
+"""
 
 import contextlib
 import difflib
@@ -25,22 +27,27 @@ from gpubench.model.profiles.profile import Generic, Profile, check_profile
 from gpubench.model.terms.plain import from_plain, is_nested_deeper
 
 MOST_BYTES = 2**18
-"""Bytes of a file. The largest of ours has 14 KB, and reading nested arrays takes quadratic time."""
+"""Size of a profile in bytes. The largest profile of gpubench has 14 KB, and parsing nested arrays takes quadratic
+time.
+"""
 
 MOST_DEPTH = 16
-"""Nesting of tables and arrays, and parts of a dotted key. Profiles have three levels."""
+"""Nesting depth of tables and arrays, and components of a dotted key. Profiles have three levels."""
 
 MOST_FILES = 1000
-"""Files in a user's folder, which many commands read."""
+"""Number of profiles in a user's folder, which many commands read."""
 
-KeyPath = tuple[str | int, ...]  # The keys and positions of a value: ('expected', 4, 'value')
+KeyPath = tuple[str | int, ...]  # Keys and list positions that lead to a value, such as ('expected', 4, 'value')
 _TABLE = re.compile(r"\s*(?P<open>\[\[?)\s*(?P<name>[\w.-]+)\s*\]\]?\s*(#.*)?", re.ASCII)
 _KEY = re.compile(r"\s*(?P<name>[\w.-]+)\s*=", re.ASCII)
 _STEP = re.compile(r"\.(?P<key>[\w-]+)|\[(?P<position>\d+)\](?: \([^)]*\))?", re.ASCII)
 
 
 def parse_key_path(words: str) -> KeyPath:
-    """Parse the key in a message: '.expected[4] (p2p.write_gb_s).value is 0' → ('expected', 4, 'value')."""
+    """Parse the key in an error message.
+
+    '.expected[4] (p2p.write_gb_s).value is 0' becomes ('expected', 4, 'value').
+    """
     steps: list[str | int] = []
     end = 0
     while found := _STEP.match(words, end):
@@ -50,7 +57,7 @@ def parse_key_path(words: str) -> KeyPath:
 
 
 def find_line(text: str, path: Sequence[str | int]) -> int | None:
-    """Return the line of a key, else of the nearest table around it. Lines count from 1."""
+    """Return the line number of a key, counted from 1. If the key is absent, return the line of its innermost table."""
     lines = _lines(text)
     return next((lines[key] for end in range(len(path), 0, -1) if (key := tuple(path[:end])) in lines), None)
 
@@ -85,15 +92,17 @@ _LONG_KEY = re.compile(rf"(?m)^\s*\[*[\w-]+(?:\.[\w-]+){{{MOST_DEPTH},}}")
 
 
 def folder(package: Path = Path(__file__).parent) -> Path:
-    """Return the folder of our profiles: next to the package in a checkout, inside it after installation."""
+    """Return the folder with gpubench's profiles. It is next to the package in a checkout, and inside it after
+    installation.
+    """
     installed = package / "_profiles"
     return installed if installed.is_dir() else package.parent / "profiles"
 
 
 def read_profile(data: bytes, where: str) -> Profile:
-    """Read a profile from the bytes of its file, whose name in messages is `where`.
+    """Parse and validate a profile. `where` is its file name for error messages.
 
-    Raises UsageError for invalid TOML, an unknown key, and an impossible value.
+    Raises UsageError for invalid TOML, an unknown key, or an impossible value.
     """
     next_step = "docs/profile-keys.md has every key; gpubench profiles lint FILE"
     with add_advice(reason="the profile was written or edited by hand", next_step=next_step):
@@ -125,7 +134,7 @@ def _loaded(text: str) -> dict[str, Any]:
 
 
 def _check_finite(value: object, where: str) -> None:
-    """Raise UsageError for `nan` and `inf`, because comparisons with them mislead."""
+    """Raise UsageError for `nan` and `inf`, because comparisons with them give misleading results."""
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{where} is {value}", expected="a finite number")
     if isinstance(value, dict):
@@ -138,7 +147,7 @@ def _check_finite(value: object, where: str) -> None:
 
 @contextlib.contextmanager
 def _naming_the_line(text: str, where: str) -> Iterator[None]:
-    """Add the line to errors about a key: 'mine.toml line 123: expected[4] (...).value is 0'."""
+    """Add the line number to errors about a key, as in 'mine.toml line 123: expected[4] (...).value is 0'."""
     try:
         yield
     except UsageError as error:
@@ -152,7 +161,7 @@ def _naming_the_line(text: str, where: str) -> Iterator[None]:
 
 
 def read_file(path: Path) -> Profile:
-    """Read a profile. Raises UsageError if the file cannot be read or is no profile."""
+    """Read a profile from a file. Raises UsageError if the file cannot be read or is not a profile."""
     try:
         data = _regular_bytes(path)
     except (OSError, ValueError) as error:
@@ -166,8 +175,10 @@ def read_file(path: Path) -> Profile:
 
 
 def _regular_bytes(path: Path) -> bytes:
-    """Read a regular file. Raises OSError, or ValueError if it is of another kind or too large."""
-    # A pipe would wait for its writer, and a device may never end.
+    """Read a regular file. Raises OSError if reading fails, and ValueError for other kinds of files and for large
+    files.
+    """
+    # Opening a pipe would block until something writes to it, and reading a device may never end.
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         about = os.fstat(file)
@@ -187,7 +198,7 @@ def profile_names() -> tuple[str, ...]:
 
 @cache
 def load(name: str) -> Profile:
-    """Return our profile of this name. Raises UsageError, with similar names."""
+    """Return one of gpubench's profiles. Raises UsageError, with similar names, if there is none with this name."""
     known = profile_names()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -200,16 +211,19 @@ def load(name: str) -> Profile:
 
 
 def user_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder of a user's own profiles, which may not exist."""
+    """Return the folder for the user's own profiles, which may not exist."""
     named = environment.get(FOLDER_VARIABLE)
     if named:
         return Path(named)
-    home = environment.get("HOME") or "/nonexistent"  # Never the working directory
+    home = environment.get("HOME") or "/nonexistent"  # Never fall back to the working directory
     return Path(environment.get("XDG_CONFIG_HOME") or Path(home) / ".config") / "gpubench" / "profiles"
 
 
 def user_profiles(environment: Mapping[str, str]) -> tuple[Profile, ...]:
-    """Return a user's own profiles by file name. Raises UsageError if one is invalid, or if there are too many."""
+    """Return the user's own profiles in the order of their file names.
+
+    Raises UsageError if one of them is invalid, or if there are too many.
+    """
     own_folder = user_folder(environment)
     paths = list(islice(own_folder.glob("*.toml"), MOST_FILES + 1))
     if len(paths) > MOST_FILES:
@@ -223,7 +237,9 @@ def user_profiles(environment: Mapping[str, str]) -> tuple[Profile, ...]:
 
 
 def find(text: str, environment: Mapping[str, str]) -> Profile:
-    """Find the profile that a user names: a path, one of their own, or one of ours. Raises UsageError."""
+    """Find a profile by path, among the user's own profiles, or among gpubench's. Raises UsageError if there is
+    none.
+    """
     if text.endswith(".toml") or "/" in text:
         return read_file(Path(text))
     own = user_folder(environment) / f"{text}.toml"
@@ -231,12 +247,15 @@ def find(text: str, environment: Mapping[str, str]) -> Profile:
 
 
 def all_profiles() -> tuple[Profile, ...]:
-    """Return our profiles by name."""
+    """Return all of gpubench's profiles, sorted by name."""
     return tuple(load(name) for name in profile_names())
 
 
 def _profiles_containing(words: Iterable[str]) -> Iterator[Profile]:
-    """Yield our profiles whose files contain these words. Parsing all files takes a third of the time of `topo`."""
+    """Yield gpubench's profiles whose files contain all these words.
+
+    This avoids parsing every file, which would take a third of the run time of `topo`.
+    """
     return (load(name) for name, text in _texts().items() if all(word in text for word in words))
 
 
@@ -246,7 +265,7 @@ def _texts() -> Mapping[str, str]:
 
 
 class ProfileMatch(Struct, frozen=True):
-    """The profile for a machine. `note` describes a machine that has only a part of the board."""
+    """The profile that matches a machine. `note` explains the match if the machine has only a part of the board."""
 
     profile: Profile
     note: str = ""
@@ -258,9 +277,10 @@ class ProfileMatch(Struct, frozen=True):
 def match_machine(
     gpu_names: Sequence[str], count: int, *, switched: bool | None, joined: bool, own: Sequence[Profile] = ()
 ) -> ProfileMatch | None:
-    """Match like `match_whole_machine`, a user's own first, and fall back to a generic profile.
+    """Match a machine as `match_whole_machine` does: first with the user's own profiles, then with gpubench's.
 
-    `joined` is true if NVLinks connect the GPUs. Return None without GPUs.
+    If nothing matches, return a generic profile. `joined` is True if NVLinks connect the GPUs. Without GPUs, return
+    None.
     """
     found = match_whole_machine(gpu_names, count, switched=switched, among=own) or match_whole_machine(
         gpu_names, count, switched=switched
@@ -281,7 +301,9 @@ def match_machine(
 
 
 def _has_bridges(found: ProfileMatch) -> bool:
-    """True if NVLink bridges connect cards in pairs. A healthy machine may have such cards without bridges."""
+    """True if the profile's NVLink bridges join cards in pairs. Healthy machines may have the same cards without
+    bridges.
+    """
     nvlink = found.profile.nvlink
     joined = [gpu for pair in nvlink.pairs for gpu in pair[:2]] if nvlink is not None else []
     return len(joined) == len(set(joined)) > 0
@@ -290,11 +312,14 @@ def _has_bridges(found: ProfileMatch) -> bool:
 def match_whole_machine(
     gpu_names: Sequence[str], count: int, *, switched: bool | None = None, among: Sequence[Profile] | None = None
 ) -> ProfileMatch | None:
-    """Return the profile for `count` visible GPUs with these NVML names, or None. Search `among`, or our profiles.
+    """Return the profile for a machine with `count` visible GPUs and these NVML names, or None.
 
-    Prefer a profile with this number of GPUs, then a part of the next larger one. GPUs of several models match nothing.
-    `switched` is true if NVLinks lead to NVSwitches, None if unknown: four GPUs with direct NVLinks are no part of a
-    board with NVSwitches. Profiles of NVLink domains match no single node.
+    Search only `among`, or all of gpubench's profiles if it is None. Prefer a profile with exactly this number of GPUs.
+    Otherwise, match a part of the next larger machine. Machines with several GPU models match nothing, and profiles for
+    NVLink domains match no single node.
+
+    `switched` is True if the GPUs' NVLinks lead to NVSwitches, and None if unknown. It prevents four GPUs with direct
+    NVLinks from matching a part of a board with NVSwitches.
     """
     models = set(gpu_names)
     fitting = [
@@ -313,7 +338,10 @@ def match_whole_machine(
 
 
 def _part_of_board(profile: Profile, count: int) -> str:
-    """Return '3 of 8 GPUs: a slice of the board', or ''. Cards in slots have no board."""
+    """Return a note such as '3 of 8 GPUs: a slice of the board'.
+
+    It is empty for a whole board, and for cards in slots, which have no common board.
+    """
     board, has_switches = profile.match.board, _is_switched(profile) is True
     if count == 1 and profile.nvlink is not None and not has_switches and profile.match.board_gpus is None:
         return "one GPU of it"
@@ -322,7 +350,7 @@ def _part_of_board(profile: Profile, count: int) -> str:
 
 
 def find_domain(gpu_names: Sequence[str], among: Sequence[Profile] = ()) -> Profile | None:
-    """Return the profile of a multi-node NVLink domain with these GPUs. Search `among` before ours."""
+    """Return a profile for a multi-node NVLink domain with these GPUs. Search `among` before gpubench's profiles."""
     models = set(gpu_names)
     ours = _profiles_containing([*models, "domain"])
     found = (profile for profile in chain(among, ours) if profile.domain and profile.match.covers(models))
@@ -330,14 +358,15 @@ def find_domain(gpu_names: Sequence[str], among: Sequence[Profile] = ()) -> Prof
 
 
 def _is_switched(profile: Profile) -> bool | None:
-    """True if its NVLinks lead to NVSwitches. None without NVLinks."""
+    """True if the profile's NVLinks lead to NVSwitches. None if it has no NVLinks."""
     return None if profile.nvlink is None else profile.nvlink.to is NvlinkPeer.SWITCH
 
 
 def match_node(node: Topology, environment: Mapping[str, str], asked: str | None = None) -> ProfileMatch | None:
-    """Return the profile to judge a node by. None if it has no GPUs and none is `asked` for.
+    """Return the profile that a node is compared with. Without GPUs and without `asked`, return None.
 
-    Raises UsageError if the profile asked for is missing, or if it or one of the user's own is invalid.
+    `asked` is the profile that the user requested. Raises UsageError if it does not exist, or if it or one of the
+    user's own profiles is invalid.
     """
     return match_nodes([node], environment, asked)[0]
 
@@ -345,7 +374,7 @@ def match_node(node: Topology, environment: Mapping[str, str], asked: str | None
 def match_nodes(
     nodes: Sequence[Topology], environment: Mapping[str, str], asked: str | None = None
 ) -> list[ProfileMatch | None]:
-    """Match every node like `match_node`. Equal nodes are matched once."""
+    """Match every node as `match_node` does. Nodes with equal GPUs are matched only once."""
     if asked is not None:
         profile = find(asked, environment)
         return [ProfileMatch(profile)] * len(nodes)
@@ -359,14 +388,17 @@ def match_nodes(
 
 
 def find_node_profiles(nodes: Sequence[Topology], environment: Mapping[str, str]) -> list[Profile | None]:
-    """Return the profile of every node, or None. Raises UsageError like `match_node`."""
+    """Return the matching profile for every node, or None. Raises UsageError in the same cases as `match_node`."""
     return [None if found is None else found.profile for found in match_nodes(nodes, environment)]
 
 
 def find_gpu_profile(
     models: Sequence[str], count: int, node: Topology | None, environment: Mapping[str, str], asked: str | None
 ) -> Profile | None:
-    """Return the profile for a number of GPUs, which may be some of a node. Raises UsageError like `match_node`."""
+    """Return the profile for `count` GPUs, which may be fewer than the node has.
+
+    Raises UsageError in the same cases as `match_node`.
+    """
     if asked is not None:
         return find(asked, environment)
     switched = None if node is None else leads_to_switches(node.gpus)
