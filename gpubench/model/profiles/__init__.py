@@ -1,1 +1,1 @@
-"""Healthy machines, the figures expected of them, and faults of simulated ones."""
+"""Profiles of healthy machines, comparison of measurements with them, and faults of simulated machines."""

@@ -1,4 +1,6 @@
-"""Judge rows of measured copies by a profile, siblings, past results, writes and the limit."""
+"""Judge measured copies by comparing them with a profile, siblings, earlier results, writes of the same pair, and
+the limit.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -15,64 +17,79 @@ from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, group_by, percent
 from gpubench.model.terms.verdict import DOUBTED_FACTOR, Verdict, describe_doubt, gravity
 
-NOISY_PERCENT = 10.0  # A slow copy with a wider interval is INCONCLUSIVE
+NOISY_PERCENT = 10.0  # A slow copy whose confidence interval is wider than this is INCONCLUSIVE
 OTHER_GPUS = "other GPUs, in this run"
-WRONG = "wrong elements"  # The note of a copy with wrong data. Its verdict is not about speed.
+WRONG = "wrong elements"  # Note on a copy that delivered wrong data, so its verdict does not refer to bandwidth
 
-# All pairs of shares below are thresholds for WARN and FAIL.
-_LATE_US = 0.2  # The clock's part of a small copy
+# Each pair of shares below has a threshold for WARN and one for FAIL, relative to the expected bandwidth.
+_LATE_US = 0.2  # Part of a small copy's measured time that the timer may add
 LATE_SHARES = 0.57, 0.37
-"""Shares of the expected speed of a small copy. 12 pairs of four H200s took 1.7 to 2.2 µs for 64 bytes, and 4.9 to
-5.0 µs for 1 MiB. Latency and bandwidth of their profile predict 4.9 µs."""
+"""Thresholds for small copies.
+
+On four H200s, 12 pairs took 1.7 to 2.2 µs for 64 bytes, and 4.9 to 5.0 µs for 1 MiB. From the latency and bandwidth in
+their profile, 4.9 µs are expected for 1 MiB.
+"""
 
 _LONGEST_DIRECT_US = {True: 2.5, False: 4.0}
-"""The latency of direct copies over NVLink, and over PCIe, on the slowest known healthy machine. Host-staged copies
-take 8 to 20 µs."""
+"""Latency of direct copies on the slowest known healthy machine, over NVLink (True) and over PCIe (False).
 
-_DIRECT_SHARES = 0.5, 0.3  # Shares of the speed that follows from this latency
+Host-staged copies take 8 to 20 µs.
+"""
+
+_DIRECT_SHARES = 0.5, 0.3  # Thresholds relative to the bandwidth that this latency implies
 
 HOST_SHARES, HOST_PROFILE_SHARES, PAGEABLE_SHARES = (0.8, 0.6), (0.7, 0.6), (0.5, 0.35)
-"""Copies with host memory, compared with GPUs of the same NUMA node, with a profile, and with siblings' copies from
-pageable memory. On virtual machines they vary by 10 %, and across sockets they are a quarter slower. A link with half
-its lanes reaches half."""
+"""Thresholds for copies to and from host memory.
+
+They apply to comparisons with GPUs of the same NUMA node, with a profile, and with siblings' copies of pageable memory.
+On virtual machines the bandwidth varies by 10 %. Across sockets it is a quarter lower. A link with half its lanes
+reaches half.
+"""
 
 _FROM_WRITES: Mapping[tuple[str | None, str | None], tuple[float, tuple[float, float]]] = {
     (Engine.CE, Direction.READ): (1.0, (0.8, 0.65)),
     (Engine.SM, Direction.WRITE): (1.0, (0.7, 0.6)),
     (Engine.CE, Direction.BOTH): (2.0, (0.75, 0.6)),
 }
-"""Expected bandwidth over NVLink as a multiple of the writes between the same GPUs, and shares of it. On H200, reads
-reach 94 to 101 % of writes, kernels 94 %, and both directions at once 198 %."""
+"""Expected bandwidth over NVLink as a multiple of the write bandwidth between the same GPUs, and its thresholds.
+
+On an H200, reads reach 94 to 101 % of writes, kernels 94 %, and bidirectional copies 198 %.
+"""
 
 _PCIE_SHARES = {Direction.READ: (0.6, 0.0), Direction.BOTH: (0.55, 0.0)}
-"""The same over PCIe. Nothing fails, because the speed of reads through a root port is unknown. If both directions at
-once are no faster than one, the link is not full duplex."""
+"""The same thresholds over PCIe. They only warn, because the read bandwidth through a root port is unknown.
 
-_ROOT_PORT_SHARES = 0.72, 0.5  # Between root ports, 17 to 28 of 31.5 GB/s are healthy
-ACROSS_SHARES = 0.6, 0.4  # Across sockets, 12 to 19.5 GB/s are healthy over PCIe 4
+If bidirectional copies are no faster than writes in one direction, the link is not full duplex.
+"""
+
+_ROOT_PORT_SHARES = 0.72, 0.5  # Between root ports, healthy copies reach 17 to 28 of 31.5 GB/s
+ACROSS_SHARES = 0.6, 0.4  # Across sockets, healthy copies over PCIe 4 reach 12 to 19.5 GB/s
 _SOCKETS_SHARES = 0.35, (0.43, 0.34)
-"""Across sockets: a share of the limit, and shares of that. Healthy copies reach 38 to 62 % of PCIe 4, and 19 % of
-PCIe 5."""
+"""For copies across sockets: the expected share of the limit, and its thresholds.
+
+Healthy copies reach 38 to 62 % of the limit with PCIe 4, and 19 % with PCIe 5.
+"""
 
 
 class Bound(Struct, frozen=True):
-    """The bandwidth of healthy copies, its source, and the shares of it below which a copy warns and fails."""
+    """An expected bandwidth and its source. Copies below the first of its `shares` get WARN, below the second FAIL."""
 
     gb_s: float
     source: str
     shares: tuple[float, float] = (p2p.SLOW_SHARE, p2p.FAILED_SHARE)
     slack_us: float = 0.0
-    is_floor: bool = False  # A faster copy does not pass: it may still be slow for its kind
+    is_floor: bool = False  # A faster copy gets no PASS, since it may still be slow for its kind
 
     def share(self, row: PairRow) -> float:
-        """Return the share of the expected bandwidth that a row reaches."""
+        """Return the row's bandwidth relative to the expected bandwidth, plus a tolerance for small copies."""
         slack = 1 + self.slack_us / row.latency_us if row.latency_us else 1.0
         return (row.bandwidth_gb_s or 0.0) / self.gb_s + (slack - 1)
 
     def verdict(self, row: PairRow) -> Verdict:
-        """Judge a row. A slow row is INCONCLUSIVE if its 95 % interval is wide.
+        """Return the verdict for a row.
 
-        It passes if a narrow interval includes a share that is not slow, as for collectives (`ExpectedTime.verdict`).
+        A slow row with a wide 95 % confidence interval is INCONCLUSIVE. If a narrow interval includes a bandwidth that
+        is not slow, the row passes. Collectives follow the same rules (`ExpectedTime.verdict`).
         """
         share, (warn, fail) = self.share(row), self.shares
         if share >= warn:
@@ -84,18 +101,21 @@ class Bound(Struct, frozen=True):
 
 
 def _no_past(_row: PairRow) -> None:
-    """The past of runs that keep no results."""
+    """Return no earlier result, for runs without a history."""
 
 
 class CopyJudge(Struct, frozen=True):
-    """Judges rows of copies by a profile, the measured nodes by host, and past results."""
+    """Judges copies by a profile, the measured nodes and earlier results. `nodes` are keyed by host name."""
 
     profile: Profile | None = None
     nodes: Mapping[str, Topology] = field(default_factory=dict)
     past: Callable[[PairRow], tuple[float, str] | None] = _no_past
 
     def judge(self, rows: Sequence[PairRow], before: Iterable[PairRow] = ()) -> list[PairRow]:
-        """Return the rows with expectation and verdict. Rows measured `before` may have the writes to compare with."""
+        """Return the rows with expected bandwidth and verdict.
+
+        `before` are rows measured earlier, whose writes may serve for comparison.
+        """
         found = dict(enumerate(rows))
         written = {
             _ends(row): row.bandwidth_gb_s
@@ -112,7 +132,7 @@ class CopyJudge(Struct, frozen=True):
         return [self._add_staged_expectation(row) for row in found.values()]
 
     def skip_busy_gpus(self, rows: Iterable[PairRow]) -> list[PairRow]:
-        """Return the rows with SKIP instead of a verdict for GPUs that other programs use."""
+        """Return the rows with verdict SKIP for copies that use a GPU in use by another process."""
         busy = {(host, gpu.bus_id) for host, node in self.nodes.items() for gpu in node.gpus if is_busy(gpu)}
         return [replace(row, verdict=Verdict.SKIP) if _is_judged(row) and busy & _gpus(row) else row for row in rows]
 
@@ -138,12 +158,14 @@ class CopyJudge(Struct, frozen=True):
         return add_expectation(replace(row, verdict=verdict), deciding)
 
     def _add_staged_expectation(self, row: PairRow) -> PairRow:
-        """Add the profile's expectation to a copy without peer access that has no verdict."""
+        """Add the profile's expected bandwidth to a copy without peer access that has no verdict."""
         compares = row.peer == "off" and row.verdict is None and row.bandwidth_gb_s is not None
         return add_expectation(row, bounds[0]) if compares and (bounds := self._modelled(row)) else row
 
     def _siblings(self, rows: Sequence[PairRow]) -> dict[str, float]:
-        """Return the usual bandwidth by path, if there are enough copies. The path to host memory is the NUMA node."""
+        """Return the usual bandwidth for each path with enough copies. For host memory, the path is the GPU's NUMA
+        node.
+        """
         least = 3 if _is_large(rows[0]) and not is_with_host(rows[0]) else 2
         return {
             path: p2p.upper_quartile([row.bandwidth_gb_s or 0.0 for row in own])
@@ -161,14 +183,14 @@ class CopyJudge(Struct, frozen=True):
     def _bounds(
         self, row: PairRow, siblings: Mapping[str, float], written: Mapping[tuple[object, ...], float]
     ) -> list[Bound]:
-        """Return what to compare a row with. The first one is shown as its expectation."""
+        """Return the expected bandwidths to compare a row with. The first one is shown in reports."""
         usual_gb_s = siblings.get(self._path(row))
         if is_with_host(row):
             return self._host_bounds(row, usual_gb_s)
         if not _is_large(row):
             among = [] if usual_gb_s is None else [Bound(usual_gb_s, SIBLINGS, LATE_SHARES, _LATE_US)]
             return self._small_bounds(row, among)
-        # A row without peer access is judged only if the pair is host-staged by design.
+        # Without peer access, a row is judged only if the pair is host-staged by design.
         is_by_design = row.peer == "off" and row.verdict is not None
         shares = HOST_SHARES if is_by_design else (p2p.SLOW_SHARE, p2p.FAILED_SHARE)
         among = [] if usual_gb_s is None else [Bound(usual_gb_s, SIBLINGS, shares)]
@@ -189,13 +211,17 @@ class CopyJudge(Struct, frozen=True):
             shares = _ROOT_PORT_SHARES if row.path_class in ("PHB", "NODE") else shares
             return [Bound(share * row.limit_gb_s, source, shares)]
         has_path = any(expected.path == row.path_class for expected in profile.find(quantity))
-        # A value for any pair does not apply across sockets, because the link between CPUs differs by board.
+        # An expected value without a path does not apply across sockets, because the link between CPUs differs by
+        # board.
         value = profile.typical(quantity, row.path_class) if has_path or row.path_class != ACROSS_SOCKETS else None
         shares = ACROSS_SHARES if row.path_class == ACROSS_SOCKETS else shares
         return [] if value is None else [Bound(value * self._link_share(row), f"profile {profile.name}", shares)]
 
     def _link_share(self, row: PairRow) -> float:
-        """Return the best PCIe link of the node, relative to the profile's. A board may have fewer lanes."""
+        """Return the bandwidth of the node's best PCIe link relative to the profile's, at most 1.
+
+        A board may connect fewer lanes than the profile.
+        """
         node, profile = self.nodes.get(row.source_node), self.profile
         if node is None or profile is None or is_over_nvlink(row) or profile.gpu.c2c_gb_s:
             return 1.0
@@ -233,7 +259,10 @@ class CopyJudge(Struct, frozen=True):
 
 
 def _doubt(row: PairRow, expected: Bound) -> str:
-    """Return the note that a large copy is far faster than its profile or far slower than its expectation, or ''."""
+    """Return a note if the expected bandwidth is probably wrong, else an empty text.
+
+    It is probably wrong if a large copy that passed is much faster than its profile, or much slower than expected.
+    """
     share = expected.share(row)
     is_fast = share > DOUBTED_FACTOR and expected.source.startswith("profile ")
     if not _is_large(row) or not (is_fast or share * DOUBTED_FACTOR < 1):
@@ -241,11 +270,11 @@ def _doubt(row: PairRow, expected: Bound) -> str:
     return f"speed not judged: {describe_doubt(share, expected.source)}"
 
 
-PATTERN_SHARES = 0.85, 0.6  # Shares of the sum of single copies. Derived.
+PATTERN_SHARES = 0.85, 0.6  # Derived thresholds, relative to the sum of the pairs' bandwidths alone
 
 
 def judge_pattern(row: PatternRow) -> PatternRow:
-    """Add the verdict on the speed of several pairs at once."""
+    """Add the verdict on the total bandwidth of simultaneous copies."""
     if row.total_gb_s is None or row.expected_gb_s is None or row.wrong:
         return row
     warn, fail = PATTERN_SHARES
@@ -271,8 +300,8 @@ def add_expectation(row: PairRow, bound: Bound) -> PairRow:
 
 
 def comparison_key(row: PairRow) -> tuple[object, ...]:
-    """Return what copies must share to be siblings."""
-    # One process measures only its node.
+    """Return the properties that copies must have in common to be compared as siblings."""
+    # A single process measures only its own node, so compare only copies of that node.
     node = row.source_node if row.scope in (None, "process") else ""
     memory = HostMemory.parse_note(row.note) if is_with_host(row) else None
     return node, row.scope, row.engine, row.direction, row.peer, row.size_bytes, memory, row.source_bus_id is None
@@ -284,17 +313,17 @@ def is_with_host(row: PairRow) -> bool:
 
 
 def is_over_nvlink(row: PairRow) -> bool:
-    """True for a copy between GPUs with NVLinks between them."""
+    """True for a copy between two GPUs that NVLinks join."""
     return (row.path_class or "").startswith("NV") or row.path_class == "P2P/MNNVL"
 
 
 def is_slow_copy(row: PairRow) -> bool:
-    """True if a row warns or fails because of its speed."""
+    """True if the row has WARN or FAIL because of its bandwidth or latency."""
     return row.verdict in (Verdict.FAIL, Verdict.WARN) and WRONG not in (row.note or "")
 
 
 def describe_slowness(row: PairRow) -> str:
-    """Describe what was seen of a slow row, and what was expected."""
+    """Describe the measured and the expected value of a slow row."""
     if row.host_staged and row.peer == "on":
         return "the bytes did not go over NVLink: staged through host memory"
     if is_lost_in_noise(row.ci95_percent) or row.verdict == Verdict.INCONCLUSIVE:
@@ -308,7 +337,7 @@ def describe_slowness(row: PairRow) -> str:
 
 
 def describe_scatter(row: PairRow) -> str:
-    """Describe half the 95 % interval of a row's time: ' (±3%)', or '' below 1 %."""
+    """Describe the 95 % confidence interval as ' (±3%)'. Below 1 %, return an empty text."""
     return f" (±{row.ci95_percent:.0f}%)" if (row.ci95_percent or 0.0) >= 1 else ""
 
 
@@ -319,7 +348,7 @@ def _is_large(row: PairRow) -> bool:
 def _is_judged(row: PairRow) -> bool:
     if row.bandwidth_gb_s is None or row.verdict in (Verdict.SKIP, Verdict.ERROR) or WRONG in (row.note or ""):
         return False
-    # The speed of managed memory, another engine, depends on the place of its pages.
+    # Other engines copy managed memory, whose bandwidth depends on where its pages are.
     if row.engine not in (Engine.CE, Engine.SM, "nccl") or len(_gpus(row)) == 1:
         return False
     if is_with_host(row):
@@ -338,7 +367,7 @@ def _ends(row: PairRow) -> tuple[object, ...]:
 
 
 def _moved(row: PairRow) -> int:
-    """Return the bytes that a copy moves in all its directions."""
+    """Return the number of bytes that a copy moves in all directions together."""
     return (row.size_bytes or 0) * (2 if row.direction == Direction.BOTH else 1)
 
 
@@ -351,7 +380,7 @@ _QUANTITIES: Mapping[tuple[str | None, str | None], str] = {
 
 
 def _quantity(row: PairRow) -> str | None:
-    """Return the quantity in profiles to compare a row with. Profiles have none for networks."""
+    """Return the profile quantity that applies to a row, or None. Profiles have no quantities for network copies."""
     if is_with_host(row):
         return "host_to_device_gb_s" if row.source_bus_id is None else "device_to_host_gb_s"
     if row.scope == "network":
@@ -365,7 +394,10 @@ def _quantity(row: PairRow) -> str | None:
 def _bounds_from_writes(
     row: PairRow, written: Mapping[tuple[object, ...], float], bounds: Sequence[Bound]
 ) -> list[Bound]:
-    """Compare reads, kernels and both directions with the writes of the same pair, unless a profile has them."""
+    """Compare reads, copies by kernels and bidirectional copies with writes of the same pair.
+
+    Over NVLink this applies only if neither a profile nor an earlier result has an expected value.
+    """
     known = any(bound.source != SIBLINGS for bound in bounds)
     rule, write_gb_s = _FROM_WRITES.get((row.engine, row.direction)), written.get(_ends(row))
     if rule is None or not write_gb_s or row.peer != "on" or (known and is_over_nvlink(row)):
@@ -379,9 +411,9 @@ def _bounds_from_writes(
 
 
 def _bounds_from_limit(row: PairRow, bounds: Sequence[Bound]) -> list[Bound]:
-    """Compare with a share of the limit that every healthy machine reaches.
+    """Compare a row with the share of its limit that every healthy machine reaches.
 
-    None is known for host-staged copies, nor for both directions over PCIe.
+    No such share is known for host-staged copies, or for bidirectional copies over PCIe.
     """
     both = row.direction == Direction.BOTH
     if row.limit_gb_s is None or row.peer == "off" or (both and not is_over_nvlink(row)):

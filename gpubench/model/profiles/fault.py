@@ -1,4 +1,4 @@
-"""Faults of simulated machines: `node3.gpu5:nvlink=12`. `FAULT_KEYS` lists all."""
+"""Faults that --fault simulates, such as `node3.gpu5:nvlink=12`. `FAULT_KEYS` lists all of them."""
 
 import difflib
 import re
@@ -31,7 +31,7 @@ _GENERATIONS = ("1", "2", "3", "4", "5", "6")
 
 
 class Subject(StrEnum):
-    """The part that a fault breaks."""
+    """The component that a fault affects."""
 
     GPU = "gpu"
     NIC = "nic"
@@ -42,7 +42,7 @@ class Subject(StrEnum):
 
 
 class ValueKind(StrEnum):
-    """The kind of value of a fault's key."""
+    """The type of a fault's value."""
 
     WORD = "word"
     COUNT = "N"
@@ -61,7 +61,7 @@ _FORMS = {
     ValueKind.ROUND: (re.compile(r"round([1-9]|1[01])", re.ASCII), None, "round1 to round11"),
     ValueKind.VARIABLE: (re.compile(r"NCCL_[A-Z0-9_]+=.*", re.ASCII), None, "a variable of NCCL with its value"),
 }
-"""By kind: the pattern of a value, the maximum of a positive number, and a description."""
+"""By type: the pattern of a value, its maximum if it is a positive number, and a description for help texts."""
 
 _EXAMPLES = {
     ValueKind.COUNT: "9",
@@ -74,9 +74,10 @@ _EXAMPLES = {
 
 
 class FaultKey(Struct, frozen=True):
-    """One kind of fault: the part that it breaks, its key and values, and its effect.
+    """One kind of fault: the component that it affects, its key and possible values, and its effect.
 
-    `command` is set if only one command simulates it. `changes` are facts, copies or collectives.
+    `command` is set if only one command can simulate the fault. `changes` lists what it affects: facts, copies or
+    collectives.
     """
 
     subject: Subject
@@ -89,21 +90,21 @@ class FaultKey(Struct, frozen=True):
 
     @property
     def values(self) -> str:
-        """Its values for a help text: 'pending|failure', 'N', 'FACTOR'."""
+        """Possible values for a help text, such as 'pending|failure', 'N' or 'FACTOR'."""
         return "|".join(self.words) or self.kind.value
 
     @property
     def form(self) -> str:
-        """A description of its values, '' if they are listed."""
+        """Description of the possible values, empty if `values` lists them."""
         return "" if self.kind is ValueKind.WORD else _FORMS[self.kind][2]
 
     @property
     def example(self) -> str:
-        """A value to try."""
+        """A valid value for error messages and shell completion."""
         return self.words[0] if self.words else _EXAMPLES[self.kind]
 
     def accepts(self, value: str) -> bool:
-        """True if the value has the right form. Applying a fault checks it against the machine."""
+        """True if the value has a valid form. Whether it fits the machine is checked when the fault is applied."""
         if self.kind is ValueKind.WORD:
             return value in self.words
         form, most, _ = _FORMS[self.kind]
@@ -111,11 +112,11 @@ class FaultKey(Struct, frozen=True):
 
 
 def list_fault_keys(command: str) -> Iterator[tuple[str, str]]:
-    """Yield the parts that a command can break, each with its keys and their values."""
+    """Yield each component that a command can break, with its keys and their values."""
     for subject, part in FAULT_PARTS.items():
         keys = [key for key in FAULT_KEYS if key.subject is subject and key.command in ("", command)]
         if keys:
-            # Long lists of values need places to break lines.
+            # Help texts break lines only at spaces, so separate long lists of values by ' or '.
             values = {key.key: key.values if len(key.values) < 30 else key.values.replace("|", " or ") for key in keys}
             yield part, ", ".join(f"{key}={value}" for key, value in values.items())
 
@@ -128,7 +129,7 @@ FAULT_PARTS = {
     Subject.LEAF: "leafI",
     Subject.RAIL: "leafI.railJ",
 }
-"""The parts of a simulated machine in --fault. I and J are numbers from 0."""
+"""Syntax of components in --fault. I and J are numbers that count from 0."""
 
 
 def _scan_fault(subject: Subject, key: str, effect: str, kind: ValueKind = ValueKind.FACTOR) -> FaultKey:
@@ -139,10 +140,10 @@ ENV = "env"
 FACTS, COPIES, COLLECTIVES = "facts", "copies", "collectives"
 _MEASURED, _ALL = (COPIES, COLLECTIVES), (FACTS, COPIES, COLLECTIVES)
 TRAFFIC = ("training", "staged", "sockets", "loading", "checkpoint", "inference", "waiting", "idle")
-"""Jobs that a simulated machine can run for `gpubench watch`."""
+"""Kinds of jobs that a simulated machine can run for `gpubench watch`."""
 
 HALVE_CLOCKS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")
-"""They halve SM clocks or worse (nvidia-smi's manual). Copy engines have other clocks."""
+"""These throttle reasons reduce the SM clock to half or less (nvidia-smi manual). Copy engines have other clocks."""
 
 _BETWEEN_NODES = (FACTS, COLLECTIVES)
 _WIDTH_OF_GPU = "its PCIe link, over which it reaches host memory, is trained to this width"
@@ -247,7 +248,10 @@ FAULT_KEYS = (
 
 
 class Fault(Struct, frozen=True):
-    """A fault of one part. `second` is the other GPU of a link, or the rail of a leaf. `node` None means node 0."""
+    """Faults of one component, with their keys and values in `settings`.
+
+    `second` is the second GPU of a link, or the rail of a leaf. If `node` is None, the component is on node 0.
+    """
 
     subject: Subject
     settings: tuple[tuple[str, str], ...]
@@ -261,12 +265,12 @@ class Fault(Struct, frozen=True):
 
     @property
     def command(self) -> str:
-        """The only command that simulates it, or ''."""
+        """The only command that can simulate this fault, empty if all commands can."""
         known = {key.key: key.command for key in FAULT_KEYS if key.subject is self.subject and key.command}
         return next((known[key] for key, _ in self.settings if key in known), "")
 
     def changes(self, measured: str, unused: str = "") -> bool:
-        """True if a key other than `unused` changes what is `measured`: copies or collectives."""
+        """True if the fault changes the results of `measured`: copies or collectives. The key `unused` is ignored."""
         keys = {key: value for key, value in self.settings if key != unused}
         if keys.get("throttle", HALVE_CLOCKS[0]) not in HALVE_CLOCKS and measured == COLLECTIVES:
             del keys["throttle"]
@@ -277,18 +281,18 @@ class Fault(Struct, frozen=True):
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables that it sets on its node."""
+        """Environment variables that the fault sets on its node."""
         pairs = (value.partition("=") for key, value in self.settings if key == ENV)
         return {name: value for name, _, value in pairs}
 
     @property
     def breaks_hardware(self) -> bool:
-        """False if it only sets variables."""
+        """False if the fault only sets environment variables."""
         return any(key != ENV for key, _ in self.settings)
 
     @property
     def where(self) -> str:
-        """The part as in --fault: 'node3.gpu5', 'link0-1', 'node2'."""
+        """The component in the syntax of --fault, such as 'node3.gpu5', 'link0-1' or 'node2'."""
         if self.subject is Subject.NODE:
             return f"node{self.node_number}"
         if self.subject in (Subject.LEAF, Subject.RAIL):
@@ -301,7 +305,7 @@ class Fault(Struct, frozen=True):
 
 
 def parse_fault(text: str) -> Fault:
-    """Parse a fault by `GRAMMAR`. Raises UsageError, which suggests the nearest key."""
+    """Parse a fault in the syntax of `GRAMMAR`. Raises UsageError, which suggests the most similar key."""
     subject, colon, settings = text.strip().partition(":")
     match = _SUBJECT.fullmatch(subject)
     if match is None or not colon:
@@ -323,7 +327,9 @@ def parse_fault(text: str) -> Fault:
 
 
 def parse_faults(text: str, nodes: int) -> tuple[Fault, ...]:
-    """Parse a fault. Without a part ('imex=down') it is one fault per node. Raises UsageError."""
+    """Parse a fault. If it names no component, as in 'imex=down', return the fault for every node. Raises
+    UsageError.
+    """
     if (":" in text and not text.strip().startswith(f"{ENV}=")) or "=" not in text:
         return (parse_fault(text),)
     settings = _parse_settings(text, Subject.NODE, text)
@@ -331,7 +337,7 @@ def parse_faults(text: str, nodes: int) -> tuple[Fault, ...]:
 
 
 def complete_fault(incomplete: str) -> list[str]:
-    """Complete a fault for the shell: with parts, or after a colon with keys and values."""
+    """Return shell completions of a fault: components, or keys and values after the colon."""
     part, colon, settings = incomplete.partition(":")
     match = _SUBJECT.fullmatch(part)
     if not colon or match is None:
@@ -364,7 +370,7 @@ def _described(key: FaultKey) -> str:
 
 
 def _key_error(text: str, subject: Subject, setting: tuple[str, str], known: Mapping[str, FaultKey]) -> UsageError:
-    """Return the error of an unknown key, or of one without a value. It suggests the nearest key."""
+    """Return the error for an unknown key, or for a key without a value. It suggests the most similar key."""
     key, value = setting
     where = "".join(text.strip().partition(":")[:2]) if ":" in text else ""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)

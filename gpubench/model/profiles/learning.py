@@ -1,4 +1,4 @@
-"""Judge bandwidths by expected values, and learn expected values from results."""
+"""Judge bandwidths by expected values, and derive expected values for a profile from result files."""
 
 import json
 import re
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Expectation(Struct, frozen=True):
-    """The expected GB/s of a copy, and the source of that value in words."""
+    """The expected bandwidth of a copy in GB/s, and a description of where it comes from."""
 
     value: float
     whose: str
@@ -38,7 +38,10 @@ class Expectation(Struct, frozen=True):
 def judge_bandwidth(
     gb_s: float, expectation: Expectation | None, limit_gb_s: float | None
 ) -> tuple[Verdict, str, str] | None:
-    """Return the verdict on a slow bandwidth, what was seen, and what was expected. None if it is not slow."""
+    """Return the verdict for a slow bandwidth, with the measured and the expected value as text.
+
+    Return None if the bandwidth is not slow.
+    """
     if expectation is not None and gb_s < SLOW_SHARE * expectation.value:
         share = gb_s / expectation.value
         below_limit = limit_gb_s is not None and gb_s < LIMIT_FAIL_SHARE * limit_gb_s
@@ -52,7 +55,9 @@ def judge_bandwidth(
 
 
 def find_slow_values(figures: Mapping[str, float]) -> dict[str, tuple[Verdict, float, float]]:
-    """Return the values far below the usual one: verdict, share of the usual value, and that value."""
+    """Return values well below the usual value, by name: the verdict, the share of the usual value, and the usual
+    value.
+    """
     if len(figures) < 2:
         return {}
     common = upper_quartile(list(figures.values()))
@@ -67,7 +72,9 @@ _DIGITS = 4
 
 
 class LearningKey(Struct, frozen=True):
-    """The properties that values must share to be averaged, as in `Expected`."""
+    """Properties that measured values must have in common for one expected value. The fields are those of
+    `Expected`.
+    """
 
     quantity: str
     gpus: int
@@ -79,7 +86,7 @@ class LearningKey(Struct, frozen=True):
 
 
 class LearningSample(Struct, frozen=True):
-    """One value of a result, with its quantity, its subject and its file."""
+    """One measured value, with the ranks or GPU pair that it belongs to and its result file."""
 
     key: LearningKey
     value: float
@@ -88,14 +95,14 @@ class LearningSample(Struct, frozen=True):
 
 
 class Learned(Struct, frozen=True):
-    """The expected values, and the outliers that they exclude."""
+    """Expected values derived from results, and the outliers that were excluded."""
 
     expected: tuple[Expected, ...]
     outliers: tuple[LearningSample, ...]
 
 
 def learn(samples: Iterable[LearningSample], source: str) -> Learned:
-    """Return the median of each key's values without outliers. The range of the values is in its note."""
+    """Return the median of the measured values for each key, without outliers. A note gives the range of the values."""
     expected, outliers = [], []
     for key, found in group_by(samples, lambda sample: sample.key).items():
         kept, odd = split_outliers(found)
@@ -118,9 +125,10 @@ def learn(samples: Iterable[LearningSample], source: str) -> Learned:
 
 
 def split_outliers(samples: Sequence[LearningSample]) -> tuple[list[LearningSample], list[LearningSample]]:
-    """Split samples into those near the median and outliers.
+    """Split samples into samples near the median and outliers.
 
-    Outliers differ by more than 5 standard deviations (from the median absolute deviation) and more than 5 %.
+    An outlier differs from the median by more than 5 standard deviations and by more than 5 %. The standard deviation
+    is estimated from the median absolute deviation.
     """
     middle = median(sample.value for sample in samples)
     deviation = 1.4826 * median(abs(sample.value - middle) for sample in samples)
@@ -130,7 +138,7 @@ def split_outliers(samples: Sequence[LearningSample]) -> tuple[list[LearningSamp
 
 
 def collect_samples(result: "ResultFile") -> list[LearningSample]:
-    """Return the values of a result's collectives and pairs."""
+    """Return the measured values of all collectives and pairs in a result file."""
     nccl = result.circumstances.libraries.get("NCCL", "").split(" ")[0] or None
     several = len({row.path_class for row in result.pairs if _is_between_gpus(row)}) > 1
     gpus = len({end for row in result.pairs for end in (row.source_bus_id, row.destination_bus_id) if end})
@@ -190,7 +198,9 @@ def _is_between_gpus(row: PairRow) -> bool:
 
 
 def format_toml(plain: Mapping[str, Any]) -> str:
-    """Format a document as TOML: values, then tables, then lists of tables. None is omitted."""
+    """Format a document as TOML: plain values first, then tables, then arrays of tables. Values that are None are
+    omitted.
+    """
     return "\n".join(_table(plain, "")).strip("\n") + "\n"
 
 
@@ -233,6 +243,9 @@ def _value(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote a string so that it is printable and no command of a CI runner. TOML has no surrogates."""
+    """Quote a string for TOML, without characters that are unprintable or not allowed.
+
+    Escape '##', which a CI runner could read as a command.
+    """
     shown = json.dumps(re.sub("[\ud800-\udfff]", "\ufffd", text), ensure_ascii=False).replace("##", "#\\u0023")
     return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in shown)

@@ -1,6 +1,6 @@
-"""A machine type: the facts and expected values of a healthy machine, and the checks of its profile.
+"""The schema of a profile, which has facts and expected values of a healthy machine, and its validation.
 
-Fields are the keys of the file (docs/profile-keys.md). GB/s is 1e9 bytes/s per direction.
+Fields are the keys of the file (docs/profile-keys.md). GB/s means 1e9 bytes/s per direction.
 """
 
 import math
@@ -28,7 +28,7 @@ _BITS_PER_BYTE = 8
 
 
 class ExpectedKind(StrEnum):
-    """The origin of an expected value. A THRESHOLD is a minimum that somebody published, not a measurement."""
+    """The origin of an expected value. A THRESHOLD is a published minimum, not a measurement."""
 
     MEASURED = "measured"
     VENDOR = "vendor"
@@ -37,7 +37,10 @@ class ExpectedKind(StrEnum):
 
 
 class Generic(StrEnum):
-    """The machines of a profile without a GPU model. HOST has no GPUs, and must be requested by name."""
+    """The machines that a generic profile, which names no GPU model, applies to.
+
+    HOST is for machines without GPUs, and must be requested by name.
+    """
 
     NVLINK = "nvlink"
     PCIE = "pcie"
@@ -45,9 +48,11 @@ class Generic(StrEnum):
 
 
 class MatchRule(Struct, frozen=True, kw_only=True):
-    """The machines of a profile: NVML's names of the GPU model, and the number of visible GPUs.
+    """The machines that a profile applies to.
 
-    `board_gpus` are those of the whole board, if the machine has a part of it.
+    - gpus: names of the GPU model in NVML
+    - visible: number of visible GPUs
+    - board_gpus: number of GPUs of the whole board, if the machine has only a part of it
     """
 
     gpus: tuple[str, ...]
@@ -60,22 +65,26 @@ class MatchRule(Struct, frozen=True, kw_only=True):
         return self.visible if self.board_gpus is None else self.board_gpus
 
     def covers(self, models: Collection[str]) -> bool:
-        """True if these are GPUs of this profile. Drivers before 470, and many people, omit the vendor."""
+        """True if the profile applies to all these GPU models.
+
+        Names without 'NVIDIA' match too, since drivers before 470 and many users omit it.
+        """
         return {*models} <= {*self.gpus, *(name.removeprefix("NVIDIA ") for name in self.gpus)}
 
 
 class FactsSource(Struct, frozen=True, kw_only=True):
-    """The source of everything in a profile except expected values."""
+    """The source of all facts in a profile. Expected values have sources of their own."""
 
     kind: ExpectedKind
     source: str
 
 
 class GpuKind(Struct, frozen=True, kw_only=True):
-    """The GPU model. With `shared_memory`, GPU and CPU have one memory.
+    """The GPU model.
 
-    The PCIe link is as under load, and 0 if NVLink-C2C replaces it. `places` are the switches above the GPUs. Without
-    them, each GPU has a root port.
+    - pcie_generation, pcie_width: PCIe link under load, 0 if NVLink-C2C replaces it
+    - shared_memory: True if GPU and CPU share one memory
+    - places: name of the PCIe switch above each GPU, empty if each GPU has a root port of its own
     """
 
     name: str
@@ -104,7 +113,9 @@ NO_GPU = GpuKind(name="", compute_capability="", multiprocessors=0, memory_bytes
 
 
 class NvlinkKind(Struct, frozen=True, kw_only=True):
-    """The NVLinks of each GPU. Without NVSwitches, `pairs` has (first GPU, second GPU, links)."""
+    """The NVLinks of each GPU. If there are no NVSwitches, `pairs` has the first GPU, second GPU and number of
+    links.
+    """
 
     version: str
     raw_gb_s: float
@@ -119,11 +130,14 @@ class NvlinkKind(Struct, frozen=True, kw_only=True):
 
     @property
     def pair_links(self) -> int:
-        """The maximum number of links for a transfer between two GPUs."""
+        """Maximum number of NVLinks that a transfer between two GPUs can use."""
         return self.links if self.to is NvlinkPeer.SWITCH else max((pair[2] for pair in self.pairs), default=0)
 
     def least_links(self, gpus: int, board: int) -> int:
-        """Return the minimum number of NVLinks from one of any `gpus` GPUs of the board to the others."""
+        """Return the minimum number of NVLinks that a GPU has to other visible GPUs.
+
+        The minimum is over all selections of `gpus` GPUs from a board with `board` GPUs.
+        """
         if gpus < 2 or self.to is NvlinkPeer.SWITCH:
             return self.links if gpus > 1 else 0
         return min(
@@ -134,9 +148,10 @@ class NvlinkKind(Struct, frozen=True, kw_only=True):
 
 
 class NodeKind(Struct, frozen=True, kw_only=True):
-    """The machine around the GPUs. Without NUMA information, `numa_nodes` is 0.
+    """The machine around the GPUs.
 
-    `flat_pci`: every device is on the root bus.
+    - numa_nodes: number of NUMA nodes, 0 if the machine shows no NUMA information
+    - flat_pci: True if every device is on the root bus
     """
 
     sockets: int
@@ -151,7 +166,7 @@ class NodeKind(Struct, frozen=True, kw_only=True):
 
 
 class SwitchKind(Struct, frozen=True, kw_only=True):
-    """A PCIe switch: its NUMA node, its uplink, and the switch above it, if any."""
+    """A PCIe switch with its uplink, its NUMA node, and the name of the switch above it, if any."""
 
     name: str
     pcie_generation: int
@@ -161,7 +176,7 @@ class SwitchKind(Struct, frozen=True, kw_only=True):
 
 
 class NicKindOfMachine(Struct, frozen=True, kw_only=True):
-    """A port of a NIC. `place` is the switch above it. Devices with the same physical `port` share its rate."""
+    """A NIC port. `place` names the PCIe switch above it. NICs with the same physical `port` share its rate."""
 
     name: str
     kind: NicKind
@@ -174,7 +189,10 @@ class NicKindOfMachine(Struct, frozen=True, kw_only=True):
 
 
 class ExpectedPeerAccess(Struct, frozen=True, kw_only=True):
-    """NVML's status of peer access, and the reason if it is refused. `unlinked` is for pairs without NVLinks."""
+    """The peer access status that NVML reports on a healthy machine, and the reason if it is refused.
+
+    `unlinked` is the status of GPU pairs without NVLinks, if it differs.
+    """
 
     status: str = P2P_OK
     reason: str | None = None
@@ -182,9 +200,13 @@ class ExpectedPeerAccess(Struct, frozen=True, kw_only=True):
 
 
 class Expected(Struct, frozen=True, kw_only=True):
-    """One expected value, for this number of GPUs per node (None: all) and nodes, and this path class (None: all).
+    """One expected value.
 
-    `size_bytes` is nccl-tests' size, None for large messages. `source` is a key of `[sources]`.
+    - gpus: number of GPUs per node that it applies to, None for all GPUs of the profile
+    - nodes: number of nodes that it applies to
+    - path: path class of the GPU pair, None for every path
+    - size_bytes: message size as in nccl-tests, None for large messages
+    - source: key of an entry in `[sources]`
     """
 
     quantity: str
@@ -201,12 +223,15 @@ class Expected(Struct, frozen=True, kw_only=True):
 
     @property
     def nvls(self) -> bool:
-        """True if NVSwitches reduced the data. Its busbw may exceed the links' bandwidth."""
+        """True if NVSwitches reduce the data (NVLS), so busbw may exceed the links' bandwidth."""
         return (self.algorithm or "").upper().startswith("NVLS")
 
 
 class TimeCurve(Struct, frozen=True, kw_only=True):
-    """The times of one collective by size: `points` of bytes and µs. Other fields are as in `Expected`."""
+    """Expected times of a collective for several sizes. Each of `points` has a size in bytes and a time in µs.
+
+    The other fields have the same meaning as in `Expected`.
+    """
 
     collective: str
     points: tuple[tuple[float, ...], ...]
@@ -219,7 +244,7 @@ class TimeCurve(Struct, frozen=True, kw_only=True):
 
     @property
     def expected(self) -> tuple[Expected, ...]:
-        """The expected time of each point."""
+        """The points of the curve as expected values."""
         return tuple(
             Expected(
                 quantity=f"{self.collective}.{TIME}",
@@ -237,13 +262,13 @@ class TimeCurve(Struct, frozen=True, kw_only=True):
 
 
 class DomainKind(Struct, frozen=True, kw_only=True):
-    """An NVLink domain of several nodes. The profile's facts describe one node."""
+    """An NVLink domain of several nodes. The other facts in its profile describe a single node."""
 
     nodes: int
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """One machine type. `sha256` has the first 12 digits of the file's hash."""
+    """One machine type. `sha256` holds the first 12 hex digits of the hash of its file."""
 
     schema: int
     name: str
@@ -264,7 +289,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     sha256: str = ""
 
     def first_gpus(self, gpus: int) -> "Profile":
-        """Return the profile of a machine that has only the first `gpus` of these GPUs."""
+        """Return the profile for a machine with only the first `gpus` GPUs of this one."""
         if not 0 < gpus < self.match.visible:
             return self
         single = gpus == 1
@@ -283,11 +308,17 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def link_gb_s(self) -> float:
-        """The maximum GB/s from a GPU to its peers: all its NVLinks, or PCIe without any."""
+        """Maximum bandwidth in GB/s from a GPU to its peers, over all its NVLinks. Without NVLinks, that of its
+        PCIe link.
+        """
         return self.nvlink.links * self.nvlink.link_gb_s if self.nvlink else self.gpu.pcie_gb_s
 
     def carried_gb_s(self, collective: str, gpus: int) -> float:
-        """Return the maximum GB/s between any of the first `gpus` GPUs and the others, for sendrecv the next one."""
+        """Return the maximum bandwidth in GB/s of a GPU for a collective on the first `gpus` GPUs.
+
+        It is the bandwidth between the GPU with the fewest links and the others. For sendrecv, only links to the next
+        GPU count.
+        """
         nvlink = self.nvlink
         if nvlink is None or nvlink.to is NvlinkPeer.SWITCH or gpus < 2:
             return self.link_gb_s
@@ -301,7 +332,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def nics_gb_s(self) -> float:
-        """GB/s of all NICs together. NICs with one physical port share its rate."""
+        """Bandwidth of all NICs together in GB/s. NICs on the same physical port share its rate."""
         ports: dict[str | int, float] = {}
         for number, nic in enumerate(self.nic):
             key = nic.port or number
@@ -309,7 +340,9 @@ class Profile(Struct, frozen=True, kw_only=True):
         return sum(ports.values())
 
     def merge_nodes(self, nodes: int | None = None) -> "Profile":
-        """Return the NVLink domain, or `nodes` nodes of it, as one node with all GPUs and NICs."""
+        """Return the NVLink domain as one node that has the GPUs and NICs of `nodes` nodes, or of all nodes of the
+        domain.
+        """
         if self.domain is None:
             return self
         nodes = nodes or self.domain.nodes
@@ -327,18 +360,18 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def _sized_curves(self) -> tuple[TimeCurve, ...]:
-        """The curves with their number of GPUs, which may be the default."""
+        """The curves with an explicit number of GPUs, even if the profile omits it."""
         return tuple(replace(curve, gpus=curve.gpus or self.match.visible) for curve in self.curve)
 
     def split_into_domains(self, nodes: int) -> "Profile":
-        """Return the profile for so many nodes, in as few NVLink domains of equal size as possible."""
+        """Return the profile for a job on `nodes` nodes, split into as few NVLink domains of equal size as possible."""
         if self.domain is None:
             return self
         size = next(size for size in range(min(nodes, self.domain.nodes), 0, -1) if nodes % size == 0)
         return self.resize_domains(size) if 1 < size < nodes else self
 
     def resize_domains(self, nodes: int) -> "Profile":
-        """Return the profile with so many nodes per NVLink domain. Expected values stay the same."""
+        """Return the profile with `nodes` nodes per NVLink domain. Expected values are unchanged."""
         return self if self.domain is None else replace(self, domain=replace(self.domain, nodes=nodes))
 
     @property
@@ -347,17 +380,22 @@ class Profile(Struct, frozen=True, kw_only=True):
         return (*self.expected, *(point for curve in self.curve for point in curve.expected))
 
     def gpus_per_node(self, expected: Expected) -> int:
-        """Return the number of GPUs per node that an expected value is for."""
+        """Return the number of GPUs per node that an expected value applies to."""
         return self.match.visible if expected.gpus is None else expected.gpus
 
     def typical(self, quantity: str, path: str | None = None) -> float | None:
-        """Return the value of healthy machines on one node, for this path class, else for any pair."""
+        """Return the expected value of a quantity on one node, without published thresholds.
+
+        Prefer a value for this path class to one for every path. Return None if there is neither.
+        """
         found = [expected for expected in self.find(quantity) if expected.kind is not ExpectedKind.THRESHOLD]
         ranked = [expected for wanted in (path, None) for expected in found if expected.path == wanted]
         return ranked[0].value if ranked else None
 
     def find(self, quantity: str, *, gpus: int | None = None, nodes: int = 1) -> tuple[Expected, ...]:
-        """Return the expected values of a quantity for this number of GPUs per node (None: any) and nodes."""
+        """Return expected values of a quantity for a number of nodes and of GPUs per node. If `gpus` is None, any
+        number matches.
+        """
         points = (point for curve in self.curve if f"{curve.collective}.{TIME}" == quantity for point in curve.expected)
         return tuple(
             expected
@@ -366,7 +404,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         )
 
 
-P2P_STATUSES = (P2P_OK, "CNS", "GNS", "TNS", "DR", "NS", "U")  # In the order of `nvmlGpuP2PStatus_t`
+P2P_STATUSES = (P2P_OK, "CNS", "GNS", "TNS", "DR", "NS", "U")  # In the order of the enum `nvmlGpuP2PStatus_t`
 COPY_QUANTITIES = (
     "p2p.write_gb_s",
     "p2p.read_gb_s",
@@ -378,7 +416,7 @@ COPY_QUANTITIES = (
     "host_to_device_gb_s",
     "device_to_host_gb_s",
 )
-"""Quantities of copies: `write` and `read` by the copy engine, `bidirectional` the sum of both directions."""
+"""Quantities of copies. Copy engines do `write` and `read`. `bidirectional` is the sum of both directions."""
 
 SHARE_QUANTITIES = (
     "p2p.write_share",
@@ -387,16 +425,16 @@ SHARE_QUANTITIES = (
     "device_to_host_share",
     "allreduce.busbw_share",
 )
-"""Quantities of generic profiles: shares (0 to 1) of the limit of the machine."""
+"""Quantities of generic profiles, as a share (0 to 1) of the machine's limit."""
 
-LEAST_SHARE = 0.4  # Of the limit: host-staged transfers on PCIe reach 43 %
-LEAST_LATENCY_US, MOST_LATENCY_US = 0.1, 1000.0  # Direct small copies take 2 µs on H200, host-staged ones 20 µs
-LEAST_TIME_US = 1.0  # The fastest known collective takes 5 µs (2 H200), because its kernel must start
+LEAST_SHARE = 0.4  # Lowest plausible share of the limit, since host-staged transfers over PCIe reach 43 %
+LEAST_LATENCY_US, MOST_LATENCY_US = 0.1, 1000.0  # Small copies take 2 µs on an H200 if direct, and 20 µs if host-staged
+LEAST_TIME_US = 1.0  # The fastest known collective takes 5 µs (2 H200), since a kernel has to start
 _ANOTHER_UNIT = "another unit than µs"
 
 
 def check_profile(profile: Profile, where: str) -> None:
-    """Raise UsageError for the first impossible value. The message has its key, after `where`, the file."""
+    """Raise UsageError for the first impossible value. The message names the file (`where`) and the key."""
     if profile.schema != PROFILE_SCHEMA:
         raise UsageError(
             f"{where}.schema is {profile.schema}",
@@ -422,11 +460,11 @@ def check_profile(profile: Profile, where: str) -> None:
 
 
 def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
-    """Return the maximum of a bandwidth that the profile's links allow. None for other quantities.
+    """Return the maximum bandwidth that the profile's links allow for this quantity, or None if it is no bandwidth.
 
-    For a collective of n GPUs on k nodes it is the bandwidth of a GPU's links. NVLS sends data once instead of
-    2(n-1)/(n+1) times, so it allows that much more. Between nodes, a hierarchical algorithm can reach the NICs' rate
-    per GPU × (n-1)/(k-1).
+    For a collective with n GPUs on k nodes, it is the bandwidth of one GPU's links. With NVLS, data is sent once
+    instead of 2(n-1)/(n+1) times, so the maximum is higher by this factor. Between nodes, a hierarchical algorithm can
+    reach the NIC bandwidth per GPU × (n-1)/(k-1).
     """
     if not expected.quantity.endswith("_gb_s"):
         return None
@@ -531,7 +569,7 @@ def _check_places(profile: Profile, where: str) -> None:
 
 
 def _check_curve(profile: Profile, curve: TimeCurve, where: str) -> None:
-    """Check that points are pairs, and that larger sizes take no less time."""
+    """Raise UsageError unless each point has a size and a time, and larger sizes take no less time."""
     if not curve.points or any(len(point) != 2 or point[0] % 1 for point in curve.points):
         raise UsageError(f"{where}.points are no points", expected="[size in bytes, µs], at least one")
     sizes, times = zip(*curve.points, strict=True)
@@ -542,7 +580,9 @@ def _check_curve(profile: Profile, curve: TimeCurve, where: str) -> None:
 
 
 def check_expected(profile: Profile, expected: Expected, where: str) -> None:
-    """Raise UsageError for a value that no machine of the profile can reach, or that none could fail."""
+    """Raise UsageError for a value that no machine with this profile could reach, or that every machine would
+    exceed.
+    """
     copies = (*COPY_QUANTITIES, *(SHARE_QUANTITIES if profile.match.generic else ()))
     is_collective = re.fullmatch(r"[a-z][a-z0-9_]*\.(?:time_us|busbw_gb_s)", expected.quantity, re.ASCII) is not None
     is_collective = is_collective and expected.quantity not in copies
@@ -569,7 +609,9 @@ def check_expected(profile: Profile, expected: Expected, where: str) -> None:
 
 
 def _check_range(profile: Profile, expected: Expected, where: str) -> None:
-    """Check that a value is not above the limit, and not so low that no machine fails it. Both show a wrong unit."""
+    """Raise UsageError for a value above the limit, or so low that every machine exceeds it. Either suggests a
+    wrong unit.
+    """
     if expected.quantity.endswith(SHARE) and not LEAST_SHARE <= expected.value <= 1:
         raise UsageError(f"{where}.value is {expected.value:g}", expected=f"a part of the limit, {LEAST_SHARE:g} to 1")
     if expected.quantity.endswith("latency_us") and not LEAST_LATENCY_US <= expected.value <= MOST_LATENCY_US:
@@ -607,7 +649,7 @@ def _check_collective(profile: Profile, expected: Expected, where: str) -> None:
         return
     if expected.size_bytes is None:
         raise UsageError(f"{where} has no size_bytes", expected="the size that took this time")
-    # Every collective sends at least this part of its size over the links of the busiest GPU.
+    # In every collective, the busiest GPU sends at least this share of the size over its links.
     least_bytes = expected.size_bytes * (ranks - 1) / ranks
     ceiling = _busbw_ceiling(profile, expected)
     least_us = least_bytes / (ceiling * BYTES_PER_GB) * MICROSECONDS_PER_SECOND if ceiling else float("inf")
@@ -618,7 +660,7 @@ def _check_collective(profile: Profile, expected: Expected, where: str) -> None:
             expected=f"at least {max(least_us, LEAST_TIME_US):.1f} µs, which {needs}",
             reason=_ANOTHER_UNIT,
         )
-    # All-reduce has the largest busbw of an algbw, twice as much.
+    # All-reduce has the largest ratio of busbw to algbw, which approaches 2.
     slowest = expected.size_bytes * 2 / (LEAST_SHARE * ceiling * BYTES_PER_GB)
     most_us = MOST_LATENCY_US + slowest * MICROSECONDS_PER_SECOND
     if expected.nodes == 1 and expected.value > most_us:
