@@ -102,9 +102,7 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
 
 
 def copies_of_report(report: Report) -> Iterator[Block]:
-    """Yield the copy matrices and tables from the section `pairs` of a report, if it covers a single node, as from
-    `check`.
-    """
+    """Yield the copy matrices and tables for the section `pairs` of a report, if its rows are from a single node."""
     table = report.sections.get(PairRow.section)
     if isinstance(table, Table) and table.parts is not None and len(list(islice(table.parts(), 2))) > 1:
         return
@@ -196,7 +194,7 @@ def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) ->
     best: dict[str, float] = {}
     for row, cells in section.cells.items():
         for column, value in cells.items():
-            if isinstance(value, float) and name != "ratios":  # No ratio is better than another
+            if isinstance(value, float) and name != "ratios":  # A higher ratio is not better
                 kind = kinds.get((row, column), column)
                 best[kind] = max(best.get(kind, 0.0), value)
 
@@ -238,9 +236,7 @@ def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Block]:
 
 
 def _map(report: Report) -> Iterator[Grid]:
-    """Yield the grid of nodes and rails of a scan. Above `_MOST_MAPPED` nodes, show only leaves that have a bad
-    node.
-    """
+    """Yield the grid of nodes and rails of a scan. A large scan shows only leaves that have a bad node."""
     cells = report.rows(ScanCellRow)
     if not cells:
         return
@@ -272,7 +268,9 @@ def _title(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
 
 
 def _copy_blocks(rows: Sequence[PairRow], gpus: Collection[str] = ()) -> Iterator[Block]:
-    """Yield one matrix per kind of copy, or a table if not all pairs of `gpus` or too many sizes were measured."""
+    """Yield one matrix per kind of copy. If some pairs of `gpus` are missing, or there are many sizes, yield a
+    table.
+    """
     between = [row for row in rows if HOST not in (row.source, row.destination)]
     series = group_by(between, lambda row: (row.size_bytes, row.engine, row.direction, row.peer, row.scope))
     ways = {key[1:] for key in series}

@@ -35,7 +35,7 @@ class CsvWriter:
         self._columns: Sequence[str] = ()
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
-        """Open the file, and write the header line if the run will pass rows to `row`."""
+        """Open the file, and write the header line if rows will follow before the report."""
         self._stream = self._target.open()
         if self._is_wide:
             self._own_heads, self._own_cells = WIDE_COLUMNS, wide_cells(metadata)
@@ -52,7 +52,7 @@ class CsvWriter:
         """Write one section of the report, unless `row` wrote the rows. Close the file if this writer opened it."""
         if not self._columns:
             own = chain([self._own_heads], repeat(list(map(_cell, self._own_cells))))
-            self._write([*line, *cells] for line, cells in zip(_lines(report, self._section or report.main), own))  # noqa: B905 - one has no end
+            self._write([*line, *cells] for line, cells in zip(_lines(report, self._section or report.main), own))  # noqa: B905 - the second iterator is infinite
         if self._stream is not None and self._target.path is not None:
             self._stream.close()
 
@@ -87,7 +87,7 @@ def _lines(report: Report, name: str) -> Iterator[Sequence[object]]:
 
 
 _MOST_KINDS = 32
-"""Number of different nodes whose converted cells are cached for later nodes with equal rows."""
+"""Number of nodes whose converted cells are cached, for reuse by other nodes with equal rows."""
 
 
 def lines(report: Report, name: str) -> Iterator[Sequence[Any]]:

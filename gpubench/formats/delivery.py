@@ -38,8 +38,7 @@ class ReaderGoneError(InterruptedRunError):
 
 @contextmanager
 def delivering(presenter: Delivered) -> Iterator[None]:
-    """Convert interrupts and output errors to errors with a one-line message. Keep the rows so far, marked
-    incomplete.
+    """Convert interrupts and output errors to one-line errors. Keep the rows so far, marked incomplete.
 
     Raises:
         InterruptedRunError: after Ctrl-C or SIGTERM, or if the process that reads stdout exited.
@@ -118,7 +117,9 @@ _SIZES = ("--sizes", "-b", "-e", "-f", "-i")  # Options that choose the measured
 
 
 def interruption(rows: int = 0, stored_result: str = "") -> str:
-    """Return the last line after Ctrl-C or SIGTERM, with the file of the results so far and the command to try next."""
+    """Return the last line after Ctrl-C or SIGTERM, with the file that keeps the results and the command to try
+    next.
+    """
     words = ["gpubench", *sys.argv[1:]]
     if not rows or words[1:2] == ["report"]:
         return f"interrupted before the first result. Try: {shlex.join(words)}"

@@ -1,8 +1,7 @@
-"""A self-contained HTML page with verdict, findings, curves, heat maps and all values. It has no script and loads
-nothing.
+"""A self-contained HTML page with verdict, findings, curves, heat maps and all values.
 
-The colours are from the Okabe-Ito palette, which people with colour vision deficiency can distinguish. Shapes or text
-repeat everything that colours show.
+The page has no script and loads nothing. The colours are from the Okabe-Ito palette, which people with colour vision
+deficiency can distinguish. Shapes or text repeat everything that colours show.
 """
 
 import math
@@ -237,7 +236,7 @@ class Past:
         self._problem = ""
 
     def section(self, run: DocumentRun) -> Iterator[str]:
-        """Yield the section with the trends, if there is a folder and it has values to plot or cannot be read."""
+        """Yield the section with the trends of earlier results, or the reason why the folder cannot be read."""
         if self._folder is None:
             return
         runs = list(self._read(self._folder, run))
@@ -269,7 +268,7 @@ def _parse_time(text: str) -> datetime:
 
 
 def trend_figure(trend: Trend) -> Iterator[str]:
-    """Yield a chart of one value over time. Markers show the verdicts, the caption has the median of earlier runs."""
+    """Yield a chart of one value over time. Markers show verdicts, and the caption has the median of earlier runs."""
     *before, newest = trend.points
     words = f"{trend.name}, {newest.gb_s:.4g} GB/s"
     if before:
@@ -523,9 +522,7 @@ def writer(target: Target, shown: Presentation) -> DocumentWriter:
     past = Past(shown.history)
 
     def render_ascii(run: DocumentRun) -> Iterator[str]:
-        """Yield the page in ASCII, with character references for other characters, because stdout may not encode
-        them.
-        """
+        """Yield the page with character references for non-ASCII characters, which stdout may be unable to encode."""
         return (piece.encode("ascii", "xmlcharrefreplace").decode("ascii") for piece in render(run, past))
 
     return DocumentWriter(target, render_ascii)

@@ -1,6 +1,6 @@
 """JSON: one document per run, in a file, a folder of dated results, or a baseline.
 
-`DocumentWriter` is also the writer of the other formats that are written as a whole.
+`DocumentWriter` also writes the other formats whose files are written as a whole.
 """
 
 import json
@@ -33,22 +33,20 @@ from gpubench.model.terms.verdict import Verdict
 UNFINISHED = Report(
     verdict=Verdict.ERROR, complete=False, sentence=f"{Verdict.ERROR}: the run has not ended, or was killed"
 )
-"""The report that a file has while the run goes on. It stays in the file if the run is killed."""
+"""The report in a file during the run. It stays there if the run is killed."""
 
 _BETWEEN_LINES = ",\n    "
 
 _AT_EVERY_ROW = 500
-"""Up to this number of rows, rewrite the file after each row. Later, at most one row in 500 is missing from the
-file.
-"""
+"""Rewrite the file after each row up to this number of rows. Later, the file may lack one row in 500."""
 
 
 class JsonWriter:
     """Writes the document to a stream once, at the end, or to a file repeatedly while rows arrive.
 
     A file is replaced atomically, so that no reader sees half a document, even after a crash. It has `complete: false`
-    until the end. Long runs do not rewrite it after each row, because the total time would grow with the square of the
-    rows.
+    until the end. Long runs do not rewrite it after each row, because the time would grow quadratically with the number
+    of rows.
     """
 
     def __init__(self, target: Target, _shown: Presentation) -> None:
@@ -141,8 +139,7 @@ def _row_texts(section: Section) -> Iterator[str]:
             shared, cut = part.rows, []
             yield _joined(part)
             continue
-        # Split the text only for a second node with the same rows, because splitting takes as long as converting the
-        # rows.
+        # Split the text only for a second node with the same rows, because splitting is as slow as converting the rows.
         if not cut:
             name = f"node-{uuid4()}"
             cut = _joined(replace(part, host=name)).split(json_text(name))
@@ -210,9 +207,7 @@ class DocumentWriter:
         self._rows: list[Row] = []
 
     def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
-        """Write an unfinished document, so that nobody mistakes the file of an earlier run for the result of this
-        run.
-        """
+        """Write an unfinished document, so that nobody mistakes the file of an earlier run for this one's result."""
         self._metadata = metadata
         if self._marks_unfinished and self._target.path is not None:
             self._write(UNFINISHED)

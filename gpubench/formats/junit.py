@@ -70,9 +70,7 @@ def render(run: DocumentRun) -> Iterator[str]:
 
 
 def _element(parent: "Element | None", tag: str, attributes: Mapping[str, str], lines: Sequence[str] = ()) -> "Element":
-    """Add an element. All text must go through this function, because XML forbids control characters, even escaped
-    ones.
-    """
+    """Add an element. All text goes through this function, because XML forbids control characters, even escaped."""
     from xml.etree.ElementTree import Element, SubElement
 
     shown = {name: printable_line(value) for name, value in attributes.items()}

@@ -25,10 +25,13 @@ _UNKNOWN = {"", "-", "?"}
 class Column(NamedTuple):
     """A column of a table. `cell` is a field name of the row, or a function that returns the text of the cell.
 
-    A narrow terminal drops the column with the highest `spare` first, and never a column with 0. Views that print one
-    row at a time need a fixed `width`. `on_page` is a longer head for Markdown and HTML, and terminals omit columns
-    that are `page_only`. A terminal omits an `optional` column if no row has a value. `when` limits a column to some
-    runs.
+    - `spare`: a narrow terminal drops the column with the highest value first, and never one with 0.
+    - `right`: align the cells to the right.
+    - `width`: fixed width, for views that print one row at a time.
+    - `on_page`: longer head for Markdown and HTML pages.
+    - `page_only`: omit the column on a terminal.
+    - `optional`: omit the column on a terminal if no row has a value.
+    - `when`: tests the metadata of a run, and omits the column if the result is false.
     """
 
     head: str
@@ -96,7 +99,7 @@ def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> dict[Column, list[
 
 
 def fitting(columns: Sequence[Column], width: int, measure: Callable[[Column], int]) -> list[Column]:
-    """Drop columns until the others fit the width or no column can be dropped. Of equal columns, drop the first."""
+    """Drop the column with the highest `spare` until the others fit the width, or none of them can be dropped."""
     kept = list(columns)
     while sum(map(measure, kept)) > width and (spare := max(kept, key=lambda column: column.spare)).spare:
         kept.remove(spare)

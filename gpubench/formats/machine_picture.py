@@ -96,8 +96,8 @@ class Wire(Struct, frozen=True):
 class Machine(Struct, frozen=True):
     """A node with its devices, parents first, and the connections between its GPUs.
 
-    `fabric` is set if there are more than two GPUs and NVLink connects all pairs with at most two path classes. It is
-    then the better class, for example 'NV18'.
+    `fabric` is the path class with the most links, for example 'NV18', if NVLink connects all pairs of GPUs. It is
+    empty for two GPUs or fewer, and if there are more than two path classes.
     """
 
     node: str
@@ -385,8 +385,8 @@ def _arcs(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
 
 
 def _is_odd(machine: Machine, wire: Wire) -> bool:
-    """True if a connection gets a mark. With a fabric, it gets none if a link from its GPUs to the fabric has the
-    same colour.
+    """True if a connection gets a mark. With a fabric, it needs none if it is as slow as the median of one of its
+    GPUs.
     """
     if wire.verdict is None:
         return False
@@ -394,9 +394,7 @@ def _is_odd(machine: Machine, wire: Wire) -> bool:
 
 
 def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: bool) -> Iterator[str]:
-    """Draw a connection as a curve. A marked curve also gets its bandwidth as text, placed between the rows in
-    `lines`.
-    """
+    """Draw a connection as a curve. If it is marked, print its bandwidth next to it, between the rows in `lines`."""
     away = _ARCS + min(72.0, abs(other.y - one.y) / 3)
     path = (
         f"M{one.right:.0f} {one.y:.1f}C{away:.0f} {one.y:.1f} {away:.0f} {other.y:.1f} {other.right:.0f} {other.y:.1f}"

@@ -179,9 +179,7 @@ class Presenter:
     """Listens to a run, and feeds stdout, the output files and the progress display on stderr."""
 
     def __init__(self, options: Presentation, *, progress: bool, is_rank: bool = False) -> None:
-        """Open the outputs. A rank's stdout never counts as a terminal, because it may be a pseudo-terminal of
-        mpirun.
-        """
+        """Open the outputs. A rank's stdout is never a terminal, even if mpirun connects it to a pseudo-terminal."""
         self.rows = 0
         self._began = time.monotonic()
         self.report: Report | None = None
@@ -201,7 +199,7 @@ class Presenter:
         self._begun = False
 
     def begin(self, metadata: Metadata, columns: Sequence[str] | None = None) -> None:
-        """Write the headers. Unless stdout shows a table, also print the dropped sizes on stderr.
+        """Write the headers. Unless stdout shows a table, also print on stderr which sizes will not be measured.
 
         `columns` are the columns of the rows that will follow, or empty if no rows will follow. None means the default
         columns for the subject of the run.
@@ -227,7 +225,7 @@ class Presenter:
     def progress(self, done: int, total: int, label: str) -> None:
         """Show the progress of the run.
 
-        Raises: BrokenPipeError if the reader of stdout exited. Check here, because the next row may be minutes away.
+        Raise BrokenPipeError if the reader of stdout exited, because the next row may be minutes away.
         """
         if is_reader_gone(sys.stdout):
             raise BrokenPipeError

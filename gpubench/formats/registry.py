@@ -53,8 +53,7 @@ _SECONDS_BETWEEN_TRIES = 0.05
 
 
 def make_target(path: Path) -> Target:
-    """Return the target for an output file. A named pipe is opened only once, because closing it would end its
-    reader.
+    """Return the target for an output file. Open a named pipe only once, because closing it would end its reader.
 
     Raises: UsageError if no process opens the pipe for reading within 10 s.
     """
@@ -144,7 +143,8 @@ class ExitStyle(StrEnum):
     SLURM = "slurm"
 
     def code(self, verdict: Verdict, *, strict: bool = False, drains: bool | None = None) -> int:
-        """Return the exit code for a verdict. A warning is a node problem only if `strict` is set.
+        """Return the exit code for a verdict. Except for Nagios, a warning is a node problem only if `strict` is
+        set.
 
         `drains` is true if a finding blames the node itself. Without such a finding, FAIL is not a node problem.
         """
@@ -169,7 +169,7 @@ NAGIOS_CODES = {"OK": 0, "WARNING": 1, "CRITICAL": 2, "UNKNOWN": 3}
 
 
 class Color(StrEnum):
-    """When the table has colours."""
+    """When to colour the table."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -201,10 +201,10 @@ EXIT_STYLE = "--exit-style"
 class Presentation:
     """The output options that every command has: files, formats, width and colours. Writers read it too.
 
-    `checked` sets `format` and `outputs` from the options. `defaults` maps options to the variable or the place in
-    `defaults_file` that set them. `job_defaults` are the defaults that must be equal on all ranks. If `terminal` is
-    set, a long last line is wrapped, with its command on a separate line. Otherwise it stays on one line, for `tail
-    -1`.
+    - `outputs`: the files to write. `checked` sets this field and `format` from the options.
+    - `terminal`: stdout is a terminal, so a long last line is wrapped. Elsewhere it stays whole, for `tail -1`.
+    - `defaults`: the options that a variable or `defaults_file` has set, with the place where it is set.
+    - `job_defaults`: the defaults that must be equal on all ranks.
     """
 
     help_group: ClassVar = OUTPUT
@@ -371,7 +371,7 @@ def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
 
 
 def _is_folder(path: Path) -> bool:
-    """True if the path is a folder. False if it cannot be read: opening the file reports the error later."""
+    """True if the path is a folder. If it cannot be read, return False, because writing it reports the error later."""
     try:
         return path.is_dir()
     except OSError:

@@ -25,9 +25,7 @@ _MOST_BYTES_OF_REASON = 240
 """Longest drain reason in bytes. With the prefix 'gpubench: ' it fits the 255 bytes of slurmdbd's column (tinytext)."""
 
 _SPELLED = str.maketrans({"|": "/", "\\": "/", "%": " percent", "`": "'", "$": "?"})
-"""Replacements for special characters. '|' begins Nagios performance data, the others are special in printf or
-shells.
-"""
+"""Replacements for '|', which begins Nagios performance data, and characters special in printf, shells or macros."""
 
 _IN_ASCII = str.maketrans({"→": "->", "×": "x", "µ": "u", "·": ".", "−": "-", "–": "-", "±": "+-", "°": "", "…": "..."})
 
@@ -88,7 +86,7 @@ class _Figure(NamedTuple):
 
 
 def _nagios(run: DocumentRun) -> Iterator[str]:
-    """Yield the line, or nothing after an interrupt, because the error handler then prints the only line."""
+    """Yield the Nagios line, or nothing after an interrupt, because the error handler then prints the only line."""
     if not run.report.complete:
         return
     from gpubench.formats.blocks import title
@@ -164,8 +162,7 @@ summary_writer = documents(lambda run: [printable_line(run.report.sentence or ru
 
 
 OFF = "NCCL_P2P_DISABLE=1 VLLM_SKIP_P2P_CHECK=0; unset GGML_CUDA_P2P"
-"""Arguments for `export` that avoid peer access: NCCL uses shared memory, and vLLM tests peer access before using
-it.
+"""Arguments for `export` that avoid peer access. NCCL then uses shared memory, and vLLM tests peer access first.
 
 llama.cpp enables peer access for any value of its variable, even 0, so the variable is unset.
 """
@@ -185,7 +182,7 @@ _SAID = {
 
 
 class VetoWriter:
-    """Prints the line when the run ends."""
+    """Prints the shell line for `eval` when the run ends."""
 
     def __init__(self, target: Target, _shown: Presentation) -> None:
         self._target = target
@@ -202,7 +199,7 @@ class VetoWriter:
 
 
 def veto_line(paths: Sequence[EvidenceRow], *, complete: bool = True) -> str:
-    """Return the line for these paths. If the run was cut short, the line disables peer access for every pair."""
+    """Return the shell line, which disables peer access unless all paths were measured and work."""
     if not complete:
         return f"export {OFF}  # P2P was not measured to the end"
     for conclusion, said in _SAID.items():

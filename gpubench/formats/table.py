@@ -1,4 +1,4 @@
-"""The table for people: the page, on which each command's view prints, with findings and verdict."""
+"""The default output: a page on which the view for the command prints, with findings and the verdict."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ def all_causes(report: Report) -> Iterator[CauseText]:
 
 
 def unread_lines(report: Report) -> list[str]:
-    """Return one line per reason that prevented checks for causes."""
+    """Return one line per reason why some causes could not be checked."""
     ids: dict[str, dict[str, None]] = {}
     subjects: dict[str, dict[str, None]] = {}
     for row in report.rows(UnreadRow):
@@ -102,7 +102,7 @@ _ELSEWHERE = {
     Effect.APPLICATION: "would be copied through host memory by MPI, UCX or a framework, because",
     Effect.WRONG: "would hang or get wrong data, because",
 }
-"""Words for causes that do not make a path fall back, by their first effect."""
+"""Words for causes that do not make a path fall back. The key is the first effect of the cause."""
 
 
 def lead(origin: str) -> str:
@@ -321,7 +321,7 @@ _WORD_STYLES = {
     r"(?<!\S)(CNS|GNS|TNS|DR|NS|U|down|init|lost|\S+!)(?!\S)": _VERDICT_STYLES[Verdict.FAIL],
     r"(?<!\S)(\S+\*)(?!\S)": _VERDICT_STYLES[Verdict.WARN],
 }
-"""Regular expressions for words that are coloured. Colours only ever show verdicts."""
+"""Styles by regular expression. Only verdicts, and words that imply one, have colours."""
 
 _PART = re.compile(r"(?<!\S)(\d+(?: x\d+)?) of (\d+(?: x\d+)?)(?!\S)")
 """Matches a part of a total, such as '12 of 18' NVLinks, or the PCIe link '5 x8 of 5 x16'."""
@@ -364,9 +364,7 @@ class Page:
         self._show((indent + line for line in lines), lambda line: _coloured(line_text(line)))
 
     def grid(self, grid: layout.Grid) -> None:
-        """Print a grid. Marked cells have the colour of their verdict, others are green if they reach the expected
-        value.
-        """
+        """Print a grid. Marked cells have their verdict's colour, others are green if they reach the expected value."""
         if grid.title:
             self.wrap(grid.title)
         for pieces in layout.grid_lines(grid, self.width):
@@ -560,7 +558,7 @@ class View(Protocol):
 
 
 class TableWriter:
-    """Prints the table while the run goes on."""
+    """Prints the table during the run."""
 
     def __init__(self, target: Target, shown: Presentation) -> None:
         self._target = target

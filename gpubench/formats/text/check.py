@@ -46,9 +46,7 @@ class CheckView(ReportView):
         self._page.print("")
 
     def _checks(self, rows: Sequence[CheckRow]) -> None:
-        """Print the verdict of each check. Checks that passed share a line, and so do checks skipped for the same
-        reason.
-        """
+        """Print the verdict of each check. Checks that passed, or were skipped for the same reason, share a line."""
         alike: dict[tuple[str, str | None], list[str]] = {}
         for row in rows:
             if row.verdict == Verdict.PASS or row.note:

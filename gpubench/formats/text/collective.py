@@ -62,7 +62,7 @@ def _has_one_placement(metadata: Metadata) -> bool:
 
 
 def _logs_choices(metadata: Metadata) -> bool:
-    """True if the run compares settings and NCCL logs the algorithm and protocol that it used.
+    """True if the run compares settings and NCCL logs which algorithm and protocol it chose.
 
     NCCL chooses no algorithm for collectives that it composes from sends and receives.
     """
@@ -223,9 +223,7 @@ class CollectiveView:
         yield group + "size".rjust(self._size_width) + heads
 
     def _fitting(self, columns: Sequence[Column]) -> tuple[int, list[Column]]:
-        """Return the width of the size column, and the columns that fit. If '% exp' does not fit, busbw shows its
-        mark.
-        """
+        """Return the width of the size column, and the columns that fit. Without '% exp', busbw shows the mark."""
 
         def total_width(column: Column) -> int:
             return column.width * (1 if _is_once(column) else len(self._placements))
@@ -262,7 +260,7 @@ class CollectiveView:
             self._remark(f"could not run     {_refused(refused)}")
 
     def _backends(self, rows: Sequence[BackendRow]) -> None:
-        """Print the time of the first backend and the relative speed of the others, for each type, reduction and
+        """Print the time of the first backend and the relative speed of the others, for each data type and
         placement.
         """
         for what, series in group_by(rows, _describe_series).items():
@@ -277,7 +275,7 @@ class CollectiveView:
             self._remark(f"beside            {describe_speed(series)}")
 
     def _trials(self, rows: Sequence[MpiTrialRow]) -> None:
-        """Print how each trial ended in which MPI used GPU memory."""
+        """Print the result of each trial of MPI with GPU memory."""
         if rows:
             sizes = dict.fromkeys(row.size_bytes for row in rows)
             self._page.print("", "MPI on GPU memory, each operation in a job of its own")
@@ -435,9 +433,7 @@ def _gpus(ranks: Sequence[RankIdentity]) -> str:
 
 
 def _sharing_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
-    """Yield lines such as '4 ranks share GPU 0 (MPS, 25 % of its SMs each)'. GPUs shared in the same way have one
-    line.
-    """
+    """Yield lines such as '4 ranks share GPU 0 (MPS, 25 % of its SMs each)'. Equally shared GPUs have one line."""
     shared: dict[str, list[RankIdentity]] = {}
     for members in group_by_device(ranks):
         if len(members) > 1:
@@ -538,8 +534,7 @@ def _taken(row: CollectiveRow) -> str:
 
 
 def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> Iterator[str]:
-    """Yield the peak busbw, the busbw at the largest size, and the time at the smallest size, for the first
-    backend.
+    """Yield the peak busbw, the busbw at the largest size and the time at the smallest size of the first backend.
 
     In latency mode, yield percentiles instead. `why_not_judged` is the reason why these ranks have no expected values,
     or ''.
@@ -586,7 +581,7 @@ def _time(microseconds: float | None) -> str:
 
 
 def _slowest_group(rows: Sequence[CollectiveRow]) -> Iterator[str]:
-    """Compare the slowest group of ranks with the median of all groups, at one size."""
+    """Yield the slowest group of ranks at one size, and by how much it exceeds the median of all groups."""
     kind = attrgetter("dtype", "op", "placement")
     alike = [row for row in rows if kind(row) == kind(rows[0])]
     if len({row.group for row in alike}) > 1:
@@ -596,7 +591,7 @@ def _slowest_group(rows: Sequence[CollectiveRow]) -> Iterator[str]:
 
 
 def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:
-    """Return the source of the expected values, or the reason why speed was not judged."""
+    """Return the line with the source of the expected values, or the reason why speed was not judged."""
     sources = dict.fromkeys(row.expected_source for row in rows if row.expected_source)
     legend = "; lim: % of the limit" if any(map(_limited, rows)) else ""
     why = why_not_judged or next(filter(None, (parse_doubt(row.note) for row in rows)), "")
@@ -636,9 +631,7 @@ def _limited(row: CollectiveRow) -> bool:
 
 
 def _share(row: CollectiveRow) -> str:
-    """Return the percentage of the expected bandwidth, such as '98'. Without one, return that of the limit: '76
-    lim'.
-    """
+    """Return the percentage of the expected bandwidth, such as '98', or else of the limit, such as '76 lim'."""
     if _limited(row):
         return f"{format_share(row.limit_percent)}{_mark(row) or ' '}lim"
     return format_share(row.expected_percent) + _mark(row)

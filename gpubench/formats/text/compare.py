@@ -131,9 +131,7 @@ class CompareView(ReportView):
             self._page.print(f"{plural(added, 'row')} only in the new results")
 
     def _machines(self, rows: Sequence[MachineRow]) -> None:
-        """Print two machines side by side: bandwidth per GPU and per node, then the peak, the size for half of it,
-        and latency.
-        """
+        """Print two machines side by side: bandwidth per GPU and per node, then peak, half-peak size and latency."""
         if not rows:
             return
         for columns in (REACHED, CURVES):
@@ -234,9 +232,7 @@ class _Judged(NamedTuple):
 
 
 def _summary(compared: Sequence[_Judged]) -> Iterator[str]:
-    """Yield a line per collective and one for copies between pairs, with the number of rows and how much they
-    changed.
-    """
+    """Yield a line per collective and one for copies: the number of rows, and how much their bandwidth changed."""
     for kind, rows in group_by(compared, lambda row: row.collective or "pairs").items():
         changes = [row.slower_percent for row in rows if row.slower_percent is not None]
         counts = Counter(row.change for row in rows)

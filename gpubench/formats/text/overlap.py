@@ -1,5 +1,5 @@
-"""Print an overlap run: one line per CTA limit and size while it is measured, the limits with the shortest step,
-and the verdict.
+"""Print an overlap run: one line per CTA limit and size during the run, the limits with the shortest step, and the
+verdict.
 """
 
 from collections.abc import Iterator, Sequence

@@ -147,9 +147,7 @@ class P2pView:
             self._page.wrap(line)
 
     def _grid(self, corner: str, title: str, cells: Mapping[str, Mapping[str, GridCell]]) -> None:
-        """Print a matrix of all devices. Pairs that are missing in `cells`, for example pairs between nodes, appear
-        as '-'.
-        """
+        """Print a matrix of all devices. Pairs that are missing in `cells` appear as '-', for example between nodes."""
         self._page.print("")
         self._page.grid(Grid(title, corner, self._names, {name: cells.get(name, {}) for name in self._names}))
 
@@ -218,7 +216,7 @@ def _device_lines(devices: Mapping[str, str], label: str, *, verbose: bool) -> I
     alike = units.group_by(
         devices, lambda name: " ".join(word for word in devices[name].split(" ") if word.count(":") < 2)
     )
-    mark = "" if label else ":"  # The text of a rank begins with 'on', for example 'on node0: NVIDIA H200'
+    mark = "" if label else ":"  # A rank's text begins with 'on', as in 'on node0: NVIDIA H200'
     for model, names in list(alike.items())[:_MOST_KINDS]:
         yield f"{INDENT}{label}{units.compress_names(names)}{mark} {model}"
     if len(alike) > _MOST_KINDS:
@@ -307,7 +305,7 @@ def copy_cells(rows: Sequence[PairRow], words: Callable[[PairRow], str]) -> dict
             value = _value(row)
             share = None if not value or not best else best / value if timed else value / best
             if row.verdict == Verdict.PASS and row.expected_percent is not None:
-                # For example 100 % of one NVLink, although other pairs have two
+                # A pair with one NVLink can reach 100 % although other pairs have two.
                 share = max(share or 0.0, row.expected_percent / 100)
             if row.peer == "off" and row.verdict is None:
                 share = None  # This baseline goes through host memory on purpose
@@ -318,17 +316,13 @@ def copy_cells(rows: Sequence[PairRow], words: Callable[[PairRow], str]) -> dict
 
 
 def link_kind(path_class: str) -> str:
-    """Return the kind of link within which cells are comparable: 'NVLink' for any number of links, or the path
-    class.
-    """
+    """Return the kind of link that makes cells comparable: 'NVLink' for any number of links, or the path class."""
     is_nvlink = path_class.startswith("NV") and path_class[2:].isdecimal() and path_class.isascii()
     return _NVLINK if is_nvlink else path_class
 
 
 def most_expected(rows: Sequence[PairRow]) -> float | None:
-    """Return the best expected value among rows of one size: the shortest time for small copies, else the highest
-    GB/s.
-    """
+    """Return the best expected value of rows of one size: the shortest time for small copies, or the highest GB/s."""
     if is_timed(rows[0]):
         return min((row.expected_us for row in rows if row.expected_us is not None), default=None)
     return max((row.expected_gb_s for row in rows if row.expected_gb_s is not None), default=None)

@@ -89,9 +89,7 @@ def _phrase(head: str, value: str) -> str:
 
 
 def _nic_table(nics: Sequence[NicRow], *, verbose: bool) -> tuple[list[Column], list[NicRow]]:
-    """Return the columns and rows of the NIC table: one row per NIC if `verbose`, otherwise one per group of equal
-    NICs.
-    """
+    """Return the columns and the rows of the NIC table. Unless `verbose`, equal NICs share a row."""
     kinds = {row.nic: [row] for row in nics}
     if not verbose:
         alike = group_by(nics, lambda row: tuple(fact(row) for fact in _NIC_FACTS.values())).values()

@@ -239,7 +239,7 @@ class WatchView(ReportView):
         self._means: dict[tuple[str, str], _Mean] = {}
 
     def row(self, row: Row) -> None:
-        """Add a row to the mean of its device. Screens show the single intervals."""
+        """Add a row to the mean of its device. The screens print the intervals themselves."""
         if isinstance(row, TrafficRow):
             self._means.setdefault((row.node, row.device), _Mean(row)).add(row)
 
@@ -314,9 +314,7 @@ _MOST_TYPED = 64
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _TO_THE_END, _BELOW = "\x1b[H", "\x1b[K", "\x1b[K\x1b[J"
-"""Terminal codes: enter or leave the alternate screen, go to its first cell, erase to the end of a line or of the
-screen.
-"""
+"""Terminal codes: enter or leave the alternate screen, go to its start, erase to the end of the line or screen."""
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "magenta": "35"}
 _WITHOUT_COLOR = ("bold", "dim")
