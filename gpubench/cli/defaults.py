@@ -123,7 +123,7 @@ def read_defaults(command: str, parameters: Iterable[Any], environment: Mapping[
 def asked_by_default(key: str, command: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the default of one option as text, or None if there is none or the file cannot be read.
 
-    Errors about other options use it to choose how they are reported.
+    It decides how errors about other options are reported.
     """
     try:
         if _are_off(environment):

@@ -122,7 +122,7 @@ def check_profile(name: str | None) -> None:
         find(name, os.environ)
 
 
-def check_evidence(shown: bool | None, *, strict: bool) -> None:  # noqa: FBT001 - what --evidence is
+def check_evidence(shown: bool | None, *, strict: bool) -> None:  # noqa: FBT001 - --evidence is a boolean option
     """Raise UsageError for --strict with --no-evidence, because --strict judges paths by that evidence."""
     if shown is False and strict:
         raise UsageError(

@@ -42,8 +42,7 @@ class _Stdout(io.TextIOWrapper):
 
 
 def _prepare_streams() -> None:
-    """Reopen closed streams on /dev/null, name stdout in its errors, and replace characters that stdout cannot
-    encode.
+    """Reopen closed streams on /dev/null, name stdout in its errors, and replace characters it cannot encode.
 
     A shell closes a stream with `>&-`. The next opened file would then get its descriptor, and with it the output of
     this process or its children. Python also sets a closed stream to None.
@@ -95,7 +94,9 @@ _OWN_FAULT = "gpubench itself failed, as shown above; this says nothing about th
 
 
 def run_and_exit(run: Callable[[LaunchedRank | None], int]) -> None:
-    """Run gpubench, and exit with its code. Under a launcher, only the first rank prints errors about usage."""
+    """Run gpubench, and exit with its code. Under a launcher, only the first rank prints, so that errors appear
+    once.
+    """
     _prepare_streams()
     launch = _own_launch()
     speaks = launch is None or launch.rank == 0 or launch.rank >= launch.size
@@ -114,7 +115,7 @@ def _ended(run: Callable[[LaunchedRank | None], int], launch: LaunchedRank | Non
     """Return the exit code of a run. Report an unexpected exception as CouldNotMeasureError."""
     try:
         return run(launch)
-    except Exception as error:  # noqa: BLE001 - Python's own exit code for it, 1, would read as a judgement
+    except Exception as error:  # noqa: BLE001 - Python's exit code 1 would mean that a check failed
         import traceback
 
         from gpubench.formats.delivery import tell
@@ -162,9 +163,7 @@ def _own_launch() -> LaunchedRank | None:
 
 
 def run_launched(launch: LaunchedRank) -> int:
-    """Run as a rank that gpubench has launched. The parent parsed the command line, and passes the values in a
-    variable.
-    """
+    """Run as a rank that gpubench has launched. The parent parsed the command line, and passes its values here."""
     import json
     from importlib import import_module
 

@@ -70,9 +70,7 @@ class HelpfulCommand(TyperCommand):
         return pieces
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
-        """Write the usage line, for example 'Usage: gpubench topo [OPTIONS]'. Bare `gpubench` has no command name
-        in it.
-        """
+        """Write the usage line: 'Usage: gpubench topo [OPTIONS]', or 'Usage: gpubench [OPTIONS]' without a command."""
         formatter.write_usage(ctx.command_path.strip(), " ".join(self.collect_usage_pieces(ctx)))
 
     def get_help(self, ctx: Any) -> str:
@@ -96,9 +94,7 @@ class HelpfulCommand(TyperCommand):
                     formatter.write("".join(f"    {line}\n" for line in _lines_to_paste(command, formatter.width - 4)))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and options, grouped under headings. Without --help-all, write only the common
-        options.
-        """
+        """Write the arguments and options below their headings. Without --help-all, write only the common options."""
         from gpubench.model.terms.options import ARGUMENTS, GROUPS, OUTPUT
 
         is_whole = bool(ctx.meta.get(HELP_ALL))
@@ -200,7 +196,7 @@ class PlanCommand(HelpfulCommand):
         for param in self.params:
             if param.name in self.options:
                 # The original method imports pydantic, which takes 50 ms.
-                setattr(param, "process_value", partial(_read, param, self.options[param.name], param.process_value))  # noqa: B010 - a method
+                setattr(param, "process_value", partial(_read, param, self.options[param.name], param.process_value))  # noqa: B010 - replaces a method
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Options that they omit get defaults from the environment or a file."""
@@ -373,7 +369,7 @@ def _parameter(option: "Option") -> inspect.Parameter:
 
 
 def make_completer(option: str) -> Callable[[str], list[str]]:
-    """Return the shell completion function for an option, which is named without dashes."""
+    """Return the shell completion function for an option. `option` is its name without dashes."""
 
     def complete(incomplete: str) -> list[str]:
         from gpubench.cli.defaults import complete_words
