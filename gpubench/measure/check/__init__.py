@@ -1,1 +1,1 @@
-"""Judges machines by every check, from their facts and measurements."""
+"""Judge machines with every check, from their facts and measurements."""

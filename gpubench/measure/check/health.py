@@ -1,4 +1,4 @@
-"""Judge the health of machines: run every check, fold findings under root causes, and rate each node and device."""
+"""Judge the health of machines: run every check, group findings by root cause, and rate each node and device."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, repeat
@@ -44,14 +44,14 @@ JUDGED_BY_CHECKS = frozenset(
     for condition in CONDITIONS
     if condition.check and condition.id != WRONG_DATA and (condition.check in _FACT_CHECKS or not condition.effects)
 )
-"""Findings of other commands that checks derive again from rows and facts."""
+"""Ids of findings by other commands that the checks derive again from rows and facts."""
 
 
 _PATH_FINDINGS = (HOST_STAGED, PATH_DISPUTED, PATH_UNKNOWN)
 
 
 def p2p_measurements(document: Mapping[str, Any]) -> Measurements:
-    """Return the rows and evidence of a `gpubench p2p` report, and its findings other than speed."""
+    """Return the rows and evidence in a report by `gpubench p2p`, and its findings that are not about speed."""
     evidence = _rows(document, report.EvidenceRow)
     return Measurements(
         pairs=_rows(document, report.PairRow),
@@ -62,7 +62,7 @@ def p2p_measurements(document: Mapping[str, Any]) -> Measurements:
 
 
 def collective_measurements(document: Mapping[str, Any]) -> Measurements:
-    """Return the rows and ranks of a collective's report, and its findings except wrong data, which rows show."""
+    """Return the rows and ranks in a collective's report, and its findings, except wrong data, which the rows show."""
     return Measurements(
         collectives=_rows(document, report.CollectiveRow),
         ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
@@ -71,7 +71,7 @@ def collective_measurements(document: Mapping[str, Any]) -> Measurements:
 
 
 def add_host(measured: Measurements, host: str) -> Measurements:
-    """Add the name of a node to its measurements."""
+    """Add the host name to all rows and findings that were measured on one node."""
     return replace(
         measured,
         pairs=tuple(replace(row, source_node=host, destination_node=host) for row in measured.pairs),
@@ -103,7 +103,7 @@ def merge(parts: Sequence[Measurements]) -> Measurements:
 
 
 def mark_missing(measured: Measurements) -> Measurements:
-    """Mark every measurement without rows and without a reason as failed."""
+    """Mark measurements as failed if they have neither rows nor a reason why they were left out."""
     ends = [{row.source, row.destination} for row in measured.pairs]
     measured_needs = {
         Need.PEER_COPIES: any(HOST not in end for end in ends) and bool(measured.evidence),
@@ -116,7 +116,9 @@ def mark_missing(measured: Measurements) -> Measurements:
 
 
 def merge_nodes(parts: Mapping[str, Measurements]) -> Measurements:
-    """Merge the measurements of several nodes by host. A failure on all nodes is one failure of the whole."""
+    """Merge the measurements of several nodes, by host. A measurement that failed on all nodes counts as one
+    failure.
+    """
     failed_on = [
         FailedOnNode(node=host, need=need, reason=reason)
         for host, part in parts.items()
@@ -143,7 +145,7 @@ def findings_beside_speed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def drop_wrong_data(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Drop findings on wrong data, which the rows already show."""
+    """Drop findings on wrong data, because the rows already show it."""
     return tuple(finding for finding in findings if finding.id != WRONG_DATA)
 
 
@@ -154,7 +156,10 @@ def drop_path_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 def p2p_findings(
     findings: Sequence[Finding], fallback: Sequence[report.FallbackRow], evidence: Sequence[report.EvidenceRow]
 ) -> tuple[Finding, ...]:
-    """Return the findings of p2p that checks do not derive. Derive those on paths again, with the places of GPUs."""
+    """Return the findings by `gpubench p2p` that no check derives.
+
+    Findings on paths are made again from the fallback rows, because they then name the GPUs' nodes and bus IDs.
+    """
     ends = {f"{row.source} → {row.destination}": row for row in evidence}
     on_paths = (
         replace(
@@ -184,11 +189,12 @@ def _rows(document: Mapping[str, Any], kind: type[R]) -> tuple[R, ...]:
 
 
 _DRIVER_IDS = {condition.id for condition in CONDITIONS if condition.check == "driver"}
-_SILENCE_CHECKS = ("driver", "measured")  # These checks report nodes that did not answer
+_SILENCE_CHECKS = ("driver", "measured")  # These checks report nodes whose driver did not answer
 SECTIONS = ("checks", "verdicts", "pairs", "rows", "tree", report.FINDINGS_SECTION)
 
-_MOST_TREES = 4  # PCI trees in one report, nodes with findings first, because most nodes are alike
-_JOB_FINDINGS = (SLOW_UNEXPLAINED, STRAGGLER)  # If one of them has a cause, the cause names the node
+_MOST_TREES = 4  # Limit on PCI trees per report, because most nodes are alike. Nodes with findings come first
+# A finding with a known cause replaces these, and that cause names the node
+_JOB_FINDINGS = (SLOW_UNEXPLAINED, STRAGGLER)
 
 
 class _Outcome(Struct, frozen=True):
@@ -203,7 +209,7 @@ class _Outcome(Struct, frozen=True):
 
 
 def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> report.Report:
-    """Build the report of `gpubench check`."""
+    """Return the report of `gpubench check`."""
     facts = replace(facts, measurements=_judge_copies(facts))
     outcomes = [_Outcome.of(check, facts) for check in checks]
     every = [finding for outcome in outcomes for finding in outcome.findings]
@@ -235,7 +241,7 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> report.Report:
 
 
 def _judge_copies(facts: Facts) -> Measurements:
-    """Judge the copies of each node again as `gpubench p2p` does, because a recording may have been edited."""
+    """Judge the copies on each node again, as `gpubench p2p` does, because a recording may have been edited."""
     measured = facts.measurements
     rows: dict[int, report.PairRow] = dict(enumerate(measured.pairs))
     profiles = chain(facts.profiles, repeat(None))
@@ -370,7 +376,7 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[report.
 
 
 def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield each device of a node with its scope, its name in rows, and the names that findings use for it."""
+    """Yield the scope of each device on a node, its name in rows, and the names that findings use for it."""
     circumstances = facts.circumstances
     for gpu in node.gpus:
         name = circumstances.names_with_ids(number, gpu)
@@ -392,9 +398,9 @@ def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, 
 
 
 def _slow_links(facts: Facts, number: int, node: Topology) -> dict[str, tuple[Verdict, tuple[str, str]]]:
-    """Return the links of a node that do not pass, by name, with verdict and GPUs.
+    """Return the links on a node that do not pass, by name, with their verdict and both GPUs.
 
-    The GPUs are needed because a finding names the GPU if several of its links are slow.
+    The GPUs are needed because, if several links of a GPU are slow, the finding names the GPU.
     """
     named, host = facts.circumstances.names_with_ids, node.snapshot.host
     by_bus_id = {gpu.bus_id: gpu for gpu in node.gpus}

@@ -17,9 +17,9 @@ from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
 
 class RefusedFact(Struct, frozen=True):
-    """The likely cause and cure of an unreadable fact, if the reason contains one of the `words`.
+    """The likely cause and cure for a fact that could not be read, if the reason contains one of the `words`.
 
-    `scope` is the kind of device, or None for every kind.
+    `scope` is the type of device, for example "nic", or None for every type.
     """
 
     words: tuple[str, ...]
@@ -98,15 +98,19 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
         Cure.of("nvidia-smi -q -i GPU", comment=f"Then look at the kernel log: {_KERNEL_LOG}."),
     ),
 )
-"""The first match counts. The last two match every other reason."""
+"""The first match is used. The last two entries match every reason."""
 
 
 NOT_LOOKED_AT = "not-looked-at"
-_ERROR_SCOPES = ("gpu", "pair", "nic")  # The driver and the kernel know these facts, so an unreadable one is a fault
+# The driver and the kernel always provide these facts, so a missing one is a fault
+_ERROR_SCOPES = ("gpu", "pair", "nic")
 
 
 class _Subject(Struct, frozen=True):
-    """A device, pair, node or process. `unknown` has the reason per unknown fact, and `facts` is None if all are."""
+    """A device, pair, node or process whose facts a check needs.
+
+    `facts` is None if nothing could be read. `unknown` has the reason for each fact that could not be read.
+    """
 
     name: str
     facts: object | None
@@ -115,7 +119,9 @@ class _Subject(Struct, frozen=True):
 
 
 def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
-    """Yield a finding for each device without a fact that the check needs, unless no such device has it."""
+    """Yield a finding for each device that lacks a fact the check needs. Skip facts that its type of device never
+    has.
+    """
     wanted = {scope: names for scope, names in _facts_by_scope(check).items() if scope in _ERROR_SCOPES}
     run = facts.circumstances
     if wanted and any(True for _ in _refusals(wanted, run.distinct)):
@@ -144,11 +150,14 @@ def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterat
 
 _NVLINKS = "nvlinks.active"
 _READ_WITH = {"memory_used_bytes": ("memory_bytes",), "idle": ("throttle_reasons",)}
-"""Facts read together with another fact. If they are unreadable, the other fact has the reason."""
+"""Facts that are read together with another fact. If both could not be read, only the other fact has a reason."""
 
 
 def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: Topology) -> Iterator[Finding]:
-    """Find facts without a value or reason that siblings have, and pairs that are missing although NVML answered."""
+    """Find facts that have neither a value nor a reason, although similar devices have the fact.
+
+    Also find pairs that are missing although NVML answered.
+    """
     answered = scope == "pair" and any(gpu.uuid for gpu in node.gpus) and not node.snapshot.failures
     for name in names:
         parts = name.split("|")
@@ -180,7 +189,9 @@ def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: 
 
 
 def _kind(subject: _Subject) -> tuple[object, ...]:
-    """Return the model of a GPU, or model and state of a NIC. Devices with equal kinds should have equal facts."""
+    """Return the model of a GPU, or the kind, model, state and driver of a NIC. Equal devices should have equal
+    facts.
+    """
     match subject.facts:
         case GpuFacts(name=name):
             return (name,)
@@ -229,11 +240,14 @@ FACT_NAMES = {
     "hardware_counters": "hardware counters of the port",
     "libraries": "loaded libraries",
 }
-"""Names of the facts in messages."""
+"""The names of facts as messages show them."""
 
 
 def why_no_pass(check: Check, looked: Looked, facts: Facts, nodes_in_error: Collection[str] = ()) -> str:
-    """Return the facts or measurements that a check without findings lacks for a PASS, or ''."""
+    """Return the facts or measurements that are missing for a PASS, or an empty string.
+
+    The check has no findings, so it would pass if it had seen everything that it needs.
+    """
     lack = check.lack(facts)
     if lack:
         return lack
@@ -326,7 +340,7 @@ def _has(facts: Any, name: str) -> bool:
 
 
 def _absent_rows(check: Check, facts: Facts, nodes_in_error: Collection[str]) -> str:
-    """Return why the rows of a check prove nothing: not measured, not verified, or not timed."""
+    """Return why the rows do not justify a PASS: not measured, not judged, not verified, or without times per rank."""
     measured, run = facts.measurements, facts.circumstances
     rows = measured.collectives
     nodes = {number: node for number, node in enumerate(facts.nodes) if node.snapshot.host not in nodes_in_error}
@@ -350,7 +364,7 @@ def _absent_rows(check: Check, facts: Facts, nodes_in_error: Collection[str]) ->
 
 
 def _unjudged_pairs(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
-    """Yield pairs without a judged measurement, for example because another job uses one of the GPUs."""
+    """Yield the pairs without a judged copy, for example because another job uses one of the GPUs."""
     staged = run.measurements.staged
     rows = {pair for pair, row in peer_rows(run.measurements, node).items() if row.verdict is not None}
     for (source, one), (destination, other) in permutations(enumerate(node.gpus), 2):
@@ -360,7 +374,7 @@ def _unjudged_pairs(run: Circumstances, number: int, node: Topology) -> Iterator
 
 
 def _unjudged_host_copies(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
-    """Yield GPUs without judged copies in both directions between GPU and host memory."""
+    """Yield the GPUs without judged copies both to and from host memory."""
     to, back = ({gpu.device for gpu, _ in host_rows(run.measurements, node, to_gpu=to_gpu)} for to_gpu in (True, False))
     return (run.names_with_ids(number, gpu) for gpu in node.gpus if gpu.lost is None and gpu.device not in to & back)
 
@@ -375,7 +389,7 @@ def _reasons(unknown: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str
 
 
 def _is_unsupported(name: str, reason: str, subject: _Subject, node: Topology) -> bool:
-    """True if no device of this kind has the fact, that is no other GPU of the same model on the node."""
+    """True if the hardware does not support a fact, because no GPU of the same model on the node has it."""
     if not reason.startswith(NOT_THERE):
         return False
     if not isinstance(subject.facts, GpuFacts):
@@ -385,7 +399,7 @@ def _is_unsupported(name: str, reason: str, subject: _Subject, node: Topology) -
 
 
 def _finding(scope: str, subject: _Subject, reasons: Mapping[str, str]) -> Finding:
-    """Return one finding for all unreadable facts of a device, with the cure for the first reason."""
+    """Return one finding for all facts of a device that could not be read, with the cure for the first reason."""
     first = next(iter(reasons.values())).lower()
     refused = next(
         fact

@@ -1,1 +1,1 @@
-"""Watches the traffic of running jobs and names the path that their bytes take."""
+"""Watch the traffic of running jobs, and name the path that their data take."""

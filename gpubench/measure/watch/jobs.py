@@ -1,4 +1,4 @@
-"""Group processes into running jobs, select the watched jobs, and explain why a job is host-staged."""
+"""Group processes into running jobs, select the jobs to watch, and find out why a job is host-staged."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -20,11 +20,14 @@ from gpubench.model.terms.units import format_ranges
 from gpubench.model.terms.verdict import Cure
 
 _SERVICES = ("nvidia-cuda-mps-server", "Xorg", "Xwayland", "gnome-shell")
-"""Programs that open a context on every GPU without being a job."""
+"""Programs that open a context on every GPU but are not jobs."""
 
 
 class RunningJob(Struct, frozen=True, kw_only=True):
-    """The processes of one job and their GPUs. `exchanges` is True if its GPUs exchange data, or None if unknown."""
+    """The processes of one job and the GPUs that they use.
+
+    `exchanges` is true if its GPUs exchange data with each other, or None if unknown.
+    """
 
     name: str
     gpus: tuple[GpuRates, ...]
@@ -36,7 +39,7 @@ class RunningJob(Struct, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> str:
-        """The GPUs of the job as text, for example 'GPU0-3'."""
+        """The names of the job's GPUs, for example 'GPU0-3'."""
         return f"GPU{format_ranges(sorted(gpu.index for gpu in self.gpus))}"
 
     @property
@@ -46,15 +49,15 @@ class RunningJob(Struct, frozen=True, kw_only=True):
 
     @property
     def one_process(self) -> bool:
-        """True if one process uses all GPUs of the job."""
+        """True if the job has a single process."""
         return len(self.tasks) == 1
 
 
 def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
     """Return the jobs on a node.
 
-    A GPU that several jobs share counts for the largest one. GPUs without visible processes, as in containers, count as
-    one job.
+    If several jobs share a GPU, it belongs to the job with the most GPUs. GPUs whose processes cannot be seen, as in
+    containers, form one job.
     """
     tasks = {task.pid: task for task in rates.tasks}
     hidden = [gpu for gpu in rates.gpus if gpu.processes is None]
@@ -130,7 +133,7 @@ def _is_closed(task: TaskFacts) -> bool:
 
 
 def _unread_job(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> RunningJob:
-    """Return one job for all processes that cannot be read. They may belong to several jobs."""
+    """Return one job for all processes that cannot be read, although they may belong to several jobs."""
     if len(tasks) == 1:
         return _job(tasks, gpus)
     name = f"{len(tasks)} processes that cannot be read"
@@ -138,7 +141,7 @@ def _unread_job(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> Running
 
 
 def group_by_job(tasks: Iterable[TaskFacts]) -> list[tuple[int, ...]]:
-    """Group process ids by job."""
+    """Group process IDs by job."""
     members: dict[int, set[int]] = {}
     by_key: dict[str, set[int]] = {}
     for task in tasks:
@@ -173,11 +176,14 @@ def _name(tasks: Sequence[TaskFacts]) -> str:
     return f"{program} ({key})"
 
 
-_SHORT_ID = 12  # Digits of a shortened container id, as container runtimes print it
+_SHORT_ID = 12  # Digits of a shortened container ID, as container runtimes print it
 
 
 class WatchedJobs(Struct, frozen=True):
-    """Selects the jobs to watch. `job` is a Slurm job id or the start of a container id, and None selects all."""
+    """Selects the jobs to watch, by process ID or job ID. Without either, all jobs are watched.
+
+    `job` is a Slurm job ID or the start of a container ID.
+    """
 
     pids: tuple[int, ...] = ()
     job: str | None = None
@@ -188,12 +194,12 @@ class WatchedJobs(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The selection as text."""
+        """The command-line options that select these jobs."""
         named = [f"--pid {pid}" for pid in self.pids] + ([f"--job {self.job}"] if self.job is not None else [])
         return " ".join(named)
 
     def of(self, reading: NodeReading) -> NodeReading:
-        """Return a reading with only the GPUs and processes of these jobs, and with all NICs and lost GPUs."""
+        """Reduce a reading to the GPUs and processes of the selected jobs. Keep all NICs and lost GPUs."""
         if self.is_all:
             return reading
         tasks = {task.pid: task for task in reading.tasks}
@@ -221,12 +227,12 @@ class WatchedJobs(Struct, frozen=True):
         if task.slurm_job == self.job:
             return True
         if self.job.isdecimal() and len(self.job) < _SHORT_ID:
-            return False  # a Slurm job id, which may equal the start of a container id by chance
+            return False  # A short decimal number is a Slurm job ID, which a container ID may start with by chance
         return (task.container or "").rpartition(" ")[2].startswith(self.job[:_SHORT_ID].lower())
 
 
 _TRANSPORTS = {Way.STAGED: parse_transport("SHM/direct/direct"), Way.SOCKETS: parse_transport("NET/Socket/0")}
-"""NCCL's names for these paths."""
+"""The transports that NCCL names for these paths."""
 
 _WITHOUT_NCCL = Explanation(
     UNKNOWN.id,
@@ -238,11 +244,14 @@ _WITHOUT_NCCL = Explanation(
 
 _UNREAD = "the environment and files of its processes cannot be read: {}"
 
-Ends = tuple[tuple[str, ...], tuple[str, ...]]  # Host-staged senders and receivers. Empty: any GPU may be one
+Ends = tuple[tuple[str, ...], tuple[str, ...]]  # Host-staged senders and receivers. If empty, any GPU may be one
 
 
 def explain(job: RunningJob, way: Way, node: Topology, ends: Ends = ((), ())) -> Explanation:
-    """Return the most likely cause of a job's path. Name none without evidence, or if other users own the processes."""
+    """Return the most likely cause for a job's path.
+
+    The cause is unknown without evidence, or if the processes belong to other users and cannot be read.
+    """
     if way is Way.STAGED and job.one_process and not job.by_nccl:
         return _WITHOUT_NCCL
     found = first_cause(_pairs(job, way, ends), _circumstances(job, node))
@@ -257,7 +266,7 @@ def explain(job: RunningJob, way: Way, node: Topology, ends: Ends = ((), ())) ->
 
 
 def _pairs(job: RunningJob, way: Way, ends: Ends) -> Mapping[Pair, Sequence[Transport]]:
-    """Return the GPU pairs, by position, whose traffic passes host memory, or all pairs if unknown."""
+    """Return the host-staged pairs of GPUs by position, or all pairs if the senders and receivers are unknown."""
     senders, receivers = (
         [position for position, gpu in enumerate(job.gpus) if gpu.device in side or not all(ends)] for side in ends
     )
@@ -286,7 +295,7 @@ def _circumstances(job: RunningJob, node: Topology) -> Circumstances:
 
 
 def _owner(job: RunningJob, position: int) -> TaskFacts | None:
-    """Return the job's process on a GPU. Of several, return the one that uses most of its memory."""
+    """Return the job's process on a GPU, or None. If there are several, return the one that uses most GPU memory."""
     on_gpu = {process.pid: process.memory_bytes or 0 for process in job.gpus[position].processes or ()}
     having = [task for task in job.tasks if task.pid in on_gpu]
     return max(having, key=lambda task: on_gpu[task.pid], default=None)

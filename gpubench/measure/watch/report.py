@@ -1,4 +1,4 @@
-"""Report on watched jobs: intervals between readings, each job's history, rows and findings."""
+"""Report on watched jobs: the intervals between readings, the history of each job, rows and findings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -22,17 +22,18 @@ from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Origin, Ver
 from gpubench.ports.traffic import TrafficReader
 
 STEADY_INTERVALS: Mapping[Way, int] = {Way.STAGED: 2, Way.SOCKETS: 2, Way.UNBALANCED: 3, Way.WAITING: 3}
-"""Consecutive intervals before a path raises an alarm. A single interval may fall between two phases of a job."""
+"""Consecutive intervals before a path raises an alarm, because a single interval may span two phases of a job."""
 
 SILENT_INTERVALS = 2  # Consecutive intervals without an answer before a silent driver is reported, even if it recovers
 ALARMS = tuple(STEADY_INTERVALS)  # Most severe first
 MOST_DOUBT = 0.1
-"""A job still passes if unexplained intervals, or brief ones that looked staged, take at most this share of its time on
-the direct path. One interval is always allowed, because it may fall between two phases."""
+"""A job passes if intervals that are unexplained, or briefly looked staged, add up to at most this share of its
+time on the direct path. One such interval is always tolerated, because it may span two phases.
+"""
 
 
 class Observed(Struct, frozen=True, kw_only=True):
-    """A job in one interval: its signals, the path of its data, and a description."""
+    """A job during one interval: its signals, the path of its data (`way`), and the meaning of that path as text."""
 
     job: RunningJob
     seen: Signals
@@ -41,7 +42,7 @@ class Observed(Struct, frozen=True, kw_only=True):
 
 
 def observe(rates: NodeRates, joined: Joined) -> tuple[Observed, ...]:
-    """Return the jobs of a node over one interval."""
+    """Return the jobs on a node during one interval."""
     found = []
     for job in running_jobs(rates):
         seen = signals(job, rates.nics, joined)
@@ -51,7 +52,7 @@ def observe(rates: NodeRates, joined: Joined) -> tuple[Observed, ...]:
 
 
 def needs_closer_look(observed: Sequence[Observed]) -> frozenset[int]:
-    """Return the processes of jobs that may be host-staged and whose NCCL state is unknown."""
+    """Return the processes of jobs that may be host-staged, if it is unknown whether the processes use NCCL."""
     return frozenset(
         task.pid
         for one in observed
@@ -63,7 +64,10 @@ def needs_closer_look(observed: Sequence[Observed]) -> frozenset[int]:
 
 
 class PathTime(Struct):
-    """All intervals in which a job used one path: total GB, and the longest run of consecutive intervals."""
+    """All intervals during which a job used one path.
+
+    `moved` are the total GB per kind of link. `longest_run` is the largest number of consecutive intervals.
+    """
 
     way: Way
     first_seconds: float
@@ -77,7 +81,7 @@ class PathTime(Struct):
 
     @property
     def is_steady(self) -> bool:
-        """True if the path was used long enough to raise an alarm."""
+        """True if the job used the path long enough to raise an alarm."""
         return self.longest_run >= STEADY_INTERVALS.get(self.way, 1)
 
     def add(self, observed: Observed, seconds: float) -> None:
@@ -93,12 +97,12 @@ class PathTime(Struct):
                 self.known_seconds[name] = self.known_seconds.get(name, 0.0) + seconds
 
     def rate(self, name: str) -> float | None:
-        """Return the mean rate of one kind in GB/s, or None if it was never known."""
+        """Return the mean rate of a signal in GB/s, or None if it was never known."""
         return self.moved[name] / self.known_seconds[name] if self.known_seconds.get(name) else None
 
 
 class JobCourse(Struct):
-    """The history of a job on a node since its first interval."""
+    """The history of a job on a node since its first interval, by path."""
 
     node: str
     name: str
@@ -107,14 +111,18 @@ class JobCourse(Struct):
     explained: Way | None = None
 
     def add(self, observed: Observed, seconds: float, now: float) -> None:
-        """Add an interval that ended at time `now`."""
+        """Add an interval that ended `now` seconds after the watch began."""
         for way, stretch in self.stretches.items():
             stretch.current_run = stretch.current_run if way is observed.way else 0
         self.stretches.setdefault(observed.way, PathTime(observed.way, now)).add(observed, seconds)
 
     @property
     def main(self) -> PathTime:
-        """The path to report: the most severe steady alarm, or else the longest one, unless doubts lasted too long."""
+        """The path to report: the most severe steady alarm, or else the path that the job used longest.
+
+        If that is the direct path, but intervals without a clear path lasted too long, report the longest of those
+        instead.
+        """
         alarms = (self.stretches[way] for way in ALARMS if way in self.stretches)
         alarm = next((stretch for stretch in alarms if stretch.is_steady), None)
         if alarm is not None:
@@ -138,7 +146,7 @@ class JobCourse(Struct):
 
 
 def judge_path(stretch: PathTime, explanation: Explanation | None) -> Verdict:
-    """Return the verdict on one path of a job. A staged path that may be intended or by design does not fail."""
+    """Return the verdict on one path of a job. A staged path does not fail if it is by design or may be intended."""
     way = stretch.way
     if way in (Way.STAGED, Way.SOCKETS) and stretch.is_steady:
         if explanation is not None and explanation.by_design:
@@ -152,9 +160,9 @@ def judge_path(stretch: PathTime, explanation: Explanation | None) -> Verdict:
 
 
 class Course:
-    """The history of all watched nodes. `topology` returns the node of a host.
+    """The history of all watched nodes.
 
-    `lost` has the reason per host and name of a missing GPU.
+    `lost` has the reason for each lost GPU, by host and GPU name. `topology` returns the topology of a host.
     """
 
     def __init__(self, topology: Callable[[str], Topology | None]) -> None:
@@ -167,13 +175,13 @@ class Course:
         self._joined: dict[str, Joined] = {}
 
     def observe(self, rates: NodeRates) -> tuple[Observed, ...]:
-        """Return the jobs of a node over one interval, without adding them to the history."""
+        """Return the jobs on a node during one interval, without adding them to the history."""
         if rates.host not in self._joined:
             self._joined[rates.host] = nvlink_finder(self._topology(rates.host))
         return observe(rates, self._joined[rates.host])
 
     def add(self, rates: NodeRates, observed: Sequence[Observed], now: float) -> None:
-        """Add an interval of a node that ended `now` seconds after the watch began."""
+        """Add an interval on a node to the history. The interval ended `now` seconds after the watch began."""
         self.seconds = max(self.seconds, now)
         if rates.driver_silent is not None:
             self.add_silence(rates.host, rates.driver_silent)
@@ -193,17 +201,17 @@ class Course:
                     course.explained = one.way
 
     def add_silence(self, host: str, reason: str) -> None:
-        """Count an interval in which the driver of a node did not answer."""
+        """Count an interval in which the driver on a node did not answer."""
         self._silent[host] = reason, self._silent.get(host, ("", 0))[1] + 1
 
     @property
     def silences(self) -> dict[str, str]:
-        """Return the nodes whose driver was silent for several consecutive intervals or at the end, with the reason."""
+        """The reason by host, for drivers that were silent for several consecutive intervals or at the end."""
         return {host: reason for host, (reason, _) in self._silent.items()}
 
 
 def nvlink_finder(node: Topology | None) -> Joined:
-    """Return a cached function that returns whether NVLinks connect two GPUs of a node."""
+    """Return a cached function that finds out whether NVLinks connect two GPUs on a node."""
     gpus = {} if node is None else {gpu.bus_id: gpu for gpu in node.gpus}
     known: dict[tuple[str, str], bool | None] = {}
 
@@ -218,7 +226,7 @@ def nvlink_finder(node: Topology | None) -> Joined:
 
 
 class Interval(Struct, frozen=True, kw_only=True):
-    """The rates and jobs of all nodes in one interval, which ended `seconds` after the watch began."""
+    """The rates and jobs on all nodes during one interval, which ended `seconds` after the watch began."""
 
     seconds: float
     nodes: tuple[tuple[NodeRates, tuple[Observed, ...]], ...]
@@ -232,7 +240,7 @@ class NodeWatch:
         self._before: NodeReading | None = None
 
     def read(self) -> NodeReading | None:
-        """Read the node. Return None after the last reading of a recording."""
+        """Return a reading of the node, or None after the end of a recording."""
         reading = self._reader.read()
         if reading is None:
             return None
@@ -251,7 +259,7 @@ class NodeWatch:
 
 
 class Intervals:
-    """Computes the rates of all nodes between readings and adds them to the history. `keep` receives every reading."""
+    """Computes the rates between readings on all nodes, and adds them to the history. `keep` receives every reading."""
 
     def __init__(self, course: Course, keep: Callable[[NodeReading], None] = lambda _: None) -> None:
         self.course = course
@@ -284,7 +292,7 @@ class Intervals:
 
 
 class Limits:
-    """Cached limits of a node's links per direction, in GB/s. None if unknown."""
+    """The bandwidth limits of a node's links, in GB/s per direction, read once. A limit is None if unknown."""
 
     def __init__(self, node: Topology | None) -> None:
         self._nvlink: Mapping[str | None, float | None] = {}
@@ -321,7 +329,7 @@ def _busiest_link(*links: tuple[float | None, float | None]) -> tuple[float | No
 def traffic_rows(
     rates: NodeRates, observed: Sequence[Observed], limits: Limits, origin: Origin, now: float
 ) -> Iterator[TrafficRow]:
-    """Yield the rows of one node over an interval that ended `now` seconds after the watch began."""
+    """Yield the rows of one node for an interval that ended `now` seconds after the watch began."""
     jobs = {gpu.bus_id: one.job.name for one in observed for gpu in one.job.gpus}
     names = {task.pid: task.name for task in rates.tasks}
     seconds, interval = round(now, 3), round(rates.end - rates.begin, 3)
@@ -392,7 +400,10 @@ _LOOK_CLOSER = Cure.of(
 
 
 def report_course(course: Course, origin: Origin, *, missing: str = "") -> Report:
-    """Build the report without the rows of intervals. `missing` names the watched job if it was not found."""
+    """Return the report on all jobs, without the rows of intervals.
+
+    `missing` names the selected jobs if none of their processes was found, and is empty otherwise.
+    """
     jobs = [row for job in course.jobs.values() for row in _job_rows(job, origin)]
     findings = tuple(_findings(course))
     if missing:
@@ -415,7 +426,7 @@ def report_course(course: Course, origin: Origin, *, missing: str = "") -> Repor
 
 
 def _job_rows(course: JobCourse, origin: Origin) -> Iterator[JobRow]:
-    """Yield one row for each path that a job used. The first row is the path that decides the verdict."""
+    """Yield one row for each path that a job used. The first row is the path that determines the verdict."""
     main = course.main
     others = sorted(
         (stretch for stretch in course.stretches.values() if stretch is not main), key=lambda stretch: -stretch.seconds
@@ -461,7 +472,7 @@ def jobs_now(interval: Interval, course: Course, origin: Origin) -> Iterator[Job
 
 
 def _describe(stretch: PathTime) -> str:
-    """Describe mean rates: 'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s: some GPUs send …'."""
+    """Describe mean rates, for example 'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s: some GPUs send …'."""
     observed = stretch.last
     if observed is None:
         return ""
@@ -523,7 +534,7 @@ def _cause_key(made: tuple[JobCourse, Finding]) -> tuple[object, ...]:
 
 
 def _merge(alike: Sequence[tuple[JobCourse, Finding]]) -> Finding:
-    """Merge the findings of several jobs or nodes that differ only by name."""
+    """Merge findings that are the same except for the job or node."""
     first = alike[0][1]
     nodes = list(dict.fromkeys(course.node for course, _ in alike))
     subjects = nodes if len(nodes) > 1 else dict.fromkeys(name for _, finding in alike for name in finding.subjects)

@@ -1,4 +1,4 @@
-"""Classify a job's traffic on NVLink, PCIe and the network, and find its path by a decision table."""
+"""Classify a job's traffic on NVLink, PCIe and the network, and derive its path with a decision table."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -10,31 +10,40 @@ from gpubench.measure.watch.jobs import RunningJob
 from gpubench.model.facts.traffic import FOREIGN_GB_S, LOOPBACK, GpuRates, NicRates, sum_rates
 from gpubench.model.results.watch import Way
 
-BUSY_GB_S = FOREIGN_GB_S  # A PCIe link or NIC with this rate carries data. A job's launches and polling stay below it
-QUIET_GB_S = 0.05  # Idle PCIe links of H200s carry up to 0.02 GB/s. Rates just above are too low to judge
-NVLINK_QUIET_SHARE = 0.05  # NVLinks below this share of the PCIe traffic carry only barriers and the like
+# A PCIe link or NIC at this rate carries data. A job's kernel launches and polling stay below it
+BUSY_GB_S = FOREIGN_GB_S
+QUIET_GB_S = 0.05  # Idle PCIe links of H200s carry up to 0.02 GB/s. Rates up to here are too low to judge
+NVLINK_QUIET_SHARE = 0.05  # NVLinks below this share of the PCIe traffic carry only control traffic such as barriers
 BESIDE_SHARE = 0.05
-"""PCIe traffic up to this share of a GPU's NVLink traffic is control traffic, not a staged peer. If one of seven peers
-is staged, the share is a sixth."""
+"""PCIe traffic up to this share of a GPU's NVLink traffic is control traffic, not a staged peer. If one of seven
+peers were staged, the share would be a sixth.
+"""
 
 REQUESTS_SHARE = 0.1
-"""Read requests of a GPU leave it over PCIe without data, up to this share of the data that enter it. On H200s the
-share was 0.06 during copies into a GPU by a copy engine. It depends on the request size."""
+"""When a GPU reads over PCIe, its read requests count as sent bytes. They are ignored up to this share of the
+received bytes. On H200s the share was 0.06 during copies into a GPU by a copy engine. It depends on the request
+size.
+"""
 
 MATCHING = 1.3
-"""Staged traffic leaves GPUs for host memory and enters other GPUs, so both sums agree within this factor. Staged
-copies on H200s sent 1.094 bytes per 1.079 bytes received."""
+"""Staged traffic leaves some GPUs for host memory and enters other GPUs, so sent and received bytes agree within
+this factor. Staged copies on H200s sent 1.094 bytes per 1.079 bytes received.
+"""
 
-UNBALANCED_SHARE = 0.3  # A rail is unbalanced if it carries this share less or more than the median of its siblings
+UNBALANCED_SHARE = 0.3  # A rail is unbalanced if its traffic is this share below or above the median rail
 PCIE_MOST_GB_S = 128
-"""No PCIe link of a GPU carries more in one direction: PCIe 6 x16 reaches 121 GB/s. Kernels cannot have sent more than
-this rate times their run time. Copy engines, which NCCL's kernels do not use, sent the rest."""
+"""No PCIe link of a GPU carries more per direction, because PCIe 6 x16 reaches 121 GB/s. Kernels cannot have sent
+more than this rate times their run time. Copy engines, which NCCL's kernels do not use, must have sent the rest.
+"""
 
 AT_WORK_PERCENT, IDLE_PERCENT = 90, 5  # GPUs that wait inside NCCL run its kernel all the time
 
 
 class Nvlinks(StrEnum):
-    """NVLink use between a job's GPUs. `partly` means that PCIe carries some pairs, `little` too little to judge."""
+    """How a job uses the NVLinks between its GPUs.
+
+    PARTLY means that NVLinks carry some pairs and PCIe carries others. LITTLE is too little traffic to judge.
+    """
 
     BUSY = "busy"
     LITTLE = "little"
@@ -45,7 +54,15 @@ class Nvlinks(StrEnum):
 
 
 class Pcie(StrEnum):
-    """PCIe use of a job's GPUs: `across` from some GPUs to others, `beside` busy NVLinks, or equal to the `nics`."""
+    """How a job's GPUs use PCIe.
+
+    IN, OUT  traffic only into or only out of GPUs
+    ACROSS   some GPUs send what others receive
+    BOTH     both directions, but not clearly from GPU to GPU
+    BESIDE   traffic in addition to busy NVLinks, and not between GPUs
+    NICS     as much traffic as the NICs carry
+    LITTLE   too little traffic to judge
+    """
 
     QUIET = "quiet"
     LITTLE = "little"
@@ -59,7 +76,7 @@ class Pcie(StrEnum):
 
 
 class NetworkUse(StrEnum):
-    """Network use of the node: `sockets` is loopback, or Ethernet while RDMA ports are up and idle."""
+    """How the node uses the network. SOCKETS is the loopback, or Ethernet while RDMA ports are up and idle."""
 
     QUIET = "quiet"
     RDMA = "RDMA"
@@ -69,7 +86,7 @@ class NetworkUse(StrEnum):
 
 
 class Members(StrEnum):
-    """Whether a job's GPUs on this node exchange data, judged by its processes."""
+    """Whether a job's GPUs on this node exchange data, judging by the job's processes."""
 
     EXCHANGE = "exchange"
     SEVERAL = "several"
@@ -78,7 +95,7 @@ class Members(StrEnum):
 
 
 class Signals(Struct, frozen=True, kw_only=True):
-    """The classified traffic of a job over an interval. `doubts` lists why something is unknown."""
+    """The classified traffic of a job during an interval. `doubts` are the reasons why something is unknown."""
 
     nvlinks: Nvlinks
     pcie: Pcie
@@ -95,15 +112,15 @@ class Signals(Struct, frozen=True, kw_only=True):
 
     @property
     def staged_hop(self) -> str:
-        """The host-staged hop of a job that otherwise uses NVLinks, for example 'GPU3 → GPU0', or '' if unknown."""
+        """The host-staged hop of a job whose other hops use NVLinks, for example 'GPU3 → GPU0', or empty if unknown."""
         return " → ".join(map(", ".join, self.staged_ends)) if all(self.staged_ends) else ""
 
 
-Joined = Callable[[str, str], bool | None]  # Whether NVLinks connect two GPUs, by bus ids. None if unknown
+Joined = Callable[[str, str], bool | None]  # Whether NVLinks connect two GPUs, by bus ID. None if unknown
 
 
 def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signals:
-    """Classify the rates of a job."""
+    """Classify a job's traffic by its rates on GPUs and NICs."""
     sent, received = (sum_rates([getattr(gpu, f"pcie_{name}") for gpu in job.gpus]) for name in ("sent", "received"))
     nvlink = sum_rates(
         [
@@ -121,7 +138,7 @@ def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signal
         nvlinks = Nvlinks.NONE if nvlinks is Nvlinks.QUIET else nvlinks
     elif nvlinks is Nvlinks.BUSY and pcie is Pcie.ACROSS and (all(ends) or _has_idle_nvlinks(job)):
         nvlinks = Nvlinks.PARTLY
-    # Traffic of a NIC also passes the PCIe link of its GPU, whether it is staged or not.
+    # Network traffic also passes a GPU's PCIe link, whether it is staged or not.
     if pcie is Pcie.ACROSS and (network_gb_s or 0.0) > (sent or 0.0) / 2 and network is not NetworkUse.SOCKETS:
         pcie = Pcie.BOTH
     if nvlinks in (Nvlinks.BUSY, Nvlinks.PARTLY) and job.shared_with:
@@ -182,8 +199,8 @@ def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
         return Pcie.OUT
     if not any(one != other for one in out for other in into):
         return Pcie.BOTH
-    # A process without NCCL that copies between host memory and every GPU looks the same. Its traffic is certainly
-    # between GPUs only if some GPUs only send and others only receive.
+    # A process without NCCL that copies between host memory and every GPU looks the same. Without NCCL, a single
+    # process certainly copies between GPUs only if some GPUs only send and others only receive.
     is_certain = out.isdisjoint(into) or job.by_nccl or not job.one_process
     do_match = _match(sum(map(_data_sent, job.gpus)), received)
     return Pcie.ACROSS if is_certain and do_match and not _uses_copy_engines(job) else Pcie.BOTH
@@ -198,7 +215,10 @@ def _receivers(job: RunningJob) -> set[str]:
 
 
 def _are_joined(job: RunningJob, joined: Joined) -> bool:
-    """True if NVLinks connect every PCIe sender with every other receiver (NCCL's PATH_NVB before PATH_PIX)."""
+    """True if NVLinks connect every GPU that sends over PCIe with every other GPU that receives.
+
+    With NCCL, NVLinks through a third GPU count too, because NCCL prefers PATH_NVB to PATH_PIX.
+    """
     between = [gpu.bus_id for gpu in job.gpus] if job.by_nccl else []
     return all(
         joined(one, other) or any(joined(one, gpu) and joined(gpu, other) for gpu in between)
@@ -209,9 +229,10 @@ def _are_joined(job: RunningJob, joined: Joined) -> bool:
 
 
 def _other_source(job: RunningJob, nvlinks: Nvlinks) -> str:
-    """Return 'process 7 (python) uses GPU0 as well' if another process may cause the staged traffic, or else ''.
+    """Return 'process 7 (python) uses GPU0 as well' if another process may cause the staged traffic, or an empty
+    string.
 
-    No other process is the cause if GPUs that only this job uses show the same.
+    The other process is not the cause if GPUs that only this job uses show the same traffic.
     """
     if not job.others or nvlinks not in (Nvlinks.QUIET, Nvlinks.NONE, Nvlinks.PARTLY):
         return ""
@@ -236,7 +257,7 @@ def _uses_copy_engines(job: RunningJob) -> bool:
 
 
 def _has_idle_nvlinks(job: RunningJob) -> bool:
-    """True if a GPU has idle NVLinks and equal PCIe traffic in both directions."""
+    """True if some GPU has idle NVLinks, and sends as much over PCIe as it receives."""
     return any(
         _nvlink_rate(gpu) <= QUIET_GB_S and min(sent, received) >= BUSY_GB_S and _match(sent, received)
         for gpu in job.gpus
@@ -245,10 +266,11 @@ def _has_idle_nvlinks(job: RunningJob) -> bool:
 
 
 def _staged_ends(job: RunningJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the senders and receivers whose PCIe traffic equals the traffic that their NVLinks lack.
+    """Return the GPUs that send, and the GPUs that receive, over PCIe what is missing on their NVLinks.
 
-    All hops of a ring carry the same. The source of a host-staged hop sends less over NVLinks, and its destination
-    receives less. A GPU that does both while its NVLinks are busy may copy to host memory and back.
+    In a ring, all hops carry the same traffic. If one hop is host-staged, its source sends less over NVLinks, and its
+    destination receives less. Return nothing if a GPU does both while its NVLinks are busy, because it may copy to host
+    memory and back.
     """
     usual = {way: max((getattr(gpu, way) or 0.0 for gpu in job.gpus), default=0.0) for way in _NVLINK_RATES}
     moved = {gpu.bus_id: (_data_sent(gpu), gpu.pcie_received or 0.0) for gpu in job.gpus}
@@ -269,7 +291,7 @@ _NVLINK_RATES = ("nvlink_sent", "nvlink_received")
 
 
 def _may_be_between_gpus(job: RunningJob) -> bool:
-    """True if PCIe traffic of one GPU may go to another GPU, in addition to the NVLink traffic."""
+    """True if one GPU's PCIe traffic may go to another GPU, in addition to the NVLink traffic."""
     least = {gpu.index: max(BUSY_GB_S, BESIDE_SHARE * _nvlink_rate(gpu)) for gpu in job.gpus}
     out = [gpu.index for gpu in job.gpus if _data_sent(gpu) > least[gpu.index]]
     into = [gpu.index for gpu in job.gpus if (gpu.pcie_received or 0.0) > least[gpu.index]]
@@ -277,10 +299,10 @@ def _may_be_between_gpus(job: RunningJob) -> bool:
 
 
 def _is_network_traffic(job: RunningJob, nics: Sequence[NicRates], network: NetworkUse) -> bool:
-    """True if NICs carry as much as PCIe in both directions, and every GPU an equal share or almost nothing.
+    """True if the PCIe traffic comes from the network.
 
-    NCCL sends data out of a node through GPUs near a NIC (PXN). A host-staged hop between two GPUs would put more
-    traffic on these two than on the others.
+    NICs then carry as much as PCIe in both directions, and every GPU carries an equal share or almost nothing. NCCL
+    sends data out of a node through GPUs near a NIC (PXN). A host-staged hop would show on its two GPUs only.
     """
     if network not in (NetworkUse.RDMA, NetworkUse.ETHERNET) or not all(
         _nvlink_rate(gpu) >= BUSY_GB_S for gpu in job.gpus
@@ -305,7 +327,10 @@ def _match(one: float, other: float) -> bool:
 
 
 def _network(job: RunningJob, nics: Sequence[NicRates]) -> tuple[NetworkUse, float | None]:
-    """Return the network that the processes use (sockets only with NCCL), and the GB/s that all NICs send."""
+    """Return the network that the processes use, and the total rate in GB/s at which all NICs send.
+
+    Only a job with NCCL can have SOCKETS as its network.
+    """
     rdma = [nic for nic in nics if nic.rdma and nic.active is not False]
     others = [nic for nic in nics if not nic.rdma]
     sent = sum_rates([nic.sent for nic in (*rdma, *others)])
@@ -341,7 +366,7 @@ def _odd_rails(nics: Sequence[NicRates]) -> tuple[str, ...]:
 
 
 def _idle_gpus(job: RunningJob, nvlink: float | None, pcie: Pcie) -> tuple[str, ...]:
-    """Return idle GPUs without traffic or other jobs, while kernels on the other GPUs wait for them."""
+    """Return the idle GPUs of a job without traffic, while kernels on all its other GPUs wait for them."""
     if job.others or nvlink is None or nvlink > QUIET_GB_S * len(job.gpus) or pcie not in (Pcie.QUIET, Pcie.LITTLE):
         return ()
     percents = {
@@ -370,7 +395,7 @@ def _doubts(job: RunningJob, nvlinks: Nvlinks, pcie: Pcie, others: str) -> list[
 
 
 class PathRule(Struct, frozen=True):
-    """One line of the decision table: the accepted values per signal. An empty tuple accepts every value."""
+    """One line of the decision table: the accepted values of each signal. An empty tuple accepts every value."""
 
     nvlinks: tuple[Nvlinks, ...]
     pcie: tuple[Pcie, ...]
@@ -516,7 +541,7 @@ RULES: tuple[PathRule, ...] = (
 
 
 def decide(seen: Signals) -> tuple[Way, str]:
-    """Return the path of a job's traffic and its description. The first rule that fits counts."""
+    """Return the path of a job's traffic, and its meaning as text. The first rule that fits is used."""
     rule = next((rule for rule in RULES if rule.fits(seen)), _NO_RULE)
     may_be_uneven = (Way.DIRECT, Way.NOT_TOLD, Way.UNKNOWN, Way.HOST_COPIES)
     if rule.way in may_be_uneven and seen.odd_rails and seen.network is NetworkUse.RDMA:
