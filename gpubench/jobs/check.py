@@ -1,4 +1,4 @@
-"""Check machines: this one, those of a job, simulated or recorded ones."""
+"""Run `gpubench check` on this machine, the nodes of a job, a simulated machine or a recording."""
 
 import json
 import os
@@ -49,37 +49,42 @@ NAME = "check"
 _WITHOUT_GPU = f"--profile host checks NICs, libraries and CPUs; {errors.SIMULATED_INSTEAD}"
 
 SMALL_BYTES, LARGE_BYTES, HUGE_BYTES = 2**10, 256 * 2**20, 4 * 2**30
-GPU_SIZES = (SMALL_BYTES, LARGE_BYTES, HUGE_BYTES)  # A latency and two bandwidths. Profiles have the larger sizes too.
+# One size for latency and two for bandwidth. Profiles have expected values for the larger sizes too.
+GPU_SIZES = (SMALL_BYTES, LARGE_BYTES, HUGE_BYTES)
 _BUDGET_SECONDS = 1.0
-"""Seconds per row on GPUs. A check has few rows, and hosts stall most in the first rows of a job. On two H200s 1
-KiB took 7.3 to 10.5 µs within 0.1 s, 7.3 within 1.5 s, and 6.9 to 7.0 from the tenth row on.
+"""Time budget per row on GPUs. It is long because a check has few rows, and the host is slowest in the first rows
+of a job. On two H200s, 1 KiB took 7.3 to 10.5 µs with a budget of 0.1 s and 7.3 µs with 1.5 s. From the tenth
+row on it took 6.9 to 7.0 µs.
 """
 
-HOST_SIZES = (SMALL_BYTES, 2**20, 16 * 2**20)  # CPU ranks are slower, so their sizes are smaller
+HOST_SIZES = (SMALL_BYTES, 2**20, 16 * 2**20)  # CPU ranks are slower than GPUs, so they use smaller sizes
 
 
 def sampling(*, on_gpus: bool) -> Sampling:
-    """Return the timing of a collective: auto, with a longer budget on GPUs."""
+    """Return how to time a collective: automatic iterations, with a larger time budget on GPUs."""
     return Sampling(iterations=None, budget_seconds=_BUDGET_SECONDS if on_gpus else Sampling().budget_seconds)
 
 
 class CheckMeasurer(Protocol):
-    """A way to measure copies and collectives for a check."""
+    """Measures copies and collectives for a check."""
 
     @property
     def why_alone(self) -> str:
-        """The reason why no collective can be measured, such as a single GPU, or an empty text."""
+        """The reason why no collective can be measured, such as a single GPU. Empty if collectives can be measured."""
 
     def copies(self) -> Measurements:
-        """Copy between the GPUs of every node, to and from host memory, and within host memory."""
+        """Measure copies between the GPUs of every node, to and from host memory, and within host memory."""
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
-        """Measure a collective on all GPUs, or on CPU ranks. Raises CouldNotMeasureError without a whole report."""
+        """Measure a collective on all GPUs, or on CPU ranks. Raises CouldNotMeasureError if there is no complete
+        report.
+        """
 
 
-Waiting = Callable[[str, float], None]  # Gets what has begun and its estimated seconds
+# Called when a step begins, with the step's label and its estimated time in seconds
+Waiting = Callable[[str, float], None]
 SECONDS_TO_READ = 3.0
-_SECONDS_TO_START = 4.0  # To start a command with its ranks, on two to eight H200s
+_SECONDS_TO_START = 4.0  # Time to start a gpubench command with its ranks, on two to eight H200s
 _SECONDS_A_PAIR = {Depth.BRIEF: 0.14, Depth.DEFAULT: 0.5, Depth.FULL: 0.6}
 _SECONDS_A_COLLECTIVE = {Depth.BRIEF: 1.0, Depth.DEFAULT: 3.0, Depth.FULL: 3.0}
 
@@ -87,7 +92,7 @@ _SECONDS_A_COLLECTIVE = {Depth.BRIEF: 1.0, Depth.DEFAULT: 3.0, Depth.FULL: 3.0}
 def measured(
     depth: Depth, nodes: Sequence[Topology], by: CheckMeasurer, waiting: Waiting | None = None
 ) -> Measurements:
-    """Measure copies, then collectives. `waiting` is called before each with its expected seconds."""
+    """Measure copies, then collectives. `waiting` is called before each step with the estimated time in seconds."""
     if depth is Depth.QUICK:
         return QUICK
     waiting = waiting or (lambda _label, _seconds: None)
@@ -107,26 +112,29 @@ def measured(
             waiting(f"{collective.name} of {ranks}", _SECONDS_TO_START * bool(gpus) + _SECONDS_A_COLLECTIVE[depth])
             parts.append(by.collective(collective, sizes))
     except errors.CouldNotMeasureError as error:
-        # A brief check of a machine without GPUs only describes it, so MPI may be missing.
+        # A brief check without GPUs only describes the machine, so a missing MPI is not a failure.
         lacks = Measurements(left_out={Need.ALL_REDUCE: str(error)})
         is_look = depth is Depth.BRIEF and not any(node.gpus for node in nodes)
         parts.append(lacks if is_look else Measurements(failed={Need.ALL_REDUCE: str(error)}))
     return health.merge(parts)
 
 
-MEMORY_BYTES = 64 * 2**20  # Larger than a core's caches. Nodes with the same CPU are compared
+# Larger than the caches of one core, so the copy reads main memory. Nodes with the same CPU are compared
+MEMORY_BYTES = 64 * 2**20
 _MEMORY_SAMPLES = 20
 _MEMORY_ROUNDS = 3
 
 _COPIES = {Depth.FULL: (), Depth.DEFAULT: ("--no-patterns",), Depth.BRIEF: ("--no-patterns",)}
 _BRIEF_COPIES = ("--sizes", format_size(LARGE_BYTES))
-"""One size, with peer access off and on. On eight H200s this is a quarter of the default copies."""
+"""Copies for a brief check: one size, with peer access off and on. On eight H200s this takes a quarter of the time
+that the default copies take.
+"""
 
 _MOST_WORDS = 300
 
 
 class ChildCommands:
-    """Measures one host by gpubench's own commands. Each is a child process that may take `timeout_s` seconds."""
+    """Measures one host by running gpubench commands in child processes. Each child may take `timeout_s` seconds."""
 
     def __init__(
         self,
@@ -144,13 +152,13 @@ class ChildCommands:
         self.why_alone = "one GPU: a collective needs two" if self._gpus == 1 and not self._sharing else ""
 
     def copies(self) -> Measurements:
-        """Copy with `gpubench p2p`. A single host has no other host whose memory can be compared."""
+        """Run `gpubench p2p`. Host memory is not measured, because there is no other host to compare it with."""
         from gpubench.backends.mpi.group import AloneGroup as OneProcessGroup
 
         return health.merge([_measured_memory(OneProcessGroup(), self._nodes, 0), self.peer_and_host_copies()])
 
     def peer_and_host_copies(self) -> Measurements:
-        """Copy between all GPUs of this host, and to and from host memory, with `gpubench p2p`."""
+        """Copy between all GPUs of this host, and between GPUs and host memory, with `gpubench p2p`."""
         needs = (Need.PEER_COPIES, Need.HOST_COPIES)
         gpus = self._gpus
         if not gpus:
@@ -166,7 +174,10 @@ class ChildCommands:
         return replace(found, left_out={Need.HOST_COPIES: "gpubench check measures them"} if brief else {})
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
-        """Run the collective's command on all GPUs of this host, or on two CPU ranks. Raises CouldNotMeasureError."""
+        """Run the gpubench command for a collective on all GPUs of this host, or on two CPU ranks.
+
+        Raises CouldNotMeasureError.
+        """
         budget = sampling(on_gpus=self._gpus > 0).budget_seconds
         timed = ("--mode", Mode.THROUGHPUT, "--iters", AUTO, "--budget", f"{budget:g}")
         options = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *timed, *self._judged_by, *self._sharing]
@@ -174,7 +185,9 @@ class ChildCommands:
 
 
 def _measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:
-    """Copy in the memory of all nodes at once and keep the fastest. `node` is None on ranks that do not copy."""
+    """Copy within host memory on all nodes at the same time, and keep the fastest time per node. `node` is None on
+    ranks that do not copy.
+    """
     if len(nodes) == 1:
         return Measurements(left_out={Need.HOST_MEMORY: "one node: there is none to compare it with"})
     fastest = dict.fromkeys(range(len(nodes)), float("inf"))
@@ -191,7 +204,9 @@ def _measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) 
 
 
 def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
-    """Return the JSON document of a gpubench command. Raises CouldNotMeasureError if it is late or has no report."""
+    """Run a gpubench command and return its JSON document. Raises CouldNotMeasureError on a timeout or without a
+    complete report.
+    """
     name = f"gpubench {arguments[0]}"
     ended = run_child(module_command("gpubench", *arguments, "--format", "json", "--no-progress"), timeout_s)
     if ended is None:
@@ -203,7 +218,7 @@ def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     if document.get("complete"):
         return document
     words = "; ".join(" ".join(line.split()) for line in ended.own_words.splitlines() if line.strip())
-    if len(words) > _MOST_WORDS:  # gpubench's messages begin with the cause, other programs' end with it
+    if len(words) > _MOST_WORDS:  # gpubench's messages begin with the cause, those of other programs end with it
         words = f"{words[:_MOST_WORDS]} ..." if ended.own_words != ended.said else f"... {words[-_MOST_WORDS:]}"
     raise errors.CouldNotMeasureError(f"{name} ended with exit code {ended.code}: {words or 'it said nothing'}")
 
@@ -212,7 +227,9 @@ _PAIR_BYTES, _HOST_BYTES = 256 * 2**20, 64 * 2**20
 
 
 class SimulatedMeasurer:
-    """Measures a simulated machine. `noise` is the spread of every sample, or None for the model's."""
+    """Measures a simulated machine. `noise` is the relative spread of samples. None selects the model's default
+    noise.
+    """
 
     def __init__(
         self,
@@ -234,7 +251,7 @@ class SimulatedMeasurer:
             self.why_alone = f"profile {self._machine.profile.name} has no NIC of a known rate between its nodes"
 
     def copies(self) -> Measurements:
-        """Simulate the copies of faulty nodes and of one healthy node, which stands for the others."""
+        """Simulate copies on every faulty node and on one healthy node, whose result is used for all healthy nodes."""
         faulty, healthy = {fault.node_number for fault in self._faults if fault.breaks_hardware}, None
         hosts = {}
         for number, node in enumerate(self._nodes):
@@ -253,8 +270,8 @@ class SimulatedMeasurer:
         )
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
-        """Simulate a collective on all GPUs. Raises CouldNotMeasureError if a driver does not answer, or no model
-        fits.
+        """Simulate a collective on all GPUs. Raises CouldNotMeasureError if a driver does not respond, or no model
+        applies.
         """
         from gpubench.jobs.collective.metadata import judge_by_model
         from gpubench.jobs.collective.simulated import rank_identities
@@ -339,13 +356,15 @@ class SimulatedMeasurer:
         )
 
 
-FILE = "check.jsonl"  # The recorded measurements of a check
+FILE = "check.jsonl"  # File name of a check's measurements in a recording
 
 _OF_ANOTHER_COMMAND = "the recording is of another command than check"
 
 
 def _match_profiles(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:
-    """Return the profile of every node. Raises CouldNotMeasureError without GPUs, UsageError for a broken profile."""
+    """Return the profile of every node. Raises CouldNotMeasureError if there is no GPU, and UsageError for an
+    invalid profile.
+    """
     visible = machines.visible()
     has_gpus = any(node.gpus or node.snapshot.failures for node in visible.nodes)
     asked = Generic.HOST if plan.brief and not has_gpus and plan.profile is None else plan.profile
@@ -360,7 +379,9 @@ def _match_profiles(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | 
 def _judged(
     place: Place, machines: Machines, matches: Sequence[ProfileMatch | None], measurements: Measurements
 ) -> Report:
-    """Write the recording for --record, then judge the GPUs that processes can use."""
+    """Write the recording if --record is used. Then judge the GPUs that are visible to processes, and return the
+    report.
+    """
     from gpubench.model.results.result_file import MODELS
 
     plan: CheckPlan = place.plan
@@ -409,7 +430,9 @@ def _judged(
 
 
 def _recorded_measurements(directory: Path, machines: Machines, asked: str | None) -> Measurements:
-    """Read the measurements of a recorded check, judged by the profile `asked`. Raises UsageError."""
+    """Read the measurements of a recorded check, and judge its collectives by the profile `asked`. Raises
+    UsageError.
+    """
     if not (directory / FILE).exists():
         return replace(QUICK, left_out=dict.fromkeys(QUICK.left_out, _OF_ANOTHER_COMMAND))
     lines = recorded.read_samples(directory, FILE, NAME)
@@ -431,7 +454,9 @@ def _recorded_origin(origin: str) -> str:
 
 
 class RankMeasurer(Struct, frozen=True):
-    """Measures a job: copies on the first rank per node, collectives on all ranks. All ranks call it."""
+    """Measures the nodes of a job: copies on the first rank of each node, collectives on all ranks. Every rank must
+    call it.
+    """
 
     why_alone = ""
     group: Group
@@ -441,7 +466,9 @@ class RankMeasurer(Struct, frozen=True):
     plan: CheckPlan
 
     def copies(self) -> Measurements:
-        """Copy on all nodes at the same time, in child processes. The other ranks wait without a CUDA context."""
+        """Copy on all nodes at the same time, in child processes. Meanwhile the ranks of the job have no CUDA
+        context.
+        """
         identity, own = self.identity, None
         memory = _measured_memory(self.group, self.nodes, identity.node if identity.local_rank == 0 else None)
         if identity.local_rank == 0:
@@ -453,7 +480,7 @@ class RankMeasurer(Struct, frozen=True):
         return health.merge([memory, health.merge_nodes(dict(zip(hosts, parts, strict=True)))])
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
-        """Measure a collective on all ranks. Raises GpubenchError on all of them if that fails."""
+        """Measure a collective on all ranks. Raises GpubenchError on all ranks if one of them fails."""
         from gpubench.jobs.collective.plan import CollectivePlan
         from gpubench.jobs.collective.rank_job import CollectiveRankJob
 
@@ -485,7 +512,7 @@ class RankMeasurer(Struct, frozen=True):
 
 @contextmanager
 def _open(place: Place) -> Iterator[Machines]:
-    """Yield the machines of the source, or of the whole job on every rank."""
+    """Yield the machines that the plan selects. Under a launcher, yield all nodes of the job on every rank."""
     plan: CheckPlan = place.plan
     if place.rank is None:
         place.presenter.waiting("reading this machine", SECONDS_TO_READ)
@@ -495,7 +522,7 @@ def _open(place: Place) -> Iterator[Machines]:
     group, identity = place.rank.group, place.rank.identity
     if plan.ranks_per_gpu > 1:
         raise AgreedError(errors.shared_gpu_under_launcher(plan.ranks_per_gpu, group.size))
-    # The first rank of a node reads it before any rank creates a context on its GPUs.
+    # The first rank of a node reads its facts before any rank creates a CUDA context on its GPUs.
     reads = identity.local_rank == 0
     own = agree(group, lambda: [probe(plan.facts_timeout_s, os.environ)] if reads else [], place=str(identity))
     yield group.broadcast(sources.gathered(group, own, sources.own_process(identity)))
@@ -524,7 +551,9 @@ STEPS = Steps(NAME, _open, _measure, shows_progress=True)
 
 
 def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
-    """Check alone or as one rank; return the exit code. Raises GpubenchError if nothing is checked."""
+    """Check in one process or as one rank of a job; return the exit code. Raises GpubenchError if nothing is
+    checked.
+    """
     return runner.run(STEPS, plan, arguments)
 
 

@@ -1,4 +1,4 @@
-"""Compare two sets of stored results, find this machine's past results, and learn a profile."""
+"""Compare two sets of stored results, find past results of this machine, and learn a profile."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ from gpubench.readers.results.history import list_results, past_figures
 
 
 def past_bandwidth_finder(past: PastFigures | None) -> PastBandwidth:
-    """Return a function that finds the bandwidth of a pair in earlier results, for `gpubench p2p`."""
+    """Return a function that looks up the bandwidth of a pair in earlier results, for `gpubench p2p`."""
 
     def look_up(row: PairRow) -> tuple[float, str] | None:
         figure = None if past is None else past.pair_figure(row)
@@ -42,10 +42,10 @@ def past_bandwidth_finder(past: PastFigures | None) -> PastBandwidth:
 
 
 def find_past(folder: Path | None, metadata: Metadata) -> PastFigures | None:
-    """Return the figures that a run can expect from earlier results in the folder of `--output results/`.
+    """Return the values that a run can expect, read from earlier results in the folder of `--output results/`.
 
-    Call it before the first measurement, in the process that judges. An unreadable folder does not stop the run. Then
-    the result has a `note`.
+    Call it before the first measurement, in the process that judges. An unreadable folder does not stop the run, but is
+    reported in a `note`.
     """
     if folder is None:
         return None
@@ -62,10 +62,10 @@ _EXPECTED = "what gpubench allreduce, p2p, check and the like write with --outpu
 def learned(
     results: Sequence[Path], *, name: str, like: str | None, environment: Mapping[str, str]
 ) -> tuple[str, list[str]]:
-    """Return the text of the learned profile, and notes on outliers and on the number of results.
+    """Return the text of the learned profile, and notes about outliers and the number of results.
 
-    Raises UsageError if a file is no complete result of a healthy, measured machine, if the machines differ in kind,
-    or if the profile cannot be right.
+    Raises UsageError if a file is not a complete measured result of a healthy machine. Also raises UsageError if the
+    machines differ in GPU model or count, or if the profile is implausible.
     """
     files = [_healthy(path) for path in dict.fromkeys(results)]
     samples = [sample for file in files for sample in collect_samples(file)]
@@ -81,7 +81,7 @@ def learned(
     started = sorted((file.circumstances.started_at or "")[:10] for file in files)
     text = f"{files[0].circumstances.tool}, {plural(len(files), 'result')}, {started[0]} to {started[-1]}"
     bare = replace(machine, name=name, title=f"{machine.title}, learned", sources={_SOURCE: text}, curve=(), sha256="")
-    # A value without a number of GPUs is for all GPUs of the machine.
+    # Without a number of GPUs, a value applies to all GPUs of the machine.
     visible = machine.match.visible
     values = [replace(value, gpus=None) if value.gpus == visible else value for value in found.expected]
     expected, refused = _believable(bare, values)
@@ -106,7 +106,9 @@ def learned(
 
 
 def _believable(profile: Profile, expected: Sequence[Expected]) -> tuple[list[Expected], list[str]]:
-    """Return the plausible values, and the reasons against the others. Even a healthy machine has odd results."""
+    """Return the plausible values, and why the others were rejected. Even a healthy machine has some implausible
+    results.
+    """
     kept, refused = [], []
     for value in expected:
         size = "" if value.size_bytes is None else f" of {format_size(value.size_bytes)}"
@@ -122,8 +124,8 @@ def _believable(profile: Profile, expected: Sequence[Expected]) -> tuple[list[Ex
 def _healthy(path: Path) -> ResultFile:
     """Read a result of gpubench.
 
-    Raises UsageError if it is unreadable, from another program, incomplete, not measured, not healthy, or of a newer
-    version.
+    Raises UsageError if the file is unreadable, incomplete, or written by another program or a newer version. Also
+    raises UsageError if the machine was not healthy or not measured.
     """
     file = read_results(path)
     if file.verdict is None:
@@ -148,9 +150,9 @@ def _healthy(path: Path) -> ResultFile:
 
 
 def _matching(files: Sequence[ResultFile], environment: Mapping[str, str]) -> Profile:
-    """Return the profile of the machine in these results.
+    """Return the profile that matches the machine in these results.
 
-    Raises UsageError if there is none, or if the machines differ in kind.
+    Raises UsageError if no profile matches, or if the machines differ in GPU model or count.
     """
     kinds = {_gpus(file) for file in files}
     if len(kinds) > 1:
@@ -183,7 +185,7 @@ def _gpus(file: ResultFile) -> tuple[tuple[str, ...], int]:
 NAME = "compare"
 
 _BYTES_A_SECOND = 6e6
-"""JSON that one core of 2026 reads, checks and compares. Text tables take less time per byte."""
+"""Rate at which one core of 2026 reads, checks and compares JSON. Text tables take less time per byte."""
 
 _SECONDS_WORTH_TELLING = 1.0
 
@@ -191,15 +193,17 @@ _SECONDS_WORTH_TELLING = 1.0
 def run(plan: ComparePlan, arguments: Sequence[str]) -> int:
     """Compare both sides and return the exit code.
 
-    Raises GpubenchError if a file or folder is unreadable, a file is of another machine, or an output cannot be
+    Raises GpubenchError if a file or folder is unreadable, a file is from another machine, or an output cannot be
     written.
     """
     files = (*plan.base, *plan.new)
     if plan.last is not None:
-        list_results(plan.folder)  # Raises UsageError before outputs are opened
-    # Python's garbage collector scans all rows repeatedly, which takes a third of the time for a cluster.
+        list_results(plan.folder)  # Raises UsageError before any output file is opened
+    # Python's garbage collector would scan all rows repeatedly. For the results of a cluster, that takes a third of the
+    # time.
     with no_garbage_collection():
-        return _run(plan, files, arguments)  # A function, so that its rows are freed before the collector returns
+        # A separate function, so that its rows are freed before garbage collection resumes
+        return _run(plan, files, arguments)
 
 
 def _run(plan: ComparePlan, files: Sequence[Path], arguments: Sequence[str]) -> int:
@@ -219,7 +223,9 @@ def _run(plan: ComparePlan, files: Sequence[Path], arguments: Sequence[str]) -> 
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a file, or 0 if it is unreadable. Reading it later raises the error."""
+    """Return the size of a file in bytes, or 0 if the file is unreadable. The error is raised when the file is read
+    later.
+    """
     try:
         return path.stat().st_size
     except (OSError, ValueError):
@@ -227,7 +233,9 @@ def _size(path: Path) -> int:
 
 
 class _Sides(Struct, frozen=True):
-    """The files of a comparison. `series` names it if there are several."""
+    """The base and new files of one comparison. `series` is the name of the series, or None if there is only one
+    comparison.
+    """
 
     series: str | None
     base: Sequence[ResultFile]

@@ -1,4 +1,4 @@
-"""Read NCCL logs and report on them."""
+"""Read NCCL logs and report what they show."""
 
 import sys
 from collections.abc import Sequence
@@ -26,17 +26,17 @@ NAME = "explain"
 _MOST_NAMES = 4
 _MIB = 2**20
 _LONG_BYTES = 2**26
-"""Logs of this size take half a second to read. For larger ones the progress is shown."""
+"""Show progress for logs of this total size or more. Reading 64 MiB takes half a second."""
 
 _PARTS = 100
 
 
 def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
-    """Read the logs and present their report; return the exit code.
+    """Read the logs, present the report and return the exit code.
 
     Raises GpubenchError if a log cannot be read, or an output cannot be written.
     """
-    # Nothing here makes reference cycles. Searching a million pairs for them takes a sixth of the time.
+    # Reading logs creates no reference cycles. Searching a million pairs for cycles takes a sixth of the time.
     with presenting(plan.presentation, progress=True) as presenter, no_garbage_collection():
         reader = NcclLogReader()
         files = read_logs(plan.logs, reader, sys.stdin.buffer, _telling(presenter))

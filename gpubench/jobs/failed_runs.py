@@ -1,4 +1,4 @@
-"""Find why the run behind another program's table failed, as `explain` does."""
+"""Find out from the output of another benchmark why its run failed, with the parser for NCCL logs."""
 
 import io
 import re
@@ -19,11 +19,11 @@ from gpubench.readers.pasted import is_prose
 
 _JSON = re.compile(r"\s*(?:\{|\[\s*[\[{\"])")
 _TOLD_BY_ROWS = ("nccl-tests-wrong-data", "nccl-tests-unfinished")
-"""Conditions of a log that the rows of the same text show better."""
+"""Findings of an NCCL log that repeat what the rows of the same text show better."""
 
 
 def failures_in(text: str, *, has_rows: bool = True) -> tuple[Finding, ...]:
-    """Return the failures and complaints of the programs in a text."""
+    """Return the failures and warnings that programs printed in a text."""
     if _JSON.match(text):
         return ()
     reader = NcclLogReader()
@@ -33,19 +33,19 @@ def failures_in(text: str, *, has_rows: bool = True) -> tuple[Finding, ...]:
 
 
 def drop_prose(facts: LogFacts) -> LogFacts:
-    """Remove what people wrote about jobs in general."""
+    """Remove warnings that may be general prose about jobs instead of output from a job."""
     return replace(
         facts, complaints=tuple(complaint for complaint in facts.complaints if not may_be_of_any_job(complaint.text))
     )
 
 
 def failures_without_rows(text: str, failures: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the failures that the rows do not show, and nccl-tests' own FAILED."""
+    """Return the failures that the rows do not show, and nccl-tests' own FAILED for its mean bandwidth."""
     return (*_find_missed_minimum(text), *(failure for failure in failures if failure.id not in _TOLD_BY_ROWS))
 
 
 def _find_missed_minimum(text: str) -> Iterator[Finding]:
-    """Yield the finding of nccl-tests, which fails if its mean is below a minimum that the user set."""
+    """Yield a finding if nccl-tests failed because its mean bandwidth is below the minimum that the user set."""
     found = re.search(r"Avg bus bandwidth\s*: *(\S{1,20}) +FAILED", text)
     if found is not None:
         yield Finding(
@@ -60,7 +60,7 @@ def _find_missed_minimum(text: str) -> Iterator[Finding]:
 
 
 def show_failures(plan: ReportPlan, failures: Sequence[Finding], arguments: Sequence[str]) -> int:
-    """Present why a run failed if its text has no rows to judge."""
+    """Present why a run failed if its text has no result rows. Return the exit code."""
     with presenting(plan.presentation) as presenter:
         presenter.begin(
             build_metadata(

@@ -1,4 +1,4 @@
-"""Ask NCCL's RAS about running jobs repeatedly, and name the rank that keeps the others waiting."""
+"""Query NCCL's RAS about running jobs repeatedly, and find the rank that the others wait for."""
 
 import os
 import time
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 __all__ = ["SECTIONS", "run"]
 
 _SECONDS_OF_A_LEG = 3
-"""A process that does not answer another process for so long counts as silent."""
+"""Timeout between two processes of a job, in seconds. RAS reports a process as silent after this time."""
 
 _SECONDS_TO_ANSWER = 9.0
 
 
 class NobodyListensError(CouldNotMeasureError):
-    """No process of a job has the port open."""
+    """No process of a job listens on the RAS port."""
 
 
 def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
-    """Ask until the time is up, the jobs have ended, or Ctrl-C; return the exit code.
+    """Query until the time is up, all jobs have ended, or Ctrl-C is pressed; return the exit code.
 
     Raises GpubenchError if nothing or another program listens on the port, or an output cannot be written.
     """
@@ -88,7 +88,9 @@ def _ask_again(plan: WatchPlan, course: RasCourse, interrupts: Interrupts) -> No
 
 
 def _simulate(plan: WatchPlan, source: Simulated, course: RasCourse) -> None:
-    """Add simulated answers without waiting for them. At least two, because a hang takes two to show."""
+    """Add simulated answers without waiting between them. There are at least two, because a hang shows only in the
+    second one.
+    """
     from gpubench.formats.text.explain import status_line
 
     nodes = source.machines().snapshots
@@ -103,9 +105,9 @@ def _simulate(plan: WatchPlan, source: Simulated, course: RasCourse) -> None:
 
 
 def _answer(record: Path | None, number: int) -> tuple[RasCommunicator, ...] | None:
-    """Return the communicators in the answer of a process, None if none answers in time.
+    """Query RAS once. Return the communicators in its answer, or None if no process answers in time.
 
-    Raises NobodyListensError, and UsageError if another program answers.
+    Raises NobodyListensError if the port is closed, and UsageError if another program answers.
     """
     data = ask_ras(
         _SECONDS_TO_ANSWER, question=AS_JSON, leg_seconds=_SECONDS_OF_A_LEG, most_bytes=limits.MOST_DUMP_BYTES
@@ -135,7 +137,7 @@ def _answer(record: Path | None, number: int) -> tuple[RasCommunicator, ...] | N
             raise unwritable_output(path, error) from error
     try:
         return read_ras_answer(data, name)
-    except UsageError:  # The JSON was cut off by the deadline
+    except UsageError:  # The timeout cut off the JSON
         return None
 
 
@@ -152,7 +154,7 @@ def _metadata(plan: WatchPlan, arguments: Sequence[str], course: RasCourse) -> "
         options={
             "strict": plan.strict,
             "hang": True,
-            "interval_s": float(plan.interval_s),  # not TypedSeconds, which msgspec cannot write
+            "interval_s": float(plan.interval_s),  # msgspec cannot write the type TypedSeconds
             "seconds": None if plan.seconds is None else float(plan.seconds),
             "answers": course.asked,
             "communicators": len(course.communicators),

@@ -1,4 +1,4 @@
-"""Show the communication libraries of an environment, read here or from a recording."""
+"""Show the communication libraries in an environment, read on this machine or from a recording."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -22,13 +22,16 @@ NAME = "libraries"
 
 
 def run(plan: LibrariesPlan, arguments: Sequence[str]) -> int:
-    """Show libraries alone or as one rank; return the exit code. Raises GpubenchError."""
+    """Show libraries in one process or as one rank of a job; return the exit code. Raises GpubenchError."""
     return runner.run(STEPS, plan, arguments)
 
 
 @contextmanager
 def _open(place: Place) -> Iterator[tuple[Machines | None, Sequence[LibrariesFacts]]]:
-    """Read this node, or each node on its first rank. Only the first rank of the job gets machines."""
+    """Read the libraries of this node, or of each node on its first rank.
+
+    Yield the machines and library facts. On all ranks but the first, the machines are None and the facts are empty.
+    """
     if place.rank is None:
         yield _read(place.plan)
         return

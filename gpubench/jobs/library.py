@@ -1,4 +1,4 @@
-"""Run gpubench commands in child processes, for other commands and for programs that import gpubench."""
+"""Run gpubench commands in child processes, for other commands and for Python programs that import gpubench."""
 
 import difflib
 import math
@@ -37,7 +37,7 @@ _SECONDS_TO_END = 5.0
 
 
 class Ended(NamedTuple):
-    """The result of a child process: exit code, stdout, and stderr."""
+    """Exit code, stdout (`output`) and stderr (`said`) of a child process that has ended."""
 
     code: int
     output: bytes
@@ -45,14 +45,16 @@ class Ended(NamedTuple):
 
     @property
     def own_words(self) -> str:
-        """The last error message of gpubench on stderr, otherwise all of stderr."""
+        """The last error message of gpubench on stderr. Without such a message, all of stderr."""
         return self.said.rpartition(_OWN_ERROR)[2]
 
 
 def run_child(
     command: Sequence[str], timeout_s: float | None, environment: Mapping[str, str] = os.environ
 ) -> Ended | None:
-    """Run a command without defaults from the environment or a file. Return None if it does not end in time."""
+    """Run a command that ignores default options from the environment or a file. Return None if it exceeds
+    `timeout_s`.
+    """
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -84,7 +86,7 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 
 
 def run_command(arguments: Sequence[str], timeout_s: float) -> None:
-    """Run a command. Raises CouldNotMeasureError if it fails, or does not end in time."""
+    """Run a gpubench command. Raises CouldNotMeasureError if the command fails or exceeds `timeout_s`."""
     name = f"gpubench {arguments[0]}"
     environment = package_environment(strip_launcher(os.environ) | {DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ})
     try:
@@ -112,11 +114,11 @@ R = TypeVar("R", bound=Record | Finding)
 Row = TypeVar("Row", bound=Record)
 FileName = str | os.PathLike[str]
 One = str | float | os.PathLike[str]
-Value = One | bool | Iterable[One] | None  # None if the option is not used, False for its `--no-` form
+Value = One | bool | Iterable[One] | None  # None leaves the option out, False uses its `--no-` form
 
 
 class RunResult(Struct, frozen=True):
-    """The result of a command, and its exit code. In a notebook it is shown as the html report."""
+    """The result of a command, and its exit code. A notebook displays it as the HTML report."""
 
     stored: "StoredRun"
     exit_code: int
@@ -128,7 +130,7 @@ class RunResult(Struct, frozen=True):
 
     @property
     def report(self) -> Report:
-        """Verdict, findings and all sections."""
+        """Verdict, findings and all sections of the run."""
         return self.stored.report
 
     @property
@@ -138,27 +140,29 @@ class RunResult(Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """The last line: the verdict, and the worst root cause or the best figures."""
+        """The last line of the report, with the verdict and the worst root cause. Without findings, it has the best
+        values.
+        """
         return self.report.sentence
 
     @property
     def findings(self) -> Sequence[Finding]:
-        """The root causes of what is wrong, each with the findings that it explains."""
+        """The root causes of problems, each with the findings that it explains."""
         return self.report.findings
 
     @property
     def rows(self) -> list[CollectiveRow]:
-        """The rows of collectives with size, time, busbw and expected bandwidth."""
+        """The rows of a collective, with size, time, bus bandwidth (busbw) and expected bandwidth."""
         return self._rows(CollectiveRow)
 
     @property
     def pairs(self) -> list[PairRow]:
-        """The pairs of devices with wiring and limit, and unless they are of `topo` with their copies."""
+        """The pairs of devices, with wiring and bandwidth limit. All commands except `topo` also report copies."""
         return self._rows(PairRow)
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """The names for `section` and `to_frame`."""
+        """The names of all sections, for `section` and `to_frame`."""
         return self.stored.sections
 
     @overload
@@ -166,8 +170,9 @@ class RunResult(Struct, frozen=True):
     @overload
     def section(self, name: str, kind: type[R]) -> list[R]: ...
     def section(self, name: str, kind: type[Any] = object) -> list[Any]:
-        """Return the rows of a section, `section("gpus", GpuRow)`. Raises UsageError for an unknown name or another
-        type.
+        """Return the rows of a section, for example `section("gpus", GpuRow)`.
+
+        Raises UsageError for an unknown section name, or if a row has another type.
         """
         section = self._find_section(name)
         if isinstance(section, Matrix):
@@ -178,7 +183,9 @@ class RunResult(Struct, frozen=True):
         return list(section)
 
     def to_frame(self, section: str | None = None) -> "DataFrame":
-        """Return a section as pandas data frame; by default rows of collectives, else pairs, else the main section."""
+        """Return a section as a pandas data frame. The default is the rows of collectives, else pairs, else the
+        main section.
+        """
         from gpubench.formats.frame import make_frame
 
         if section is None:
@@ -186,7 +193,7 @@ class RunResult(Struct, frozen=True):
         return make_frame(self._find_section(section))
 
     def __repr__(self) -> str:
-        """`<allreduce: FAIL, 12 rows, 1 finding: host-staged ranks 0 → 6 (simulated)>`."""
+        """Return a summary such as `<allreduce: FAIL, 12 rows, 1 finding: host-staged ranks 0 → 6 (simulated)>`."""
         first = "".join(f": {finding.id} {finding.subject}" for finding in self.findings[:1]) + ", …" * (
             len(self.findings) > 1
         )
@@ -219,8 +226,9 @@ class RunResult(Struct, frozen=True):
         return [row for row in self.stored.rows if isinstance(row, Record)]
 
     def _find_section(self, name: str) -> Matrix | Sequence[Record | Finding]:
-        """Return the rows or cells of a section, empty if this result lacks it. Raises UsageError for an unknown
-        name.
+        """Return the rows or cells of a section. They are empty if this result lacks the section.
+
+        Raises UsageError for an unknown section name.
         """
         if name not in TABLES and name not in MATRICES:
             error = UsageError(f"no section {name!r}", expected=f"one of {', '.join(self.sections)}")
@@ -237,10 +245,11 @@ class RunResult(Struct, frozen=True):
 
 
 def load(path: FileName) -> RunResult:
-    """Load what `gpubench report` reads: a stored .json or .jsonl result, or the table or log of another program.
+    """Load a file that `gpubench report` can read: a stored .json or .jsonl result, or a table or log of another
+    program.
 
-    Raises GpubenchError if the file cannot be read. A table that does not name its machine needs
-    `gpubench.report(path, machine="hgx-h100-8")`.
+    Raises GpubenchError if the file cannot be read. If a table does not name its machine, use `gpubench.report(path,
+    machine="hgx-h100-8")`.
     """
     from gpubench.model.results.ending import compute_exit_code
     from gpubench.readers.documents import read_text
@@ -255,7 +264,9 @@ def load(path: FileName) -> RunResult:
 
 
 def run(command: str, *arguments: str, deadline_s: float | None = None, **options: Value) -> RunResult:
-    """Run any command that writes a report: `run("allgather", sizes="1M")`. Raises GpubenchError like `check`."""
+    """Run any command that writes a report, for example `run("allgather", sizes="1M")`. Raises GpubenchError like
+    `check`.
+    """
     from gpubench.readers.results.gpubench_json import read_stored
 
     if deadline_s is not None and not 0 < deadline_s < math.inf:

@@ -1,4 +1,4 @@
-"""The machines of a run: nodes, processes, and their source."""
+"""The machines of a run: nodes, processes, and where their facts come from."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,12 +13,12 @@ from gpubench.model.paths.nodes import build_topologies, rename_duplicates
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Origin
 
-_NEEDED = ("nvml", "cuda")  # Nothing can be measured without these sources of facts
+_NEEDED = ("nvml", "cuda")  # Without facts from NVML and CUDA, nothing can be measured
 _NONE_FOUND = "the driver finds none on this host"
 
 
 def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None:
-    """Raise CouldNotMeasureError if the driver of a node is missing or does not answer."""
+    """Raise CouldNotMeasureError if the GPU driver of a node is missing or does not respond."""
     for node in nodes:
         if node.driver.absent:
             error = no_gpu(f"{node.host}: {node.driver.absent}", for_what=for_what)
@@ -36,8 +36,8 @@ def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None
 def check_any_gpu(
     nodes: Sequence[Topology], expected_gpus: int | None, for_what: str, hidden: str = "", instead: str = ""
 ) -> None:
-    """Raise CouldNotMeasureError if --expect-gpus is used and no node has a GPU. `hidden` is the reason if GPUs are
-    hidden.
+    """Raise CouldNotMeasureError if --expect-gpus is used and no node has a GPU. `hidden` is the reason why GPUs
+    are hidden, if they are.
     """
     if expected_gpus is not None and not any(node.gpus or node.snapshot.failures for node in nodes):
         reason = hidden or nodes[0].snapshot.driver.absent or _NONE_FOUND
@@ -47,7 +47,9 @@ def check_any_gpu(
 
 
 class Machines(Struct, frozen=True):
-    """Nodes, processes and environment. `source` has the options that select the machines, None for this one."""
+    """Nodes, processes and environment of a run. `source` has the options that select the machines, or is None for
+    this machine.
+    """
 
     nodes: Sequence[Topology]
     processes: Sequence[RankFacts] = ()
@@ -62,21 +64,21 @@ class Machines(Struct, frozen=True):
         source: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> "Machines":
-        """Make machines, and rename nodes that share a name."""
+        """Build machines from snapshots, and rename nodes that have the same name."""
         return cls(build_topologies(rename_duplicates(snapshots)), processes, source, environment or {})
 
     @property
     def origin(self) -> Origin:
-        """The origin of all nodes, or RECORDED if they have several."""
+        """The origin that all nodes share, or RECORDED if their origins differ."""
         origins = {node.snapshot.origin for node in self.nodes}
         return origins.pop() if len(origins) == 1 else Origin.RECORDED
 
     def replace_snapshots(self, snapshots: Sequence[Snapshot]) -> "Machines":
-        """Return the machines with new snapshots of the same nodes."""
+        """Return a copy of the machines with new snapshots of the same nodes."""
         return replace(self, nodes=build_topologies(snapshots))
 
     def visible(self) -> "Machines":
-        """Return the machines without GPUs that CUDA_VISIBLE_DEVICES hides from all processes of their node."""
+        """Return the machines without the GPUs that CUDA_VISIBLE_DEVICES hides from all processes of a node."""
         snapshots = [
             drop_hidden(node, [process for process in self.processes if process.node == number])
             for number, node in enumerate(self.snapshots)
@@ -86,12 +88,12 @@ class Machines(Struct, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs of all nodes."""
+        """The total number of GPUs in all nodes."""
         return sum(len(node.gpus) for node in self.nodes)
 
     @property
     def why_no_gpu(self) -> str:
-        """The reason why no GPU of the first node can be used."""
+        """The reason why processes cannot use any GPU of the first node."""
         node = self.nodes[0]
         if node.gpus:
             return f"CUDA_VISIBLE_DEVICES hides {'the GPU' if len(node.gpus) == 1 else f'all {len(node.gpus)} GPUs'}"

@@ -1,4 +1,4 @@
-"""Build the metadata of a run, for every command."""
+"""Build the metadata of a run. Every command uses it."""
 
 import time
 import uuid
@@ -24,16 +24,16 @@ _SETTINGS = (
     *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"),
     MPS_PREFIX,
 )
-"""The recorded part of the environment: settings that change results. Open MPI sets many variables for its ranks,
-so only its frameworks that move messages or know about GPUs are recorded.
+"""Prefixes of the environment variables to record, because they can change results. Open MPI sets many variables
+for its ranks, so only frameworks that move messages or handle GPU memory are recorded.
 """
 
-# NVIDIA's container images set it to the version that they contain. NCCL does not read it
+# NVIDIA's container images set this variable to their NCCL version. NCCL does not read it.
 _IMAGE_VERSION = "NCCL_VERSION"
 
 
 def stamp(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return version, run id, time and command line."""
+    """Return the gpubench version, run ID, start time and command line."""
     return {
         "gpubench_version": __version__,
         "run_id": str(uuid.uuid4()),
@@ -43,7 +43,9 @@ def stamp(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def recorded_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the user's settings that can change results, without those that gpubench set for its ranks."""
+    """Return the user's environment variables that can change results. Leave out variables that gpubench set for
+    its ranks.
+    """
     own = launch.own_settings(environment)
     return {
         name: value
@@ -63,8 +65,8 @@ def build_metadata(
 ) -> Metadata:
     """Return the metadata of a run, derived from its machines and their profile.
 
-    `values` are further fields, and override those of the machines. The fingerprint is the most frequent one of the
-    nodes.
+    `values` are additional fields, which override the fields from the machines. The topology fingerprint is the most
+    common one among the nodes.
     """
     known: dict[str, Any] = {}
     if machines is not None:

@@ -1,4 +1,4 @@
-"""Measure copies between GPUs: in this process, between ranks, simulated, or replayed."""
+"""Measure copies between GPUs in this process or between ranks. Simulate or replay such a measurement."""
 
 import dataclasses
 import os
@@ -69,18 +69,19 @@ from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, match_node
 from gpubench.simulated.links import NoCounters, SimulatedCopies, SimulatedManaged
 
-_MANAGED_SAMPLES = 5  # A pass over managed memory is a single copy, but a sample of plain memory has many copies
+# Few, because a sample of managed memory is a single copy. A sample of plain memory is a batch of copies
+_MANAGED_SAMPLES = 5
 _BYTES, _NVBANDWIDTH_BYTES = 256 * 2**20, 512 * 2**20
 
-_HOST_BYTES = 64 * 2**20  # Less than between GPUs, because the host fills and checks its own buffer
+_HOST_BYTES = 64 * 2**20  # Smaller than between GPUs, because the host fills and verifies its own buffer
 
 
 def _request_for_process(
     plan: P2pPlan, gpus: Sequence[CopyGpu], wiring: Wiring, managed: Sequence[ManagedSupport] = ()
 ) -> P2pRequest:
-    """Return the request for the GPUs of one process.
+    """Return the copies to measure on the GPUs of one process.
 
-    Raises UsageError for --pairs without such a GPU, and CouldNotMeasureError for a single GPU.
+    Raises UsageError if --pairs names a missing GPU, and CouldNotMeasureError if a single GPU has nothing to measure.
     """
     if plan.memory is MemoryKind.MANAGED:
         return _request_for_managed(plan, gpus, wiring, managed)
@@ -131,7 +132,9 @@ def _request_for_managed(
 
 
 def request_for_ranks(plan: P2pPlan, pairs: Sequence[Pair], machine: CopyMachine) -> P2pRequest:
-    """Return the request for ranks: copy engines within a node, NCCL between nodes, and 16 bytes for the latency."""
+    """Return the copies to measure between ranks: by copy engine within a node, by NCCL between nodes, and 16 bytes
+    for latency.
+    """
     size_bytes, method = _size_and_method(plan)
     ways = [(Direction.WRITE, size_bytes), (Direction.READ, size_bytes)]
     if plan.sizes is not None:
@@ -155,7 +158,7 @@ def request_for_ranks(plan: P2pPlan, pairs: Sequence[Pair], machine: CopyMachine
 
 
 def _pairs_of_ranks(plan: P2pPlan, ranks: int) -> tuple[Pair, ...]:
-    """Return the ordered pairs to measure. Raises UsageError if --pairs names a missing rank."""
+    """Return the ordered pairs of ranks to measure. Raises UsageError if --pairs names a missing rank."""
     for one, other in plan.pairs or ():
         if max(one, other) >= ranks:
             raise UsageError(
@@ -198,7 +201,9 @@ def check_managed(support: Sequence[ManagedSupport]) -> None:
 
 
 class CopySetup(Struct, frozen=True, kw_only=True):
-    """A run that is ready to measure. `ranks` is empty if one process measures."""
+    """The machines, request and bench of a run that is ready to measure. `ranks` is empty if a single process
+    measures.
+    """
 
     plan: P2pPlan
     machines: Machines
@@ -241,7 +246,7 @@ class CopySetup(Struct, frozen=True, kw_only=True):
 
     @contextmanager
     def recorded_bench(self, metadata: Metadata) -> Iterator[Bench]:
-        """Yield the bench. With --record it also writes its samples."""
+        """Yield the bench. With --record, it also writes its samples to the recording."""
         directory, machine = self.plan.recording.record, self.machine
         if directory is None:
             yield self.bench
@@ -267,7 +272,7 @@ class CopySetup(Struct, frozen=True, kw_only=True):
 
 
 def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
-    """Read a recorded run. The stricter one of recorded and current options applies. Raises UsageError."""
+    """Read a recorded run. It is strict if --strict was used for the recording or is used now. Raises UsageError."""
     machines = source.machines()
     found, samples = read_samples(recorded.read_samples(source.directory, FILE, P2P_NAME), source.text)
     machines = _nodes_of_samples(machines, found, source.directory)
@@ -291,7 +296,9 @@ def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
 
 
 def _nodes_of_samples(machines: Machines, found: RecordedP2p, directory: Path) -> Machines:
-    """Return the nodes that the samples belong to, in order. Raises UsageError if the folder lacks one."""
+    """Return the nodes on which the samples were measured, in order. Raises UsageError if the recording lacks one
+    of them.
+    """
     by_host = {node.snapshot.host: node for node in machines.nodes}
     missing = [host for host in found.hosts if host not in by_host]
     if not missing and not found.ranks:
@@ -312,9 +319,9 @@ def _open_rank_copies(rank: RankPlace) -> Iterator[CopySetup]:
     group, plan, progress = rank.group, rank.plan, rank.progress
     pairs = agree(group, lambda: _pairs_of_ranks(plan, group.size))
     driver = agree(group, lambda: usable_driver(P2P_NAME), place=str(rank.identity))
-    # Started before any rank has a context, because the ranks gather below.
+    # Start this before any rank has a CUDA context. The next collective call synchronizes all ranks.
     use = NvmlUse()
-    # The first rank of a node reads it before any rank creates a context on its GPUs.
+    # The first rank of a node reads its facts before any rank creates a CUDA context on its GPUs.
     reads, ranks_on_node = rank.identity.local_rank == 0, rank.node_by_rank.count(rank.identity.node)
     snapshots = agree(group, lambda: plan.source.machines().snapshots if reads else [], place=str(rank.identity))
     read = gathered(group, snapshots, own_process(rank.identity))
@@ -322,7 +329,7 @@ def _open_rank_copies(rank: RankPlace) -> Iterator[CopySetup]:
     device, rank.identity = open_gpu(group, rank.identity, ranks_on_node, driver)
     identities = group.gather(rank.identity)
     progress.name_ranks(identities)
-    # All ranks use the profile of the first rank. Otherwise they would repeat different pairs, and wait forever.
+    # All ranks must use the profile of the first rank. Otherwise they would repeat different pairs and deadlock.
     matching = agree(
         group, lambda: None if read is None else (read, match_node(read.nodes[0], os.environ, plan.profile))
     )
@@ -356,7 +363,9 @@ def _open_rank_copies(rank: RankPlace) -> Iterator[CopySetup]:
 def _copies_of_rank(
     rank: RankPlace, device: CudaDevice, request: P2pRequest, stack: ExitStack
 ) -> tuple[CudaRankCopies, NcclLog | None]:
-    """Open CUDA IPC within a node and NCCL between nodes; return them with NCCL's log."""
+    """Open copies by CUDA IPC within a node and by NCCL between nodes. Return them with NCCL's log, or None without
+    NCCL.
+    """
     group, place = rank.group, str(rank.identity)
     network, log = None, None
     if any(series.network for series in request.series):
@@ -369,8 +378,8 @@ def _copies_of_rank(
     return agree(group, lambda: CudaRankCopies(device, network), place=place), log
 
 
-_SECONDS_TO_READ = 3.0  # Estimated time for facts and contexts of a few GPUs
-# On H200, a cell of a matrix takes a warm-up, three samples of 10 ms, and the time to fill and check buffers
+_SECONDS_TO_READ = 3.0  # Estimated time to read facts and create CUDA contexts for a few GPUs
+# Time per matrix cell on an H200: one warm-up, three samples of 10 ms, and filling and verifying the buffers.
 _SECONDS_A_CELL = 0.07
 
 
@@ -397,7 +406,7 @@ def _measure(place: Place, setup: CopySetup) -> Report:
     plan, machine, metadata = setup.plan, setup.machine, setup.metadata(place.arguments)
     past = find_past(plan.presentation.history, metadata) if place.is_first else None
     if place.rank is not None:
-        # Every rank judges and repeats copies near a threshold, so all ranks need the same past.
+        # Every rank decides which copies near a threshold to repeat, so all ranks need the same past results.
         (past,) = place.rank.group.broadcast((past,))
     read_errors: ReadErrors | None = partial(_read_errors, plan) if place.is_here and place.rank is None else None
     with setup.recorded_bench(metadata) if place.is_first else nullcontext(setup.bench) as bench:
@@ -412,7 +421,9 @@ STEPS = Steps(P2P_NAME, _open, _measure, shows_progress=True)
 
 
 def run(plan: P2pPlan, arguments: Sequence[str]) -> int:
-    """Copy alone or as one rank; return the exit code. Raises GpubenchError if nothing is measured."""
+    """Measure copies in one process or as one rank of a job; return the exit code. Raises GpubenchError if nothing
+    is measured.
+    """
     launch = detect_launcher(os.environ)
     if plan.memory is MemoryKind.MANAGED and launch is not None and launch.size > 1:
         raise UsageError(
@@ -430,7 +441,7 @@ def measured(
     request: P2pRequest,
     listener: Listener[PairRow],
 ) -> Report:
-    """Copy on a simulated node as part of another command."""
+    """Simulate the copies of one node for another command."""
     wiring = wiring_of_process(node, copies.gpus)
     machine = CopyMachine(wiring, copies.gpus, (), matched, Origin.SIMULATED, unreachable_pairs(copies))
     return P2pRun(request, CopyBench(request, copies, NoCounters()), machine, listener).run()
@@ -448,7 +459,9 @@ def _simulated(plan: P2pPlan, source: Simulated) -> CopySetup:
 
 
 def _check_first_node(simulation: Simulation, node: Topology) -> None:
-    """Raise UsageError for a fault on a node that is not measured, CouldNotMeasureError if the driver is silent."""
+    """Raise UsageError for a fault on a node that is not measured, and CouldNotMeasureError if the driver does not
+    respond.
+    """
     elsewhere = next((fault for fault in simulation.faults if fault.node_number > 0 and fault.breaks_hardware), None)
     if elsewhere is not None:
         raise UsageError(
@@ -490,8 +503,9 @@ def _setup(
     window: IdleWindow | None = None,
     managed: ManagedMemory | None = None,
 ) -> CopySetup:
-    """Prepare a run in one process. `window` reads the counters of idle GPUs. Raises UsageError,
-    CouldNotMeasureError.
+    """Prepare a run in one process. `window` reads the link counters while the GPUs are idle.
+
+    Raises UsageError and CouldNotMeasureError.
     """
     (node,) = machines.nodes
     matched = match_node(node, os.environ, plan.profile)

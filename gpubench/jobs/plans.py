@@ -1,7 +1,7 @@
-"""The options of the commands, one dataclass per command from the command line to the ranks.
+"""The options of each command in one dataclass, which is passed from the command line to the ranks.
 
-Collectives have theirs in `gpubench.jobs.collective.plan`, `plan` and `overlap` in `gpubench.training`. A plan gets its
-`presentation` after all other checks.
+Plans of collectives are in `gpubench.jobs.collective.plan`. Those of `plan` and `overlap` are in `gpubench.training`. A
+plan gets its `presentation` after all other options are checked.
 """
 
 import os
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 
 def parse_collective(text: str) -> str:
-    """Return gpubench's name of a collective from its own or nccl-tests' name. Raises UsageError for an unknown
-    name.
+    """Return gpubench's name of a collective. Names from nccl-tests are accepted too. Raises UsageError for an
+    unknown name.
     """
     from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
 
@@ -58,7 +58,7 @@ def parse_collective(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandPlan:
-    """The options that all commands with a verdict share."""
+    """Options that all commands with a verdict share."""
 
     strict: bool = strict_option()
     presentation: Presentation = field(default_factory=Presentation)
@@ -66,7 +66,7 @@ class CommandPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinePlan(CommandPlan):
-    """The options of commands on machines that are here, simulated or recorded."""
+    """Options of commands that read this machine, a simulated one or a recorded one."""
 
     help_group: ClassVar = MEASURE
 
@@ -81,8 +81,6 @@ class MachinePlan(CommandPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibrariesPlan(CommandPlan):
-    """The options of `libraries`."""
-
     recording: Recording = field(default_factory=Recording)
     timeout_s: float = step_timeout("the answer of one library", default=30.0)
 
@@ -94,15 +92,11 @@ class LibrariesPlan(CommandPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainPlan(CommandPlan):
-    """The options of `explain`."""
-
     logs: list[str] = required_argument("LOG", "Files, folders of files, or - for standard input.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopoPlan(MachinePlan):
-    """The options of `topo`."""
-
     from_file: Path | None = option(
         "FILE",
         "Show a file: an NCCL topology XML, the text of nvidia-smi topo -m or -p2p, or a recorded snapshot.",
@@ -132,7 +126,9 @@ _NICS = re.compile(r"(\d{1,3})\s*[x×*]\s*(\d{1,5}(?:\.\d{1,3})?)(e?)")
 
 @dataclass(frozen=True, slots=True)
 class Nics:
-    """The NICs of a node: how many, and Gbit/s of each. `is_ethernet` means without RDMA."""
+    """The NICs of each node: their number, and the rate of each NIC in Gbit/s. `is_ethernet` means Ethernet without
+    RDMA.
+    """
 
     count: int
     rate_gbit_s: float
@@ -140,7 +136,7 @@ class Nics:
 
     @classmethod
     def of(cls, text: str) -> "Nics":
-        """Parse NICs, '8x400'. Raises UsageError."""
+        """Parse NICs such as '8x400' or '4x200e'. Raises UsageError."""
         found = _NICS.fullmatch(text.strip())
         if found is None or not int(found[1]) or not float(found[2]):
             raise UsageError(
@@ -155,9 +151,9 @@ class Nics:
 
 
 def parse_named_machine(text: str, *, joined_by_nics: bool) -> "SimulatedMachine":
-    """Return the machine of --machine, 'hgx-b200-8*2'. Raises UsageError.
+    """Return the machine that --machine names, for example 'hgx-b200-8*2'. Raises UsageError.
 
-    The trays of a rack are joined by NVLink, unless --nics is used.
+    NVLink connects the trays of a rack, unless `joined_by_nics` is true because --nics is used.
     """
     from gpubench.profiles import load
     from gpubench.simulated.machine import SimulatedMachine, parse_machine
@@ -169,8 +165,6 @@ def parse_named_machine(text: str, *, joined_by_nics: bool) -> "SimulatedMachine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPlan(CommandPlan):
-    """The options of `report`."""
-
     help_group: ClassVar = INPUT
 
     name: str = required_argument("FILE", "A result of gpubench, nccl-tests, rccl-tests, OSU or nvbandwidth.")
@@ -196,14 +190,14 @@ class ReportPlan(CommandPlan):
 
     @property
     def machine(self) -> "SimulatedMachine | None":
-        """The machine of --machine. Raises UsageError for an unknown name."""
+        """The machine that --machine names, or None without this option. Raises UsageError for an unknown name."""
         name = self.machine_name
         return None if name is None else parse_named_machine(name, joined_by_nics=self.nics is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparePlan(CommandPlan):
-    """The options of `compare`: files, or the `last` results of a folder."""
+    """Options of `compare`, which compares either files or the `last` results in a folder."""
 
     help_group: ClassVar = INPUT
 
@@ -256,7 +250,9 @@ class ComparePlan(CommandPlan):
 
     @property
     def base(self) -> tuple[Path, ...]:
-        """The files of the old side, empty if a folder is compared. Raises UsageError for an unknown baseline."""
+        """The files of the old side. Empty if results in a folder are compared. Raises UsageError for an unknown
+        baseline.
+        """
         if self.last is not None or self.first is None:
             return ()
         if self.against is None:
@@ -267,7 +263,7 @@ class ComparePlan(CommandPlan):
 
     @property
     def new(self) -> tuple[Path, ...]:
-        """The files of the new side. With --against, the only named file is the new side."""
+        """The files of the new side. With --against, the first file on the command line is the new side."""
         named = self.second if self.against is None else self.first
         return () if self.last is not None or named is None else (Path(named), *self.more_new)
 
@@ -279,20 +275,20 @@ _JOB = re.compile(r"\d+|[0-9A-Fa-f]{4,64}", re.ASCII)
 _GPUS = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 
 INTERVAL_SECONDS, LONGER_INTERVAL_SECONDS = 1.0, 2.0
-"""Default time between two readings. The longer one is for nodes with more than four GPUs."""
+"""Default time between two readings. The longer one applies to nodes with more than four GPUs."""
 
 _MOST_GPUS_A_SECOND = 4
 _INTERVAL_SECONDS_OF_RAS = 10.0
 
 
 class TypedSeconds(float):
-    """Seconds, with the `text` from the command line."""
+    """A time in seconds, with its original `text` from the command line."""
 
     text: str
 
     @classmethod
     def of(cls, option: str, text: str) -> "TypedSeconds":
-        """Parse '30s', '5m', '500ms', or plain seconds. Raises UsageError."""
+        """Parse a time such as '30s', '5m' or '500ms'. A plain number is in seconds. Raises UsageError."""
         match = _DURATION.fullmatch(text.strip())
         if match is None:
             raise UsageError(
@@ -305,7 +301,7 @@ class TypedSeconds(float):
         return seconds
 
     def check(self, option: str, least: float, most: float) -> None:
-        """Raise UsageError for a time outside these bounds."""
+        """Raise UsageError if the time is not between `least` and `most` seconds."""
         if not least <= self <= most:
             raise UsageError(f"{option} {self.text} is {self:g} s", expected=f"{least:g} s to {most:g} s")
 
@@ -327,7 +323,7 @@ def _parse_job(text: str) -> str:
 
 
 def _parse_gpus(text: str) -> tuple[int, ...]:
-    """Parse GPU numbers and ranges, '0,2-3'."""
+    """Parse GPU numbers and ranges, for example '0,2-3'."""
     found: dict[int, None] = {}
     for part in text.split(","):
         match = _GPUS.fullmatch(part.strip())
@@ -340,10 +336,10 @@ def _parse_gpus(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPlan(MachinePlan):
-    """The options of `watch`.
+    """Options of `watch`.
 
-    `seconds` is None until interrupted. With `until_traffic` it counts from the first bytes. `gpus` are the driver's
-    indices, None for all.
+    - `seconds` is None to watch until interrupted. With `until_traffic`, the time starts at the first traffic.
+    - `gpus` has the GPU indices of the driver, or None for all GPUs.
     """
 
     interval: float | None = option(
@@ -377,14 +373,15 @@ class WatchPlan(MachinePlan):
 
     @property
     def interval_s(self) -> float:
-        """The seconds between two readings, or between two questions to RAS."""
+        """The interval between two readings, or between two RAS queries, in seconds."""
         if self.interval is None:
             return _INTERVAL_SECONDS_OF_RAS if self.hang else INTERVAL_SECONDS
         return self.interval
 
     def set_default_interval(self, gpus: int) -> "WatchPlan":
-        """Return the plan with the default interval for a number of GPUs: at most 1 % of a core, and an alarm within 5
-        s.
+        """Return the plan with the default interval for this number of GPUs, unless the user set one.
+
+        The default keeps the load at 1 % of a core or less, and raises an alarm within 5 s.
         """
         if self.interval is not None or min(gpus, len(self.gpus or range(gpus))) <= _MOST_GPUS_A_SECOND:
             return self
@@ -407,14 +404,14 @@ def _parse_backend(text: str) -> str:
 
 
 class LeafFile(NamedTuple):
-    """The leaf switch of each host, from a file."""
+    """The leaf switch of each host, and the name of the file that it was read from."""
 
     name: str
     leaves: Mapping[str, str]
 
     @classmethod
     def read(cls, text: str) -> "LeafFile":
-        """Read a file of leaves. Raises UsageError."""
+        """Read a file that maps hosts to leaf switches. Raises UsageError."""
         from gpubench.readers.leaves import read_leaves
 
         return cls(text, read_leaves(Path(text)))
@@ -422,10 +419,7 @@ class LeafFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanPlan(CommandPlan):
-    """The options of `scan`.
-
-    `rounds` is the folder for a new scan, `resume` the folder of a scan to continue.
-    """
+    """Options of `scan`. `rounds` is the folder for a new scan, and `resume` is the folder of a scan to continue."""
 
     help_group: ClassVar = MEASURE
 
@@ -470,15 +464,15 @@ class ScanPlan(CommandPlan):
 
     @property
     def ranks_as_nodes(self) -> bool:
-        """True if every rank counts as a node."""
+        """True if every rank is treated as a node."""
         return self.every_rank or self.ranks_per_gpu > 1
 
 
-FACTS_TIMEOUT_S = 20.0  # A driver that takes longer hangs. A Slurm prolog has no more time
+FACTS_TIMEOUT_S = 20.0  # A driver that takes longer probably hangs. A Slurm prolog has no time for a longer timeout
 
 
 class Depth(StrEnum):
-    """How much a check measures: nothing, half a minute, a minute, or everything."""
+    """How much a check measures: nothing, for half a minute, for a minute, or everything."""
 
     QUICK = "quick"
     BRIEF = "brief"
@@ -498,7 +492,7 @@ def _parse_hosts(text: str) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckPlan(MachinePlan):
-    """The options of `check`, and of bare `gpubench`, which is `brief`."""
+    """Options of `check`. `gpubench` without a command is a `brief` check."""
 
     quick: bool = flag("Read facts only, measure nothing.", common=True)
     full: bool = flag("Measure all collectives and all ways of copying.", common=True)
@@ -528,7 +522,7 @@ class CheckPlan(MachinePlan):
 
     @property
     def facts_timeout_s(self) -> float:
-        """The seconds that a driver has to answer."""
+        """The timeout for the driver to return its facts, in seconds."""
         return min(self.timeout_s, FACTS_TIMEOUT_S)
 
     @property
@@ -540,14 +534,14 @@ P2P_NAME = "p2p"
 
 
 class MemoryKind(StrEnum):
-    """The memory to copy: plain allocations, or managed memory too."""
+    """Which memory to copy. MANAGED measures managed (unified) memory in addition to plain allocations."""
 
     PLAIN = "plain"
     MANAGED = "managed"
 
 
 class As(StrEnum):
-    """Programs whose parameters --as can use."""
+    """Programs whose parameters `p2p --as` can use."""
 
     NVBANDWIDTH = "nvbandwidth"
 
@@ -567,7 +561,7 @@ def _parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class P2pPlan(MachinePlan):
-    """The options of `p2p`. `pairs` are GPU indices, or ranks under a launcher; None for all."""
+    """Options of `p2p`. `pairs` has GPU indices, or ranks under a launcher. None selects all pairs."""
 
     sizes: tuple[int, ...] | None = option(
         "SIZES",
@@ -614,7 +608,7 @@ class P2pPlan(MachinePlan):
 
     @property
     def evidence(self) -> "EvidenceUse":
-        """Whether evidence is only kept, or also shown."""
+        """Whether the report only stores evidence about paths, or also shows it."""
         from gpubench.model.paths.transport import EvidenceUse
 
         return EvidenceUse.SHOWN if self.shows_evidence else EvidenceUse.KEPT

@@ -1,4 +1,4 @@
-"""Run one rank of a job: start MPI, agree with the other ranks on errors, open a GPU, and end in order."""
+"""Run one rank of a job: start MPI, agree with other ranks on errors, open a GPU, and shut down cleanly."""
 
 import os
 import sys
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class AgreedError(Exception):
-    """An error that all ranks raise together, so that all can end in order."""
+    """An error that all ranks raise at the same point, so that the job can shut down cleanly."""
 
     def __init__(self, error: GpubenchError) -> None:
         super().__init__(str(error))
@@ -56,7 +56,9 @@ class AgreedError(Exception):
 
 
 def agree(group: Group, action: Callable[[], T], place: str = "") -> T:
-    """Run `action` on all ranks and return its result. Raises AgreedError on all ranks if it fails on any."""
+    """Run `action` on all ranks and return its result on each. Raises AgreedError on all ranks if it fails on any
+    rank.
+    """
     outcome: T | None = None
     error: GpubenchError | None = None
     try:
@@ -71,8 +73,8 @@ def agree(group: Group, action: Callable[[], T], place: str = "") -> T:
 
 
 def agree_on_defaults(group: Group, defaults: Mapping[str, str]) -> None:
-    """Raise AgreedError if a rank has other default options than the first, from its environment or a file on its
-    host.
+    """Raise AgreedError if default options differ between ranks. They come from a rank's environment or a file on
+    its host.
     """
     first, *others = group.gather(dict(defaults))
     for rank, other in enumerate(others, 1):
@@ -96,7 +98,10 @@ _WHOLE_PERCENT = 100
 def open_gpu(
     group: Group, identity: RankIdentity, ranks_on_node: int, driver: Driver, *, shared: bool = False
 ) -> "tuple[cuda.CudaDevice, RankIdentity]":
-    """Open the GPU of this rank. Raises AgreedError if there is none, or if it is shared without `shared`."""
+    """Open the GPU of this rank, and return it with the rank's identity.
+
+    Raises AgreedError if there is no GPU, or if ranks share a GPU and `shared` is false.
+    """
     from gpubench.backends import cuda
 
     device = agree(
@@ -113,7 +118,7 @@ def open_gpu(
 
 
 def identify(identity: RankIdentity, gpu: "cuda.GpuIdentity") -> RankIdentity:
-    """Return the rank with the GPU that it uses."""
+    """Return the rank's identity, completed with the GPU that it uses."""
     return replace(
         identity,
         gpu=gpu.name,
@@ -125,7 +130,7 @@ def identify(identity: RankIdentity, gpu: "cuda.GpuIdentity") -> RankIdentity:
 
 
 def check_one_rank_a_gpu(identities: Sequence[RankIdentity], gpus_on_host: int) -> None:
-    """Raise UsageError if two ranks use one GPU, or a host has more ranks than GPUs."""
+    """Raise UsageError if two ranks use the same GPU, or if a host has more ranks than GPUs."""
     for first, *others in group_by_device(identities):
         if not others:
             continue
@@ -136,23 +141,25 @@ def check_one_rank_a_gpu(identities: Sequence[RankIdentity], gpus_on_host: int) 
 
 
 class NcclVersion(Protocol):
-    """A loaded NCCL library."""
+    """The version and file of a loaded NCCL library."""
 
     @property
     def version(self) -> str:
-        """The version as text, '2.28.9'."""
+        """The NCCL version as text, for example '2.28.9'."""
 
     @property
     def version_code(self) -> int:
-        """The version as a number, 22809."""
+        """The NCCL version as an integer, for example 22809."""
 
     @property
     def path(self) -> str:
-        """The file that it was loaded from."""
+        """The file that the library was loaded from."""
 
 
 class RankNccl(Struct, frozen=True):
-    """A rank, the NCCL library that it loaded, and whether ranks may share a GPU with it."""
+    """A rank and the NCCL library that it loaded. `shares_gpus` is true if the user allows NCCL ranks to share a
+    GPU.
+    """
 
     rank: RankIdentity
     version: str
@@ -164,7 +171,7 @@ class RankNccl(Struct, frozen=True):
 def check_nccl_of_ranks(
     group: Group, identity: RankIdentity, library: NcclVersion, driver: Driver, kernels_at_once: int = 1
 ) -> None:
-    """Raise AgreedError if ranks loaded different NCCL versions, or share a GPU and NCCL does not allow it."""
+    """Raise AgreedError if ranks loaded different NCCL versions, or if NCCL does not support their shared GPU."""
     enabled = nccl_settings(os.environ).get(SHARED_GPU_VARIABLE, "0") not in ("0", "")
     own = RankNccl(identity, library.version, library.version_code, library.path, enabled)
     ranks = group.gather(own)
@@ -182,7 +189,9 @@ def check_versions(ranks: Sequence[RankNccl]) -> None:
 
 
 def check_shared_gpus(ranks: Sequence[RankNccl], driver: Driver, kernels_at_once: int = 1) -> None:
-    """Raise UsageError if ranks share a GPU, but NCCL refuses that or their kernels may not fit."""
+    """Raise UsageError if NCCL does not support ranks on a shared GPU, or if their kernels may not fit on it at
+    once.
+    """
     for sharing in group_by_device([rank.rank for rank in ranks]):
         total = sum(each.sm_percent or 0 for each in sharing)
         if len(sharing) > 1 and total > _WHOLE_PERCENT / kernels_at_once:
@@ -196,7 +205,9 @@ def check_shared_gpus(ranks: Sequence[RankNccl], driver: Driver, kernels_at_once
 
 
 def _check_sharing(ranks: Sequence[RankNccl], driver: Driver, *, is_needed: bool) -> None:
-    """Raise UsageError if NCCL refuses ranks of one host on one GPU. `is_needed`: the host has too few GPUs."""
+    """Raise UsageError if NCCL does not support these ranks of one host on one GPU. `is_needed` is true if the host
+    has fewer GPUs than ranks.
+    """
     nccl, members = ranks[0], [rank.rank for rank in ranks]
     enabled = all(rank.shares_gpus for rank in ranks)
     if not enabled and not is_needed:
@@ -218,7 +229,9 @@ def _same_gpu(first: RankIdentity, second: RankIdentity) -> UsageError:
 
 
 def usable_driver(for_what: str) -> Driver:
-    """Return the driver of this host. Raises CouldNotMeasureError if no GPU is visible, or a package is missing."""
+    """Return the GPU driver of this host. Raises CouldNotMeasureError if no GPU is visible or a Python package is
+    missing.
+    """
     from gpubench.backends.cuda import check_installed
 
     driver = read_driver(os.environ)
@@ -229,32 +242,37 @@ def usable_driver(for_what: str) -> Driver:
 
 
 SECONDS_TO_BE_HEARD = 0.5
-"""Seconds between a rank's last line on stderr and its abort. When a job ends, a launcher's daemon on another host
-drops lines that it has not yet forwarded.
+"""Delay between a rank's last line on stderr and its abort. At the end of a job, a launcher's daemon on another
+host drops lines that it has not yet forwarded.
 """
 
 SECONDS_TO_BE_ENDED = 30.0
 
 SECONDS_FOR_A_LOST_RANK = 3.0
-"""The watchdog of a lost rank reports within a second how it ended. Ranks that only found a closed connection, or
-whose CUDA broke under MPS, wait so that this report comes first.
+"""Delay before a rank reports an error that the death of another rank may have caused. The watchdog reports within
+a second how a rank died. Ranks that only lost a connection, or had a CUDA error under MPS, wait so that this
+report comes first.
 """
 
 TRACEBACK_VARIABLE = "GPUBENCH_TRACEBACK"
 
 
 class RankJob(Protocol):
-    """One rank's part in a job."""
+    """The work of one rank in a job."""
 
     @property
     def identity(self) -> RankIdentity: ...
 
     def run(self, channel: str | None) -> int:
-        """Do this rank's part; return the exit code, equal on all ranks. `channel` leads to the launching process."""
+        """Do this rank's work and return the exit code, which is the same on all ranks. `channel` is the address of
+        the process that launched the ranks.
+        """
 
 
 class Rendezvous(Struct, frozen=True):
-    """How the ranks of a job start and end together. `place` is the address where they meet, if known."""
+    """The functions that start, finish and abort the ranks of a job. `place` is the address where ranks connect, if
+    known.
+    """
 
     start: Callable[[LaunchedRank, Sequence[str]], Any]
     finish: Callable[[], None]
@@ -266,7 +284,9 @@ BY_MPI = Rendezvous(mpi.start, mpi.finish, mpi.abort)
 
 
 def choose_rendezvous(launched_by: LaunchedRank, timeout_s: float) -> Rendezvous:
-    """Return MPI's rendezvous, or torch's under torchrun, which may take twice `timeout_s` and at least a minute."""
+    """Return the rendezvous by MPI, or by torch.distributed under torchrun. The latter has a timeout of twice
+    `timeout_s` and at least a minute.
+    """
     if launched_by.launcher != TORCHRUN:
         return BY_MPI
     from gpubench.backends.torch import distributed
@@ -299,10 +319,10 @@ def run(
     imports: Sequence[str] = (),
     rendezvous: Rendezvous = BY_MPI,
 ) -> int:
-    """Run a job as one rank; return the exit code, which is the same on all ranks.
+    """Run a job as one rank and return the exit code, which is the same on all ranks.
 
-    Without progress for `timeout_s` seconds the job ends with exit code 3. An error of all ranks is printed once, and a
-    rank that fails alone ends the job. `defaults` are options from the environment or a file.
+    Without progress for `timeout_s` seconds, the job ends with exit code 3. An error that all ranks agree on is printed
+    once. A rank that fails alone ends the job. `defaults` are options from the environment or a file.
     """
     from gpubench.backends.torch.distributed import RanksMissingError, lost_connection
 
@@ -328,14 +348,15 @@ def run(
         code = agreed.error.exit_code
     except BaseException as broken:  # noqa: BLE001 - whatever broke, the job must end
         if progress.is_ending:
-            time.sleep(SECONDS_TO_BE_ENDED)  # The watchdog has aborted it and has reported why
+            time.sleep(SECONDS_TO_BE_ENDED)  # The watchdog has reported the cause and is ending this job
         lost = lost_connection(broken)
         if lost is not None or (job is not None and may_come_of_another_rank(broken, job.identity)):
             time.sleep(SECONDS_FOR_A_LOST_RANK)
         progress.leave()
         place = str(job.identity) if job else f"rank {launched_by.rank} on {mpi.host_name()}"
         error = _located(lost or broken, place)
-        speaks = job is not None and not isinstance(broken, KeyboardInterrupt)  # An interrupt reaches all ranks
+        # Ctrl-C reaches all ranks, so one rank reports it
+        speaks = job is not None and not isinstance(broken, KeyboardInterrupt)
         speaker = broken.speaker if isinstance(broken, RanksMissingError) else 0
         if speaks or launched_by.rank == speaker:
             _tell(error, channel)
@@ -350,15 +371,15 @@ def run(
 
 
 def may_come_of_another_rank(error: BaseException, identity: RankIdentity) -> bool:
-    """True if the death of another rank can have caused this CUDA or NCCL error.
+    """Return true if the death of another rank may have caused this CUDA or NCCL error.
 
-    Under MPS a dying process breaks all clients of its GPU, before its watchdog can see that it is dead.
+    Under MPS, a dying process causes errors in all clients of its GPU before its watchdog can detect its death.
     """
     return isinstance(error, RuntimeError) and identity.sm_percent is not None
 
 
 def read_identity(group: Group) -> tuple[RankIdentity, list[int]]:
-    """Return this rank without its GPU, and the node of every rank."""
+    """Return the identity of this rank, still without its GPU, and the node number of every rank."""
     node_by_rank, local_rank = mpi.nodes(group) if isinstance(group, mpi.MpiGroup) else _nodes_by_name(group)
     identity = RankIdentity(
         rank=group.rank,
@@ -372,7 +393,7 @@ def read_identity(group: Group) -> tuple[RankIdentity, list[int]]:
 
 
 def _nodes_by_name(group: Group) -> tuple[list[int], int]:
-    """Return the node of every rank by host name, and this rank's number on its node."""
+    """Return the node number of every rank, derived from host names, and the local rank of this rank."""
     hosts = group.gather(mpi.host_name())
     order = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     return [order[host] for host in hosts], hosts[: group.rank].count(hosts[group.rank])

@@ -1,4 +1,4 @@
-"""Show a stored result again, or judge another program's results like gpubench's own."""
+"""Show a stored result again, or judge results of another program like gpubench's own."""
 
 import dataclasses
 import os
@@ -67,7 +67,7 @@ _NO_FIGURE = "no figure of this pair in the file"
 
 
 class _ReadRequest(P2pRequest, frozen=True, kw_only=True):
-    """A request for the copies in a file, including those with host memory."""
+    """A request for the copies that are in a file, including copies between GPUs and host memory."""
 
     with_host: tuple[HostCopy, ...] = ()
 
@@ -77,12 +77,12 @@ class _ReadRequest(P2pRequest, frozen=True, kw_only=True):
 
 
 class _ReadBench(Struct, frozen=True):
-    """Returns the recorded cell of each copy in a file. Nothing is measured."""
+    """Returns the recorded time of each copy in a file. It measures nothing."""
 
     cells: Mapping[str, Cell]
 
     def enable_peer_access(self) -> dict[Pair, str]:
-        """Return nothing: the program that measured had access."""
+        """Return no errors, because the program that measured already had peer access."""
         return {}
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
@@ -107,7 +107,7 @@ class _WithOwnIds(NullListener, Struct, frozen=True):
 
 
 class ReadCopies(Struct, frozen=True):
-    """The copies of a file by GPU: the names in its rows, in order, and the host."""
+    """The copies in a file. `names` has the GPUs that its rows name, in order."""
 
     names: tuple[str, ...]
     rows: tuple[PairRow, ...]
@@ -115,7 +115,10 @@ class ReadCopies(Struct, frozen=True):
 
     @classmethod
     def of(cls, file: ResultFile) -> "ReadCopies":
-        """Return the copies of nvbandwidth, or of gpubench's CSV, on one host. Raise UsageError for others."""
+        """Return the copies in a file from nvbandwidth, or in a CSV file of gpubench. They must be on one host.
+
+        Raises UsageError for any other copies.
+        """
         rows = tuple(row for row in file.pairs if row.bandwidth_gb_s is not None and row.size_bytes)
         hosts = {host for row in rows for host in (row.source_node, row.destination_node)}
         unfit = next((row for row in rows if row.engine not in tuple(Engine) or row.direction is None), None)
@@ -132,12 +135,14 @@ class ReadCopies(Struct, frozen=True):
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """Return all ordered pairs of GPUs if the file has a matrix. A pair without a value was not measured."""
+        """All ordered pairs of GPUs, or no pairs if the file has only host memory. A pair without a value was not
+        measured.
+        """
         has_pairs = any(HOST not in (row.source, row.destination) for row in self.rows)
         return tuple(permutations(range(len(self.names)), 2)) if has_pairs else ()
 
     def incomplete(self) -> Iterator[Finding]:
-        """Return findings on matrices with host memory that lack some GPUs."""
+        """Yield a finding for each matrix of copies with host memory in which GPUs are missing."""
         copied: dict[bool, set[str]] = {}
         for row in self.rows:
             if HOST in (row.source, row.destination):
@@ -169,7 +174,9 @@ class ReadCopies(Struct, frozen=True):
         )
 
     def cells(self) -> dict[str, Cell]:
-        """Return seconds by the name of each copy. Both directions together count as one copy."""
+        """Return the time of each copy in seconds, by the name of the copy. A bidirectional copy moves twice the
+        bytes.
+        """
         place = {name: number for number, name in enumerate(self.names)}
         found = {}
         for row in self.rows:
@@ -189,7 +196,7 @@ class ReadCopies(Struct, frozen=True):
 
 
 def _wrong_elements(row: PairRow) -> int | None:
-    """Return the number of wrong elements from the note of a row, or None if its data was not checked."""
+    """Parse the number of wrong elements from the note of a row. Return None if the data was not verified."""
     if row.verified in (None, Verified.NO):
         return None
     found = re.match(r"(\d+) wrong elements", row.note or "")
@@ -210,7 +217,7 @@ def _judge_copies(
     others: Sequence[Finding],
     arguments: Sequence[str],
 ) -> int:
-    # The peer access of a model is no evidence of the machine in the file.
+    # Drop the peer access of the modeled machine, because it is no evidence about the real machine.
     node = Topology(replace(snapshots(machine)[0], host=copies.host, pairs=()))
     gpus = [
         CopyGpu(device=name, index=number, bus_id=gpu.bus_id or "", uuid="", name=gpu.name or "")
@@ -273,11 +280,11 @@ SECTIONS = ("rows", "evidence", "fallback", "causes", "findings")
 
 _ALGORITHMS = tuple(algorithm.upper() for algorithm in Algorithm)
 _USUAL, _GPUS_A_NODE = "hgx-h100-8", 8
-"""The machine that messages use as an example."""
+"""The example machine in messages."""
 
 
 def _replace_nics(profile: Profile, nics: Nics) -> Profile:
-    """Replace the NICs of a machine, spread over the places of its GPUs."""
+    """Return the profile with these NICs, spread evenly over the locations of its GPUs."""
     if [nic.rate_gbit_s for nic in profile.nic] == [nics.rate_gbit_s] * nics.count and not nics.is_ethernet:
         return profile
     places: list[str | None] = [*dict.fromkeys(profile.gpu.places)] or [None]
@@ -296,9 +303,10 @@ def _replace_nics(profile: Profile, nics: Nics) -> Profile:
 
 
 class JudgedTable(Struct, frozen=True):
-    """Rows of one collective on one number of ranks, and the machine that judges them, None if unknown.
+    """Rows of one collective on one number of ranks, and the machine that they ran on, or None if it is unknown.
 
-    `ranks` are those of the file, `located` have their places on the machine.
+    `ranks` are the ranks that the file names. `located` are the same ranks with the PCI addresses of their GPUs on the
+    machine.
     """
 
     rows: Sequence[CollectiveRow]
@@ -312,7 +320,7 @@ class JudgedTable(Struct, frozen=True):
         return None if self.circumstances is None else self.circumstances.wiring
 
     def speed_judge(self, file: ResultFile, assumed: str) -> SpeedJudge:
-        """Return the same judge that gpubench's own rows have."""
+        """Return the judge that gpubench uses for its own measured rows."""
         collective = collective_named(self.rows[0].collective)
         nccl = file.circumstances.libraries.get("NCCL")
         made = speed_judge_maker(collective, self.located, nccl, None)(self.circumstances)
@@ -323,10 +331,10 @@ class JudgedTable(Struct, frozen=True):
 
 
 def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
-    """Show the judged results of a file and return the exit code.
+    """Judge the results in a file, show them, and return the exit code.
 
-    Raises UsageError if the file is unreadable, does not name the collective or machine of its rows, or contradicts the
-    options.
+    Raises UsageError if the file is unreadable, contradicts the options, or does not name the collective or the
+    machine.
     """
     failures = failures_in(text)
     try:
@@ -403,8 +411,8 @@ def _run_copies(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding],
 
 
 def _assumed_network(plan: ReportPlan, table: JudgedTable) -> str:
-    """Return the assumption about the network, or an empty text. `--machine` names NVLinks between nodes, but no
-    NICs.
+    """Return which network between nodes is assumed, or an empty text without an assumption. `--machine` implies
+    NVLink between the nodes of a rack, but does not name NICs.
     """
     machine = table.machine
     if machine is None or (plan.machine is not None and machine.nodes <= machine.domain_nodes):
@@ -442,9 +450,9 @@ def _what_is_missing(
 
 
 def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow]:
-    """Return the rows of the collective that the options name, or of the only one.
+    """Return the rows of the collective that the options name, or of the only collective in the file.
 
-    Raises UsageError for no rows, or for tables of several collectives or numbers of ranks.
+    Raises UsageError if there are no rows, or if tables of several collectives or numbers of ranks remain.
     """
     rows = [*file.rows, *_latency_rows(plan, file)]
     tables = Counter((row.collective, row.ranks, row.nodes) for row in rows)
@@ -478,7 +486,9 @@ def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow
 
 
 def _several_runs_error(file: ResultFile, runs: Sequence[RunPlace]) -> UsageError:
-    """Return the error for several runs that are not one table: of different machines, or of the same copies."""
+    """Return the error for several runs that do not form one table. Their machines differ, or they repeat the same
+    copies.
+    """
     places = [f"line {run.line}" + (f" on {shorten(run.machine[0], 2)}" if run.machine[0] else "") for run in runs]
     later = [run.line for run in file.runs if run.line > runs[0].line]
     return UsageError(
@@ -545,9 +555,9 @@ def _judged_table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveR
 
 
 def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMachine | None:
-    """Return nodes with these GPUs, or None if no profile has them.
+    """Return nodes with these GPUs, or None if no profile matches.
 
-    Assume as few NVLink domains as possible for several nodes, so slower results mean that a node left its domain.
+    With several nodes, assume as few NVLink domains as possible. Slower results then show that a node left its domain.
     """
     if len(set(models)) != 1 or nodes > MOST_NODES:
         return None
@@ -572,7 +582,7 @@ def _check_machine(plan: ReportPlan, row: CollectiveRow, models: Sequence[str]) 
         seen += f" on {plural(row.nodes, 'node')}" if per_node else ""
     else:
         return
-    nodes = -(-row.ranks // (profile.match.visible * machine.domain_nodes))  # A rack counts as one
+    nodes = -(-row.ranks // (profile.match.visible * machine.domain_nodes))  # All nodes of a rack count as one
     raise UsageError(
         f"{seen}, and --machine {machine} has {plural(machine.nodes, 'node')} of {profile.match.visible} × "
         f"{profile.gpu.name}",
@@ -605,7 +615,7 @@ def _metadata_of_results(
 
 
 def _options(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> Mapping[str, Any]:
-    """Return the options of the run that its rows and its file show, under gpubench's names."""
+    """Return the options of the original run, derived from its rows and file, under the names that gpubench uses."""
     warmup = file.circumstances.options.get("warmup")
     return {
         "sizes": sorted({row.size_bytes for row in rows}),
@@ -629,12 +639,12 @@ def _options(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) 
 def run(stored: StoredRun, name: str, presentation: Presentation) -> int:
     """Show a stored result and return the exit code of its run.
 
-    Raises GpubenchError if an output cannot be written, if monitoring needs the verdict of an incomplete run, or if
-    the file is incomplete.
+    Raises GpubenchError if the result cannot be shown or an output cannot be written. Also raises it if the run is
+    incomplete but monitoring needs a verdict.
     """
     if presentation.exit_style is not None and not stored.report.complete:
         raise CouldNotMeasureError(f"{name}: the run was cut short, or has not ended")
-    # The default options of this command were not options of the run.
+    # Drop the default options of `report`, because they were not options of the stored run.
     shown = dataclasses.replace(presentation, defaults={}, defaults_file=None)
     try:
         with presenting(shown) as presenter:

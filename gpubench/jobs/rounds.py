@@ -1,4 +1,4 @@
-"""The common parts of all scans: preconditions, the folder of rounds, progress, and the report."""
+"""What all scans share: preconditions, the folder that stores rounds, progress, and the report."""
 
 import os
 import sys
@@ -45,7 +45,9 @@ _RANKS_ALIKE = "mpirun --map-by ppr:1:node, or srun --ntasks-per-node=1"
 
 
 def check_node_count(nodes: int) -> None:
-    """Raise UsageError for fewer than three nodes, because a third has to decide which of two is slow."""
+    """Raise UsageError for fewer than three nodes. If a pair of nodes is slow, a third node must show which one is
+    at fault.
+    """
     if nodes == 1:
         raise UsageError(
             "scan of one node",
@@ -62,7 +64,11 @@ def check_node_count(nodes: int) -> None:
 
 
 def check_placement(nodes: Sequence[int], hosts: Sequence[str], gpus: Sequence[int] = ()) -> NodeRanks:
-    """Return the rails of each rank: one, or all GPUs of the only rank on a node. Raises UsageError."""
+    """Return the ranks of each node and the rails of each rank. A rank has one rail, or a rail per GPU if it is
+    alone on its node.
+
+    Raises UsageError if nodes have different numbers of ranks or GPUs, or if some GPUs would not be measured.
+    """
     members: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
         members.setdefault(node, []).append(rank)
@@ -90,7 +96,10 @@ def check_placement(nodes: Sequence[int], hosts: Sequence[str], gpus: Sequence[i
 
 
 def check_backend(asked: str | None, gpus: Sequence[int], hosts: Sequence[str]) -> str:
-    """Return NCCL if there are GPUs, otherwise TCP. Raises UsageError if a host has fewer GPUs than ranks."""
+    """Return the backend that was asked for. The default is NCCL if there are GPUs, and TCP otherwise.
+
+    Raises UsageError if a host has fewer GPUs than ranks.
+    """
     if asked == HOST or (asked is None and not any(gpus)):
         return HOST
     ranks = Counter(hosts)
@@ -124,14 +133,14 @@ _WRONG = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
 
 
 def whole_node_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for reading a whole node: its rank may see one GPU only."""
+    """Return the environment without CUDA_VISIBLE_DEVICES, because it may show a rank only one GPU of its node."""
     return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
 def fact_findings(
     nodes: Sequence[Topology], profiles: Sequence[Profile | None], ranks: Sequence[RankFacts] = ()
 ) -> list[Finding]:
-    """Return what `gpubench check --quick` finds on nodes with GPUs. `profiles` are by node."""
+    """Return the findings that `gpubench check --quick` has for nodes with GPUs. `profiles` has one entry per node."""
     if not any(node.gpus for node in nodes):
         return []
     found = judge(Facts(nodes, group_nodes(nodes), ranks, profiles, QUICK)).findings
@@ -140,7 +149,7 @@ def fact_findings(
 
 @contextmanager
 def telling(plan: ScanPlan, keep: Keep, *, is_rank: bool = False) -> Iterator[Keep]:
-    """Yield `keep` with a display of the scan's progress on stderr."""
+    """Yield a function that calls `keep` and shows the progress of the scan on stderr."""
     display = ProgressDisplay()
     if plan.presentation.show_progress:
         display = make_progress_display(sys.stderr, is_rank=is_rank, say=partial(say, to=sys.stderr))
@@ -157,7 +166,9 @@ def telling(plan: ScanPlan, keep: Keep, *, is_rank: bool = False) -> Iterator[Ke
 
 
 def _most_rounds(phase: scan.ScanPhase) -> int:
-    """Return the largest number of rounds of a scan in this phase. A scan without suspects ends after screening."""
+    """Return the maximum number of rounds for a scan that is in this phase. A scan without suspects ends after
+    screening.
+    """
     if phase is scan.ScanPhase.SCREENING:
         return scan.ROUNDS[phase]
     return sum(
@@ -175,7 +186,9 @@ _WANTED = Wanted("a folder that gpubench scan --rounds wrote", "gpubench scan --
 class KeptScan(Struct, frozen=True):
     """The contents of a folder of rounds.
 
-    `phases_0` are those of the scan and of each job that resumed it. `before` has the failures before the first round.
+    - `phases_0` has the measurements within nodes before the first round, called phase 0. There is one for the scan and
+      one for each job that resumed it.
+    - `before` has the nodes and rails that failed before the first round.
     """
 
     stored: scan.StoredFabric
@@ -185,12 +198,13 @@ class KeptScan(Struct, frozen=True):
     before: scan.BeforeRounds = field(default_factory=scan.BeforeRounds)
 
     def local(self) -> dict[scan.LocalFigure, float]:
-        """Return the slow figures of phase 0, as a share of the usual value."""
+        """Return the slow measurements of phase 0, each as a fraction of the typical value."""
         return find_slowest(*(slow_figures(each.figures(self.fabric)) for each in self.phases_0))
 
     def findings(self) -> list[Finding]:
-        """Return the findings before the first round. Folders of older versions have only figures, so derive the
-        findings.
+        """Return the findings from before the first round.
+
+        Older versions stored only the measurements of phase 0, so findings are derived from these.
         """
         found: list[Finding] = []
         for each in self.phases_0:
@@ -204,22 +218,22 @@ class KeptScan(Struct, frozen=True):
 
 
 def each_once(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the last finding for each id and subject."""
+    """Remove duplicates: return the last finding for each combination of id and subject."""
     return list({(finding.id, finding.subject): finding for finding in findings}.values())
 
 
 class RoundsFolder:
-    """Writes each round as it ends. A resumed scan only writes new rounds."""
+    """Writes each round to disk as it ends. A resumed scan only writes the new rounds."""
 
     def __init__(self, directory: Path | None, kept: KeptScan | None = None) -> None:
         self._path = None if directory is None else directory / FILE
         self._kept = kept
 
     def begin(self, stored: scan.StoredFabric) -> None:
-        """Create the file, or remove an incomplete last line of a scan that is resumed.
+        """Create the file. If the scan is resumed, remove an incomplete last line instead.
 
-        Raises UsageError if the folder cannot be written or has another scan, and CouldNotMeasureError if a resumed one
-        cannot be written.
+        Raises UsageError if the folder is not writable or already has a scan. Raises CouldNotMeasureError if the file
+        of a resumed scan is not writable.
         """
         if self._path is None:
             return
@@ -253,12 +267,14 @@ class RoundsFolder:
             raise self._lost(error) from error
 
     def found(self, before: scan.BeforeRounds) -> None:
-        """Write the failures before the next round. Raises CouldNotMeasureError if that is impossible."""
+        """Write the nodes and rails that failed before the next round. Raises CouldNotMeasureError if the file is
+        not writable.
+        """
         if before.gone or before.failed:
             self._add(json_line(scan.StoredAbsent.of(before)))
 
     def phase_0(self, local: Sequence[scan.LocalFigure], findings: Sequence[Finding] = ()) -> None:
-        """Write the figures and findings of phase 0. Raises CouldNotMeasureError if that is impossible."""
+        """Write the measurements and findings of phase 0. Raises CouldNotMeasureError if the file is not writable."""
         stored = scan.StoredLocal.of(local, findings)
         if self._kept is None or stored not in self._kept.phases_0:
             self._add(json_line(stored))
@@ -271,7 +287,9 @@ class RoundsFolder:
         )
 
     def keep(self, _planned: scan.PlannedRound, outcome: scan.RoundOutcome) -> None:
-        """Write a round to disk. Raises CouldNotMeasureError if that is impossible."""
+        """Write a round to disk, unless it is there already. Raises CouldNotMeasureError if the file is not
+        writable.
+        """
         if self._kept is None or outcome.number > len(self._kept.outcomes):
             self._add(json_line(scan.StoredRound.of(outcome)))
 
@@ -291,12 +309,12 @@ class RoundsFolder:
 
 
 def is_quick(asked: bool, kept: KeptScan | None) -> bool:  # noqa: FBT001 - what --quick is
-    """Return whether to stop after screening. Later rounds in the folder are judged in any case."""
+    """Return whether to stop after screening. If the folder has later rounds, they are judged despite --quick."""
     return asked and (kept is None or len(kept.outcomes) <= _SCREENING)
 
 
 def check_same(kept: KeptScan, now: scan.StoredFabric, directory: Path) -> KeptScan:
-    """Return the kept scan. Raises UsageError if it has other nodes, or was measured differently."""
+    """Return the stored scan. Raises UsageError if its nodes, rails, seed or backend differ from those of this job."""
     for what, before, here in (
         ("nodes", kept.stored.hosts, now.hosts),
         ("rails", kept.stored.rails, now.rails),
@@ -317,7 +335,7 @@ def _shown(value: object) -> str:
 
 
 def read_rounds(directory: Path) -> KeptScan:
-    """Read a folder of rounds, without an incomplete last line. Raises UsageError."""
+    """Read a folder of rounds, and ignore an incomplete last line. Raises UsageError."""
     path = directory / FILE
     text = read_text(path, _WANTED)
     lines = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
@@ -359,7 +377,9 @@ def _check_order(outcomes: Sequence[scan.RoundOutcome], path: Path) -> None:
 
 
 class ResumedRounds:
-    """Returns the kept rounds, then measures new ones. Missing nodes count as gone after the last kept round."""
+    """Returns the stored rounds first, then measures new ones. Nodes that are missing now are reported as gone in
+    the last stored round.
+    """
 
     def __init__(
         self, kept: Sequence[scan.RoundOutcome], measurer: RoundMeasurer | None, absent: Mapping[int, str] | None = None
@@ -371,7 +391,7 @@ class ResumedRounds:
             self._kept[-1] = replace(last, gone={**absent, **last.gone})
 
     def measure(self, planned: scan.PlannedRound) -> scan.RoundOutcome:
-        """Return the kept round of that number, or measure it. Raises EndOfRoundsError if nothing measures."""
+        """Return the stored round with this number, or measure it. Raises EndOfRoundsError if there is no measurer."""
         if planned.number <= len(self._kept):
             return self._kept[planned.number - 1]
         if self._measurer is None:
@@ -380,16 +400,16 @@ class ResumedRounds:
 
 
 class RenumberedRounds:
-    """Measures rounds of a resumed scan, whose nodes have other numbers in this job."""
+    """Measures rounds of a resumed scan in a job that numbers the nodes differently."""
 
     def __init__(self, measurer: RoundMeasurer, numbers: Mapping[int, int]) -> None:
-        """`numbers` maps nodes of this job to nodes of the scan."""
+        """`numbers` maps node numbers of this job to node numbers of the original scan."""
         self._measurer = measurer
         self._then = numbers
         self._now = {then: now for now, then in numbers.items()}
 
     def measure(self, planned: scan.PlannedRound) -> scan.RoundOutcome:
-        """Measure a round, and return it with the node numbers of the scan."""
+        """Measure a round, and return it with the node numbers of the original scan."""
         now = self._now
         pairs = tuple(scan.NodePair(now[first], now[second]) for first, second in planned.pairs)
         retired = frozenset(scan.NodeRail(now[node], rail) for node, rail in planned.retired if node in now)
@@ -407,13 +427,16 @@ class RenumberedRounds:
 
 
 def numbered(found: scan.BeforeRounds, numbers: Mapping[int, int]) -> scan.BeforeRounds:
-    """Return the failures of phase 0 with the node numbers of the scan."""
+    """Return the failures of phase 0 with the node numbers of the original scan."""
     failed = {scan.NodeRail(numbers[node], rail): seen for (node, rail), seen in found.failed.items()}
     return scan.BeforeRounds({numbers[node]: seen for node, seen in found.gone.items()}, failed)
 
 
 def numbers_of_kept(kept: KeptScan, hosts: Sequence[str], directory: Path) -> dict[int, int]:
-    """Map node numbers of this job to those of the resumed scan. Raises UsageError for unknown nodes."""
+    """Map node numbers of this job to those of the resumed scan.
+
+    Raises UsageError if a node was not in the scan, or if the scan finished no round.
+    """
     then = {host: number for number, host in enumerate(kept.fabric.hosts)}
     strangers = [host for host in hosts if host not in then]
     if strangers or not kept.outcomes:
@@ -439,7 +462,7 @@ def deliver(
     environment: Mapping[str, str] | None = None,
     is_rank: bool = False,
 ) -> int:
-    """Present the report; return the exit code. Raises GpubenchError if an output cannot be written."""
+    """Present the report and return the exit code. Raises GpubenchError if an output cannot be written."""
     course, fabric = result.course, result.course.fabric
     sharing: dict[str, object] = {} if plan.ranks_per_gpu == 1 else {"ranks_per_gpu": plan.ranks_per_gpu}
     if sharing and is_mps_running(os.environ):

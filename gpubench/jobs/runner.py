@@ -1,7 +1,7 @@
-"""Run a command: in this process on a real, simulated or recorded machine, or as one rank of a job.
+"""Run a command in this process, on a real, simulated or recorded machine, or as one rank of a job.
 
-A command has two functions: `open` prepares the measurement, `measure` returns the report. Options are in `plans`, the
-start and end of a rank in `rank`.
+A command has two functions: `open` prepares the measurement, and `measure` returns the report. Options are in `plans`.
+`rank` starts and ends a rank.
 """
 
 import errno
@@ -32,7 +32,9 @@ Opened = TypeVar("Opened")
 
 @contextmanager
 def presenting(shown: Presentation, *, is_rank: bool = False, progress: bool = False) -> Iterator["Presenter"]:
-    """Check the outputs and yield a presenter on stdout. The stdout of a rank never counts as a terminal."""
+    """Check that outputs are writable, and yield a presenter on stdout. The stdout of a rank never counts as a
+    terminal.
+    """
     from gpubench.formats.presenter import Presenter
 
     check_writable(shown.outputs)
@@ -42,7 +44,7 @@ def presenting(shown: Presentation, *, is_rank: bool = False, progress: bool = F
 
 
 def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> None:
-    """Raise UsageError if an output cannot be written. No file is changed."""
+    """Raise UsageError if an output cannot be written. Existing files are not changed."""
     for output in outputs:
         try:
             if output.format is BASELINE:
@@ -50,7 +52,8 @@ def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> 
             if output.format is not DATED:
                 _try_file(output.path)
                 continue
-            # A trial, because modes are not enough for root or on a read-only disk.
+            # Create a temporary file, because permission bits are not conclusive for root or on a read-only file
+            # system.
             output.path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=output.path):
                 pass
@@ -63,7 +66,7 @@ def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> 
 
 
 def check_file_writable(path: Path) -> None:
-    """Raise UsageError if a file cannot be written. The file stays as it is."""
+    """Raise UsageError if a file cannot be written. An existing file is not changed."""
     try:
         _try_file(path)
     except OSError as error:
@@ -71,7 +74,7 @@ def check_file_writable(path: Path) -> None:
 
 
 def _try_file(path: Path) -> None:
-    if path.is_fifo():  # Opening and closing it would end the data for its reader
+    if path.is_fifo():  # Its reader would see the end of the data if it were opened and closed
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return
@@ -83,7 +86,7 @@ def _try_file(path: Path) -> None:
 
 
 class NullListener:
-    """A listener that drops everything, on all ranks except the first."""
+    """A listener that ignores all events, for all ranks except the first."""
 
     def begin(self, metadata: "Metadata", columns: Sequence[str] | None = None) -> None: ...
 
@@ -95,7 +98,7 @@ class NullListener:
 
 
 class ReportCollector(NullListener):
-    """A listener that keeps metadata, rows and report of a measurement inside another command."""
+    """A listener that stores metadata, rows and report, for a command that measures as part of another command."""
 
     def __init__(self) -> None:
         self.metadata: Metadata | None = None
@@ -119,7 +122,7 @@ class ReportCollector(NullListener):
 
 
 class Place:
-    """Where a command runs: alone in this process, or as a rank (`rank`)."""
+    """Where a command runs: alone in this process, or as a rank of a job. Then `rank` is set."""
 
     def __init__(self, plan: Any, arguments: Sequence[str], *, shows_progress: bool, is_launched: bool) -> None:
         self.plan, self.arguments = plan, arguments
@@ -130,12 +133,14 @@ class Place:
 
     @property
     def is_here(self) -> bool:
-        """True if this machine is measured, not a simulated or recorded one."""
+        """True if this machine is measured, rather than a simulated or recorded one."""
         return isinstance(self.plan.source, Here)
 
     @cached_property
     def presenter(self) -> "Presenter":
-        """The presenter. Its import takes as long as starting to read a machine, so it happens on first use."""
+        """The presenter. It is created on first use, because its import takes as long as the start of reading a
+        machine.
+        """
         from gpubench.formats.presenter import Presenter
 
         shown = self.plan.presentation
@@ -144,30 +149,30 @@ class Place:
 
     @property
     def listener(self) -> "Presenter | NullListener":
-        """The presenter on the first rank, and a listener that drops everything on others."""
+        """The presenter on the first rank, and a listener that ignores all events on the other ranks."""
         return self.presenter if self.is_first else NullListener()
 
     def check_writable(self) -> None:
-        """The number of delivered rows."""
+        """Raise UsageError if an output or the recording cannot be written."""
         check_writable(self.plan.presentation.outputs, self.plan.recording.record)
 
     @property
     def rows(self) -> int:
-        """The exit code for a closed stdout."""
+        """The number of rows that were delivered so far."""
         return self.presenter.rows if self._has_presenter else 0
 
     @property
     def code_so_far(self) -> int:
-        """The exit code if the reader of stdout is gone."""
+        """The exit code if the reader of stdout closes its end of the pipe."""
         return self.presenter.code_so_far if self._has_presenter else DONE
 
     @property
     def stored_result(self) -> str:
-        """The output file that `gpubench report` can show, or an empty text."""
+        """The output file that `gpubench report` can read, or an empty text if there is none."""
         return self.presenter.stored_result if self._has_presenter else ""
 
     def cut_short(self) -> None:
-        """Mark the outputs as incomplete, unless the report was delivered."""
+        """Mark the outputs as incomplete, unless the report was already delivered."""
         if self._has_presenter:
             self.presenter.cut_short()
 
@@ -177,7 +182,7 @@ class Place:
 
 
 class RankPlace(Place):
-    """One rank of a job, with its group and its watchdog. The first rank shows the report."""
+    """One rank of a job, with its process group and watchdog. The first rank shows the report."""
 
     def __init__(
         self, plan: Any, arguments: Sequence[str], group: "MpiGroup", progress: "RankProgress", *, shows_progress: bool
@@ -191,9 +196,9 @@ class RankPlace(Place):
 
 
 class Steps(NamedTuple, Generic[Opened]):
-    """The two steps of a command. `measure` returns None on ranks without the report.
+    """The two functions of a command, `open` and `measure`. `measure` returns None on ranks that have no report.
 
-    With `any_source_in_ranks`, a launcher's ranks may show a simulated or recorded machine.
+    If `any_source_in_ranks` is true, ranks of a launcher may show a simulated or recorded machine.
     """
 
     name: str
@@ -204,7 +209,8 @@ class Steps(NamedTuple, Generic[Opened]):
 
 
 def run(steps: Steps[Any], plan: Any, arguments: Sequence[str], timeout_s: float | None = None) -> int:
-    """Run a command; return the exit code. A job of ranks ends after `timeout_s` without progress.
+    """Run a command and return the exit code. A job of several ranks is aborted after `timeout_s` seconds without
+    progress.
 
     Raises GpubenchError if nothing can be measured, or an output cannot be written.
     """
@@ -222,7 +228,9 @@ def run(steps: Steps[Any], plan: Any, arguments: Sequence[str], timeout_s: float
 
 
 def run_alone(steps: Steps[Any], plan: Any, arguments: Sequence[str], launch: LaunchedRank | None = None) -> int:
-    """Run a command in this process, which may be the only rank of a launcher; return the exit code."""
+    """Run a command in this process and return the exit code. `launch` is set if this is the only rank of a
+    launcher.
+    """
     place = Place(plan, arguments, shows_progress=steps.shows_progress, is_launched=launch is not None)
     place.check_writable()
     with delivering(place), steps.open(place) as opened:
@@ -243,11 +251,14 @@ class CommandRankJob:
 
     @property
     def identity(self) -> "RankIdentity":
-        """The rank, with its GPU after one was opened."""
+        """The identity of the rank. It includes the GPU once that is open."""
         return self.place.identity
 
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - these commands do not launch themselves
-        """Measure with the other ranks and show the report on the first; return the exit code. Raises AgreedError."""
+        """Measure together with the other ranks, and show the report on the first rank.
+
+        Return the exit code, which is the same on all ranks. Raises AgreedError.
+        """
         from gpubench.jobs.rank import agree
 
         place = self.place

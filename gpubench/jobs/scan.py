@@ -1,4 +1,4 @@
-"""Scan the nodes of a job, or simulated ones, for faulty nodes, rails and leaves."""
+"""Scan the nodes of a job, or simulated nodes, for faulty nodes, rails and leaf switches."""
 
 import os
 import secrets
@@ -80,26 +80,29 @@ from gpubench.simulated.scan import (
 )
 
 SECONDS_TO_START = 120.0
-"""What MPI_Init and the exchange of addresses may take before the watchdogs end the job."""
+"""Timeout for MPI_Init and the exchange of addresses. After it, the watchdogs abort the job."""
 
 SECONDS_TO_GATHER = 60.0
-"""What supervisors have to connect to rank 0."""
+"""Timeout for the supervisors of all ranks to connect to rank 0."""
 
 SECONDS_TO_FINALIZE = 10.0
-"""Of MPI_Finalize, where nobody is gone; an exit without it makes mpirun complain."""
+"""Timeout for MPI_Finalize when no node is gone. It is called because mpirun complains about ranks that exit
+without it.
+"""
 
 _FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
-"""Set to 1 by mpirun --with-ft ulfm, which does not end where ranks leave without MPI_Finalize; that works there also
-where a rank is dead."""
+"""Open MPI sets this variable to 1 for mpirun --with-ft ulfm. Such an mpirun does not end if ranks exit without
+MPI_Finalize. MPI_Finalize works there even if a rank has died.
+"""
 
 _SECRET_BYTES = 32
 _NOT_HERE = "it is not in the job that goes on"
 
 
 class ScanMembers(Struct, frozen=True):
-    """The common knowledge of all ranks: addresses, placement and the secret.
+    """What every rank of a scan has after setup: addresses, placement and the shared secret.
 
-    `nodes` has the facts of every host, on rank 0 only.
+    `nodes` has the facts of every host, and is empty on all ranks except rank 0.
     """
 
     cards: tuple[RankCard, ...]
@@ -110,7 +113,10 @@ class ScanMembers(Struct, frozen=True):
 
 
 def run_ranks(plan: ScanPlan, arguments: Sequence[str], launch: LaunchedRank) -> int:
-    """Run as a rank of a scan; return the exit code. If a node is gone, the process exits without MPI_Finalize."""
+    """Run as one rank of a scan. Return the exit code, or exit the process with this code.
+
+    If a node is gone, exit without MPI_Finalize, unless Open MPI runs with fault tolerance.
+    """
     progress = watchdog.start(launch.rank, launch.size, mpi.host_name(), SECONDS_TO_START, None)
     progress.enter(Phase.MPI_INIT)
     try:
@@ -147,7 +153,7 @@ def _tell_first(error: GpubenchError, rank: int) -> None:
 
 
 def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor, Coordinator | None]:
-    """Exchange placement, GPUs and the secret. Ranks talk over MPI only here.
+    """Exchange placement, GPUs and the shared secret. Ranks communicate by MPI only during this setup.
 
     Raises GpubenchError on every rank if the placement does not allow a scan.
     """
@@ -160,7 +166,7 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor,
     check_node_count(len(set(nodes)))
     gpus = count_gpus()
     visible = visible_count(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    # NCCL refuses two ranks on one GPU only if their host names are equal.
+    # NCCL only detects that two ranks use the same GPU if their host names are equal.
     hosts_of_nccl = group.gather(os.environ.get("NCCL_HOSTID") or mpi.host_name())
     backend = check_backend(plan.backend, group.gather(gpus if visible else 0), hosts_of_nccl)
     if backend == HOST:
@@ -274,7 +280,10 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
 
 
 def _rings(coordinator: Coordinator, numbers: Mapping[int, int], fabric: ScanFabric) -> MeasureCollective:
-    """Return a function that measures a ring of nodes. `numbers` maps nodes of the job to nodes of the scan."""
+    """Return a function that measures a collective on a ring of nodes.
+
+    `numbers` maps node numbers of this job to node numbers of the original scan.
+    """
     now = {then: number for number, then in numbers.items()}
 
     def measure(nodes: Sequence[int]) -> tuple[float | None, str]:
@@ -306,7 +315,7 @@ def _fabric(plan: ScanPlan, meeting: ScanMembers) -> ScanFabric:
 
 
 def _finish_within(seconds: float, code: int) -> None:
-    """Finalize MPI, but exit after some seconds, because it hangs if a rank has died."""
+    """Call MPI_Finalize, but exit after some seconds, because MPI_Finalize hangs if a rank has died."""
     timer = threading.Timer(seconds, lambda: os._exit(code))
     timer.daemon = True
     timer.start()
@@ -318,7 +327,7 @@ SIMULATED = "simulated"
 
 
 def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
-    """Scan; return the exit code. Raises GpubenchError if nothing can be scanned, or an output cannot be written."""
+    """Scan and return the exit code. Raises GpubenchError if nothing can be scanned, or an output cannot be written."""
     launch = detect_launcher(os.environ)
     if launch is None or launch.rank == 0:
         check_writable(plan.presentation.outputs)
@@ -344,9 +353,9 @@ def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
 
 
 def _become_launcher(ranks: int, arguments: Sequence[str]) -> None:
-    """Replace this process by an mpirun of `ranks` ranks on this host, each of which counts as a node.
+    """Replace this process with an mpirun that starts `ranks` ranks on this host. Each rank is treated as a node.
 
-    Raises GpubenchError for too few ranks, no GPU, or no mpirun.
+    Raises GpubenchError if there are too few ranks, no GPU, or no mpirun.
     """
     check_node_count(ranks)
     usable_driver(f"scan {SHARING_OPTION} {ranks}")
@@ -358,7 +367,7 @@ def _become_launcher(ranks: int, arguments: Sequence[str]) -> None:
 
 
 def _launch(environment: Mapping[str, str]) -> str:
-    """Return the command that starts one rank per node, with srun in a Slurm allocation."""
+    """Return the command that starts one rank per node. In a Slurm allocation it uses srun, otherwise mpirun."""
     if environment.get("SLURM_JOB_ID"):
         return "srun --mpi=pmix --ntasks-per-node=1 gpubench scan"
     return "mpirun --hostfile hosts --map-by ppr:1:node gpubench scan with a host a line in the file hosts"
@@ -403,7 +412,7 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
 
 
 def _facts(simulation: Simulation) -> list[Finding]:
-    """Return findings from the facts of simulated nodes, if a fault changes facts."""
+    """Return the findings from the facts of simulated nodes, or none if all faults affect only the scan itself."""
     if all(fault.command == "scan" for fault in simulation.faults):
         return []
     machines = Simulated(simulation).machines()

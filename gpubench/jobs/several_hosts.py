@@ -1,6 +1,6 @@
-"""Start a check on the nodes of an allocation or on hosts from a file, and present its report.
+"""Start a check on the nodes of a Slurm allocation or on the hosts in a file, and present its report.
 
-The first rank sends its report as JSON. All other output of launchers goes to stderr.
+The first rank prints its report as JSON on stdout. Any other output of launchers is forwarded to stderr.
 """
 
 import os
@@ -42,14 +42,16 @@ from gpubench.readers.results.gpubench_json import StoredRun, parse_stored
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
 
-NO_RESULT = "hosts-gave-no-result"  # A launcher could not start the check on its hosts, or ranks died
+NO_RESULT = "hosts-gave-no-result"  # Finding if a launcher could not start the check on its hosts, or if ranks died
 _FOR_RANKS = ("--format", "json", "--no-progress")
 
 
 def run_there(plan: CheckPlan, arguments: Sequence[str], for_ranks: Sequence[str]) -> int:
-    """Start `gpubench` with `for_ranks` by srun, or by mpirun on named hosts; return the exit code.
+    """Start `gpubench` with the arguments `for_ranks`, by srun or by mpirun on the hosts in a file. Return the exit
+    code.
 
-    Hosts without a report are an ERROR. Raises GpubenchError if hosts, allocation or launcher are missing.
+    Hosts without a report get the verdict ERROR. Raises GpubenchError if there are no hosts, no allocation or no
+    launcher.
     """
     launch, hosts = detect_launcher(os.environ), None if plan.slurm else plan.hosts
     if launch is not None and launch.size > 1:
@@ -83,7 +85,7 @@ def run_there(plan: CheckPlan, arguments: Sequence[str], for_ranks: Sequence[str
 
 
 class _Start(NamedTuple):
-    """The hosts of a check, those that do not answer, and the command that starts ranks on the others."""
+    """The hosts of a check, the hosts that do not respond, and the command that starts ranks on the other hosts."""
 
     hosts: Sequence[str]
     silent: Mapping[str, Silence]
@@ -107,7 +109,7 @@ def _start_of(plan: CheckPlan, words: Sequence[str]) -> _Start:
 
 
 def _add_lost_hosts(report: Report, lost: Sequence[Finding], hosts: Iterable[str]) -> Report:
-    """Add hosts that did not answer to the report, as nodes with the verdict ERROR."""
+    """Add hosts that did not respond to the report, as nodes with the verdict ERROR."""
     rows = [
         VerdictRow(
             scope="node", node=host, subject=host, verdict=Verdict.ERROR, findings=(NO_RESULT,), origin=Origin.MEASURED
@@ -125,7 +127,9 @@ def _add_lost_hosts(report: Report, lost: Sequence[Finding], hosts: Iterable[str
 
 
 def _report_in(stdout: str) -> StoredRun | None:
-    """Return the report of the first rank, None without one. Launchers may print before and after it."""
+    """Parse the report of the first rank, or return None if there is none. Launchers may print text before and
+    after it.
+    """
     start = stdout.find('{\n  "schema_version"')
     if start < 0:
         return None
@@ -137,7 +141,9 @@ def _report_in(stdout: str) -> StoredRun | None:
 
 
 def _findings_of_job(plan: CheckPlan, hosts: Sequence[str], job: EndedJob) -> Iterator[Finding]:
-    """Yield findings on the hosts that a launcher names in its errors, or on all hosts."""
+    """Yield findings for the hosts that the launcher names in its errors. If it names none, yield findings for all
+    hosts.
+    """
     printed = job.stdout.splitlines()
     for line in printed:
         say(line, to=sys.stderr)
@@ -154,7 +160,7 @@ def _findings_of_job(plan: CheckPlan, hosts: Sequence[str], job: EndedJob) -> It
 
 
 def _findings_of(silent: Mapping[str, Silence], expected: str) -> Iterator[Finding]:
-    """Yield one finding per reason on hosts without a result."""
+    """Yield findings for hosts without a result. Hosts with the same reason share one finding."""
     by_reason: dict[str, list[str]] = {}
     for host, silence in silent.items():
         by_reason.setdefault(silence.seen, []).append(host)
@@ -180,7 +186,7 @@ def _present_loss(
     hosts: Sequence[str],
     findings: Sequence[Finding],
 ) -> int:
-    """Present a report without any result; return its exit code."""
+    """Present a report that has only findings, because no host returned a result. Return the exit code."""
     metadata = build_metadata(
         arguments,
         NAME,

@@ -1,4 +1,4 @@
-"""Sources of machines: this host, simulated machines, recordings, and files of other tools."""
+"""Where machines come from: this host, a simulation, a recording, or a file from another tool."""
 
 import os
 import shlex
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The options that name a folder to replay or to record into."""
+    """Options for the folder to replay a recording from, or to record into."""
 
     help_group: ClassVar = SIMULATE
 
@@ -39,9 +39,10 @@ class Recording:
 
 
 class Simulation(Struct, frozen=True):
-    """A simulated machine with its faults. `text` and `broken` are the texts of --simulate and --fault.
+    """A simulated machine with its faults.
 
-    `environment` has the job's NCCL variables with a known effect, and `ignored` has the others.
+    - `text` and `broken` are the values of --simulate and --fault.
+    - `environment` has the NCCL variables of the job whose effect is modeled, and `ignored` has all others.
     """
 
     text: str
@@ -54,7 +55,7 @@ class Simulation(Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """The options that describe it."""
+        """The command-line options that describe the simulation."""
         return f"--simulate {self.text}" + "".join(f" --fault {text}" for text in self.broken)
 
     @property
@@ -63,12 +64,12 @@ class Simulation(Struct, frozen=True):
 
     @property
     def note(self) -> str:
-        """The NCCL variables that the simulation ignores, as one line; empty without any."""
+        """One line with the NCCL variables that the simulation ignores. Empty if there are none."""
         ignored = " ".join(f"{name}={value}" for name, value in self.ignored.items())
         return f"ignored in simulation: {ignored}" if ignored else ""
 
     def drop_variables(self) -> "Simulation":
-        """Return the simulation without NCCL variables. Raises UsageError if a fault sets one."""
+        """Return the simulation without NCCL variables. Raises UsageError if a --fault option sets one."""
         from gpubench.model.profiles.fault import ENV
 
         asked = next((text for text in self.broken if f"{ENV}=NCCL_" in text), None)
@@ -83,9 +84,10 @@ class Simulation(Struct, frozen=True):
         return replace(self, faults=hardware, environment={}, ignored={**self.environment, **self.ignored})
 
     def note_effects(self, measured: str, unused: str = "", by: str = "") -> None:
-        """Print the faults that do not change what the command measures.
+        """Print a note about faults that do not affect what the command measures.
 
-        Keys that the collective does not use, `unused`, need another key to have an effect.
+        With `unused`, only print faults that have no effect because the collective ignores this fault key, such as
+        `corrupts`.
         """
         from gpubench.formats.delivery import say
 
@@ -101,7 +103,8 @@ class Simulation(Struct, frozen=True):
 def parse_simulation(
     text: str, faults: Sequence[str], seed: int, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Simulation:
-    """Parse a machine `hgx-h100-8*16` and faults `node3.gpu5:nvlink=12`, with the job's NCCL variables.
+    """Parse a machine such as `hgx-h100-8*16` and faults such as `node3.gpu5:nvlink=12`. Add the NCCL variables of
+    the job.
 
     Raises UsageError.
     """
@@ -125,7 +128,7 @@ def parse_simulation(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOptions:
-    """The options of a simulated machine and its faults."""
+    """Options for a simulated machine and its faults."""
 
     help_group: ClassVar = SIMULATE
 
@@ -146,9 +149,10 @@ class SimulationOptions:
     seed: int = option("N", "Random seed for the simulated noise.", default=0, show_default=False)
 
     def parse(self, command: str) -> Simulation | None:
-        """Return the simulated machine, None without --simulate. Raises UsageError for a fault without a machine.
+        """Return the simulated machine, or None without --simulate.
 
-        Some faults have an effect on one `command` only, such as those of leaves on scan.
+        Raises UsageError for a fault without a machine, or for a fault that affects another `command` only. For
+        example, a fault of a leaf switch affects only `scan`.
         """
         faults = self.fault or ()
         if self.simulate is None:
@@ -174,24 +178,26 @@ class SimulationOptions:
         return simulation
 
 
-SECONDS_TO_READ_A_NODE = 10.0  # Deadline to read a node during a measurement, which goes on without its facts
+SECONDS_TO_READ_A_NODE = 10.0  # Timeout to read a node during a measurement, which continues without the node's facts
 
 
 class Here(Struct, frozen=True):
-    """This machine and this process. `timeout_s` is the deadline of the driver."""
+    """This machine and this process. `timeout_s` is the timeout for the driver, in seconds."""
 
     timeout_s: float
     text: str | None = None
 
     def machines(self) -> "Machines":
-        """Read the kernel, NVML and CUDA."""
+        """Read facts from the kernel, NVML and CUDA."""
         from gpubench.machine.probe import probe
 
         return _this_machine(probe(self.timeout_s, os.environ))
 
     @contextmanager
     def being_read(self) -> Iterator[Callable[[], "Machines"]]:
-        """Start processes that read the kernel, NVML and CUDA; yield a function that waits for them."""
+        """Start processes that read the kernel, NVML and CUDA. Yield a function that waits for them and returns the
+        machines.
+        """
         from gpubench.machine.probe import Probe
 
         with Probe(os.environ) as probe:
@@ -208,7 +214,7 @@ def _this_machine(snapshot: "Snapshot") -> "Machines":
 
 
 class Simulated(Struct, frozen=True):
-    """Machines that are made from a profile and faults."""
+    """Machines that are simulated from a profile and faults."""
 
     simulation: Simulation
 
@@ -217,18 +223,20 @@ class Simulated(Struct, frozen=True):
         return self.simulation.source
 
     def machines(self) -> "Machines":
-        """Make the machines, with one rank per working GPU."""
+        """Return the simulated machines, with one rank per working GPU."""
         from gpubench.jobs.machines import Machines
         from gpubench.simulated.machine import snapshots
 
         asked = self.simulation
         nodes = snapshots(asked.machine, asked.faults, asked.seed)
-        # A collective has one rank per working GPU. A node without GPUs gets a rank for its variables.
+        # Like a collective, use one rank per working GPU. A node without GPUs gets one rank, which holds its variables.
         ranks = [place for place in enumerate(nodes) for _ in range(max(1, sum(not gpu.lost for gpu in place[1].gpus)))]
         return Machines.of(nodes, self.processes(ranks), self.text, asked.environment)
 
     def processes(self, ranks: "Sequence[tuple[int, Snapshot]]") -> "list[RankFacts]":
-        """Return the process of every rank, if any rank has NCCL variables. `ranks` has their nodes."""
+        """Return the process facts of all ranks, or an empty list if no rank has NCCL variables. `ranks` has the
+        node of each rank.
+        """
         if not any(fault.variables for fault in self.simulation.faults):
             return []
         from gpubench.simulated.settings import rank_facts, variables_by_node
@@ -238,7 +246,7 @@ class Simulated(Struct, frozen=True):
 
 
 class Replayed(Struct, frozen=True):
-    """Machines in a folder of `--record`, or those of one `host`."""
+    """Machines in a folder that --record wrote. If `host` is set, only this host."""
 
     directory: Path
     host: str | None = None
@@ -257,7 +265,7 @@ class Replayed(Struct, frozen=True):
 
 
 class FromFile(Struct, frozen=True):
-    """One machine that a file of another tool describes."""
+    """One machine, described by a file from another tool."""
 
     path: Path
 
@@ -272,13 +280,13 @@ class FromFile(Struct, frozen=True):
         return Machines.of([read_file(self.path)], (), self.text)
 
 
-Source = Here | Simulated | Replayed | FromFile  # `text` has the options that named the source, None for Here
+Source = Here | Simulated | Replayed | FromFile  # `text` has the options that select the source, and is None for Here
 
 
 def choose_source(
     timeout_s: float, *, simulation: Simulation | None = None, replay: Path | None = None, file: Path | None = None
 ) -> Source:
-    """Return the source that the options name, or this machine."""
+    """Return the source that the options select. The default is this machine."""
     if file is not None:
         return FromFile(file)
     if replay is not None:
@@ -287,13 +295,13 @@ def choose_source(
 
 
 def note_ignored_variables(source: Source, presenter: "Presenter") -> None:
-    """Print the NCCL variables that a simulation ignores."""
+    """Print a note with the NCCL variables that a simulation ignores."""
     if isinstance(source, Simulated) and source.simulation.note:
         presenter.note(source.simulation.note)
 
 
 def refuse_under_launcher(command: str, source: Source, launch: LaunchedRank | None) -> None:
-    """Raise UsageError if several ranks would show a simulated or recorded machine."""
+    """Raise UsageError if a launcher started several ranks to show a simulated or recorded machine."""
     if source.text is not None and launch is not None and launch.size > 1:
         raise UsageError(
             f"{command} {source.text.split()[0]} under {launch.launcher}",
@@ -305,8 +313,9 @@ def refuse_under_launcher(command: str, source: Source, launch: LaunchedRank | N
 def gathered(
     group: "Group", snapshots: Sequence["Snapshot"], process: "RankFacts", source: Source | None = None
 ) -> "Machines | None":
-    """Gather the machines of a job on its first rank; return None on others. The processes of a `source` replace
-    the ranks'.
+    """Gather the machines of a job on its first rank, and return None on the other ranks.
+
+    If `source` is a simulation, its processes replace those of the ranks. A file has no processes.
     """
     from gpubench.jobs.machines import Machines
 
@@ -325,7 +334,7 @@ def gathered(
 
 
 def own_process(identity: "RankIdentity") -> "RankFacts":
-    """Return the facts of this rank's process."""
+    """Read the facts of this rank's process."""
     from gpubench.jobs.metadata import recorded_settings
     from gpubench.machine.process import read_rank_facts
 

@@ -1,4 +1,4 @@
-"""Show GPUs, NICs and their wiring, of a source of machines or of the nodes of all ranks."""
+"""Show GPUs, NICs and how they are connected, for one source of machines or for the nodes of all ranks."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from gpubench.model.facts.snapshot import Snapshot
     from gpubench.model.results.report import Report
 
-    Read = tuple[Machines | None, Sequence[LibrariesFacts]]  # Only the first rank has machines
+    Read = tuple[Machines | None, Sequence[LibrariesFacts]]  # The machines are None on all ranks except the first
 
 NAME = "topo"
-_SECONDS_TO_READ = 3.0  # Estimated time for a machine with four GPUs
+_SECONDS_TO_READ = 3.0  # Estimated time to read a machine with four GPUs
 
 
 def run(plan: TopoPlan, arguments: Sequence[str]) -> int:
-    """Show machines alone or as one rank; return the exit code. Raises GpubenchError."""
+    """Show machines in one process or as one rank of a job; return the exit code. Raises GpubenchError."""
     return runner.run(STEPS, plan, arguments)
 
 

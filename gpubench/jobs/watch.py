@@ -1,4 +1,4 @@
-"""Watch traffic live: the readings, the clock, the loop over intervals, and the screen."""
+"""Watch traffic live: readers, clocks, the loop over intervals, and the screen."""
 
 import dataclasses
 import math
@@ -50,21 +50,21 @@ if TYPE_CHECKING:
 NAME = "watch"
 SAMPLES = "watch.jsonl"
 
-Wait = Callable[[float], bool]  # Waits some seconds. Returns true if the user ends the watch
+Wait = Callable[[float], bool]  # Waits for some seconds. Returns true if the user ends the watch
 
 
 class WatchPace(Protocol):
-    """A clock, and a way to wait."""
+    """A clock, and a way to wait for a point in time."""
 
     def now(self) -> float:
-        """Return seconds of a clock that never goes back."""
+        """Return the time of a monotonic clock in seconds."""
 
     def wait_until(self, moment: float) -> bool:
-        """Wait for a moment, unless it has passed. Return true if the watch is to end."""
+        """Wait until `moment`, unless it has passed. Return true if the watch must end."""
 
 
 class RealPace:
-    """The monotonic clock. `wait` also listens to the keyboard."""
+    """The real monotonic clock. `wait` also reacts to the keyboard."""
 
     def __init__(self, wait: Wait) -> None:
         self._wait = wait
@@ -77,7 +77,7 @@ class RealPace:
 
 
 class LeapingPace:
-    """A clock for simulations: it jumps to the moment that is waited for."""
+    """A clock for simulations that do not run in real time. Instead of waiting, it jumps forward."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -91,7 +91,7 @@ class LeapingPace:
 
 
 class RecordedPace:
-    """The clock of a recording: the time of its last reading, from `elapsed`."""
+    """The clock of a recording. `elapsed` returns the time of the last reading."""
 
     def __init__(self, elapsed: Callable[[], float]) -> None:
         self._elapsed = elapsed
@@ -100,12 +100,14 @@ class RecordedPace:
         return self._elapsed()
 
     def wait_until(self, _moment: float) -> bool:
-        """Do not wait: the next reading is there."""
+        """Return at once, because the next reading is already recorded."""
         return False
 
 
 class Interrupts:
-    """Turns Ctrl-C and SIGTERM into KeyboardInterrupt. `asked` remembers one that a destructor swallowed."""
+    """Turns SIGINT (Ctrl-C) and SIGTERM into KeyboardInterrupt. `asked` stays true even if a destructor swallows
+    the exception.
+    """
 
     def __init__(self) -> None:
         self.asked = False
@@ -127,24 +129,27 @@ class Interrupts:
 
 
 def sleep(seconds: float) -> bool:
-    """Wait without a keyboard."""
+    """Wait without reading the keyboard."""
     time.sleep(seconds)
     return False
 
 
-_SLACK = 0.25  # Share of an interval: a watch of 30 s ends even if the clock was read slightly earlier
-# Returns the readings of all nodes, or None at the end. Gets whether this is the last call
+# Fraction of an interval. The watch ends if less time is left, because the clock may be read slightly early
+_SLACK = 0.25
+# Returns the readings of all nodes, or None at the end. The argument is true for the last call.
 ReadAll = Callable[[bool], Sequence[NodeReading] | None]
 
 
 class Screen(Protocol):
-    """Shows one interval after another."""
+    """Shows each interval as it ends."""
 
     def show(self, frame: WatchFrame) -> None: ...
 
 
 class WatchLoop:
-    """Reads, counts and shows. `limits` returns the limits of a host, `hand_on` gets every row."""
+    """Reads counters, computes rates and shows them. `limits` returns the bandwidth limits of a host. `hand_on` is
+    called with every row.
+    """
 
     def __init__(
         self,
@@ -161,7 +166,7 @@ class WatchLoop:
         self._screen, self._hand_on = screen, hand_on
 
     def run(self, read_all: ReadAll) -> None:
-        """Run until the time is up, the readings end, or the user presses Ctrl-C, which ends the watch normally."""
+        """Run until the time is up, the readings end, or the user presses Ctrl-C. Ctrl-C is a normal end."""
         with suppress(KeyboardInterrupt), Interrupts() as interrupts:
             self._run(read_all, interrupts)
 
@@ -207,7 +212,7 @@ class WatchLoop:
 
 
 def reader_here(plan: WatchPlan, host: str) -> NodeTraffic:
-    """Return the reader of this node. Its driver has --timeout for the first answer, then one interval."""
+    """Return the reader of this node. Its first reading may take as long as --timeout, later readings one interval."""
     deadline = min(plan.timeout_s, max(plan.interval_s, 1.0))
     return NodeTraffic(host, os.environ, recorded_settings, plan.timeout_s, deadline, plan.gpus)
 
@@ -226,7 +231,9 @@ def _simulated_readers(
 
 
 class RecordedTraffic:
-    """The recorded readings of one host. `elapsed` is the time from the first reading to the last one read."""
+    """The recorded readings of one host. `elapsed` is the time between the first reading and the latest one, in
+    seconds.
+    """
 
     def __init__(self, readings: Sequence[NodeReading]) -> None:
         self._readings = iter(readings)
@@ -236,21 +243,21 @@ class RecordedTraffic:
         self.interval_s = between[len(between) // 2] if between else 0.0
 
     def read(self) -> NodeReading | None:
-        """Return the next reading, None after the last one."""
+        """Return the next reading, or None after the last one."""
         reading = next(self._readings, None)
         if reading is not None:
             self.elapsed = reading.seconds - self._began
         return reading
 
     def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:  # noqa: ARG002
-        """Return nothing, because the recording already has it."""
+        """Return None, because the recorded readings already have these facts."""
         return None
 
     def close(self) -> None: ...
 
 
 def _recorded_readers(directory: Path) -> list[RecordedTraffic]:
-    """Return one reader per host of a recording. Raises UsageError if it has no readings, or damaged ones."""
+    """Return one reader per host in a recording. Raises UsageError if there are no readings or damaged ones."""
     by_host: dict[str, list[NodeReading]] = {}
     next_step = f"gpubench watch --for 10s --record {directory}-again"
     lines = recorded.read_samples(directory, SAMPLES, NAME)
@@ -293,7 +300,9 @@ def watch(
     readers: "Sequence[TrafficReader] | None" = None,
     read_all: "ReadAll | None" = None,
 ) -> "Report":
-    """Watch `readers` here, or all ranks through `read_all`, and pass on rows as they come."""
+    """Watch the nodes of `readers`, or the nodes of all ranks by `read_all`. Present rows as they arrive, and
+    return the report.
+    """
     from gpubench.measure.watch.report import Course, report_course
     from gpubench.model.results.watch import TrafficRow
 
@@ -335,7 +344,7 @@ def _reading(
 
 @contextmanager
 def keeping(plan: WatchPlan, machines: "Machines") -> "Iterator[Callable[[NodeReading], None]]":
-    """With --record, write machines and readings to its folder."""
+    """Yield a function that writes a reading to the folder of --record. Without --record, it does nothing."""
     directory = plan.recording.record
     if directory is None:
         yield lambda _: None
@@ -360,7 +369,7 @@ def _metadata(plan: WatchPlan, arguments: Sequence[str], machines: "Machines", o
         origin=origin,
         options={
             "strict": plan.strict,
-            "interval_s": float(plan.interval_s),  # not TypedSeconds, which msgspec cannot write
+            "interval_s": float(plan.interval_s),  # msgspec cannot write the type TypedSeconds
             "seconds": None if plan.seconds is None else float(plan.seconds),
             "until_traffic": plan.until_traffic,
             "gpus": None if plan.gpus is None else list(plan.gpus),
@@ -369,12 +378,12 @@ def _metadata(plan: WatchPlan, arguments: Sequence[str], machines: "Machines", o
     )
 
 
-_SPARE_SECONDS = 10.0  # Additional time for a late node, whose driver has its own deadline
+_SPARE_SECONDS = 10.0  # Added to the timeout of a job, because a slow driver has its own timeout
 
 
 @contextmanager
 def _open(place: Place) -> "Iterator[tuple[Machines | None, _OwnNode]]":
-    """Yield the machines, None on ranks but the first, and the reader of this rank's node."""
+    """Yield the machines and the reader for this rank's node. The machines are None on all ranks except the first."""
     plan: WatchPlan = place.plan
     if place.rank is None:
         sources.note_ignored_variables(plan.source, place.presenter)
@@ -414,7 +423,7 @@ def _own_node(plan: WatchPlan, snapshots: "Sequence[Snapshot]", stack: ExitStack
 
 def _measure(place: Place, opened: "tuple[Machines | None, _OwnNode]") -> "Report | None":
     (machines, node), rank = opened, place.rank
-    if machines is None:  # Only the first rank has them
+    if machines is None:  # All ranks except the first
         if rank is not None:
             _follow(rank, node)
         return None
@@ -436,12 +445,12 @@ def _watch_ranks(rank: RankPlace, machines: "Machines", node: "_OwnNode") -> "Re
     pace, read_all = RealPace(sleep), readings.read_all
     report = watch(rank.plan, rank.arguments, machines, pace, screen, rank.presenter, read_all=read_all)
     if not readings.ended:
-        readings.read_all(last=True)  # The other ranks wait for a last message after Ctrl-C
+        readings.read_all(last=True)  # After Ctrl-C, the other ranks still wait for the last message
     return report
 
 
 def _follow(rank: RankPlace, node: "_OwnNode") -> None:
-    """Send readings to the first rank until it says stop. Sleep in between, because MPI would spin."""
+    """Send readings to the first rank until it ends the watch. Sleep between readings, because MPI would busy-wait."""
     rank.progress.enter(Phase.OPERATION)
     pace = RealPace(sleep)
     next_moment = pace.now()
@@ -466,7 +475,9 @@ class _OwnNode:
 
 
 class _ReadingsOfRanks:
-    """The readings of all nodes on the first rank, with the machines' names. `ended` after the last one."""
+    """Collects the readings of all nodes on the first rank, and renames hosts as in `machines`. `ended` is true
+    after the last reading.
+    """
 
     def __init__(self, group: "mpi.MpiGroup", progress: "RankProgress", node: _OwnNode, machines: "Machines") -> None:
         self._group, self._progress, self._node = group, progress, node
@@ -489,7 +500,7 @@ STEPS = Steps(NAME, _open, _measure)
 
 
 def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
-    """Watch alone or as one rank; return the exit code. Raises GpubenchError."""
+    """Watch in one process or as one rank of a job; return the exit code. Raises GpubenchError."""
     timeout_s = plan.timeout_s + max(plan.interval_s, LONGER_INTERVAL_SECONDS) + _SPARE_SECONDS
     return runner.run(STEPS, plan, arguments, timeout_s)
 
@@ -497,7 +508,7 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
 def _paced(
     plan: WatchPlan, machines: "Machines", wait: Wait, *, is_terminal: bool
 ) -> "tuple[WatchPlan, WatchPace, Sequence[TrafficReader]]":
-    """Return readers and their clock. A replay uses the interval of the recording."""
+    """Return the plan, a clock and the readers. A replay uses the interval of the recording."""
     if isinstance(plan.source, sources.Replayed):
         recorded = _recorded_readers(plan.source.directory)
         interval_s = max(each.interval_s for each in recorded) or plan.interval_s
@@ -525,7 +536,7 @@ def _is_live(shown: Presentation, *, is_terminal: bool) -> bool:
 
 @contextmanager
 def shown(plan: WatchPlan, machines: "Machines", *, is_terminal: bool) -> "Iterator[tuple[Screen, Wait]]":
-    """Yield the screen that shows intervals, and the function that waits for the next one."""
+    """Yield the screen for intervals, and the function that waits for the next interval."""
     from gpubench.formats.presenter import adapt_to_stream, chosen_width
     from gpubench.formats.text.watch import NoScreen, PlainScreen, live_screen
 
