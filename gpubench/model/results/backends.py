@@ -1,4 +1,7 @@
-"""Rows that compare ways to run a collective (backends, algorithms, settings), and the rows of `libraries`."""
+"""Rows that compare backends, algorithms and settings of a collective, and the rows of `gpubench libraries`.
+
+A candidate is a backend or a setting that can run the collective. The code calls it a way.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +22,7 @@ from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Origin, Ver
 
 
 class CaseKey(Record, frozen=True, kw_only=True):
-    """The columns that identify a size of a sweep, whatever backend or setting ran it."""
+    """The columns that identify one measured case, independent of the backend or setting that ran it."""
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
@@ -32,7 +35,7 @@ class CaseKey(Record, frozen=True, kw_only=True):
 
 
 class BackendRow(CaseKey, frozen=True, kw_only=True):
-    """One size with one backend, compared with the first backend of the table."""
+    """One size with one backend, compared with the first backend in the table (the reference)."""
 
     section = "backends"
 
@@ -53,7 +56,7 @@ class BackendRow(CaseKey, frozen=True, kw_only=True):
 
 
 class MpiTrialRow(Record, frozen=True, kw_only=True):
-    """One MPI operation on GPU memory, tried in a separate job."""
+    """One MPI operation on GPU memory, tried in a separate job because it may crash or hang."""
 
     section = "mpi_support"
 
@@ -66,7 +69,10 @@ class MpiTrialRow(Record, frozen=True, kw_only=True):
 
 
 def compare_with_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:
-    """Compare every row of another backend with the first row's backend at the same size. Skip rows with wrong data."""
+    """Compare each row of the other backends with the first row's backend at the same size.
+
+    Skip rows with wrong data.
+    """
     found: list[BackendRow] = []
     for here in group_by(rows, lambda row: (row.dtype, row.op, row.placement, row.size_bytes)).values():
         own = [
@@ -96,16 +102,17 @@ def _compare(row: CollectiveRow, own: Sequence[CollectiveRow]) -> BackendRow:
     )
 
 
-FRAMEWORK_SLOWER = "framework-slower"  # The finding that a framework is slower than the library below it
-LARGE_BYTES = 16 * 2**20  # From this size on, Python issues an operation faster than an H200 runs it
+FRAMEWORK_SLOWER = "framework-slower"  # ID of the finding that a framework is slower than the library it calls
+LARGE_BYTES = 16 * 2**20  # From this size on, an H200 takes longer to run an operation than Python to issue it
 _SMALL_BYTES = 64 * 2**10
-_WITHIN_PERCENT = 2.0  # Backends that differ by less are called equally fast
-# Compared with the slower of the library's two times, which differed by up to 4 % at 16M on two H200s
+_WITHIN_PERCENT = 2.0  # Two backends are equally fast if they differ by at most this
+# Below this share of the reference's speed, report the framework as slower. The reference time is the slower of two
+# measurements, which differed by up to 4 % at 16M on two H200s.
 _SLOWER_PERCENT = 95.0
 
 
 def find_newly_staged(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
-    """Return a finding for each backend whose log shows host memory while the first backend takes another path."""
+    """Return a finding for each backend that uses host memory while the first backend uses another transport."""
     found = []
     for backend, here in group_by(rows, lambda row: row.backend).items():
         staged = [row for row in here if row.host_staged and row.transport != row.first_transport]
@@ -127,9 +134,9 @@ def find_newly_staged(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
 
 
 def find_slower_framework(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
-    """Return a finding if torch.distributed is slower than its NCCL at large sizes.
+    """Return a finding if torch.distributed is slower at large sizes than the NCCL that it calls.
 
-    Rows of several calls, and operations timed one by one, do not count.
+    Ignore operations that consist of several calls, and rows in latency mode.
     """
     slow = [
         row
@@ -159,17 +166,17 @@ def find_slower_framework(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
 
 
 def _slower_first_us(row: BackendRow) -> float:
-    """Return the slower of the first backend's two times, from their mean and their relative difference."""
+    """Return the slower of the reference's two times in microseconds, from their mean and relative difference."""
     drift = (row.first_drift_percent or 0.0) / 100
     return row.first_time_us * max(1.0, 1 + drift) / (1 + drift / 2)
 
 
 def describe_speed(rows: Sequence[BackendRow], *, composed: bool = True) -> str:
-    """Describe the speed of one backend relative to the first one.
+    """Describe the speed of one backend relative to the reference.
 
     'torch:nccl is as fast as nccl, within 2 %, from 1M to 1G in place, and has 94 to 103 % of its speed from 1K to 64K;
-    its host takes 24 µs to issue an operation, nccl 5'. Operations made of several calls are described separately.
-    Without `composed` they are left out, unless there is nothing else.
+    its host takes 24 µs to issue an operation, nccl 5'. Operations that consist of several calls get their own
+    sentence. Without `composed`, they are omitted, unless there are no other operations.
     """
     single = [row for row in rows if row.note is None]
     several = [row for row in rows if row.note is not None] if composed or not single else []
@@ -249,7 +256,7 @@ def _microseconds(value: float) -> str:
 
 
 def describe_paths(rows: Sequence[BackendRow]) -> str:
-    """Return 'over the same path (P2P/CUMEM)', or how the paths differ. '' if one of them was not logged."""
+    """Return 'over the same path (P2P/CUMEM)', or how the paths differ. Return '' if a path is not in the log."""
     pairs = {(row.transport, row.first_transport) for row in rows}
     if any(None in pair for pair in pairs):
         return ""
@@ -261,11 +268,11 @@ def describe_paths(rows: Sequence[BackendRow]) -> str:
 
 _NEAREST_PAIRS = 16
 _FEWEST_PAIRS = 6
-_REACH = math.log2(16)  # In powers of two. Times of sizes further away have another noise
+_REACH = math.log2(16)  # In powers of two. Sizes that are further apart differ in noise
 
 
 class WinnerRow(CaseKey, frozen=True, kw_only=True):
-    """The fastest setting at one size of a sweep, and how much slower the library's own choice is."""
+    """The fastest candidate (backend or setting) at one size, and how much slower the library's own choice is."""
 
     section = "winners"
 
@@ -291,7 +298,7 @@ class WinnerRow(CaseKey, frozen=True, kw_only=True):
 
 
 class RefusedRow(Record, frozen=True, kw_only=True):
-    """A setting of a sweep that could not run."""
+    """A setting that could not run."""
 
     section = "refused"
 
@@ -306,10 +313,11 @@ class RefusedRow(Record, frozen=True, kw_only=True):
 
 
 class _Place(Struct, frozen=True):
-    """All rows of one size: the ways by name, and the library's own choice, measured first and again last.
+    """All rows of one size: the candidates by name, and the library's own choice, measured at the start and at the
+    end.
 
-    `own_way` is the name of the way that the own choice took. `seconds` has the second rows of ways measured twice,
-    except the own choice.
+    `own_way` is the candidate that requests what the library chose by itself. `seconds` contains the second rows of the
+    other candidates that were measured twice.
     """
 
     ways: Mapping[str, CollectiveRow]
@@ -320,13 +328,13 @@ class _Place(Struct, frozen=True):
 
     @property
     def own_time_us(self) -> float:
-        """The median of the own choice's times: two, or three if the setting that it took is one of the ways."""
+        """The median of the own choice's two times, or of three if a candidate requested the same."""
         chosen = None if self.own_way is None else self.ways[self.own_way]
         return median(_time_of_way_us(row) for row in (self.own, self.repeated, chosen) if row is not None)
 
     @property
     def drift(self) -> float | None:
-        """How much slower the own choice was the second time, relative to the first."""
+        """The slowdown of the own choice from its first to its second measurement, relative to the first."""
         return None if self.repeated is None else _drift(self.own, self.repeated)
 
     @property
@@ -335,7 +343,10 @@ class _Place(Struct, frozen=True):
         return own | {name: _drift(self.ways[name], row) for name, row in self.seconds.items()}
 
     def time_us(self, name: str) -> float:
-        """Return the time of a way: the mean if it was measured twice, the median of all for the own choice."""
+        """Return the time of a candidate in microseconds.
+
+        This is the mean if it was measured twice, and the median of all measurements for the library's own choice.
+        """
         row = self.ways[name]
         if row is self.own or name == self.own_way:
             return self.own_time_us
@@ -344,7 +355,7 @@ class _Place(Struct, frozen=True):
 
 
 class _Drift(NamedTuple):
-    """How much slower a way was the second time at a size, relative to the first."""
+    """The slowdown of a candidate from its first to its second measurement at one size, relative to the first."""
 
     size_bytes: int
     way: str
@@ -355,8 +366,9 @@ class _Drift(NamedTuple):
 
 
 def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
-    """Return the fastest way of each size, without wrong data. The first row without a setting is the library's
-    choice.
+    """Return the fastest candidate of each size, without rows with wrong data.
+
+    The first row without a setting is the library's own choice.
     """
     several = len({row.backend for row in rows}) > 1
     found: list[WinnerRow] = []
@@ -379,7 +391,10 @@ def differs_from_request(row: CollectiveRow) -> bool:
 
 
 def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
-    """Group rows by size. If the own choice took the same as a setting, that setting is the way, not the own choice."""
+    """Group rows by size.
+
+    If a setting requests what the library chose by itself, that setting is the candidate instead of the own choice.
+    """
     found = []
     for here in group_by(rows, lambda row: row.size_bytes).values():
         own = next((row for row in here if row.setting is None), here[0])
@@ -407,7 +422,7 @@ def _drift(row: CollectiveRow, second: CollectiveRow) -> float:
 
 
 def _took_the_same(row: CollectiveRow, own: CollectiveRow) -> bool:
-    """Return whether a setting only requests the algorithm and protocol that NCCL took by itself."""
+    """Return whether a setting only requests the algorithm and protocol that NCCL chose by itself."""
     if dict(settings.NcclSetting.parse(row.setting).values).keys() - settings.PER_COMMUNICATOR:
         return False
     taken = settings.format_choice(own.algorithm, own.protocol)
@@ -425,7 +440,10 @@ def _name(row: CollectiveRow, *, several: bool) -> str:
 
 
 def _series(places: Sequence[_Place], drifts: Sequence[_Drift]) -> Iterator[WinnerRow]:
-    """Yield the winner of each size. The winner of a smaller size stays until another way beats it beyond noise."""
+    """Yield the fastest candidate of each size.
+
+    The fastest candidate of the previous size stays in front until another one beats it beyond noise.
+    """
     incumbent = ""
     for place in places:
         name = min(place.ways, key=place.time_us)
@@ -464,13 +482,15 @@ def _relative_loss(time_us: float, best_us: float) -> float:
 
 
 def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[_Drift]) -> float | None:
-    """Return how much slower than the fastest way the own choice may seem by chance. None if unknown.
+    """Return how much slower than the fastest candidate the own choice may appear by chance. None if unknown.
 
-    The difference of two times with deviation s has deviation √2 s, and that of a mean of two and one value √1.5 s.
-    Deviations come from ways that were measured twice, at the nearest sizes in both placements, or further ones if
-    those are too few. A whole job may be fast, so the second jobs of settings also count as single values. Bonferroni's
-    correction covers all ways, because the fastest is picked. The result is at least the confidence interval of the
-    rows and the difference of the own choice's two times at this size.
+    For times with standard deviation s, the difference of two values has deviation √2 s. The difference between a mean
+    of two values and one value has √1.5 s. The deviation comes from candidates that were measured twice, at the nearest
+    sizes and in both placements. If these are too few, further sizes count too.
+
+    A whole job may be faster than another, so the second jobs of settings also count as single values. Bonferroni's
+    correction covers all candidates, because the fastest is selected. The result is at least the confidence interval of
+    the rows, and at least the difference between the own choice's two times.
     """
     away = sorted(drifts, key=lambda drift: drift.away(place.own.size_bytes))
     near = [
@@ -493,26 +513,32 @@ def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[_Drift]) -> f
 
 
 def _noise_of_jobs(drifts: Sequence[_Drift]) -> Noise:
-    """Return the noise between the first and second jobs of ways: the root mean square of one value per way.
+    """Return the noise between the first and second jobs of candidates: the root mean square of one value per
+    candidate.
 
-    All sizes of a job share one deviation, so each job counts once.
+    All sizes in a job share one deviation, so each job counts once.
     """
     shared = [median(drift.part for drift in here) for here in group_by(drifts, lambda drift: drift.way).values()]
     return Noise(math.sqrt(fmean(part**2 for part in shared)), len(shared))
 
 
 def _time_of_way_us(row: CollectiveRow) -> float:
-    """Return the mean, or the median of operations that were timed one by one, because late ones do not change it."""
+    """Return the time of a row in microseconds: the mean, or in latency mode the median, which ignores late
+    operations.
+    """
     return row.time_us if row.p50_us is None else row.p50_us
 
 
 def crossings(rows: Sequence[WinnerRow]) -> list[tuple[int, str]]:
-    """Return the sizes at which another way becomes the fastest, for rows of one type, reduction and placement."""
+    """Return the sizes at which another candidate becomes the fastest, with its name.
+
+    All rows must have the same data type, reduction and placement.
+    """
     return [(row.size_bytes, row.fastest) for row in rows if row is rows[0] or row.displaces is not None]
 
 
 class LibraryKind(StrEnum):
-    """A library file, a Python package that loads libraries, or a kernel module."""
+    """The type of a library: a shared library, a Python package that loads libraries, or a kernel module."""
 
     LIBRARY = "library"
     PACKAGE = "package"
@@ -520,7 +546,7 @@ class LibraryKind(StrEnum):
 
 
 class LibraryRow(Record, frozen=True, kw_only=True):
-    """A library, package or kernel module of an environment, found or not."""
+    """A library, package or kernel module that gpubench looked for in an environment."""
 
     section = "libraries"
 
@@ -539,7 +565,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
 
 
 WITHOUT_EFFECT = "request-without-effect"
-"""The finding on a request that NCCL ignored."""
+"""ID of the finding that NCCL ignored a request."""
 
 _BY_COPY_ENGINE = ("COPY_ENGINE", "HIERARCHICAL_CE")
 _IN_WINDOWS = ("SYMMETRIC", *_BY_COPY_ENGINE)
@@ -547,7 +573,8 @@ _NVLS = "NVLS"
 _COPIED = ("allgather", "alltoall", "gather", "scatter")
 _REDUCED_IN_WINDOWS = ("allreduce", "allgather", "reducescatter")
 _EFFICIENT = ("allgather", "reducescatter")
-_GAIN = 0.9  # Of the usual time: alltoall of 16 MiB on an H100 took 0.51 of it in windows, 1.00 repeated
+# Share of the usual time. An alltoall of 16 MiB on an H100 took 0.51 of it with windows, and 1.00 when repeated
+_GAIN = 0.9
 
 _NO_WINDOW = (
     "NCCL gave no window: that takes cuMem (NCCL_CUMEM_ENABLE), NCCL_WIN_ENABLE, and memory that all ranks reach by "
@@ -556,7 +583,7 @@ _NO_WINDOW = (
 
 
 def find_ignored_requests(rows: Sequence[CollectiveRow]) -> tuple[Finding, ...]:
-    """Return a finding for each request that had no effect. None can be found without NCCL's log."""
+    """Return a finding for each request that had no effect. Without NCCL's log, return none."""
     own = [row for row in rows if row.setting is None]
     usual = [row for row in rows if row.setting in (None, settings.AGAIN)]
     if not any(row.algorithm or row.transport for row in own):
@@ -611,8 +638,9 @@ def _ineffective_requests(
 
 
 def _is_faster(way: Sequence[CollectiveRow], usual: Sequence[CollectiveRow]) -> bool:
-    """Return whether the largest size got faster. Sends between windows skip a copy, and NCCL logs no kernel for
-    them.
+    """Return whether the largest size is faster than usual.
+
+    Sends between symmetric windows skip a copy, but NCCL logs no kernel for them.
     """
     largest = max((row.size_bytes for row in way), default=0)
     times = group_by([row for row in usual if row.size_bytes == largest], lambda row: row.placement)
@@ -649,6 +677,6 @@ def _why_not_efficient(collective: str, own: Sequence[CollectiveRow], asked: Map
 
 
 def _taken(rows: Sequence[CollectiveRow]) -> str:
-    """Return the logged names in the order of sizes: 'ring/ll and ring/simple'."""
+    """Return the algorithms and protocols in the log, by ascending size: 'ring/ll and ring/simple'."""
     names = dict.fromkeys(settings.format_choice(row.algorithm, row.protocol) or "none that it names" for row in rows)
     return " and ".join(names)

@@ -1,4 +1,4 @@
-"""The rows of `compare`, the keys that match rows of two runs, sibling groups of one run, and curves over size."""
+"""The rows of `gpubench compare`, the keys that match rows of two results, groups of similar rows, and charts."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -16,7 +16,7 @@ from gpubench.model.terms.verdict import Verdict
 
 
 class Status(StrEnum):
-    """The sides that have a row: both, only the old one, only the new one."""
+    """Which results have the row: both, only the old one, or only the new one."""
 
     COMPARED = "compared"
     MISSING = "missing"
@@ -24,7 +24,7 @@ class Status(StrEnum):
 
 
 class Change(StrEnum):
-    """How the time changed, beyond noise."""
+    """The change of the time if it exceeds noise, otherwise SAME."""
 
     SLOWER = "slower"
     FASTER = "faster"
@@ -32,12 +32,12 @@ class Change(StrEnum):
 
 
 def bandwidth_lost(slower_percent: float) -> float:
-    """Convert a longer time to lost bandwidth, both in percent. Negative: gained."""
+    """Convert a longer time to lost bandwidth, both in percent. A negative result is gained bandwidth."""
     return 100 * slower_percent / (100 + slower_percent)
 
 
 class RowKey(report.Record, frozen=True):
-    """The columns that identify a row. Two rows with the same key measured the same thing."""
+    """The columns that identify a row. Two rows with equal keys measured the same operation."""
 
     collective: str | None = None  #: name of the collective; null: a pair
     backend: str | None = None  #: backend; simulated NCCL counts as nccl
@@ -65,12 +65,12 @@ class RowKey(report.Record, frozen=True):
 
     @property
     def ends(self) -> tuple[str | None, str | None]:
-        """The names of a pair's devices."""
+        """The source and destination of a pair."""
         return self.source, self.destination
 
     @property
     def name(self) -> str:
-        """The key in words, without defaults: 'allreduce 1M in place', 'GPU0 → GPU1 256M write ce'."""
+        """The key in words, without default values: 'allreduce 1M in place', 'GPU0 → GPU1 256M write ce'."""
         size = None if self.size_bytes is None else format_size(self.size_bytes)
         if self.collective is None:
             peer = "peer off" if self.peer == "off" else None
@@ -93,7 +93,7 @@ class RowKey(report.Record, frozen=True):
 
 
 class ComparisonRow(RowKey, frozen=True, kw_only=True):
-    """A row of both results, or of one of them."""
+    """A row of the old result, the new result or both."""
 
     section = "comparison"
     on_page = report.OnPage(most=1000, folds=True)
@@ -128,12 +128,12 @@ class ComparisonRow(RowKey, frozen=True, kw_only=True):
 
     @property
     def ends(self) -> tuple[str | None, str | None]:
-        """The device names of a pair, which people recognize better than bus ids."""
+        """The device names of a pair, which are easier to recognize than PCI addresses."""
         return self.source_device or self.source, self.destination_device or self.destination
 
 
 class CircumstanceRow(report.Record, frozen=True, kw_only=True):
-    """A property of the runs that results depend on."""
+    """A property of the runs that may change results."""
 
     section = "circumstances"
 
@@ -145,7 +145,7 @@ class CircumstanceRow(report.Record, frozen=True, kw_only=True):
 
 
 class MachineRow(report.Record, frozen=True, kw_only=True):
-    """One collective, or copies between GPUs, on two machines."""
+    """One collective, or one type of copy between GPUs, on two machines."""
 
     section = "machines"
 
@@ -173,7 +173,7 @@ class MachineRow(report.Record, frozen=True, kw_only=True):
 
 
 class FindingStatus(StrEnum):
-    """How a finding changed from the old results to the new ones, the worst first."""
+    """How a finding changed from the old result to the new one. The worst change comes first."""
 
     NEW = "new"
     GRAVER = "graver"
@@ -183,7 +183,7 @@ class FindingStatus(StrEnum):
 
 
 class FindingChangeRow(report.Record, frozen=True, kw_only=True):
-    """A finding of `check` or `topo` on one subject, in the old and the new results."""
+    """A finding of `check` or `topo` on one subject, in the old and the new result."""
 
     section = "finding_changes"
 
@@ -199,7 +199,7 @@ class FindingChangeRow(report.Record, frozen=True, kw_only=True):
 
 
 class Use(StrEnum):
-    """The use of a dated result in a comparison."""
+    """How a comparison uses a dated result."""
 
     NEW = "new"
     BASE = "base"
@@ -207,7 +207,7 @@ class Use(StrEnum):
 
 
 class HistoryRow(report.Record, frozen=True, kw_only=True):
-    """A file in a folder of dated results."""
+    """One file in a folder of dated results."""
 
     section = "history"
 
@@ -223,17 +223,21 @@ class HistoryRow(report.Record, frozen=True, kw_only=True):
 
 
 def collective_key(row: report.CollectiveRow) -> RowKey:
-    """Return the key of a collective row. A simulation of NCCL is compared with NCCL."""
+    """Return the key of a collective row. Simulated NCCL is compared with NCCL."""
     return report.make_record(RowKey, row, backend="nccl" if row.backend == "simulated" else row.backend)
 
 
 def pair_key(row: report.PairRow) -> RowKey:
-    """Return the key of a pair by bus ids, for comparison on the same machine."""
+    """Return the key of a pair by PCI addresses, for comparison on the same machine."""
     return next(pair_keys([row]))
 
 
 def pair_keys(rows: Iterable[report.PairRow], nodes: Mapping[str, int] | None = None) -> Iterator[RowKey]:
-    """Yield the keys of pairs: bus ids, or node numbers (`nodes`, by host) if the other side has other hosts."""
+    """Yield the keys of pairs.
+
+    Without `nodes`, keys contain PCI addresses and host names. If the two results have different hosts, `nodes` numbers
+    the hosts, and keys contain device names and these numbers.
+    """
     hosts = None if nodes is None else {name: f"node {place}" for name, place in nodes.items()}
     kinds = {note: HostMemory.parse_note(note) for note in {note for (note,) in report.column_values(rows, "note")}}
     settings = {note: memory.full_name if memory else None for note, memory in kinds.items()}
@@ -258,7 +262,9 @@ _NOTHING_REDUCED = (None,) * (RowKey.columns().index("setting") - RowKey.columns
 
 
 def siblings(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
-    """Group keys that share noise: collectives that differ in size and placement only, or copies of different pairs."""
+    """Group keys whose rows share noise: collectives that differ only in size and placement, or copies of different
+    pairs.
+    """
     yield from group_by(keys, lambda key: (_BUT_PAIR if key.collective is None else _BUT_SIZE)(key)).values()
 
 
@@ -269,11 +275,11 @@ _BUT_SIZE, _BUT_PAIR = (
 
 
 LEAST_OTHERS = 2
-"""With fewer other groups no one is typical. Of two groups, both should reach the faster one."""
+"""With only one other group, no group is typical. Then both groups should be as fast as the faster one."""
 
 
 class SiblingFigure(Struct, frozen=True):
-    """The time and bandwidth of comparable groups in the same run, their number, and the source in words."""
+    """The time and bandwidth of similar groups in the same run, with the number of these groups and a description."""
 
     time_us: float
     busbw_gb_s: float
@@ -282,12 +288,11 @@ class SiblingFigure(Struct, frozen=True):
 
 
 def find_sibling_figures(rows: Sequence[report.CollectiveRow]) -> list[SiblingFigure | None]:
-    """Return what the other groups reach in each row, for rows of all groups in the same case. None without
-    siblings.
+    """Return for each row what similar groups of ranks in the same run reach, or None without similar groups.
 
-    Groups are siblings if their ranks, nodes and limit are the same. The median of several others counts, or the faster
-    of the two middle ones, so that one slow group of three is never the reference. Of two groups the faster one counts.
-    Rows with wrong data do not count.
+    Groups are similar if their collective, size, ranks, nodes and limit are the same. The reference is the median of
+    the other groups, or the faster of the two middle ones. So one slow group among three is never the reference. Of two
+    groups, the faster one is the reference. Rows with wrong data do not count.
     """
     keys = [(replace(collective_key(row), group=None), row.limit_gb_s) for row in rows]
     siblings_by_key = group_by(range(len(rows)), lambda number: keys[number])
@@ -309,7 +314,7 @@ def find_sibling_figures(rows: Sequence[report.CollectiveRow]) -> list[SiblingFi
 
 
 Points = tuple[tuple[int, float], ...]
-"""Sizes in bytes and values, by ascending size."""
+"""Sizes in bytes with a value each, by ascending size."""
 
 _MOST_LINES = 4
 _FEWEST_SIZES = 3
@@ -323,7 +328,7 @@ class CurveLine(Struct, frozen=True):
 
 
 class Chart(Struct, frozen=True):
-    """Curves with one unit, with the limit of the links and the expected values for comparison."""
+    """Curves over size with the same unit, and for comparison the limit of the links and the expected values."""
 
     title: str
     unit: str
@@ -334,23 +339,25 @@ class Chart(Struct, frozen=True):
 
     @property
     def highest(self) -> float:
-        """The highest value of all curves, limits and expectations, so that 25 of 340 GB/s looks like 25 of 340."""
+        """The highest value among curves, limits and expectations, so that the axis shows how far a curve is below
+        its limit.
+        """
         drawn = (*(line.points for line in self.lines), self.limit, self.expected)
         return max((value for points in drawn for _, value in points), default=0.0)
 
     @property
     def is_open_ended(self) -> bool:
-        """Whether there is nothing to compare the curves with, so that even the highest may be low."""
+        """Whether the chart has nothing to compare its curves with. Then even the highest curve may be slow."""
         return not (self.limit or self.expected or self.logarithmic or self.is_comparison)
 
     @property
     def is_comparison(self) -> bool:
-        """Whether the curves are the two sides of a comparison."""
+        """Whether the curves are the old and the new result."""
         return [line.name for line in self.lines] == ["before", "after"]
 
 
 def charts(rows: Sequence[report.Row]) -> list[Chart]:
-    """Return a bandwidth chart and a time chart per kind of measurement with at least three sizes."""
+    """Return a bandwidth chart and a time chart per type of measurement, if it has at least three sizes."""
     collectives = [row for row in rows if isinstance(row, report.CollectiveRow)]
     pairs = [row for row in rows if isinstance(row, report.PairRow) and HOST not in (row.source, row.destination)]
     found: list[Chart] = []
@@ -362,7 +369,10 @@ def charts(rows: Sequence[report.Row]) -> list[Chart]:
 
 
 def compared_charts(rows: Sequence[ComparisonRow]) -> list[Chart]:
-    """Return a chart with both sides per comparison with at least three sizes. Of many pairs, show the slowest."""
+    """Return one chart with the old and the new result per series with at least three sizes.
+
+    If a series has several pairs, show the slowest pair at each size.
+    """
     both = [row for row in rows if row.status == Status.COMPARED and row.size_bytes is not None]
     found = []
     for name, members in group_by(both, _series_name).items():
@@ -427,7 +437,7 @@ def _pair_charts(rows: Sequence[report.PairRow]) -> list[Chart]:
 def _pair_lines(
     rows: Sequence[report.PairRow], value: Callable[[report.PairRow], float | None]
 ) -> tuple[CurveLine, ...]:
-    """Return one line per pair, or of many pairs the highest and the lowest values."""
+    """Return one line per pair. If there are too many pairs, return the highest and the lowest values."""
     by_pair = group_by(rows, lambda row: (row.source, row.destination)).values()
     if len(by_pair) <= _MOST_LINES:
         return tuple(

@@ -1,4 +1,4 @@
-"""Rows and findings on fallback to host memory: which paths, how much slower, and why. Also the rows of `explain`."""
+"""Rows and findings about paths that fall back to host memory, with slowdown and cause, and the rows of `explain`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -24,7 +24,9 @@ from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict
 
 
 class Explanation(Struct, frozen=True):
-    """The cause of staged paths. `by_design`: nothing to repair. `in_doubt`: perhaps nothing to repair."""
+    """The cause of host-staged paths. `by_design` means that nothing needs repair. `in_doubt` means that this is
+    likely.
+    """
 
     id: str
     evidence: str
@@ -34,18 +36,20 @@ class Explanation(Struct, frozen=True):
 
 
 def read_cure(row: Any) -> Cure:
-    """Return the cure in a row with `advice`, `commands` and `comment`. Rows of earlier versions only have `advice`."""
+    """Return the cure from the columns `advice`, `commands` and `comment`. Rows from earlier versions only have
+    `advice`.
+    """
     has_cure = row.commands or row.comment
     return Cure(row.commands, row.comment or "") if has_cure else Cure(comment=row.advice or "")
 
 
 def cure_columns(cure: Cure | None) -> dict[str, Any]:
-    """Return the columns `advice`, `commands` and `comment` of a cure."""
+    """Return a cure as the columns `advice`, `commands` and `comment`."""
     return {} if cure is None else {"advice": cure.text, "commands": cure.commands, "comment": cure.comment or None}
 
 
 PATH_UNKNOWN = "path-unknown"
-PATH_DISPUTED = "path-disputed"  # Both are ids of findings
+PATH_DISPUTED = "path-disputed"  # IDs of two findings
 _MOST_PAIRS = 4
 _MOST_NAMED = 1000
 MOST_ROWS = 10_000
@@ -55,7 +59,7 @@ _GRAVEST_FIRST = (Conclusion.WRONG, Conclusion.STAGED, Conclusion.DISPUTED, Conc
 
 
 class End(Struct, frozen=True):
-    """One end of a path: its name ('rank 0', 'GPU0'), its short name in pairs ('0'), its node and its GPU."""
+    """One end of a path: a rank or a GPU. `name` is for example 'rank 0', and `short` is its name in pairs: '0'."""
 
     name: str
     short: str
@@ -69,9 +73,9 @@ class End(Struct, frozen=True):
 
 
 class KnownPath(Struct, frozen=True, kw_only=True):
-    """A path with its evidence. `bandwidth_gb_s` was measured. The limit is per direction.
+    """A path with its evidence. `bandwidth_gb_s` is measured, and `limit_gb_s` is per direction.
 
-    `cause` is the id of the likeliest cause if the path is host-staged, '' if none is known.
+    `cause` is the ID of the most likely cause if the path is host-staged. It is empty if no cause is known.
     """
 
     source: End
@@ -89,12 +93,12 @@ class KnownPath(Struct, frozen=True, kw_only=True):
 
     @property
     def pair(self) -> str:
-        """Both short names: '0 → 1'."""
+        """The short names of both ends: '0 → 1'."""
         return f"{self.source.short} → {self.destination.short}"
 
 
 def evidence_rows(paths: Sequence[KnownPath], origin: str) -> list[report.EvidenceRow]:
-    """Return one row per path. Of more than ten thousand paths, leave out the direct ones."""
+    """Return one row per path. If there are more than 10,000 paths, omit the direct ones."""
     shown = paths
     if len(paths) > MOST_ROWS:
         shown = [path for path in paths if path.judgement.conclusion is not Conclusion.DIRECT]
@@ -131,10 +135,11 @@ def fallback_rows(
     not_observed: str = "",
     without_paths: Sequence[str] = (),
 ) -> list[report.FallbackRow]:
-    """Return one row per group of similar paths, the gravest first, with the confidence of its least certain path.
+    """Return one row per group of similar paths, with the confidence of its least certain path. The gravest comes
+    first.
 
-    `cause_of` finds the first cause of staged paths. `not_observed` says why transports are unknown. `without_paths`
-    are ends that should have paths.
+    `cause_of` returns the main cause for staged paths. `not_observed` explains why transports are unknown.
+    `without_paths` are ends that should have paths but have none.
     """
     groups = group_by(
         paths,
@@ -182,7 +187,7 @@ def _make_fallback_row(
 
 
 def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> report.FallbackRow:
-    """Return a row for paths without evidence, or for a report without paths."""
+    """Return a row for paths without evidence, or for a report without any paths."""
     named = tuple(pairs[:_MOST_NAMED])
     return report.make_record(
         report.FallbackRow, judge(PathEvidence()), origin=origin, count=len(pairs), pairs=named, how=why
@@ -190,7 +195,7 @@ def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> report.Fall
 
 
 def make_findings(rows: Sequence[report.FallbackRow], paths: Sequence[KnownPath] = ()) -> tuple[Finding, ...]:
-    """Return the findings of fallback rows. Wrong data have a finding elsewhere."""
+    """Return the findings for fallback rows. Another module makes the finding for wrong data."""
     by_pair = {path.pair: path for path in paths}
     members = ([by_pair[pair] for pair in row.pairs if pair in by_pair] for row in rows)
     places = (
@@ -202,7 +207,7 @@ def make_findings(rows: Sequence[report.FallbackRow], paths: Sequence[KnownPath]
 
 
 def _joined(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Merge findings that differ in their paths only, because rows also differ by limits."""
+    """Merge findings that differ only in their paths. Rows with different limits cause such findings."""
     alike = group_by(found, lambda finding: replace(finding, subject="", subjects=(), places=()))
     merged = []
     for same in alike.values():
@@ -253,7 +258,7 @@ def _finding(name: str, row: report.FallbackRow, expected: str, cause: str) -> F
 
 
 def describe_slowdown(row: report.FallbackRow) -> str:
-    """Return as much as is known of ': 28.9 of 450 GB/s, 15.6 times slower than the limit', or ''."""
+    """Return the known part of ': 28.9 of 450 GB/s, 15.6 times slower than the limit'."""
     if row.bandwidth_gb_s is None:
         return ""
     if row.limit_gb_s is None or row.times_slower is None:
@@ -263,7 +268,7 @@ def describe_slowdown(row: report.FallbackRow) -> str:
 
 
 def describe_pairs(row: report.FallbackRow, most: int = _MOST_PAIRS) -> str:
-    """Return the first pairs of a row: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
+    """Return the first pairs of a row: 'GPU0 → GPU1', or 'ranks 0 → 1, 1 → 0 and 10 more'."""
     return _lead(row.pairs) + shorten(row.pairs, most, row.count)
 
 
@@ -277,14 +282,14 @@ _VERDICTS = ("PASS", "WARN", "FAIL", "SKIP", "ERROR")
 
 
 def name_candidates(candidates: Sequence[str]) -> str:
-    """Return the communicators that ambiguous lines may belong to: '0xa or 0xb'. '' if there are none."""
+    """Return the communicators to which ambiguous log lines may belong: '0xa or 0xb'. Empty if there are none."""
     more = len(candidates) - _MOST_CANDIDATES
     shown = candidates[: _MOST_CANDIDATES if more > 0 else None]
     return " or ".join((*shown, f"one of {more} more")) if more > 0 else " or ".join(shown)
 
 
 class PathRow(report.Record, frozen=True, kw_only=True):
-    """Channels between two ranks of a communicator with the same transport."""
+    """The channels with the same transport between two ranks of a communicator."""
 
     section = "paths"
     on_page = report.HIDDEN
@@ -311,7 +316,7 @@ class PathRow(report.Record, frozen=True, kw_only=True):
 
 
 class HangRow(report.Record, frozen=True, kw_only=True):
-    """A collective that did not end, and the ranks that keep the others waiting."""
+    """A collective that did not finish, and the ranks that keep the others waiting."""
 
     section = "hangs"
 
@@ -326,7 +331,7 @@ class HangRow(report.Record, frozen=True, kw_only=True):
 
 
 class OperationRow(report.Record, frozen=True, kw_only=True):
-    """The times of a job's collectives of one size, from NCCL's Inspector."""
+    """The times of a job's collectives with the same size, from NCCL's Inspector."""
 
     section = "operations"
 
@@ -341,7 +346,7 @@ class OperationRow(report.Record, frozen=True, kw_only=True):
 
 
 class TransportRow(report.Record, frozen=True, kw_only=True):
-    """Pairs of a communicator with the same connection."""
+    """Pairs in a communicator that use the same transport."""
 
     section = "transports"
 
@@ -358,7 +363,7 @@ class TransportRow(report.Record, frozen=True, kw_only=True):
 
 
 class CommunicatorRow(report.Record, frozen=True, kw_only=True):
-    """A communicator, merged from the logs of all ranks."""
+    """A communicator, merged from the logs of all its ranks."""
 
     section = "communicators"
 

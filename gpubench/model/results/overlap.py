@@ -1,4 +1,4 @@
-"""The rows, curves and last line of `gpubench overlap`: a collective during computation, and the best cap on CTAs."""
+"""The rows, curves and last line of `gpubench overlap`, which runs a collective and computation at the same time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
@@ -26,7 +26,7 @@ SECTIONS = (
 
 
 class OverlapRow(Record, frozen=True, kw_only=True):
-    """A step: a collective and a partner's operations, started together. docs/overlap.md defines every time."""
+    """One case: a collective and a partner's operations, started together. docs/overlap.md defines each time."""
 
     section = "overlap"
     on_page = HIDDEN
@@ -82,7 +82,7 @@ class OverlapRow(Record, frozen=True, kw_only=True):
 
 
 class ShortestStepRow(Record, frozen=True, kw_only=True):
-    """The cap with the shortest step for a size and a partner, compared with NCCL's default number of CTAs."""
+    """The cap on CTAs with the shortest step for a size and a partner, compared with NCCL's default."""
 
     section = "shortest_steps"
 
@@ -103,12 +103,12 @@ class ShortestStepRow(Record, frozen=True, kw_only=True):
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
 
 
-_MOST_LINES = 4  # A page with more curves is hard to read
+_MOST_LINES = 4  # A chart with more curves is hard to read
 _FEWEST_SIZES = 2
 
 
 def overlap_charts(rows: Sequence[OverlapRow]) -> Iterator[Chart]:
-    """Yield charts per partner: the relative step time under each cap, and both slowdowns with NCCL's default CTAs."""
+    """Yield two charts per partner: the relative step time for each cap, and the slowdowns with NCCL's default CTAs."""
     for partner, members in group_by(rows, lambda row: row.partner).items():
         if len({row.size_bytes for row in members}) < _FEWEST_SIZES:
             continue
@@ -141,8 +141,9 @@ _BESIDE = {Partner.GEMM: "GEMMs", Partner.COPY: "copies", Partner.CHAIN: "small 
 
 
 def overlap_parts(report: Report) -> Iterator[LinePart]:
-    """Yield 'allreduce of 256M takes 2.4 times as long beside GEMMs', '8 CTAs make …'. Nothing if one cap was
-    measured.
+    """Yield the parts of the last line: 'allreduce of 256M takes 2.4 times as long beside GEMMs', '8 CTAs make …'.
+
+    Yield nothing if only one cap was measured.
     """
     rows = report.rows(ShortestStepRow)
     known = [row for row in rows if row.own_communication_slowdown is not None]

@@ -1,6 +1,6 @@
-"""The rows of `gpubench plan`: layouts, exposed communication, costs of faults.
+"""The rows of `gpubench plan`: layouts, exposed communication and the cost of faults.
 
-All times are predictions of an event simulation; `docs/plan.md` derives them.
+All times are predictions from an event simulation. docs/plan.md derives them.
 """
 
 from typing import Annotated
@@ -13,7 +13,7 @@ from gpubench.model.results.report import (
 
 
 class LayoutRow(Record, frozen=True, kw_only=True):
-    """A layout of the model over the GPUs, sorted by predicted step time."""
+    """A layout of the model on the GPUs. The layout with the shortest predicted step comes first."""
 
     section = "layouts"
 
@@ -38,7 +38,7 @@ class LayoutRow(Record, frozen=True, kw_only=True):
 
 
 class ExposedRow(Record, frozen=True, kw_only=True):
-    """The cost of one kind of communication in the chosen layout."""
+    """The time that one type of communication costs in the fastest layout."""
 
     section = "exposed"
     on_page = OnPage("Communication of the best layout")
@@ -53,7 +53,7 @@ class ExposedRow(Record, frozen=True, kw_only=True):
 
 
 class FaultCostRow(Record, frozen=True, kw_only=True):
-    """The chosen layout on another fabric: with a fault, or as the profile expects it."""
+    """The fastest layout on another fabric: with a fault, or as the profile expects it."""
 
     section = "fault_costs"
     on_page = OnPage("What faults cost")

@@ -1,4 +1,7 @@
-"""Results of a scan: its measurements in memory and on disk, its rows, and its last line."""
+"""The measurements of a scan in memory and on disk, its rows, and its last line.
+
+A leaf is a leaf switch. A rail is a GPU with the NIC that it uses. A cell is one rail of one node.
+"""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -22,12 +25,13 @@ from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import plural, shorten
 from gpubench.model.terms.verdict import Finding, Verdict, failing_hosts
 
-EXCHANGED_BYTES = 256 * 2**20  # Each way and reduced. Larger exchanges are no faster on H200s with 400 Gbit/s
-BOTH_WAYS = 2  # The bandwidth of a pair counts both directions together
+# Bytes exchanged in each direction, and bytes reduced. On H200s with 400 Gbit/s NICs, larger exchanges are no faster
+EXCHANGED_BYTES = 256 * 2**20
+BOTH_WAYS = 2  # A pair's bandwidth is the sum of both directions
 
 
 class ScanPhase(StrEnum):
-    """The phases of a scan, in order. Only the three in the middle have rounds."""
+    """The phases of a scan, in order. The first and the last phase have no rounds."""
 
     LOCAL = "local"
     SCREENING = "screening"
@@ -37,13 +41,13 @@ class ScanPhase(StrEnum):
 
 
 ROUNDS: Mapping[ScanPhase, int] = {ScanPhase.SCREENING: 3, ScanPhase.SUSPECTS: 3, ScanPhase.CONFIRMATION: 5}
-"""Rounds of each phase, for any number of nodes."""
+"""Number of rounds in each phase. It does not depend on the number of nodes."""
 
 
 class NodeRail(NamedTuple):
     """One rail of one node: a GPU and its NIC."""
 
-    node: int  #: host name of the node
+    node: int
     rail: int
 
 
@@ -54,11 +58,11 @@ class NodePair(NamedTuple):
     second: int
 
 
-RANK_OF_HOST = ":rank"  # Separates host and rank if ranks stand for nodes
+RANK_OF_HOST = ":rank"  # Separates host name and rank when each rank acts as a node
 
 
 def login_name(node: str) -> str:
-    """Return the host of a node, quoted as an argument of `ssh`."""
+    """Return the host name of a node, quoted as an argument for `ssh`."""
     return shlex.quote(node.partition(RANK_OF_HOST)[0])
 
 
@@ -66,10 +70,10 @@ MOST_NODES, MOST_RAILS = 65_536, 64
 
 
 class ScanFabric(Struct, frozen=True):
-    """The nodes of a scan, with the leaf of each node and the NIC of each rail (None: unknown).
+    """The nodes of a scan, with the leaf switch of each node and the NIC of each rail (None: unknown).
 
-    `rates` are the rates of each rail's NICs in GB/s per direction; empty if unknown or if no NIC moves the data.
-    A rail is the position of a GPU in its node, with the NIC that it uses. Rails may share a NIC.
+    A rail is the position of a GPU in its node, together with the NIC that the GPU uses. Rails may share a NIC. `rates`
+    contains the NIC rate of each rail in GB/s per direction. It is empty if unknown or if no NIC moves the data.
     """
 
     hosts: tuple[str, ...]
@@ -79,7 +83,7 @@ class ScanFabric(Struct, frozen=True):
     rates: tuple[float | None, ...] = ()
 
     def inside(self, first: int, second: int) -> bool:
-        """True if both nodes are known to be on the same leaf."""
+        """Return whether both nodes are known to be on the same leaf switch."""
         leaf = self.leaves[first]
         return leaf is not None and leaf == self.leaves[second]
 
@@ -89,9 +93,10 @@ class ScanFabric(Struct, frozen=True):
 
 
 class PairSample(NamedTuple):
-    """The measurement of one rail of a pair in a round: GB/s, both directions together, or the failure.
+    """The measurement of one rail between two nodes in a round, or the failure.
 
-    `culprit` is the node whose own supervisor saw its worker stop or die, None if unknown.
+    `gb_s` is the sum of both directions in GB/s. `culprit` is the node whose supervisor saw its own worker stop or die.
+    It is None if unknown.
     """
 
     first: int
@@ -102,12 +107,12 @@ class PairSample(NamedTuple):
     culprit: int | None = None
 
     def partner(self, node: int) -> int:
-        """Return the other node."""
+        """Return the other node of the pair."""
         return self.second if node == self.first else self.first
 
 
 class PlannedRound(Struct, frozen=True):
-    """A round to measure. `number` counts from 1 over all phases, and `retired` cells take no part."""
+    """A round to measure. `number` counts from 1 over all phases. `retired` cells do not take part."""
 
     number: int
     phase: ScanPhase
@@ -116,7 +121,7 @@ class PlannedRound(Struct, frozen=True):
 
 
 class RoundOutcome(Struct, frozen=True):
-    """A measured round. `gone` has the nodes that stopped answering in it, with the reason."""
+    """The results of a round. `gone` contains the nodes that stopped responding in it, with the reasons."""
 
     number: int
     phase: ScanPhase
@@ -126,26 +131,26 @@ class RoundOutcome(Struct, frozen=True):
 
 
 class BeforeRounds(Struct, frozen=True):
-    """The nodes lost in phase 0 and the rails whose worker died or hung, with the reasons."""
+    """The nodes lost and the rails whose worker died or hung before the first round, with the reasons."""
 
     gone: Mapping[int, str] = field(default_factory=dict)
     failed: Mapping[NodeRail, str] = field(default_factory=dict)
 
     def without(self, known: "BeforeRounds") -> "BeforeRounds":
-        """Return the part that is not in `known`."""
+        """Return the losses that `known` does not contain."""
         failed = {cell: seen for cell, seen in self.failed.items() if cell not in known.failed}
         return BeforeRounds({node: seen for node, seen in self.gone.items() if node not in known.gone}, failed)
 
     def beside(self, known: "BeforeRounds") -> "BeforeRounds":
-        """Merge with `known`, whose reasons take precedence."""
+        """Return the union with `known`. If both contain a reason, use the one from `known`."""
         return BeforeRounds({**self.gone, **known.gone}, {**self.failed, **known.failed})
 
 
-WRONG_DATA_ARRIVED = "wrong data arrived"  # The failure of a pair with wrong verified data begins so
+WRONG_DATA_ARRIVED = "wrong data arrived"  # Prefix of the failure text for a pair that received wrong data
 
 
 class LocalQuantity(StrEnum):
-    """The quantities that a node measures alone in phase 0."""
+    """The quantities that each node measures by itself in phase 0."""
 
     PAIR = "copies inside the node"
     ALL_REDUCE = "all-reduce inside the node"
@@ -155,13 +160,14 @@ class LocalQuantity(StrEnum):
 
 
 class LocalFigure(NamedTuple):
-    """GB/s that a node measured alone, for one of its GPUs (or ranks, without GPUs), or the failure.
+    """A bandwidth in GB/s that a node measured by itself on one of its GPUs (or ranks, without GPUs), or the
+    failure.
 
-    Copies between two GPUs are both directions together, with `partner` the other GPU. The busbw of an all-reduce has
-    GPU 0.
+    For copies between two GPUs, `partner` is the other GPU, and `gb_s` is the sum of both directions. For an
+    all-reduce, `gpu` is 0 and `gb_s` is the bus bandwidth.
     """
 
-    node: int  #: host name of the node
+    node: int
     gpu: int
     quantity: LocalQuantity
     gb_s: float
@@ -170,20 +176,20 @@ class LocalFigure(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, LocalQuantity, int | None]:
-        """Node, GPU, quantity and partner, equal in both passes."""
+        """Node, GPU, quantity and partner. Both measuring passes have the same values."""
         return self.node, self.gpu, self.quantity, self.partner
 
 
 class RingFailure(NamedTuple):
-    """Why a ring failed: what a node saw, and whether its own side caused it."""
+    """A failure of a ring: the observation from one node, and whether the fault is in that node."""
 
-    node: int  #: host name of the node
+    node: int
     seen: str
     is_own: bool
 
 
 class RingOutcome(Struct, frozen=True):
-    """The GB/s of a ring's slowest rail, or the failures by rail."""
+    """The bandwidth of a ring's slowest rail in GB/s, or the failures by rail."""
 
     gb_s: float
     failures: Mapping[NodeRail, RingFailure] = field(default_factory=dict)
@@ -193,7 +199,7 @@ _EXPECTED = f"rounds as gpubench scan kept them, of {MOST_NODES} nodes and {MOST
 
 
 class StoredFabric(ScanFabric, frozen=True, kw_only=True):
-    """The fabric of a scan with its seed and backend, as stored."""
+    """The fabric of a scan in its stored form, with the seed and the backend."""
 
     seed: int
     backend: str
@@ -201,11 +207,11 @@ class StoredFabric(ScanFabric, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, fabric: ScanFabric, seed: int, backend: str, origin: str) -> "StoredFabric":
-        """Convert for storing."""
+        """Convert a fabric to its stored form."""
         return make_record(cls, fabric, seed=seed, backend=backend, origin=origin)
 
     def fabric(self) -> ScanFabric:
-        """Return the fabric. Raises UsageError if it is impossible."""
+        """Return the fabric. Raise UsageError if the stored values contradict each other."""
         fits = len(self.leaves) == len(self.hosts) == len(set(self.hosts)) <= MOST_NODES
         if not self.hosts or not fits:
             raise UsageError(f"{len(self.hosts)} nodes with {len(self.leaves)} leaves", expected=_EXPECTED)
@@ -213,9 +219,10 @@ class StoredFabric(ScanFabric, frozen=True, kw_only=True):
 
 
 class StoredLocal(Struct, frozen=True):
-    """The measurements of phase 0, as stored: node and GPU (two GPUs of a pair), quantity, GB/s, and failures by place.
+    """The measurements of phase 0 in their stored form.
 
-    `findings` come from facts, clocks and profiles. None: an older gpubench wrote the file.
+    `places` contains node and GPU, or node and two GPUs for a pair. `failures` are keyed by position in these lists.
+    `findings` come from facts, clocks and profiles. They are None if an older gpubench wrote the file.
     """
 
     places: tuple[tuple[int, ...], ...]
@@ -226,7 +233,7 @@ class StoredLocal(Struct, frozen=True):
 
     @classmethod
     def of(cls, figures: Sequence[LocalFigure], findings: Sequence[Finding] = ()) -> "StoredLocal":
-        """Convert for storing."""
+        """Convert measurements to their stored form."""
         return cls(
             tuple(
                 (figure.node, figure.gpu) if figure.partner is None else (figure.node, figure.gpu, figure.partner)
@@ -239,7 +246,7 @@ class StoredLocal(Struct, frozen=True):
         )
 
     def figures(self, fabric: ScanFabric) -> list[LocalFigure]:
-        """Return the measurements. Raises UsageError for unknown nodes."""
+        """Return the measurements. Raise UsageError for unknown nodes or GPUs."""
         figures = []
         for number, (place, quantity, gb_s) in enumerate(zip(self.places, self.quantities, self.gb_s, strict=False)):
             node, gpu = _checked(place[:2], 2, fabric)
@@ -250,7 +257,11 @@ class StoredLocal(Struct, frozen=True):
 
 
 class StoredRound(Struct, frozen=True):
-    """A round, as stored: node, node and rail of each measurement, GB/s, and failures by position in these lists."""
+    """A round in its stored form.
+
+    `places` contains node, node and rail of each measurement. `failures` and `culprits` are keyed by position in these
+    lists.
+    """
 
     number: Annotated[int, Meta(ge=1)]
     phase: ScanPhase
@@ -263,7 +274,7 @@ class StoredRound(Struct, frozen=True):
 
     @classmethod
     def of(cls, outcome: RoundOutcome) -> "StoredRound":
-        """Convert for storing."""
+        """Convert a round to its stored form."""
         samples = outcome.samples
         return cls(
             outcome.number,
@@ -277,7 +288,7 @@ class StoredRound(Struct, frozen=True):
         )
 
     def outcome(self, fabric: ScanFabric) -> RoundOutcome:
-        """Return the round. Raises UsageError for unknown nodes or rails."""
+        """Return the round. Raise UsageError for unknown nodes or rails."""
         samples = []
         for number, (place, gb_s) in enumerate(zip(self.places, self.gb_s, strict=False)):
             first, second, rail = _checked(place, 3, fabric)
@@ -289,9 +300,9 @@ class StoredRound(Struct, frozen=True):
 
 
 class StoredAbsent(Struct, frozen=True):
-    """The nodes lost in phase 0, or missing in the resumed job, with the reasons by number.
+    """The nodes lost in phase 0 or missing in the resumed job, with the reasons, keyed by node number.
 
-    `failed` has the rails whose worker died or hung in phase 0, by node and rail: '3/1'.
+    `failed` contains the rails whose worker died or hung in phase 0, keyed by node and rail: '3/1'.
     """
 
     absent: Mapping[str, str]
@@ -299,14 +310,14 @@ class StoredAbsent(Struct, frozen=True):
 
     @classmethod
     def of(cls, found: BeforeRounds) -> "StoredAbsent":
-        """Convert for storing."""
+        """Convert losses to their stored form."""
         return cls(
             {str(node): seen for node, seen in found.gone.items()},
             {f"{node}/{rail}": seen for (node, rail), seen in found.failed.items()},
         )
 
     def rails(self, fabric: ScanFabric) -> dict[NodeRail, str]:
-        """Return the rails that failed. Raises UsageError for unknown rails."""
+        """Return the failed rails, with the reasons. Raise UsageError for unknown rails."""
         found = {}
         for place, seen in self.failed.items():
             numbers = [int(text) if text.isdecimal() else -1 for text in place.split("/")]
@@ -315,7 +326,7 @@ class StoredAbsent(Struct, frozen=True):
         return found
 
     def nodes(self, fabric: ScanFabric) -> dict[int, str]:
-        """Return the lost nodes by their number in the scan."""
+        """Return the lost nodes by number, with the reasons. Ignore unknown nodes."""
         numbers = {str(node): node for node in range(len(fabric.hosts))}
         return {numbers[node]: seen for node, seen in self.absent.items() if node in numbers}
 
@@ -329,7 +340,7 @@ def _checked(place: Sequence[int], count: int, fabric: ScanFabric) -> Sequence[i
 
 
 class PartKind(StrEnum):
-    """The kinds of faulty parts."""
+    """The types of faulty parts."""
 
     NODE_GONE = "node gone"
     NODE_HANGS = "node hangs"
@@ -353,11 +364,11 @@ OF_ONE_NODE = (
     PartKind.NIC,
     PartKind.RAIL_HANGS,
 )
-"""The kinds that make a node faulty. The others are parts of the network between nodes."""
+"""The types of faults inside a node. Other types are in the network between nodes."""
 
 
 class Tool(StrEnum):
-    """The tools that read an exclude list."""
+    """The tools for which a scan prints exclude lists."""
 
     SLURM = "slurm"
     SLURM_DRAIN = "slurm drain"
@@ -366,7 +377,7 @@ class Tool(StrEnum):
 
 
 class ScanPartRow(Record, frozen=True, kw_only=True):
-    """A faulty part. A suspect if the scan did not confirm it."""
+    """A faulty part of a node or of the network. The verdict is WARN if the scan did not confirm the fault."""
 
     section = "parts"
 
@@ -385,7 +396,9 @@ class ScanPartRow(Record, frozen=True, kw_only=True):
 
 
 class ScanCellRow(Record, frozen=True, kw_only=True):
-    """One rail of one node: its latest score and, if it is bad, the part that explains it."""
+    """One cell, which is one rail of one node: its latest score and, if it is slow, the faulty part that explains
+    it.
+    """
 
     section = "cells"
     on_page = HIDDEN
@@ -422,7 +435,7 @@ class ScanRoundRow(Record, frozen=True, kw_only=True):
 
 
 class ScanCollectiveRow(Record, frozen=True, kw_only=True):
-    """A collective of many nodes, compared with the prediction from its parts."""
+    """A ring over many nodes, compared with the bandwidth predicted from its cells."""
 
     section = "scan_collectives"
     on_page = OnPage("Rings of many nodes")
@@ -455,7 +468,9 @@ _JUDGED = (Verdict.PASS, Verdict.FAIL)
 
 
 def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
-    """Yield the parts of the last line: '3 of 1,024 nodes are bad: node17 rail 3 at 41 % (NIC or cable), …'."""
+    """Yield the parts of the last line, for example '3 of 1,024 nodes are bad: node17 rail 3 at 41 % (NIC or
+    cable), …'.
+    """
     rows = report.rows(ScanPartRow)
     bad = [row for row in rows if row.verdict == Verdict.FAIL]
     nodes = len(metadata.hosts)
@@ -476,10 +491,10 @@ def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
 
 
 def _bad_parts(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> Iterator[LinePart]:
-    """Yield the faulty parts first, then the number of other nodes.
+    """Yield the faulty parts first, then the numbers of other nodes.
 
-    `doubtful` nodes have a rail that is a suspect, too noisy or not measured. `failing` nodes have failing facts, or a
-    driver that did not answer.
+    `doubtful` are nodes with a rail that is a suspect, too noisy or not measured. `failing` are nodes that fail because
+    of their facts, or whose driver did not respond.
     """
     bad_nodes = {node for row in bad if row.part_kind in OF_ONE_NODE for node in row.nodes}
     between = [row for row in bad if row.part_kind not in OF_ONE_NODE]
@@ -509,7 +524,7 @@ def _listed(lead: str, rows: Sequence[ScanPartRow]) -> LinePart:
 
 
 def _describe_part(row: ScanPartRow) -> str:
-    """'node17 rail 3 at 41 % (NIC or cable)', 'node9 hangs'."""
+    """Describe a faulty part: 'node17 rail 3 at 41 % (NIC or cable)', 'node9 hangs'."""
     if row.part_kind == PartKind.NODE_GONE:
         return f"{row.subject} is gone"
     if row.part_kind in _HANGING:

@@ -1,4 +1,4 @@
-"""The rows, the live view and the last line of `gpubench watch`: the traffic of links and the verdicts on jobs."""
+"""The rows, the live view and the last line of `gpubench watch`: the traffic on links, and a verdict on each job."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -21,7 +21,11 @@ class DeviceKind(StrEnum):
 
 
 class Way(StrEnum):
-    """The path of a job's traffic, by its counters. UNKNOWN and NOT_TOLD do not pass."""
+    """The path of a job's traffic according to hardware counters.
+
+    NOT_TOLD means that the counters cannot distinguish a healthy job from a staged one. UNKNOWN and NOT_TOLD do not
+    pass.
+    """
 
     STAGED = "staged"
     SOCKETS = "sockets"
@@ -37,7 +41,7 @@ class Way(StrEnum):
 
 
 class TrafficRow(Record, frozen=True, kw_only=True):
-    """The traffic of one GPU or one NIC port in one interval. null: unknown, with the reason in `note`."""
+    """The traffic of one GPU or one NIC port in one interval. `note` explains values that are unknown (null)."""
 
     section = "traffic"
 
@@ -66,7 +70,7 @@ class TrafficRow(Record, frozen=True, kw_only=True):
 
 
 class JobRow(Record, frozen=True, kw_only=True):
-    """The verdict on one job's traffic on one node, over the intervals with traffic."""
+    """The verdict on one job's traffic on one node, from the intervals with traffic."""
 
     section = "jobs"
 
@@ -96,7 +100,10 @@ _RATES = ("nvlink_gb_s", "pcie_sent_gb_s", "pcie_received_gb_s")
 
 
 class WatchFrame(Struct, frozen=True, kw_only=True):
-    """The interval that ended `seconds` after the start. `silences` has hosts with unknown GPUs, and the reasons."""
+    """The rows of the interval that ended `seconds` after the start.
+
+    `silences` contains hosts whose GPUs could not be read, with the reasons.
+    """
 
     seconds: float
     rows: Sequence[TrafficRow]
@@ -106,7 +113,7 @@ class WatchFrame(Struct, frozen=True, kw_only=True):
 
     @property
     def kinds(self) -> "list[AlikeNodes]":
-        """The nodes grouped by the traffic of their jobs, the largest group first."""
+        """Groups of nodes whose jobs have the same type of traffic, the largest group first."""
         jobs = group_by(self.jobs, lambda row: row.node)
         hosts = list(dict.fromkeys((*(row.node for row in self.rows), *jobs, *(host for host, _ in self.silences))))
         silent = dict(self.silences)
@@ -122,14 +129,14 @@ class WatchFrame(Struct, frozen=True, kw_only=True):
 
 
 class AlikeNodes(Struct, frozen=True):
-    """Nodes whose jobs have the same kind of traffic, with the jobs of the first node."""
+    """Nodes whose jobs have the same type of traffic, with the jobs of the first node as an example."""
 
     hosts: tuple[str, ...]
     jobs: tuple[JobRow, ...]
 
 
 def merge_similar_jobs(jobs: Sequence[JobRow]) -> Iterator[JobRow]:
-    """Merge many similar jobs of a node into one row, for example servers with one process per GPU."""
+    """Merge a node's similar jobs into one row if there are many, for example servers with one process per GPU."""
     for alike in group_by(jobs, lambda row: (row.way, row.verdict, row.cause)).values():
         if len(alike) <= _MOST_ALIKE:
             yield from alike
@@ -143,7 +150,7 @@ _MOST_JOBS = 3
 
 
 def watch_part(report: Report) -> LinePart:
-    """Return 'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s', or why nothing was judged."""
+    """Return 'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s', or why no job was judged."""
     if HangRow.section in report.sections:
         seen = "RAS does not show whether operations go on: " if report.verdict is not Verdict.PASS else ""
         return part(f"{seen}no rank keeps others waiting")
