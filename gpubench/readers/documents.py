@@ -1,4 +1,4 @@
-"""Opens, decodes and checks files that a user names. Errors contain the file and the place."""
+"""Opens, decodes and checks files that a user names. Error messages contain the file name and the line or field."""
 
 import codecs
 import io
@@ -33,19 +33,22 @@ _MS = 1000
 
 
 class SilentPipeError(UsageError):
-    """The writer of a pipe sends nothing for too long."""
+    """The writer of a pipe has sent nothing for too long."""
 
 
 @contextmanager
 def open_file(path: Path, expected: str, *, pipes: bool = True) -> Iterator[io.BufferedReader]:
-    """Open a file, or a pipe if `pipes`, for reading. `expected` is for errors.
+    """Open a file for reading, or also a pipe with `pipes`. `expected` describes the expected file in error
+    messages.
 
-    Raises OSError, and UsageError for a device, a socket, or a pipe without a writer. Reading raises OSError, and
-    SilentPipeError if the writer of a pipe sends nothing.
+    Raises:
+        OSError: The file cannot be opened, or a later read fails.
+        UsageError: The path is a device, a socket, or a pipe that is not allowed.
+        SilentPipeError: During a read, the pipe has no writer, or its writer sends nothing.
     """
     name = str(path)
     _check_kind(path.stat().st_mode, name, expected, pipes=pipes)
-    # Without O_NONBLOCK, opening a pipe waits for its writer. Files ignore it.
+    # Without O_NONBLOCK, opening a pipe waits for a writer. For files, the flag has no effect.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -76,7 +79,8 @@ class _Pipe(io.RawIOBase):
         self._given_up: SilentPipeError | None = None
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
-        # A shell's pipe has no name, so no other process can open it for writing. Without a writer it is at its end.
+        # The pipe of a shell's <(...) has no name, so no other process can open it for writing. Without a writer it has
+        # ended.
         self._had_writer = str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:")
 
     def readable(self) -> bool:
@@ -101,11 +105,12 @@ class _Pipe(io.RawIOBase):
                 error = self._silent(most)
                 if not self._has_sent:
                     raise error
-                # End here, so that buffered bytes are not lost. Every later read raises the error.
+                # Report the end of the file once, so that buffered bytes are not lost. Every later read raises the
+                # error.
                 self._given_up = error
                 return 0
             for _, event in self._poll.poll(left * _MS):
-                # The kernel reports this for a named pipe once its writer has closed it.
+                # For a named pipe, the kernel reports POLLHUP once its writer has closed it.
                 self._had_writer = self._had_writer or bool(event & select.POLLHUP)
 
     def _silent(self, seconds: float) -> SilentPipeError:
@@ -122,7 +127,13 @@ _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_B
 
 
 class Wanted(Struct, frozen=True):
-    """The kinds of files to read, in words for errors, and their most bytes."""
+    """The file formats that a reader accepts.
+
+    - `kinds`: names of the formats, for error messages
+    - `how_to_make_one`: a command that writes such a file
+    - `most_bytes`: the size of the largest file that is read
+    - `example`: a file name for suggested commands
+    """
 
     kinds: str
     how_to_make_one: str
@@ -130,11 +141,11 @@ class Wanted(Struct, frozen=True):
     example: str
 
     def unfit(self, seen: str, *, reason: str, next_step: str = "") -> UsageError:
-        """Return the error for a file of another kind."""
+        """Return the error for a file that the reader does not accept."""
         return UsageError(seen, expected=self.kinds, reason=reason, next_step=next_step or self.how_to_make_one)
 
     def unknown(self, text: str, name: str) -> UsageError:
-        """Return the error for a text that no reader recognizes."""
+        """Return the error for a text in an unknown format."""
         first = next(number for number, line in enumerate(text.split("\n"), 1) if line.strip())
         beginning = text.strip().split("\n")[0][:60]
         seen = f"{name}, line {first}: {beginning!r} begins no kind of file that gpubench reads"
@@ -149,11 +160,11 @@ _OTHER_COMMANDS = (
     (re.compile(r"^\s*GPU0\s+X\s", re.MULTILINE), "it is a matrix of nvidia-smi topo", "topo --from"),
     (re.compile(r"\balgbw\b.*\bbusbw\b|\bmemcpy (?:CE|SM) [CG]PU\(row\)|# OSU "), "it is a table of results", "report"),
 )
-"""Signs of texts that another command reads."""
+"""Patterns that identify a text for another gpubench command, the reason for the error, and that command."""
 
 
 def unreadable_error(name: str, error: Exception, expected: str, next_step: str = "") -> UsageError:
-    """Return the error for a file that is missing or cannot be read."""
+    """Return the error for a file that does not exist or cannot be read."""
     if isinstance(error, FileNotFoundError):
         seen, reason = f"{name} does not exist", "the path is mistyped, or relative to another directory"
     else:
@@ -163,9 +174,9 @@ def unreadable_error(name: str, error: Exception, expected: str, next_step: str 
 
 
 def read_text(path: Path, wanted: Wanted) -> str:
-    """Return the text of a file, which has at least one line.
+    """Return the text of a file. It has at least one non-blank line.
 
-    Raises UsageError if the file is missing, empty, too large, or no text.
+    Raises UsageError if the file is missing, empty or too large, or is not text.
     """
     name = str(path)
     text = _decoded(_bytes_of(path, name, wanted), name, wanted)
@@ -186,7 +197,7 @@ def _bytes_of(path: Path, name: str, wanted: Wanted) -> bytes:
                 raise _too_large(name, f"{size_bytes / 2**20:.0f} MiB", wanted)
             # A pipe, as in `--from <(nvidia-smi topo -m)`, has no size.
             content = file.read(wanted.most_bytes + 1)
-            # After the last bytes of a silent pipe, this raises the error.
+            # If a pipe became silent after its last bytes, this read raises the error.
             content += file.read(1)
     except (OSError, ValueError) as error:
         raise unreadable_error(name, error, wanted.kinds, wanted.how_to_make_one) from None
@@ -209,7 +220,7 @@ def _decoded(content: bytes, name: str, wanted: Wanted) -> str:
             reason="Windows PowerShell's > writes UTF-16",
             next_step=f"iconv -f UTF-16 -t UTF-8 {name} > {wanted.example}",
         )
-    content = content.rstrip(b"\0")  # A power cut leaves NULs where bytes were allocated and not written
+    content = content.rstrip(b"\0")  # After a power failure, files can end with NULs
     wrong, what = content.find(b"\0"), "a NUL byte"
     try:
         text = content.decode("utf-8-sig")
@@ -224,15 +235,15 @@ def _decoded(content: bytes, name: str, wanted: Wanted) -> str:
     raise wanted.unfit(f"{name}, line {line}: {what}", reason="it is a binary or a compressed file, or a damaged one")
 
 
-_QUOTED = re.compile(r"(?:\s*>)+ ?|\s*\|(?=[^|]*\|)")  # Markdown at the start of a quoted line or of a table row
+_QUOTED = re.compile(r"(?:\s*>)+ ?|\s*\|(?=[^|]*\|)")  # Markdown quote marks, or the first bar of a table row
 
 
-_IN_CELLS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))|\*\*")  # Thousands separators, and bold
+_IN_CELLS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))|\*\*")  # Thousands separators, and Markdown's bold marks
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2212"), "-")
 
 
 def split_lines(text: str, name: str) -> list[str]:
-    """Split a text at any kind of line end. Raises UsageError for too many lines."""
+    """Split a text at LF, CR LF or CR, and remove Markdown from each line. Raises UsageError for too many lines."""
     count = text.count("\n") + text.count("\r")
     if count > limits.MOST_RESULT_LINES:
         raise UsageError(
@@ -245,18 +256,21 @@ def split_lines(text: str, name: str) -> list[str]:
 
 
 def remove_quotes(line: str) -> str:
-    """Remove Markdown quotes and table bars, and dashes of a PDF, from a line."""
+    """Remove Markdown quote marks and table bars from a line, and replace typographic dashes by hyphens."""
     plain = line if line.isascii() else line.translate(_DASHES)
     return _IN_CELLS.sub("", _QUOTED.sub("", plain, count=1).replace("|", " ")) if _QUOTED.match(plain) else plain
 
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x07|[\x00-\x08\x0b-\x1f]")
 _TAG = re.compile(r"(\[[^\]\[\s]{1,80},\d{1,7}\]<std(?:out|err)>:)")
-"""Open MPI's --tag-output puts it before every piece of output, even in the middle of a line."""
+"""Open MPI's --tag-output writes this tag before every piece of output, also in the middle of a line."""
 
 
 def split_by_tag(line: str) -> Iterator[tuple[str, str]]:
-    """Yield the launcher's tags of a line with their text, '' without a tag. Join consecutive pieces of one process."""
+    """Split a line at the launcher's tags, and yield each tag with its text. Text without a tag gets the tag ''.
+
+    Consecutive pieces of the same process are joined.
+    """
     head, *tagged = _TAG.split(_CONTROL.sub("", line))
     if head.strip() or not tagged:
         yield "", head
@@ -271,12 +285,14 @@ def split_by_tag(line: str) -> Iterator[tuple[str, str]]:
 
 
 def prefix_shape(prefix: str) -> str:
-    """Return the prefix of a line with all numbers replaced by 0."""
+    """Return a line prefix with every number replaced by 0, so that prefixes of different processes compare equal."""
     return re.sub(r"\d+", "0", " ".join(prefix.split()))
 
 
 def strip_prefix(text: str, shape: str) -> list[str] | None:
-    """Return the words after a prefix of this shape. None for another prefix."""
+    """Remove a prefix of this shape from a line, and return the remaining words. None if the line has another
+    prefix.
+    """
     words = text.split()
     count = len(shape.split())
     return words[count:] if prefix_shape(" ".join(words[:count])) == shape else None
@@ -286,7 +302,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def walk_values(plain: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Yield every key and every scalar in plain data, with its place."""
+    """Yield every key and every scalar in plain data, each with its path, for example `snapshot.gpus[0].name`."""
     if isinstance(plain, dict):
         for key, held in plain.items():
             yield f"a name in {where}", key
@@ -299,7 +315,7 @@ def walk_values(plain: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def check_printable(plain: Any, where: str) -> None:
-    """Raise UsageError for a text that a terminal cannot show. `where` is its place."""
+    """Raise UsageError for a string with unprintable characters. `where` is the path of the value in error messages."""
     for place, text in walk_values(plain, where):
         if isinstance(text, str) and not text.isprintable():
             raise UsageError(f"{place} is {text[:40]!a}", expected="printable characters")
@@ -309,14 +325,14 @@ T = TypeVar("T")
 
 
 def json_line(value: object) -> str:
-    """Write a record as one line of JSON."""
+    """Convert a record to one line of JSON."""
     return json.dumps(to_plain(value), allow_nan=False) + "\n"
 
 
 def read_json_line(kind: type[T], line: str, where: str) -> T:
-    """Read a record from a line of JSON. `where` names file and line.
+    """Parse a record from one line of JSON. `where` is the file and line for error messages.
 
-    Raises UsageError if it is no JSON, or another kind of record.
+    Raises UsageError if the line is not JSON or is another kind of record.
     """
     try:
         plain = load_json(line)
@@ -330,7 +346,7 @@ def read_json_line(kind: type[T], line: str, where: str) -> T:
 
 
 def check_version(version: int, known: int, where: str) -> None:
-    """Raise UsageError for a recording of another schema version."""
+    """Raise UsageError if a recording has another schema version than `known`."""
     if version != known:
         raise UsageError(
             f"{where}: schema_version {version}",
@@ -341,12 +357,12 @@ def check_version(version: int, known: int, where: str) -> None:
 
 
 def load_json(text: str) -> Any:
-    """Parse JSON without NaN and infinity, which Python would accept.
+    """Parse JSON, but reject NaN and infinity, which Python would accept.
 
-    Raises ValueError if it is no JSON, contains these, lone surrogates or too many digits, is too deep, or needs too
-    much memory.
+    Raises ValueError for invalid JSON, and for NaN, infinity, lone surrogates or numbers with too many digits. Also
+    raises it if the nesting is too deep or the values need too much memory.
     """
-    # The least memory of its values in CPython: a dictionary with one key, an empty list, a number in a list.
+    # Smallest memory of each value in CPython: a dictionary with one key, an empty list, and a number in a list.
     size_bytes = text.count("{") * 232 + text.count("[") * 64 + text.count(",") * 36
     if size_bytes > limits.MOST_JSON_BYTES:
         most = limits.MOST_JSON_BYTES // 2**20
@@ -359,7 +375,7 @@ def load_json(text: str) -> Any:
         raise _too_deep() from None
     if is_nested_deeper(value, limits.MOST_DEPTH):
         raise _too_deep()
-    # JSON can spell lone surrogates, which no output can hold. Most texts have no escape that may be one.
+    # JSON can contain lone surrogates as escapes, but no output can encode them. Most texts have no such escapes.
     if "\\ud" in text or "\\uD" in text or not (text.isascii() or _SURROGATE.search(text) is None):
         for _, leaf in walk_values(value, ""):
             if isinstance(leaf, str) and _SURROGATE.search(leaf):
@@ -372,14 +388,14 @@ def _too_deep() -> ValueError:
 
 
 def parse_whole(text: str) -> int:
-    """Parse a whole number. Raises ValueError, also for too many digits."""
+    """Parse an integer. Raises ValueError, also for too many digits."""
     if len(text) > limits.MOST_DIGITS + text.startswith("-"):
         raise ValueError(f"a number of {len(text)} digits, and {limits.MOST_DIGITS} are the most that is read")
     return int(text)
 
 
 def parse_finite(text: str) -> float:
-    """Parse a number. Raises ValueError, also for NaN and infinity."""
+    """Parse a floating-point number. Raises ValueError, also for NaN and infinity."""
     value = float(text)
     return value if math.isfinite(value) else _no_number(text)
 

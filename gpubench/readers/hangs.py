@@ -1,8 +1,10 @@
-"""Reads what hanging jobs leave behind: PyTorch's recorder and watchdog, py-spy stacks, and answers of NCCL's RAS.
+"""Reads diagnostic output of hanging jobs: Flight Recorder dumps, PyTorch watchdog lines, py-spy stacks and NCCL
+RAS.
 
-Recorder dumps are JSON or pickle of versions 2.x (torch/csrc/distributed/c10d/FlightRecorder.hpp). Nothing in a pickle
-is executed: it may contain only plain data. RAS answers `ncclras`, or `VERBOSE STATUS` on port 28028, as text or, since
-NCCL 2.28.7, as JSON.
+PyTorch's Flight Recorder writes dumps of version 2.x as JSON or pickle
+(torch/csrc/distributed/c10d/FlightRecorder.hpp). A pickle may contain only plain data, so no code in it is executed.
+NCCL's RAS service prints its report through `ncclras`, or for `VERBOSE STATUS` on port 28028. The report is text or,
+since NCCL 2.28.7, JSON.
 """
 
 import io
@@ -29,7 +31,7 @@ _DAMAGED = (
     TypeError,
     ValueError,
 )
-"""Raised for a truncated or forged pickle, or a dictionary of another form."""
+"""Exceptions from a truncated or forged pickle, or from a dictionary with unexpected content."""
 
 _DUMP_WORDS = (b'"pg_config"', b'"pg_status"', b'"entries"')
 _EXPECTED_DUMP = "a dump of PyTorch's Flight Recorder, as TORCH_NCCL_DUMP_ON_TIMEOUT=1 writes one for every rank"
@@ -39,13 +41,13 @@ _PREFIX = re.compile(r"^[\w-]{1,20}:")
 
 
 def is_recorder_dump(beginning: bytes) -> bool:
-    """True if a file starts like a pickle, or like a dump in JSON."""
+    """Return True if a file starts like a pickle or like a Flight Recorder dump in JSON."""
     text = beginning.lstrip()
     return beginning.startswith(_PICKLE) or (text.startswith(b"{") and any(word in text for word in _DUMP_WORDS))
 
 
 class _PlainData(pickle.Unpickler):
-    """Unpickles dictionaries, lists, numbers and text, and refuses everything else."""
+    """Unpickles dictionaries, lists, numbers and strings, and rejects everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no plain data")
@@ -55,9 +57,9 @@ class _PlainData(pickle.Unpickler):
 
 
 def read_recorder_dump(data: bytes, name: str) -> RankRecord:
-    """Read the record in a dump. The number at the end of the file name is the rank.
+    """Read a Flight Recorder dump. The number at the end of the file name is the rank.
 
-    Raises UsageError for anything but plain data, for a damaged file, or for another kind of file.
+    Raises UsageError if the file is damaged, is not such a dump, or contains more than plain data.
     """
     found = _RANK_OF_FILE.search(name)
     try:
@@ -109,7 +111,7 @@ def _calls(entries: list[Any]) -> Iterator[RecordedCall]:
 
 
 def _place(frames: Any) -> str:
-    """Return the innermost line outside PyTorch."""
+    """Return the innermost source line outside PyTorch. '' if there is none."""
     for frame in frames:
         file = str(frame["filename"])
         if not any(library in file for library in _TORCH_FILES):
@@ -128,14 +130,14 @@ _LIBRARY_FILES = re.compile(
 
 
 def is_stack(beginning: bytes) -> bool:
-    """True if a file starts like a py-spy dump."""
+    """Return True if a file starts like a py-spy dump."""
     return _STACK_HEADER.match(beginning) is not None and _PYTHON_VERSION in beginning
 
 
 def read_stack(data: bytes, name: str) -> ProcessStack:
-    """Read the innermost frame of the main thread, and the innermost frame outside libraries.
+    """Read two frames of the main thread: the innermost one, and the innermost one outside libraries.
 
-    A number at the end of the file name is the rank.
+    If the file name ends with a number, it is the rank.
     """
     header = _STACK_HEADER.match(data)
     frames: list[str] = []
@@ -152,7 +154,7 @@ def read_stack(data: bytes, name: str) -> ProcessStack:
 
 
 _RANK_OF_LINE = re.compile(rb"\brank(\d{1,7})\]:|\b(?:PG [^\]]{1,80} )?Rank (\d{1,7})\]", re.ASCII)
-"""Also matches a copied line without its start."""
+"""The pattern also matches a copied line whose beginning is missing."""
 _CAUGHT = re.compile(
     rb"Watchdog caught collective operation timeout: WorkNCCL"
     rb"\(SeqNum=(\d{1,12}), OpType=(\w{1,40}), NumelIn=(\d{1,20})",
@@ -171,16 +173,16 @@ _FINGERPRINT = re.compile(
 )
 _BARRIER = re.compile(rb"Ranks? ([\d, ]{1,200}) failed to pass monitoredBarrier", re.ASCII)
 _FEWEST_DIGITS_OF_NONE = 18
-"""The watchdog prints 2**64 - 1 elements for several operations together, whose size it does not know."""
+"""For coalesced operations of unknown size, the watchdog prints 2**64 - 1 elements. Real counts have fewer digits."""
 
 _BETWEEN_TWO = ("SEND", "RECV")
 _DEFAULT = ("0", "0 (default_pg)", "0(default_pg)", "0(default)", "default_pg")
 WRAPPER, BARRIER = "wrapper", "monitoredBarrier"
-"""Groups for lines that name none."""
+"""Group names for watchdog lines without a process group."""
 
 
 class WatchdogLines:
-    """Collects lines of PyTorch's watchdog by rank."""
+    """Collects the lines of PyTorch's watchdog, by rank."""
 
     def __init__(self) -> None:
         self._caught: dict[tuple[int, int], RecordedCall] = {}
@@ -189,7 +191,7 @@ class WatchdogLines:
         self.missed_barrier: dict[int, None] = {}
 
     def add(self, line: bytes) -> None:
-        """Add a line, and ignore lines of other programs."""
+        """Add a line of a log. Lines of other programs are ignored."""
         if missed := _BARRIER.search(line):
             self.missed_barrier |= {int(rank): None for rank in missed[1].replace(b",", b" ").split()}
         for found in _FINGERPRINT.finditer(line):
@@ -216,9 +218,10 @@ class WatchdogLines:
             self._status.setdefault(place, (waits, int(status[2]), int(status[3])))
 
     def records(self) -> tuple[RankRecord, ...]:
-        """Return what each rank waits in and its last completed operation. A group has the ranks that logged it.
+        """Return for each rank the operation in which it waits, and its last completed operation.
 
-        The default group has all ranks up to the highest if few of them logged nothing.
+        A group consists of the ranks that logged it. The default group gets all lower ranks too, if only few of them
+        logged nothing.
         """
         calls: dict[int, list[RecordedCall]] = {}
         members: dict[str, set[int]] = {}
@@ -231,11 +234,11 @@ class WatchdogLines:
         for group, ranks in members.items():
             waited = {call.sequence for rank in ranks for call in calls[rank] if call.group == group and not call.done}
             for rank in ranks:
-                # A rank that completed a later operation has passed those that others wait in.
+                # A rank that completed a later operation has also passed the operations in which other ranks wait.
                 passed = [number for number in waited if number < self._status.get((rank, group), (0, 0, 0))[2]]
                 calls[rank] += [RecordedCall(group, number, "operation", done=True) for number in passed]
         if not self._status and len({number for _, number in self._caught}) == 1:
-            # PyTorch before 2.3 names no group.
+            # PyTorch before 2.3 does not print the group.
             for (rank, _), call in self._caught.items():
                 calls.setdefault(rank, []).append(replace(call, group=_DEFAULT[0]))
                 members.setdefault(_DEFAULT[0], set()).add(rank)
@@ -251,7 +254,7 @@ class WatchdogLines:
         return tuple(RankRecord(rank, tuple(own), groups) for rank, own in sorted(calls.items()))
 
     def _caught_alone(self, calls: dict[int, list[RecordedCall]], members: dict[str, set[int]]) -> None:
-        """Add ranks without a status line to the only group that the other ranks name."""
+        """Add ranks without a status line to the group, if the other ranks name only one group."""
         groups = {group for _, group in self._status}
         waited = {waits if waits is not None else done + 1 for waits, _, done in self._status.values()}
         have_status = {rank for rank, _ in self._status}
@@ -271,11 +274,11 @@ class WatchdogLines:
 
 
 _BEFORE = re.compile(r"(?:\s*(?:OK|SERVER PROTOCOL \d+|ERROR: [^\n]{0,200})\r?\n)*\s*")
-"""The service's replies to the requested time-out and format, before the answer."""
+"""Replies of the RAS service to a requested timeout and format, which precede the report."""
 
 _RAS_HEADER = re.compile(r"NCCL version \S+ compiled with CUDA")
 _NO_COMMA = re.compile(r'("nvml_dev": -?\d+)(?=\s+"status")')
-"""NCCL 2.28.7 to 2.28.9 omit a comma for every missing rank (jsonWriteMissingRank). 2.29.2 fixed it."""
+"""In NCCL 2.28.7 to 2.28.9, a comma is missing for every missing rank (jsonWriteMissingRank). 2.29.2 fixed this."""
 
 _JSON_WORDS = ('"nccl_version"', '"communicators')
 _RAS_GROUP = re.compile(
@@ -301,7 +304,7 @@ _PROCESS = re.compile(r"^Process (?P<pid>\d+) on node (?P<host>\S+)")
 _SECTION = re.compile(r"^(?P<kind>INCOMPLETE|DEAD|TIMEOUT)$")
 _GONE = ("NOCOMM", "UNKNOWN", "FINALIZE", "ABORT")
 _DOUBTFUL_OF_ALL = ("INIT", "ABORT")
-"""States that all ranks of a group may have briefly, or because the job hangs there."""
+"""States of a whole group that can be normal for a short time, or mean that the job hangs."""
 _ERRORS = {
     1: "Unhandled CUDA error",
     2: "System error",
@@ -310,11 +313,11 @@ _ERRORS = {
     5: "Invalid usage",
     6: "Remote process error",
 }
-"""Values of ncclResult_t, as the text names them."""
+"""Names of ncclResult_t values, as in the text report."""
 
 
 def is_ras_answer(beginning: bytes) -> bool:
-    """True if a file starts like a RAS answer."""
+    """Return True if a file starts like a RAS report."""
     text = _ras_text(beginning)
     return _RAS_HEADER.match(text) is not None or (text.startswith("{") and all(word in text for word in _JSON_WORDS))
 
@@ -326,9 +329,9 @@ def _ras_text(data: bytes) -> str:
 
 
 def read_ras_answer(data: bytes, name: str) -> tuple[RasCommunicator, ...]:
-    """Read the communicators of an answer. In text, healthy ones have no ranks and no id.
+    """Read the communicators in a RAS report. In a text report, healthy communicators have no ranks and no ID.
 
-    Raises UsageError for damaged JSON, or JSON of another program.
+    Raises UsageError for JSON that is damaged or from another program.
     """
     text = _ras_text(data)
     if not text.startswith("{"):
@@ -362,7 +365,7 @@ def _read_json_communicator(found: Mapping[str, Any]) -> RasCommunicator:
         )
         for rank in found["ranks"]
     ]
-    # A missing rank that responds has left this communicator.
+    # If a missing rank still responds, it has left this communicator.
     ranks += [
         RasRank(
             rank=int(rank["rank"]),
@@ -379,7 +382,7 @@ def _read_json_communicator(found: Mapping[str, Any]) -> RasCommunicator:
 
 
 class RasText:
-    """Reads the table of communicators, and the paragraphs below Errors and Warnings."""
+    """Reads a RAS report in text form: the table of communicators, and the paragraphs under Errors and Warnings."""
 
     def __init__(self) -> None:
         self._found: dict[str, RasCommunicator] = {}
@@ -430,7 +433,7 @@ class RasText:
             self._read_communicator_line(line)
 
     def _group(self, group: re.Match[str]) -> None:
-        """Add a row of the table of communicators."""
+        """Add a row from the table of communicators."""
         size, name = int(group["size"]), f"group {group['group']}"
         self._sizes[group["group"]] = size
         if group["errors"] != "OK":
@@ -474,7 +477,7 @@ class RasText:
             )
 
     def _add(self, rank: RasRank) -> None:
-        """Merge a rank with what other paragraphs report about it."""
+        """Merge the facts about a rank from several paragraphs."""
         own = self._ranks.setdefault(self._id, {})
         seen = own.get(rank.rank, rank)
         own[rank.rank] = replace(

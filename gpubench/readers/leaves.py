@@ -1,9 +1,9 @@
-"""Reads the leaf switch of each node: from Slurm's topology.conf, ibnetdiscover's text, or two columns, node and
-leaf.
+"""Reads the leaf switch of each node from Slurm's topology.conf, ibnetdiscover's output, or a table of nodes and
+leaves.
 
-In ibnetdiscover's text, ports belong to hosts by rdma-ndd's default description, "HOST DEVICE" (`%h %d`). In a fabric
-of rails a node has one switch per rail. A leaf is then a group of nodes that share most switches, even if a cable is
-missing.
+In ibnetdiscover's output, a port belongs to the host in its description, which rdma-ndd sets to "HOST DEVICE" (`%h
+%d`). In a rail-optimized fabric, a node is connected to one switch per rail. There, nodes that share at least half of
+their switches count as one leaf, so that a missing cable does not matter.
 """
 
 import re
@@ -17,12 +17,13 @@ from gpubench.readers.documents import Wanted, read_text
 
 _SWITCH = re.compile(r'Switch\s+\d+\s+"(S-[0-9a-fA-F]+)"\s*(?:#\s*"([^"]*)")?')
 _PORT = re.compile(r'\[\d+\](?:\[[^\]]*\])*\s+"H-[0-9a-fA-F]+"\[\d+\]\S*\s*#\s*"(\S+)\s+(\S+)"')
-_OF_MELLANOX = re.compile(r"MF\d+;(.+):[^:]*")  # 'MF0;leaf1:MQM8700/U1': a managed switch, by its own name
+# For example 'MF0;leaf1:MQM8700/U1' for a managed switch that is called leaf1
+_OF_MELLANOX = re.compile(r"MF\d+;(.+):[^:]*")
 _SHARED = 0.5
 
 
 def _leaves_of_discovery(text: str) -> dict[str, str]:
-    """Return the leaf of every host at a switch port. The leaf's first switch gives it its name."""
+    """Return the leaf of every host that is connected to a switch. A leaf has the name of its first switch."""
     switches: dict[str, dict[str, str]] = {}
     for host, device, switch in _ports(text):
         switches.setdefault(host, {})[device] = switch
@@ -49,7 +50,7 @@ def _ports(text: str) -> Iterator[tuple[str, str, str]]:
         header = _SWITCH.match(line)
         if header is not None:
             named = header[2] and _OF_MELLANOX.fullmatch(header[2])
-            # All unnamed switches have the name of their model.
+            # Switches without a name of their own have the name of their model, so use the GUID.
             switch = named[1] if named else header[1]
         elif not line.strip() or not line.startswith("["):
             switch = None
@@ -58,7 +59,7 @@ def _ports(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 MOST_BYTES = 16 * 2**20
-MOST_HOSTS = 2**17  # Hosts in one bracketed list, more than any cluster has
+MOST_HOSTS = 2**17  # Hosts in one bracketed list. No cluster has more
 _WANTED = Wanted(
     "Slurm's topology.conf, what ibnetdiscover wrote, or lines of a node and its leaf",
     "scontrol show topology, or a file with lines like: node17 leaf4",
@@ -70,9 +71,9 @@ _BRACKETS = re.compile(r"\[([0-9,\-]+)\]", re.ASCII)
 
 
 def read_leaves(path: Path) -> dict[str, str]:
-    """Return the leaf of every host in a file.
+    """Return the leaf switch of every host in a file.
 
-    Raises UsageError if it cannot be read, is of another kind, or gives a host two leaves.
+    Raises UsageError if the file cannot be read, has an unknown format, or assigns a host to two leaves.
     """
     text = read_text(path, _WANTED)
     if any(_SWITCH.match(line) for line in text.splitlines()):
@@ -94,9 +95,9 @@ def read_leaves(path: Path) -> dict[str, str]:
 
 
 def find_leaves(hosts: Sequence[str], by_host: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """Return the leaf of each host. The file may name hosts with or without their domain.
+    """Return the leaf switch of each host. The file may contain host names with or without their domain.
 
-    Raises UsageError for hosts that are not in the file.
+    Raises UsageError if a host is not in the file.
     """
     short = {host.partition(".")[0]: leaf for host, leaf in by_host.items()}
     found = [by_host.get(host) or short.get(host.partition(".")[0]) for host in hosts]
@@ -144,7 +145,7 @@ def _read_line(line: str, where: str) -> Iterator[tuple[str, str]]:
 
 
 def expand_hostlist(text: str, where: str) -> list[str]:
-    """Expand a host list of Slurm: 'node[0-3,07],login'. Raises UsageError for a broken or endless one."""
+    """Expand a Slurm host list such as 'node[0-3,07],login'. Raises UsageError if it is malformed or too long."""
     hosts: list[str] = []
     for part in re.split(r",(?![^\[]*\])", text):
         if not part:

@@ -1,153 +1,171 @@
-"""Limits on what is read from any file, by kind."""
+"""Limits for reading files, by kind of file. docs/security.md lists them."""
 
 # Any file.
 SECONDS_WITHOUT_WRITER = 10.0
-"""Wait for a process to open a named pipe for writing. For `<(...)` a shell has it open from the start."""
+"""Time to wait until a process opens a named pipe for writing. For `<(...)`, the shell has already opened the pipe."""
 
 SECONDS_SILENT = 120.0
-"""Wait for a pipe whose writer sends nothing: nccl-tests takes ten seconds to start on a large machine, and a
-minute per row.
+"""Time to wait for a pipe whose writer sends nothing. On a large machine, nccl-tests takes ten seconds to start and
+a minute per row.
 """
 
 MOST_DEPTH = 64
-"""Nesting of JSON lists and objects, and of XML elements: gpubench writes 6, NCCL one per bridge."""
+"""Nesting depth of JSON and XML. gpubench writes 6 levels, and NCCL writes one level per PCI bridge."""
 
 MOST_ELEMENTS = 2**16
-"""XML elements: 128 GPUs with 36 NVLinks and 512 NICs make 6,000."""
+"""Elements in an XML file. 128 GPUs with 36 NVLinks each and 512 NICs make 6,000."""
 
 MOST_DIGITS = 40
-"""Digits of a whole number in JSON or CSV: 128 bits need fewer. Much longer numbers have no float, and printing
-them takes quadratic time.
+"""Digits of an integer in JSON or CSV. A 128-bit integer has at most 39. Much longer integers have no float, and
+printing them takes quadratic time.
 """
 
 MOST_JSON_BYTES = 256 * 2**20
-"""Memory of a JSON text, estimated from its brackets and commas: nccl-tests with -I, 64 processes, 1,000 iterations
-and 30 sizes takes 140 MB.
+"""Memory for the values in a JSON text, estimated from its brackets and commas. The JSON of nccl-tests with -I
+takes 140 MB for 64 processes, 1,000 iterations and 30 sizes.
 """
 
 
 # Machines.
 MOST_MACHINE_BYTES = 4 * 2**20
-"""A file of `--from`, far more than a node needs: nvidia-smi -q of eight GPUs is below 1 MiB."""
+"""Size of a file for `--from`. The output of nvidia-smi -q for eight GPUs is smaller than 1 MiB."""
 
 MOST_GPUS, MOST_NICS, MOST_SWITCHES = 128, 512, 1024
-"""Devices of a node in a file, several times those of the largest machines. More pairs would take hours."""
+"""Devices of a node, several times as many as in the largest machines. With more devices, checking all pairs would
+take hours.
+"""
 
 MOST_SWITCHES_ABOVE = 64
-"""Switches above one device."""
+"""PCIe switches above one device."""
 
 MOST_PCI_DEVICES, MOST_BRIDGES_ABOVE = 4096, 64
-"""PCI devices of a node, and bridges above one device."""
+"""PCI devices of a node, and PCI bridges above one device."""
 
 MOST_MACHINE_PAIRS = 2**17
-"""Device pairs of a node in a snapshot: 128 GPUs and 200 NICs have as many."""
+"""Device pairs of a node in a snapshot. 128 GPUs and 200 NICs make about as many."""
 
 LONGEST_LINE = 8192
-"""Characters of a line of nvidia-smi: a row of 16 GPUs and 32 NICs has about 400."""
+"""Characters per line in nvidia-smi's output. The matrix row for 16 GPUs and 32 NICs has about 400."""
 
 MOST_NODES = 4096
-"""Nodes of a recording: 32,768 ranks on nodes of eight, a minute of reading."""
+"""Nodes in a recording. With eight GPUs per node these are 32,768 ranks, and reading takes a minute."""
 
 MOST_NODE_BYTES = 16 * 2**20
-"""Bytes of one node's file: 64 GPUs with 1,000 PCI devices take 2 MiB."""
+"""Size of the file of one node in a recording. 64 GPUs with 1,000 PCI devices take 2 MiB."""
 
 MOST_NODES_BYTES = 256 * 2**20
-"""Bytes of all node files: 3,800 nodes of eight GPUs and eight NICs, which take 1 GB in memory."""
+"""Size of all node files in a recording, enough for 3,800 nodes with eight GPUs and eight NICs each. Reading them
+takes 1 GB of memory.
+"""
 
 MOST_RANKS_BYTES, MOST_RECORDED_RANKS = 128 * 2**20, 2**16
-"""Bytes and lines of `ranks.jsonl`: the facts of 30,000 ranks."""
+"""Size and lines of `ranks.jsonl`, enough for the facts of 30,000 ranks."""
 
 MOST_SAMPLES_BYTES, MOST_SAMPLES = 2**30, 2**19
-"""Bytes and lines of a sample file: arrival times of 30,000 ranks at 50 rows."""
+"""Size and lines of a file with samples, enough for the arrival times of 30,000 ranks in 50 rows."""
 
 
 # Results.
 MOST_RESULT_BYTES = 128 * 2**20
-"""Bytes of a result. nccl-tests' JSON with -I has every iteration of every process: 1,000 of 1,024 processes at 30
-sizes are 500 MB, those of 64 processes 30 MB. gpubench's of 4,096 ranks are 1 MB.
+"""Size of a result file. With -I, nccl-tests' JSON has every iteration of every process. For 1,000 iterations and
+30 sizes, 64 processes write 30 MB, and 1,024 processes write 500 MB. gpubench writes 1 MB for 4,096 ranks.
 """
 
 MOST_CELLS = 2**23
-"""Cells of a CSV: 2**17 rows of 64 columns."""
+"""Cells in a CSV file, enough for 2**17 rows with 64 columns."""
 
 MOST_COLUMNS = 256
-"""Columns of a CSV: a row of a collective has 50."""
+"""Columns in a CSV file. gpubench writes 50 for a collective."""
 
 MOST_RESULT_LINES = 2**20
-"""Lines of a text of nccl-tests or OSU, including NCCL's lines: 1,024 ranks log 1,000 each."""
+"""Lines in a text from nccl-tests or OSU, including NCCL's log lines. 1,024 ranks log 1,000 lines each."""
 
 MOST_ROWS = 2**19
-"""Rows of a file, including pairs: 724 ranks have as many ordered pairs. A check of 1,024 nodes with eight GPUs has
-377,000 rows.
+"""Rows in a file, including rows for pairs. 724 ranks make about as many ordered pairs. gpubench check writes
+377,000 rows for 1,024 nodes with eight GPUs.
 """
 
 MOST_ALIKE = 2**21
-"""Rows of all sections in a JSON document that writes equal nodes once: topo of 2,048 nodes with eight GPUs has
-850,000.
+"""Rows of all sections in a JSON document that stores identical nodes once. gpubench topo writes 850,000 rows for
+2,048 nodes with eight GPUs.
 """
 
 MOST_RESULT_RANKS = 2**20
-"""Ranks of an nccl-tests run, as its text claims."""
+"""Ranks that the text of an nccl-tests run claims."""
 
 
 # Logs.
 MOST_LOG_FILES = 2**16
-"""One file per rank and communicator of the largest jobs. Beyond the limit, the first files by name are read."""
+"""Log files, enough for one file per rank and communicator in the largest jobs. If there are more, the first ones
+by name are read.
+"""
 
 MOST_LOG_BYTES, MOST_LOG_LINES = 2**36, 2**30
-"""Bytes and lines of unpacked text: ten minutes of reading (`benchmarks/explain_speed.py`)."""
+"""Size and lines of log text after decompression. Reading this much takes ten minutes
+(`benchmarks/explain_speed.py`).
+"""
 
 MOST_LOG_SECONDS = 600.0
-"""Seconds of reading, because short lines cost as much as long ones."""
+"""Time to read logs. A limit on bytes is not enough, because a short line takes as long as a long one."""
 
 MOST_BYTES_WITHOUT_LINE_END = 2**26
-"""NCCL formats a line in 1,024 bytes. 64 MiB without a line end are no log, but /dev/zero, or zeros in a gzip."""
+"""Bytes without a line end. NCCL formats a line in a buffer of 1,024 bytes, so this is not a log but /dev/zero, or
+zeros in a gzip file.
+"""
 
 MOST_DUMP_BYTES = 2**26
-"""Bytes that one rank recorded: 2,000 calls with their frames take 4 MB."""
+"""Size of one rank's Flight Recorder dump. 2,000 calls with their frames take 4 MB."""
 
 MOST_INSPECTED = 2**21
-"""Lines of NCCL's Inspector, one operation of one rank each: 0.5 GB of JSON, and as much in memory."""
+"""Lines from NCCL's Inspector, each for one operation on one rank. They are 0.5 GB of JSON and take as much memory."""
 
 MOST_LOG_RANKS = 2**18
 """Ranks of a communicator. The largest known clusters have about 100,000 GPUs."""
 
 MOST_PLACES = 2**20
-"""Ranks of all communicators that the log claims: 16,384 ranks in 16 communicators each are a quarter."""
+"""Sum of the ranks over all communicators in a log. 16,384 ranks with 16 communicators each make a quarter."""
 
 MOST_COMMUNICATORS = 2**16
-"""Communicators with different ids."""
+"""Communicators with distinct IDs."""
 
 MOST_WITHOUT_ID = 2**11
-"""Communicators without ids (NCCL before 2.17, logs without init). They are matched pairwise, which takes n² steps."""
+"""Communicators without IDs, from NCCL before 2.17 or from logs without INIT. They are matched pairwise, in n²
+steps.
+"""
 
 MOST_COMMS = 2**18
-"""Ranks of communicators with a log: 16,384 ranks in 16 communicators each."""
+"""Pairs of a rank and a communicator with log lines, enough for 16,384 ranks with 16 communicators each."""
 
 MOST_COMMS_OF_A_PROCESS = 2**13
-"""Communicators of a process. Every unknown line is compared with all of them."""
+"""Communicators per process. Every unknown log line is compared with all of them."""
 
 MOST_PROCESSES = 2**17
-"""A quarter more than the largest clusters have GPUs."""
+"""Processes in a log. The largest known clusters have about 100,000 GPUs."""
 
 MOST_THREADS_OF_A_PROCESS = 2**12
-"""Threads of a process. Their state is reset whenever a communicator is created."""
+"""Threads per process. Their state is reset whenever a communicator is created."""
 
 MOST_LOG_PAIRS = 2**23
-"""Pairs of a rank and a peer, from both ends: 2,048 fully connected ranks, in 400 MB."""
+"""Pairs of a rank and a peer, counted on both ranks. 2,048 fully connected ranks make as many, and take 400 MB of
+memory.
+"""
 
 MOST_AMBIGUOUS = 2**20
-"""Channels that may belong to several communicators of a process, counted once for each: 64 to each of 1,000 ranks
-in three communicators are a fifth.
+"""Channels that may belong to several communicators of a process, counted once per communicator. 64 channels to
+each of 1,000 ranks in three communicators make a fifth.
 """
 
 MOST_EARLY_OF_A_THREAD = 2**13
-"""Ranks whose connections a thread logs before it names a communicator. A log without hosts has all in a few
-threads.
+"""Ranks whose connections a thread logs before its communicator is known. In a log without hosts, all connections
+belong to a few threads.
 """
 
 MOST_SETTINGS, MOST_REMARKS, MOST_WARNINGS = 2**14, 2**14, 2**8
-"""Distinct lines. A job of thousands of ranks has fewer. More are counted, and reading continues."""
+"""Distinct settings, remarks and warnings that are kept. A job of thousands of ranks has fewer. Further ones are
+counted, and reading continues.
+"""
 
 MOST_TELLERS = 2**21
-"""Settings, remarks and warnings times the processes that log them: 30 for each of 65,536 ranks."""
+"""Settings, remarks and warnings, counted once for every process that logs them. 65,536 ranks with 30 each make
+about as many.
+"""

@@ -1,8 +1,7 @@
-"""Splits a pasted text into its parts: commands, prose, and the output of programs.
+"""Splits pasted text into parts: commands, prose, and program output.
 
-A reader splits a text first and reads the parts of its own kind: `for part in split(text.splitlines()): ...`. A reader
-of tables calls `without_commands_and_prose`. Lines of logs and tables are `OUTPUT`. Only kinds with an unmistakable
-start have their own name.
+Each reader processes only the parts of its own kind. A reader of tables calls `blank_commands_and_prose` instead. Log
+lines and tables are `OUTPUT`. Only formats with an unmistakable first line have a kind of their own.
 """
 
 import re
@@ -12,21 +11,21 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """The kind of a part."""
+    """The kind of a part of pasted text."""
 
     OUTPUT = "output"
-    """Logs and tables of programs, and everything that is nothing else."""
+    """Log lines and tables, and any text that is no other kind."""
     COMMAND = "command"
-    """A command after a prompt with its continuation lines, or code in a Markdown document."""
+    """A shell command with its continuation lines, or code in a Markdown document."""
     PROSE = "prose"
-    """The text of a Markdown document."""
+    """The body text of a Markdown document."""
     RAS = "answer of NCCL's RAS"
     STACK = "stacks of py-spy"
     JSON = "JSON of NCCL's RAS or Inspector"
 
 
 class PastedPart(NamedTuple):
-    """Consecutive lines of one kind. `first_line` counts from 1."""
+    """Consecutive lines of the same kind. `first_line` is the line number of the first one, from 1."""
 
     kind: Kind
     first_line: int
@@ -34,7 +33,7 @@ class PastedPart(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The lines as one text."""
+        """The lines joined into one string."""
         return "".join(f"{line}\n" for line in self.lines)
 
 
@@ -56,7 +55,11 @@ _COMMAND = re.compile(
     rf"\s*(?:{_PROMPT}\s*(?=[\w./~(!\"'-])|(?:# )?(?={_ASSIGNMENTS}{_PROGRAMS}\b|{_ASSIGNMENTS}\w+ -|{_EXPORT})"
     rf"|(?:# )?(?={_PROGRAMS} +(?:(?:run|exec|launch|serve|logs|dump) +)?(?:-{{1,2}}\w|\./|/|\S+\.(?:py|sh)\b)))"
 )
-"""After a prompt, any text is a command. Without one, it starts with variables or with a launcher and its options."""
+"""A command line.
+
+After a prompt, any text is a command. Without a prompt, a command starts with variable assignments, or with a launcher
+and options.
+"""
 
 _RAS_HEADER = re.compile(r"NCCL version \S+ compiled with CUDA")
 _RAS_TITLES = r"Job summary|Communicators\.\.\.|Group +Comms +Nodes +Ranks|# +in group +per comm"
@@ -92,12 +95,12 @@ _ASSIGNED = re.compile(rb"NCCL_[A-Z0-9_]{2,40}=")
 
 
 def may_hold_parts(block: bytes) -> bool:
-    """False for a block of a log that is only `OUTPUT`, like most of a long log."""
+    """Return False if a block of a log can only be `OUTPUT`. This is quick, and true for most blocks of a long log."""
     return any(mark in block for mark in _MARKS) or block.startswith(b"```") or _ASSIGNED.search(block) is not None
 
 
 def split(lines: Sequence[str]) -> Iterator[PastedPart]:
-    """Yield the parts in order. Every line is in exactly one of them."""
+    """Yield the parts of a text in order. Every line is in exactly one part."""
     has_prose = is_markdown(lines)
     fence, kind, held, first = "", Kind.OUTPUT, list[str](), 1
     at = 0
@@ -147,16 +150,16 @@ def _is_continued(held: Sequence[str]) -> bool:
 
 
 def _begins_again(line: str, kind: Kind) -> bool:
-    """True if a line starts another part of the same kind."""
+    """Return True if a line starts a new part, although the part before it has the same kind."""
     return (kind is Kind.RAS and begins_ras_answer(line)) or (
         kind is Kind.STACK and _STACK_BEGINS.match(line) is not None
     )
 
 
 def _json_lines(lines: Sequence[str], at: int) -> int:
-    """Return the number of lines of the JSON object that starts here, 0 unless it is RAS's or the Inspector's.
+    """Return the number of lines of a JSON object that starts here. 0 unless it is from NCCL's RAS or Inspector.
 
-    A truncated object ends before the next one, or before text that is no JSON.
+    A truncated object ends before the next object, or before a line that is not JSON.
     """
     if not lines[at].lstrip().startswith("{"):
         return 0
@@ -175,7 +178,7 @@ def _json_lines(lines: Sequence[str], at: int) -> int:
 
 _FENCE = re.compile(r" {0,3}(?:```|~~~)+\s*([\w.+-]*)")
 _CODE = ("bash", "sh", "shell", "zsh", "python", "py", "yaml", "yml", "toml", "dockerfile", "c", "cpp", "rust", "go")
-"""Languages of Markdown fences that contain no program output."""
+"""Languages of Markdown code blocks that do not contain program output."""
 
 _HEADING = re.compile(r"#{1,6} [A-Z0-9`*][^:]*$")
 _LINK = re.compile(r"\]\([^()\s]+\)")
@@ -188,7 +191,7 @@ _OF_PROGRAMS = re.compile(
     r"|\b[\w/-]+\.(?:cc|cpp|cu|h|c|py):\d+\b|ProcessGroupNCCL|NVRM: |\bSXid\b|^\s*(?:\w+\.)*\w+(?:Error|Exception): "
     r"|^\S+:\d+:\d+ \[\d+\]|^\([\w ]{0,60}\bpid=\d"
 )
-"""Program output, even in Markdown without a fence."""
+"""Program output, also in Markdown outside of code blocks."""
 
 
 def _is_program_output(line: str) -> bool:
@@ -199,11 +202,13 @@ _FIRST_PERSON = re.compile(
     r"^\W*(?:[Ww]e|[Oo]ur|[Mm]y|[Hh]ello|[Hh]i|[Tt]hanks?|[Aa]ny(?:one| idea)|[Ii]s (?:this|it))\b"
     r"|\b(?:we|our|my)\b|\bI(?:'\w+)? (?:have|am|was|r[au]n|see|saw|g[eo]t|think|tr[iy]\w*|used?|did|had|c\w+|w\w+)\b"
 )
-"""People write this about themselves, programs do not: a job that "we killed" last week did not end here."""
+"""First-person phrases, which only people write. If a user writes that "we killed" a job last week, this job was
+not killed.
+"""
 
 
 def is_told_by_person(line: str) -> bool:
-    """True if a person wrote this line about a job, in a text that is no Markdown: 'we killed it'."""
+    """Return True if a person wrote this line about a job, for example 'we killed it', in text that is not Markdown."""
     return _FIRST_PERSON.search(line) is not None and not _is_program_output(line)
 
 
@@ -214,7 +219,7 @@ _FEWEST_PLAIN_WORDS, _FEWEST_JOINING_WORDS, _PLAIN_SHARE, _FEWEST_SENTENCES = 5,
 
 
 def is_sentence(line: str) -> bool:
-    """True if most words of a line are plain words, and nothing in it looks like program output."""
+    """Return True if most words of a line are plain words, and nothing in it looks like program output."""
     words = line.split() or [""]
     plain = sum(1 for word in words if _PLAIN_WORD.fullmatch(word))
     joining = sum(1 for word in words if word.lower() in _OF_SENTENCES)
@@ -223,19 +228,22 @@ def is_sentence(line: str) -> bool:
 
 
 def is_prose(lines: Sequence[str]) -> bool:
-    """True if at least half of the lines are sentences and none is program output."""
+    """Return True if at least half of the lines are sentences, and none is program output."""
     written = [line for line in lines if line.strip()]
     sentences = sum(map(is_sentence, written))
     return sentences >= max(_FEWEST_SENTENCES, len(written) / 2) and not any(map(_is_program_output, written))
 
 
 def begins_ras_answer(line: str) -> bool:
-    """True for the first line of a RAS answer."""
+    """Return True for the first line of a RAS report."""
     return _RAS_HEADER.match(line.strip()) is not None
 
 
 def is_markdown(lines: Sequence[str]) -> bool:
-    """True if a text has headings, and fences or links. nccl-tests also starts lines with one #."""
+    """Return True if a text has Markdown headings together with code blocks or links.
+
+    Headings with a single # do not suffice, because nccl-tests starts lines with one.
+    """
     headings = [line for line in lines if _HEADING.match(line)]
     others = sum(1 for line in lines if _FENCE.match(line) or _LINK.search(line))
     below = sum(1 for line in headings if line.startswith("##"))
@@ -243,7 +251,7 @@ def is_markdown(lines: Sequence[str]) -> bool:
 
 
 def blank_commands_and_prose(lines: Sequence[str]) -> list[str]:
-    """Return the lines with commands and prose blanked, so that line numbers stay the same."""
+    """Replace commands and prose by empty lines, so that line numbers stay the same."""
     kept: list[str] = []
     for part in split(lines):
         is_left_out = part.kind in (Kind.COMMAND, Kind.PROSE)

@@ -1,6 +1,7 @@
-"""Recognizes programs whose output people paste and gpubench does not read, by words that only they print.
+"""Recognizes programs whose output gpubench cannot read, although users often paste it.
 
-`report`, `topo --from` and `explain` use it if a text contains nothing for them. A new program is one line here.
+Each program has phrases that only it prints. `report`, `topo --from` and `explain` look for them if a text contains
+nothing that they can read. To add a program, add an entry to `PROGRAMS`.
 """
 
 import re
@@ -11,7 +12,11 @@ from gpubench.model.terms.verdict import Cure
 
 
 class Program(NamedTuple):
-    """A program, the content of its output, and gpubench's alternative as a command or a sentence."""
+    """A program and what its output shows.
+
+    - `instead`: the gpubench command to use instead
+    - `sign`: a pattern for phrases that only this program prints
+    """
 
     name: str
     output: str
@@ -33,7 +38,9 @@ def _program(name: str, output: str, instead: Cure, *signs: str) -> Program:
 
 
 def _command(name: str) -> str:
-    """Return the pattern of a command line: the name at the start of a line or after a prompt, but not in prose."""
+    """Return a pattern for a command line, with the name at the start of a line or after a prompt. It does not
+    match prose.
+    """
     return rf"(?:^|[$#] )\s*(?:[\w./~-]{{1,200}}/)?{name}(?: -|\s*$)"
 
 
@@ -124,9 +131,9 @@ PROGRAMS = (
         r"\bDCGM Diagnostic\b|\+-+ +Deployment +-+\+",
     ),
 )
-"""The first program whose sign is in a text counts."""
+"""Known programs. If several match a text, the first one wins."""
 
 
 def find_program(text: str) -> Program | None:
-    """Return the program that printed a text, or None."""
+    """Return the program that printed a text. None if no program matches."""
     return next((program for program in PROGRAMS if program.sign.search(text)), None)

@@ -1,5 +1,6 @@
-"""Lists the kinds of files that gpubench reads, of machines and of results. A new kind is one file and one line
-here.
+"""Lists the file formats that gpubench reads, for machines and for results.
+
+To add a format, add a module and a line here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +24,11 @@ T = TypeVar("T")
 
 
 class FileKind(Struct, Generic[T], frozen=True):
-    """One kind of file. Its module is imported when a file may match. `summary` completes "a file may be ...".
+    """A file format. Its module is imported when a file may match. `summary` completes "a file may be ...".
 
-    The module has `recognises(text)`, which checks a text's start or content, and `read(text, name)`, which returns the
-    content or raises a UsageError that starts with `name`. `takes` lists the facts a user may pass to `read`.
+    The module has a function `recognises(text)` that checks the text, and a function `read(text, name)` that parses it.
+    `read` raises a UsageError that starts with `name`. `takes` lists the further arguments of `read`, which a user
+    supplies.
     """
 
     module: str
@@ -34,11 +36,11 @@ class FileKind(Struct, Generic[T], frozen=True):
     takes: tuple[str, ...] = ()
 
     def recognises(self, text: str) -> bool:
-        """True if a text looks like this kind of file."""
+        """Return True if a text looks like this format."""
         return bool(import_module(self.module).recognises(text))
 
     def read(self, text: str, name: str, user_facts: Mapping[str, Any]) -> T:
-        """Read a text of the file `name`, with those of the user's facts that the module accepts."""
+        """Parse the text of the file `name`. Pass those of the user's facts that the module accepts."""
         value: T = import_module(self.module).read(text, name, **{key: user_facts.get(key) for key in self.takes})
         return value
 
@@ -52,7 +54,7 @@ def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wa
     except IncompleteResultError:
         raise
     except UsageError:
-        # A reader may match another program's table, as nvidia-smi's reader does rocm-smi's.
+        # A reader can match the table of another program. nvidia-smi's reader, for example, matches rocm-smi's table.
         program = find_program(text)
         if program is None:
             raise
@@ -74,9 +76,9 @@ _WANTED = Wanted(
 
 
 def read_file(path: Path) -> Snapshot:
-    """Read the machine in a file. If its text has no host name, it gets the file's name.
+    """Read a machine from a file. If the text contains no host name, use the file name.
 
-    Raises UsageError if the file is missing, no reader matches, or the matching reader finds a fault.
+    Raises UsageError if the file is missing, has an unknown format, or contains an error.
     """
     snapshot = _read_text_of(READERS, read_text(path, _WANTED), str(path), _WANTED)
     return snapshot if snapshot.host else replace(snapshot, host=path.stem)
@@ -92,7 +94,7 @@ RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
     FileKind("gpubench.readers.results.osu", "OSU's text of a collective, or of osu_bw", takes=("user_facts",)),
 )
 
-_LOOKED_AT_CHARACTERS = 2**18  # Characters searched for the kind of a file: a table is near its start
+_LOOKED_AT_CHARACTERS = 2**18  # Characters in which to look for known formats. A table is near the start of a text
 WANTED = Wanted(
     kinds=", or ".join(reader.summary for reader in RESULT_READERS),
     how_to_make_one="gpubench allreduce --output base.json, or all_reduce_perf -b 8 -e 4G -f 2 -g 8 > base.txt",
@@ -102,15 +104,15 @@ WANTED = Wanted(
 
 
 def read_results(path: Path, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
-    """Read the rows of a file. `user_facts` supplies what rows do not contain.
+    """Read the rows of a result file. `user_facts` supplies facts that the file lacks, such as the number of ranks.
 
-    Raises UsageError if the file is missing, no reader matches, or the matching reader finds a fault.
+    Raises UsageError if the file is missing, has an unknown format, or contains an error.
     """
     return parse_results(read_text(path, WANTED), str(path), user_facts)
 
 
 def parse_results(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
-    """Read the rows of a text. Raises like `read_results`."""
+    """Read the rows of a result from a text. Raises the same errors as `read_results`."""
     with add_advice(
         reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"
     ):
@@ -133,7 +135,7 @@ PROSE = "prose"
 
 
 class OtherText(NamedTuple):
-    """A text without NCCL lines: its kind, and the command to use instead."""
+    """A text without NCCL log lines: what it contains, and the command to use for it."""
 
     name: str
     what: str
@@ -141,7 +143,7 @@ class OtherText(NamedTuple):
 
 
 def other_text(text: str, name: str) -> OtherText | None:
-    """Identify a text of the file `name` by its start. None if no reader and no program matches."""
+    """Identify a text without NCCL log lines, from its start. Return None if no format and no program matches."""
     text, file = text[:_LOOKED_AT_CHARACTERS], "FILE" if name == STANDARD_INPUT else name
     if not text.strip():
         return None
