@@ -228,9 +228,8 @@ class _GpmSamples:
             self._library.nvmlGpmSampleGet(self._handle, self._samples[now])
             self._request.sample1, self._request.sample2 = self._samples[before], self._samples[now]
             found = {name: mib_s * _MIB / BYTES_PER_GB for name, mib_s in self._averages(_GPM_RATES).items()}
-            if (
-                found.get("pcie_sent", 0.0) >= FOREIGN_GB_S
-            ):  # otherwise, PCIe traffic from copies and from kernels looks alike
+            # Kernel utilization is needed to tell PCIe traffic from kernels and from copies apart.
+            if found.get("pcie_sent", 0.0) >= FOREIGN_GB_S:
                 found |= self._averages(_GPM_KERNELS)
         except self._library.NVMLError as error:
             self.why = str(error)

@@ -1,1 +1,1 @@
-"""Simulates machines: their nodes, faults, and the times of copies and collectives."""
+"""Simulate machines: their nodes, their faults, and the times of copies and collectives on them."""

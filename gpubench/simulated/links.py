@@ -1,6 +1,7 @@
-"""Models the links of simulated nodes: bandwidth with faults, copies, and managed memory.
+"""A model of the links in simulated nodes: bandwidth with faults, copies, and managed memory.
 
-A copy takes its latency plus bytes over bandwidth. Shares of the bandwidth were measured on two H200s with 64 MiB.
+A copy takes its latency plus bytes / bandwidth. Fractions of the bandwidth come from measurements with 64 MiB on two
+H200s.
 """
 
 import random
@@ -22,13 +23,15 @@ from gpubench.ports.copies import HOST, CopyStream, LinkBytes
 from gpubench.simulated.machine import SimulatedMachine, not_joined, snapshots, wrong_value
 from gpubench.simulated.node import healthy_node
 
-STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")  # Fault keys that make copies host-staged
+STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")  # Keys of faults that make copies host-staged
 
 
 class GpuLinks(Struct, frozen=True):
-    """One GPU: remaining shares of its link bandwidth, host bandwidth and clock, and its host-staged pairs.
+    """One GPU after faults. Each share is the fraction that remains of the healthy value.
 
-    `ring_share` is the share of its NVLinks that NCCL's rings find active, if NVLinks connect pairs.
+    `share` is for its link bandwidth, `host_share` for its bandwidth to host memory, and `clock_share` for its clock.
+    `ring_share` is the fraction of its NVLinks that NCCL's rings find active, if NVLinks connect GPU pairs directly.
+    Copies to `staged_peers` are host-staged.
     """
 
     index: int
@@ -39,14 +42,15 @@ class GpuLinks(Struct, frozen=True):
     clock_share: float = 1.0
 
 
-Hop = tuple[int, int]  # Positions of two present GPUs
+Hop = tuple[int, int]  # Positions of two GPUs among those present
 
 
 class NodeLinks(Struct, frozen=True):
-    """The present GPUs, and GB/s of each NIC that is up: RDMA NICs, or the others if there are none.
+    """A node's GPUs that are present, and the GB/s of each NIC that is up. Ethernet NICs count only if there is no
+    RDMA NIC.
 
-    `pair_shares` has faults between two GPUs by index, which leave their other pairs alone. `links_left` has the share
-    of a pair's NVLinks that are active, if NVLinks connect pairs.
+    `pair_shares` has the remaining fraction of bandwidth for GPU pairs with a fault of their own, by GPU index.
+    `links_left` has the fraction of a pair's NVLinks that are active, if NVLinks connect GPU pairs directly.
     """
 
     gpus: tuple[GpuLinks, ...]
@@ -55,19 +59,20 @@ class NodeLinks(Struct, frozen=True):
     links_left: Mapping[frozenset[int], float]
 
     def share(self, one: int, other: int) -> float:
-        """Return the share of its bandwidth that a direct copy between two GPUs, by position, reaches."""
+        """Return the fraction of healthy bandwidth that a direct copy between two GPUs, chosen by position, reaches."""
         ends = self.gpus[one], self.gpus[other]
         left = self.links_left.get(frozenset(end.index for end in ends), 1.0)
         return min(end.share for end in ends) * left * self.pair_share(one, other)
 
     def pair_share(self, one: int, other: int) -> float:
-        """Return the share of bandwidth that is left after faults of the pair itself."""
+        """Return the fraction of bandwidth that remains after faults of this GPU pair, without faults of either GPU."""
         return self.pair_shares.get(frozenset((self.gpus[one].index, self.gpus[other].index)), 1.0)
 
     def slowest(self, ranks: int, hops: Iterable[Hop] = (), part: float = 1.0) -> tuple[int, float]:
-        """Return the slowest of the first `ranks` GPUs in a collective, and its remaining share of bandwidth.
+        """Return the slowest of the first `ranks` GPUs in a collective, and the fraction of bandwidth that remains
+        for it.
 
-        The collective uses all links of each GPU, and the path between both ends of each hop for `part` of its time.
+        The collective uses all links of each GPU. It uses the path of each hop for the fraction `part` of its time.
         """
         shares = [(gpu.share * gpu.ring_share, position) for position, gpu in enumerate(self.gpus[:ranks])]
         faulty = [hop for hop in hops if self.pair_share(*hop) < 1]
@@ -76,22 +81,24 @@ class NodeLinks(Struct, frozen=True):
         return position, share
 
     def staged(self, ranks: int) -> int | None:
-        """Return the first of the first `ranks` GPUs with a host-staged peer, or None."""
+        """Return the position of the first GPU with a host-staged peer, among the first `ranks` GPUs. None if there
+        is none.
+        """
         indices = {gpu.index for gpu in self.gpus[:ranks]}
         return next((n for n, gpu in enumerate(self.gpus[:ranks]) if gpu.staged_peers & indices), None)
 
     def staged_hops(self, ranks: int) -> int:
-        """Return how many hops of a ring over the first `ranks` GPUs are host-staged, at least 1."""
+        """Return the number of host-staged hops in a ring over the first `ranks` GPUs, at least 1."""
         ring = self.gpus[:ranks]
         return max(1, sum(ring[n - 1].index in gpu.staged_peers for n, gpu in enumerate(ring)))
 
 
 def ring_hops(profile: Profile, links: NodeLinks, ranks: int) -> list[Hop]:
-    """Return the neighbors in NCCL's rings over the first `ranks` GPUs of a node.
+    """Return the pairs of neighbors in NCCL's rings over the first `ranks` GPUs of a node.
 
-    NCCL does not measure paths, so it does not avoid a slow one. If all paths are alike (NVSwitch, PCIe), all channels
-    use one ring in GPU order, as in the logs of four H200s in tests/logs. For eight GPUs this is assumed. If NVLinks
-    connect pairs, the rings use all NVLinks.
+    NCCL does not measure paths, so it does not avoid slow ones. If all paths have the same type (NVSwitch, PCIe), all
+    channels use one ring in GPU order. The logs of four H200s in tests/logs show this, and for eight GPUs it is
+    assumed. If NVLinks connect GPU pairs directly, the rings use all NVLinks.
     """
     pairs = set() if profile.nvlink is None else {frozenset(pair[:2]) for pair in profile.nvlink.pairs}
     if not pairs:
@@ -101,7 +108,7 @@ def ring_hops(profile: Profile, links: NodeLinks, ranks: int) -> list[Hop]:
 
 
 def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
-    """Return the links of a node with these faults. Raises UsageError for a GPU or NIC that the node does not have."""
+    """Return the links of a node with these faults. Raise UsageError if the node does not have a faulty GPU or NIC."""
     gpu_faults = [fault for fault in faults if fault.subject in (Subject.GPU, Subject.LINK)]
     nic_faults = [fault for fault in faults if fault.subject is Subject.NIC]
     for fault in gpu_faults:
@@ -118,12 +125,14 @@ def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
 
 
 def corrupted_pairs(faults: Iterable[Fault]) -> set[frozenset[int | None]]:
-    """Return the GPU pairs, by index, whose direct copies a fault corrupts."""
+    """Return the GPU pairs, by index, for which a fault corrupts direct copies."""
     return {frozenset((fault.index, fault.second)) for fault in faults if fault.get("corrupts")}
 
 
 def _links_left(profile: Profile, faults: Iterable[Fault]) -> dict[frozenset[int], float]:
-    """Return the active share of each pair's NVLinks. If some of a GPU's links are down, they are its last ones."""
+    """Return the fraction of active NVLinks for each GPU pair. If a fault takes some of a GPU's links down, it
+    takes the last.
+    """
     left: dict[frozenset[int], float] = {}
     pairs = () if profile.nvlink is None else profile.nvlink.pairs
     for fault in faults:
@@ -175,7 +184,7 @@ def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault], left: Mapp
 
 
 def _have_peer_access(profile: Profile, pair: frozenset[int]) -> bool:
-    """False for GPUs that are host-staged by design, which a fault cannot change."""
+    """False for GPU pairs that are host-staged even without faults."""
     access, nvlink = profile.peer_access, profile.nvlink
     joined = nvlink is not None and (not nvlink.pairs or pair in {frozenset(ends[:2]) for ends in nvlink.pairs})
     return (access.status if joined or access.unlinked is None else access.unlinked) == P2P_OK
@@ -209,7 +218,7 @@ def _pcie_share(profile: Profile, fault: Fault) -> float:
 
 
 def _nics_gb_s(profile: Profile, faults: Sequence[Fault]) -> tuple[float, ...]:
-    """Return GB/s of the NICs that are up. Devices that share a physical port share its bandwidth equally."""
+    """Return the GB/s of each NIC that is up. Devices that share a physical port share its bandwidth equally."""
     with_faults = [(nic, [fault for fault in faults if fault.index == n]) for n, nic in enumerate(profile.nic)]
     up = [(nic, nic_faults) for nic, nic_faults in with_faults if not is_nic_down(nic_faults)]
     sharing = Counter(nic.port for nic, _ in up if nic.port)
@@ -228,7 +237,11 @@ def is_nic_down(faults: Iterable[Fault]) -> bool:
 
 
 def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault], sharing: int = 1) -> float | None:
-    """Return the lower of a NIC's share of its port and its slot, in GB/s. None if the profile has no rate."""
+    """Return a NIC's bandwidth in GB/s: the lower of its PCIe slot's and its share of the port's. None if the rate
+    is unknown.
+
+    `sharing` is the number of devices that share the port.
+    """
     rate, generation, width = nic.rate_gbit_s, nic.pcie_generation, nic.pcie_width
     for fault in faults:
         broken_rate = fault.get("rate")
@@ -242,16 +255,18 @@ def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault], sharing: int = 1) -
     return min(port, slot) if slot else port
 
 
-_SPREAD = 0.0005  # Spread between samples: pairs of four H200s differ by 0.1 %
-_ACHIEVED = 0.85  # Share of a link's rate if the profile has no expectation: copies reach 80 to 92 %. Kind: derived.
+_SPREAD = 0.0005  # Relative standard deviation between samples. GPU pairs on four H200s differ by 0.1 %
+# Fraction of a link's rate that copies reach, if the profile has no expected value. Measured: 80 to 92 %. Kind:
+# derived.
+_ACHIEVED = 0.85
 _LATENCY_US, _STAGED_LATENCY_US, _HOST_LATENCY_US = 2.0, 15.0, 10.0
-"""Latency of one copy if the profile has no expectation, from four H200s. Kind: derived."""
+"""Latency of one copy if the profile has no expected value, from four H200s. Kind: derived."""
 
-_PAGEABLE_SHARE = 0.37  # Share of the pinned bandwidth: 21.6 of 55.6 and 18.9 of 55.4 GB/s on H200. Kind: derived.
+_PAGEABLE_SHARE = 0.37  # Fraction of the pinned bandwidth: 21.6 of 55.6 and 18.9 of 55.4 GB/s on H200. Kind: derived.
 
 
 class _NoMemory:
-    """Memory without contents. `lost` tells whether data from another GPU is lost on the way."""
+    """Memory without contents. `lost` returns whether data from a GPU is lost on the way to this memory."""
 
     def __init__(self, place: Place, size_bytes: int, lost: Callable[[int, Place], bool] | None) -> None:
         self.place = place
@@ -266,7 +281,7 @@ class _NoMemory:
     def fill_byte(self, size_bytes: int, value: int) -> None: ...
 
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:  # noqa: ARG002
-        """Count all elements that are lost on the way as wrong. The destination keeps its old contents."""
+        """Count all elements that were lost on the way, because the destination keeps its old contents."""
         lost = self._lost
         if lost is None:
             raise NotImplementedError("simulated memory holds no data")
@@ -276,7 +291,9 @@ class _NoMemory:
 
 
 class SimulatedCopies:
-    """`ports.Copies` on one node of a simulated machine. `noise` is the spread between samples."""
+    """Simulate `ports.Copies` on one node of a simulated machine. `noise` is the relative standard deviation
+    between samples.
+    """
 
     def __init__(
         self, machine: SimulatedMachine, faults: Sequence[Fault], seed: int, *, noise: float = _SPREAD, node: int = 0
@@ -295,7 +312,7 @@ class SimulatedCopies:
         )
         self._links = node_links(machine.profile, node_faults)
         self._indices = [gpu.index for gpu in self._links.gpus]
-        # A link that is down makes a path slower, but not a different one.
+        # An NVLink that is down makes a path slower, but does not change its type.
         healthy = Topology(healthy_node(machine.profile))
         pairs = product(healthy.gpus, repeat=2)
         self._paths = {(one.index, other.index): healthy.path(one, other) for one, other in pairs}
@@ -306,30 +323,36 @@ class SimulatedCopies:
 
     @property
     def corrupts(self) -> bool:
-        """True if a fault corrupts data, so that there is something to verify."""
+        """True if a fault corrupts data, so that verifying data makes sense."""
         return bool(self._corrupted)
 
     def can_reach(self, source: int, destination: int) -> bool:
-        """Return the answer of the simulated CUDA."""
+        """True if the simulated CUDA reports peer access between these GPUs."""
         return self._access.get((self.gpus[source].device, self.gpus[destination].device), False)
 
     def enable(self, source: int, destination: int) -> None:
-        """Make copies between the two GPUs direct from now on."""
+        """Enable peer access, so that later copies from `source` to `destination` are direct."""
         self._enabled.add((source, destination))
         self._known = (), 0.0, random.Random()
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
-        """Return memory without a limit and without contents."""
+        """Return memory without contents. Its size is unlimited."""
         return _NoMemory(place, size_bytes, self._is_lost if self.corrupts else None)
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
-        """Return the time of the busiest link, over all streams that leave or enter a GPU by NVLink or by PCIe."""
-        if streams is not self._known[0]:  # computed once per sample, because each sample calls this many times
+        """Return the time of the busiest link in seconds. Copies that leave or enter a GPU by the same type of link
+        share the link.
+        """
+        # compute this once per sample, because each sample calls this method many times
+        if streams is not self._known[0]:
             self._known = streams, self._busiest(streams), self._noise_source(streams)
         return repeats * self._known[1] * (1 + abs(self._known[2].gauss(0.0, self._spread)))
 
     def _noise_source(self, streams: Sequence[CopyStream]) -> random.Random:
-        """Return a random source per kind of sample: a fault of one pair leaves the noise of others unchanged."""
+        """Return the random source for this set of streams.
+
+        Each set has its own source, so that a fault of one GPU pair does not change the noise for other pairs.
+        """
         kind: list[object] = []
         for stream in streams:
             places = (stream.by, _place(stream.source), _place(stream.destination))
@@ -343,7 +366,8 @@ class SimulatedCopies:
     def _busiest(self, streams: Sequence[CopyStream]) -> float:
         busy: dict[tuple[object, ...], float] = defaultdict(float)
         kind = self._profile.nvlink
-        has_own_links = kind is not None and kind.to is not NvlinkPeer.SWITCH  # Each pair has its own links
+        # Without NVSwitches, each GPU pair has its own links
+        has_own_links = kind is not None and kind.to is not NvlinkPeer.SWITCH
         for stream in streams:
             source, destination = _place(stream.source), _place(stream.destination)
             seconds, nvlink = self._seconds(stream, source, destination), self._is_nvlink(source, destination)
@@ -414,7 +438,7 @@ class SimulatedCopies:
 
 
 class NoCounters:
-    """`ports.LinkCounters` without counters."""
+    """`ports.LinkCounters` for machines without byte counters."""
 
     def read(self, gpu: int) -> LinkBytes:  # noqa: ARG002
         return LinkBytes()
@@ -427,20 +451,20 @@ def _place(region: Region) -> Place:
 
 
 _TO_GPU_SHARE, _TO_HOST_SHARE, _BETWEEN_SHARE = 0.84, 0.29, 0.36
-"""Share of the copy engine's bandwidth that a prefetch reaches: 46.5 and 16 of 55.3 GB/s with the host, 139 of 388
-between GPUs.
+"""Fraction of the copy engine's bandwidth that a prefetch reaches: 46.5 (to the GPU) and 16 (to the host) of 55.3
+GB/s, and 139 of 388 GB/s between GPUs.
 """
 
 _FAULTS_SHARE, _FAULTS_BETWEEN_SHARE = 0.205, 0.031
-"""Share of the copy engine's bandwidth that page faults reach: 11.4 of 55.3 GB/s from the host, 12.1 of 388 from
-another GPU.
+"""Fraction of the copy engine's bandwidth that page faults reach: 11.4 of 55.3 GB/s from the host, and 12.1 of 388
+GB/s from another GPU.
 """
 
-_LOCAL_GB_S = 1000.0  # A kernel's copy within GPU memory: H200 1080. Derived
+_LOCAL_GB_S = 1000.0  # Bandwidth of a kernel's copy within GPU memory. An H200 reaches 1080. Derived
 
 
 class SimulatedManaged:
-    """`ports.copies.ManagedMemory` on a simulated node."""
+    """Simulate `ports.copies.ManagedMemory` on one node."""
 
     def __init__(self, copies: SimulatedCopies) -> None:
         self._copies = copies
@@ -448,7 +472,7 @@ class SimulatedManaged:
         self._stays = False
 
     def support(self) -> Sequence[ManagedSupport]:
-        """Return what CUDA reports under Linux without HMM."""
+        """Return the attributes that CUDA reports on Linux without HMM (heterogeneous memory management)."""
         return [
             ManagedSupport(device=gpu.device, managed=True, concurrent=True, pageable=False, host_page_tables=False)
             for gpu in self._copies.gpus
@@ -461,7 +485,9 @@ class SimulatedManaged:
         return memory
 
     def prefetch(self, memory: Memory, place: Place, by: int) -> float:
-        """Return the time of a prefetch, a multiple of the copy engine's time between the pages' old and new place."""
+        """Return the time of a prefetch in seconds: the copy engine's time for the same copy, divided by a measured
+        fraction.
+        """
         source, self._location = self._location, place
         if source == place:
             return 0.0
@@ -469,11 +495,13 @@ class SimulatedManaged:
         return self._copy_seconds(source, place, by, memory.size_bytes) / share
 
     def advise(self, memory: Memory, place: Place, accessor: int, *, stays: bool) -> None:  # noqa: ARG002
-        """Make pages stay from now on, or move to the GPU that uses them."""
+        """Keep pages at their location from now on, or let them migrate to the GPU that uses them."""
         self._stays = stays
 
     def seconds(self, stream: CopyStream) -> float:
-        """Return the time of a kernel's pass over all pages, which move to its GPU if they may."""
+        """Return the time in seconds in which a kernel reads or writes all pages. The pages migrate to its GPU
+        unless they stay.
+        """
         source, by = self._location, stream.by
         if source == by:
             return stream.size_bytes / (_LOCAL_GB_S * BYTES_PER_GB)

@@ -1,4 +1,4 @@
-"""Builds simulated machines: nodes of a profile's kind with faults, as snapshots of origin `simulated`."""
+"""Build simulated machines: nodes that match a profile, with faults, as snapshots of origin `simulated`."""
 
 import re
 import uuid
@@ -21,11 +21,14 @@ _LOST = "GPU is lost"
 _NO_DRIVER = "NVML does not start (Driver Not Loaded)"
 _NO_ANSWER = "no answer (simulated)"
 _WITHOUT_NVML = ("index", "bus_id", "name", "uuid", "cuda_index", "multiprocessors", "pcie", "place")
-"""Facts of a GPU that come from sysfs and CUDA."""
+"""Facts about a GPU that are known without NVML, from sysfs and CUDA."""
 
 
 def _apply_faults(node: snapshot.Snapshot, faults: Iterable[Fault]) -> snapshot.Snapshot:
-    """Return the node with these faults, by indices of the healthy node. Raises UsageError."""
+    """Apply faults to a healthy node and return it. GPU and NIC indices are those of the healthy node.
+
+    Raise UsageError if a fault does not fit the node.
+    """
     faults = tuple(faults)
     pairs = {(pair.source, pair.destination): pair for pair in node.pairs}
     gpus, nics = list(node.gpus), list(node.nics)
@@ -64,7 +67,7 @@ def _apply_faults(node: snapshot.Snapshot, faults: Iterable[Fault]) -> snapshot.
 
 
 def faults_by_node(faults: Iterable[Fault]) -> dict[int, list[Fault]]:
-    """Group faults by the number of their node."""
+    """Group faults by node number."""
     found: dict[int, list[Fault]] = {}
     for fault in faults:
         found.setdefault(fault.node_number, []).append(fault)
@@ -72,12 +75,12 @@ def faults_by_node(faults: Iterable[Fault]) -> dict[int, list[Fault]]:
 
 
 def wrong_value(fault: Fault, seen: str, expected: str) -> UsageError:
-    """Return the error for a fault value that this machine cannot have."""
+    """Return the error for a fault value that is impossible on this machine."""
     return UsageError(f"--fault {str(fault)!r}: {seen}", expected=expected)
 
 
 def not_joined(fault: Fault) -> UsageError:
-    """Return the error for an NVLink fault between two GPUs without NVLinks."""
+    """Return the error for a fault of the NVLinks between two GPUs that no NVLink connects directly."""
     return wrong_value(fault, "no NVLink joins the two directly", "gpuJ:nvlink=N if NVSwitches join them")
 
 
@@ -192,7 +195,9 @@ _GPU_CHANGES: Mapping[str, Callable[[snapshot.GpuFacts, str, Fault], snapshot.Gp
     "replays": lambda gpu, value, _fault: replace(gpu, pcie_replays=int(value)),
     "busy": lambda gpu, value, _fault: replace(gpu, processes=(GpuProcess(pid=int(value)),), idle=False),
 }
-"""How each key changes a GPU. A GPU trained to a lower generation is busy, because idle GPUs lower it anyway."""
+"""How each key changes a GPU. A GPU with a lower PCIe generation is busy, because idle GPUs lower their generation
+anyway.
+"""
 
 
 def _change_nic(nic: snapshot.NicFacts, key: str, value: str, fault: Fault) -> snapshot.NicFacts:
@@ -208,7 +213,7 @@ def _change_nic(nic: snapshot.NicFacts, key: str, value: str, fault: Fault) -> s
 
 
 def _remove_gpus(node: snapshot.Snapshot, gpus: list[snapshot.GpuFacts], missing: set[int | None]) -> snapshot.Snapshot:
-    """Remove GPUs and renumber the others. NVLinks to a removed GPU are down."""
+    """Remove GPUs and renumber the rest. NVLinks to a removed GPU are down."""
     gone = {gpu.bus_id for gpu in gpus if gpu.index in missing} - {None}
 
     def cut(link: snapshot.NvLink) -> snapshot.NvLink:
@@ -236,7 +241,7 @@ def _remove_gpus(node: snapshot.Snapshot, gpus: list[snapshot.GpuFacts], missing
 
 
 def _change_fabrics(node: snapshot.Snapshot, **changes: Any) -> tuple[snapshot.GpuFacts, ...]:
-    """Return the node's GPUs with these changes of the NVLink fabric."""
+    """Return the node's GPUs with these fields changed in their NVLink fabric."""
     return tuple(
         gpu if gpu.fabric is None else replace(gpu, fabric=replace(gpu.fabric, **changes)) for gpu in node.gpus
     )
@@ -263,7 +268,10 @@ def _change_node(node: snapshot.Snapshot, settings: Mapping[str, str]) -> snapsh
 
 
 def _drop_nvml(node: snapshot.Snapshot) -> snapshot.Snapshot:
-    """Return only the facts of sysfs and CUDA. /proc has the driver's version, but not CUDA's."""
+    """Return the node as if NVML were missing, with facts from sysfs and CUDA only.
+
+    /proc still has the driver's version, but not the CUDA version.
+    """
     return replace(
         node,
         driver=replace(node.driver, cuda=None),
@@ -307,13 +315,13 @@ _SILENCED: Mapping[str, Callable[[snapshot.Snapshot], snapshot.Snapshot]] = {
 MOST_NODES = 16384
 
 _MACHINE = re.compile(r"(?P<name>[^*/\s]+)(?:/(?P<gpus>\d{1,6}))?(?:\s*\*\s*(?P<nodes>\d{1,6}))?", re.ASCII)
-# An arbitrary constant, so that equal seeds give equal machines
+# An arbitrary constant, so that equal seeds result in equal machines.
 _IDENTITIES = uuid.UUID("5b1f3c1e-6d0a-5f6e-9c55-6770752d73b1")
-OF_DOMAINS = ("clique", "imex", "mnnvl")  # Faults that need an NVLink domain of several nodes
+OF_DOMAINS = ("clique", "imex", "mnnvl")  # Keys of faults that need an NVLink domain of several nodes
 
 
 class SimulatedMachine(Struct, frozen=True):
-    """A number of nodes of one kind."""
+    """A simulated machine: one or more nodes of the same profile."""
 
     profile: Profile
     nodes: int = 1
@@ -333,14 +341,14 @@ class SimulatedMachine(Struct, frozen=True):
 
     @property
     def domain_nodes(self) -> int:
-        """Nodes per NVLink domain, 1 if NVLinks connect no other node."""
+        """The number of nodes per NVLink domain. 1 if NVLinks do not connect nodes."""
         return 1 if self.profile.domain is None else min(self.nodes, self.profile.domain.nodes)
 
 
 def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
-    """Parse `NAME[/GPUS][*NODES]`: 'hgx-h200-4', 'hgx-h100-8*16', 'hgx-h100-8/1', 'gb200-nvl72/64*2'.
+    """Parse `NAME[/GPUS][*NODES]`, such as 'hgx-h200-4', 'hgx-h100-8*16', 'hgx-h100-8/1' or 'gb200-nvl72/64*2'.
 
-    Raises UsageError with the name of `option` for another form, profile, or number.
+    Raise UsageError, which names `option`, if the form, the profile or a number is invalid.
     """
     found = _MACHINE.fullmatch(text.strip())
     if found is None:
@@ -353,7 +361,7 @@ def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
     if profile.domain is not None and gpus is not None and int(gpus) > profile.match.visible:
         profile, gpus = _part_of_rack(profile, profile.domain.nodes, int(gpus), f"{option} {text!r}"), None
     nodes = int(found["nodes"] or 1) * (1 if profile.domain is None else profile.domain.nodes)
-    # NVLinks connect several trays of a rack.
+    # Several trays of a rack form one NVLink domain.
     if nodes > 1 and gpus is None and profile.domain is None:
         profile = find_domain(profile.match.gpus) or profile
     if not 1 <= nodes <= MOST_NODES:
@@ -380,7 +388,7 @@ def _part_of_node(profile: Profile, gpus: str | None, text: str) -> Profile:
 
 
 def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:
-    """Raise UsageError if a fault is on a node that the machine does not have."""
+    """Raise UsageError if a fault names a node that the machine does not have, or needs NVLinks between nodes."""
     for fault in faults:
         if machine.domain_nodes == 1 and any(fault.get(key) for key in OF_DOMAINS):
             raise wrong_value(fault, f"{machine} has no NVLink domain of several nodes", "gb200-nvl72, gb300-nvl72")
@@ -393,7 +401,10 @@ def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:
 def merge_domains(
     machine: SimulatedMachine, faults: Sequence[Fault], *, joined: bool = True
 ) -> tuple[SimulatedMachine, list[Fault]]:
-    """Return the machine with each NVLink domain as one node, unless a node left its domain or `joined` is false."""
+    """Return the machine with each NVLink domain merged into one node, and the faults renumbered.
+
+    Do not merge if a fault breaks a domain, or if `joined` is false.
+    """
     size = machine.domain_nodes
     if machine.profile.domain is None:
         return machine, list(faults)
@@ -414,7 +425,10 @@ def merge_domains(
 def snapshots(
     machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0, numbers: Sequence[int] | None = None
 ) -> list[snapshot.Snapshot]:
-    """Return the nodes with these numbers (default: all). Equal parts are one object. Raises UsageError."""
+    """Return snapshots of the nodes with these numbers, by default of all nodes. Equal parts share one object.
+
+    Raise UsageError if a fault does not fit the machine.
+    """
     check_nodes(machine, faults)
     numbers = range(machine.nodes) if numbers is None else numbers
     healthy = healthy_node(machine.profile)

@@ -1,4 +1,4 @@
-"""Builds a healthy node of a profile's kind with made-up addresses, and applies faults of PCI devices and settings."""
+"""Build a healthy node from a profile with made-up addresses, and apply faults of PCI devices and settings to it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,7 +14,7 @@ from gpubench.model.terms.verdict import Origin
 _BUSES = 256
 _FIRST_FLAT_GPU = 6
 _FIRST_FLAT_NIC = 3
-_FABRIC_CAPABILITY = (9, 0)  # GPUs register with the NVSwitch fabric from Hopper on (`nvmlDeviceGetGpuFabricInfo`)
+_FABRIC_CAPABILITY = (9, 0)  # Hopper and later GPUs register with the NVSwitch fabric (`nvmlDeviceGetGpuFabricInfo`)
 _IDLE_C = 35
 _HEALTHY_MASK = 0xAA
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
@@ -22,7 +22,7 @@ _COUNTERS: Mapping[str, int] = {"replay": 0, "recovery": 0, "crc_flit": 0}
 
 
 def healthy_node(profile: Profile) -> snapshot.Snapshot:
-    """Return a healthy node. The caller sets host name, boot id and GPU UUIDs."""
+    """Return a healthy node. The caller sets host name, boot ID and GPU UUIDs."""
     tree = _PciTree(profile)
     places = [tree.gpu(index) for index in range(profile.match.visible)]
     gpus = tuple(_gpu(profile, tree, index, places) for index in range(profile.match.visible))
@@ -42,7 +42,10 @@ def healthy_node(profile: Profile) -> snapshot.Snapshot:
 
 
 class _PciTree:
-    """Assigns bus numbers: a host bridge for every switch below a CPU, and one per NUMA node for all other devices."""
+    """Assign PCI bus numbers.
+
+    There is a host bridge for every switch directly below a CPU, and one per NUMA node for all other devices.
+    """
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
@@ -66,7 +69,7 @@ class _PciTree:
         return self._placed(places[index] if places else None, index, self._profile.match.visible)
 
     def nic(self, index: int, place: str | None) -> tuple[str, snapshot.PciPlace]:
-        """Return bus id and place of a NIC. On a flat bus, NICs come before the GPUs if there is room."""
+        """Return a NIC's bus ID and location. On a flat PCI bus, NICs come before the GPUs as long as there is room."""
         if not self._profile.node.flat_pci:
             return self._placed(place, 0, 1)
         room = _FIRST_FLAT_GPU - _FIRST_FLAT_NIC
@@ -186,7 +189,7 @@ def _fabric(profile: Profile) -> snapshot.Fabric | None:
     capability = tuple(int(part) for part in profile.gpu.compute_capability.split("."))
     if profile.nvlink is None or profile.nvlink.to is not snapshot.NvlinkPeer.SWITCH or capability < _FABRIC_CAPABILITY:
         return None
-    # A virtual machine does not see the fabric's health (seen on 4 H200, driver 580).
+    # A virtual machine does not show the fabric's health (seen on 4 H200s with driver 580).
     mask = 0 if profile.node.virtual_machine else _HEALTHY_MASK
     return snapshot.Fabric(state="completed", status="success", clique=0, cluster_uuid=_NO_CLUSTER, health_mask=mask)
 
@@ -209,7 +212,7 @@ def _nic(nic: NicKindOfMachine, tree: _PciTree, number: int) -> snapshot.NicFact
 
 
 def _pair(profile: Profile, one: snapshot.GpuFacts, other: snapshot.GpuFacts) -> snapshot.PairFacts:
-    """Return the answers of NVML and CUDA. With NVLink, the status of PCI access is NS, as on H200."""
+    """Return what NVML and CUDA report for a GPU pair. With NVLink, NVML's status for PCI access is NS, as on H200."""
     joined = profile.nvlink is not None and (
         profile.nvlink.to is snapshot.NvlinkPeer.SWITCH
         or any({one.index, other.index} == set(pair[:2]) for pair in profile.nvlink.pairs)
@@ -248,7 +251,7 @@ _LINK_LAYERS = {
 
 
 def add_surroundings(node: snapshot.Snapshot) -> snapshot.Snapshot:
-    """Add PCI devices, kernel and driver settings, and services to a node."""
+    """Add PCI devices, kernel settings, driver settings and services to a node."""
     return replace(
         node,
         pci_devices=_pci_devices(node),
@@ -265,7 +268,7 @@ _TRANSLATING = snapshot.IommuFacts(units=("dmar0",), group_types={"1": "DMA"})
 
 
 def apply_surrounding_faults(node: snapshot.Snapshot, faults: Iterable[Fault]) -> snapshot.Snapshot:
-    """Apply faults of PCI devices, settings and services to a node that has them."""
+    """Apply faults of PCI devices, settings and services. The node must already have them from `add_surroundings`."""
     for fault in faults:
         if fault.subject is Subject.NODE and fault.get("acs"):
             if not any(device.access_control for device in node.pci_devices):
@@ -354,7 +357,10 @@ def _port(nic: snapshot.NicFacts, number: int) -> snapshot.RdmaPort:
 
 
 def _driver_settings(node: snapshot.Snapshot) -> snapshot.DriverSettings:
-    """Return default settings. With NVSwitch, a fabric manager of the driver's version runs here or on the VM host."""
+    """Return default driver settings. With NVSwitch, a fabric manager of the driver's version runs on the node.
+
+    In a virtual machine, it runs on the VM host instead.
+    """
     fabric_manager = snapshot.Service(
         running=bool(node.nvswitches), version=node.driver.version if node.nvswitches else None
     )

@@ -1,4 +1,4 @@
-"""Models a scan of a simulated machine: a fabric with faults, and rounds on it. Nothing is measured."""
+"""A model of a scan on a simulated machine: a network fabric with faults, and rounds on it. Nothing is measured."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,22 +21,24 @@ from gpubench.simulated.links import corrupted_pairs, is_nic_down, nic_gb_s, nod
 from gpubench.simulated.machine import SimulatedMachine, check_nodes, faults_by_node, wrong_value
 from gpubench.simulated.times import CollectiveTimes
 
-NOISE = 0.02  # Standard deviation of a bandwidth. benchmarks/scan_confusion.py tests the scan's thresholds with it
-DIPS = 0.01  # Share of bandwidths that a passing disturbance lowers by 5 to 40 %
+# Relative standard deviation of a bandwidth. benchmarks/scan_confusion.py tests the scan's thresholds with it
+NOISE = 0.02
+DIPS = 0.01  # Fraction of samples whose bandwidth a brief disturbance lowers by 5 to 40 %
 _SMALLEST_DIP, _LARGEST_DIP = 0.05, 0.4
 
-_COLLECTIVE_SPREAD = 0.003  # For a collective of large messages, as in simulated.times
-SET_UP_SECONDS = 0.44  # Time to create communicators of two ranks, one per GPU, in the slowest first try on four H200s
-SECONDS_OF_COPYING = 0.5  # Per round, after its warm-up
-# Time to start a round on all nodes and to collect the replies. benchmarks/scan_control.py checks it
+_COLLECTIVE_SPREAD = 0.003  # Relative standard deviation for a collective with large messages, as in simulated.times
+SET_UP_SECONDS = 0.44  # Time to create communicators of two ranks on each GPU. The slowest first attempt on four H200s
+SECONDS_OF_COPYING = 0.5  # Time of copying per round, after warm-up
+# Time to start a round on all nodes and collect the replies. Checked by benchmarks/scan_control.py.
 CONTROL_SECONDS = 0.1
-DEADLINE_SECONDS = 10.0  # A round with a hanging node is aborted after this time
+DEADLINE_SECONDS = 10.0  # A round with a node that hangs is aborted after this time
 
 
 class SimulatedFabric(Struct, frozen=True):
-    """Faults of a fabric, as shares of the usual bandwidth: by cell, by leaf and rail, and by uplink.
+    """A network fabric with faults. Each fault is the fraction that remains of the usual bandwidth.
 
-    `dies` and `hangs` give the first affected round by node. `dips` is the probability of a brief slowdown.
+    `cells` has faults by node and rail, `leaf_rails` by leaf and rail, and `uplinks` those of a leaf's uplinks. `dies`
+    and `hangs` have the first affected round by node. `dips` has the probability of a brief slowdown by node.
     """
 
     usual_gb_s: float
@@ -51,13 +53,15 @@ class SimulatedFabric(Struct, frozen=True):
 
 
 class SimulatedRounds:
-    """Measures rounds by the model. Equal seeds give equal results."""
+    """Simulate rounds with the fabric's model. Equal seeds result in equal bandwidths."""
 
     def __init__(self, fabric: scan.ScanFabric, model: SimulatedFabric, seed: int) -> None:
         self._fabric, self._model, self._seed = fabric, model, seed
 
     def measure(self, planned: scan.PlannedRound) -> scan.RoundOutcome:
-        """Measure all pairs of a round. A node that dies is gone, and one that hangs costs the deadline."""
+        """Simulate all pairs of a round. A node that dies is gone. A node that hangs makes the round last until the
+        deadline.
+        """
         model, source = self._model, random.Random(f"{self._seed}/round{planned.number}")
         taking_part = {node for pair in planned.pairs for node in pair}
         gone = {
@@ -86,7 +90,11 @@ class SimulatedRounds:
         return scan.RoundOutcome(planned.number, planned.phase, tuple(samples), seconds, gone)
 
     def collective(self, nodes: Sequence[int]) -> tuple[float | None, str]:
-        """Return GB/s of a ring over all rails, limited by the slowest. None with the reason if a node is dead."""
+        """Return the bandwidth in GB/s of rings through these nodes, summed over rails and limited by the slowest
+        link.
+
+        Return None with the reason if a node is dead or hangs.
+        """
         model = self._model
         if {*model.dies, *model.hangs}.intersection(nodes):
             return None, "not done within the deadline"
@@ -121,16 +129,17 @@ class SimulatedRounds:
         return self._fabric.leaves[node] or ""
 
 
-NODES_PER_LEAF = 32  # Nodes below one leaf switch per rail in NVIDIA's DGX SuperPOD H100 reference architecture
-_LOCAL_SPREAD = 0.005  # Spread of copies inside a node, from node to node
+NODES_PER_LEAF = 32  # Nodes per leaf switch and rail in NVIDIA's DGX SuperPOD H100 reference architecture
+_LOCAL_SPREAD = 0.005  # Relative standard deviation between nodes for copies inside a node
 
 
 def simulated_scan_fabric(
     machine: SimulatedMachine, leaves: Sequence[str] | None, faults: Sequence[Fault] = ()
 ) -> scan.ScanFabric:
-    """Return the nodes `node0` and up with one rail per GPU. Raises UsageError.
+    """Return the fabric of a machine with one rail per GPU and host names from `node0` on.
 
-    `leaves` names each node's leaf (default: 32 nodes per leaf).
+    `leaves` has the leaf switch of each node, by default with 32 nodes per leaf. Raise UsageError if nodes have no
+    GPUs, or no NICs with a known rate.
     """
     profile = machine.profile
     gpus, nics = profile.match.visible, len(profile.nic)
@@ -151,14 +160,16 @@ def simulated_scan_fabric(
 
 
 def _nic_rate(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
-    """Return GB/s of the NIC of a rail after these faults, 0 if it is down."""
+    """Return a rail's NIC bandwidth in GB/s after these faults. 0 if the NIC is down."""
     number = _nic_index(profile, rail)
     own = [fault for fault in faults if fault.subject is Subject.NIC and fault.index == number]
     return 0.0 if is_nic_down(own) else nic_gb_s(profile.nic[number], own) or 0.0
 
 
 def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: scan.ScanFabric) -> SimulatedFabric:
-    """Return the effect of these faults between nodes. Raises UsageError for a fault on a missing part."""
+    """Return the fabric with the effect of these faults. Raise UsageError if the machine does not have the faulty
+    device.
+    """
     check_nodes(machine, faults)
     names = list(dict.fromkeys(leaf for leaf in fabric.leaves if leaf is not None))
     cells = {
@@ -189,7 +200,9 @@ def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: 
 def simulated_local_figures(
     machine: SimulatedMachine, faults: Sequence[Fault], nodes: Sequence[int], seed: int
 ) -> Iterator[scan.LocalFigure]:
-    """Yield round 0 of these nodes: copies between each GPU and host memory, copies between GPUs, an all-reduce."""
+    """Yield the results of phase 0: copies between GPUs and host memory, copies between GPUs, and an all-reduce per
+    node.
+    """
     usual = list(_local_figures(machine.profile, ()))
     faulty = {
         node: list(_local_figures(machine.profile, own)) for node, own in faults_by_node(_node_faults(faults)).items()
@@ -234,7 +247,9 @@ def _node_faults(faults: Iterable[Fault]) -> Iterator[Fault]:
 
 
 def _rail_shares(profile: Profile, faults: Sequence[Fault]) -> Iterator[float]:
-    """Yield the remaining share of every rail of a node, after faults of its NIC, its GPU's links, and the node."""
+    """Yield the fraction of bandwidth that remains for each rail of a node, after faults of the NIC, GPU link and
+    node.
+    """
     node_share = 1.0
     for fault in faults:
         if fault.subject is Subject.NODE:

@@ -1,5 +1,7 @@
-"""Models NCCL variables of simulated ranks: those with a known effect, GPU pairs without peer access, and the time of
-NCCL's algorithms and protocols.
+"""A model of NCCL variables on simulated ranks.
+
+It has the variables whose effect is known, the GPU pairs that lose peer access, and the times of NCCL's algorithms and
+protocols.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,13 +28,13 @@ NVLS = "NCCL_NVLS_ENABLE"
 
 
 def job_variables(environment: Mapping[str, str], nodes: int) -> list[Fault]:
-    """Return the NCCL variables of an environment as one fault per node."""
+    """Return the NCCL variables of an environment as faults, one for each node."""
     settings = tuple((ENV, f"{name}={value}") for name, value in sorted(environment.items()))
     return [Fault(Subject.NODE, settings, number) for number in range(nodes)] if settings else []
 
 
 def variables_by_node(faults: Iterable[Fault]) -> dict[int, dict[str, str]]:
-    """Return the NCCL variables of each node that has any. A later fault replaces an earlier one."""
+    """Return the NCCL variables by node, for nodes that have any. A later fault overrides an earlier one."""
     found: dict[int, dict[str, str]] = {}
     for fault in faults:
         if fault.variables:
@@ -41,7 +43,7 @@ def variables_by_node(faults: Iterable[Fault]) -> dict[int, dict[str, str]]:
 
 
 def distinct_variables(faults: Iterable[Fault]) -> list[dict[str, str]]:
-    """Return the distinct sets of variables of all nodes."""
+    """Return the different sets of NCCL variables that nodes have."""
     distinct = {tuple(sorted(variables.items())) for variables in variables_by_node(faults).values()}
     return [dict(variables) for variables in distinct]
 
@@ -50,25 +52,28 @@ _SHARES = {
     "ring": {"ll": 0.44, "ll128": 0.92, "simple": 1.0},
     "tree": {"ll": 0.41, "ll128": 7 / 9, "simple": 0.92},
 }
-"""Shares of the link bandwidth. Every rank of a tree forwards all data in both directions.
+"""Fraction of the link bandwidth by algorithm and protocol. In a tree, every rank forwards all data in both
+directions.
 
-The values come from NCCL (src/graph/tuning.cc of NCCL 2.28), except for LL: on four H200s a ring with LL reached 0.44
-of a ring with Simple, and a tree with LL 0.31. Kind: derived. The model is within 40 % of the times in
-docs/settings.md. Only a tree with Simple at 16 MiB took twice as long.
+The values come from NCCL (src/graph/tuning.cc in NCCL 2.28), except those for LL. On four H200s, LL reached 0.44 of
+Simple in a ring, and 0.31 of a Simple ring in a tree. Kind: derived. The model is within 40 % of the times in
+docs/settings.md, except for a tree with Simple at 16 MiB, which took twice as long.
 """
 
 _NAMES = {ALGORITHM_VARIABLE: ALGORITHMS, PROTOCOL_VARIABLE: PROTOCOLS}
 
 
 def is_known_choice(name: str, value: str) -> bool:
-    """True if a value of NCCL_ALGO or NCCL_PROTO allows rings, trees or protocols for every collective."""
+    """True if a value of NCCL_ALGO or NCCL_PROTO allows a ring, a tree or a protocol, with no exceptions by
+    collective.
+    """
     found = chosen(value, _NAMES[name])
     known = {*_SHARES} if name == ALGORITHM_VARIABLE else PROTOCOLS
     return set(found) == {""} and not known.isdisjoint(found[""])
 
 
 def allows_nvls(variables: Mapping[str, str]) -> bool:
-    """True if NCCL may still reduce in NVSwitches, which needs the protocol Simple."""
+    """True if NCCL may still reduce in NVSwitches (NVLS), which needs the Simple protocol."""
     needed = {ALGORITHM_VARIABLE: "nvls", PROTOCOL_VARIABLE: "simple"}
     return all(
         word in chosen(variables[name], _NAMES[name]).get("", ()) for name, word in needed.items() if name in variables
@@ -78,9 +83,10 @@ def allows_nvls(variables: Mapping[str, str]) -> bool:
 def slower_by_choice(
     variables: Mapping[str, str], collective: Collective, size_bytes: int, ranks: int, gb_s: float
 ) -> float:
-    """Return how many times slower NCCL's best choice under these variables is than its best ring or tree.
+    """Return how many times slower NCCL is with these variables than with its fastest ring or tree.
 
-    `gb_s` is the busbw of the unrestricted choice. Raises CouldNotMeasureError if NCCL has no such algorithm.
+    `gb_s` is the busbw without restrictions. Raise CouldNotMeasureError if NCCL has none of the allowed algorithms for
+    this collective.
     """
     if collective.point_to_point or variables.keys().isdisjoint(_NAMES):
         return 1.0
@@ -99,12 +105,12 @@ def slower_by_choice(
 def _times_by_choice(
     collective: Collective, size_bytes: int, ranks: int, gb_s: float
 ) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield the seconds of each algorithm and protocol, with the latencies that NCCL compares."""
+    """Yield the time in seconds for each algorithm and protocol, with the latencies that NCCL itself compares."""
     is_all_reduce = collective.name == "allreduce"
     link_seconds = size_bytes * collective.busbw_factor(ranks) / (gb_s * BYTES_PER_GB)
     steps = (2 if is_all_reduce else 1) * (ranks - 1)
     for algorithm in ("ring", "tree") if is_all_reduce else ("ring",):
-        # Between two ranks a tree equals a ring.
+        # With two ranks, a tree is the same as a ring.
         part = (ranks - 1) / ranks if algorithm == "tree" and ranks > 2 else 1.0
         for protocol, share in _SHARES[algorithm].items():
             base_us = BASE_US[algorithm.upper()][protocol.upper()]
@@ -114,7 +120,7 @@ def _times_by_choice(
 
 
 def known_effects(profile: Profile, variables: Mapping[str, str], nodes: int = 1) -> dict[str, str]:
-    """Return the variables with a known effect on this machine. The simulation ignores all others."""
+    """Return the variables whose effect on this machine is known. The simulation ignores all other variables."""
     node, many = Topology(healthy_node(profile)), nodes > 1
     return {
         name: value
@@ -124,7 +130,7 @@ def known_effects(profile: Profile, variables: Mapping[str, str], nodes: int = 1
 
 
 def check_variables(profile: Profile, faults: Iterable[Fault], nodes: int) -> None:
-    """Raise UsageError for a requested variable whose effect on this machine is unknown."""
+    """Raise UsageError if a fault sets a variable whose effect on this machine is unknown."""
     for fault in faults:
         unknown = fault.variables.keys() - known_effects(profile, fault.variables, nodes).keys()
         if unknown:
@@ -137,13 +143,16 @@ def check_variables(profile: Profile, faults: Iterable[Fault], nodes: int) -> No
 
 
 def _raises_no_level(node: Topology, value: str) -> bool:
-    """True if the value does not extend peer access beyond NCCL's default level, where its speed is unknown."""
+    """True if the value allows no peer access beyond NCCL's default level. The bandwidth of such access is unknown."""
     paths = {node.path(one, other) for one in node.gpus for other in node.gpus if one is not other}
     return not any(is_beyond_policy(node, path) and level_allows(value, path) for path in paths)
 
 
 def _is_hopper(node: Topology) -> bool:
-    """True for Hopper. Channels and algorithms were measured on H200s. H100s have the same SMs and NVLinks."""
+    """True for Hopper GPUs with NVLinks.
+
+    Channels and algorithms were measured on H200s only, but H100s have the same SMs and NVLinks.
+    """
     return all((gpu.compute_capability, bool(gpu.nvlinks)) == ("9.0", True) for gpu in node.gpus)
 
 
@@ -158,11 +167,13 @@ _EFFECTS: Mapping[str, Callable[[Topology, str], bool]] = {
     ALGORITHM_VARIABLE: lambda node, value: is_known_choice(ALGORITHM_VARIABLE, value) and _is_hopper(node),
     PROTOCOL_VARIABLE: lambda node, value: is_known_choice(PROTOCOL_VARIABLE, value) and _is_hopper(node),
 }
-"""Whether the effect of a value is known, from docs/evidence.md, docs/validation.md and the profile's own rows."""
+"""Functions that return whether a value's effect is known, from docs/evidence.md, docs/validation.md and the
+profile.
+"""
 
 
 def rank_facts(rank: int, variables: Mapping[str, str], node: Snapshot, number: int) -> RankFacts:
-    """Return the facts of a simulated rank's process, which may open all NICs."""
+    """Return facts about a simulated rank's process, which may open all NICs."""
     return RankFacts(
         rank=rank,
         host=node.host,
@@ -175,7 +186,9 @@ def rank_facts(rank: int, variables: Mapping[str, str], node: Snapshot, number: 
 
 
 def channel_cap(variables: Mapping[str, str]) -> int | None:
-    """Return the maximum number of channels, or None without a cap. NCCL prefers a minimum to a maximum."""
+    """Return the maximum number of channels. None without a maximum. A larger minimum overrides the maximum, as in
+    NCCL.
+    """
     most, least = (
         [nccl_settings.nccl_number(variables[name]) or 0 for name in names if name in variables]
         for names in (nccl_settings.MOST_CHANNELS, nccl_settings.LEAST_CHANNELS)
@@ -184,7 +197,10 @@ def channel_cap(variables: Mapping[str, str]) -> int | None:
 
 
 def nccl_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
-    """Return the links of a node as NCCL uses them, without peer access that variables forbid. Raises UsageError."""
+    """Return a node's links as NCCL uses them, without the peer access that NCCL variables disable.
+
+    Raise UsageError if a fault does not fit the node.
+    """
     links = node_links(profile, faults)
     variables = known_effects(profile, {name: value for fault in faults for name, value in fault.variables.items()})
     lost = pairs_without_peers(profile, variables)
@@ -198,7 +214,7 @@ def nccl_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
 
 
 def pairs_without_peers(profile: Profile, variables: Mapping[str, str]) -> frozenset[tuple[int, int]]:
-    """Return the GPU pairs, by index, that NCCL keeps off peer access because of variables."""
+    """Return the GPU pairs, by index, for which variables keep NCCL from using peer access."""
     if nccl_settings.P2P_LEVEL not in variables and all(value in OFF for value in variables.values()):
         return frozenset()
     node = healthy_node(profile)

@@ -1,12 +1,13 @@
-"""Models the times of collectives on a simulated machine, alone and during computation. Nothing is measured.
+"""A model of collective times on a simulated machine, alone and overlapped with computation. Nothing is measured.
 
-Inside a node they are the profile's expected times, stretched by faulty links and host-staged pairs. Across nodes they
-follow `collectives.expected`, over channels with equal shares, as many as the node with the fewest has
-(NVIDIA/nccl#438, src/graph/search.cc and src/init.cc of NCCL 2.28, without its steps of bandwidth). Kind: derived.
+Inside a node, the times are the profile's expected times, increased for faulty links and host-staged pairs. Between
+nodes, they follow `collectives.expected`. Channels have equal shares of the data, and every node uses as many as the
+node with the fewest (NVIDIA/nccl#438, and src/graph/search.cc and src/init.cc in NCCL 2.28, without its bandwidth
+steps). Kind: derived.
 
-The effect of a cap on CTAs was fitted to one series on 4 H200s (NCCL 2.28.9, 2026-11-22): 256 MiB with NCCL's own 24
-CTAs, 16, 8, 4 and 2 took 1.233, 1.471, 2.533, 4.404 and 8.275 ms. Waiting and sharing come from 2 H200s
-(docs/overlap.md).
+The effect of a limit on CTAs was fitted to one series on 4 H200s (NCCL 2.28.9, 2026-11-22). With NCCL's default of 24
+CTAs, 256 MiB took 1.233 ms. With 16, 8, 4 and 2 CTAs, it took 1.471, 2.533, 4.404 and 8.275 ms. Waiting and sharing
+come from 2 H200s (docs/overlap.md).
 """
 
 import math
@@ -42,12 +43,12 @@ from gpubench.simulated.settings import (
     slower_by_choice,
 )
 
-LEAST_STEP = 0.49  # Smallest share of a channel's bandwidth that the search tries
+LEAST_STEP = 0.49  # NCCL's search tries no bandwidth per channel below this fraction of its best one
 _ROUNDING = 1 + 1e-9
 
 
 def node_channels(nics_gb_s: Sequence[float]) -> tuple[int, ...]:
-    """Return the NIC index of each channel that the search finds. Empty without NICs."""
+    """Return the NIC index of each channel that NCCL's search finds. Empty without NICs."""
     count, gb_s = 0, 0.0
     for step in sorted({rate / share for rate in nics_gb_s for share in (1, 2)}, reverse=True):
         if count and step < LEAST_STEP * gb_s:
@@ -60,7 +61,9 @@ def node_channels(nics_gb_s: Sequence[float]) -> tuple[int, ...]:
 
 
 def rings_gb_s(nodes: Iterable[Sequence[float]]) -> float:
-    """Return the bandwidth in GB/s at which all channels together leave each node, from the GB/s of its NICs."""
+    """Return the bandwidth in GB/s at which all channels together leave each node. `nodes` has the GB/s of each
+    node's NICs.
+    """
     found = [(nics_gb_s, node_channels(nics_gb_s)) for nics_gb_s in nodes]
     count = min(len(channels) for _, channels in found)
     shares = ((nics_gb_s, Counter(channels[:count])) for nics_gb_s, channels in found)
@@ -72,25 +75,29 @@ STAGED_SHARE = {"allreduce": 0.75}
 STAGED_SHARE_OF_OTHERS = 0.66
 STAGED_SECONDS = 14.0e-6
 STAGED_NODE_GB_S = 180.0
-"""Host memory bandwidth of a node, and the share and extra latency of host-staged collectives. With
-NCCL_P2P_DISABLE=1 all-reduce reaches 28.4 GB/s on 2 H200s, and all-gather and reduce-scatter 25.2, while a copy
-reaches 38: a ring sends and receives at once, and its kernels read host memory. 4 MiB take 168 µs: 148 at that
-rate, 6 healthy latency, 14 more. All staged hops of a node share its host memory, which every byte crosses
-twice: 4 H200s reach 25 GB/s and 8 reach 10, which is 200 and 160 GB/s of host memory. Kind: derived (NCCL
-2.28.9, PCIe 5 x16, one socket).
+"""Constants for host-staged collectives: fraction of a copy's bandwidth, extra latency, and host memory bandwidth
+per node.
+
+With NCCL_P2P_DISABLE=1 on 2 H200s, all-reduce reaches 28.4 GB/s, and all-gather and reduce-scatter reach 25.2. A copy
+reaches 38. A ring is slower because it sends and receives at once, and its kernels read host memory. An all-reduce of 4
+MiB takes 168 µs: 148 at that rate, 6 of healthy latency, and 14 more.
+
+All host-staged hops of a node share its host memory, which every byte crosses twice. 4 H200s reach 25 GB/s and 8 reach
+10, which is 200 and 160 GB/s of host memory. Kind: derived (NCCL 2.28.9, PCIe 5 x16, one socket).
 """
 
 _SMALL_BYTES, _SMALL_SPREAD = 64 * 2**10, 0.015
-_LARGE_BYTES, _LARGE_SPREAD = 2**30, 0.003  # Spread between runs on 4 H200: 1 to 2 % at small sizes, 0.3 % at 1 GiB
-_RANK_SPREAD = 0.1  # Spread between ranks of one row, relative to the spread between rows: ranks wait for each other
+# Relative standard deviation between runs on 4 H200s: 1 to 2 % at small sizes, 0.3 % at 1 GiB
+_LARGE_BYTES, _LARGE_SPREAD = 2**30, 0.003
+_RANK_SPREAD = 0.1  # Spread between ranks relative to the spread between rows. Small, because ranks wait for each other
 
 
 class CollectiveTimes:
-    """Times of collectives on a simulated machine. Equal arguments give equal times.
+    """Times of collectives on a simulated machine. Equal arguments result in equal times.
 
-    `noise` is the relative spread of a row's time. With `whole_nodes`, NICs of idle GPUs carry their share. `root` is
-    the rank that gathers or scatters. `shape` lists parts that a healthy machine lacks too. Raises UsageError for a
-    fault on a missing part.
+    `noise` is the relative standard deviation of a row's time. With `whole_nodes`, the NICs of idle GPUs are used too.
+    `root` is the root rank of rooted collectives. `shape` lists faults that the healthy machine has too, such as
+    missing devices. Raise UsageError if the machine does not have a faulty device.
     """
 
     def __init__(
@@ -134,17 +141,18 @@ class CollectiveTimes:
 
     @property
     def gpus(self) -> int:
-        """GPUs that every node has, the default number of ranks per node."""
+        """The number of GPUs that every node has, which is the default number of ranks per node."""
         return min(len(links.gpus) for links in self._job.kinds) // self._nodes_merged
 
     @property
     def has_network(self) -> bool:
-        """False if nodes of this kind have no NIC with a known rate, so that nothing crosses nodes."""
+        """False if there are several nodes but no NIC with a known rate, so that nothing can be sent between nodes."""
         return self._job.machine.nodes == 1 or any(links.nics_gb_s for links in self._job.kinds)
 
     def seconds(self, name: str, size_bytes: int, *, row: int, ranks_per_node: int | None = None) -> list[float]:
-        """Return the seconds of one operation per rank. `row` distinguishes repeats. Raises UsageError,
-        CouldNotMeasureError.
+        """Return the time of one operation in seconds, for each rank. `row` selects the noise for repeated rows.
+
+        Raise UsageError for an impossible collective, and CouldNotMeasureError if nodes cannot reach each other.
         """
         model = self._model(name, ranks_per_node)
         source = random.Random(f"{self._seed}/{name}/{size_bytes}/{row}")
@@ -158,12 +166,14 @@ class CollectiveTimes:
         return times
 
     def healthy_seconds(self, name: str, size_bytes: int, *, ranks_per_node: int | None = None) -> float:
-        """Return the seconds on the same machine without faults and noise. Raises like `seconds`."""
+        """Return the time in seconds on the same machine without faults and noise. Raise the same errors as
+        `seconds`.
+        """
         healthy = CollectiveTimes(self._requested, noise=0.0, shape=self._shape)
         return healthy.seconds(name, size_bytes, row=0, ranks_per_node=ranks_per_node)[0]
 
     def staged_pairs(self, ranks_per_node: int) -> list[tuple[int, int]]:
-        """Return the ordered pairs of ranks, node by node, whose copies a fault makes host-staged."""
+        """Return the ordered pairs of ranks on a node whose copies are host-staged because of a fault."""
         ranks_per_node *= self._nodes_merged
         return [
             (number * ranks_per_node + source, number * ranks_per_node + destination)
@@ -174,7 +184,7 @@ class CollectiveTimes:
         ]
 
     def corrupted(self, name: str, ranks_per_node: int) -> list[int]:
-        """Return the ranks of a collective whose data a fault corrupts."""
+        """Return the ranks of a collective that receive data which a fault corrupts."""
         return self._model(name, ranks_per_node).corrupted(self._corrupting)
 
     def _model(self, name: str, ranks_per_node: int | None) -> "_Model":
@@ -205,7 +215,7 @@ class CollectiveTimes:
 
 
 def _links_by_node(profile: Profile, faults: Sequence[Fault]) -> dict[int, NodeLinks]:
-    """Return the links of nodes with faults. Nodes with equal faults share one value."""
+    """Return the links of each node with faults. Nodes with equal faults share one object."""
     distinct: dict[tuple[object, ...], NodeLinks] = {}
     found = {}
     for number, node_faults in sorted(faults_by_node(faults).items()):
@@ -217,7 +227,10 @@ def _links_by_node(profile: Profile, faults: Sequence[Fault]) -> dict[int, NodeL
 
 
 class _SimulatedJob(Struct, frozen=True, kw_only=True):
-    """What all collectives of a simulated job share. `faulty` has nodes with faults, `kinds` each distinct node."""
+    """Parameters that all collectives of a simulated job share.
+
+    `faulty` has the links of nodes with faults. `kinds` has each different set of links once.
+    """
 
     machine: SimulatedMachine
     healthy: NodeLinks
@@ -230,7 +243,9 @@ class _SimulatedJob(Struct, frozen=True, kw_only=True):
 
 
 class _Model:
-    """The times of one collective with `local` ranks per node. NICs serve `nic_gpus` GPUs of a node."""
+    """The times of one collective with `local` ranks per node. `nic_gpus` is the number of GPUs per node that send
+    to NICs.
+    """
 
     def __init__(self, job: _SimulatedJob, collective: Collective, local: int, nic_gpus: int) -> None:
         self._job = job
@@ -242,7 +257,7 @@ class _Model:
         self._nic_gpus = nic_gpus
         self._collective = collective
         self._local = local
-        # A single rank on a node has no local peer, so all its time is the network's.
+        # A single rank per node has no local peer, so only the network takes time.
         single = Curve(((1, 0.0),), profile.link_gb_s)
         self._curve = single if local == 1 else curve(profile, collective, local, self.ranks, nvls=job.nvls)
         self._factor = collective.busbw_factor(self.ranks)
@@ -258,7 +273,9 @@ class _Model:
         self._staged_gb_s = copied_gb_s * STAGED_SHARE.get(collective.name, STAGED_SHARE_OF_OTHERS)
 
     def seconds(self, size_bytes: int) -> float:
-        """Return the seconds under the job's NCCL variables. Raises CouldNotMeasureError."""
+        """Return the time in seconds with the job's NCCL variables. Raise CouldNotMeasureError if they leave no
+        algorithm.
+        """
         seconds = self._unrestricted_seconds(size_bytes)
         if self._job.choice:
             gb_s = _LARGE_BYTES * self._factor / self._unrestricted_seconds(_LARGE_BYTES) / BYTES_PER_GB
@@ -269,14 +286,16 @@ class _Model:
         slowest = max(self._inside(links, size_bytes) for links in self._kinds)
         across = self._across(self._kinds, size_bytes)
         seconds = max(self._curve.latency + max(slowest, across), self.least_seconds(size_bytes))
-        # Lower clocks slow a GPU's CTAs, unless links are the limit.
+        # Lower clocks slow down a GPU's CTAs. This matters only if links are not the limit.
         share = min(gpu.clock_share for links in self._kinds for gpu in links.gpus[: self._local])
         reached = size_bytes * self._factor / seconds / BYTES_PER_GB / (own_ctas(self._profile) * _CTA_GB_S)
         longer: float = (1 + (share**-_ROUNDNESS - 1) * reached**_ROUNDNESS) ** (1 / _ROUNDNESS)
         return seconds * min(longer, 1 / share)
 
     def least_seconds(self, size_bytes: int) -> float:
-        """Return the seconds that the slowest GPU's links need for the bytes between ranks of its node."""
+        """Return the shortest possible time in seconds, in which the slowest GPU's links can transfer the data
+        within a node.
+        """
         if self._local == 1:
             return 0.0
         share = min(self._slowest(links)[1] for links in self._kinds)
@@ -284,10 +303,13 @@ class _Model:
         return size_bytes * factor / (self._curve.limit_gb_s * share * BYTES_PER_GB)
 
     def slowest_rank(self, size_bytes: int) -> int | None:
-        """Return the rank that all others wait for, the first of its node if NICs are faulty. None without faults."""
+        """Return the rank that all others wait for. None if no fault makes a rank slow.
+
+        If NICs are faulty, return the first rank of the node.
+        """
         links = self._job.healthy
         if not links.nics_gb_s:
-            # If only faults set rates, the fastest NICs among them are the healthy ones.
+            # If the profile has no NIC rates and only faults set them, treat the fastest NICs as healthy.
             links = replace(links, nics_gb_s=max((kind.nics_gb_s for kind in self._kinds), key=sum))
         healthy = self._latency_overhead(links, size_bytes)
         times = {number: self._latency_overhead(links, size_bytes) for number, links in self._job.faulty.items()}
@@ -305,7 +327,7 @@ class _Model:
         return [self._job.faulty.get(number, healthy) for number in range(self._nodes)]
 
     def corrupted(self, pairs: Mapping[int, Collection[frozenset[int | None]]]) -> list[int]:
-        """Return the ranks with corrupted data, if the paths between these GPU pairs, by node, corrupt it."""
+        """Return the ranks with corrupted data. `pairs` has the GPU pairs by node whose paths corrupt data."""
         found: set[int] = set()
         for number, links in enumerate(self._nodes_links()):
             for hop in self._hops(links) if number in pairs else ():
@@ -314,7 +336,7 @@ class _Model:
         return sorted(found)
 
     def _hops(self, links: NodeLinks) -> list[Hop]:
-        """Return the GPU pairs whose path the collective uses, none for a reduction in NVSwitches."""
+        """Return the GPU pairs between which the collective sends data. Empty for a reduction in NVSwitches."""
         if self._in_switches:
             return []
         if not self._serves_peers_in_turn:
@@ -322,12 +344,14 @@ class _Model:
         hops = combinations(range(self._local), 2)
         if not self._collective.rooted:
             return list(hops)
-        # With several nodes, a root waits for its NICs.
+        # With several nodes, the root waits for its NICs, not for GPUs of its node.
         return [hop for hop in hops if self._job.root in hop] if self._nodes == 1 else []
 
     def _slowest(self, links: NodeLinks) -> tuple[int, float]:
-        """Return the GPU that the others wait for, and its remaining share of bandwidth."""
-        # If peers are served in turn, a slow path stretches only its part of the time.
+        """Return the position of the GPU that all others wait for, and the fraction of bandwidth that remains for
+        it.
+        """
+        # If a rank serves its peers one after another, a slow path only affects its fraction of the time.
         part = 1 / (self.ranks - 1) if self._serves_peers_in_turn else 1.0
         return links.slowest(self._local, self._hops(links), part)
 
@@ -343,7 +367,8 @@ class _Model:
             return 0.0
         healthy = self._curve.at(size_bytes) - self._curve.latency
         share = self._slowest(links)[1]
-        # The smallest size in a profile may be large, and then its time is more than latency.
+        # The profile's smallest size may be large. Its time then includes more than latency, so add what the links
+        # need.
         least = size_bytes * self._factor / (self._curve.limit_gb_s * BYTES_PER_GB)
         stretched = max(healthy / share, healthy + least * (1 / share - 1))
         if links.staged(self._local) is None:
@@ -375,19 +400,21 @@ class _Model:
 
 
 def _spread(size_bytes: int) -> float:
-    """Return the standard deviation of the logarithm of a row's time, which falls with the logarithm of the size."""
+    """Return the standard deviation of the logarithm of a row's time. It decreases with the logarithm of the size."""
     position = math.log(max(size_bytes, 1) / _SMALL_BYTES) / math.log(_LARGE_BYTES / _SMALL_BYTES)
     return _SMALL_SPREAD * math.exp(min(1.0, max(0.0, position)) * math.log(_LARGE_SPREAD / _SMALL_SPREAD))
 
 
-_CTA_GB_S = 24.4  # busbw of one CTA, from 2 CTAs on 4 H200s
-_ROUNDNESS = 2.5  # Sharpness of the transition from the CTAs' rate to the links' rate
+_CTA_GB_S = 24.4  # busbw per CTA, measured with 2 CTAs on 4 H200s
+_ROUNDNESS = 2.5  # Sharpness of the transition between the limit by CTAs and the limit by links
 _OWN_CTAS_A_LINK = 4 / 3
-_FEWEST_OWN_CTAS = 8  # NCCL's own number of CTAs: 24 for the 18 links of an H200 and the 12 links of an A100
+_FEWEST_OWN_CTAS = 8  # NCCL's default is 24 CTAs for both the 18 links of an H200 and the 12 links of an A100
 _PEAK_TFLOPS_AN_SM: Mapping[str, float] = {"7": 0.98, "8": 2.89, "9": 7.49, "10": 15.2, "12": 2.5}
 _GEMM_EFFICIENCY = 0.77
-"""Share of the dense 16-bit Tensor-Core peak (NVIDIA's data sheets of V100, A100, H100, B200 and RTX 6000
-Blackwell, divided by their SMs, by compute capability). An H200 reached 764 of 989 TFLOP/s.
+"""Fraction of the dense 16-bit Tensor Core peak that a GEMM reaches. An H200 reached 764 of 989 TFLOP/s.
+
+The peaks above are from NVIDIA's data sheets for V100, A100, H100, B200 and RTX 6000 Blackwell, divided by the number
+of SMs. The keys are major compute capabilities.
 """
 
 _COPY_GB_S: Mapping[str, float] = {"7": 800.0, "8": 1700.0, "9": 3900.0, "10": 7000.0, "12": 1500.0}
@@ -398,26 +425,30 @@ _WAITS: Mapping[overlap.Partner, float] = {
     overlap.Partner.COPY: 1.0,
     overlap.Partner.CHAIN: 0.0,
 }
-"""Partner operations that the collective waits for: one, if the operation fills all SMs."""
+"""Number of partner operations that end before the collective can start. About one if an operation fills all SMs."""
 
 _SHARING: Mapping[overlap.Partner, float] = {
     overlap.Partner.GEMM: 1.08,
     overlap.Partner.COPY: 1.56,
     overlap.Partner.CHAIN: 1.0,
 }
-# Share of the time during a collective that a chain loses: kernels of 1.6 µs lose more than their SMs
+# Fraction of the collective's time by which a chain is delayed. Kernels of 1.6 µs lose more than the SMs that it uses.
 _CHAIN_LOSES = 0.7
 _SPREAD = 0.003
 _STEPS = 100
 
 
 def own_ctas(profile: Profile) -> int:
-    """Return NCCL's own number of CTAs from the number of NVLinks."""
+    """Return NCCL's default number of CTAs, derived from the number of NVLinks."""
     return max(_FEWEST_OWN_CTAS, round((profile.nvlink.links if profile.nvlink else 0) * _OWN_CTAS_A_LINK))
 
 
 class OverlapModel:
-    """Overlapped steps on a simulated machine. Equal arguments give equal times. Raises like `CollectiveTimes`."""
+    """Steps of overlapped computation and communication on a simulated machine. Equal arguments result in equal
+    times.
+
+    Raise the same errors as `CollectiveTimes`.
+    """
 
     def __init__(
         self, machine: SimulatedMachine, faults: tuple[Fault, ...], seed: int, ranks_per_node: int | None = None
@@ -431,7 +462,7 @@ class OverlapModel:
         return own_ctas(self._machine.profile)
 
     def operation_seconds(self, partner: overlap.Partner, gemm_side: int) -> float:
-        """Return the seconds of one operation of a partner alone."""
+        """Return the time of one partner operation in seconds, without a collective."""
         gpu = self._machine.profile.gpu
         generation = gpu.compute_capability.partition(".")[0]
         if partner is overlap.Partner.GEMM:
@@ -450,20 +481,20 @@ class OverlapModel:
         *,
         gemm_side: int,
     ) -> overlap.StepSample:
-        """Simulate a step of one collective and as many operations as a real run would use."""
+        """Simulate a step with one collective and as many partner operations as a real run would use."""
         source = random.Random(f"{self._seed}/overlap/{name}/{size_bytes}/{ctas}/{partner}")
         own = max(self._times.seconds(name, size_bytes, row=0, ranks_per_node=self._per_node))
         operation = self.operation_seconds(partner, gemm_side)
         operations = overlap.partner_operations(own, operation)
         undisturbed = self._capped(name, size_bytes, own, ctas) * _noise(source)
-        # collective and partner share the noise, because the GPU's clock varies
+        # Collective and partner share a source of noise, because the GPU's clock affects both.
         partner_alone = operations * operation * _noise(source)
         waiting = min(partner_alone, _WAITS[partner] * operation)
         first = undisturbed * _SHARING[partner] * _noise(source)
         taken = min(self.own_ctas, ctas or self.own_ctas) / self._machine.profile.gpu.multiprocessors
         if partner is overlap.Partner.CHAIN:
             taken = _CHAIN_LOSES
-        # During the collective the partner has the other SMs, and it may finish first.
+        # During the collective, the partner runs on the remaining SMs, and it may finish first.
         ends_first = waiting + (partner_alone - waiting) / (1 - taken) <= waiting + first
         extra = (partner_alone - waiting) * taken / (1 - taken) if ends_first else first * taken
         partner_together = partner_alone + extra * _noise(source)
@@ -482,11 +513,11 @@ class OverlapModel:
             ),
             partner_count=operations,
             steps=_STEPS,
-            step_ci95_percent=100 * 1.96 * _SPREAD,  # steps of a row share their noise
+            step_ci95_percent=100 * 1.96 * _SPREAD,  # all steps of a row have the same noise
         )
 
     def _capped(self, name: str, size_bytes: int, own_seconds: float, ctas: int | None) -> float:
-        """Return the seconds of the collective alone under a cap."""
+        """Return the collective's time in seconds without a partner, with at most `ctas` CTAs."""
         if ctas is None or ctas >= self.own_ctas:
             return own_seconds
         ranks = self._per_node * self._machine.nodes
@@ -494,7 +525,7 @@ class OverlapModel:
 
 
 def capped(own_seconds: float, moved_bytes: float, ctas: int) -> float:
-    """Return the seconds of an operation over `ctas` channels of one CTA each."""
+    """Return an operation's time in seconds with `ctas` channels, each with one CTA."""
     cta_seconds = moved_bytes / (ctas * _CTA_GB_S * BYTES_PER_GB)
     total: float = (own_seconds**_ROUNDNESS + cta_seconds**_ROUNDNESS) ** (1 / _ROUNDNESS)
     return total

@@ -1,4 +1,4 @@
-"""Simulates running jobs: the traffic of a node's links, and the answers of NCCL's RAS service."""
+"""Simulate running jobs: the traffic on a node's links, and the replies of NCCL's RAS service."""
 
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -15,8 +15,9 @@ from gpubench.model.terms.units import BYTES_PER_GB
 from gpubench.simulated.links import NodeLinks, node_links
 
 NVLINK_SHARE, PCIE_SHARE, NETWORK_SHARE, SOCKETS_GB_S = 0.09, 0.53, 0.7, 4.3
-"""Utilization of links by a job. Data-parallel training of two H200s kept NVLinks at 9 %, or PCIe at 53 % when
-staged. Over sockets of one host it moved 4.3 GB/s. The share of the network is an assumption.
+"""Average fraction of link bandwidth that a job uses, and GB/s over sockets. In data-parallel training on two
+H200s, NVLinks were at 9 %, or PCIe at 53 % if host-staged. Over sockets on one host it was 4.3 GB/s. The
+fraction for the network is an assumption.
 """
 
 _NOISE = 0.03
@@ -26,7 +27,7 @@ _CONTROL_GB_S = 0.005  # PCIe traffic of an idle GPU
 
 
 class Rates(NamedTuple):
-    """GB/s of a GPU."""
+    """A GPU's traffic rates in GB/s."""
 
     nvlink_sent: float = 0.0
     nvlink_received: float = 0.0
@@ -35,9 +36,9 @@ class Rates(NamedTuple):
 
 
 class SimulatedTraffic:
-    """Readings of a simulated node during a job. `several` is true if the machine has other nodes.
+    """Simulated readings of a node during a job. `several` is true if the machine has more than one node.
 
-    `links` are the node's links as the job's library uses them. `clock` returns seconds.
+    `links` are the node's links as NCCL uses them. `clock` returns the time in seconds.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class SimulatedTraffic:
         self._network: dict[str, float] = {}
 
     def read(self) -> NodeReading:
-        """Read the node: counters moved by what its links carried since the last reading."""
+        """Return a reading of the node, with counters increased by the traffic since the previous reading."""
         now = self._clock()
         seconds, self._before = now - self._before, now
         usable = iter(self._usable_rates(sum(not gpu.lost for gpu in self._node.gpus)))
@@ -81,7 +82,7 @@ class SimulatedTraffic:
         )
 
     def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:  # noqa: ARG002
-        """Return nothing, because a simulated job hides nothing."""
+        """Return None, because `read` already includes all processes of a simulated job."""
         return None
 
     def close(self) -> None: ...
@@ -104,7 +105,7 @@ class SimulatedTraffic:
         }
         if self._kind in pcie_rates:
             return [Rates(0.0, 0.0, *pcie_rates[self._kind])] * gpus
-        # Data that leaves the node passes a GPU's PCIe link, whether it is staged or not.
+        # Data to other nodes crosses a GPU's PCIe link, whether or not it is host-staged.
         network = sum(map(self._network_gb_s, self._node.nics)) / max(gpus, 1) if self._several else 0.0
         return [
             rates._replace(pcie_sent=rates.pcie_sent + network, pcie_received=rates.pcie_received + network)
@@ -141,7 +142,7 @@ class SimulatedTraffic:
         rails = sum(nic.rdma for nic in self._node.nics)
         for nic in self._node.nics:
             rate = self._network_gb_s(nic)
-            if self._kind == "staged":  # a staged ring leaves the node once, spread over all rails
+            if self._kind == "staged":  # a host-staged ring leaves the node once, and its data is spread over all rails
                 rate = min(rate, out_gb_s / max(len(self._node.gpus), 1) / max(rails, 1))
             moved_gb = self._add_noise(rate) * seconds if trains else 0.0
             found.append(self._nic(nic.name, moved_gb, rdma=nic.rdma, state=nic.state))
@@ -183,7 +184,7 @@ class SimulatedTraffic:
 def _ring_rates(links: NodeLinks, gpus: int, direct: float, pcie: float, *, has_nvlinks: bool) -> Iterator[Rates]:
     ring = links.gpus[:gpus]
     hops = [(position, (position + 1) % gpus) for position in range(gpus)]
-    # Whether the hop from each GPU to the next one is host-staged
+    # True for each GPU whose hop to the next GPU is host-staged.
     staged = [
         not has_nvlinks or ring[other].index in ring[one].staged_peers or ring[one].index in ring[other].staged_peers
         for one, other in hops
@@ -199,11 +200,13 @@ def _ring_rates(links: NodeLinks, gpus: int, direct: float, pcie: float, *, has_
         )
 
 
-_OPERATIONS_BEFORE, _OPERATIONS_PER_ANSWER = 6650, 500  # Before the first answer, and between answers
+_OPERATIONS_BEFORE, _OPERATIONS_PER_ANSWER = 6650, 500  # Operations before the first reply, and between two replies
 
 
 def ras_answer(nodes: Sequence[Snapshot], faults: Iterable[Fault], number: int) -> tuple[RasCommunicator, ...]:
-    """Return one communicator of all ranks. If a rank hangs, the others wait in the next operation."""
+    """Return RAS's reply with one communicator of all ranks. If a rank hangs, the other ranks wait in the next
+    operation.
+    """
     hanging = {(fault.node_number, fault.index) for fault in faults if fault.get("hang")}
     launched = _OPERATIONS_BEFORE + (0 if hanging else number * _OPERATIONS_PER_ANSWER)
     places = [(number, gpu.index) for number, node in enumerate(nodes) for gpu in node.gpus if not gpu.lost]
