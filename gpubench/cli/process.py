@@ -163,7 +163,7 @@ def _own_launch() -> LaunchedRank | None:
 
 
 def run_launched(launch: LaunchedRank) -> int:
-    """Run as a rank that gpubench has launched. The parent parsed the command line, and passes its values here."""
+    """Run as a rank that gpubench has launched. The parent passes the option values as JSON in PLAN_VARIABLE."""
     import json
     from importlib import import_module
 

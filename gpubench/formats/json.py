@@ -195,8 +195,8 @@ class DocumentWriter:
     """Writes a document as a whole, from the text that `render` returns.
 
     The run writes a file twice: an unfinished document at the beginning, and the final one at the end. Rows stay in
-    memory, because rewriting the document would take time between measurements. csv, json, jsonl and table write rows
-    to disk during the run.
+    memory, because rewriting the document would take time between measurements. The formats csv, json, jsonl and table
+    write rows to disk during the run.
     """
 
     def __init__(self, target: Target, render: Render, *, marks_unfinished: bool = True) -> None:
@@ -207,7 +207,9 @@ class DocumentWriter:
         self._rows: list[Row] = []
 
     def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
-        """Write an unfinished document, so that nobody mistakes the file of an earlier run for this one's result."""
+        """Write an unfinished document, so that the file of an earlier run is not mistaken for the result of this
+        run.
+        """
         self._metadata = metadata
         if self._marks_unfinished and self._target.path is not None:
             self._write(UNFINISHED)
