@@ -1,1 +1,1 @@
-"""Facts of nodes, processes and devices as they were read, before any arithmetic."""
+"""Facts about nodes, processes and devices as they were read, before any calculation."""

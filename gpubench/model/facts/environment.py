@@ -1,4 +1,4 @@
-"""The environment of a process: the launcher that started it, and variables that affect GPU transfers."""
+"""The environment of a process: its launcher, and variables that affect GPU transfers."""
 
 from collections.abc import Mapping
 
@@ -8,18 +8,21 @@ from gpubench.errors import UsageError
 
 MPS = "MPS"
 MPS_PREFIX = "CUDA_MPS_"
-CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"  # gpubench sets it for the ranks that it launches: the socket to the launcher
-PLAN_VARIABLE = "GPUBENCH_PLAN"  # All options as JSON, for the same ranks
+# gpubench sets this variable for the ranks that it launches. It names the socket to the launcher.
+CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"
+PLAN_VARIABLE = "GPUBENCH_PLAN"  # All options of the command as JSON, for launched ranks
 DEFAULTS_VARIABLE = "GPUBENCH_DEFAULTS"
-NO_DEFAULTS_TO_READ = "off"  # A command that another command runs reads no defaults
+# If one gpubench command runs another, the inner command must not read default options from files.
+NO_DEFAULTS_TO_READ = "off"
 SECONDS_FOR_THE_FIRST_RANK = 1.0
-"""After an error, other ranks wait so long before they exit. Launchers kill all ranks once one has failed, even rank 0,
-which is about to report the error.
+"""Time that other ranks wait before they exit after an error.
+
+Launchers kill all ranks after one has failed, including rank 0, which still has to report the error.
 """
 
 _PMI = "a PMI launcher (mpiexec or srun)"
 
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # From here on, Slurm numbers its batch, interactive and external steps
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # From this number on, Slurm numbers its batch, interactive and external steps.
 _LAUNCHER_PREFIXES = (
     *("SLURM_", "PBS_", "PALS_", "LSB_", "SGE_", "PE_HOSTFILE"),
     *("PMI_", "PMIX_", "PRTE_LAUNCHED", "MPI_LOCAL", "HYDI_", "HYDRA_"),
@@ -28,15 +31,15 @@ _LAUNCHER_PREFIXES = (
     *("OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_orte_ess_", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"),
     *("OMPI_MCA_orte_app_num", "OMPI_MCA_orte_launch", "OMPI_MCA_orte_num_nodes", "OMPI_MCA_orte_bound_at_launch"),
 )
-"""Prefixes of variables that schedulers and launchers (Open MPI 4 and 5, MPICH, srun) set for their ranks."""
+"""Prefixes of variables that schedulers and launchers (Open MPI 4 and 5, MPICH, srun) set for ranks."""
 
 TORCHRUN = "torchrun"
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that torchrun sets for each process. Kubernetes operators set some per pod, but not LOCAL_RANK."""
+"""Variables that torchrun sets for each process. Kubernetes operators set some of them per pod, but not LOCAL_RANK."""
 
 
 class LaunchedRank(Struct, frozen=True):
-    """A launcher found in the environment, with this process's rank and the number of processes."""
+    """The launcher of this process, according to its environment, with the process's rank and the number of ranks."""
 
     launcher: str
     rank: int
@@ -44,15 +47,15 @@ class LaunchedRank(Struct, frozen=True):
 
     @property
     def advice_without_launcher(self) -> str:
-        """How to run a command that needs a single process."""
+        """Advice on how to run a command that needs a single process."""
         shell = ", or env -u LOCAL_RANK gpubench ... in a shell that one of its ranks opened"
         return "the same without the launcher" + (shell if self.launcher == TORCHRUN else "")
 
 
 def detect_launcher(environment: Mapping[str, str]) -> LaunchedRank | None:
-    """Return the launcher if this process is a rank. None alone and in a shell of `srun --pty`.
+    """Return the launcher if this process is a rank. None without a launcher, and in a shell from `srun --pty`.
 
-    Raises UsageError for invalid variables of torchrun.
+    Raises UsageError if torchrun's variables are invalid.
     """
     claims = (
         ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -89,7 +92,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def strip_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Remove the variables of launchers and schedulers, for a child that starts ranks on this host."""
+    """Remove variables of launchers and schedulers, so that a child process can start ranks on this host."""
     return {
         name: value
         for name, value in environment.items()
@@ -109,14 +112,17 @@ _HARMLESS_PREFIXES = (
     *("UCX_LOG_LEVEL", "FI_LOG_LEVEL"),
 )
 _DEFAULTS = {"CUDA_LAUNCH_BLOCKING": ("", "0"), "CUDA_DEVICE_MAX_CONNECTIONS": ("", "8")}
-"""Values that change nothing (CUDA C++ Programming Guide, environment variables)."""
+"""Values that have no effect (CUDA C++ Programming Guide, environment variables)."""
 
-_OPERATION_SUBSYSTEMS = frozenset(("COLL", "CALL", "TUNING", "ALL"))  # NCCL logs a line per operation
+# With these subsystems, NCCL logs a line per operation.
+_OPERATION_SUBSYSTEMS = frozenset(("COLL", "CALL", "TUNING", "ALL"))
 _DEFAULT_SUBSYSTEMS = frozenset(("INIT", "BOOTSTRAP", "ENV"))
 
 
 def logs_every_operation(level: str, subsystems: str) -> bool:
-    """True if NCCL_DEBUG and NCCL_DEBUG_SUBSYS log every operation, which costs time."""
+    """True if NCCL logs every operation with these values of NCCL_DEBUG and NCCL_DEBUG_SUBSYS. That slows
+    operations down.
+    """
     level = level.upper()
     if level != "INFO":
         return level == "TRACE"
@@ -126,7 +132,9 @@ def logs_every_operation(level: str, subsystems: str) -> bool:
 
 
 def performance_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that can change the speed of transfers, among them those of a log that costs time."""
+    """Return the variables that can change the speed of transfers. Include NCCL_DEBUG if its log slows operations
+    down.
+    """
     log = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS")
     logged = logs_every_operation(*(environment.get(name, "") for name in log))
 

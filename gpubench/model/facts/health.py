@@ -1,7 +1,7 @@
 """Judge the health of a node's devices: error counters, fabric registration, clocks under load, and hidden GPUs.
 
-A counter that was read once has no rate, so only a large total is suspicious. Growth during a run is a current fault. A
-few corrected errors are normal, because PCIe allows one wrong bit in 10^12.
+A counter that was read only once has no rate, so only a large total is suspicious. If it grows during a run, the fault
+is current. A few corrected errors are normal, because PCIe allows one wrong bit in 10^12.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,19 +14,27 @@ from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PcieErrors, RdmaPort, Snapshot
 from gpubench.model.terms.ranks import GPUS_ARE_SPLIT
 
-ErrorCounts = Mapping[str, Mapping[str, int]]  # By device name (for a bridge its bus id) and counter
+# Error counts by device name (bus id for a bridge), then by the name of the counter
+ErrorCounts = Mapping[str, Mapping[str, int]]
 REPLAYS, MEMORY_ERRORS, CORRECTED = "PCIe replays", "uncorrectable memory errors", "correctable"
-_ENUMERATION = "nonfatal.UnsupReq"  # Bus enumeration at boot asks for functions that do not exist
+# While the kernel enumerates the PCI bus at boot, it addresses functions that do not exist.
+_ENUMERATION = "nonfatal.UnsupReq"
 _PORT_ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors")
 
-_FEW_ERRORS = 10  # Ignore so many corrected errors in a run, or non-fatal ones before it
-_MOST_ERRORS = 1000  # Training links and replacing a cable leave hundreds
-_MOST_ERRORS_OF_SIBLINGS = 100_000  # Even if siblings have as many: 11 per hour for a year
+_FEW_ERRORS = 10  # Ignore up to this many corrected errors during a run, or non-fatal errors before it.
+_MOST_ERRORS = 1000  # Link training and cable replacements leave hundreds of errors.
+# Report this many errors even if sibling devices have as many. It is 11 errors per hour for a year.
+_MOST_ERRORS_OF_SIBLINGS = 100_000
 _TIMES_SIBLINGS = 10
 
 
 class Errors(Struct, frozen=True):
-    """Errors of a device. `meanwhile`: between two readings. `grave`: uncorrected. `usual`: the siblings' count."""
+    """The errors of one device.
+
+    - `meanwhile`: the errors occurred between two readings, during this run
+    - `grave`: the errors were not corrected
+    - `usual`: the error count of sibling devices
+    """
 
     device: str
     counts: Mapping[str, int]
@@ -67,7 +75,7 @@ def error_counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:
 
 
 def growth(before: ErrorCounts, after: ErrorCounts) -> dict[str, dict[str, int]]:
-    """Return the growth of counters that both readings have. A counter that restarted counts fully."""
+    """Return the increase of counters that both readings have. If a counter was reset, return its new value."""
     return {
         device: {
             name: count - earlier[name] if count >= earlier[name] else count
@@ -80,7 +88,7 @@ def growth(before: ErrorCounts, after: ErrorCounts) -> dict[str, dict[str, int]]
 
 
 def pcie_errors(snapshot: Snapshot) -> Iterator[Errors]:
-    """Yield errors of GPUs that replayed packets, and of other devices on their paths."""
+    """Yield PCIe replays of GPUs, and PCIe errors of other devices on their paths."""
     grown = snapshot.errors_grown
     for gpu in snapshot.gpus:
         if grown is None:
@@ -102,7 +110,7 @@ def pcie_errors(snapshot: Snapshot) -> Iterator[Errors]:
 
 
 def nvlink_errors(snapshot: Snapshot) -> Iterator[Errors]:
-    """Yield errors of GPUs whose NVLinks replayed, recovered or received damaged data."""
+    """Yield errors of GPUs whose NVLinks replayed packets, recovered, or received damaged data."""
     grown = snapshot.errors_grown
     totals = {gpu.device: _link_errors(gpu) for gpu in snapshot.gpus}
     for device, counts in totals.items():
@@ -116,7 +124,7 @@ def nvlink_errors(snapshot: Snapshot) -> Iterator[Errors]:
 
 
 def port_errors(snapshot: Snapshot) -> Iterator[Errors]:
-    """Yield errors of RDMA ports."""
+    """Yield the errors of RDMA ports."""
     grown = snapshot.errors_grown
     totals = {port.nic: _port_errors(port) for port in snapshot.rdma_ports}
     for nic, counts in totals.items():
@@ -174,14 +182,15 @@ HEALTH_CONDITIONS = (*_CONDITION_SHIFTS, "incorrect_configuration")
 
 
 def decode_health(mask: int) -> dict[str, bool | None]:
-    """Decode a fabric's health mask into bad conditions: true, false, or None if not reported.
+    """Decode the health mask of an NVLink fabric. Each condition is true if it is bad, and None if it is not
+    reported.
 
-    Fields have two bits: 1 true, 2 false (`NVML_GPU_FABRIC_HEALTH_MASK_*` in nvml.h).
+    Each field has two bits: 1 is true, 2 is false (`NVML_GPU_FABRIC_HEALTH_MASK_*` in nvml.h).
     """
     conditions: dict[str, bool | None] = {}
     for name, shift in _CONDITION_SHIFTS.items():
         value = {1: True, 2: False}.get(mask >> shift & 3)
-        # In the mask these two are true on a healthy GPU.
+        # These two fields are true on a healthy GPU.
         inverted = name in ("partition_missing", "fabric_manager_disconnected") and value is not None
         conditions[name] = not value if inverted else value
     configuration = mask >> _CONFIGURATION_SHIFT & 0xF
@@ -190,7 +199,7 @@ def decode_health(mask: int) -> dict[str, bool | None]:
 
 
 def describe_health(mask: int) -> str:
-    """Describe a health mask: 'healthy', 'not reported', or the bad conditions."""
+    """Describe a health mask: 'healthy', 'not reported', or the names of the bad conditions."""
     conditions = decode_health(mask)
     configuration = _CONFIGURATIONS.get(mask >> _CONFIGURATION_SHIFT & 0xF)
     bad = [
@@ -204,7 +213,7 @@ def describe_health(mask: int) -> str:
 
 
 class GpuLoad(Struct, frozen=True):
-    """A reading of a busy GPU. None is unknown."""
+    """Clock, power and throttle reasons of a busy GPU. None is unknown."""
 
     clock_mhz: int | None = None
     power_w: float | None = None
@@ -212,7 +221,7 @@ class GpuLoad(Struct, frozen=True):
 
 
 def mean_load(readings: Sequence[GpuLoad]) -> GpuLoad:
-    """Combine readings of one GPU: means, and every throttle reason."""
+    """Combine readings of one GPU: the mean clock and power, and all throttle reasons."""
     clocks = [reading.clock_mhz for reading in readings if reading.clock_mhz is not None]
     powers = [reading.power_w for reading in readings if reading.power_w is not None]
     return GpuLoad(
@@ -223,18 +232,18 @@ def mean_load(readings: Sequence[GpuLoad]) -> GpuLoad:
 
 
 def job_load(loads: Sequence[GpuLoad]) -> GpuLoad:
-    """Combine the GPUs of a job: the slowest clock, the mean power, and every throttle reason."""
+    """Combine the GPUs of a job: the lowest clock, the mean power, and all throttle reasons."""
     clocks = [load.clock_mhz for load in loads if load.clock_mhz is not None]
     together = mean_load(loads)
     return GpuLoad(min(clocks, default=None), together.power_w, together.throttle_reasons)
 
 
 HIDDEN = "CUDA_VISIBLE_DEVICES hides it"
-HIDDEN_GPUS = "hidden_gpus"  # Metadata: the number of GPUs that CUDA_VISIBLE_DEVICES hid, which are not judged
+HIDDEN_GPUS = "hidden_gpus"  # Metadata key for the number of GPUs that CUDA_VISIBLE_DEVICES hides. They are not judged.
 
 
 def drop_hidden(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
-    """Remove GPUs that CUDA_VISIBLE_DEVICES hides from all processes, and count them as other users' GPUs."""
+    """Remove GPUs that CUDA_VISIBLE_DEVICES hides from all processes. Count them as GPUs of other users."""
     hidden = {gpu.device for gpu in node.gpus if gpu.unknown.get("cuda_index") == HIDDEN}
     settings = {process.visible_devices for process in processes}
     if len(settings) > 1:
@@ -250,9 +259,9 @@ def drop_hidden(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
 
 
 def name_every_gpu(node: Snapshot, processes: Sequence[RankFacts]) -> bool:
-    """True if every process has CUDA_VISIBLE_DEVICES, and every entry is a GPU of the node.
+    """True if all processes have CUDA_VISIBLE_DEVICES, and each of its entries is a GPU of this node.
 
-    Then the user chose the number of GPUs.
+    In this case the user chose the number of GPUs on purpose.
     """
     settings = [process.visible_devices for process in processes]
     return bool(settings) and all(
@@ -263,7 +272,7 @@ def name_every_gpu(node: Snapshot, processes: Sequence[RankFacts]) -> bool:
 
 
 def _named(node: Snapshot, setting: str | None) -> Iterator[str]:
-    """Yield the GPUs in CUDA_VISIBLE_DEVICES up to the first unknown entry, or all if it is unset."""
+    """Yield the GPUs that CUDA_VISIBLE_DEVICES lists before its first unknown entry. Yield all GPUs if it is unset."""
     everything = [gpu.device for gpu in node.gpus]
     if setting is None or "MIG-" in setting or ("GPU-" in setting and not all(gpu.uuid for gpu in node.gpus)):
         yield from everything
@@ -282,5 +291,5 @@ def _is_named(gpu: GpuFacts, entry: str) -> bool:
 
 
 def describe_mig_split(gpus: Iterable[GpuFacts | None]) -> str:
-    """Return the reason not to compare speeds if MIG splits any of these GPUs, or ''."""
+    """Return the reason why speeds cannot be compared if MIG splits any of these GPUs. '' without MIG."""
     return GPUS_ARE_SPLIT if any(gpu is not None and gpu.mig for gpu in gpus) else ""

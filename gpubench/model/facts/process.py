@@ -1,4 +1,4 @@
-"""Facts about one process: namespaces, limits, settings, loadable libraries, and its GPU."""
+"""Facts about one process and its GPU: namespaces, limits, settings, and libraries that it can load."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -13,17 +13,19 @@ ENVIRONMENT = "the environment"
 
 
 class PlacedValue(NamedTuple):
-    """A variable's value and its source: the environment, or a file."""
+    """The value of a variable and its source, which is the environment or a file."""
 
     value: str
     place: str
 
 
 class MpiFacts(Struct, frozen=True, kw_only=True):
-    """The loaded and initialized MPI library. None is unknown, and `unknown` has the reason by field.
+    """The MPI library of a process after MPI_Init. None is unknown, and `unknown` has the reason by field.
 
-    `cuda_built` is true if it was built for GPU memory, and `cuda_aware` if it accepts GPU memory in this run. `pml`
-    and `accelerator` are Open MPI's components: `ucx`, `ob1` or `cm` send messages, and `null` supports no accelerator.
+    - `cuda_built`: whether the library was built with CUDA support
+    - `cuda_aware`: whether it accepts GPU memory in this run
+    - `pml`: the Open MPI component that sends messages: `ucx`, `ob1` or `cm`
+    - `accelerator`: the Open MPI component for GPUs; `null` means no GPU support
     """
 
     version: str | None = None
@@ -35,10 +37,12 @@ class MpiFacts(Struct, frozen=True, kw_only=True):
 
 
 class TopologyFile(Struct, frozen=True, kw_only=True):
-    """The topology file that NCCL uses. `by` is what names it: NCCL_TOPO_FILE, or NCCL's default.
+    """The topology file that NCCL uses.
 
-    `links` has the PCIe link of each device ('32.0 GT/s PCIe x16') by bus id. `numa_nodes` are its memory nodes, -1 for
-    none. `unusable` is the reason why it could not be read, which NCCL only logs.
+    - `by`: the source of the path: NCCL_TOPO_FILE, or NCCL's default
+    - `links`: the PCIe link of each device ('32.0 GT/s PCIe x16'), by bus id
+    - `numa_nodes`: the NUMA nodes in the file; -1 means none
+    - `unusable`: why the file could not be read; NCCL itself only logs this
     """
 
     path: str
@@ -49,24 +53,30 @@ class TopologyFile(Struct, frozen=True, kw_only=True):
 
 
 class CpuQuota(Struct, frozen=True, kw_only=True):
-    """The number of CPUs that a control group grants, and the file that sets it."""
+    """The number of CPUs that a control group (cgroup) allows, and the file that sets this limit."""
 
     cpus: float
     by: str
 
 
 class RankFacts(Struct, frozen=True, kw_only=True):
-    """One rank. None is unknown, and `unknown` has the reason by field.
+    """Facts about one rank and its process. None is unknown, and `unknown` has the reason by field.
 
-    `node` numbers hosts by their first rank. `namespaces` are inode numbers of /proc/self/ns by kind. `shm_device` is
-    st_dev of /dev/shm: NCCL compares it to decide whether two ranks share memory. `affinity` is a list of CPU ranges.
-    `libraries` are loaded files of NCCL, MPI, UCX, CUDA and verbs by name. `environment` is an allow-list.
-
-    `nccl_files` has the variables in NCCL's configuration files, in NCCL's order. The environment overrides them.
-    `denied_device_files` exist but may not be opened. `driver_gpus` are the bus ids of all GPUs of the driver.
-    `container` are signs of a container. `memory_nodes` are the allowed NUMA nodes, and `memory_policy` is for example
-    'bind 0'. `loadable` has the files that the dynamic loader would find, None for a missing library. `verbs_providers`
-    are the NIC drivers of libibverbs. `cpu_quota` is the smallest of its control groups, None without one.
+    - `node`: number of the host, in the order of the hosts' first ranks
+    - `namespaces`: inode numbers from /proc/self/ns, by kind
+    - `shm_device`: st_dev of /dev/shm, which NCCL compares to decide whether two ranks share memory
+    - `affinity`: allowed CPUs as ranges
+    - `libraries`: loaded library files of NCCL, MPI, UCX, CUDA and verbs, by name
+    - `environment`: the environment variables on gpubench's allow-list
+    - `nccl_files`: variables in NCCL's configuration files, in NCCL's order; the environment overrides them
+    - `denied_device_files`: device files that the process has no permission to open
+    - `driver_gpus`: PCI bus ids of all GPUs that the driver lists
+    - `container`: signs that the process runs in a container
+    - `memory_nodes`: the NUMA nodes from which the process may allocate memory
+    - `memory_policy`: the NUMA policy, for example 'bind 0'
+    - `loadable`: the file that the dynamic loader would load for each library; None if it finds none
+    - `verbs_providers`: the NIC drivers of libibverbs
+    - `cpu_quota`: the smallest CPU limit of the process's control groups; None without a limit
     """
 
     rank: int
@@ -106,7 +116,10 @@ class RankFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def nccl_settings(self) -> dict[str, PlacedValue]:
-        """NCCL's variables: from the environment, else from the first file."""
+        """NCCL variables with their values.
+
+        The environment overrides configuration files, and the first file overrides the second.
+        """
         found = {
             name: PlacedValue(value, ENVIRONMENT)
             for name, value in self.environment.items()
@@ -122,11 +135,14 @@ LIBRARIES_VERSION = 1
 
 NCCL_LIB, RCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB = "NCCL", "RCCL", "MPI", "UCX", "NVSHMEM", "MSCCL++"
 
-LOADER = "other programs"  # Programs such as nccl-tests use the library that the dynamic loader finds
+LOADER = "other programs"  # Programs such as nccl-tests, which use the library that the dynamic loader finds
 
 
 class LibraryFile(Struct, frozen=True, kw_only=True):
-    """A library file of a `package`. `version` is what the library reports. If None, `unread` has the reason."""
+    """A file of a communication library. `package` is the package that contains it.
+
+    `version` is the version that the library reports. If it is None, `unread` has the reason.
+    """
 
     library: str
     path: str
@@ -137,10 +153,11 @@ class LibraryFile(Struct, frozen=True, kw_only=True):
 
 
 class LibraryUser(Struct, frozen=True, kw_only=True):
-    """A package or program that loads libraries.
+    """A package or program that loads communication libraries.
 
-    `loads` has the files by library. `inside` has libraries that it contains, with their versions. `unread` is the
-    reason why it could not be queried.
+    - `loads`: the files that it loads, by library
+    - `inside`: the versions of libraries that it contains, by library
+    - `unread`: the reason why its libraries could not be read
     """
 
     name: str
@@ -158,7 +175,7 @@ class LibraryUser(Struct, frozen=True, kw_only=True):
 
 
 class KernelModule(Struct, frozen=True, kw_only=True):
-    """A kernel module that lets NICs or disks access GPU memory."""
+    """A kernel module that gives NICs or disks access to GPU memory."""
 
     name: str
     loaded: bool
@@ -166,7 +183,7 @@ class KernelModule(Struct, frozen=True, kw_only=True):
 
 
 class LibrariesFacts(Struct, frozen=True, kw_only=True):
-    """The libraries of one Python environment. `failures` has the reasons for missing parts."""
+    """The libraries that one Python environment uses. `failures` has the reasons for missing facts."""
 
     host: str
     python: str
@@ -178,7 +195,7 @@ class LibrariesFacts(Struct, frozen=True, kw_only=True):
 
 
 class TrialOutcome(StrEnum):
-    """The result of an operation on GPU memory."""
+    """The outcome of a trial of an MPI operation on GPU memory."""
 
     RIGHT = "right"
     WRONG = "wrong data"
@@ -189,7 +206,10 @@ class TrialOutcome(StrEnum):
 
 
 class OperationTrial(Struct, frozen=True, kw_only=True):
-    """One operation at one size: its result, the seconds of its job, and the message."""
+    """The trial of one operation with one size.
+
+    `outcome` is its result, `seconds` the duration of the trial job, and `said` an error message.
+    """
 
     operation: str
     size_bytes: int
@@ -199,7 +219,11 @@ class OperationTrial(Struct, frozen=True, kw_only=True):
 
 
 class MpiSupport(Struct, frozen=True, kw_only=True):
-    """All trials of an MPI library. `claims` are its own statements by source. `asked` is the operation in question."""
+    """All trials of an MPI library on GPU memory.
+
+    `claims` are the library's own statements about GPU support, by source. `asked` is the operation that the user wants
+    to measure.
+    """
 
     library: str
     asked: str
@@ -208,11 +232,11 @@ class MpiSupport(Struct, frozen=True, kw_only=True):
     seconds: float | None = None
 
     def find_trials(self, operation: str) -> Sequence[OperationTrial]:
-        """Return the trials of an operation by size."""
+        """Return the trials of an operation, one per size."""
         return [trial for trial in self.trials if trial.operation == operation]
 
     def works(self, operation: str) -> bool:
-        """True if it was tried, and data was right at all sizes."""
+        """True if the operation was tried, and data was correct for all sizes."""
         return {trial.outcome for trial in self.find_trials(operation)} == {TrialOutcome.RIGHT}
 
     @property
@@ -225,18 +249,21 @@ class MpiSupport(Struct, frozen=True, kw_only=True):
 
     @property
     def failing(self) -> Sequence[str]:
-        """The operations that were tried and failed."""
+        """Operations that failed in at least one trial."""
         harmless = (TrialOutcome.RIGHT, TrialOutcome.UNKNOWN)
         return list(dict.fromkeys(trial.operation for trial in self.trials if trial.outcome not in harmless))
 
     @property
     def statements(self) -> str:
-        """Describe MPI's statements: 'Open MPI v4.1.6: MPIX_Query_cuda_support no; built with CUDA no'."""
+        """The MPI library's own statements: 'Open MPI v4.1.6: MPIX_Query_cuda_support no; built with CUDA no'."""
         claims = "; ".join(f"{name} {value}" for name, value in self.claims.items())
         return f"{self.library}: {claims}" if claims else self.library
 
     def why_not(self, operation: str) -> str:
-        """Describe a failure: 'allreduce of 1K crashed: signal 11 (Segmentation fault)', or '' if it works."""
+        """Describe the first failure: 'allreduce of 1K on GPU memory crashed: signal 11 (Segmentation fault)'.
+
+        Return '' if the operation works.
+        """
         trials = self.find_trials(operation)
         bad = next((trial for trial in trials if trial.outcome is not TrialOutcome.RIGHT), None)
         if bad is None:
@@ -246,9 +273,10 @@ class MpiSupport(Struct, frozen=True, kw_only=True):
 
 
 class GpuProcess(Struct, frozen=True, kw_only=True):
-    """A process with a context on a GPU. Seen from a container, its pid may be that of another process.
+    """A process with a CUDA context on a GPU.
 
-    `container` is the runtime and short id of its container. `mps` is true if NVML lists it as a client of MPS.
+    Inside a container, `pid` may be the number of another process. `container` is the runtime and the short id of the
+    process's container. `mps` is true if NVML lists the process as an MPS client.
     """
 
     pid: int
@@ -259,7 +287,7 @@ class GpuProcess(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Its name in messages: 'process 8342 (python)', with its container."""
+        """The name of the process in messages: 'process 8342 (python)', followed by its container."""
         named = f"process {self.pid}" + (f" ({self.name})" if self.name else "")
         return " ".join(
             filter(None, (named, "under MPS" if self.mps else "", f"in {self.container}" if self.container else ""))
@@ -267,7 +295,7 @@ class GpuProcess(Struct, frozen=True, kw_only=True):
 
     @property
     def is_mps_server(self) -> bool:
-        """True for an MPS server. Its clients do the work, and are listed separately."""
+        """True if the process is an MPS server. Its clients do the work, and NVML lists them separately."""
         return (self.name or "").rpartition("/")[2] == "nvidia-cuda-mps-server"
 
 
@@ -280,7 +308,9 @@ class _UsedGpu(Protocol):
 
 
 def mps_in_use(gpus: Iterable[_UsedGpu], environment: Mapping[str, str]) -> str:
-    """Describe signs of CUDA's MPS: 'in use on GPU0; asked for by CUDA_MPS_PIPE_DIRECTORY=/tmp/mps', or ''."""
+    """Describe signs of CUDA's MPS: 'in use on GPU0; asked for by CUDA_MPS_PIPE_DIRECTORY=/tmp/mps'. '' if there
+    are none.
+    """
     seen = [gpu.device for gpu in gpus if any(user.mps or user.is_mps_server for user in gpu.processes or ())]
     found = [f"in use on {', '.join(dict.fromkeys(seen))}"] if seen else []
     pipes = environment.get("CUDA_MPS_PIPE_DIRECTORY")
@@ -290,15 +320,16 @@ def mps_in_use(gpus: Iterable[_UsedGpu], environment: Mapping[str, str]) -> str:
 THROTTLE_REASONS = (
     *("sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"),
 )
-"""Reasons that lower a GPU's clocks, in the order of NVML's bits 0x04 to 0x80."""
+"""Reasons why a driver lowers GPU clocks, in the order of NVML's bits 0x04 to 0x80."""
 
-LEAST_CLOCK_SHARE = 0.9  # Report a busy GPU whose clock is below this share of its highest clock
+LEAST_CLOCK_SHARE = 0.9  # Report a busy GPU if its clock is below this share of the maximum clock.
 
 
 class GpuCondition(Struct, frozen=True, kw_only=True):
-    """What could have slowed a row down, read from the GPU directly after it.
+    """Conditions of a GPU that may have slowed a row down. They are read directly after the row.
 
-    `clock_mhz` is None while idle. `memory_errors` are uncorrectable. `unread` has the reasons for missing facts.
+    `clock_mhz` is None if the GPU is idle. `memory_errors` counts uncorrectable errors. `unread` has the reasons for
+    missing values.
     """
 
     throttle_reasons: tuple[str, ...] = ()
@@ -309,7 +340,7 @@ class GpuCondition(Struct, frozen=True, kw_only=True):
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def combine(self, later: "GpuCondition") -> "GpuCondition":
-        """Combine two readings, keeping the worse of each fact."""
+        """Combine two readings. For each value, keep the worse one."""
         clocks = [clock for clock in (self.clock_mhz, later.clock_mhz) if clock is not None]
         return GpuCondition(
             throttle_reasons=tuple(dict.fromkeys((*self.throttle_reasons, *later.throttle_reasons))),
@@ -322,13 +353,13 @@ class GpuCondition(Struct, frozen=True, kw_only=True):
 
     @property
     def not_read(self) -> str:
-        """The facts that could not be read, with reasons, or ''."""
+        """The names of values that could not be read, with the reasons. '' if all values were read."""
         if not self.unread:
             return ""
         return f"{', '.join(self.unread).replace('_', ' ')} ({'; '.join(dict.fromkeys(self.unread.values()))})"
 
     def remarks(self) -> Iterator[str]:
-        """Yield what is wrong with the GPU as predicates: 'runs at 600 of 1980 MHz'."""
+        """Yield the conditions that may slow the GPU down, as predicates: 'runs at 600 of 1980 MHz'."""
         clock = f"{self.clock_mhz} of {self.most_clock_mhz} MHz"
         slow = self.clock_mhz and self.most_clock_mhz and self.clock_mhz < LEAST_CLOCK_SHARE * self.most_clock_mhz
         if self.throttle_reasons:

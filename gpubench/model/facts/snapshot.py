@@ -1,7 +1,7 @@
 """Facts about one node: GPUs, links, NICs, PCI tree and settings, from any source.
 
-In all records here None is unknown, and `unknown` has the reason by field. Bus ids are in lower case with four digits
-of domain (0000:1b:00.0). `normalize_bus_id` converts them.
+In all records of this module, None is unknown, and `unknown` has the reason by field. Bus ids are in lower case with a
+four-digit domain (0000:1b:00.0). `normalize_bus_id` converts other forms.
 """
 
 import re
@@ -16,7 +16,7 @@ from gpubench.model.terms.verdict import Origin
 
 
 class GpuLimits(Struct, frozen=True, kw_only=True):
-    """The application clock (nvidia-smi -ac) and the power limit (-pl), next to the driver's defaults."""
+    """The application clock (nvidia-smi -ac) and the power limit (nvidia-smi -pl), with the driver's defaults."""
 
     clock_mhz: int | None = None
     default_clock_mhz: int | None = None
@@ -25,19 +25,22 @@ class GpuLimits(Struct, frozen=True, kw_only=True):
 
     @property
     def power_share(self) -> float | None:
-        """The power limit as a share of the driver's default."""
+        """The power limit, divided by the driver's default limit."""
         return self.power_w / self.default_power_w if self.power_w and self.default_power_w else None
 
 
 class Service(Struct, frozen=True, kw_only=True):
-    """A service of the driver. `running` is None if the host's processes are not visible. `version` is from its log."""
+    """A service of the NVIDIA driver.
+
+    `running` is None if the processes of the host are not visible. `version` comes from the service's log.
+    """
 
     running: bool | None = None
     version: str | None = None
 
 
 class ConfidentialComputing(Struct, frozen=True, kw_only=True):
-    """Confidential computing according to NVML. With it, transfers are encrypted or host-staged.
+    """Confidential computing as NVML reports it. If it is enabled, transfers are encrypted or host-staged.
 
     `environment` is unavailable, simulation or production. `multi_gpu` is none, protected_pcie or nvle.
     """
@@ -51,10 +54,12 @@ class ConfidentialComputing(Struct, frozen=True, kw_only=True):
 class DriverSettings(Struct, frozen=True, kw_only=True):
     """The driver settings of a node.
 
-    `parameters` of the loaded module affect peer access, NVLink, BAR 1 or IMEX, and have no prefix NVreg_.
-    `registry_keys` are those of RegistryDwords, for one GPU as 'key@bus id'. `configured` are the parameters in
-    modprobe's files, for the next load. `services` are by program name. `nvlink_bandwidth_mode` is full, off, min, half
-    or 3quarter. `nvlink_bandwidth_reduced` lists GPUs (GPU3) with a lower mode.
+    - `parameters`: parameters of the loaded module about peer access, NVLink, BAR 1 or IMEX, without the prefix NVreg_
+    - `registry_keys`: keys from RegistryDwords; a key for a single GPU is written 'key@bus id'
+    - `configured`: parameters in modprobe's files, which apply the next time the module is loaded
+    - `services`: services of the driver, by program name
+    - `nvlink_bandwidth_mode`: full, off, min, half or 3quarter
+    - `nvlink_bandwidth_reduced`: names of GPUs with a lower mode, such as GPU3
     """
 
     parameters: Mapping[str, str] | None = None
@@ -68,7 +73,7 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def nvlink_disabled(self) -> str:
-        """The setting that disables NVLink on the node, or ''."""
+        """The setting that disables NVLink on this node. '' if there is none."""
         parameter = (self.parameters or {}).get("NvLinkDisable")
         if parameter not in (None, "", "0"):
             return f"NvLinkDisable: {parameter} in the driver's parameters"
@@ -76,10 +81,12 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
 
 
 class IommuFacts(Struct, frozen=True, kw_only=True):
-    """The IOMMU as the kernel uses it.
+    """How the kernel uses the IOMMU.
 
-    `units` are hardware units (`dmar0`, `ivhd0`, `smmu3.0x...`), empty if the kernel uses none. `group_types` has the
-    type of each group with a GPU, a NIC or a bridge above one: DMA and DMA-FQ translate, identity passes through.
+    `units` are hardware units (`dmar0`, `ivhd0`, `smmu3.0x...`), empty if the kernel uses none.
+
+    `group_types` has the type of each IOMMU group that contains a GPU, a NIC, or a bridge above one. DMA and DMA-FQ
+    translate addresses, identity passes them through.
     """
 
     units: tuple[str, ...] | None = None
@@ -90,8 +97,9 @@ class IommuFacts(Struct, frozen=True, kw_only=True):
 class KernelSettings(Struct, frozen=True, kw_only=True):
     """The kernel of a node.
 
-    `options` are boot options that affect PCI, IOMMU, NUMA and the NVIDIA driver, never the whole line. `wsl` is
-    Windows Subsystem for Linux. `imex` is true if the driver has IMEX channels, to share memory between nodes.
+    - `options`: boot options that affect PCI, IOMMU, NUMA and the NVIDIA driver, never the whole command line
+    - `wsl`: whether this is Windows Subsystem for Linux
+    - `imex`: whether the driver has IMEX channels, which share memory between nodes
     """
 
     options: tuple[str, ...] | None = None
@@ -110,11 +118,11 @@ ACCESS_CONTROLS = (
     "egress_control",
     "direct_translated",
 )
-"""The bits of ACS's capability and control registers, from bit 0 (PCI_ACS_* in Linux's pci_regs.h)."""
+"""The bits of the ACS capability and control registers, from bit 0 (PCI_ACS_* in Linux's pci_regs.h)."""
 
 
 class PciKind(StrEnum):
-    """The kind of a PCI device. UNKNOWN has no PCI class."""
+    """The kind of a PCI device. UNKNOWN means that the source does not state the PCI class."""
 
     GPU = "gpu"
     NIC = "nic"
@@ -125,9 +133,10 @@ class PciKind(StrEnum):
 
 
 class AccessControl(Struct, frozen=True, kw_only=True):
-    """The supported and the enabled `ACCESS_CONTROLS` of a port, empty without ACS.
+    """The `ACCESS_CONTROLS` that a port supports and has enabled. Both are empty if the port has no ACS.
 
-    Redirection or upstream forwarding sends traffic between devices of one switch up to the root and back.
+    With redirection or upstream forwarding, traffic between two devices below one switch takes a detour through the
+    root.
     """
 
     capable: tuple[str, ...] = ()
@@ -135,9 +144,9 @@ class AccessControl(Struct, frozen=True, kw_only=True):
 
 
 class PcieErrors(Struct, frozen=True, kw_only=True):
-    """Errors of a device since the kernel found it: totals, and non-zero counters by severity and name.
+    """PCIe errors of a device since the kernel found it: totals, and counters above zero by severity and name.
 
-    Names are for example 'correctable.BadTLP' and 'fatal.ACSViol'. Not tried on hardware.
+    Examples for names are 'correctable.BadTLP' and 'fatal.ACSViol'. Not tested on hardware.
     """
 
     correctable: int | None = None
@@ -151,9 +160,10 @@ RDMA_MTUS = (256, 512, 1024, 2048, 4096)  # `enum ibv_mtu`. GPU servers support 
 
 
 class Gid(Struct, frozen=True, kw_only=True):
-    """An entry of a port's address table. `kind` is the kernel's: 'IB/RoCE v1' or 'RoCE v2'.
+    """An entry in the address (GID) table of an RDMA port.
 
-    `address` is only the kind of address: ipv4, link_local or global.
+    `kind` is the kernel's name, 'IB/RoCE v1' or 'RoCE v2'. `address` is only the type of the address: ipv4, link_local
+    or global.
     """
 
     index: int
@@ -162,11 +172,12 @@ class Gid(Struct, frozen=True, kw_only=True):
 
 
 class RdmaPort(Struct, frozen=True, kw_only=True):
-    """An RDMA port of the NIC `nic`. Not tried on hardware.
+    """An RDMA port of the NIC `nic`. Not tested on hardware.
 
-    `physical_state` and `link_layer` are the kernel's words. `counters` and `hardware_counters` count errors, waits and
-    congestion since the driver was loaded, by sysfs name. `gids` are the first used ones. Processes open `device_file`
-    to use the port, and a container may lack it (`RankFacts.device_files`).
+    - `physical_state`, `link_layer`: as the kernel names them
+    - `counters`, `hardware_counters`: errors, waits and congestion since the driver was loaded, by sysfs name
+    - `gids`: the first used entries of the address table
+    - `device_file`: the file that processes open to use the port; a container may not contain it
     """
 
     nic: str
@@ -180,7 +191,10 @@ class RdmaPort(Struct, frozen=True, kw_only=True):
 
 
 def roce_mtu_bytes(interface_mtu_bytes: int) -> int | None:
-    """Return the largest RoCE MTU that fits an interface's MTU with all headers (Linux, include/rdma/ib_addr.h)."""
+    """Return the largest RoCE MTU that fits into the MTU of an interface, including all headers.
+
+    Source: include/rdma/ib_addr.h in Linux.
+    """
     return max((size for size in RDMA_MTUS if size + _ROCE_HEADERS_BYTES <= interface_mtu_bytes), default=None)
 
 
@@ -190,7 +204,9 @@ _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.?([0-7]
 
 
 def normalize_bus_id(text: str) -> str:
-    """Convert a PCI address to that of sysfs: '00000000:1B:00.0' → '0000:1b:00.0'. Only lowercase other text."""
+    """Convert a PCI address to sysfs form: '00000000:1B:00.0' → '0000:1b:00.0'. Other text is only changed to lower
+    case.
+    """
     text = text.strip().lower()
     match = _BUS_ID.fullmatch(text)
     if match is None:
@@ -199,11 +215,12 @@ def normalize_bus_id(text: str) -> str:
     return f"{int(domain or '0', 16):04x}:{bus}:{device}.{function or '0'}"
 
 
-SOFTWARE_RDMA = "software RDMA"  # The NIC model of siw and rxe, which Linux emulates over an interface
+# NIC model of siw and rxe, the Linux drivers that emulate RDMA over a network interface
+SOFTWARE_RDMA = "software RDMA"
 
 
 class NvlinkPeer(StrEnum):
-    """The device at the other end of an NVLink."""
+    """The type of device at the other end of an NVLink."""
 
     GPU = "gpu"
     SWITCH = "switch"
@@ -220,7 +237,7 @@ class NicKind(StrEnum):
 
 
 class PcieLink(Struct, frozen=True, kw_only=True):
-    """The current and maximum generation (1 to 6) and width (lanes) of a PCIe link."""
+    """The current and the maximum generation (1 to 6) and width (number of lanes) of a PCIe link."""
 
     generation: int | None = None
     width: int | None = None
@@ -229,10 +246,11 @@ class PcieLink(Struct, frozen=True, kw_only=True):
 
 
 class PciPlace(Struct, frozen=True, kw_only=True):
-    """The place of a device in the PCI tree.
+    """The position of a device in the PCI tree.
 
-    `host_bridge` is the name of the root (`pci0000:00`). `switches` are the PCIe switches above the device, outermost
-    first, by the bus id of their upstream port. `root_port` is the CPU's port.
+    `host_bridge` is the name of the root (`pci0000:00`), and `root_port` the port of the CPU. `switches` are the PCIe
+    switches above the device, identified by the bus id of their upstream port, with the switch nearest to the CPU
+    first.
     """
 
     host_bridge: str | None = None
@@ -242,7 +260,7 @@ class PciPlace(Struct, frozen=True, kw_only=True):
 
 
 class PciSwitch(Struct, frozen=True, kw_only=True):
-    """A PCIe switch. `link` is its uplink."""
+    """A PCIe switch. `link` is its link towards the CPU."""
 
     bus_id: str
     link: PcieLink = PcieLink()
@@ -250,12 +268,16 @@ class PciSwitch(Struct, frozen=True, kw_only=True):
 
 
 class PciDevice(Struct, frozen=True, kw_only=True):
-    """A GPU, a NIC, or a bridge above one.
+    """A GPU, a NIC, or a bridge above a GPU or NIC.
 
-    `above` is the next bridge towards the CPU. `identity` is vendor and device id ('10b5:8796'). `link` is the link
-    towards the CPU, for root and downstream ports the link below. Ports have access control, devices address
-    translation (ATS). BAR 1 is the window onto a GPU's memory, and `bar1_most_bytes` its largest size. `minor` is the
-    number of the GPU's device file (/dev/nvidia0). `place` is set only if the kind is unknown.
+    - `above`: the next bridge towards the CPU
+    - `identity`: vendor and device id, such as '10b5:8796'
+    - `link`: the link towards the CPU; for root ports and downstream ports, the link away from the CPU
+    - `access_control`: access control services (ACS) of a port
+    - `address_translation`: whether a device uses address translation services (ATS)
+    - `bar1_bytes`, `bar1_most_bytes`: current and maximum size of BAR 1, the window onto a GPU's memory
+    - `minor`: number of the GPU's device file; 0 for /dev/nvidia0
+    - `place`: set only if the kind is unknown
     """
 
     bus_id: str
@@ -277,8 +299,8 @@ class PciDevice(Struct, frozen=True, kw_only=True):
 class NvLink(Struct, frozen=True, kw_only=True):
     """One NVLink of a GPU.
 
-    `raw_gb_s` is the line rate per direction as the driver prints it, including protocol overhead. `peer_bus_id` is
-    None if a virtual machine hides it. `errors` are counters by name.
+    `raw_gb_s` is the line rate per direction that the driver prints. It includes protocol overhead. `peer_bus_id` is
+    None if a virtual machine hides it. `errors` has error counters by name.
     """
 
     number: int
@@ -293,7 +315,7 @@ class NvLink(Struct, frozen=True, kw_only=True):
 class Fabric(Struct, frozen=True, kw_only=True):
     """A GPU's registration with the NVLink fabric (`nvmlGpuFabricInfo`).
 
-    `state` is not_supported, not_started, in_progress or completed. `status` is 'success' or the failure.
+    `state` is not_supported, not_started, in_progress or completed. `status` is 'success' or describes the failure.
     `decode_health` decodes `health_mask`.
     """
 
@@ -305,17 +327,20 @@ class Fabric(Struct, frozen=True, kw_only=True):
 
     @property
     def spans_nodes(self) -> bool:
-        """True in an NVLink domain of several nodes. On one node the cluster is missing or all zeros."""
+        """True if the NVLink domain has several nodes. On a single node, the cluster UUID is missing or all zeros."""
         return bool(set(self.cluster_uuid or "") - {"0", "-"})
 
     @property
     def domain(self) -> tuple[str, int | None] | None:
-        """Cluster and clique of a multi-node NVLink domain, or None."""
+        """The cluster UUID and the clique if the NVLink domain has several nodes, else None."""
         return (self.cluster_uuid or "", self.clique) if self.spans_nodes else None
 
 
 class RemappedRows(Struct, frozen=True, kw_only=True):
-    """Rows of GPU memory that were remapped after errors. `banks_without_spares` counts banks without a spare row."""
+    """Rows of GPU memory that were replaced by spare rows after errors.
+
+    `banks_without_spares` is the number of memory banks that have no spare row left.
+    """
 
     correctable: int
     uncorrectable: int
@@ -325,13 +350,18 @@ class RemappedRows(Struct, frozen=True, kw_only=True):
 
 
 class GpuFacts(Struct, frozen=True, kw_only=True):
-    """One GPU, identified by its bus id. `index` is nvidia-smi's, `cuda_index` that of CUDA in this process.
+    """One GPU, identified by its bus id.
 
-    `idle` is true if the clocks show that nothing runs. An idle GPU may train its PCIe link down, as may one in
-    `performance_state` P3 or higher. `throttle_reasons` excludes idling and requested clocks. `cuda_features` are the
-    capabilities (`fabric_handles`, `multicast`) that the driver knows. `slowdown_margin_c` is the distance to the
-    temperature that lowers clocks. `most_clock_mhz` is the maximum SM clock. `memory_errors` are uncorrectable, since
-    the driver was loaded. GPUs before Ampere have `retirement_pending` instead of `remapped_rows`.
+    - `index`: index in nvidia-smi
+    - `cuda_index`: index in CUDA in this process
+    - `idle`: whether the clocks show that nothing runs; an idle GPU may lower its PCIe generation
+    - `performance_state`: 0 to 15; from 3 on, the GPU may lower its PCIe generation
+    - `throttle_reasons`: reasons for low clocks, except idling and requested clocks
+    - `memory_errors`: uncorrectable errors since the driver was loaded
+    - `slowdown_margin_c`: distance to the temperature at which clocks drop
+    - `most_clock_mhz`: maximum SM clock
+    - `retirement_pending`: replaces `remapped_rows` on GPUs before Ampere
+    - `cuda_features`: features that the driver reports, such as `fabric_handles` and `multicast`
     """
 
     index: int
@@ -374,27 +404,32 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
 
 
 def is_workstation_card(gpu: GpuFacts) -> bool:
-    """True for desktop and workstation cards, which often have ECC off or no ECC."""
+    """True for desktop and workstation cards. Many of them have no ECC, or ECC is off."""
     return re.search(r"GeForce|Quadro|TITAN|\bRTX\b(?!.*Server)", gpu.name or "") is not None
 
 
 def find_display_cards(gpus: Sequence[GpuFacts]) -> tuple[GpuFacts, ...]:
-    """Return small cards next to cards with more than twice their memory. They drive a display and do not compute."""
+    """Return small cards in a node where another card has more than twice their memory.
+
+    They drive a display and do no computing.
+    """
     most = max((gpu.memory_bytes or 0 for gpu in gpus), default=0)
-    limit = min(9 * 10**9, most / 2)  # T400, T1000 and GT 1030 have 2 to 8 GB.
+    limit = min(9 * 10**9, most / 2)  # T400, T1000 and GT 1030 cards have 2 to 8 GB.
     return tuple(gpu for gpu in gpus if gpu.memory_bytes and gpu.memory_bytes < limit and not gpu.mig)
 
 
 def is_virtual_gpu(gpu: GpuFacts) -> bool:
-    """True for a vGPU, a slice of a GPU from a hypervisor: 'NVIDIA L40S-24Q', 'NVIDIA A100-1-5CME'."""
+    """True for a vGPU, which is a slice of a GPU that a hypervisor creates: 'NVIDIA L40S-24Q', 'NVIDIA A100-1-5CME'."""
     return re.search(r"-\d+[ABCQ](?:ME)?$", gpu.name or "") is not None
 
 
 class NicFacts(Struct, frozen=True, kw_only=True):
-    """One port of a NIC. `name` is that of the RDMA device (`mlx5_0`, `mlx5_0:2` for port 2), else of the interface.
+    """One port of a NIC.
 
-    `state` is active, down, or another word of the kernel. `gpudirect` is NCCL's statement about GPUDirect RDMA. `port`
-    is the physical port: devices with the same one, such as both of a DGX Spark's ConnectX-7, share its rate.
+    - `name`: name of the RDMA device (`mlx5_0`, or `mlx5_0:2` for port 2), or of the interface without RDMA
+    - `state`: active, down, or another word of the kernel
+    - `gpudirect`: whether NCCL reported GPUDirect RDMA
+    - `port`: the physical port; devices that have it in common share its rate, like the two of a DGX Spark's ConnectX-7
     """
 
     name: str
@@ -424,10 +459,12 @@ class NicFacts(Struct, frozen=True, kw_only=True):
 
 
 class PairFacts(Struct, frozen=True, kw_only=True):
-    """Facts of an ordered pair of devices.
+    """Facts about an ordered pair of devices.
 
-    `path` is the path class in a file (NV18, PIX, ...), and `pcie_path` the class without NVLink. `cuda` is
-    cudaDeviceCanAccessPeer. `read` to `pci` are NVML's P2P statuses, as `topo -p2p` prints them.
+    - `path`: path class that a file states (NV18, PIX, ...)
+    - `pcie_path`: path class without NVLink
+    - `cuda`: result of cudaDeviceCanAccessPeer
+    - `read`, `write`, `nvlink`, `atomics`, `pci`: NVML's P2P statuses, as printed by `nvidia-smi topo -p2p`
     """
 
     source: str
@@ -451,7 +488,10 @@ class NumaNode(Struct, frozen=True, kw_only=True):
 
 
 class DriverFacts(Struct, frozen=True, kw_only=True):
-    """The NVIDIA driver. `cuda` is the newest supported CUDA ('13.0'). `absent` is the reason for no driver."""
+    """The NVIDIA driver.
+
+    `cuda` is the newest CUDA version that the driver supports ('13.0'). `absent` is the reason if there is no driver.
+    """
 
     version: str | None = None
     cuda: str | None = None
@@ -460,9 +500,10 @@ class DriverFacts(Struct, frozen=True, kw_only=True):
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
-    """The machine around the GPUs. `product` is the firmware's name, `chassis` is laptop, desktop or server.
+    """The machine that contains the GPUs.
 
-    `container` is the runtime of the container that read the facts, '' outside of containers.
+    `product` is the firmware's product name, and `chassis` is laptop, desktop or server. `container` is the runtime of
+    the container in which the facts were read, '' outside containers.
     """
 
     kernel: str | None = None
@@ -478,9 +519,9 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
 
 class GpuDirectFacts(Struct, frozen=True, kw_only=True):
-    """The ways for a NIC to reach GPU memory: the kernel modules nvidia-peermem and efa_nv_peermem (EFA), or dma-buf.
+    """Kernel support for NICs that access GPU memory: nvidia-peermem, efa_nv_peermem (EFA), or dma-buf.
 
-    If nvidia-peermem is loaded but not registered with the RDMA core, it does nothing.
+    nvidia-peermem has no effect if it is loaded but not registered with the RDMA core.
     """
 
     peermem: bool | None = None
@@ -489,11 +530,12 @@ class GpuDirectFacts(Struct, frozen=True, kw_only=True):
     dma_buf: bool | None = None
 
 
-WAITED_FOR_CPU = "for a CPU"  # The end of an error on an overloaded host, where no driver hung
+# End of the error message on an overloaded host. The driver did not hang, the process waited for a CPU.
+WAITED_FOR_CPU = "for a CPU"
 
 
 class ProbeFailure(Struct, frozen=True, kw_only=True):
-    """A source of facts (sysfs, nvml, cuda) that failed or hung."""
+    """A source of facts (sysfs, nvml or cuda) that failed or did not respond."""
 
     stage: str
     error: str
@@ -501,10 +543,12 @@ class ProbeFailure(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """One node. `source` is the program that read it. `gpus_of_others` counts GPUs of other containers or VMs.
+    """All facts about one node.
 
-    `errors_grown` has the growth of error counters during a run, by device. `completed` lists devices without a row in
-    a text of nvidia-smi, completed from other rows.
+    - `source`: the program that read the facts
+    - `gpus_of_others`: number of GPUs that belong to other containers or VMs
+    - `errors_grown`: increase of error counters during a run, by device
+    - `completed`: devices without a row in nvidia-smi's output, whose facts were derived from other rows
     """
 
     host: str
@@ -531,7 +575,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """The kind of place: 'Docker container in a virtual machine', 'laptop', or '' if unknown."""
+        """The type of environment: 'Docker container in a virtual machine', 'laptop', or '' if unknown."""
         machine = self.machine
         around = "virtual machine" if machine.virtual_machine else machine.chassis or ""
         if self.kernel.wsl:

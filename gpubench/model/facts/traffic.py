@@ -1,4 +1,4 @@
-"""Traffic and use of a node's GPUs: readings, rates between two readings, and use by other programs."""
+"""Traffic and utilization of a node's GPUs: readings, rates between two readings, and use by other programs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
@@ -12,20 +12,23 @@ from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.units import BYTES_PER_GB
 
 FOREIGN_GB_S = 0.5
-"""At this rate a link carries another program's data while the job is idle. On four H200s, idle NVLinks carried 0.0 and
-idle PCIe links up to 0.02 GB/s. Copies of another process reached 371 to 396 and 59 GB/s.
+"""From this rate on, a link of an idle job carries another program's data.
+
+On four H200s, idle NVLinks carried 0.0 GB/s and idle PCIe links up to 0.02 GB/s. Copies by another process reached 371
+to 396 GB/s over NVLink and 59 GB/s over PCIe.
 """
 
-FOREIGN_SHARE = 0.1  # Foreign traffic above this share of a link's limit may have moved its counters
-_LEAST_HELD_BYTES = 2**30  # A process without data holds some 500 MiB of a GPU: its context
-_BUSY_PERCENT = 50  # A GPU that is busy for so much of the time while this job is idle runs another program
+# Traffic from other programs above this share of a link's limit makes the link's counters unreliable.
+FOREIGN_SHARE = 0.1
+_LEAST_HELD_BYTES = 2**30  # The CUDA context of a process occupies about 500 MiB even without data.
+_BUSY_PERCENT = 50  # A GPU this busy while the job is idle runs another program.
 
 
 Number = TypeVar("Number", int, float)
 
 
 class LinkRates(Struct, frozen=True):
-    """GB/s of all NVLinks of a GPU together, and of its PCIe link. None if not counted."""
+    """Bandwidth of a GPU's NVLinks together and of its PCIe link, in GB/s. None if it was not counted."""
 
     nvlink_sent: float | None = None
     nvlink_received: float | None = None
@@ -33,19 +36,24 @@ class LinkRates(Struct, frozen=True):
     pcie_received: float | None = None
 
     def combine(self, later: "LinkRates") -> "LinkRates":
-        """Return the higher rate of each."""
+        """Return the higher bandwidth for each link and direction."""
         return LinkRates(*map(_greater, astuple(self), astuple(later)))
 
 
 class GpuUse(Struct, frozen=True, kw_only=True):
-    """The use of a GPU by others: busy share, processes, and the bytes that they held before this job."""
+    """Use of a GPU by other programs.
+
+    - `utilization_percent`: share of time in which the GPU was busy
+    - `users`: the processes of other programs
+    - `held_bytes`: GPU memory that was in use before this job started
+    """
 
     utilization_percent: int | None = None
     users: tuple[GpuProcess, ...] = ()
     held_bytes: int | None = None
 
     def combine(self, later: "GpuUse") -> "GpuUse":
-        """Return the higher use, with the processes of both."""
+        """Combine two readings: the higher utilization, and the processes of both."""
         return GpuUse(
             utilization_percent=_greater(self.utilization_percent, later.utilization_percent),
             users=tuple({user.pid: user for user in (*self.users, *later.users)}.values()),
@@ -58,9 +66,9 @@ class GpuUse(Struct, frozen=True, kw_only=True):
 
 
 class IdleGpu(Struct, frozen=True, kw_only=True):
-    """Traffic and users of a GPU while this job was idle. None is unknown.
+    """Traffic and other users of a GPU while this job was idle. None is unknown.
 
-    `at_work` is the GPU's condition just before. `waited` is the share of time that its rank waited for a CPU.
+    `at_work` is the GPU's condition just before. `waited` is the share of time in which the rank waited for a CPU.
     """
 
     rates: LinkRates = field(default_factory=LinkRates)
@@ -69,7 +77,7 @@ class IdleGpu(Struct, frozen=True, kw_only=True):
     waited: float | None = None
 
     def combine(self, later: "IdleGpu") -> "IdleGpu":
-        """Combine two moments, keeping the worse of each fact."""
+        """Combine two readings. For each value, keep the worse one."""
         return IdleGpu(
             rates=self.rates.combine(later.rates),
             use=self.use.combine(later.use),
@@ -79,7 +87,7 @@ class IdleGpu(Struct, frozen=True, kw_only=True):
 
 
 def combine_idle_gpus(earlier: Sequence[IdleGpu], later: Sequence[IdleGpu]) -> tuple[IdleGpu, ...]:
-    """Combine two observations of a job's GPUs. One of them may be empty."""
+    """Combine two readings for all GPUs of a job. One of the readings may be empty."""
     if not earlier or not later:
         return tuple(earlier or later)
     return tuple(one.combine(other) for one, other in zip(earlier, later, strict=True))
@@ -90,7 +98,7 @@ def exceeds_idle(gb_s: float | None) -> bool:
 
 
 def describe_holders(use: GpuUse, words: Callable[[int], str]) -> str:
-    """Describe who holds memory of a GPU, or ''. `words` formats a number of bytes."""
+    """Describe the processes that occupy a GPU's memory, or return ''. `words` formats a number of bytes."""
     if use.held_bytes is not None and any(user.memory_bytes is None for user in use.users):
         return f"{', '.join(user.label for user in use.users)}: {words(use.held_bytes)}"
     named = [f"{user.label}: {words(user.memory_bytes)}" for user in use.users if user.memory_bytes]
@@ -104,16 +112,16 @@ def _greater(one: Number | None, other: Number | None) -> Number | None:
     return max((value for value in (one, other) if value is not None), default=None)
 
 
-LOOPBACK = "lo"  # NCCL uses sockets over this interface if it finds no other path inside a node
+LOOPBACK = "lo"  # NCCL uses sockets over this interface if it finds no faster path inside a node.
 
 _Counter = Annotated[int, Meta(ge=0)]  # Byte counters of NVLinks and InfiniBand ports exceed 2**64
 
 
 class _GpuState(Struct, frozen=True, kw_only=True):
-    """The fields that a reading and the rates between two readings share.
+    """Fields that a reading has in common with the rates between two readings.
 
-    `utilization_percent` includes copies, `kernels_percent` only kernels. The latter is read only if PCIe sends data.
-    `lost` is the driver's message about a GPU that fell off the bus.
+    `utilization_percent` includes copies. `kernels_percent` counts only kernels, and is read only if the GPU sends data
+    over PCIe. `lost` is the driver's message about a GPU that fell off the bus.
     """
 
     index: Count
@@ -128,11 +136,12 @@ class _GpuState(Struct, frozen=True, kw_only=True):
 
 
 class GpuReading(_GpuState, frozen=True, kw_only=True):
-    """A GPU at one moment. None is unknown, and `unknown` has the reason by field.
+    """The state of a GPU at one moment. None is unknown, and `unknown` has the reason by field.
 
-    Byte counters have the payload of all NVLinks. Rates in GB/s are the driver's averages since the last reading.
-    Without these, PCIe rates cover `pcie_sampled_seconds`, because PCIe's 32-bit counters wrap in 34 ms. `errors` are
-    counters by name.
+    Byte counters count the payload of all NVLinks. Rates in GB/s are the driver's averages since the previous reading.
+
+    Without driver averages, PCIe rates cover `pcie_sampled_seconds`, because PCIe's 32-bit counters overflow within 34
+    ms. `errors` has error counters by name.
     """
 
     nvlink_sent_bytes: _Counter | None = None
@@ -146,7 +155,9 @@ class GpuReading(_GpuState, frozen=True, kw_only=True):
 
 
 class NicReading(Struct, frozen=True, kw_only=True):
-    """A port or the loopback at one moment: bytes sent and received. Counters wrap at `counts_to`."""
+    """Bytes that a NIC port or the loopback interface has sent and received so far. Counters overflow at
+    `counts_to`.
+    """
 
     name: str
     rdma: bool
@@ -159,11 +170,11 @@ class NicReading(Struct, frozen=True, kw_only=True):
 
 
 class TaskFacts(Struct, frozen=True, kw_only=True):
-    """A process that uses GPUs, as far as this user may read /proc.
+    """A process that uses GPUs, with the facts that this user may read from /proc.
 
-    `facts` are those of a rank. If None, `unread` has the reason. Processes of one job share an entry of `together`:
-    'torchrun 127.0.0.1:29500', 'Slurm 4711.0'. `communicators` is true if NCCL has a communicator in it, None if not
-    checked.
+    - `facts`: the facts of a rank; None if they could not be read, with the reason in `unread`
+    - `together`: jobs of the process: 'torchrun 127.0.0.1:29500', 'Slurm 4711.0'; processes of one job share an entry
+    - `communicators`: whether the process has an NCCL communicator; None if it was not checked
     """
 
     pid: int
@@ -178,7 +189,10 @@ class TaskFacts(Struct, frozen=True, kw_only=True):
 
 
 class NodeReading(Struct, frozen=True, kw_only=True):
-    """A node at `seconds` of a monotonic clock. `driver_silent` is the reason for missing GPUs."""
+    """The state of a node at one moment. `seconds` is the time on a monotonic clock.
+
+    `driver_silent` is the reason if the driver did not respond, so that GPUs are missing.
+    """
 
     host: str
     seconds: Seconds
@@ -190,15 +204,15 @@ class NodeReading(Struct, frozen=True, kw_only=True):
 
 _NOT_BEFORE = "nothing was read before"
 _WENT_BACK = "the counter went back: it was reset, or the driver was loaded again"
-_NVLINK_MOST_GB_S = 4000.0  # Above NVLink 5, which has 900 GB/s per GPU and direction
-_PCIE_MOST_GB_S = 400.0  # Above PCIe 6 x16, which has 121 GB/s per direction
+_NVLINK_MOST_GB_S = 4000.0  # Above NVLink 5, which carries 900 GB/s per GPU and direction
+_PCIE_MOST_GB_S = 400.0  # Above PCIe 6 x16, which carries 121 GB/s per direction
 _NIC_MOST_GB_S = 400.0
 
 
 class GpuRates(_GpuState, frozen=True, kw_only=True):
-    """GB/s of a GPU's links over an interval, and its state at the end. None is unknown.
+    """Average bandwidth of a GPU's links over an interval in GB/s, and the GPU's state at its end. None is unknown.
 
-    `errors_grown` has the growth of error counters.
+    `errors_grown` has the increase of each error counter.
     """
 
     nvlink_sent: float | None = None
@@ -213,7 +227,7 @@ class GpuRates(_GpuState, frozen=True, kw_only=True):
 
 
 class NicRates(Struct, frozen=True, kw_only=True):
-    """GB/s of an RDMA port or an Ethernet interface over an interval. None is unknown."""
+    """Average bandwidth of an RDMA port or an Ethernet interface over an interval, in GB/s. None is unknown."""
 
     name: str
     rdma: bool
@@ -225,7 +239,7 @@ class NicRates(Struct, frozen=True, kw_only=True):
 
 
 class NodeRates(Struct, frozen=True, kw_only=True):
-    """A node over an interval, from `begin` to `end` in seconds of its clock."""
+    """The traffic of a node over an interval. `begin` and `end` are times on the node's monotonic clock in seconds."""
 
     host: str
     begin: float
@@ -237,7 +251,7 @@ class NodeRates(Struct, frozen=True, kw_only=True):
 
 
 def compute_rates(before: NodeReading, after: NodeReading) -> NodeRates:
-    """Compute the rates between two readings of one node. Values in only one of them are unknown."""
+    """Compute the rates between two readings of one node. If only one reading has a value, its rate is unknown."""
     seconds = after.seconds - before.seconds
     gpus = {gpu.bus_id: gpu for gpu in before.gpus}
     nics = {nic.name: nic for nic in before.nics}
@@ -309,7 +323,10 @@ def _rate(
     counts_to: int | None,
     unknown: dict[str, str],
 ) -> float | None:
-    """Return GB/s from a counter that may wrap once at `counts_to`. None if unknown, with the reason in `unknown`."""
+    """Compute a rate in GB/s from a counter that may overflow once, at `counts_to`.
+
+    If the rate is unknown, return None and write the reason to `unknown`.
+    """
     if before is None or after is None or seconds <= 0:
         unknown.setdefault(name, _NOT_BEFORE)
         return None
@@ -330,11 +347,11 @@ def _rate(
 
 
 def count_growth(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Return the growth of error counters. Ignore a counter that restarted."""
+    """Return the increase of each error counter that has grown. Skip counters that were reset."""
     return {name: count - before[name] for name, count in after.items() if count > before.get(name, count)}
 
 
 def sum_rates(values: Sequence[float | None]) -> float | None:
-    """Return the sum. None if any rate is unknown, because it might be the largest."""
+    """Return the sum of rates. None if any rate is unknown, because the unknown rate might be the largest."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
