@@ -1,7 +1,7 @@
 """Find out why your GPUs talk slowly.
 
-Every command is a function that runs it and returns a RunResult: `gpubench.allreduce(simulate="hgx-h100-8")`.
-`dir(gpubench)` lists them, `help(gpubench.allreduce)` shows the parameters, and docs/library.md has examples.
+Every command is also a function that returns a RunResult, such as `gpubench.allreduce(simulate="hgx-h100-8")`.
+`dir(gpubench)` lists the functions, and `help(gpubench.allreduce)` shows the parameters. docs/library.md has examples.
 """
 
 import sys

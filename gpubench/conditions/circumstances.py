@@ -1,4 +1,6 @@
-"""The input of detectors (`Circumstances`: one run and everything known about it) and their output (`Sighting`)."""
+"""The input of detectors (`Circumstances`: facts and measurements of one run) and their output (`Sighting`:
+evidence for a condition).
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -34,7 +36,7 @@ def joined(texts: Iterable[str], most: int = _MOST_NAMES) -> str:
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
-    """One place where a detector found its condition: a node, a GPU, a pair, a NIC or some ranks.
+    """Evidence that a detector found its condition on a node, a GPU, a pair, a NIC or some ranks.
 
     If severity, cure, expected or likely is empty, the condition's own value applies. A `quiet` sighting can explain
     paths, but is not reported as a finding.
@@ -47,7 +49,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
     pairs: frozenset[Pair] | None = None  # Affected ordered GPU pairs, if the condition is about pairs
     names: tuple[str, ...] = ()  # Affected devices or ranks, as findings name them
     places: tuple[DevicePlace, ...] = ()  # Nodes and devices of the affected subjects
-    heading: str = ""  # One name for all subjects together
+    heading: str = ""  # Text that names all subjects together, instead of a list of them
     effects: tuple[Effect, ...] = ()
     severity: Verdict | None = None
     expected: str = ""
@@ -102,9 +104,9 @@ class IssueTime(Struct, frozen=True):
 
 
 class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
-    """Everything that detectors use about one run: its nodes, ranks, settings, paths and measurements.
+    """The input of every detector: the nodes, ranks, settings, paths and measurements of one run.
 
-    A GPU's position is its index in `wiring`, which is the rank number if ranks have GPUs.
+    A GPU's position is its index in `wiring`. If ranks have GPUs, it is the rank number.
     """
 
     wiring: Wiring
@@ -128,7 +130,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     measurements: Measurements = QUICK
     #: By rank: share of its time that the process was runnable but waited for a CPU
     waited: Mapping[int, float] = field(default_factory=dict)
-    #: State of each rank's GPU right after operations
+    #: By rank: clocks and throttle reasons of its GPU, read right after operations
     at_work: Mapping[int, GpuCondition] = field(default_factory=dict)
     #: By GPU position: readings from before the first operation and after the last, while this job was idle
     idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
@@ -232,7 +234,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         return self.nodes[self.wiring.gpus[pair[0]].node]
 
     def node_gpus(self, node: int) -> frozenset[int]:
-        """Return the positions of all GPUs of a node."""
+        """Return the positions of a node's GPUs."""
         return frozenset(self._positions.get(node, ()))
 
     def rank_gpus(self, facts: RankFacts) -> frozenset[int]:
@@ -263,7 +265,9 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def local_pairs(self) -> tuple[Pair, ...]:
-        """Ordered pairs inside nodes that need an explanation: host-staged pairs, or all pairs if nothing was sent."""
+        """Ordered pairs inside nodes whose path detectors have to explain: host-staged pairs, or all pairs if
+        nothing was sent.
+        """
         if self.staged is not None:
             return tuple(pair for pair in self.staged if self.wiring.share_node(pair))
         return tuple(
@@ -272,9 +276,9 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def remote_pairs(self) -> tuple[Pair, ...]:
-        """Pairs between nodes that need an explanation.
+        """Pairs between nodes whose path detectors have to explain: host-staged pairs.
 
-        If nothing was sent, one pair of GPUs represents each two consecutive nodes.
+        If nothing was sent, it is one pair of GPUs for each two consecutive nodes.
         """
         if self.staged is not None:
             return tuple(pair for pair in self.staged if not self.wiring.share_node(pair))
@@ -283,7 +287,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def refusals(self) -> Mapping[Pair, Refusal]:
-        """The driver's refusal of peer access, by pair inside a node."""
+        """GPU pairs inside nodes for which the driver refuses peer access, each with the refusal."""
         found = ((pair, self.wiring.refusal(pair)) for pair in self.local_pairs)
         return {pair: refusal for pair, refusal in found if refusal is not None}
 
@@ -312,8 +316,9 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     def node_sighting(
         self, number: int, seen: str, confidence: Confidence = Confidence.PROVEN, *words: str, **more: Any
     ) -> Sighting:
-        """Return a sighting on a node, which affects the paths of all its GPUs. `words` name a device or link of
-        the node.
+        """Return a sighting that affects the paths of all GPUs of a node.
+
+        `words` name the device or link of the node on which the condition was found.
         """
         places = self.places(number, *(nic for nic in self.nodes[number].nics if nic.name in words))
         names = () if words else (self.names_with_ids(number),)
@@ -323,7 +328,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     def nodes_sighting(
         self, numbers: Iterable[int], seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
     ) -> Sighting:
-        """Return a sighting on several nodes."""
+        """Return a sighting that affects all GPUs of several nodes."""
         numbers = list(numbers)
         hosts = tuple(self.nodes[number].snapshot.host for number in numbers)
         gpus = frozenset(gpu for number in numbers for gpu in self.node_gpus(number))
@@ -334,7 +339,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     def gpu_sighting(
         self, position: int, seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
     ) -> Sighting:
-        """Return a sighting on one GPU."""
+        """Return a sighting that affects the paths of one GPU."""
         known, node = self.wiring.gpu(position), self.wiring.gpus[position].node
         names = () if known is None else (self.names_with_ids(node, known),)
         more = {"gpus": frozenset((position,)), "names": names, "places": self.gpu_places((position,)), **more}
@@ -343,7 +348,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     def device_sighting(
         self, number: int, device: Device, seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
     ) -> Sighting:
-        """Return a sighting on a device. A GPU affects only its own paths. A NIC affects the paths of all GPUs of
+        """Return a sighting for a device. A GPU affects only its own paths. A NIC affects the paths of all GPUs of
         the node.
         """
         gpus = self.node_gpus(number)
@@ -360,7 +365,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     def pair_sighting(
         self, pairs: Collection[Pair], seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
     ) -> Sighting:
-        """Return a sighting on ordered pairs of GPUs."""
+        """Return a sighting that affects only the paths of these ordered GPU pairs."""
         names = tuple(map(self.pair_name, sorted(pairs)))
         more = {"names": names, "places": self.gpu_places(chain.from_iterable(sorted(pairs))), **more}
         return Sighting(subject=joined(names), seen=seen, confidence=confidence, pairs=frozenset(pairs), **more)
@@ -368,7 +373,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     def rank_sighting(
         self, ranks: Sequence[RankFacts], seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
     ) -> Sighting:
-        """Return a sighting on ranks that run on one node."""
+        """Return a sighting that affects the GPUs of these ranks, which run on one node."""
         gpus = frozenset(gpu for rank in ranks for gpu in self.rank_gpus(rank))
         more = {"gpus": gpus, "places": self.rank_places(ranks), **more}
         subject = self.subject(ranks[0].node, rank_names(ranks))

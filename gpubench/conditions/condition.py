@@ -55,9 +55,9 @@ class Condition(Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    title: str  # Uses the words that people search for
+    title: str  # Uses the words that people search for, such as error messages
     look: Look = nothing_in_facts
-    command: str | tuple[str, ...] = ""  # Commands of the cure
+    command: str | tuple[str, ...] = ""  # Commands that fix or further diagnose the condition
     comment: str = ""
     link: str = ""  # A public report of this condition, or the source for it
     check: str = ""

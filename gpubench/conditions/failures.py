@@ -139,9 +139,9 @@ def logged_condition(
     preferred: str = "",
     **more: Any,
 ) -> Condition:
-    """Return a condition that is found by log lines.
+    """Return a condition that is detected in a job's log.
 
-    It is found if a complaint matches `pattern`, or if an NCCL call returned one of the error `codes`.
+    It is detected if a complaint matches `pattern`, or if an NCCL call returned one of the error `codes`.
     """
     found = Complained(pattern, frozenset(codes), severity, of_programs, refine, preferred)
     more = {"link": _TROUBLE, **more}
@@ -377,7 +377,9 @@ _AROUND_ENDING = re.compile(
     r"^a process ended: (?:\d+: |\[[^\]]*\] ?|(?:slurmstepd|srun|error|\w+Error): |\*\*\* |=\s+)*"
     r"| of binary: \S+|(?<=\d) \*\*\*"
 )
-"""Parts of such a line to remove: the program that wrote it, and words without information."""
+"""Parts to remove from a line about the end of a process: the name of the program that wrote it, and words without
+information.
+"""
 
 NCCL_TRANSFERS = Family.of(
     "nccl_transfers",

@@ -24,12 +24,12 @@ from gpubench.model.terms.verdict import (
     worst_verdict,
 )
 
-# A copy is as fast as its path, so the link's and the copy's remaining shares agree within about a quarter
+# A copy is only as fast as its path, so both reach the same share of the expected bandwidth, within about a quarter
 _MOST_TIMES_OF_COPIES = 1.3
 
 _PAIR_SLOW, _HOST_COPIES, _STAGING_FASTER = "p2p-slow", "host-copies-slow", "p2p-slower-than-staging"
 _NODE_DIFFERS, _LINKS_DOWN, _RANKS = "node-differs", "nvlink-down", "ranks "
-_NCCL_FIGURES = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # The only measured findings that NCCL settings can explain
+_NCCL_FIGURES = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # Findings from measurements that NCCL settings can explain
 _RANK_FIGURES = (SLOW_UNEXPLAINED, STRAGGLER)
 _MNNVL_UNUSED = "mnnvl-unused"
 _SLOWING = ("gpu-in-use", "gpu-hot", "below-profile")
@@ -342,7 +342,7 @@ def _is_implied(cause: Finding, effect: Finding) -> bool:
 
 def _explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> bool:
     cause, effect = root.finding, place.finding
-    # Two findings without a fault, so only one of them may explain a host-staged path
+    # A finding by design explains only host staging by design, unless it implies the other finding
     if cause.severity is Verdict.SKIP and effect.severity is Verdict.SKIP:
         explains_path = effect.id == HOST_STAGED and _fact_explains(cause.id, place, nvlinked=nvlinked)
         return explains_path or _is_implied(cause, effect)
@@ -354,7 +354,7 @@ def _explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> boo
         return False
     if cause.id in FIGURES:
         return _figure_explains(root, place, nvlinked=nvlinked)
-    # If some NVLinks remain, they carry the bytes more slowly, but the path stays direct.
+    # If some NVLinks remain, the path stays direct, but is slower.
     is_direct = cause.id == _LINKS_DOWN and cause.expected_percent is not None
     return not (is_direct and effect.id == HOST_STAGED) and _fact_explains(cause.id, place, nvlinked=nvlinked)
 
@@ -415,7 +415,9 @@ def _add_consequences(root: Finding, below: Sequence[Finding]) -> Finding:
 
 
 def _lines(below: Finding, root: Finding) -> tuple[str, ...]:
-    """Describe a consequence in one line. Skip a slow result if the cause already has other consequences."""
+    """Describe a consequence in one line, followed by its own consequences. Skip a slow result if the cause already
+    has other consequences.
+    """
     if below.id != SLOW_UNEXPLAINED:
         return f"{below.id}: {below.subject}: {below.seen}", *below.consequences
     return () if root.consequences else (f"{below.subject}: {below.seen}", *below.consequences)

@@ -298,7 +298,8 @@ GPU = Family.of(
 
 # Memory use below the larger of these is normal, since the driver and a CUDA context need 0.5 to 1.5 GiB
 _MOST_USED_SHARE, _MOST_USED_BYTES = 0.02, 2 * 2**30
-# Share of an operation's time. Healthy small operations take 8.8 µs, of which the host needs 5.3 to 6.7 µs.
+# Share of an operation's time that the host needs to issue it. For healthy small operations, it is 5.3 to 6.7 of 8.8
+# µs.
 _HOST_BOUND_SHARE = 0.9
 _IDLE = "while this job is idle"
 _UNSEEN = "a process that is not visible here"
@@ -363,8 +364,8 @@ def _find_used_gpus(run: Circumstances) -> Found:
 def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:
     """Find other processes that use a GPU while this job is idle.
 
-    The sighting is proven if the GPU is busy, likely if its links carry traffic, and weak if a process only has the GPU
-    open.
+    The confidence is proven if the GPU is busy, likely if there is traffic on its links, and weak if a process only has
+    the GPU open.
     """
     use, name = gpu.use, run.gpu_name(position)
     if use.is_busy:

@@ -57,7 +57,7 @@ def _no_module(run: Circumstances) -> Found:
             continue
         refused = {name: reason for name, (possible, reason) in answers.items() if possible is False}
         if node.snapshot.gpudirect.peermem:
-            continue  # The condition peermem-not-registered reports this node
+            continue  # If the module is not registered, the condition peermem-not-registered reports it
         if refused:
             names = tuple(" ".join(filter(None, (run.host(number), name))) for name in refused)
             heading = " ".join(filter(None, (run.host(number), ", ".join(refused))))

@@ -33,7 +33,7 @@ from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, fo
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Cure, Finding, Verdict, worst_verdict
 
 _SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5
-"""Bandwidth relative to nodes with the same CPU, below which the verdict is WARN or FAIL.
+"""Thresholds for WARN and FAIL, relative to the bandwidth of nodes with the same CPU.
 
 The tolerance is wider than for GPUs. Other programs use the same memory, and the single copying thread depends on its
 core's clock.
@@ -133,7 +133,7 @@ def _figure(row: PairRow, gb_s: float) -> str:
 
 
 def _slow_patterns(run: Circumstances) -> Iterator[_Slowness]:
-    """Yield simultaneous copies that are slower than the bandwidth of the same pairs measured alone allows."""
+    """Yield patterns of simultaneous copies that are slower than expected from the same pairs measured alone."""
     several = len(run.nodes) > 1
     for row in run.measurements.patterns:
         if row.verdict in (Verdict.WARN, Verdict.FAIL) and not row.wrong and row.expected_gb_s and row.total_gb_s:

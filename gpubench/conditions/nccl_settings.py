@@ -84,8 +84,9 @@ _AMD = "1/2"
 def blame(
     run: Circumstances, blamed: dict[str, Iterable[str]], confidence: Confidence, pairs: frozenset[Pair] | None
 ) -> Sighting:
-    """Return a sighting that blames variables, with their values, where they are set, and the command that unsets
-    them.
+    """Report environment variables as the cause.
+
+    The sighting has their values, where they are set, and the command that unsets them.
     """
     having = [fact for fact in run.facts if any(_value(fact, name) in set(blamed[name]) for name in blamed)]
     places = setting_places(blamed, having)

@@ -339,7 +339,7 @@ def _odd(found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     yield from ((where, version, usual) for where, version in found.items() if version != usual)
 
 
-_MOST_DIGITS = 18  # Longest number accepted in a version, since Python refuses to parse thousands of digits
+_MOST_DIGITS = 18  # Maximum digits of a number in a version, since Python refuses to parse thousands of digits
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def _limited(node: Topology) -> str:
 
 
 def _fabric_trouble(gpu: GpuFacts) -> str:
-    """Describe the state and status of a GPU's NVLink fabric if it is not ready. Else return an empty text."""
+    """Describe why a GPU's NVLink fabric is not ready, by its state and status. Return an empty text if it is ready."""
     fabric = gpu.fabric
     if fabric is None or fabric.state in (None, "not_supported"):
         return ""
@@ -98,7 +98,10 @@ _MANAGER_NOT_NEEDED = {
     "severity": Verdict.WARN,
     "likely": "it stopped, or was updated, after it had set up the NVLink fabric",
 }
-"""Changes to the sighting if the fabric is up, so that only the next reset or partition needs the fabric manager."""
+"""Confidence, severity and likely reason if the fabric is up.
+
+Then only the next reset or partition needs the fabric manager.
+"""
 
 
 def _manager(run: Circumstances, *, stopped: bool) -> Found:
@@ -223,9 +226,9 @@ def _down(run: Circumstances) -> Found:
 
 
 def _least_links(profile: Profile | None, usual: int) -> int:
-    """Return the fewest NVLinks of a healthy GPU.
+    """Return the minimum number of NVLinks that a healthy GPU may have.
 
-    If only a part of a board is visible, its pairs may have different numbers of links.
+    It is below `usual` if only a part of a board is visible, and pairs of the board have different numbers of links.
     """
     nvlink = None if profile is None else profile.nvlink
     if profile is None or nvlink is None or profile.match.visible == profile.match.board:

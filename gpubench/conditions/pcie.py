@@ -447,8 +447,9 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
 def _couple_sighting(
     couples: Collection[tuple[str, tuple[int, ...]]], seen: str, confidence: Confidence, cure: Cure = NO_CURE
 ) -> Sighting:
-    """Return a sighting for couples of devices: their name and GPU positions. Two GPUs count as a pair in both
-    directions.
+    """Return a sighting that affects pairs of devices. Each has a name and the positions of its GPUs.
+
+    Two GPUs count as a pair in both directions.
     """
     names = tuple(name for name, _ in couples)
     return Sighting(

@@ -311,9 +311,7 @@ def _despite_grant(run: Circumstances) -> Found:
 
 
 def _cure_by_wiring(run: Circumstances, pair: Pair) -> Cure:
-    """Return a cure for pairs that NVLinks join. It is empty for other pairs, to which the condition's own cure
-    applies.
-    """
+    """Return a cure for pairs that NVLinks join. For other pairs it is empty, so the condition's cure applies."""
     node, gpu = run.wiring.nodes.get(run.wiring.gpus[pair[0]].node), run.wiring.gpu(pair[0])
     if node is None or gpu is None or not run.wiring.has_nvlinks(pair):
         return NO_CURE

@@ -82,7 +82,7 @@ _NETWORKS = (Medium.SOCKET, Medium.RDMA)
 _POLICY = Explains((Effect.STAGED,), _paths([Relation.ONE_NODE], Medium.HOST_MEMORY, Medium.SHM))
 """No peer access between two GPUs, by design. NCCL then uses shared memory, never a network."""
 _NO_PEERS = replace(_POLICY, paths=_POLICY.paths | _paths([Relation.ONE_NODE], Medium.RDMA))
-"""No peer access between two GPUs, because of a fault or a setting.
+"""No peer access between two GPUs, for any other reason.
 
 NCCL then uses shared memory. It prefers RDMA if NICs behind the GPUs' PCIe switches are faster (ncclTopoCheckNet in
 src/graph/paths.cc). It uses sockets only if there is no shared memory.
@@ -159,7 +159,7 @@ FAIL, WARN, ERROR, SKIP = Verdict.FAIL, Verdict.WARN, Verdict.ERROR, Verdict.SKI
 class Grade(Struct, frozen=True):
     """The severity of a condition and the reason or source for it.
 
-    `degrees` lists when the severity differs. `own_fault` is False if the job, not the node, is at fault, or if a
+    `degrees` lists the cases with another severity. `own_fault` is False if the job, not the node, is at fault, or if a
     measurement failed.
     """
 

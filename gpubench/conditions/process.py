@@ -273,7 +273,9 @@ _CPUS_A_RANK = 2  # One for the thread that launches kernels, and one for thread
 
 
 def _shared(run: Circumstances) -> Found:
-    """Find groups of ranks that share fewer CPUs than ranks. Each rank keeps a CPU busy while it waits for its GPU."""
+    """Find groups of ranks that share fewer CPUs than there are ranks. Each rank keeps a CPU busy while it waits
+    for its GPU.
+    """
     for node in sorted({fact.node for fact in run.facts}):
         for ranks, cpus in _crowded(run.node_ranks(node)):
             shown = format_ranges(cpus)
@@ -288,7 +290,9 @@ def _shared(run: Circumstances) -> Found:
 
 
 def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[int]]]:
-    """Yield groups of ranks that share fewer CPUs than ranks: first equal bindings, then overlapping ones."""
+    """Yield groups of ranks that share fewer CPUs than there are ranks: first with equal bindings, then with
+    overlapping ones.
+    """
     known = [(rank, frozenset(cpus)) for rank in ranks if (cpus := cpus_in(rank.affinity or ""))]
     for common in dict.fromkeys(mask for _, mask in known):
         alike = [rank for rank, mask in known if mask == common]

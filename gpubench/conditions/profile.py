@@ -20,10 +20,10 @@ from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 @single_node
 def _missing(run: Circumstances) -> Found:
-    """Find nodes with fewer GPUs than requested, than other nodes have, or than their board holds.
+    """Find nodes with fewer GPUs than requested, fewer than other nodes, or fewer than their board has.
 
-    NVSwitches, or NVLinks to GPUs that are missing, show the size of the board. Virtual machines may have only a part
-    of a board.
+    NVSwitches, or NVLinks to missing GPUs, show the size of the board. Virtual machines may have only a part of a
+    board.
     """
     others = sum(bool(node.gpus) for node in run.nodes.values())
     for number, node in run.nodes.items():
@@ -294,7 +294,7 @@ _MODEL = Condition(
     look=_model,
     implies=("below-profile", "nic-below-profile", "gpu-differs"),
 )
-SURPLUS = replace(_MODEL, look=_surplus)  # Every command reports surplus GPUs, so they have a detector of their own
+SURPLUS = replace(_MODEL, look=_surplus)  # Same condition, but only for surplus GPUs, which every command reports
 
 PROFILE = Family.of(
     "profile",

@@ -26,9 +26,9 @@ UNKNOWN = Explanation(
         comment="It shows facts that could not be read. NCCL_DEBUG=INFO makes NCCL log its choices.",
     ),
 )
-"""Used if no cause was found."""
+"""Explanation for paths and slow results for which no cause was found."""
 
-_MOST_CURES = _MOST_SEEN = 3  # Most cures, and most observations, shown for one cause
+_MOST_CURES = _MOST_SEEN = 3  # Maximum number of cures, and of observations, shown for one cause
 MOST_TIMES = 2.0
 """A cause explains a slow collective only if it leaves at most this many times the measured share of the bandwidth.
 
@@ -54,7 +54,7 @@ def distance(cause_percent: float | None, figure_percent: float | None, most_tim
 
 
 class Named(Struct, frozen=True):
-    """A cause that was found, with its sightings and the causes that it implies."""
+    """A cause that was found, with its evidence (sightings) and the causes that it implies."""
 
     cause: Condition
     sightings: tuple[Sighting, ...]

@@ -23,9 +23,10 @@ _GID_INDEX = "NCCL_IB_GID_INDEX"
 _ROCE_V2 = "RoCE v2"
 # A ConnectX-7 on a 100 Gb/s switch may be intended. Below that, card and switch are two generations apart.
 _FAR_BELOW_CARD = 0.25
-# If nodes differ in one of these, they may also have other NICs
+# If nodes differ in one of these properties, they may also have different NICs
 _OTHER_MACHINE = frozenset(("GPU models", "product", "CPU"))
-_MOST_ODD = 0.25  # If a larger share of GPUs has fewer NICs than the rest, the node may have been built like that
+# If more than this share of a node's GPUs have fewer NICs than the rest, the node may have been built like that
+_MOST_ODD = 0.25
 
 
 def _unless_it_came_back(sighting: Sighting, facts: LogFacts) -> Sighting:
@@ -84,8 +85,9 @@ def _find_rates_below_card(run: Circumstances) -> Found:
 
 @single_node
 def _ports_slow(run: Circumstances) -> Found:
-    """Compare port rates with working ports of the same model. Inactive ports are skipped, since their rate means
-    nothing.
+    """Find active ports that are slower than working ports of the same model.
+
+    Inactive ports are skipped, since they report no rate, or their lowest one.
     """
     for number, node in nodes_with_rdma(run):
         roles = port_roles(node)

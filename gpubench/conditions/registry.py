@@ -1,5 +1,5 @@
-"""All conditions. If two causes are equally certain, the earlier one here is reported first, so hardware comes
-before settings.
+"""All conditions, hardware before settings. If two causes are equally certain, the earlier one in this order is
+reported first.
 """
 
 from gpubench.conditions.condition import Condition, Family

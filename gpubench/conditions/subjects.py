@@ -16,8 +16,9 @@ NOT_THERE = (
     *("Not Supported", "Function Not Found", "this nvidia-ml-py", "under MIG", "the port is down"),
     *("the profile does not say", HIDDEN),
 )
-"""Phrases in the reasons for unknown facts that do not exist on this GPU, driver, library, port, process or
-simulated machine.
+"""Phrases in the reasons for missing facts.
+
+They show that the fact does not exist for this GPU, driver, library, port, process or simulated machine.
 """
 
 _MEMORY_HELD_BYTES = 2**29
@@ -132,7 +133,7 @@ def power_limits(gpu: GpuFacts) -> str:
 
 @_count_gpus
 def memory_held(gpu: GpuFacts) -> str:
-    """Report memory that the driver uses, or a process that the container hides."""
+    """Report GPU memory in use without a visible process. The driver, or a process outside this container, uses it."""
     used = gpu.memory_used_bytes or 0
     return f"{used / 2**30:.1f} GiB in use" if used >= _MEMORY_HELD_BYTES and not gpu.processes else ""
 
@@ -178,7 +179,7 @@ def timed_ranks(facts: Facts) -> str:
 
 
 def nvlinks(facts: Facts) -> str:
-    """Return a reason if it is known that no GPU has NVLinks."""
+    """Return a reason if no GPU has NVLinks. A GPU whose NVLinks are unknown counts as having some."""
     return _unless((gpu for gpu in _gpus(facts) if gpu.nvlinks != ()), "no GPU has NVLinks")
 
 
@@ -194,7 +195,9 @@ def nvlink_mode(facts: Facts) -> str:
 
 
 def fabric(facts: Facts) -> str:
-    """Return a reason if it is known that no GPU belongs to an NVLink fabric."""
+    """Return a reason if no GPU belongs to an NVLink fabric. A GPU whose fabric is unknown counts as belonging to
+    one.
+    """
     outside = "no GPU belongs to an NVLink fabric"
     return _unless((gpu for gpu in _gpus(facts) if gpu.fabric is None or gpu.fabric.state != "not_supported"), outside)
 
@@ -238,7 +241,7 @@ def traffic_over_pcie(facts: Facts) -> str:
 
 
 def counts_during_a_run(facts: Facts) -> str:
-    """Report nodes whose error counters were not read again after a load."""
+    """Report that error counters were not read again under load, so only totals are known."""
     grown = [node.snapshot.errors_grown is not None for node in facts.nodes]
     if all(grown):
         return ""
