@@ -1,7 +1,7 @@
-"""Reads NCCL's topology XML: what NCCL_TOPO_DUMP_FILE writes, and what vendors ship for NCCL_TOPO_FILE.
+"""Reads NCCL's topology XML: dumps from NCCL_TOPO_DUMP_FILE, and files that vendors provide for NCCL_TOPO_FILE.
 
-Expat is used directly instead of a tree library for two reasons. It gives the line of each element, for messages. And
-its handlers refuse a document type before any entity is declared, so no entity is ever expanded or fetched.
+It uses Expat directly instead of a tree library, for two reasons. Expat reports the line of each element for error
+messages. And a handler can reject a document type before any entity is declared, so no entity is expanded or fetched.
 """
 
 import re
@@ -46,7 +46,7 @@ _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|\d{1,18})", re.ASCII)
 
 
 class Element(Struct):
-    """An XML element with its line and children."""
+    """An XML element with its line number and child elements."""
 
     file: str
     line: int
@@ -59,11 +59,11 @@ class Element(Struct):
         return [child for child in self.children if child.tag in tags]
 
     def text(self, attribute: str) -> str | None:
-        """Return the text of an attribute, or None if it is missing or empty."""
+        """Return the value of an attribute. None if it is missing or empty."""
         return self.attributes.get(attribute, "").strip() or None
 
     def integer(self, attribute: str) -> int | None:
-        """Return a decimal or hexadecimal attribute, or None if it is missing or empty."""
+        """Parse a decimal or hexadecimal attribute. None if it is missing or empty."""
         value = self.text(attribute)
         if value is None:
             return None
@@ -72,7 +72,7 @@ class Element(Struct):
         return int(value, 16 if "x" in value.lower() else 10)
 
     def wrong(self, seen: str, expected: str = _EXPECTED) -> UsageError:
-        """Return the error about this element."""
+        """Return an error that names the file, line and tag of this element."""
         return _refused(self.file, self.line, f"<{self.tag}>: {seen}", _DAMAGED, expected)
 
 
@@ -81,7 +81,7 @@ def _refused(file: str, line: int, seen: str, reason: str, expected: str = _EXPE
 
 
 class Parser:
-    """Expat without document types, entities, deep nesting, or too many elements."""
+    """An Expat parser that rejects document types, entities, deep nesting, and too many elements."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -94,7 +94,10 @@ class Parser:
         self._expat.EntityDeclHandler = self._refuse_doctype
 
     def root_of(self, text: str) -> Element:
-        """Return the root element. Raises UsageError with the line for broken XML, another program's, or entities."""
+        """Parse a text and return its root element.
+
+        Raises UsageError with the line for broken XML, another program's XML, or entities.
+        """
         document = self._open[0]
         try:
             self._expat.Parse(text.encode("utf-8", "surrogatepass"), True)  # noqa: FBT003
@@ -125,14 +128,17 @@ class Parser:
 
 
 _MOST_NVLINKS = 36
-_WIDEST = 32  # Maximum PCI Express lanes. NVML has at most 36 NVLinks per GPU
+_WIDEST = 32  # Maximum number of PCIe lanes. NVML has at most 36 NVLinks per GPU
 _GPU_CLASS, _NIC_CLASS, _SWITCH_CLASS = "0x03", "0x02", "0x0604"
 _PEERS = {"0x068001": NvlinkPeer.CPU, "0x0680": NvlinkPeer.SWITCH, "0x03": NvlinkPeer.GPU, "0x1200": NvlinkPeer.GPU}
-"""By PCI class prefix, as in NCCL's topo.cc (0x068001: POWER's bridge to its CPU). 0x1200 is AMD's MI300."""
+"""NVLink peers by PCI class prefix, as in NCCL's topo.cc. 0x068001 is POWER's bridge to its CPU, and 0x1200 AMD's
+MI300.
+"""
 
 _AMD, _AMAZON = "0x1002", "0x1d0f"
 _VERSION_OF_SM = {60: "1.0", 70: "2.0", 75: "2.0", 80: "3.0", 86: "3.1", 90: "4.0", 100: "5.0", 103: "5.0", 120: "5.0"}
-_RAW_GB_S_OF_SM = {80: 25.0, 86: 14.0625}  # By compute capability × 10. Both have NVLink version 3.x
+# By compute capability × 10. These two share NVLink version 3.x but have different rates
+_RAW_GB_S_OF_SM = {80: 25.0, 86: 14.0625}
 _RDMA_NAMES = ("mlx", "ib", "roce", "hfi", "bnxt_re", "irdma")
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) ?GT/s.*", re.ASCII)
 _FAKE_BUS_ID = re.compile(r"f{4,8}:ff:ff\.?[0-9a-f]?")
@@ -140,19 +146,20 @@ _MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{1,8}){0,1023}")
 
 
 def recognises(text: str) -> bool:
-    """True if a text starts like XML."""
+    """Return True if a text starts like XML."""
     return re.match(r"\ufeff?\s*<[?!A-Za-z]", text) is not None
 
 
 def read(text: str, name: str) -> Snapshot:
-    """Read the node in a text of the file `name`. Its `host` stays empty, because the XML has none.
+    """Read the node in the text of the file `name`. Its `host` stays empty, because the XML does not contain it.
 
-    Vendors' files have no `<gpu>`, so the PCI class tells what a device is. NCCL writes the speed and width that both
-    ends of a link can reach, as in sysfs, so they are read as `max_generation` and `max_width`. For GPUs, newer NCCL
-    writes NVML's current values, which are lower on an idle GPU, so they are read as `generation` and `width`. From
-    older NCCL these may be too high.
+    Vendors' files have no `<gpu>` elements, so the kind of a device follows from its PCI class.
 
-    Raises UsageError with the line for broken XML, another program's, entities, or an invalid number.
+    NCCL writes the highest speed and width that both ends of a PCIe link support, as in sysfs. They become
+    `max_generation` and `max_width`. For GPUs, newer NCCL versions write NVML's current values, which are lower while a
+    GPU is idle. They become `generation` and `width`, which are too high if an older NCCL wrote the file.
+
+    Raises UsageError with the line for broken XML, another program's XML, entities, or an invalid number.
     """
     return _Node(Parser(name).root_of(text)).snapshot()
 
@@ -208,7 +215,9 @@ class _Node:
         )
 
     def _numbered(self) -> tuple[GpuFacts, ...]:
-        """Return the GPUs by NCCL's device number, or in file order if these are not unique."""
+        """Return the GPUs in the order of NCCL's device numbers. If these are not unique, number the GPUs in file
+        order.
+        """
         numbers = [position if dev is None else dev for position, (dev, _) in enumerate(self._gpus)]
         if len(set(numbers)) < len(numbers):
             numbers = list(range(len(self._gpus)))
@@ -221,7 +230,7 @@ class _Node:
         node = number if number is not None and number >= 0 else None
         bridge = f"cpu{position if node is None else node}"
         if bridge in self._bridges:
-            # A file of several hosts repeats NUMA nodes.
+            # In a file that describes several hosts, the same NUMA node numbers occur again.
             bridge = f"{bridge}#{position}"
         self._bridges.add(bridge)
         if node is not None:
@@ -250,7 +259,7 @@ class _Node:
             self._switches.append(PciSwitch(bus_id=address, link=most, place=place))
             place = replace(place, switches=(*place.switches, address))
         else:
-            # Vendors list devices that NCCL finds on the machine itself, only with their place.
+            # Vendors' files list some devices only with their position, because NCCL reads the rest from the machine.
             self._others.append(PciDevice(bus_id=address, kind=PciKind.UNKNOWN, link=most, place=place, unknown=why))
         self._check_size(pci)
         for inner in below:
@@ -278,7 +287,7 @@ class _Node:
         links, why = _nvlinks(gpu, facts.bus_id, None if amd else sm)
         facts = replace(facts, nvlinks=links, unknown={**facts.unknown, **why})
         if amd:
-            # RCCL writes the number of compute units there.
+            # RCCL writes the number of compute units into the attribute `sm`.
             facts = replace(facts, multiprocessors=sm)
         elif sm and sm > 0:
             facts = replace(facts, compute_capability=f"{sm // 10}.{sm % 10}")
@@ -332,7 +341,7 @@ def _nvlinks(gpu: Element, own: str | None, sm: int | None) -> tuple[tuple[NvLin
 
 
 def _pcie(pci: Element) -> tuple[PcieLink, dict[str, str]]:
-    """Read the link, and under 'pcie' what the file does not contain."""
+    """Read a PCIe link. Also return, under 'pcie', the reason if speed or width is unknown."""
     why = []
     speed, width = pci.text("link_speed"), pci.integer("link_width")
     match = _SPEED.fullmatch(speed or "")
@@ -343,17 +352,20 @@ def _pcie(pci: Element) -> tuple[PcieLink, dict[str, str]]:
         says = "says link_width 0, which NCCL takes for 16" if "link_width" in pci.attributes else "gives no link_width"
         why.append(f"the file {says}")
     elif not 0 < width <= _WIDEST:
-        # The kernel reads all ones from a device that does not answer.
+        # If a device does not respond, the kernel reads all bits as ones.
         why.append(f"the file says link_width {width}")
         width = None
     return PcieLink(generation=generation, width=width or None), {"pcie": "; ".join(why)} if why else {}
 
 
 def _nic_kind(parent: Element, name: str) -> NicKind:
-    """Infer the kind of a NIC from PCI class (0x0207 is InfiniBand), vendor and name, which the XML does not state."""
+    """Infer the kind of a NIC, which the XML does not contain, from its PCI class, vendor and name.
+
+    PCI class 0x0207 is InfiniBand.
+    """
     kind, device = (parent.text("class") or "").lower(), (parent.text("device") or "").lower()
     amazon = (parent.text("vendor") or "").lower() == _AMAZON
-    # Amazon's ENA, an Ethernet card, has the same vendor. EFA's device ids start at 0xefa0.
+    # Amazon's Ethernet adapter ENA has the same vendor ID. The device IDs of EFA start at 0xefa0.
     if name.startswith(("rdmap", "efa")) or (amazon and (not device or device.startswith("0xefa"))):
         return NicKind.EFA
     if kind.startswith("0x0207"):

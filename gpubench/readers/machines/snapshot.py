@@ -1,4 +1,4 @@
-"""Reads and writes snapshots, the JSON of `--record`, `--replay` and `--from`, and checks their consistency."""
+"""Reads, checks and writes snapshots, which are the JSON files for `--record`, `--replay` and `--from`."""
 
 import json
 import re
@@ -17,8 +17,9 @@ from gpubench.readers import limits
 from gpubench.readers.documents import check_printable, load_json
 
 _DEVICES = ("gpus", "nics", "switches")
-_NAMES = ("name", "bus_id", "model", "place")  # Device fields that outputs show unchanged
-_SAID = ("pci_devices", "rdma_ports", "kernel", "driver_settings")  # Sections whose texts may be shown with a cause
+_NAMES = ("name", "bus_id", "model", "place")  # Device fields that reports print unchanged
+# Sections whose texts can appear in the cause of a finding
+_SAID = ("pci_devices", "rdma_ports", "kernel", "driver_settings")
 _SAID_OF_RANKS = ("nccl_files", "topology_file", "container", "loadable", "verbs_providers", "mpi", "unknown")
 
 _MAY_BE_UNKNOWN = (".numa_node", ".iommu_group")
@@ -32,13 +33,13 @@ _MOST = {
     "rdma_ports": "MOST_NICS",
     "pairs": "MOST_MACHINE_PAIRS",
 }
-"""The limit of each field."""
+"""Names of constants in `limits` that limit the number of entries in each field."""
 
 
 def _check_snapshot(snapshot: Snapshot) -> None:
-    """Refuse a snapshot that contradicts itself or describes no machine.
+    """Raise UsageError if a snapshot contradicts itself or cannot describe a machine.
 
-    Raises UsageError for duplicate or unprintable names, an unknown path, or more devices than a node has.
+    Examples are duplicate or unprintable names, unknown path classes, and more devices than a node can have.
     """
     for name, limit in _MOST.items():
         count, most = len(getattr(snapshot, name)), getattr(limits, limit)
@@ -68,12 +69,12 @@ def _check_snapshot(snapshot: Snapshot) -> None:
 
 
 def check_rank(rank: RankFacts, where: str) -> None:
-    """Refuse process facts with unprintable texts. Raises UsageError with `where`."""
+    """Raise UsageError for unprintable texts in the facts about a rank. `where` is its place in error messages."""
     for field in _SAID_OF_RANKS:
         check_printable(to_plain(getattr(rank, field)), f"{where}: {field}")
 
 
-_MOST_LINK_GB_S = 200.0  # No NVLink carries more one way: NVLink 5 has a line rate of 53 GB/s
+_MOST_LINK_GB_S = 200.0  # More than any NVLink has per direction. NVLink 5 has a line rate of 53 GB/s
 
 
 def _check_gpus(snapshot: Snapshot) -> None:
@@ -156,14 +157,14 @@ _WIDTH = 160
 
 
 def recognises(text: str) -> bool:
-    """True if a text starts like a JSON object."""
+    """Return True if a text starts like a JSON object."""
     return text.lstrip("\ufeff \t\r\n").startswith("{")
 
 
 def read(text: str, name: str) -> Snapshot:
-    """Read the snapshot in a text of the file `name`. Its measured facts become recorded ones.
+    """Read a snapshot from the text of the file `name`. If its origin is 'measured', change it to 'recorded'.
 
-    Raises UsageError for invalid JSON (with line and column), an invalid field, or a newer gpubench.
+    Raises UsageError for invalid JSON (with line and column), an invalid field, or a snapshot from a newer gpubench.
     """
     document = _parsed(text.lstrip("\ufeff"), name)
     _check_version(document, name)
@@ -180,7 +181,7 @@ def read(text: str, name: str) -> Snapshot:
 
 
 def write_snapshot(snapshot: Snapshot) -> str:
-    """Write a snapshot as JSON that people can read and compare: one GPU, NIC or pair per line."""
+    """Convert a snapshot to JSON that is easy to read and to diff, with one GPU, NIC or pair per line."""
     document = {"schema_version": snapshot.schema_version} | to_plain(snapshot)
     entries = []
     for key, value in document.items():

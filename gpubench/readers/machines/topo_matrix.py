@@ -1,14 +1,15 @@
-"""Reads the text of `nvidia-smi topo -m` and `topo -p2p`, as saved, pasted, or found in logs.
+"""Reads the matrices of `nvidia-smi topo -m` and `topo -p2p` from saved or pasted text, and from logs.
 
-Neither matrix says which it is, but its words do: NV18, PIX, SYS are paths, and OK, GNS, NS are answers of `topo
--p2p`. Other output of nvidia-smi in the text (its table, -L, -q, nvlink -s and -R) adds names, UUIDs, NVLinks and the
-driver. All other lines, legends and line prefixes are ignored.
+A matrix does not name its command, but its words show it. NV18, PIX and SYS are paths, and OK, GNS and NS are results
+of `topo -p2p`. Other nvidia-smi output in the same text (the table, -L, -q, nvlink -s and -R) adds names, UUIDs,
+NVLinks and the driver version. All other lines, legends and line prefixes are ignored.
 
-Paths are the same in both directions. So a matrix of `topo -m` may lack the rows of NICs and one row of a GPU, and its
-last row may be cut. They are completed from the columns, and `Snapshot.completed` says so.
+Paths are the same in both directions. So a matrix of `topo -m` may lack the rows of NICs and the row of one GPU, and
+its last row may be truncated. The missing cells are copied from the columns, and `Snapshot.completed` names these rows.
 
-If a text lost its tabs, columns that run together are split where known words allow it: GPU0GPU1 is two devices,
-NV12PIX two cells, SYS0-15 a cell and CPUs. NV12 before 0-15 is distinguished from NV1 before 20-15, which is no range.
+If a text lost its tabs, adjacent columns are joined. They are split where known words make this unambiguous: GPU0GPU1
+is two devices, NV12PIX is two cells, and SYS0-15 is a cell and a CPU range. NV120-15 can only be NV12 and 0-15, because
+20-15 is not a range.
 """
 
 import re
@@ -36,34 +37,34 @@ _BEFORE_A_COLUMN = re.compile(
     r"|(?<=[0-9y])(?=NUMA Affinity|GPU NUMA)"
 )
 _JOINED_GPUS = re.compile(r"(?<!\w)GPU[0-9]{1,4}(?:GPU|NIC)[0-9]\S{0,200}", re.ASCII)
-_LONGEST_WORD = 400  # Characters of a word that is split: a row of 64 GPUs and 32 NICs has fewer
+_LONGEST_WORD = 400  # Longest word that is split, in characters. A row of 64 GPUs and 32 NICs has fewer
 _PROCESSORS = re.compile(r"(\d{1,5})-(\d{1,5})(?:,\d{1,5}(?:-\d{1,5})?)*(?:N/A)*|(?:N/A)+", re.ASCII)
-"""A single CPU number does not count, because NV12 could be NV1 and 2."""
+"""CPU ranges. A single CPU number does not match, because NV12 could then be NV1 and CPU 2."""
 
 
 def header_apart(line: str) -> str:
-    """Insert blanks between column names of a header that run together."""
+    """Insert spaces between joined column names in a header line."""
     return _BEFORE_A_COLUMN.sub(" ", line)
 
 
 def joined_in(line: str) -> str | None:
-    """Return the first words of a line that run together like a header's, or None."""
+    """Return the first joined device names in a line, such as 'GPU0GPU1'. None if there are none."""
     found = _JOINED_GPUS.search(line)
     return found[0] if found else None
 
 
 def _begins_with_cells(word: str) -> bool:
-    """True if a word starts with a cell and continues, whether or not it can be split."""
+    """Return True if a word consists of a cell and more text, even if it cannot be split."""
     return re.match(rf"{_WORD.pattern}(?:{_WORD.pattern}|[0-9]|N/A)", word, re.ASCII) is not None
 
 
 def cells_apart(words: Sequence[str]) -> list[str]:
-    """Split the words of a row that are several cells, or a cell and what follows the matrix."""
+    """Split words of a row that are several joined cells, or a cell joined with a column after the matrix."""
     return [part for word in words for part in _split_cells(word)]
 
 
 def row_apart(words: Sequence[str], columns: Collection[str]) -> list[str]:
-    """Split a row whose first word is a device and cells."""
+    """Split a row whose first word is a device name joined with cells."""
     for device in sorted(columns, key=len, reverse=True):
         cells = words[0].removeprefix(device) if words else ""
         if words and cells != words[0] and cells and _WORD.fullmatch(_split_cells(cells)[0]):
@@ -79,7 +80,7 @@ def _split_cells(word: str) -> list[str]:
 
 
 def _ways(word: str) -> Iterator[list[str]]:
-    """Yield every way to read a word as cells and CPUs: the number of an NV has one or two digits."""
+    """Yield every way to split a word into cells and CPU ranges. The number after NV has one or two digits."""
     if not word:
         yield []
         return
@@ -118,7 +119,7 @@ def _gpus_in_lines(lines: Sequence[str]) -> dict[int, snapshot.GpuFacts]:
             current = int(found[1])
             before = gpus.get(current) or snapshot.GpuFacts(index=current)
             if before.uuid not in (None, found[3]):
-                # Another boot or machine follows, so earlier links belong to another GPU.
+                # The text continues with another boot or machine, so the previous links belong to a different GPU.
                 links.pop(current, None)
             gpus[current] = replace(before, name=found[2], uuid=found[3])
         elif current is not None and (found := _LINK_LINE.search(line)):
@@ -152,13 +153,13 @@ def _link(link: snapshot.NvLink, found: "re.Match[str]") -> snapshot.NvLink:
 _EXPECTED = "a whole matrix of nvidia-smi topo -m or topo -p2p, with a row for each device of its header"
 _NEXT_STEP = "nvidia-smi topo -m > topo.txt writes one that is neither wrapped nor cut"
 
-_MOST_PREFIX_WORDS = 10  # Prefixes of a launcher, a collector and a clock together have fewer
+_MOST_PREFIX_WORDS = 10  # More words than the prefixes of a launcher, a log collector and a clock have together
 _DECORATION = re.compile(r"(?:\x1b|\^\[|␛)?\[[0-9;]*m|[\r\xa0\ufeff]")
-"""nvidia-smi underlines the header. Copies may have lost the escape character."""
+"""Escape sequences. nvidia-smi underlines the header, and in copies the escape character is often missing."""
 
 _PATH_WORD = re.compile(PATH_WORDS, re.ASCII)
 _P2P_WORD = re.compile(P2P_WORDS)
-_OLD_WORDS = {"SOC": "SYS"}  # Old drivers' name for the link between sockets
+_OLD_WORDS = {"SOC": "SYS"}  # Old drivers print SOC for a path between sockets
 _GPU = re.compile(r"GPU(\d{1,4})", re.ASCII)
 _NIC = re.compile(
     r"(?=[\w.-]{1,64}\Z)(?:NIC\d{1,4}|[A-Za-z]\w*_[\w.-]*\d\w*|(?:ib|roce|rdmap|hfi|eth|en|bond)\w*\d\w*)", re.ASCII
@@ -179,19 +180,19 @@ _VERSION = re.compile(r"\b(Driver|CUDA) Version\s*:\s*(\d[\d.]*)", re.ASCII)
 
 
 def recognises(text: str) -> bool:
-    """True if a text names GPUs as nvidia-smi does."""
+    """Return True if a text contains GPU names as nvidia-smi prints them."""
     return re.search(r"\bGPU ?\d|nvidia-smi|NVIDIA-SMI", text) is not None
 
 
 def read(text: str, name: str) -> snapshot.Snapshot:
-    """Read the node in a text of the file `name`. Its `host` stays empty, because nvidia-smi prints none.
+    """Read the node in the text of the file `name`. Its `host` stays empty, because nvidia-smi does not print it.
 
-    A matrix of `topo -p2p r|w|n|a|p` does not show which one it is. If the text has the command line above it, that
-    decides. Matrices without one are assigned in the order of nvidia-smi's help, skipping those with a command line:
-    `read`, `write`, then `nvlink`. If a matrix is repeated, the last one counts. So do the last UUID, driver and NVLink
-    lines of a GPU.
+    The matrices of `topo -p2p r|w|n|a|p` look alike. If the command line is above a matrix, it decides. Other matrices
+    are assigned in the order of nvidia-smi's help (`read`, `write`, `nvlink`), without those that a command line names.
+    If a matrix is repeated, the last one counts. The same holds for the driver, and for the UUID and NVLinks of each
+    GPU.
 
-    Raises UsageError with the line if there is no matrix, or one that is cut off or contradicts itself.
+    Raises UsageError with the line if there is no matrix, or if a matrix is truncated or contradicts itself.
     """
     lines = [_DECORATION.sub(" ", line) if len(line) <= limits.LONGEST_LINE else "" for line in text.split("\n")]
     fields = _matrices_by_field(_matrices(lines, name))
@@ -260,7 +261,9 @@ class _Matrix(Struct):
         return not any(_P2P_WORD.fullmatch(cell) for row in self.rows.values() for cell in row.cells)
 
     def add(self, number: int, device: str, words: Sequence[str]) -> None:
-        """Add a row of `words` after its device. Raises UsageError, but a short row may be cut off."""
+        """Add a row for a device. Raises UsageError if the row does not fit, except for the last row, which may be
+        truncated.
+        """
         if self.cut is not None:
             raise self._wrong_length(*self.cut)
         cells = tuple(takewhile(_is_cell, words))
@@ -291,7 +294,7 @@ class _Matrix(Struct):
         )
 
     def complete(self) -> None:
-        """Complete missing rows, or the last one, of a path matrix from the columns of the others."""
+        """Fill in missing rows of a path matrix, or its truncated last row, from the columns of the other rows."""
         missing = [device for device in self.columns if device not in self.rows]
         lost_gpus = [device for device in missing if _GPU.fullmatch(device)]
         if not self.rows or not self.is_path or len(lost_gpus) > 1 or (self.cut and missing[:1] != [self.cut[1]]):
@@ -339,7 +342,9 @@ class _Matrix(Struct):
 
 
 def _fill(cells: list[str], words: Sequence[str]) -> bool:
-    """Fill gaps with the words of a truncated row, whose last word may be truncated too. False if they contradict."""
+    """Fill empty cells with the words of a truncated row, whose last word may be incomplete. Return False on a
+    contradiction.
+    """
     for place, word in enumerate(words):
         is_last = place == len(words) - 1
         if cells[place] and not (cells[place].startswith(word) if is_last else cells[place] == word):
@@ -354,7 +359,7 @@ def _is_cell(word: str) -> bool:
 
 
 def _bare(word: str) -> str:
-    """Remove a launcher's prefix from a word: '[1,0]<stdout>:GPU0' → 'GPU0'."""
+    """Remove a launcher's prefix from a word, so that '[1,0]<stdout>:GPU0' becomes 'GPU0'."""
     return re.split(r"[:>|\]]", word)[-1]
 
 
@@ -371,12 +376,12 @@ def _matrices(lines: Sequence[str], name: str) -> list[_Matrix]:
             current.add(number, *row)
         elif header := _header(words) or _header(header_apart(line).split()):
             current = _Matrix(name, number, *header, commands)
-            # Commands in one line (`topo -m; nvidia-smi topo -p2p r`) print their matrices in sequence.
+            # Several commands in one line (`topo -m; nvidia-smi topo -p2p r`) print their matrices one after the other.
             commands = commands[1:]
             found.append(current)
         elif "Legend:" in line:
             current = None
-    # A lone word GPU0 is a header only if rows follow.
+    # The single word GPU0 is a header only if rows follow.
     found = [matrix for matrix in found if matrix.rows or len(matrix.columns) > 1 or matrix.after]
     for matrix in found:
         matrix.check()
@@ -422,7 +427,7 @@ def _matrices_by_field(matrices: Sequence[_Matrix]) -> dict[str, _Matrix]:
 
 
 def _named_fields(matrix: _Matrix) -> tuple[str, ...]:
-    """Return the fields that the command above a matrix prints, or none for another kind of matrix."""
+    """Return the snapshot fields for the command above a matrix. Empty if the command prints another kind of matrix."""
     command = matrix.commands[0] if matrix.commands else ""
     keys = [command] if command.startswith("-") else list(command)
     fields = tuple(_FIELDS[key] for key in keys)
@@ -449,7 +454,7 @@ def _gpus(fields: Mapping[str, _Matrix], known: Mapping[int, snapshot.GpuFacts])
                 continue
             index = int(number[1])
             facts = gpus.get(index) or known.get(index) or snapshot.GpuFacts(index=index)
-            # These columns are never blank in a GPU's row, only further apart than tabs.
+            # In the row of a GPU, these columns always have a value, but they are separated by more than a tab.
             after = dict(zip(matrix.after, row.after, strict=False)) if len(row.after) == len(matrix.after) else {}
             affinity, node = after.get("CPU Affinity", "N/A"), after.get("NUMA Affinity", "")
             if affinity != "N/A":
@@ -467,7 +472,7 @@ def _add_reasons(gpu: snapshot.GpuFacts) -> snapshot.GpuFacts:
 
 
 def _nic(name: str) -> snapshot.NicFacts:
-    """Return a NIC with only a name, because nvidia-smi prints nothing else about RDMA devices."""
+    """Return a NIC with only its name and kind, because nvidia-smi prints nothing else about RDMA devices."""
     unknown = {"rate_gbit_s": "nvidia-smi topo does not say it"}
     kind = next((kind for beginnings, kind in _KINDS.items() if name.startswith(beginnings)), None)
     if kind is None:
