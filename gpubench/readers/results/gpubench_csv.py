@@ -1,4 +1,4 @@
-"""Reads gpubench's CSV: rows of a collective, or pairs. It has no metadata, so only its rows are known."""
+"""Reads gpubench's CSV files, which contain the rows of a collective, or pairs, but no metadata."""
 
 import csv
 import re
@@ -19,14 +19,15 @@ _REQUIRED = {
 
 
 def recognises(text: str) -> bool:
-    """True if a text starts with the columns of rows or pairs, with any separator."""
+    """Return True if a text starts with the column names of rows or pairs, with any separator."""
     return re.match(r'\s*"?(?:collective"?[,;\t]"?backend|source"?[,;\t]"?destination)\b', text) is not None
 
 
 def read(text: str, name: str) -> ResultFile:
-    """Read the rows of a text.
+    """Read the rows of a CSV text.
 
-    Raises UsageError for an unknown, missing or duplicate column, a line of another length, or an invalid cell.
+    Raises UsageError for an unknown, missing or duplicate column, a line with too many or too few cells, or an invalid
+    cell.
     """
     header, *lines = _cells(text, name)
     kind: type[CollectiveRow] | type[PairRow] = CollectiveRow if "collective" in header else PairRow
@@ -46,7 +47,7 @@ def read(text: str, name: str) -> ResultFile:
                 expected=f"{len(header)}, as the first line has",
                 reason="the file was edited by hand: a comma too many or too few",
             )
-        # An older file lacks columns.
+        # Files from older versions have fewer columns.
         by_column = dict.fromkeys(kind.columns(), "") | dict(zip(header, cells, strict=True))
         rows.append(_read_row(kind, {name: by_column[name] for name in kind.columns()}, where))
     return ResultFile(

@@ -1,4 +1,4 @@
-"""Reads gpubench's JSON documents and JSON Lines, of any command."""
+"""Reads gpubench's JSON documents and JSON Lines, from any command."""
 
 import json
 import re
@@ -58,7 +58,7 @@ _NEVER_NEGATIVE = ("time_us", "latency_us", "_gb_s", "size_bytes", "_gbit_s", "w
 
 
 def check_version(version: Any, name: str) -> None:
-    """Raise UsageError for a file of an unknown schema version."""
+    """Raise UsageError if the schema version is missing, or newer than this gpubench supports."""
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise UsageError(f"{name} has no schema_version", expected="a whole number, as gpubench writes it")
     if version > SCHEMA_VERSION:
@@ -71,7 +71,7 @@ def check_version(version: Any, name: str) -> None:
 
 
 def recognises(text: str) -> bool:
-    """Return whether a text begins like gpubench's JSON document or JSON Lines."""
+    """Return True if a text starts like gpubench's JSON document or JSON Lines."""
     return re.match(r'\s*\{\s*"schema_version"', text) is not None or _is_lines(text)
 
 
@@ -80,18 +80,20 @@ def _is_lines(text: str) -> bool:
 
 
 def is_stored(text: str) -> bool:
-    """Return whether a text may be gpubench's JSON, whole or damaged, and not that of nccl-tests, nvbandwidth or
-    NCCL.
+    """Return True if a text may be gpubench's JSON, intact or damaged.
+
+    Return False for the JSON of nccl-tests, nvbandwidth or NCCL's Inspector.
     """
     is_of_others = is_of_nccl_tests(text) or nvbandwidth.is_json(text) or nccl_inspector.recognises(text)
     return text.lstrip().startswith("{") and not is_of_others
 
 
 def _document(text: str, name: str, sections: Container[str] | None = None) -> dict[str, Any]:
-    """Parse a document, or make JSON Lines the same run's document.
+    """Parse a JSON document, or convert JSON Lines to the document of the same run.
 
-    Of JSON Lines, keep only `sections` (None: all), and skip an incomplete last line.
-    Raises UsageError if the text is damaged or of a newer version.
+    From JSON Lines, keep only `sections` (None for all), and skip an incomplete last line.
+
+    Raises UsageError if the text is damaged or has a newer schema version.
     """
     if _is_lines(text):
         return _document_of_lines(text, name, sections)
@@ -174,9 +176,9 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
 
 
 def read(text: str, name: str) -> result_file.ResultFile:
-    """Read the rows that `compare` needs. An incomplete last line is left out.
+    """Read the rows that `compare` needs. An incomplete last line is skipped.
 
-    Raises UsageError if the text is damaged, of a newer version, or holds an impossible value.
+    Raises UsageError if the text is damaged, has a newer schema version, or contains an impossible value.
     """
     document = _document(text, name, ("rows", "pairs", "evidence", "checks", "verdicts"))
     metadata = document.get("metadata")
@@ -205,11 +207,12 @@ def read(text: str, name: str) -> result_file.ResultFile:
 
 
 def _circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -> result_file.FileCircumstances:
-    """Read the machine, libraries and settings. Unknown fields are ignored, because only the rows must be known."""
+    """Read the machine, libraries and settings. Unknown fields are ignored, unlike unknown fields of rows."""
     try:
         models = [str(rank["gpu"]) for rank in metadata["ranks"] if rank["gpu"]]
         options = metadata["options"]
-        named = options.get("gpus")  # Of p2p and check. The option of watch has numbers instead of models
+        # p2p and check store models by device, but watch stores numbers under the same name
+        named = options.get("gpus")
         models = models or [str(text).partition(" ")[2] for text in (named.values() if isinstance(named, dict) else ())]
         models = models or [str(row["name"]) for row in gpus if row["name"]]
         profile = metadata["profile"]
@@ -235,9 +238,9 @@ def _circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) 
 
 
 def _read_verdict(document: Mapping[str, Any], findings: Sequence[Finding], name: str) -> tuple[Verdict, str]:
-    """Read the verdict and the last line.
+    """Read the verdict and the sentence that ends the report.
 
-    Raises UsageError for a verdict milder than a finding, and for a last line with another verdict.
+    Raises UsageError if a finding is more severe than the verdict, or if the sentence has another verdict.
     """
     verdict = from_plain(Verdict, document.get("verdict", Verdict.ERROR.value), f"{name}: verdict")
     sentence = from_plain(str, document.get("sentence", ""), f"{name}: sentence")
@@ -274,7 +277,7 @@ def _read_row(kind: Any, record: Any, where: str) -> Any:
 
 
 def problems(row: Any) -> Iterator[tuple[str, str]]:
-    """Yield each column with an impossible value, and the expected values."""
+    """Yield each column of a row that has an impossible value, with a description of valid values."""
     kind: Any = type(row)
     for column in _checked_columns(kind):
         if problem := _problem(kind, column, getattr(row, column)):
@@ -299,7 +302,7 @@ def _problem(kind: Any, column: str, value: Any) -> str:
 
 
 def _rows_by_column(kind: type[R], document: Mapping[str, Any], name: str) -> Collection[R]:
-    """Read a section that may have very many rows. Nodes with equal columns share them."""
+    """Read a section that can have very many rows. Nodes with identical columns share one copy of them."""
     records = _records(kind.section, document, name)
     if not isinstance(records, result_file.UnfoldedRows):
         return _rows(kind, kind.section, document, name)
@@ -329,7 +332,11 @@ def _cell(kind: type[Record], column: str, declared: Any, cell: Any, where: str)
 
 
 class StoredRun(Struct, frozen=True):
-    """A stored run. `rows` were written one by one with `columns`. Both are empty if all rows came with the report."""
+    """A stored run.
+
+    `rows` are the rows that were written one by one during the run, with `columns`. Both are empty for commands that
+    write all rows with the report.
+    """
 
     metadata: Metadata
     columns: Sequence[str]
@@ -358,15 +365,15 @@ _STREAMED: Mapping[str, Sequence[str]] = {
 
 
 def read_stored(path: Path) -> StoredRun:
-    """Read a whole run.
+    """Read a whole run from a file.
 
-    Raises UsageError if the file cannot be read, is no result of gpubench, is damaged, or is of a newer version.
+    Raises UsageError if the file cannot be read, is damaged, is not a gpubench result, or has a newer schema version.
     """
     return parse_stored(documents.read_text(path, _WANTED), str(path))
 
 
 def parse_stored(text: str, name: str) -> StoredRun:
-    """Read a whole run from a text. Errors contain `name`, and are those of `read_stored`."""
+    """Read a whole run from a text. `name` is for error messages. Raises the same errors as `read_stored`."""
     if not text.lstrip().startswith("{"):
         raise _no_result(name, text)
     with add_advice(
@@ -413,7 +420,7 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
 def _section(key: str, document: Mapping[str, Any], name: str) -> Section:
     value = document[key]
     if key in result_file.MATRICES:
-        # JSON Lines name sections without rows, whose value is an empty list.
+        # In JSON Lines, the value of a section without rows is an empty list.
         return from_plain(Matrix, {"cells": value or {}}, f"{name}: {key}")
     if key not in result_file.TABLES:
         raise UsageError(f"{name} has an unknown section {key}", expected=EXPECTED, reason="a newer gpubench wrote it")

@@ -1,4 +1,4 @@
-"""Reads a user's stored results: a folder of dated results, the past runs in it, and named baselines."""
+"""Reads a user's stored results: folders of dated results, past runs in such a folder, and named baselines."""
 
 import os
 import re
@@ -24,23 +24,23 @@ _EXPECTED = "what gpubench --output FOLDER/ writes"
 _HOW_TO_KEEP = "gpubench allreduce --output results/ keeps one there"
 _END_OF_METADATA = re.compile(r"  \},?\s*")
 _BEGINNING_OF_METADATA = '  "metadata": {'
-_MOST_HEAD_BYTES = 16 * 2**20  # A thousand ranks have 300 KB of metadata
+_MOST_HEAD_BYTES = 16 * 2**20  # 1,000 ranks have 300 KB of metadata
 
 
 class Kept(Struct, frozen=True):
-    """The names in a folder: dated results, newest first, and other visible files."""
+    """The file names in a folder: dated results (newest first), and all other visible files."""
 
     folder: Path
     names: tuple[history.DatedName, ...]
     others: tuple[str, ...]
 
     def path(self, name: history.DatedName) -> Path:
-        """Return the path of a result."""
         return self.folder / str(name)
 
 
 def list_results(folder: Path) -> Kept:
-    """List the results in a folder by name, without hidden files, which are still being written.
+    """List the results in a folder by their file names. Hidden files are skipped, because they are still being
+    written.
 
     Raises UsageError if the folder is missing or cannot be read.
     """
@@ -68,9 +68,9 @@ def _no_folder(folder: Path, error: OSError) -> UsageError:
 
 
 def read_head(path: Path) -> history.ResultHead:
-    """Read a result's metadata and verdict, without its rows if gpubench wrote the file.
+    """Read the metadata and verdict of a result. Its rows are not read if gpubench itself wrote the file.
 
-    Raises UsageError if it cannot be read, is no result of gpubench, or is of a newer version.
+    Raises UsageError if the file cannot be read, is not a gpubench result, or has a newer schema version.
     """
     with _naming(path):
         document = load_json(_beginning(path))
@@ -100,12 +100,12 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _beginning(path: Path) -> str:
-    """Return a document's JSON up to its metadata, closed, or the whole document in another layout."""
+    """Return the JSON of a document up to the end of its metadata. In another layout, return the whole document."""
     lines: list[str] = []
     read_bytes, within = 0, False
     kind = path.stat().st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-        # A pipe without a writer would block its reader forever.
+        # Reading a pipe without a writer would block forever.
         raise ValueError("a pipe, socket or device of that name")
     with path.open(encoding="utf-8") as file:
         while read_bytes < _MOST_HEAD_BYTES and (line := file.readline(_MOST_HEAD_BYTES)):
@@ -122,17 +122,17 @@ def _beginning(path: Path) -> str:
     return "".join(lines)
 
 
-MOST_RESULTS_LOOKED_AT = 200  # Results of a command and host whose heads are read
+MOST_RESULTS_LOOKED_AT = 200  # Results per command and host whose metadata are read
 MOST_RESULTS_READ = 30  # Results whose rows are read
-MOST_BYTES_OF_A_RESULT = 32 * 2**20  # Bytes of one result: a sweep of a thousand ranks has a few MiB
-MOST_SECONDS = 3.0  # Time to open files, half of it for heads, because ranks wait for the reader
+MOST_BYTES_OF_A_RESULT = 32 * 2**20  # Size of one result. A sweep over 1,000 ranks has a few MiB
+MOST_SECONDS = 3.0  # Time for reading results, half of it for their metadata, because all ranks wait meanwhile
 T = TypeVar("T")
 
 
 def past_figures(folder: Path, metadata: Metadata) -> history.PastFigures:
-    """Return the figures of earlier results of the same command, machine and circumstances.
+    """Return the values in earlier results of the same command on the same machine with the same settings.
 
-    Raises UsageError if the folder cannot be read. Unreadable files are skipped and counted.
+    Unreadable files are skipped and counted. Raises UsageError if the folder cannot be read.
     """
     reader = _Reader(
         list_results(folder), history.ResultHead.of(metadata.to_record(), "", Verdict.ERROR, complete=False)
@@ -143,7 +143,10 @@ def past_figures(folder: Path, metadata: Metadata) -> history.PastFigures:
 
 
 def newest_and_spread(newest_first: Sequence[T], most: int) -> list[T]:
-    """Select the newest results for half of `most`, and the rest evenly from older ones, which show a slow decline."""
+    """Select `most` results: one half are the newest, the other half are spread evenly over the older ones.
+
+    The older results show a slow decline.
+    """
     if len(newest_first) <= most:
         return list(newest_first)
     recent = most - most // 2
@@ -161,7 +164,7 @@ class _Reader:
 
     @property
     def left_out(self) -> tuple[history.LeftOut, ...]:
-        """Return the skipped results by reason."""
+        """The skipped results, counted by reason."""
         more = (
             (history.LeftOut("not opened, for there are many or the disk is slow", "", self._not_opened),)
             if self._not_opened
@@ -183,7 +186,7 @@ class _Reader:
             yield from self._read(name, head)
 
     def _bounded(self, newest_first: Sequence[T], most: int, seconds: float) -> Iterator[T]:
-        """Yield at most `most` results, until `seconds` after the folder was opened."""
+        """Yield at most `most` results, and stop `seconds` after the reader was created."""
         chosen = newest_and_spread(newest_first, most)
         self._not_opened += len(newest_first) - len(chosen)
         for number, result in enumerate(chosen):
@@ -193,7 +196,7 @@ class _Reader:
             yield result
 
     def _fit(self, name: history.DatedName) -> tuple[history.DatedName, history.ResultHead] | None:
-        """Return a name with its head. None if it is no measure for this run, or the run itself."""
+        """Read the metadata of a result. Return None if it is not comparable with this run, or is this run itself."""
         try:
             head = read_head(self._kept.path(name))
         except UsageError:
@@ -224,15 +227,18 @@ class _Reader:
         yield history.PastResult(head, file.rows, file.pairs)
 
 
-MOST_RUNS = 30  # Runs of a command that are read
-MOST_RUNS_LOOKED_AT = 200  # Names of a command whose heads are read to find runs
-PastRun = tuple[str, Verdict, Mapping[str, float]]  # The start time of a run, its verdict, and its headline figures
+MOST_RUNS = 30  # Runs per command that are read
+MOST_RUNS_LOOKED_AT = 200  # Results per command whose metadata are read to find runs
+PastRun = tuple[str, Verdict, Mapping[str, float]]  # The start time, verdict and main values of a run
 
 
 def past_runs(folder: Path, metadata: Metadata) -> list[PastRun]:
-    """Return earlier runs on a machine: the same kind of run of its command, and the newest kind of other commands.
+    """Return earlier runs on the same machine, for all commands.
 
-    Unusable files are ignored. `gpubench compare --last` says why. Raises UsageError if the folder cannot be read.
+    For the command of this run, only runs of the same kind are returned. For each other command, only runs of the kind
+    of its newest run are. Unusable files are ignored, and `gpubench compare --last` shows the reasons.
+
+    Raises UsageError if the folder cannot be read.
     """
     kept = list_results(folder)
     own = history.ResultHead.of(metadata.to_record(), "", Verdict.ERROR, complete=False)
@@ -262,7 +268,9 @@ def _runs(kept: Kept, command: str, names: list[history.DatedName], own: history
 
 
 def _is_past(head: history.ResultHead, own: history.ResultHead) -> bool:
-    """True for a complete, earlier run of that machine. A file without GPUs may be of any machine."""
+    """Return True for a complete, earlier run on the same machine. A result without GPU models may be from any
+    machine.
+    """
     if not head.complete or head.run_id == own.run_id or head.started_at > own.started_at:
         return False
     known = set(head.models), set(own.models)
@@ -277,8 +285,9 @@ _MOST_SHOWN = 8
 
 
 def baseline_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder of a user's baselines, which may not exist. Raises UsageError if no variable gives its
-    place.
+    """Return the folder for a user's baselines, which may not exist yet.
+
+    Raises UsageError if no environment variable gives its path.
     """
     named = environment.get(FOLDER_VARIABLE)
     if named:
@@ -294,7 +303,7 @@ def baseline_folder(environment: Mapping[str, str]) -> Path:
 
 
 def baseline_path(name: str, environment: Mapping[str, str]) -> Path:
-    """Return the file of a baseline, which may not exist. Raises UsageError for an invalid name."""
+    """Return the path of a baseline, which may not exist yet. Raises UsageError for an invalid name."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is no name of a baseline",
@@ -314,7 +323,9 @@ def baseline_names(environment: Mapping[str, str]) -> list[str]:
 
 
 def find_baseline(name: str, environment: Mapping[str, str]) -> Path:
-    """Return the file of an existing baseline. Raises UsageError that lists the existing ones."""
+    """Return the path of an existing baseline. If it does not exist, raise UsageError with the names of those that
+    do.
+    """
     path = baseline_path(name, environment)
     if not path.is_file():
         known = baseline_names(environment)

@@ -1,7 +1,7 @@
-"""Reads the JSON of NCCL's Inspector (plugins/profiler/inspector), format v4: one object per operation, one file
-per process.
+"""Reads the JSON of NCCL's Inspector (plugins/profiler/inspector) in format v4.
 
-v4.1 starts each dump with an object of `dump_stats`. v4.3 writes header and metadata only in that object.
+Each process writes one file, with one object per operation. Since v4.1, each dump starts with a `dump_stats` object.
+Since v4.3, only that object contains the header and metadata.
 """
 
 import json
@@ -22,19 +22,19 @@ from gpubench.readers.documents import split_lines
 from gpubench.readers.pasted import Kind, split
 
 _BEGINNING = re.compile(r'\s*\[?\s*\{\s*"header"\s*:\s*\{[^{}]{0,400}"n_ranks"')
-_LONGEST_LINE = 2**17  # Event traces of 64 channels are 10 kB
+_LONGEST_LINE = 2**17  # Longer than the event traces of 64 channels, which have 10 kB
 _TIMES_RANKS = ("allgather", "reducescatter")
 _REDUCES = ("allreduce", "reducescatter", "reduce")
 _ROOTED = ("broadcast", "reduce")
 
 
 def recognises(text: str) -> bool:
-    """True if a text starts with an operation as the Inspector writes it."""
+    """Return True if a text starts with an operation in the Inspector's format."""
     return _BEGINNING.match(text) is not None
 
 
 class Header:
-    """The last header and metadata of a file, which apply to the operations after them."""
+    """The most recent header and metadata in a file. They apply to all operations that follow."""
 
     def __init__(self) -> None:
         self.header: Any = None
@@ -42,7 +42,7 @@ class Header:
 
 
 class InspectorLines:
-    """Joins the lines of all processes by communicator and operation number."""
+    """Joins the lines of all processes by communicator, collective and operation number."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, int], tuple[int, int, int, dict[int, float]]] = {}
@@ -50,7 +50,9 @@ class InspectorLines:
         self.damaged = self.lines = self.left_out = 0
 
     def add(self, line: str, before: "Header") -> None:
-        """Add an object that follows the header `before`. Count it if it is damaged, or no collective with a time."""
+        """Add an object to which the header `before` applies. Count it if it is damaged, or is not a collective
+        with a time.
+        """
         self.lines += 1
         if self.lines > limits.MOST_INSPECTED or len(line) > _LONGEST_LINE:
             self.left_out += 1
@@ -85,7 +87,7 @@ class InspectorLines:
         )
 
     def remarks(self) -> Iterable[str]:
-        """Return remarks on skipped objects."""
+        """Yield remarks about skipped lines."""
         if self.damaged:
             yield f"{plural(self.damaged, 'damaged line')} left out"
         if self.left_out:
@@ -93,7 +95,7 @@ class InspectorLines:
 
 
 def read(text: str, name: str) -> ResultFile:
-    """Return one row per collective and size of a text, which may contain the files of several processes.
+    """Return one row per collective and size. The text may contain the files of several processes.
 
     Raises UsageError if no operation can be read.
     """

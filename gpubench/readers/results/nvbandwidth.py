@@ -1,8 +1,9 @@
-"""Reads the matrices of nvbandwidth 0.2 to 0.10, as text or JSON (-j): copies between pairs, and with host memory.
+"""Reads the matrices of nvbandwidth 0.2 to 0.10, as text or JSON (-j), for copies between GPUs and with host
+memory.
 
-Formats: output.cpp, json_output.cpp and testcases_*.cpp of nvbandwidth. The arrow in a title gives the direction of the
-bytes, "GPU(row) <- GPU(column)". The test's name says which GPU starts the copy, with which engine. The copy size is
-the default of 512 MiB, or -b (MiB) in the command above.
+The formats are in output.cpp, json_output.cpp and testcases_*.cpp of nvbandwidth. The arrow in a title, such as
+"GPU(row) <- GPU(column)", is the direction of the data. The name of the test shows which GPU starts the copy, and which
+engine it uses. The copy size is 512 MiB by default, or -b (in MiB) in the command line above the output.
 """
 
 import re
@@ -44,7 +45,7 @@ _VALUE = re.compile(r"N/A|\d{1,9}(?:\.\d{1,6})?")
 _LIKE_A_VALUE = r"(?:N/A|-?\d{1,9}(?:\.\d{1,6})?|-?(?:nan|inf))"
 _ROW = re.compile(rf"\s*(?P<row>\d{{1,4}})\s+(?P<values>{_LIKE_A_VALUE}(?:\s+{_LIKE_A_VALUE})*)\s*")
 _SUM = re.compile(r"^\s*SUM \w{1,100} (?P<sum>\d{1,12}(?:\.\d{1,6})?)\s*$")
-_MOST_ROUNDING = 1e-3  # Tolerance of a sum, whose values are printed with two decimals
+_MOST_ROUNDING = 1e-3  # Tolerance for a printed sum, because values have two decimals
 _BY_ARROW = {"->": "read", "<-": "write"}
 _PAIRS = re.compile(
     r"(?:multinode_)?device_to_device_(?P<both>bidirectional_)?memcpy_(?P<way>read|write)_(?P<engine>ce|sm)"
@@ -53,19 +54,19 @@ _WITH_HOST = re.compile(r"(?:multinode_)?(?:host_to_device|device_to_host)_memcp
 
 
 def recognises(text: str) -> bool:
-    """True if a text is nvbandwidth's JSON, or has a title of its matrices."""
+    """Return True if a text is nvbandwidth's JSON, or contains a matrix title of nvbandwidth."""
     return _JSON.search(text) is not None or _TITLE.search(text) is not None
 
 
 def is_json(text: str) -> bool:
-    """True if a text starts like nvbandwidth's JSON."""
+    """Return True if a text starts like nvbandwidth's JSON."""
     return _JSON.match(text) is not None
 
 
 def read(text: str, name: str) -> ResultFile:
-    """Read every matrix between GPUs or with pinned host memory as rows.
+    """Read all matrices of copies between GPUs, or with pinned host memory.
 
-    Raises UsageError if there are none, or the text is damaged.
+    Raises UsageError if there are none, or if the text is damaged.
     """
     parser, json = _MatrixParser(), _JSON.search(text)
     if json:
@@ -161,7 +162,7 @@ class _MatrixParser(Struct):
             self._host = text.strip()
 
     def end(self) -> None:
-        """End the current matrix, and record a test that printed none."""
+        """End the current matrix. If the current test printed no matrix, record that."""
         self._end_matrix()
         if self._announced:
             self.unread.append(f"line {self._announced} ({self._test}): no matrix")
@@ -170,7 +171,7 @@ class _MatrixParser(Struct):
     def _begin_matrix(self, title: re.Match[str], number: int) -> None:
         self._end_matrix()
         if not self._test and title["row"] == title["column"] == "GPU" and title["arrow"] != "<->":
-            # Without the line above a matrix, the arrow shows whether its copies are reads or writes.
+            # If the line with the test's name is missing, the arrow shows whether the copies are reads or writes.
             self._test = f"device_to_device_memcpy_{_BY_ARROW[title['arrow']]}_{title['engine'].lower()}"
         if self._announced or not self.runs:
             hosts = tuple(dict.fromkeys(device.host for device in self.devices.values()))
@@ -199,7 +200,8 @@ class _MatrixParser(Struct):
     def device(self, index: int, found: re.Match[str]) -> None:
         bus = found["bus"] or ""
         whole = normalize_bus_id(bus if "." in bus else f"{bus}.0") if bus.count(":") == 2 else None
-        place = len(self.devices) if found["host"] else index  # processes of several nodes each count from 0
+        # On several nodes, each process counts its devices from 0
+        place = len(self.devices) if found["host"] else index
         if place < _MOST_GPUS:
             self.devices[place] = _NamedGpu(found["host"] or self._host, found["name"].strip(), whole)
 
@@ -232,7 +234,9 @@ class _MatrixParser(Struct):
         return True
 
     def cell(self, test: str, title: re.Match[str], row: int, column: int, gb_s: float) -> None:
-        """Keep a value: of both directions only the sum, and of host memory only the copy engine's."""
+        """Add a bandwidth. For bidirectional tests, only the sum is kept. For host memory, only the copy engine's
+        value is.
+        """
         between = _PAIRS.fullmatch(test)
         if gb_s <= 0 or max(row, column) >= _MOST_GPUS:
             return

@@ -1,8 +1,9 @@
-"""Reads the text of the OSU micro-benchmarks: collectives (osu_allreduce and others), osu_bw and osu_bibw.
+"""Reads the text output of the OSU micro-benchmarks: collectives (osu_allreduce and others), osu_bw and osu_bibw.
 
-It covers MPI on CPU or device buffers, and NCCL or RCCL (osu_xccl_*), versions 3 to 7. Latencies are means over ranks
-of operations timed one by one, in µs. Bandwidths of a pair are MB/s of 1e6 bytes. The output contains neither ranks nor
-nodes, but a launcher's command line above it may. Formats: util/osu_util_mpi.c and each program.
+Supported are MPI on CPU or device buffers, and NCCL or RCCL (osu_xccl_*), in versions 3 to 7. Latencies in µs are means
+over ranks, and each operation is timed separately. Bandwidths of a pair are in MB/s (1e6 bytes). The number of ranks is
+not in the output, but may be in a launcher's command line above it. The formats are in util/osu_util_mpi.c and in each
+program.
 """
 
 import re
@@ -38,7 +39,8 @@ _COLLECTIVES: Mapping[str, _Program] = {
     "Gather": _Program("gather", operation.all_but_own_factor, a_block=True, rooted=True),
     "Scatter": _Program("scatter", operation.all_but_own_factor, a_block=True, rooted=True),
 }
-_BANDWIDTHS = {"Bandwidth": None, "Bi-Directional Bandwidth": "both"}  # The direction of a pair's row, by OSU's name
+# The direction of pairs, by the name of OSU's test
+_BANDWIDTHS = {"Bandwidth": None, "Bi-Directional Bandwidth": "both"}
 _TYPES = {
     **{f"MPI_{name}": kind for name, kind in (("CHAR", "int8"), ("INT", "int32"), ("FLOAT", "float32"))},
     "MPI_DOUBLE": "float64",
@@ -59,20 +61,20 @@ _ENDS = re.compile(r"\s(?P<send>[DHM]) (?P<receive>[DHM])\s*$")
 _MEMORY = {"D": "device", "H": "host", "M": "managed"}
 _WHOLE, _FIGURE, _CHECKED = re.compile(r"\d{1,18}"), re.compile(r"\d{1,15}\.\d\d"), re.compile(r"Pass|Fail")
 _LIKE_A_CELL = re.compile(r"-?[\d.]+|[-+]?(?:nan|inf)|Pass|Fail", re.IGNORECASE)
-_MOST_SHOWN = 40  # Characters of an unreadable row in messages
+_MOST_SHOWN = 40  # Most characters of an unreadable row in error messages
 _MB_PER_GB = 1e3
 _UNKNOWN_NODE = "unknown"
 
 
 def recognises(text: str) -> bool:
-    """True if a text has the first line of an OSU program."""
+    """Return True if a text contains the first line of an OSU program's output."""
     return re.search(r"# OSU (?:MPI|NCCL|RCCL)\S* ", text) is not None
 
 
 def read(text: str, name: str, user_facts: result_file.UserFacts = result_file.NO_USER_FACTS) -> result_file.ResultFile:
-    """Read the rows of every run in a text. `user_facts` supplies what runs do not contain.
+    """Read the rows of all runs in a text. `user_facts` supplies facts that the runs lack.
 
-    Raises UsageError if it has none, or only runs of unsupported programs.
+    Raises UsageError if the text has no rows, or only runs of unsupported programs.
     """
     parser = _OsuText(user_facts.ranks)
     for number, line in enumerate(split_lines(text, name), 1):

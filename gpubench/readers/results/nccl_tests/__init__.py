@@ -1,1 +1,1 @@
-"""Reads the text and the JSON of nccl-tests."""
+"""Reads the text and JSON output of nccl-tests."""

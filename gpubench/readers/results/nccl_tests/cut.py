@@ -1,7 +1,7 @@
-"""Reads tables of nccl-tests that somebody cut, renamed or retyped.
+"""Reads tables of nccl-tests that a person shortened, renamed or retyped.
 
-Such a table has a header with any names and order of columns, and optional units in brackets. The missing columns
-follow from the others once ranks and collective are known.
+The header of such a table has any column names in any order, with optional units in brackets. Once ranks and collective
+are known, the missing columns are computed from the others.
 """
 
 import re
@@ -43,14 +43,14 @@ _FACTORS = {
 
 
 class CutColumns(Struct, frozen=True):
-    """The columns of such a table by name. `scales` convert their units to µs or GB/s."""
+    """The columns of a shortened table. `scales` are the factors that convert their units to µs or GB/s."""
 
     names: tuple[str, ...]
     scales: tuple[float, ...]
 
     @classmethod
     def of(cls, line: str) -> "CutColumns | None":
-        """Return the columns in a header line. None if the line is no header."""
+        """Return the columns of a header line. None if the line is not a header."""
         names: list[str] = []
         scales: list[float] = []
         end, between = 0, ""
@@ -67,7 +67,7 @@ class CutColumns(Struct, frozen=True):
         return cls(tuple(names), tuple(scales))
 
     def line(self, text: str) -> "CutLine | str | None":
-        """Return the values of a row, or its fault as text. None if the line is no row."""
+        """Return the values of a row, or a text that describes its fault. None if the line is not a row."""
         cells = _CELL.findall(text.replace("|", " "))
         size = _SIZE.fullmatch(cells[0]) if cells else None
         if size is None or not all(map(_LIKE_A_FIGURE.fullmatch, cells[1:])):
@@ -81,7 +81,7 @@ class CutColumns(Struct, frozen=True):
             if _FIGURE.fullmatch(cell) is None or (name == "time" and float(cell) <= 0):
                 return f"{cell!r} is no valid value"
             if float(cell) == 0:
-                continue  # a bandwidth of a small size, rounded
+                continue  # For small sizes, the bandwidth may be rounded down to 0
             if name in halves[-1]:
                 halves.append({})
             halves[-1][name] = scale * float(cell)
@@ -96,13 +96,13 @@ def _scale(name: str | None, unit: re.Match[str] | None) -> float:
 
 
 class CutLine(Struct, frozen=True):
-    """One row: its size and remaining values by placement."""
+    """One row of a shortened table: the message size, and the remaining values for each placement."""
 
     size_bytes: int
     halves: tuple[dict[str, float], ...]
 
     def whole(self, collective: str, ranks: int) -> OutputLine:
-        """Complete the row: algbw is size over time, and busbw is algbw times the factor."""
+        """Compute the missing columns. algbw is size over time, and busbw is algbw times the collective's factor."""
         return OutputLine(
             size_bytes=self.size_bytes,
             count=self.size_bytes // 4,
@@ -131,7 +131,7 @@ class CutLine(Struct, frozen=True):
 
 
 def cut_collectives(lines: Sequence[CutLine]) -> list[str]:
-    """Return the collectives that such rows may belong to. If busbw exceeds algbw, only all-reduce fits."""
+    """Return the collectives that fit these rows. If busbw clearly exceeds algbw, only all-reduce fits."""
     halves = [half for line in lines for half in line.halves if {"algbw", "busbw"} <= half.keys()]
     if any(half["busbw"] > 1.2 * half["algbw"] for half in halves):
         return ["allreduce"]

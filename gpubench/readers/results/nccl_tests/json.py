@@ -1,7 +1,7 @@
-"""Reads the JSON of nccl-tests (-J, since 2.17.5), versions 1 to 3, including that of a killed run.
+"""Reads the JSON of nccl-tests (-J, since 2.17.5), versions 1 to 3, also from a killed run.
 
-Its booleans are the words "true" and "false". `env` is the whole environment, from which only settings that change
-results are used.
+Booleans are the strings "true" and "false". `env` is the whole environment, from which only settings that affect
+results are kept.
 """
 
 import re
@@ -35,14 +35,14 @@ _WHOLE_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}")
 
 
 def recognises(text: str) -> bool:
-    """True if a text starts like nccl-tests' JSON."""
+    """Return True if a text starts like nccl-tests' JSON."""
     return re.match(r'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"', text) is not None
 
 
 def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
-    """Read the rows of the run in a text. `user_facts` supplies what the run does not contain.
+    """Read the rows of a run. `user_facts` supplies facts that the text lacks.
 
-    Raises UsageError if it is damaged, of an unknown version, or without rows.
+    Raises UsageError if the text is damaged, has an unknown version, or has no rows.
     """
     document, whole = _loaded(text, name)
     version = document.get("version")
@@ -132,7 +132,10 @@ _KEYS = {Placement.OUT_OF_PLACE: "out_of_place", Placement.IN_PLACE: "in_place"}
 
 
 def _placed(result: Mapping[str, Any], samples: int) -> Iterator[table.Placed]:
-    """Yield both placements of a result. One that was not measured is null, and a bandwidth without a time is "nan"."""
+    """Yield the values of a result for each placement that was measured.
+
+    A placement that was not measured is null. A bandwidth without a time is "nan".
+    """
     for placement, key in _KEYS.items():
         body = result.get(key)
         if body is None:

@@ -1,4 +1,4 @@
-"""One run of an nccl-tests program, from text, JSON or a cut table, and its conversion to result rows."""
+"""One run of an nccl-tests program, from text, JSON or a shortened table, and its conversion to result rows."""
 
 import math
 from collections import Counter
@@ -36,12 +36,16 @@ _Z95 = 1.96
 
 
 class NcclTestsRun(Struct, kw_only=True):
-    """A run while it is read. `average` is -a: 0 rank 0, 1 mean, 2 fastest, 3 slowest, or None if unknown.
+    """A run of an nccl-tests program, filled in while its output is read.
 
-    `program` is nccl-tests or rccl-tests, `library` the name and version of the measured library. `halves` are lines
-    without their second placement, and `left_out` has the reasons for unreadable rows, both by line. `transports` are
-    those in NCCL's lines. `ends` counts last lines: for parallel runs, one run has those of all. `is_elided` tells
-    whether somebody omitted part of the device list.
+    - `program`: nccl-tests or rccl-tests
+    - `library`: name and version of the library that was measured
+    - `average`: the value of -a (0 rank 0, 1 mean, 2 fastest rank, 3 slowest rank), or None if unknown
+    - `halves`: rows without their second placement, by line number
+    - `left_out`: the reason for each unreadable row, by line number
+    - `transports`: transport names in NCCL's log lines
+    - `ends`: how many times the last line of a run was found, which can exceed 1 for parallel runs
+    - `is_elided`: True if a person omitted some devices from the list
     """
 
     program: str = "nccl-tests"
@@ -68,17 +72,19 @@ class NcclTestsRun(Struct, kw_only=True):
 
     @property
     def has_begun(self) -> bool:
-        """True if the run has devices or rows, so that another header starts a new run."""
+        """True if the run has devices or rows, so that the next header belongs to a new run."""
         return bool(self.devices or self.lines or self.cut)
 
     @property
     def measured(self) -> list[table.OutputLine]:
-        """Return lines that can be judged. Small sizes may be rounded down to 0, where nothing moves."""
+        """The rows that can be judged. Rows of size 0 are left out, because a small size may have been rounded down
+        to 0.
+        """
         return [line for line in self.lines if line.size_bytes > 0]
 
     @property
     def lacks_devices(self) -> bool:
-        """True if the device list is incomplete, as in an excerpt that starts with its last lines."""
+        """True if the device list is incomplete, for example in an excerpt that starts in the middle of the list."""
         if self.is_elided:
             return True
         processes = len({(device.host, device.pid) for device in self.devices})
@@ -86,10 +92,13 @@ class NcclTestsRun(Struct, kw_only=True):
         return max((device.rank for device in self.devices), default=-1) >= listed
 
     def rows(self, where: str, user_facts: UserFacts = NO_USER_FACTS) -> list[CollectiveRow]:
-        """Return one row per line and placement. `user_facts` supplies what the run does not contain.
+        """Return one result row per line and placement. `user_facts` supplies facts that the run lacks.
 
-        Raises IncompleteResultError if ranks or collective are unknown, and UsageError if values contradict each other
-        or `user_facts`. `where` names the file.
+        `where` is the file name for error messages.
+
+        Raises:
+            IncompleteResultError: The number of ranks or the collective is unknown.
+            UsageError: The values contradict each other or `user_facts`.
         """
         lines = self.measured
         if not (lines or self.cut):
@@ -116,8 +125,8 @@ class NcclTestsRun(Struct, kw_only=True):
     def _check_devices(self, lines: Sequence[table.OutputLine], where: str, ranks: int) -> None:
         """Raise UsageError if the rows do not match the number of devices.
 
-        All-reduce shows it by its bandwidths, other collectives by the count of a block, whose meaning changed before
-        versions were printed.
+        For all-reduce, the ratio of its bandwidths shows the number of ranks. For other collectives, the element count
+        shows it, but not in output without a version, because the meaning of the count has changed.
         """
         large = [line for line in lines if line.size_bytes >= table.LARGE_BYTES]
         tells = self.collective == "allreduce" or self.version is not None
@@ -160,7 +169,9 @@ class NcclTestsRun(Struct, kw_only=True):
         return error
 
     def _shape(self, where: str, user_facts: UserFacts) -> tuple[int, int, str | None] | None:
-        """Return ranks, nodes and part of a communicator. None if the number of ranks is unknown."""
+        """Return the number of ranks, the number of nodes, and a note about groups. None if the number of ranks is
+        unknown.
+        """
         if user_facts.ranks is None and not self.devices:
             return self._shape_of_process(user_facts.collective)
         if user_facts.ranks is None and self.lacks_devices:
@@ -171,7 +182,7 @@ class NcclTestsRun(Struct, kw_only=True):
         groups = sorted({device.group for device in self.devices})
         own = [device for device in self.devices if device.group == self.devices[0].group]
         nodes = len({device.host for device in own})
-        # A device list is cut at 2 kB per process, and JSON names only the first device of each.
+        # Text lists at most 2 kB of devices per process, and JSON lists only the first device of each process.
         processes = len({(device.host, device.pid) for device in own})
         ranks = max(len(own), processes * self.ranks_a_process)
         if not 0 < ranks <= limits.MOST_RESULT_RANKS:
@@ -179,7 +190,9 @@ class NcclTestsRun(Struct, kw_only=True):
         return ranks, nodes, f"each of {len(groups)} groups, as one" if len(groups) > 1 else None
 
     def _shape_of_process(self, collective: str | None) -> tuple[int, int, None] | None:
-        """Return the shape of a single process, if its rows match the GPUs in its '# nThread' line."""
+        """Return the ranks and nodes of a single process, if its rows match the number of GPUs in its '# nThread'
+        line.
+        """
         if "gpus" not in self.settings or not self.measured:
             return None
         possible = table.possible_collectives(self.measured, None)
@@ -188,8 +201,9 @@ class NcclTestsRun(Struct, kw_only=True):
         return (ranks, 1, None) if named and table.likely_ranks(self.measured, named) == ranks else None
 
     def _shape_by_gaps(self) -> tuple[int, int, None] | None:
-        """Return ranks and nodes of a device list with gaps, if its first two devices and its last one are
-        unambiguous.
+        """Return the ranks and nodes for a device list with gaps.
+
+        None unless the list has its first two devices and its last one, and they leave no other possibility.
         """
         per_node = 1 + max(device.index for device in self.devices)
         ranks = 1 + max(device.rank for device in self.devices)
@@ -208,7 +222,9 @@ class NcclTestsRun(Struct, kw_only=True):
         return (ranks, ranks // per_node, None) if is_known and is_regular else None
 
     def machine(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return its hosts, and the GPU model of each rank. Both are empty if the device list lacks them."""
+        """Return the host names, and the GPU model of each rank. Both are empty if the device list does not show
+        them.
+        """
         hosts, names = (
             tuple(dict.fromkeys(device.host for device in self.devices)),
             [device.name for device in self.devices],
@@ -218,7 +234,8 @@ class NcclTestsRun(Struct, kw_only=True):
             if shape is None or len(set(names)) != 1:
                 return (), ()
             return hosts if len(hosts) == shape[1] else (), (names[0],) * shape[0]
-        # JSON names only the first device of each process, and text is cut at 2 kB. Assume that the others are alike.
+        # JSON lists only the first device of each process, and text at most 2 kB. Assume that the other GPUs are the
+        # same.
         processes = len({(device.host, device.pid) for device in self.devices})
         unnamed = max(0, processes * self.ranks_a_process - len(names))
         per_name = self.ranks_a_process if len(names) == processes else 1
@@ -227,12 +244,15 @@ class NcclTestsRun(Struct, kw_only=True):
 
     @property
     def ranks_a_process(self) -> int:
-        """GPUs per process, times the ranks on each GPU for rccl-tests."""
+        """Number of ranks per process: its GPUs, times the ranks per GPU in rccl-tests."""
         return math.prod(self.settings.get(name, 1) for name in ("threads", "gpus", "ranks_a_gpu"))
 
     @property
     def launches(self) -> int:
-        """GPUs that one thread launches on, from the '# nThread' line, or else from the ranks that share a process."""
+        """Number of GPUs on which one thread launches operations.
+
+        It is from the '# nThread' line, or else from the number of ranks that share a process.
+        """
         if "gpus" in self.settings:
             return self.ranks_a_process // self.settings.get("threads", 1)
         shared = Counter((device.group, device.host, device.pid) for device in self.devices if device.pid)
@@ -240,7 +260,7 @@ class NcclTestsRun(Struct, kw_only=True):
 
     @property
     def _paths(self) -> list[Transport]:
-        """Return the transports in NCCL's lines among the rows, without NIC numbers."""
+        """The transports in NCCL's log lines among the rows, without NIC numbers."""
         return [replace(transport, name=transport.family) for transport in map(parse_transport, self.transports)]
 
     @property
@@ -321,7 +341,9 @@ class NcclTestsRun(Struct, kw_only=True):
 
 
 def _ci95_percent(statistics: table.PerIteration) -> float | None:
-    """Return half the 95 % confidence interval of the mean, 1.96 standard errors, as if operations were independent."""
+    """Return half the 95 % confidence interval of the mean in percent: 1.96 standard errors of independent
+    operations.
+    """
     if statistics.cv_percent is None or not statistics.samples:
         return None
     return _Z95 * statistics.cv_percent / math.sqrt(statistics.samples)
@@ -336,10 +358,14 @@ def result_file(
     *,
     user_facts: UserFacts = NO_USER_FACTS,
 ) -> ResultFile:
-    """Return the rows of all runs, with the circumstances of the first run that has rows. `kind` is text or JSON.
+    """Return the rows of all runs, and the machine and settings of the first run that has rows. `kind` is text or
+    JSON.
 
-    `user_facts` supplies what runs do not contain. Raises UsageError if nothing was measured, and IncompleteResultError
-    if ranks or collective of rows are unknown.
+    `user_facts` supplies facts that the runs lack.
+
+    Raises:
+        UsageError: There are no rows to judge.
+        IncompleteResultError: The number of ranks or the collective of some rows is unknown.
     """
     measured = [run for run in runs if run.measured or run.cut]
     left_out = tuple(fault for run in runs for fault in run.left_out.values())

@@ -1,6 +1,7 @@
-"""Rows as nccl-tests prints them, and the collectives and numbers of ranks that they fit.
+"""Rows in nccl-tests' own terms, and the collectives and rank counts that could have produced them.
 
-Names, units and formulas are those of nccl-tests 1.0 to 2.20 (src/common.cu, src/util.cu). rccl-tests has the same.
+Names, units and formulas are those of nccl-tests 1.0 to 2.20 (src/common.cu, src/util.cu). They are the same in
+rccl-tests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ COLLECTIVE_NAMES = {
     **{name: name for name in ("broadcast", "reduce", "gather", "scatter", "sendrecv", "alltoall", "alltoallv")},
     "hypercube": "hypercube",
 }
-"""gpubench's names by nccl-tests' names. Only nccl-tests has alltoallv and hypercube."""
+"""gpubench's names by nccl-tests' names. gpubench itself does not measure alltoallv and hypercube."""
 
 ELEMENT_TYPES = {
     **{f"{sign}int{bits}": (f"{sign}int{bits}", bits // 8) for sign in ("", "u") for bits in (8, 32, 64)},
@@ -30,13 +31,13 @@ ELEMENT_TYPES = {
     "bfloat16": ("bfloat16", 2),
     **{name: (name.replace("_", "").replace("fp", "f"), 1) for name in ("f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2")},
 }
-"""gpubench's name and bytes per element, by nccl-tests' name."""
+"""gpubench's name and the size in bytes of each element type, by nccl-tests' name."""
 
 REDUCTIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none")
 
 
 class Device(Struct, frozen=True):
-    """A rank in nccl-tests' device list. `bus_id` is None if it is incomplete, as before 2.11."""
+    """A rank in nccl-tests' device list. `bus_id` is None if the list shows only a part of it, as before 2.11."""
 
     rank: int
     group: int
@@ -48,7 +49,9 @@ class Device(Struct, frozen=True):
 
 
 class PerIteration(Struct, frozen=True, kw_only=True):
-    """The statistics of -I: microseconds between CUDA events around single operations. None if the text lacks it."""
+    """Statistics from option -I: the time of single operations in µs, between CUDA events. None if the output lacks
+    it.
+    """
 
     p50_us: float | None = None
     p95_us: float | None = None
@@ -59,7 +62,9 @@ class PerIteration(Struct, frozen=True, kw_only=True):
 
 
 class Placed(Struct, frozen=True, kw_only=True):
-    """One placement of a line: out of place or in place. `wrong` is None if nothing was compared."""
+    """The values of a row for one placement, out of place or in place. `wrong` is None if the data were not
+    verified.
+    """
 
     placement: str
     time_us: float
@@ -70,9 +75,9 @@ class Placed(Struct, frozen=True, kw_only=True):
 
 
 class OutputLine(Struct, frozen=True, kw_only=True):
-    """One line of the table, in nccl-tests' terms.
+    """One row of the table, in nccl-tests' terms.
 
-    `names_reduction` and `names_root` tell whether the table has such a column, as all tables since 2.11 do.
+    `names_reduction` and `names_root` are true if the table has these columns, as all tables since 2.11 do.
     """
 
     size_bytes: int
@@ -86,7 +91,7 @@ class OutputLine(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, cells: Mapping[str, Any], placed: tuple[Placed, ...]) -> Self:
-        """Return the line of these cells, named as in nccl-tests' JSON."""
+        """Return a row with these cells. Their names are those in nccl-tests' JSON."""
         return cls(
             size_bytes=int(cells["size"]),
             count=int(cells["count"]),
@@ -110,19 +115,22 @@ _SHAPES: Mapping[str, tuple[bool | None, bool, bool | None]] = {
     "alltoallv": (False, False, None),
     "hypercube": (False, False, True),
 }
-"""Whether rows name a reduction and a root, and count the elements of one rank's block (None: either). sendrecv
-names the first reduction, which it does not use.
+"""Whether the rows of a collective name a reduction, name a root, and count only one rank's block.
+
+None matches both. sendrecv prints a reduction, although it does not use one.
 """
 
-_FACTOR_OF_THREE_RANKS = 1.2  # With three ranks, busbw of allreduce is 4/3 of algbw, and of sendrecv equal to it
-LARGE_BYTES = 2**20  # From this size on, bandwidths have enough digits to contradict a device list
-_MOST_TRIED = 4096  # Ranks that are tried for a ratio of busbw to algbw. Above some hundred, several fit
+_FACTOR_OF_THREE_RANKS = 1.2  # With three ranks, busbw is 4/3 of algbw for all-reduce, and equal to algbw for sendrecv
+LARGE_BYTES = 2**20  # From this size on, bandwidths have enough digits to show that a device list is wrong
+_MOST_TRIED = 4096  # Rank counts to try for a ratio of busbw to algbw. Above some hundred ranks, several counts fit
 
 
 def collective_of(lines: Sequence[OutputLine], ranks: int, named: str | None, where: str) -> str:
-    """Return the collective of rows that do not name it. `named` is the user's answer, `where` the file.
+    """Return the collective of rows that do not name it. `named` is the user's choice, and `where` the file name.
 
-    Raises UsageError if several fit and `named` is None, or if the named one does not fit.
+    Raises:
+        IncompleteResultError: Several collectives fit, and `named` is None.
+        UsageError: No collective fits, or `named` does not fit.
     """
     possible = possible_collectives(lines, ranks)
     if not possible:
@@ -154,7 +162,7 @@ def collective_of(lines: Sequence[OutputLine], ranks: int, named: str | None, wh
 
 
 def possible_collectives(lines: Sequence[OutputLine], ranks: int | None) -> list[str]:
-    """Return the collectives that fit the largest of these rows. `ranks` is None if unknown."""
+    """Return the collectives that fit the largest of these rows. `ranks` is None if the number of ranks is unknown."""
     line = max(lines, key=lambda line: line.size_bytes)
     blocks = None if ranks == 1 else _blocks(line) == ranks if ranks else _blocks(line) != 1
     seen = line.reduction != "none", line.root >= 0, blocks
@@ -179,10 +187,10 @@ def _blocks(line: OutputLine) -> int:
 
 
 def likely_ranks(lines: Sequence[OutputLine], collective: str) -> int | None:
-    """Infer the number of ranks from the blocks of a size, or for all-reduce from busbw over algbw, which is
-    2(n-1)/n.
+    """Infer the number of ranks. None if the rows do not show it, or if several numbers fit after rounding.
 
-    None if nothing shows it, or if several fit after rounding.
+    For collectives that count one rank's block, it is the number of blocks per message. For all-reduce, busbw over
+    algbw is 2(n-1)/n for n ranks.
     """
     line = max(lines, key=lambda line: line.placed[0].algbw_gb_s)
     if _SHAPES.get(collective, (None, None, None))[2]:
@@ -201,12 +209,14 @@ def likely_ranks(lines: Sequence[OutputLine], collective: str) -> int | None:
 
 
 def _rounded(gb_s: float) -> float:
-    """Return the largest rounding error in GB/s: nccl-tests prints two decimals, people fewer."""
+    """Return the largest rounding error in GB/s. nccl-tests prints two decimals, but people often keep fewer."""
     return next((0.5 / 10**digits for digits in (0, 1) if round(gb_s, digits) == gb_s), 0.005)
 
 
 def _before_2_11(line: OutputLine) -> tuple[str, ...]:
-    """Return the collectives that printed these columns before 2.11: alltoall left redop blank, sendrecv had none."""
+    """Return the collectives that printed these columns before 2.11. alltoall left redop blank, and sendrecv had no
+    redop.
+    """
     if line.names_root:
         return ("reduce",) if line.names_reduction else ("broadcast", "gather", "scatter")
     if line.names_reduction:

@@ -1,7 +1,8 @@
-"""Reads the text of nccl-tests: several runs, launcher tags, NCCL's lines in between, and truncation anywhere.
+"""Reads the text output of nccl-tests, with several runs, launcher tags, NCCL's log lines among the rows, and
+truncation.
 
-Before 2.11 programs printed only the columns that they need: no root without a root, no redop if data is only moved.
-1.x printed milliseconds. rccl-tests can omit one placement (-O).
+Before 2.11, programs printed only the columns that they needed. A collective without a root had no root column, and one
+that only moves data had no redop. 1.x printed milliseconds. rccl-tests can omit one placement (-O).
 """
 
 import math
@@ -28,18 +29,23 @@ ROW = re.compile(
     rf"(?P<type>{'|'.join(sorted(table.ELEMENT_TYPES, key=len, reverse=True))})(?P<rest>(?:\s.*)?)$"
 )
 _VALUE = re.compile(r"(?:\d{1,15}(?:\.\d{1,6})?(?:e[+-]?\d{1,3})?|N/A|-?inf|-?nan)\*?")
-"""rccl-tests marks an error beyond its threshold with an asterisk."""
+"""A value. rccl-tests appends an asterisk to an error above its threshold."""
 
-_RANK_TAG = re.compile(r"\[\d{1,7}\]")  # Prefix of MPICH's -prepend-rank and Intel MPI's -l
+_RANK_TAG = re.compile(r"\[\d{1,7}\]")  # Line prefix from MPICH's -prepend-rank and Intel MPI's -l
 _ROOT = re.compile(r"-1|\d{1,7}")
 _TIMESTAMP = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
 _US_PER_MS = 1e3
-_MOST_SHOWN = 40  # Characters of an unreadable row in messages
-_FIGURES, _STATISTICS = 4, 4  # Time, algbw, busbw, #wrong. With -I: minimum, maximum, 99th percentile, variation
+_MOST_SHOWN = 40  # Most characters of an unreadable row in error messages
+# Time, algbw, busbw and #wrong. Option -I adds minimum, maximum, 99th percentile and variation
+_FIGURES, _STATISTICS = 4, 4
 
 
 class Columns(Struct, frozen=True, kw_only=True):
-    """The columns of a table. `largest_error`: the last one is the largest error, which rounding also causes."""
+    """The columns of a table.
+
+    `largest_error` is true if the last column is the largest error instead of the number of wrong elements. An error
+    can be due to rounding.
+    """
 
     reduction: bool = True
     root: bool = True
@@ -51,7 +57,7 @@ class Columns(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, header: re.Match[str], line_above: str) -> Self:
-        """Return the columns of a header. With a single placement, the line above tells which one."""
+        """Return the columns of a header. If there is only one placement, the line above the header shows which one."""
         words = header["others"].split()
         only = Placement.OUT_OF_PLACE if "out-of-place" in line_above else Placement.IN_PLACE
         return cls(
@@ -66,8 +72,8 @@ class Columns(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def guessed(cls, row: re.Match[str]) -> Self:
-        """Guess the columns of a row without a header: whether it has a root, and the largest error in its last
-        column.
+        """Guess the columns of a row without a header: whether it has a root, and whether it ends with the largest
+        error.
         """
         words = _words(row["rest"])
         reduction = bool(words) and words[0] in table.REDUCTIONS
@@ -82,7 +88,7 @@ class Columns(Struct, frozen=True, kw_only=True):
 
 
 class TableRow:
-    """A row while it is read, because other lines may interrupt it."""
+    """A row that is still being read, because other output may interrupt it."""
 
     def __init__(self, found: re.Match[str], columns: Columns, number: int) -> None:
         self.number = number
@@ -100,11 +106,11 @@ class TableRow:
 
     @property
     def is_whole(self) -> bool:
-        """True if no value is missing."""
+        """True if the row has all its values."""
         return len(self._values) == self._columns.values_per_placement * len(self._columns.placements)
 
     def goes_on(self, text: str) -> bool:
-        """True if a line continues this row: after the same prefix it has only values."""
+        """Add a line that continues this row. Return False if it has another prefix, or anything else than values."""
         values = strip_prefix(_TIMESTAMP.sub("", text), self._prefix)
         if not values or not all(map(_VALUE.fullmatch, values)):
             return False
@@ -117,7 +123,7 @@ class TableRow:
         self.is_damaged = self.is_damaged or len(self._values) > most or not all(map(_VALUE.fullmatch, values))
 
     def fault(self) -> str:
-        """Return why the row is left out, with its line and size."""
+        """Return the reason why the row is skipped, with its line number and size."""
         most = self._columns.values_per_placement * len(self._columns.placements)
         odd = [
             value
@@ -129,12 +135,14 @@ class TableRow:
         return f"line {self.number} ({self._cells['size']} bytes): {why}"
 
     def line(self, iterations: int | None) -> table.OutputLine | None:
-        """Return the row. None if its numbers are invalid (a time of zero) or nothing was timed."""
+        """Return the complete row. None if nothing was timed or a value is invalid, such as a time of zero."""
         placed = tuple(self._placed(iterations))
         return self._line_of(placed) if len(placed) == len(self._columns.placements) else None
 
     def first_half(self, iterations: int | None) -> table.OutputLine | None:
-        """Return the row's first placement, if exactly its values were printed."""
+        """Return the row with only its first placement. None unless exactly the values of one placement were
+        printed.
+        """
         whole = not self.is_damaged and len(self._values) == self._columns.values_per_placement
         placed = tuple(self._placed(iterations)) if whole else ()
         return self._line_of(placed) if placed else None
@@ -153,7 +161,7 @@ class TableRow:
             if time is None or algbw is None or busbw is None or time <= 0:
                 return
             if wrong is not None and not self._columns.largest_error and not wrong.is_integer():
-                # The number of elements is an integer, so this is a value of another column.
+                # The number of wrong elements is an integer, so this value belongs to another column.
                 return
             yield table.Placed(
                 placement=placement,
@@ -168,10 +176,10 @@ class TableRow:
 
 
 def wrong_data_in(line: str) -> str | None:
-    """Return the wrong elements that a row counts, without its header, as in pasted and cut tables. None for other
-    lines.
+    """Return a row that counts wrong elements, without its line prefix. None for all other lines.
 
-    Before 2.12 the column was the largest error. From 1 on it exceeds nccl-tests' tolerance for every type.
+    The header is not needed, so this also works for pasted and shortened tables. Before 2.12, the column was the
+    largest error. A value of at least 1 exceeds nccl-tests' tolerance for every type.
     """
     found = ROW.search(line)
     if found is None:
@@ -200,12 +208,14 @@ def _number(text: str) -> float | None:
 
 
 def _is_possible(text: str, *, is_time: bool) -> bool:
-    """True for a valid value: a bandwidth may be rounded down to 0.00, and N/A means not compared."""
+    """Return True for a valid value. A bandwidth may be rounded down to 0.00, and N/A means that data were not
+    verified.
+    """
     number = _number(text)
     return text == "N/A" if number is None else number > 0 or (number == 0 and not is_time)
 
 
-TORN = "\ufffd"  # Marks possible digits of a row or a host name, which make the row damaged
+TORN = "\ufffd"  # Replaces digits that may belong to a row or to a host name, so that the row counts as damaged
 _NCCL_LINE = re.compile(
     r"(?:\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.]*\]? )?(?P<glued>(?<![\w.-])[\w.-]{0,280}):\d{1,10}:\d{1,10} "
     r"\[-?\d{1,9}\](?: \S+:\d{1,9}(?: \([^()]*\))?)? NCCL [A-Z]+ .*"
@@ -214,16 +224,14 @@ _CELL = re.compile(rf"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|N/A|{'|'.join((*table.REDUCT
 
 
 def strip_nccl(text: str, hosts: Collection[str]) -> str:
-    """Remove the line that NCCL wrote into a text. `hosts` separates a row's last digits from a host name's."""
+    """Remove a log line that NCCL wrote into a row. `hosts` helps to separate the row's digits from a host name."""
     if " NCCL " not in text:
-        return text  # most lines contain nothing of NCCL
+        return text  # Fast path, because most lines contain nothing from NCCL
     return _NCCL_LINE.sub(lambda found: _row_prefix(found["glued"], text[: found.start()], hosts), text)
 
 
 def _row_prefix(glued: str, before: str, hosts: Collection[str]) -> str:
-    """Return the start of a word that is a cell of a row. The rest is a host name that NCCL printed directly after
-    it.
-    """
+    """Return the start of a word that is a cell of a row. NCCL printed a host name directly after the cell."""
     for host in sorted(hosts, key=len, reverse=True):
         cell = glued.removesuffix(host)
         if cell != glued and (not cell or _CELL.fullmatch(cell)):
@@ -248,13 +256,13 @@ _CONCLUDED = re.compile(r"\bCollective test concluded: (?P<name>\w+?)_perf")
 _COMMAND = re.compile(r"(?<!\w)(?P<name>[a-z_]+?)_perf(?:_mpi)?(?P<options>\s.*|$)")
 _AVERAGE = re.compile(r"\s(?:-a|--average)[ =]?([0-3])(?!\S)")
 _SETTING = re.compile(r"(?:^|\s)(?P<name>NCCL_[A-Z0-9_]{2,60})=(?P<value>[^\s\\]{0,200})")
-"""Set on a command line, by export, or by mpirun's -x."""
+"""A variable that is set on a command line, by export, or by mpirun's -x."""
 
 _OUT_OF_BOUNDS = re.compile(r"\bOut of bounds values\s*: *(?P<count>\d{1,18})\b")
 _ELLIPSIS = re.compile(
     r"[#\s]*(?:\.{2,}|…|\W*(?:snip|truncated|omitted|elided)\W*|(?:[\[(<]\s*)?(?:\.{2,}|…).{0,40})\s*"
 )
-"""What people write in place of omitted lines."""
+"""Marks that people write in place of omitted lines."""
 
 _VIA = re.compile(r"NCCL INFO .{0,200} via (?P<via>[A-Z][\w/().+ -]{2,60}?)(?: comm .*)?\s*$")
 _MAY_BE_CUT = re.compile(r"(?i)size|bytes")
@@ -262,7 +270,7 @@ _WHOLE_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.
 
 
 def recognises(text: str) -> bool:
-    """True if a text has a header or a row of nccl-tests."""
+    """Return True if a text contains a header or a row of nccl-tests."""
     if "Using devices" in text or _SETTINGS.search(text) is not None:
         return True
     lines = map(remove_quotes, islice(text.splitlines(), limits.MOST_RESULT_LINES))
@@ -270,9 +278,9 @@ def recognises(text: str) -> bool:
 
 
 def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
-    """Read the rows of every run in a text. `user_facts` supplies what runs do not contain.
+    """Read the rows of all runs in a text. `user_facts` supplies facts that the runs lack.
 
-    Raises UsageError if there are no rows, or if ranks or collective are unknown.
+    Raises UsageError if there are no rows, or if the number of ranks or the collective is unknown.
     """
     parser = _Parser()
     for number, line in enumerate(split_lines(text, name), 1):
@@ -303,10 +311,10 @@ class _Parser:
             if " via " in piece and (via := _VIA.search(piece)):
                 self.runs[-1].transports.add(via["via"])
             plain = strip_nccl(piece, self._hosts)
-            # Ranks write at the same time, so a row may continue after lines of other ranks.
+            # Ranks write concurrently, so a row may continue after lines of other ranks.
             if self._row is None or tag == self._tag or "#" in plain or ROW.search(plain):
                 self._take(plain, tag)
-            # Only NCCL or another rank interrupts a row. After a bare line end its values are lost.
+            # Only NCCL or another rank can interrupt a row. If the line simply ends, its remaining values are lost.
             self._torn = self._row is not None and (self._torn or plain != piece or len(said) > 1 or tag != self._tag)
 
     def _take(self, plain: str, tag: str) -> None:
@@ -343,7 +351,7 @@ class _Parser:
         if found := self._program_in(plain):
             average = _AVERAGE.search(found["options"])
             self._command = table.COLLECTIVE_NAMES[found["name"]], int(average[1]) if average else None
-            # A line among rows may name the program too, but a command has options.
+            # A line among the rows may also name the program, but only a command has options.
             if " -" in found["options"] and (self.runs[-1].lines or self.runs[-1].cut):
                 self._begin().collective = self._command[0]
 
@@ -364,7 +372,7 @@ class _Parser:
                 run.lines.append(line)
 
     def drop_row(self) -> None:
-        """End an unfinished row."""
+        """End an unfinished row and record why it is skipped."""
         if self._row is not None:
             run = self.runs[-1]
             if half := self._row.first_half(run.settings.get("iterations")):
@@ -411,13 +419,13 @@ class _Parser:
             run.library = found["name"], found["version"]
             run.program = "rccl-tests" if found["name"] == "RCCL" else run.program
         else:
-            # Root's prompt ends with the comment sign.
+            # The prompt of root ends with #, so a command after it is not a comment.
             is_comment = re.search(r"#(?:\s|$)", text) is not None and self._program_in(text) is None
             return self._note(run, text) or is_comment
         return True
 
     def _device(self, device: table.Device) -> None:
-        """Add a rank to the run, or start another run if this one already has that rank, or rows."""
+        """Add a rank to the current run. Start a new run if the current one already has this rank, or has rows."""
         run = self.runs[-1]
         if device.rank in run.listed or run.lines or run.cut or not run.devices:
             run = self._begin()
@@ -449,7 +457,7 @@ class _Parser:
         run.out_of_bounds, run.complete = out_of_bounds, True
         run.ends += 1
         if run.halves and not run.lines:
-            # No row of the complete run has a second placement, so this program omits it.
+            # No row of this complete run has a second placement, so the program does not print it.
             run.lines, run.is_halved = list(run.halves.values()), True
             run.left_out = {number: fault for number, fault in run.left_out.items() if number not in run.halves}
 
