@@ -1,1 +1,1 @@
-"""Collectives: launch their ranks, run as one of them, simulate, or replay a recording."""
+"""Run collectives: launch their ranks, run as one rank, simulate, or replay a recording."""

@@ -1,4 +1,4 @@
-"""Run a collective: launch ranks on this host, run as one of them, simulate, or replay a recording."""
+"""Run a collective: launch ranks on this host, run as one rank, simulate, or replay a recording."""
 
 import os
 import re
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 _TORCH = ("torch", "torch.distributed")
 ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
-ON_HOSTS = ("numpy", "gpubench.backends.mpi.backends")  # Modules of backends, imported after MPI has started
+ON_HOSTS = ("numpy", "gpubench.backends.mpi.backends")  # Backend modules, imported after MPI has started
 
 
 def run_launched(typed: Mapping[str, Any], launch: "LaunchedRank") -> int:
-    """Run as a rank with the option values that the launching process read; return the exit code."""
+    """Run as a rank, with the option values that the launching process has parsed. Return the exit code."""
     return run_as_rank(plan_from(CollectivePlan, typed, typed["command"]), sys.argv[1:], launch)
 
 
@@ -60,7 +60,7 @@ def run_as_rank(
     launch: "LaunchedRank",
     make: "Callable[[Group, RankProgress], RankJob] | None" = None,
 ) -> int:
-    """Run as one rank of a collective, or of the job from `make`; return the exit code."""
+    """Run as one rank of a collective, or of the job that `make` returns. Return the exit code."""
     from gpubench.jobs import rank
 
     def make_job(group: "Group", progress: "RankProgress") -> "RankJob":
@@ -69,7 +69,8 @@ def run_as_rank(
         return CollectiveRankJob(group, progress, plan, arguments)
 
     imports: tuple[str, ...] = ON_GPUS if plan.backend != HOST and count_gpus() else ON_HOSTS
-    # A process has one libnccl.so.2, the first that is loaded. torch comes first, so that all backends use its library.
+    # A process uses the first libnccl.so.2 that it loads. torch is imported first, so that all backends use its
+    # library.
     measures_torch = plan.nccl_library is None and any(name.startswith(TORCH) for name in plan.backends)
     defaults, rendezvous = plan.presentation.job_defaults, rank.choose_rendezvous(launch, plan.timeout_s)
     imports = (*_TORCH, *imports) if measures_torch else imports
@@ -80,23 +81,22 @@ HOST_RANKS = 2
 _MOST_KEPT_LINES = 20
 _SECONDS_TO_END = 5.0
 _SECONDS_FOR_PYTHON = 30.0
-"""Seconds for ranks to start Python over a network or on a busy host. Later, the watchdogs of the ranks count and
-name a missing rank, so this deadline is longer than theirs.
+"""Time for ranks to start Python from a network file system or on a busy host. The launcher's timeout includes this
+time, so that the watchdogs of the ranks expire first and name a missing rank.
 """
 
 _SECONDS_TO_FINALIZE = 30.0
 _OWN_NAME = "gpubench: "
 _OWN_NOTE = f"{_OWN_NAME}note: "
-# Launch `arguments` as ranks on this host and present what they measure; return the exit code.
-#
-# Raises GpubenchError if nothing can be measured, or if the measurement breaks. Measured rows are written in any case.
+# mpirun prints this message about the rank that ended first.
 _ENDED_FIRST = re.compile(r"noticed that process rank (\d+) with PID")
 
 
 def launch_ranks(plan: CollectivePlan, arguments: Sequence[str]) -> int:
-    """Launch `arguments` as ranks on this host and present what they measure; return the exit code.
+    """Launch ranks with `arguments` on this host, and present what they measure. Return the exit code.
 
-    Raises GpubenchError if nothing can be measured, or if the measurement breaks. Measured rows are written even then.
+    Raises GpubenchError if nothing can be measured, or if the measurement fails. Rows that were measured before are
+    still written.
     """
     start = RankStart.of(plan, arguments)
     if plan.processes:
@@ -114,7 +114,7 @@ def launch_ranks(plan: CollectivePlan, arguments: Sequence[str]) -> int:
 
 
 class RankListener(Protocol):
-    """The listener of a job of ranks: a presenter, or one turn of a sweep over settings."""
+    """Receives the results of a job: a presenter, or the listener for one job in a sweep over settings."""
 
     rows: int
     report: "Report | None"
@@ -131,14 +131,16 @@ class RankListener(Protocol):
         """Show a line that a rank or its launcher printed."""
 
     def cut_short(self) -> None:
-        """The checked inputs to launch ranks on this host. `sharing` has variables for ranks that share a GPU."""
+        """Mark the outputs as incomplete, because the job ended without a report."""
 
     @property
     def exit_code(self) -> int: ...
 
 
 class RankStart(Struct, frozen=True, kw_only=True):
-    """Everything that is needed to launch ranks on this host. `sharing` has variables for ranks that share a GPU."""
+    """The verified inputs to launch ranks on this host. `sharing` has environment variables for ranks that share a
+    GPU.
+    """
 
     arguments: Sequence[str]
     mpirun: launch.Launcher
@@ -148,7 +150,9 @@ class RankStart(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, plan: CollectivePlan, arguments: Sequence[str]) -> "RankStart":
-        """Check outputs, ranks and launcher. Raises GpubenchError if nothing can be measured here."""
+        """Check outputs, ranks and launcher, and return the inputs. Raises GpubenchError if nothing can be measured
+        here.
+        """
         driver = read_driver(os.environ)
         ranks = choose_ranks(plan, driver)
         sharing = sharing_settings(plan.ranks_per_gpu, plan.kernels_at_once)
@@ -157,14 +161,14 @@ class RankStart(Struct, frozen=True, kw_only=True):
         return cls(arguments=arguments, mpirun=mpirun, ranks=ranks, driver=driver, sharing=sharing)
 
     def announced(self, plan: CollectivePlan) -> AbstractContextManager[Callable[[], None]]:
-        """Show on a terminal that ranks are starting, until the returned function is called."""
+        """Show on a terminal that ranks are starting, until the function that it yields is called."""
         shows = plan.presentation.show_progress and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         most = limit_seconds(Phase.LAUNCH, plan.timeout_s)
         text = f"starting {plural(self.ranks, 'rank')} on this host, for {most:g} s at most ..."
         return announced(text, sys.stderr if shows else None)
 
     def presenter(self, plan: CollectivePlan, take_back: Callable[[], None]) -> "Presenter":
-        """Return the presenter. Its import takes as long as ranks take to start, so it happens meanwhile."""
+        """Return the presenter. Call this while ranks start, because its import takes as long as they do."""
         from gpubench.formats.presenter import Presenter
 
         shown = plan.presentation
@@ -184,9 +188,10 @@ class RankStart(Struct, frozen=True, kw_only=True):
         take_back: Callable[[], None],
         variables: Mapping[str, str] | None = None,
     ) -> int:
-        """Launch the ranks with additional `variables` and read their messages to the end; return the exit code.
+        """Launch the ranks with additional environment `variables`, and read their messages until the job ends.
+        Return the exit code.
 
-        `listen` is called after the ranks were started. Raises GpubenchError if the measurement breaks.
+        `listen` is called after the ranks were started. Raises GpubenchError if the measurement fails.
         """
         with ChannelReceiver() as channel:
             measures_mpi = not all(kind.logs_to_nccl for kind in plan.kinds(gpus=self.driver.visible > 0))
@@ -219,7 +224,10 @@ def _ended(job: "Popen[bytes]") -> Iterator[None]:
 
 
 def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
-    """Return the number of ranks: --np, or one per visible GPU, or two without GPUs. Raises GpubenchError."""
+    """Return the number of ranks to launch. This is --np if used, else one per visible GPU, else two CPU ranks.
+
+    Raises GpubenchError if the backends or GPUs do not allow it.
+    """
     plan.check_any_gpu([driver.visible])
     ranks = plan.ranks or driver.visible * plan.ranks_per_gpu or HOST_RANKS
     kinds = plan.kinds(gpus=driver.visible > 0)
@@ -247,7 +255,7 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
 
 
 class _LaunchedJob:
-    """A launched job and the messages of its ranks. `take_back` removes the line that announced the start."""
+    """A launched job and the messages of its ranks. `take_back` erases the line that announced the start."""
 
     def __init__(
         self, presenter: RankListener, job: "Popen[bytes]", take_back: Callable[[], None], *, is_soak: bool = False
@@ -264,7 +272,7 @@ class _LaunchedJob:
         self._row_kind: Any = None
 
     def listen(self, ranks: ChannelReceiver) -> None:
-        """Present messages until the job is over, then end the processes that are left."""
+        """Present messages until the job ends, then stop the remaining processes."""
         try:
             for message in ranks.messages(self._job):
                 if isinstance(message, str):
@@ -278,12 +286,12 @@ class _LaunchedJob:
 
     @property
     def started_nothing(self) -> bool:
-        """True if mpirun could not start its own daemon, and therefore no rank."""
+        """True if mpirun could not start its own daemon, and therefore started no rank."""
         spoke = self._presenter.report is not None or self._ranks_spoke or self._lost or self._error is not None
         return not spoke and self._launcher_code == launch.DAEMON_FAILED
 
     def exit_code(self) -> int:
-        """Return the exit code of a finished job. Raises GpubenchError if it ended without a report."""
+        """Return the exit code of a job that has ended. Raises GpubenchError if there is no report."""
         if self._presenter.report is None:
             self._presenter.cut_short()
             killed = killed_before(self._lost, self._error_at, self._ended_first)
@@ -295,8 +303,10 @@ class _LaunchedJob:
         return self._presenter.exit_code
 
     def _set_deadline(self, ranks: ChannelReceiver) -> None:
-        """Leave deadlines to the watchdogs once a rank has sent a message, but allow only seconds after a reported
-        loss.
+        """Set the timeout for the end of the job.
+
+        Once a rank has sent a message, only the watchdogs of the ranks have timeouts. After an error or a lost rank,
+        the job must end within _SECONDS_TO_END. After the report, it must end within _SECONDS_TO_FINALIZE.
         """
         if self._error is not None or self._lost:
             ranks.expect_end(_SECONDS_TO_END)
@@ -334,7 +344,7 @@ class _LaunchedJob:
             self._error, self._error_at = GpubenchError.from_record(message["error"]), message["at_seconds"]
 
     def _end_in_order(self, pid: int) -> None:
-        """Let the first Ctrl-C or SIGTERM end a soak with its report, and the second end it at once."""
+        """Let the first Ctrl-C or SIGTERM end a soak test with a report, and the second one abort it at once."""
         numbers = (signal.SIGINT, signal.SIGTERM)
 
         def ask(*_: object) -> None:
@@ -348,10 +358,12 @@ class _LaunchedJob:
             signal.signal(number, ask)
 
     def _take_line(self, line: str) -> None:
-        """Show a printed line of a rank, but no error text of mpirun after the outcome is known.
+        """Show a line that a rank or mpirun printed.
 
-        Lines before the first message of a rank are kept: if no rank ever sends one, they are the only explanation.
-        Notes of gpubench itself are always shown.
+        - Lines before the first message of a rank are kept. If no rank ever sends a message, they are the only
+          explanation.
+        - After an error, a lost rank or the report, lines are dropped, because mpirun only repeats what is known.
+        - Notes of gpubench itself are always shown.
         """
         if not line.strip(" -"):
             return
@@ -382,7 +394,10 @@ class _LaunchedJob:
 
 
 def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
-    """Return the exit code. Raises GpubenchError if nothing is measured, the measurement breaks, or an output fails."""
+    """Run a collective and return the exit code.
+
+    Raises GpubenchError if nothing is measured, the measurement fails, or an output cannot be written.
+    """
     launch, source = detect_launcher(os.environ), plan.source
     refuse_under_launcher(plan.collective.name, source, launch)
     if not isinstance(source, Here):

@@ -1,4 +1,4 @@
-"""The metadata of a collective, and the judge of its speed."""
+"""Build the metadata of a collective, and the judge of its speed."""
 
 import os
 from collections import Counter
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def nothing_measured() -> Report:
-    """Return the report of a run whose only backend cannot run the collective."""
+    """Return the report for a run whose only backend does not support the collective."""
     finding = Finding(
         id="not-measured",
         severity=Verdict.ERROR,
@@ -47,7 +47,7 @@ def nothing_measured() -> Report:
 
 
 def add_mpi_support(report: Report, support: MpiSupport | None) -> Report:
-    """Add the trials of MPI on GPU memory to the report, and put the finding on failed ones first."""
+    """Add the trials of MPI on GPU memory to the report. Findings about failed trials come first."""
     if support is None:
         return report
     from gpubench.conditions.process import mpi_findings
@@ -61,7 +61,7 @@ def add_mpi_support(report: Report, support: MpiSupport | None) -> Report:
 def described_collective(
     plan: CollectivePlan, request: SweepRequest, *, settings: Sequence[str] = (), split: str | None = None, **known: Any
 ) -> DescribedCollective:
-    """Describe a run. The metadata and the first line of a recording follow from it."""
+    """Describe a run. Its metadata and the first line of its recording are derived from this description."""
     options = RunOptions(
         allocator=plan.buffer_allocator.value,
         timeout_s=plan.timeout_s,
@@ -84,7 +84,7 @@ def collective_metadata(
     topology: str | None = None,
     replayed: str | None = None,
 ) -> Metadata:
-    """Return the metadata of a run. `replayed` is the source of a recording."""
+    """Return the metadata of a run. `replayed` names the recording if the run is replayed."""
     model, options = found.model, found.options
     request = found.asked.request(collective)
     recorded = replayed is not None and found.origin is Origin.MEASURED
@@ -120,7 +120,7 @@ def collective_metadata(
 
 
 def describe(request: SweepRequest) -> dict[str, object]:
-    """Return the request as plain data."""
+    """Return the sweep request as plain data, for the metadata."""
     collective, sampling = request.collective, request.sampling
     return {
         "sizes": list(request.sizes),
@@ -139,8 +139,8 @@ def describe(request: SweepRequest) -> dict[str, object]:
     }
 
 
-_MOST_CHANCE = 1.0  # Beyond the usual tolerance. If noise alone may double a time, the past judges nothing
-_ROWS = 46  # Rows of a usual sweep, 1K to 4G in both placements. Each may be called slow by chance
+_MOST_CHANCE = 1.0  # Largest relative slowdown by noise alone. If noise may double a time, past results cannot judge it
+_ROWS = 46  # Rows in a typical sweep, 1K to 4G in both placements. Noise may make any of them look slow
 
 
 def speed_judge_maker(
@@ -151,10 +151,11 @@ def speed_judge_maker(
     past: "PastFigures | None" = None,
     cpus: Sequence[tuple[int, Collection[int]]] = (),
 ) -> Callable[["Circumstances | None"], SpeedJudge]:
-    """Return a function that makes the judge of the rows of these ranks.
+    """Return a function that makes the speed judge for rows of these ranks.
 
-    `nccl` is version and file, `past` has earlier results. `cpus` has the node and the CPUs of each rank, if nothing
-    else is known of the ranks.
+    - `nccl` is the NCCL version, followed by the file of the library.
+    - `past` has earlier results.
+    - `cpus` has the node and the allowed CPUs of each rank. Without it, they come from the circumstances.
     """
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
 
@@ -184,13 +185,14 @@ def speed_judge_maker(
     return make
 
 
-_MOST_RANKS_PER_CPU = 4  # Twelve ranks on two CPUs took 5 ms for 1 KiB, eight ranks 11 ms, two ranks 20 µs
+# On two CPUs, 1 KiB took 20 µs with two ranks, 11 ms with eight ranks and 5 ms with twelve ranks
+_MOST_RANKS_PER_CPU = 4
 
 
 def _turns_on_cpus(cpus: Iterable[tuple[int, Collection[int]]]) -> str:
-    """Return why CPU ranks have to take turns, '64 ranks share 2 CPUs', or an empty text.
+    """Return why CPU ranks must take turns, for example '64 ranks share 2 CPUs'. Empty if there are enough CPUs.
 
-    `cpus` has the node of each rank, and the CPUs that it may run on.
+    `cpus` has the node of each rank, and the CPUs on which the rank may run.
     """
     for ranks in group_by((each for each in cpus if each[1]), lambda each: each[0]).values():
         shared = {cpu for _, own in ranks for cpu in own}
@@ -212,7 +214,9 @@ def _past_time(past: "PastFigures", row: CollectiveRow) -> ExpectedTime | None:
 def judge_by_model(
     collective: Collective, times: "CollectiveTimes", nodes: Sequence["Topology"], per_node: int, profile: "Profile"
 ) -> SpeedJudge:
-    """Return the judge of a simulated machine. It uses the profile, or on several nodes the model without faults."""
+    """Return the speed judge for a simulated machine. On several nodes, the expected time comes from the model
+    without faults, otherwise from the profile.
+    """
     from gpubench.model.facts.health import describe_mig_split
 
     def healthy_time(row: CollectiveRow) -> ExpectedTime | None:
@@ -222,7 +226,7 @@ def judge_by_model(
         source = f"profile {profile.name}, {row.nodes} nodes by a model"
         return ExpectedTime(seconds * MICROSECONDS_PER_SECOND, source, between_nodes(row.size_bytes))
 
-    # The model stands for the NCCL version that the profile was measured with.
+    # Assume the NCCL version that the profile was measured with, because the model is based on it.
     versions = {each.nccl for each in profile.all_expected if each.quantity.startswith(f"{collective.name}.")}
     nccl = next(iter(sorted(filter(None, versions))), None)
     unlike = describe_mig_split(gpu for node in nodes for gpu in node.gpus)
@@ -231,8 +235,9 @@ def judge_by_model(
 
 
 def _host_network(ranks: Sequence[RankIdentity], asked: str | None) -> "NodeNetwork | None":
-    """Return the network between hosts without GPUs from the NICs of the chosen profile. Rates of interfaces
-    mislead.
+    """Return the network between hosts without GPUs, with the NICs in the profile `asked`.
+
+    The rates that network interfaces report are misleading, so they are not used.
     """
     nodes = Counter(rank.node for rank in ranks)
     if asked is None or len(nodes) < 2 or any(rank.gpu for rank in ranks) or len(set(nodes.values())) > 1:
@@ -251,7 +256,10 @@ def _host_network(ranks: Sequence[RankIdentity], asked: str | None) -> "NodeNetw
 
 
 def profile_of_ranks(ranks: Sequence[RankIdentity], node: "Topology | None", asked: str | None) -> "Profile | None":
-    """Return the profile for as many GPUs per node as ranks, None if nodes differ. Raises UsageError if broken."""
+    """Return the profile with as many GPUs per node as there are ranks per node, or None if the nodes differ.
+
+    Raises UsageError for an invalid profile.
+    """
     models = {rank.gpu for rank in ranks}
     counts = set(Counter(rank.node for rank in ranks).values())
     if None in models or len(counts) != 1:

@@ -1,4 +1,4 @@
-"""The options of a collective in nccl-tests' words."""
+"""Options of nccl-tests that gpubench accepts for collectives."""
 
 import os
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from gpubench.model.terms.options import NCCL, option, plan_from
 from gpubench.model.terms.units import MOST_SIZES, parse_size
 
 _STEP = 2**20
-"""Default step between sizes of nccl-tests, in bytes (common.cu, `stepBytes`)."""
+"""Default step between sizes in nccl-tests, in bytes. Source: `stepBytes` in common.cu."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclTestsOptions:
-    """Sizes, GPUs and verification in nccl-tests' words."""
+    """The options of nccl-tests for sizes, GPUs and verification."""
 
     help_group: ClassVar = NCCL
 
@@ -33,7 +33,7 @@ class NcclTestsOptions:
     unaligned: str | None = option("N", "", name="-u", hidden=True)
 
     def refuse_foreign(self) -> None:
-        """Raise UsageError for options of nccl-tests that gpubench has under another name, or not at all."""
+        """Raise UsageError for options of nccl-tests that gpubench does not have, or has under another name."""
         renamed = (
             ("-R", self.registered, "--register", {"1": "user", "2": "symmetric"}),
             ("-x", self.policy, "--cta-policy", {"1": "efficiency", "2": "zero"}),
@@ -65,8 +65,9 @@ class NcclTestsOptions:
             )
 
     def sizes(self, own: str | None) -> str | None:
-        """Return the sizes as --sizes takes them. `own` is the value of --sizes. Raises UsageError for an
-        incomplete form.
+        """Return the sizes in the format of --sizes. `own` is the value of --sizes.
+
+        Raises UsageError if a required option is missing.
         """
         words = {"-b": self.smallest, "-e": self.largest, "-f": self.factor, "-i": self.step}
         typed = [name for name, value in words.items() if value is not None]
@@ -110,7 +111,7 @@ class NcclTestsOptions:
         return self.gpus if launch is None else own
 
     def check(self, *, own: bool) -> bool:
-        """Return whether data is verified. `own` is the value of --check."""
+        """Return whether to verify data. `own` is the value of --check."""
         if self.verified is None:
             return own
         if self.verified > 1:
@@ -124,13 +125,13 @@ class NcclTestsOptions:
 
 
 def settle_nccl_tests(typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the typed values with sizes, ranks and verification from nccl-tests' options.
+    """Replace the options of nccl-tests in the typed values with sizes, ranks and verification.
 
-    Raises UsageError for an option that has no counterpart.
+    Raises UsageError for an option without a counterpart in gpubench.
     """
     theirs = plan_from(NcclTestsOptions, typed)
     theirs.refuse_foreign()
-    if typed.get("replay") is not None:  # A recording fits none of them, and each is refused by its name
+    if typed.get("replay") is not None:  # With --replay, each of these options is rejected later, by its own name
         return dict(typed)
     return {
         **typed,

@@ -1,4 +1,4 @@
-"""The opened backend of a collective on one rank, and findings on its node for the report."""
+"""The opened backend of a collective on one rank, and findings about its node for the report."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Rank(Struct, frozen=True):
-    """One rank: its job, the group that it measures with, and its node."""
+    """One rank, with its node. `group` has all ranks of the job, `own` has the ranks that measure together."""
 
     group: Group
     own: Group
@@ -42,10 +42,11 @@ class Rank(Struct, frozen=True):
 
 
 class Opened(Struct, frozen=True, kw_only=True):
-    """A backend, the rank with its GPU, and the observers of both.
+    """An opened backend and the rank with its GPU, together with what observes them.
 
-    `machines` returns nodes and processes on the first rank. `memory_holders` names other users of the GPU's memory.
-    `unverified_variables` are variables of --set that may have no reader in NCCL.
+    - `machines` returns nodes and processes on the first rank.
+    - `memory_holders` names other processes that use memory of the GPU.
+    - `unverified_variables` are variables of --set that NCCL may not read.
     """
 
     kind: BackendKind
@@ -62,7 +63,7 @@ class Opened(Struct, frozen=True, kw_only=True):
     unverified_variables: tuple[str, ...] = ()
 
     def refusal(self, kind: BackendKind, collective: str) -> str:
-        """Return why a backend cannot run a collective here according to a trial, or an empty text."""
+        """Return why a trial showed that a backend does not support a collective here. Empty if it does."""
         if kind.name != MPI or self.mpi_support is None:
             return ""
         return self.mpi_support.why_not(collective)
@@ -77,8 +78,9 @@ def open_kind(
     *,
     connect: bool = True,
 ) -> MultiGroupBackend:
-    """Open a backend on this rank, with `connect` also its connections. Raises AgreedError if it cannot start, or
-    cannot reduce a type.
+    """Open a backend on this rank. If `connect` is true, also open its connections.
+
+    Raises AgreedError if the backend cannot start or does not support a data type.
     """
     request = plan.request
     ops = request.ops if request.collective.reduces else None
@@ -117,7 +119,7 @@ def _check_mpi(kind: BackendKind, group: Group) -> None:
 
 
 def answer_for_all(progress: RankProgress, backends: Sequence[MultiGroupBackend]) -> None:
-    """Let the watchdog query and abort the communicators of all backends, not only of the last one."""
+    """Let the watchdog query and abort the communicators of all backends. By default it only handles the last one."""
     abortable = [backend for backend in backends if isinstance(backend, AbortableBackend)]
     if len(abortable) < 2:
         return
@@ -133,7 +135,7 @@ def answer_for_all(progress: RankProgress, backends: Sequence[MultiGroupBackend]
 
 
 def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":
-    """Read nodes and processes for a recording. A rank that observes paths reads them anyway."""
+    """Read nodes and processes for a recording, if there is one. Ranks that observe paths read them anyway."""
     if plan.recording.record is None:
         return None
     from gpubench.machine.probe import probe
@@ -143,7 +145,7 @@ def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":
 
 
 def count_gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> dict[str, int]:
-    """Return GPUs by host: those that the driver lists, or that ranks use if each rank sees one."""
+    """Return the number of GPUs per host. Count the GPUs that the driver lists, or that ranks use if this is more."""
     found: dict[str, int] = {}
     for identity, gpus in zip(identities, listed, strict=True):
         driven = {each.gpu_uuid for each in identities if each.host == identity.host and each.gpu_uuid}
@@ -152,7 +154,7 @@ def count_gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]
 
 
 def add_machine_findings(report: "Report", nodes: Sequence["Topology"], plan: CollectivePlan) -> "Report":
-    """Add findings on the nodes to the report, except those that already explain slow rows."""
+    """Add findings about the nodes to the report, unless the report already has them."""
     from gpubench.conditions.checks import fact_findings, machine_findings
     from gpubench.conditions.circumstances import Facts
     from gpubench.conditions.folding import fold
@@ -172,7 +174,7 @@ def add_machine_findings(report: "Report", nodes: Sequence["Topology"], plan: Co
 
 
 def _gpus_of_staged_pairs(report: "Report", nodes: Sequence["Topology"]) -> dict[str, str]:
-    """Map each host-staged pair of ranks on one node to its two GPUs."""
+    """Map each host-staged pair of ranks on the same node to its two GPUs."""
     from gpubench.model.results.report import EvidenceRow
 
     gpus: dict[tuple[str, str | None], str] = {
@@ -188,7 +190,7 @@ def _gpus_of_staged_pairs(report: "Report", nodes: Sequence["Topology"]) -> dict
 
 
 def add_gpu_count_finding(report: "Report", gpus: Mapping[str, int], plan: CollectivePlan) -> "Report":
-    """Add a finding on hosts without exactly as many GPUs as --expect-gpus."""
+    """Add a finding for hosts whose number of GPUs differs from --expect-gpus."""
     if plan.expected_gpus is None:
         return report
     from gpubench.conditions.checks import gpu_count_findings

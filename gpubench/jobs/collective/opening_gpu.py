@@ -1,4 +1,4 @@
-"""Open the backend of a collective on a rank with a GPU, and watch NCCL and the GPU's counters."""
+"""Open the backend of a collective on a rank with a GPU, and observe NCCL's log and the GPU's counters."""
 
 import os
 import time
@@ -51,7 +51,7 @@ def open_on_gpu(
     use: NvmlUse | None,
     stack: ExitStack,
 ) -> Opened:
-    """Read the nodes, listen to NCCL's log, load all backends, and open the first one on this rank's GPU."""
+    """Read the nodes, capture NCCL's log, load all backends, and open the first backend on this rank's GPU."""
     group, kind = rank.group, kinds[0]
     support = mpi_support(rank, plan) if any(each.name == MPI for each in kinds) else None
     path_watch, machines = None, None
@@ -103,9 +103,9 @@ def open_on_gpu(
 
 
 def _checked(plan: CollectivePlan, library: NcclLibrary) -> tuple[str, ...]:
-    """Return the variables of --set that may have no reader.
+    """Return the variables of --set that NCCL may not read.
 
-    Raises UsageError if NCCL does not know a variable, or has no call for a request.
+    Raises UsageError if NCCL does not have a variable, or does not support a requested setting.
     """
     if plan.requests:
         from gpubench.backends.nccl.communicator import check_requests
@@ -117,7 +117,7 @@ def _checked(plan: CollectivePlan, library: NcclLibrary) -> tuple[str, ...]:
 
 
 def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:
-    """Try MPI on GPU memory, before any rank opens a GPU. Raises AgreedError without an mpirun."""
+    """Try MPI on GPU memory before any rank opens a GPU. Raises AgreedError if there is no mpirun."""
     from gpubench.backends.mpi.backends import TrialCommand, read_support
     from gpubench.collectives.registry import SUMMARIES
 
@@ -134,7 +134,7 @@ def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:
 
 
 def _load(kinds: Sequence[BackendKind], plan: CollectivePlan, driver: Driver) -> NcclLibrary:
-    """Load the libnccl that CuPy will use: --nccl-library, or torch's. Raises CouldNotMeasureError."""
+    """Load the NCCL library that CuPy will use, from --nccl-library or from torch. Raises CouldNotMeasureError."""
     library = None if plan.nccl_library is None else NcclLibrary(plan.nccl_library)
     for kind in _torch_first(kinds):
         kind.load(driver.cuda)
@@ -147,7 +147,7 @@ def _torch_first(kinds: Sequence[BackendKind]) -> list[BackendKind]:
 
 @contextmanager
 def naming_holders(memory_holders: Callable[[], str]) -> Iterator[None]:
-    """If CUDA is out of memory, raise CouldNotMeasureError with the processes that hold GPU memory."""
+    """If CUDA runs out of memory, raise CouldNotMeasureError that names the processes that use GPU memory."""
     try:
         yield
     except Exception as error:
@@ -162,14 +162,14 @@ def naming_holders(memory_holders: Callable[[], str]) -> Iterator[None]:
         ) from error
 
 
+# NCCL may reject several ranks. Later ranks wait, so that only the first one reports the error.
 _SECONDS_BETWEEN_RANKS = 1.0
 
 _MOST_SECONDS = 8.0
-# Several ranks may be refused. Later ranks wait, so that only the first one reports it.
 
 
 class LoggingLibrary(ResettableLog, NcclErrors, Protocol):
-    """An NCCL library whose log and errors are read."""
+    """An NCCL library whose log and errors can be read."""
 
 
 class _Known(NamedTuple):
@@ -179,7 +179,7 @@ class _Known(NamedTuple):
 
 
 class PathWatch:
-    """Reads NCCL's log and the GPU's counters on this rank, as a context manager."""
+    """A context manager that reads NCCL's log and the GPU's counters on this rank."""
 
     def __init__(
         self,
@@ -210,8 +210,9 @@ class PathWatch:
         self._stack.close()
 
     def begin(self, library: LoggingLibrary, identity: RankIdentity, *, no_log: str = "", by_design: str = "") -> None:
-        """Redirect NCCL's log to this process from its first call on. `no_log` and `by_design` are reasons for the
-        report.
+        """Capture NCCL's log, starting with its first call.
+
+        The report uses `no_log` as the reason for a backend without a log, and `by_design` as the reason for its paths.
         """
         self._known = self._group.gather(_Known(identity, self._facts, self._settings))
         ranks_on_node = sum(each.identity.node == identity.node for each in self._known)
@@ -219,13 +220,14 @@ class PathWatch:
         self._silent, self._by_design = (SilentLog(no_log) if no_log else None), by_design
 
     def path_observer(self, request: SweepRequest) -> PathObserver:
-        """Return the observer of a sweep, after `begin`."""
+        """Return the observer for the paths of a sweep. Raises ValueError if `begin` was not called."""
         if self._log is None:
             raise ValueError("nothing listens before NCCL begins")
         counters = NvmlCounters([str(self._known[self._group.rank].identity.gpu_bus_id)])
         self._stack.callback(counters.close)
         nodes = [each.identity.node for each in self._known]
-        # Operations are issued from here on. Before, NCCL's start and the reading of nodes used CPUs too.
+        # Start to count when operations are issued, because NCCL's initialization and reading nodes also used CPUs
+        # before.
         self._delay_before = run_delay()
         if self._keeps_log:
             self._kept = RecordedLog(self._log)
@@ -247,19 +249,21 @@ class PathWatch:
         return IdleWindow(counters, users)
 
     def machines(self) -> Machines | None:
-        """Return nodes and processes on the first rank, for a recording, after all operations were tried once."""
+        """Return nodes and processes on the first rank, for a recording. They are read after each operation was
+        tried once.
+        """
         if self._nodes is None or self._group.rank != 0:
             return None
         nodes = [self._nodes[number] for number in sorted(self._nodes)]
         return Machines(nodes, [each.facts for each in self._known])
 
     def log_text(self) -> bytes:
-        """Return NCCL's log of this rank up to the end of the trials, if it is kept."""
+        """Return NCCL's log of this rank up to the end of the trials. Empty if the log is not kept for a recording."""
         return b"" if self._kept is None else self._kept.text()
 
     @contextmanager
     def naming_refusals(self, library: LoggingLibrary) -> Iterator[None]:
-        """Turn NCCL's 'no transport found' into a GpubenchError that names both ranks and the cause."""
+        """If NCCL finds no transport, raise a GpubenchError that names both ranks and the cause."""
         try:
             yield
         except library.error as error:

@@ -1,4 +1,4 @@
-"""The options of a collective: one record from the command line to its ranks."""
+"""The options of a collective, in one dataclass that is passed from the command line to the ranks."""
 
 import json
 import signal
@@ -58,14 +58,16 @@ BACKENDS = tuple(kind.name for kind in BACKEND_KINDS)
 BACKEND_SUMMARIES = "; ".join(kind.summary for kind in BACKEND_KINDS)
 DEFAULT_SIZES = {kind.name: kind.default_sizes for kind in BACKEND_KINDS}
 SHARING_OPTION = "--ranks-per-gpu"
-SOAK_ENDS = signal.SIGUSR1  # Makes the first rank end a soak on all ranks and report
+SOAK_ENDS = signal.SIGUSR1  # Signal that makes the first rank end a soak test on all ranks and report
 
 
 _FRAMEWORKS_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
 
 
 def parse_dtypes(texts: Iterable[str]) -> tuple[DataType, ...]:
-    """Parse the types of --dtype by the names of NCCL, nccl-tests or frameworks: float is float32, bf16 bfloat16."""
+    """Parse the data types of --dtype. Names from NCCL, nccl-tests and frameworks are accepted, such as float or
+    bf16.
+    """
     names = [name.strip() for text in texts for name in text.split(",")]
     return parse_choices("--dtype", [_own_name(name) for name in names], DataType)
 
@@ -90,7 +92,7 @@ def _parse_max_ctas(texts: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variants:
-    """Options for NCCL settings that are measured next to NCCL's own choice."""
+    """Options for NCCL settings to measure in addition to NCCL's own choice."""
 
     help_group: ClassVar = NCCL
 
@@ -157,7 +159,7 @@ class Variants:
 
     @property
     def settings(self) -> tuple[NcclSetting, ...]:
-        """Every combination of the values. Raises UsageError if a variable is set in two ways."""
+        """Every combination of the chosen settings. Raises UsageError if two options set the same variable."""
         by_option = {ALGORITHM_VARIABLE: ("--algo", self.algo), PROTOCOL_VARIABLE: ("--proto", self.proto)}
         for variable, (name, values) in by_option.items():
             if values and variable in self.set_variables:
@@ -168,7 +170,7 @@ class Variants:
 
 
 def _parse_backends(text: str) -> tuple[str, ...]:
-    """Return the backends in the order of the registry. Raises UsageError for an unknown backend."""
+    """Parse backend names, and return them in the order of the registry. Raises UsageError for an unknown backend."""
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if word not in BACKENDS:
@@ -196,13 +198,18 @@ def evidence_option() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivePlan(MachinePlan):
-    """The options of a collective. `command` is its name.
+    """Options of a collective. `command` is the name of the collective.
 
-    A launched rank makes its plan of the same `typed` values. Three more come with them: `turn`, the process-wide
-    setting of this job; `checks_sets`, whether it looks for unread variables; and `results_folder`.
+    A launched rank builds its plan from the same `typed` values as the launching process. It also gets:
 
-    A command that runs a collective next to computation sets `kernels_at_once`, the kernels of a rank that must run on
-    its GPU at the same time, and `needs_gpus`, its name for messages.
+    - `turn`, the setting that all processes of this job use
+    - `checks_sets`, true if this job checks that NCCL reads the variables of --set
+    - `results_folder`, the folder of dated results
+
+    A command that runs a collective during computation sets two more fields:
+
+    - `kernels_at_once`, the number of kernels of a rank that must run on its GPU at the same time
+    - `needs_gpus`, the name of the command for messages
     """
 
     command: str
@@ -327,7 +334,7 @@ class CollectivePlan(MachinePlan):
     results_folder: str | None = None
 
     def for_ranks(self) -> str:
-        """Return the values of all options as JSON, for ranks that this process launches."""
+        """Return the values of all options as JSON, for the ranks that this process launches."""
         history = self.presentation.history
         given = {name: value for name, value in self.typed.items() if value is not None}
         return json.dumps(
@@ -341,7 +348,7 @@ class CollectivePlan(MachinePlan):
 
     @property
     def collective(self) -> "Collective":
-        """The collective that is measured, skewed if asked for."""
+        """The collective to measure. With --skew, it is the skewed form of the collective."""
         from gpubench.collectives.registry import collective_named
 
         found = collective_named(self.command)
@@ -349,7 +356,10 @@ class CollectivePlan(MachinePlan):
 
     @property
     def request(self) -> "SweepRequest":
-        """The sweep, at no sizes if the backend chooses them. Raises UsageError for options that do not fit."""
+        """The sweep to measure. Without --sizes, it has no sizes, because they depend on the backend.
+
+        Raises UsageError for incompatible options.
+        """
         from gpubench.collectives.record import SweepRequest
 
         return SweepRequest(
@@ -369,7 +379,7 @@ class CollectivePlan(MachinePlan):
 
     @property
     def _sampling(self) -> Sampling:
-        """The sampling of a row. A CUDA graph, groups and simulations need a fixed number of operations."""
+        """How to time a row. CUDA graphs, groups, simulations and latency mode need a fixed number of operations."""
         if self.iters == AUTO and self.graph_replays:
             raise UsageError(
                 f"--iters {AUTO} with --graph",
@@ -403,23 +413,28 @@ class CollectivePlan(MachinePlan):
         return (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
 
     def request_for(self, backend: str) -> "SweepRequest":
-        """Return the sweep at --sizes, or at the default sizes of the backend, the slowest of several."""
+        """Return the sweep at --sizes, or at the default sizes of the backend. With several backends, use the
+        default sizes of the slowest one.
+        """
         slowest = self.backends[-1] if self.others else backend
         return replace(self.request, sizes=self.sizes or parse_sizes(backend_named(slowest).default_sizes))
 
     @property
     def backend(self) -> str | None:
-        """The first backend; None if the machine decides."""
+        """The first backend in --backend, or None if the option is not used."""
         return next(iter(self.backends), None)
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The backends next to the first."""
+        """All backends in --backend except the first."""
         return self.backends[1:]
 
     @property
     def settings(self) -> tuple[NcclSetting, ...]:
-        """The settings to measure next to NCCL's own choice. In a turn, those of its communicators."""
+        """The settings to measure in addition to NCCL's own choice.
+
+        In a job for one process-wide setting (`turn`), only the settings of its communicators.
+        """
         found = self.variants.settings
         if self.turn is None:
             return found
@@ -429,22 +444,22 @@ class CollectivePlan(MachinePlan):
 
     @property
     def processes(self) -> tuple[NcclSetting, ...]:
-        """The settings that NCCL reads once per process, so that each needs its own job."""
+        """The settings that NCCL reads once per process. Each of them needs a job of its own."""
         return tuple(dict.fromkeys(setting.process_part for setting in self.settings if setting.process_part.values))
 
     @property
     def requests(self) -> tuple[str, ...]:
-        """The settings that calls request from a communicator, in place of variables."""
+        """The settings that are requested by NCCL calls for a communicator, rather than by environment variables."""
         return tuple(self.settings[0].requests) if self.settings else ()
 
     @property
     def is_compared(self) -> bool:
-        """True if rows of several settings or backends are compared."""
+        """True if the run compares several settings or backends."""
         return bool(self.settings) or self.variants.hierarchical or bool(self.others)
 
     @property
     def comparison_options(self) -> tuple[str, ...]:
-        """The options that ask for several settings or backends, for messages."""
+        """The options in use that select several settings or backends, for messages."""
         variants = self.variants
         asked = {
             "--algo": variants.algo,
@@ -457,7 +472,7 @@ class CollectivePlan(MachinePlan):
         return tuple(name for name, is_given in asked.items() if is_given)
 
     def setting_names(self, backend: str) -> list[str]:
-        """Return the names that rows have for settings and further backends."""
+        """Return the names of all settings and additional backends, as in the rows."""
         own = [setting for setting in self.settings if not setting.process_part.values]
         names = [setting.name for setting in own]
         for process in self.processes:
@@ -467,9 +482,10 @@ class CollectivePlan(MachinePlan):
         return [*names, *(name for name in self.others if name != backend)]
 
     def check_unset(self, environment: Mapping[str, str]) -> None:
-        """Raise UsageError if the environment already fixes a variable that is swept.
+        """Raise UsageError if the environment already sets a variable that the run varies.
 
-        `environment` has the NCCL variables of the ranks. Choosing an algorithm also changes NCCL's choice of protocol.
+        `environment` has the NCCL variables of the ranks. NCCL_ALGO and NCCL_PROTO are always checked together, because
+        the algorithm affects NCCL's choice of protocol.
         """
         variables = dict.fromkeys(self.settings[0].variables if self.settings else ())
         if not {*PER_COMMUNICATOR}.isdisjoint(variables):
@@ -484,23 +500,28 @@ class CollectivePlan(MachinePlan):
 
     @property
     def evidence(self) -> EvidenceUse:
-        """The use of evidence. NCCL's log and the link counters do not distinguish groups."""
+        """How to use evidence about paths. With --split there is none, because NCCL's log and link counters do not
+        distinguish groups.
+        """
         if self.split is not None or self.shows_evidence is False:
             return EvidenceUse.OFF
         return EvidenceUse.SHOWN if self.shows_evidence else EvidenceUse.KEPT
 
     @property
     def buffer_allocator(self) -> Allocator:
-        """The allocator. Only memory from NCCL can be registered as a window, and as user memory it has no limits."""
+        """The allocator of the buffers. With --register it is always NCCL's.
+
+        Only NCCL's memory can be registered as a window, and it can be registered as user memory without restrictions.
+        """
         return Allocator.NCCL if self.variants.register else self.allocator
 
     @property
     def history(self) -> Path | None:
-        """The folder of dated results for this run, if any."""
+        """The folder of dated results for this run, or None."""
         return self.presentation.history if self.results_folder is None else Path(self.results_folder)
 
     def check_any_gpu(self, listed: Sequence[int]) -> None:
-        """Raise CouldNotMeasureError if --expect-gpus is given and no host lists a GPU."""
+        """Raise CouldNotMeasureError if --expect-gpus is used and no host has a GPU."""
         if self.expected_gpus is not None and not any(listed):
             raise no_gpu(
                 f"--expect-gpus says {self.expected_gpus}, and there is none",
@@ -509,20 +530,21 @@ class CollectivePlan(MachinePlan):
             )
 
     def kinds(self, *, gpus: bool) -> tuple[BackendKind, ...]:
-        """Return all backends to measure. `gpus` is true if any rank sees a GPU. Raises UsageError for an unknown
-        name.
+        """Return all backends to measure. `gpus` is true if any rank has a visible GPU.
+
+        Raises UsageError for an unknown backend.
         """
         first = default_backend(gpus=gpus) if self.backend is None else backend_named(self.backend)
         return (first, *map(backend_named, self.others))
 
     def refuse_gpu_options(self, why: str, *, but: Container[str] = ()) -> None:
-        """Raise UsageError for options that only a backend on GPUs can follow, except those in `but`."""
+        """Raise UsageError for options that only backends on GPUs support, except the options in `but`."""
         for name in (name for name in self._nccl_options if name not in but):
             reason = backend_named(HOST).lacks[name]
             raise UsageError(f"{name} needs GPUs, and {why}", reason=reason, next_step=f"leave {name} out")
 
     def refuse_what_backend_lacks(self) -> None:
-        """Raise UsageError if a chosen backend cannot follow an option, or lacks the collective."""
+        """Raise UsageError if a chosen backend does not support an option or the collective."""
         for kind in map(backend_named, self.backends):
             if kind.collectives and self.command not in kind.collectives:
                 raise UsageError(
@@ -530,7 +552,7 @@ class CollectivePlan(MachinePlan):
                     expected=f"{' or '.join(kind.collectives)}, all that this backend has",
                     next_step=f"leave {kind.name} out, or gpubench {kind.collectives[0]} --backend {kind.name}",
                 )
-            # If several backends are measured, options that only NCCL has apply to NCCL.
+            # With several backends, options that only NCCL supports apply to NCCL alone.
             own = ("--graph",) if self.others else self._nccl_options
             for name in (name for name in own if name in self._nccl_options and name in kind.lacks):
                 raise UsageError(
@@ -542,7 +564,7 @@ class CollectivePlan(MachinePlan):
 
     @property
     def _nccl_options(self) -> tuple[str, ...]:
-        """The used options that not every backend can follow."""
+        """The options in use that not every backend supports."""
         options = {
             "--graph": self.graph_replays > 0,
             SHARING_OPTION: self.ranks_per_gpu > 1,

@@ -1,4 +1,4 @@
-"""One rank of a collective: join a group, open a backend, measure, report."""
+"""Run one rank of a collective: join a group, open a backend, measure, and report."""
 
 import os
 import signal
@@ -58,13 +58,15 @@ if TYPE_CHECKING:
 
 
 def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
-    """Open the chosen backend, or NCCL if any rank sees a GPU. Raises AgreedError if a rank cannot."""
+    """Open the chosen backend. The default is NCCL if any rank has a visible GPU. Raises AgreedError if a rank
+    fails.
+    """
     driver = read_driver(os.environ)
     use = None
     if driver.gpus:
         from gpubench.machine.traffic import NvmlUse
 
-        # Started before any rank has a context, because the ranks gather below.
+        # Start this before any rank has a CUDA context. The next collective call synchronizes all ranks.
         use = NvmlUse()
         stack.callback(use.close)
     sees_gpus = any(rank.group.gather(driver.visible > 0))
@@ -82,7 +84,9 @@ def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
 
 
 class CollectiveRankJob:
-    """One rank of a collective. Its rows go to `listener`, to the launching process, or to the terminal."""
+    """One rank of a collective. The first rank sends rows to `listener`, to the launching process, or to the
+    terminal.
+    """
 
     def __init__(
         self,
@@ -95,7 +99,7 @@ class CollectiveRankJob:
         self._group, self._progress, self._plan, self._arguments = group, progress, plan, arguments
         self._own_listener = listener
         self._presenter: Presenter | None = None
-        self._settings = recorded_settings(os.environ)  # Read early, because NCCL's log sets variables
+        self._settings = recorded_settings(os.environ)  # Read before NCCL's log is captured, which sets variables
         self._own = group
         self._part: RankGroup | None = None
         self._parts: Sequence[RankGroup] = ()
@@ -103,7 +107,7 @@ class CollectiveRankJob:
         self.identity, self._node_by_rank = read_identity(group)
 
     def run(self, channel: str | None) -> int:
-        """Measure with the other ranks; return the exit code. Raises AgreedError on all ranks."""
+        """Measure together with the other ranks, and return the exit code. Raises AgreedError on all ranks."""
         agree(self._group, lambda: self._check_ranks(channel))
         if self._plan.expected_gpus is not None:
             self._listed = self._group.gather(read_driver(os.environ).gpus)
@@ -176,7 +180,7 @@ class CollectiveRankJob:
     def _add_findings(
         self, report: Report, opened: Opened, unwatched_reason: str, identities: Sequence[RankIdentity]
     ) -> Report:
-        """Add the findings that follow from this process and its machines, not from measured rows."""
+        """Allocate what a subclass needs, before sizes that do not fit into the free memory are dropped."""
         if opened.unverified_variables:
             from gpubench.backends.nccl.library import unverified
 
@@ -204,7 +208,7 @@ class CollectiveRankJob:
         return self._group.broadcast(compute_exit_code(metadata, report))
 
     def _before_sizes(self, opened: Opened) -> None:
-        """Allocate what a subclass needs before memory is divided among sizes."""
+        """Return the ranks that measure together with this rank. With --split, these are the ranks of its group."""
 
     def _metadata(self, described: DescribedCollective) -> "Metadata":
         return collective_metadata(described, self._plan.collective, self._arguments)

@@ -1,4 +1,4 @@
-"""Judge the rows of a recorded check again, as the command that measured them would."""
+"""Judge the rows of a recorded check again, like the command that measured them."""
 
 import os
 from collections.abc import Sequence
@@ -24,7 +24,9 @@ from gpubench.profiles import find_gpu_profile
 from gpubench.simulated.machine import SimulatedMachine
 from gpubench.simulated.times import CollectiveTimes
 
-_MOST_OFF = 1.01  # Columns of one row are rounded nowhere: further apart, one of them was edited
+# Largest ratio between the times that the columns of a row imply. Columns are not rounded, so a larger ratio means that
+# one was edited
+_MOST_OFF = 1.01
 
 
 def judge_again(
@@ -34,7 +36,10 @@ def judge_again(
     ranks: Sequence[RankIdentity],
     asked: str | None,
 ) -> tuple[CollectiveRow, ...]:
-    """Return the rows with new verdicts by the profile `asked`, otherwise by the machine's; grouped by collective."""
+    """Return the rows with new verdicts, grouped by collective.
+
+    They are judged by the profile `asked`, or by the profile of the machine if `asked` is None.
+    """
     found = []
     for name, of_it in group_by(rows, lambda row: row.collective).items():
         collective = collective_named(name)
@@ -46,7 +51,7 @@ def judge_again(
 
 
 def _unjudged(row: CollectiveRow, collective: Collective) -> CollectiveRow:
-    """Return a row without its verdict on speed. If its time and bandwidths disagree, use the slowest."""
+    """Return a row without its verdict on speed. If its time and bandwidths contradict each other, use the slowest."""
     factor = collective.busbw_factor(row.ranks)
     is_right = None if row.wrong is None else Verdict.PASS
     bare = replace(
@@ -88,9 +93,9 @@ def _choose_judge(
 
 
 def _judged(recorded: CollectiveRow, bare: CollectiveRow, judge: SpeedJudge, asked: str | None) -> CollectiveRow:
-    """Return a row as judged now, or by its recorded expectation if there is none today.
+    """Return a row with its new verdict, or judged by its recorded expectation if there is no new one.
 
-    A recording of a check has no NCCL version, so a worse verdict from then is kept.
+    A recorded check has no NCCL version, so the recorded verdict is kept if it is worse.
     """
     row = judge.row(bare)
     if row.expected_us is None and recorded.expected_us is not None and recorded.verdict is not None:

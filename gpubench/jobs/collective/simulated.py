@@ -1,4 +1,4 @@
-"""Run a collective without GPUs: on a simulated machine, or replayed from a recording."""
+"""Run a collective without GPUs, on a simulated machine or replayed from a recording."""
 
 import os
 import zlib
@@ -76,7 +76,7 @@ from gpubench.simulated.times import CollectiveTimes
 
 
 class CollectiveRecorder(Recorder, Struct):
-    """Writes a recording on the first rank. All ranks enter it, because it collects their data."""
+    """Writes a recording on the first rank. Every rank must use it, because it gathers data from all ranks."""
 
     directory: Path
     described: DescribedCollective
@@ -92,13 +92,13 @@ class CollectiveRecorder(Recorder, Struct):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write the last line if the run has ended without an error."""
+        """Write the last line if the run ended without an error."""
         with self._stack:
             if kind is None and self._writer is not None:
                 self._writer.end()
 
     def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
-        """Write everything that is known before the rows. With many nodes this takes a while."""
+        """Write what is known before the first row. With many nodes this takes some time."""
         self.progress.enter(Phase.OUTPUT)
         logs = None if self.log_text is None else self.group.collect(zlib.compress(self.log_text()))
         machines, write = self.read_machines(), None
@@ -111,24 +111,24 @@ class CollectiveRecorder(Recorder, Struct):
             )
             write = self._stack.enter_context(written(self.directory, first, machines))
             recorded.write_nccl_logs(self.directory, [zlib.decompress(text) for text in logs or ()])
-        # Of several groups the first rank of the job knows only the rows of its own.
+        # With --split, the first rank only has the rows of its own group, so gather those of all groups.
         self._writer = RowWriter(write, (lambda row: [row]) if self.part is None else self.group.collect, self.part)
 
     def row(self, case: Case, measured: MeasuredRow) -> None:
-        """Write one line per row, and with --split one per group."""
+        """Write one line per row. With --split, write one line per row and group."""
         if self._writer is None:
             raise ValueError("what is known before comes first")
         self._writer.row(case, measured)
 
     def end(self, idle: Sequence[IdleGpu]) -> None:
-        """Keep what was seen of idle GPUs after the last row, for the last line."""
+        """Store the state of idle GPUs after the last row, for the last line of the recording."""
         if self._writer is not None:
             self._writer.after_rows(idle)
 
 
 @contextmanager
 def written(directory: Path, first: RecordedCollective, machines: Machines) -> Iterator[Write]:
-    """Write nodes, processes and the first line of a recording; yield a function that writes more lines."""
+    """Write nodes, processes and the first line of a recording. Yield a function that writes further lines."""
     name = recording.file_name(first.collective)
     recorded.write_recording(directory, machines.snapshots, machines.processes)
     with recorded.recording_samples(directory, name) as write:
@@ -137,7 +137,7 @@ def written(directory: Path, first: RecordedCollective, machines: Machines) -> I
 
 
 class SimulatedSettings(Struct, frozen=True):
-    """The simulated times of each setting by its name in rows, and the settings that NCCL refuses."""
+    """The simulated times of each setting, by the setting's name in rows, and the settings that NCCL rejects."""
 
     times: dict[str, CollectiveTimes]
     refused: tuple[RefusedRow, ...] = ()
@@ -146,7 +146,7 @@ class SimulatedSettings(Struct, frozen=True):
 def simulated_settings(
     plan: CollectivePlan, simulation: Simulation, request: SweepRequest, per_node: int
 ) -> SimulatedSettings:
-    """Return the times of a plan's settings. Raises UsageError if the effect of a setting is unknown."""
+    """Simulate the times of all settings in a plan. Raises UsageError if the effect of a setting is not modeled."""
     plan.check_unset({name: value for fault in simulation.faults for name, value in fault.variables.items()})
     times, refused, machine = dict[str, CollectiveTimes](), list[RefusedRow](), simulation.machine
     for name in plan.setting_names(SIMULATED_BACKEND):
@@ -189,7 +189,7 @@ def _known_variables(name: str, plan: CollectivePlan, simulation: Simulation) ->
 
 
 class SimulatedGroup(Struct, frozen=True):
-    """A group of ranks with its times, its node numbers, and its ranks per node."""
+    """A group of ranks with its simulated times and node numbers. `per_node` is its number of ranks per node."""
 
     part: RankGroup
     times: CollectiveTimes
@@ -200,7 +200,7 @@ class SimulatedGroup(Struct, frozen=True):
 def simulated_groups(
     parts: Sequence[RankGroup], ranks: Sequence[RankIdentity], simulation: Simulation, seed: int
 ) -> list[SimulatedGroup]:
-    """Return each group as a machine of its own. Raises UsageError if groups share a path."""
+    """Return each group, simulated as a separate machine. Raises UsageError if groups share a path."""
     found = []
     for number, part in enumerate(parts):
         own = [ranks[rank] for rank in part.ranks]
@@ -234,7 +234,7 @@ def _why_shared(
     whole: dict[int, frozenset[int]],
     places: dict[int, frozenset[int]],
 ) -> str:
-    """Return why the times of a group depend on the other groups, or an empty text."""
+    """Return why other groups would affect the times of a group, or an empty text if they share no path."""
     profile = machine.profile
     if machine.domain_nodes > 1 and 1 < len(nodes) < machine.nodes:
         return "its groups share the NVLinks between nodes"
@@ -248,7 +248,9 @@ def _why_shared(
 
 
 def _left_out(simulation: Simulation, nodes: Sequence[int], local: frozenset[int], ranks: int) -> Iterable[Fault]:
-    """Return faults that remove the GPUs of other groups, and on several nodes their NICs."""
+    """Yield faults that remove the GPUs of other groups. If a group has several nodes, also remove the NICs of
+    these GPUs.
+    """
     visible = simulation.machine.profile.match.visible
     missing = (("missing", "yes"),)
     for number, node in enumerate(nodes):
@@ -269,7 +271,9 @@ def report_on_groups(
     simulation: Simulation,
     listener: Listener[CollectiveRow],
 ) -> Report:
-    """Simulate every group, and pass on their rows case by case, each compared with the other groups."""
+    """Simulate all groups and pass their rows to `listener`. Each row is compared with the same row of the other
+    groups.
+    """
     parts, rows = [], []
     for group in groups:
         collector = ReportCollector()
@@ -301,7 +305,7 @@ def _report(
 
 
 class ModelledCollective(Struct, frozen=True, kw_only=True):
-    """A collective on a simulated machine. `staged` are pairs of ranks that a fault makes host-staged."""
+    """A collective on a simulated machine. `staged` has the pairs of ranks that a fault forces through host memory."""
 
     request: SweepRequest
     identities: Sequence[RankIdentity]
@@ -319,7 +323,7 @@ class ModelledCollective(Struct, frozen=True, kw_only=True):
     def report(
         self, listener: Listener[CollectiveRow], plan: CollectivePlan, keep: Callable[[Sequence[float]], object]
     ) -> Report:
-        """Return the report of the model, and pass the times of every row to `keep`."""
+        """Simulate the collective and return the report. `keep` is called with the times of each row."""
         name = self.request.collective.name
 
         def seconds(case: Case, row: int, attempt: int) -> Sequence[float]:
@@ -452,7 +456,9 @@ def _ranks_per_node(plan: CollectivePlan, simulation: Simulation, gpus: int) -> 
 
 
 def rank_identities(nodes: Sequence[Snapshot], per_node: int) -> list[RankIdentity]:
-    """Return one rank for each working GPU of simulated nodes."""
+    """Return the identities of the ranks on simulated nodes, one rank per working GPU and at most `per_node` per
+    node.
+    """
     return [
         RankIdentity(
             rank=number * per_node + local,
@@ -472,7 +478,7 @@ def rank_identities(nodes: Sequence[Snapshot], per_node: int) -> list[RankIdenti
 
 @contextmanager
 def _open_recording(place: Place) -> Iterator[tuple[RecordedCollective, RecordedRows, Machines]]:
-    """Read a recorded run, with the stricter of the recorded and the given options."""
+    """Read a recorded run. It is strict if --strict was used for the recording or is used now."""
     plan: CollectivePlan = place.plan
     source, collective = place.plan.source, plan.collective
     machines = source.machines()

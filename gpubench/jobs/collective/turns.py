@@ -1,7 +1,7 @@
-"""Measure settings that NCCL reads once per process, each in two jobs of its own.
+"""Measure settings that NCCL reads once per process. Each setting runs in two separate jobs, called turns.
 
-The jobs run in the order A B C C B A, so drift affects the first and the second job of a setting in opposite ways. The
-difference between both jobs is the noise that a winner has to exceed.
+The jobs run in the order A B C C B A, so drift affects the two jobs of a setting in opposite ways. The difference
+between both jobs is the noise, which the advantage of a winner must exceed.
 """
 
 import dataclasses
@@ -32,20 +32,22 @@ _LOG = "NCCL_DEBUG"
 
 
 class Turn(Struct, frozen=True):
-    """One job of a sweep: the variables of its processes, and whether the setting had a job before."""
+    """One job of a sweep. `setting` has the variables of its processes. `is_second` is true for the second job of a
+    setting.
+    """
 
     setting: NcclSetting
     is_second: bool
 
     def name(self, in_job: str | None) -> str | None:
-        """Return the name of a row in the sweep, from its name in this job."""
+        """Return the name of a row in the whole sweep. `in_job` is its name in this job."""
         words = [in_job, self.setting.name if self.setting.values else None]
         name = " ".join(filter(None, words)) or None
         return repeated_name(name) if self.is_second else name
 
 
 class TurnedSweep(Struct):
-    """The results of all jobs of a sweep so far."""
+    """The results of a sweep from all jobs so far."""
 
     plan: CollectivePlan
     presenter: "Presenter"
@@ -57,12 +59,12 @@ class TurnedSweep(Struct):
 
     @property
     def report(self) -> Report:
-        """The report on NCCL's own choice, with the winners of all jobs, and wrong data from any job."""
+        """The report on NCCL's own choice, together with the winners of all jobs and wrong data from any job."""
         own = self.own or Report(verdict=Verdict.ERROR, complete=False)
         return add_winners(own.add_findings(first=self.wrong), self.rows, self.refused)
 
     def refuse(self, turn: Turn, reason: str) -> None:
-        """Add a job that could not be measured to the refused settings."""
+        """Add the setting of a job that could not be measured to the refused settings."""
         self.refused.append(
             RefusedRow(
                 collective=self.plan.collective.name,
@@ -77,7 +79,7 @@ class TurnedSweep(Struct):
 
 
 class TurnListener:
-    """Listens to one job, and passes on its rows with their names in the sweep."""
+    """Listens to one job, and presents its rows with their names in the whole sweep."""
 
     exit_code = 0
 
@@ -88,12 +90,12 @@ class TurnListener:
         self.report: Report | None = None
 
     def note(self, text: str) -> None:
-        """Show a line of the job, unless the sweep itself made NCCL log it."""
+        """Show a line that the job printed, unless it may be NCCL's log, which the setting turned on."""
         if _LOG not in self._turn.setting.variables:
             self._sweep.presenter.note(text)
 
     def begin(self, metadata: Metadata) -> None:
-        """Present the first job only: the others have the same ranks, libraries and sizes."""
+        """Present the metadata of the first job. All other jobs have the same ranks, libraries and sizes."""
         if self._is_first:
             names = self._sweep.plan.setting_names(str(metadata.backend))
             self._sweep.presenter.begin(
@@ -101,13 +103,15 @@ class TurnListener:
             )
 
     def progress(self, done: int, total: int, label: str) -> None:
-        """Show the progress over all jobs."""
+        """Show the progress of the sweep, over all jobs."""
         name = self._turn.name(None)
         label = label if name is None else f"{label}, {name}"
         self._sweep.presenter.progress(self._number * total + done, self._sweep.turns * total, label)
 
     def row(self, row: Row) -> None:
-        """Pass on a row. Skip the second measurement of NCCL's own choice inside one job."""
+        """Present a row. Skip rows that repeat NCCL's own choice within one job, because the sweep has a second job
+        for it.
+        """
         if not isinstance(row, CollectiveRow) or row.setting == AGAIN:
             return
         self.rows += 1
@@ -118,7 +122,9 @@ class TurnListener:
         self._sweep.presenter.row(row)
 
     def _drop_expectation(self, row: CollectiveRow) -> CollectiveRow:
-        """Settings are compared with each other, so only NCCL's own choice keeps an expectation."""
+        """Remove the expected values. Settings are compared with each other, so only NCCL's own choice has expected
+        values.
+        """
         note = "; ".join(filter(None, (row.note, *self._turn.setting.remarks))) or None
         verdict = row.verdict
         if not row.wrong and verdict is not None:
@@ -134,7 +140,7 @@ class TurnListener:
         )
 
     def end(self, report: Report) -> None:
-        """Keep the report of NCCL's own choice, and from other jobs only wrong data."""
+        """Store the report on NCCL's own choice. From the other jobs, store wrong data and refused settings."""
         self.report = report
         self._sweep.wrong += [finding for finding in report.findings if finding.id == WRONG_DATA and not self._is_first]
         for line in report.rows(RefusedRow):
@@ -144,15 +150,15 @@ class TurnListener:
             self._sweep.own = report
 
     def cut_short(self) -> None:
-        """Cut the sweep short if NCCL's own choice fails: without it there is nothing to compare with."""
+        """Mark the sweep as incomplete if NCCL's own choice fails, because settings are compared with it."""
         if self._is_first:
             self._sweep.presenter.cut_short()
 
 
 def measure_in_turns(plan: CollectivePlan, start: "RankStart") -> int:
-    """Measure every setting of a plan in jobs of its own, and present them as one sweep; return the exit code.
+    """Measure every setting of a plan in separate jobs, and present them as one sweep. Return the exit code.
 
-    Raises GpubenchError if a variable is set already, NCCL's own choice cannot be measured, or the run is interrupted.
+    Raises GpubenchError if a variable is already set, NCCL's own choice cannot be measured, or the run is interrupted.
     """
     plan.check_unset(nccl_settings(os.environ))
     settings = (NcclSetting(), *plan.processes)
@@ -175,7 +181,7 @@ def measure_in_turns(plan: CollectivePlan, start: "RankStart") -> int:
 
 
 def _measure(sweep: TurnedSweep, turn: Turn, number: int, start: "RankStart", take_back: Callable[[], None]) -> str:
-    """Measure one job. Return why it could not be measured, or an empty text."""
+    """Measure one job. Return why it could not be measured, or an empty text if it was."""
     plan = sweep.plan
     of_job = dataclasses.replace(plan, turn=turn.setting.name, checks_sets=number == 0)
     listener = TurnListener(sweep, turn, number)
@@ -191,7 +197,7 @@ def _measure(sweep: TurnedSweep, turn: Turn, number: int, start: "RankStart", ta
 
 
 def refuse_turns_under_launcher(settings: Sequence[NcclSetting], launch: "LaunchedRank") -> None:
-    """Raise UsageError if a launcher started the ranks: settings that need jobs of their own cannot be measured."""
+    """Raise UsageError, because ranks that a launcher started cannot measure settings that need separate jobs."""
     first = settings[0].values[0]
     raise UsageError(
         f"--set {first[0]} under {launch.launcher}",

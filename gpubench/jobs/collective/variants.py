@@ -1,4 +1,4 @@
-"""The variants of a sweep on one rank: communicators with settings, hierarchical all-reduce, and further backends."""
+"""The variants of a sweep on one rank: NCCL settings, hierarchical all-reduce, and additional backends."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -29,14 +29,14 @@ class NcclErrors(Protocol):
 
     @property
     def error(self) -> type[Exception]:
-        """The type of the exception that a failed NCCL call raises."""
+        """The exception type that a failed NCCL call raises."""
 
     def last_error(self) -> str:
         """Return the text of NCCL's last warning."""
 
 
 class BesideBackend(Struct, frozen=True):
-    """A backend next to the first: opened, or None with the reason why it cannot run."""
+    """An additional backend to measure. `backend` is None if it cannot run, and `refused` is the reason."""
 
     kind: BackendKind
     backend: MultiGroupBackend | None
@@ -52,7 +52,7 @@ def _takes_another(backend: str, kernel: str, case: Case) -> bool:
 
 
 class VariantMaker(Struct, frozen=True):
-    """Makes the variants of one rank. Every rank has to make the same ones."""
+    """Makes the variants of one rank. Every rank must make the same variants."""
 
     group: Group
     identity: RankIdentity
@@ -67,10 +67,10 @@ class VariantMaker(Struct, frozen=True):
         *,
         hierarchical: bool = False,
     ) -> list[SweepVariant]:
-        """Return the backend's own choice, then its kernels and settings, hierarchical all-reduce, and further
-        backends.
+        """Return all variants, in this order: the backend's own choice, its kernels, settings, hierarchical
+        all-reduce, and additional backends.
 
-        Raises AgreedError if the ranks are not spread evenly over nodes, as a hierarchy needs.
+        Raises AgreedError for hierarchical all-reduce if the ranks are not spread evenly over nodes.
         """
         variants = [SweepVariant(setting=None, backend=backend), *self._kernels(backend)]
         if library is not None:
@@ -102,7 +102,9 @@ class VariantMaker(Struct, frozen=True):
     def _kernels(
         self, backend: MultiGroupBackend, refusals: tuple[type[Exception], ...] = ()
     ) -> Iterator[SweepVariant]:
-        """Yield every kernel of a backend, for the sizes at which the backend would choose another one."""
+        """Yield a variant for each kernel of a backend. It only runs at sizes for which the backend would choose
+        another kernel.
+        """
         if not isinstance(backend, SeveralKernels):
             return
         for kernel in KERNELS[backend.name]:
