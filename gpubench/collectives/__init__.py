@@ -1,1 +1,1 @@
-"""The collectives that gpubench measures, one value a module."""
+"""The collectives that gpubench measures, one per module, and their expected times."""

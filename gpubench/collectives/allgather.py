@@ -1,4 +1,4 @@
-"""allgather: every rank ends with the blocks of all ranks, one after another."""
+"""allgather: every rank receives the blocks of all ranks, in rank order."""
 
 from gpubench.collectives.record import Collective, every_block, gathered
 from gpubench.model.terms.operation import all_but_own_factor

@@ -1,4 +1,4 @@
-"""allreduce: every rank ends with the reduction of all ranks' buffers."""
+"""allreduce: every rank receives the reduction of all ranks' buffers."""
 
 from gpubench.collectives.record import Collective, whole
 from gpubench.model.terms.operation import Segment, ring_allreduce_factor

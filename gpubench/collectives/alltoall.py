@@ -1,4 +1,4 @@
-"""alltoall: rank r ends with block r of every rank's buffer. With a skew, blocks are smaller the higher r is."""
+"""alltoall: rank r receives block r of every rank's buffer. With a skew, higher ranks receive smaller blocks."""
 
 from msgspec.structs import replace
 
@@ -12,26 +12,30 @@ def layout(elements: int, dtype: DataType, ranks: int) -> Layout:
 
 
 def expected(layout: Layout, rank: int, ranks: int, _root: int) -> tuple[Segment, ...]:
-    """Expect that block s on rank r is block r of rank s."""
+    """Return the expected receive buffer: on rank r, block s is block r from rank s."""
     block = layout.count
     return tuple(
         Segment(offset=source * block, count=block, start=rank * block, source=source) for source in range(ranks)
     )
 
 
-_STEP = 16  # Blocks are multiples of this many elements: 16 bytes of the smallest type
+_STEP = 16  # Block sizes are multiples of this many elements, which is 16 bytes for the smallest type
 
 
 def block_counts(largest: int, ranks: int, skew: float) -> tuple[int, ...]:
-    """Return the elements that each rank receives from every rank: evenly from `largest` to (1 - skew) times that."""
+    """Return the number of elements that each rank receives from every rank.
+
+    It decreases linearly from `largest` on rank 0 to (1 - skew) × `largest` on the last rank.
+    """
     shares = (skew * rank / max(1, ranks - 1) for rank in range(1, ranks))
     return (largest, *(int(largest * (1 - share)) // _STEP * _STEP for share in shares))
 
 
 def skewed(skew: float) -> Collective:
-    """Return alltoallv: rank 0 receives the size, the last rank (1 - skew) times that, as busy and idle experts do.
+    """Return alltoallv with unequal blocks, as busy and idle experts cause them in a mixture of experts.
 
-    The size is rank 0's receive buffer, so busbw is the bandwidth of its links, as in alltoall.
+    The size is rank 0's receive buffer, so busbw is the bandwidth of its links, as in alltoall. The last rank receives
+    (1 - skew) times the size.
     """
 
     def layout_v(elements: int, dtype: DataType, ranks: int) -> Layout:

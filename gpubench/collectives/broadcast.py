@@ -1,4 +1,4 @@
-"""broadcast: every rank ends with the root's buffer."""
+"""broadcast: every rank receives the root's buffer."""
 
 from gpubench.collectives.record import Collective, whole
 from gpubench.model.terms.operation import Segment, whole_factor

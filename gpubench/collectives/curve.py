@@ -1,6 +1,6 @@
-"""The expected time of a collective by size inside a node or NVLink domain (docs/formulas.md).
+"""The expected time of a collective as a function of size, inside a node or NVLink domain (docs/formulas.md).
 
-A model gives every profile a curve, and the profile's known points correct it. `expected` uses the curve.
+A model provides a curve for every profile, corrected by the profile's known points. `expected` uses the curve.
 """
 
 import math
@@ -21,28 +21,36 @@ from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 
 _PREFERRED_KINDS = (ExpectedKind.MEASURED, ExpectedKind.DERIVED, ExpectedKind.THRESHOLD)
 
-_GRID = tuple(4**power for power in range(5, 19))  # Bytes: 1 KiB to 64 GiB
-_LATENCY_BYTES = 2**16  # Up to this size an operation takes about as long as the smallest
-_RATE_BYTES = 2**26  # The bandwidth of smaller sizes does not predict that of large ones
-_RING_SHARE = 0.78  # Share of the links for profiles without a large size: 235 of 300 GB/s on 8 A100. Derived
+_GRID = tuple(4**power for power in range(5, 19))  # Sizes in bytes, from 1 KiB to 64 GiB
+_LATENCY_BYTES = 2**16  # Up to this size, an operation takes about as long as at the smallest size
+_RATE_BYTES = 2**26  # The bandwidth at smaller sizes does not predict the bandwidth at large sizes
+_RING_SHARE = 0.78  # Fraction of the link bandwidth, if a profile has no large size: 235 of 300 GB/s on 8 A100. Derived
 
-_LEAST_GROWTH = 1.001  # From a size to the next one, if the measured times do not grow
+_LEAST_GROWTH = 1.001  # Least ratio of the times at two consecutive sizes, if the measured times do not increase
 
 _LATENCY_US = {True: (9.9, 0.9), False: (6.6, 1.0)}
-"""Latency of a ring operation and of one step, with NVLink and without. Over PCIe these are NCCL's own values for
-protocol LL (graph/tuning.cc): 64 KiB takes 1.1 times that on 8 RTX PRO 6000. Over NVLink they are 1.5 times NCCL's:
-64 KiB takes 1.1 times NCCL's on 8 H200s in a virtual machine, 1.5 to 2.6 times on published H200s, B200s and A100s."""
+"""Latency of a ring operation and of one step in µs, with NVLink (True) and without.
 
-_NVLS_LATENCY_US = 25.0  # NCCL's own for NVLS (graph/tuning.cc)
+Over PCIe these are NCCL's own values for the LL protocol (graph/tuning.cc). 64 KiB takes 1.1 times that on 8 RTX PRO
+6000. Over NVLink they are 1.5 times NCCL's values. 64 KiB takes 1.1 times NCCL's value on 8 H200s in a virtual machine,
+and 1.5 to 2.6 times in published results for H200, B200 and A100.
+"""
+
+_NVLS_LATENCY_US = 25.0  # NCCL's own latency for NVLS (graph/tuning.cc)
 
 _NVLS_OVERLAP = 1.0
 _RING_OVERLAP = {True: 0.75, False: 0.5}
-"""The share of the pipeline's fill time that is not hidden: with NVLS, in a ring over NVLink, and over PCIe. Fitted to
-the tuned results in tests/published/collectives.csv: 8 H200s, B200s, A100s and RTX PRO 6000."""
+"""Fraction of the pipeline's fill time that is not hidden, with NVLink (True) and over PCIe. `_NVLS_OVERLAP` is the
+same for NVLS. Fitted to the tuned results in tests/published/collectives.csv for 8 H200, B200, A100 and RTX PRO
+6000.
+"""
 
 
 class _Pipeline(NamedTuple):
-    """A pipeline with the best chunk size. It takes L + x + 2 k √(L x) seconds, with x = bytes / bandwidth."""
+    """A pipeline with the optimal chunk size. It takes L + x + 2 k √(L x) seconds.
+
+    L is `latency`, k is `overlap`, and x is bytes / bandwidth.
+    """
 
     latency: float
     gb_s: float
@@ -54,25 +62,31 @@ class _Pipeline(NamedTuple):
 
     @classmethod
     def through(cls, latency: float, overlap: float, moved_bytes: float, seconds: float) -> "_Pipeline":
-        """Fit the bandwidth to a known time. At most a quarter of that time is latency."""
+        """Return the pipeline whose bandwidth fits a known time. At most a quarter of that time counts as latency."""
         latency = min(latency, seconds / 4)
         root = math.sqrt(seconds - latency * (1 - overlap**2)) - overlap * math.sqrt(latency)
         return cls(latency, moved_bytes / root**2 / BYTES_PER_GB, overlap)
 
 
 class Curve(Struct, frozen=True):
-    """Points of (size, seconds), ascending in both. `limit_gb_s` is the busbw that the links of a GPU allow."""
+    """The time of a collective by size, as points of (bytes, seconds) in ascending order.
+
+    `limit_gb_s` is the highest busbw that a GPU's links allow.
+    """
 
     points: tuple[tuple[int, float], ...]
     limit_gb_s: float
 
     @property
     def latency(self) -> float:
-        """The seconds of the smallest size."""
+        """The time at the smallest size, in seconds."""
         return self.points[0][1]
 
     def at(self, size_bytes: int) -> float:
-        """Interpolate the seconds linearly. Below the points the time is constant, beyond them the bandwidth."""
+        """Return the time in seconds, interpolated linearly between points.
+
+        Below the first point the time is constant. Beyond the last point the bandwidth is constant.
+        """
         last_size, last = self.points[-1]
         if size_bytes <= self.points[0][0]:
             return self.latency
@@ -83,10 +97,11 @@ class Curve(Struct, frozen=True):
 
 
 def curve(profile: Profile, collective: Collective, gpus: int, ranks: int, *, nvls: bool = True) -> Curve:
-    """Return the curve for `gpus` GPUs of a node out of `ranks` ranks. Without `nvls`, NVSwitches do not reduce.
+    """Return the curve for `gpus` GPUs of a node in a job of `ranks` ranks. Without `nvls`, reductions in
+    NVSwitches are off.
 
-    A collective without points uses all-reduce's at equal busbw (nccl-tests, doc/PERFORMANCE.md). Raise UsageError if
-    the profile has none for all-reduce either.
+    A collective without points in the profile uses those of all-reduce at the same busbw (nccl-tests,
+    doc/PERFORMANCE.md). Raise UsageError if the profile has none for all-reduce either.
     """
     curves = []
     nvls_points = [point for point in _points(profile, collective) if point.nvls]
@@ -108,7 +123,7 @@ def curve(profile: Profile, collective: Collective, gpus: int, ranks: int, *, nv
 
 
 def _points(profile: Profile, collective: Collective) -> list[Expected]:
-    """Return the points of one node. Points of a whole NVLink domain count as those of a node with all its GPUs."""
+    """Return the profile's points for one node. An NVLink domain counts as one node with all its GPUs."""
     most_nodes = 1 if profile.domain is None else math.inf
     return [
         replace(point, gpus=point.nodes * profile.gpus_per_node(point), nodes=1)
@@ -128,16 +143,16 @@ def _faster(one: Curve, other: Curve) -> Curve:
 def _fit(
     points: Sequence[Expected], profile: Profile, collectives: tuple[Collective, Collective], gpus: int, ranks: int
 ) -> Curve:
-    """Fit the second collective's curve to points of the first. Either all points are of rings, or all of NVLS.
+    """Fit a curve for the second collective to points of the first. All points must be for rings, or all for NVLS.
 
-    Use the points of the nearest number of GPUs. Their model goes through their latency and their largest size. The
-    model of the wanted GPUs is corrected by the ratios of the other points to it.
+    Fit the model to the points whose number of GPUs is nearest to `gpus`: to their latency and their largest size. Then
+    scale it to `gpus`, and multiply it by the ratios of measured to modelled time at the other points.
     """
     known, wanted = collectives
     nvls = points[0].nvls
     nearest = min({profile.gpus_per_node(point) for point in points}, key=lambda n: (abs(math.log(n / gpus)), -n))
     factor = known.busbw_factor(nearest)
-    # For each size, take the surest kind, then the shortest time.
+    # For each size, prefer the most reliable kind of value, and then the shortest time.
     best: dict[int, tuple[int, float]] = {}
     for point in points:
         if profile.gpus_per_node(point) == nearest:
@@ -159,13 +174,13 @@ def _fit(
     far = (grid for grid in _GRID if not any(grid / 2 <= size <= 2 * grid for size in seconds))
     sizes = sorted({*seconds, *far})
     times = (ours.seconds(size * wanted.busbw_factor(ranks)) * _between(ratios, size) for size in sizes)
-    # A larger size takes longer, even if two sources or the noise of small sizes contradict that.
+    # Make the times increase with size, even if two sources or noise at small sizes contradict that.
     growing = accumulate(times, lambda before, own: max(own, before * _LEAST_GROWTH))
     return Curve(tuple(zip(sizes, growing, strict=True)), ceilings[1])
 
 
 def _ceiling(profile: Profile, collective: Collective, gpus: int, *, nvls: bool) -> float:
-    """Return the largest busbw. NVLS sends a GPU's data once, a ring 2(n-1)/(n+1) times."""
+    """Return the highest busbw in GB/s. NVLS sends each GPU's data once, and a ring sends it 2(n-1)/(n+1) times."""
     return profile.carried_gb_s(collective.name, gpus) * (2 * (gpus - 1) / (gpus + 1) if nvls else 1)
 
 
@@ -177,7 +192,7 @@ def _latency(profile: Profile, collective: Collective, gpus: int, *, nvls: bool)
 
 
 def _between(ratios: Mapping[int, float], size: int) -> float:
-    """Interpolate the ratio over the logarithm of sizes (ascending). Beyond the ends it is constant."""
+    """Interpolate the ratio linearly over the logarithm of the size. The ratio is constant beyond both ends."""
     sizes = list(ratios)
     place = bisect_left(sizes, size)
     if place in (0, len(sizes)) or sizes[place] == size:

@@ -1,4 +1,4 @@
-"""The expected time of a healthy collective, by curves, NICs or limits of links (docs/formulas.md)."""
+"""The expected time of a collective on a healthy machine, from curves, NICs or link limits (docs/formulas.md)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,16 @@ from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 
 NIC_EFFICIENCY = 0.92
-"""Share of the NICs' rate that collectives reach across nodes. It is Together AI's threshold, as NVIDIA's
-cluster-readiness-engine quotes it (ADR-021). Published rings reach 0.83 to 0.98. Derived."""
+"""Fraction of the NICs' rate that collectives reach between nodes. It is Together AI's threshold, as quoted in
+NVIDIA's cluster-readiness-engine (ADR-021). Published rings reach 0.83 to 0.98. Derived.
+"""
 
 ETHERNET_EFFICIENCY = 0.52
-"""Share of the NICs' rate over plain Ethernet: 50 to 54 of 100 GB/s with GPUDirect-TCPX on 2 × a3-high, 6 of 12.5 with
-sockets on 2 × p3dn (NVIDIA/nccl#398). Derived."""
+"""Fraction of the NICs' rate that collectives reach over plain Ethernet. GPUDirect-TCPX reaches 50 to 54 of 100
+GB/s on 2 × a3-high. Sockets reach 6 of 12.5 on 2 × p3dn (NVIDIA/nccl#398). Derived.
+"""
 
-NVLS_BETWEEN_NODES = 0.95  # Share of its rate inside a node, NVLSTree: 260 of 274 GB/s on 2 × 8 H100. Derived
+NVLS_BETWEEN_NODES = 0.95  # NVLSTree's bandwidth relative to NVLS inside a node: 260 of 274 GB/s on 2 × 8 H100. Derived
 _RING, _TREE, _NVLS_TREE = "RING", "TREE", "NVLSTREE"
 _LL, _LL128, _SIMPLE = "LL", "LL128", "SIMPLE"
 
@@ -35,34 +37,39 @@ BASE_US = {
 NVLINK_US = {_RING: {_LL: 0.6, _LL128: 1.9, _SIMPLE: 3.4}, _TREE: {_LL: 0.6, _LL128: 1.25, _SIMPLE: 4.0}}
 _PCIE_US = {_RING: {_LL: 1.0, _LL128: 2.5, _SIMPLE: 5.7}, _TREE: {_LL: 1.0, _LL128: 1.9, _SIMPLE: 4.0}}
 _NET_US = {_RING: {_LL: 2.7, _LL128: 4.0, _SIMPLE: 14.0}, _TREE: {_LL: 5.0, _LL128: 8.5, _SIMPLE: 14.0}}
-"""NCCL's latencies of an operation, of a hop inside a node, and of a hop between nodes (graph/tuning.cc)."""
+"""NCCL's latencies in µs (graph/tuning.cc): per operation, per hop inside a node (NVLink or PCIe), and per hop
+between nodes.
+"""
 
-_POST_US = {_LL: 1.0, _LL128: 1.0, _SIMPLE: 3.0}  # NCCL's latency of a ring's step on several nodes, on Intel CPUs
+_POST_US = {_LL: 1.0, _LL128: 1.0, _SIMPLE: 3.0}  # NCCL's latency per ring step with several nodes, for Intel CPUs
 _NVLS_TREE_US, _NVLS_TREE_HOP_US = 25.0, 20.9
 
 _LL_GB_S = {1: 39.0, 2: 22.5}
-_LL_GB_S_OF_MORE = 19.0  # NCCL's largest busbw with LL on one, two and more nodes, on AMD CPUs, which are slower
+# NCCL's highest busbw with LL on one node, two nodes and more nodes, for AMD CPUs, the slower ones
+_LL_GB_S_OF_MORE = 19.0
 _SHARES = {_RING: {_LL: 0.5, _LL128: 0.92, _SIMPLE: 1.0}, _TREE: {_LL: 1 / 3.8, _LL128: 0.9375, _SIMPLE: 1.0}}
-"""The share of the bandwidth that NCCL expects from each protocol."""
+"""Fraction of the bandwidth that NCCL expects from each protocol, by algorithm."""
 
-_TREE_LL128_OF_MORE = 0.7  # Share of a tree's bandwidth with LL128 on three nodes and more, from 4 × 8 B200. Derived
-_SLOWER_SMALL = 3.0  # Times NCCL's latency for LL, LL128 and trees: 46 to 70 µs for 25 on two nodes. Derived
-_SLOWER_RING = 1.4 * 1.2  # Times NCCL's latency of a ring with Simple: its factor for medium sizes, times 1.2. Derived
-_NVLS_TREE_FILL_US = 250.0  # Time to fill an NVLSTree's pipeline, from two nodes of H100 and H20. Derived
-_TREE_HOP_US = 5.0  # A tree's hop between nodes with LL, for collectives without an algorithm of their own
+# Bandwidth of a tree with LL128 on three or more nodes, relative to two, from 4 × 8 B200. Derived
+_TREE_LL128_OF_MORE = 0.7
+_SLOWER_SMALL = 3.0  # Factor on NCCL's latency for LL, LL128 and trees: 46 to 70 µs instead of 25 on two nodes. Derived
+# Factor on NCCL's latency for a ring with Simple: NCCL's own factor for medium sizes, times 1.2. Derived
+_SLOWER_RING = 1.4 * 1.2
+_NVLS_TREE_FILL_US = 250.0  # Time to fill NVLSTree's pipeline, from two nodes with H100 and with H20. Derived
+_TREE_HOP_US = 5.0  # Latency per hop between nodes with LL, for sends and receives, which have no algorithm
 
 
 class AlgorithmTime(NamedTuple):
-    """The seconds of an operation with an algorithm. Sends and receives have none."""
+    """The time of one operation in seconds, and its algorithm. Sends and receives have no algorithm."""
 
     seconds: float
     algorithm: str | None
 
 
 class Inside(Struct, frozen=True):
-    """The performance inside a node or NVLink domain: busbw of rings, and the times of NVLS.
+    """Performance inside a node or NVLink domain: the busbw of rings, and the times with NVLS.
 
-    A faulty GPU reduces both to `share`.
+    A faulty GPU reduces both to the fraction `share`.
     """
 
     ring_gb_s: float = math.inf
@@ -72,7 +79,7 @@ class Inside(Struct, frozen=True):
 
     @classmethod
     def of(cls, profile: Profile, collective: Collective, ranks: int, share: float = 1.0) -> "Inside":
-        """Return a profile's values for the ranks of a node. Raise UsageError if it has none for the collective."""
+        """Return a profile's values for `ranks` ranks per node. Raise UsageError if it has none for the collective."""
         if ranks == 1:
             return cls(nvlink=profile.nvlink is not None)
         large = 2**33
@@ -87,7 +94,7 @@ class Inside(Struct, frozen=True):
 def expected_between(
     collective: Collective, size_bytes: int, network: NodeNetwork, inside: Inside, algorithm: str | None = None
 ) -> AlgorithmTime:
-    """Return the time with `algorithm`, which NCCL's log named, or else with the fastest algorithm."""
+    """Return the time with the algorithm that NCCL's log names, or with the fastest one if `algorithm` is None."""
     exchanged = network.exchange_gb_s(collective)
     if exchanged is not None:
         seconds = size_bytes / (exchanged * efficiency(network) * BYTES_PER_GB)
@@ -129,7 +136,10 @@ def _times(
 
 
 def _algbw_gb_s(collective: Collective, algorithm: str, network: NodeNetwork, inside: Inside, *, named: bool) -> float:
-    """Return the smaller of the bandwidths of NICs and of links inside a node. In a tree, every rank sends S twice."""
+    """Return the algbw in GB/s that both the NICs and the links inside a node allow.
+
+    In a tree, every rank sends its data twice.
+    """
     across = network.node_gb_s * efficiency(network) / network.sent_per_byte(algorithm, collective, as_nccl=not named)
     ring = inside.ring_gb_s * inside.share
     if algorithm == _TREE:
@@ -153,23 +163,30 @@ def _latency_us(collective: Collective, algorithm: str, protocol: str, network: 
 
 
 _LEAST_SHARE, _LEAST_SHARE_OF_SENDS = 0.33, 0.15
-"""Shares of the limit, without the latency. Healthy machines reach at least 50 %. Sends and receives reach 18 %, as
-NCCL divides its channels among the peers: 64 MiB reach 262 of 450 GB/s on 2 H200s, 157 on 4 and 81 on 8."""
+"""Fraction of the limit that even a slow healthy machine reaches, without latency, and the same for sends and
+receives.
+
+Healthy machines reach at least 50 %. Sends and receives reach 18 %, because NCCL divides its channels among the peers:
+64 MiB reach 262 of 450 GB/s on 2 H200s, 157 on 4 and 81 on 8.
+"""
 
 _MOST_LATENCY_US, _MOST_LATENCY_US_A_RANK = 10.0, 2.0
-"""Latency inside a node. The smallest all-reduce takes 17 µs on 8 H200s with the slowest host, and 9 µs on 2."""
+"""Highest latency inside a node. The smallest all-reduce takes 17 µs on 8 H200s with the slowest host, and 9 µs on
+2.
+"""
 
-_NETWORK_HOP_US = 15.0  # 5 µs per hop over InfiniBand, three times that over a slow network
+_NETWORK_HOP_US = 15.0  # Latency per hop: three times the 5 µs of InfiniBand, to allow for slow networks
 _NVLS = "NVLS"
 
 
 def time_from_profile(
     profile: Profile, collective: Collective, row: CollectiveRow, *, nccl: str | None, like_model: bool = False
 ) -> speed.ExpectedTime | None:
-    """Return the time by the profile's curve for this collective, number of GPUs and algorithm. None without a curve.
+    """Return the time from the profile's curve for this collective, number of GPUs and algorithm. None without a
+    curve.
 
-    `nccl` is the version that measured the row. Simulated rows are `like_model`. The tolerance is that of a model for
-    all types and reductions except float32 sums.
+    `nccl` is the NCCL version that measured the row. `like_model` is true for simulated rows. Only float32 sums have
+    the tolerance of measured values. All other types and reductions have the wider tolerance of a model.
     """
     if profile.match.generic is not None or row.nodes > 1 or row.ranks < 2:
         return None
@@ -211,19 +228,21 @@ def time_from_network(
     like_model: bool = False,
     nics_known: bool = True,
 ) -> speed.ExpectedTime | None:
-    """Return the time between nodes, from their NICs and the profile's performance inside a node.
+    """Return the time between nodes, from their NICs and from the profile's performance inside a node.
 
-    Use the algorithm that NCCL's log names. Without one, assume that of NCCL's model, which warns but does not fail
-    unless `like_model`. If the NICs are unknown, accept the time of a healthy ring: EFA reaches 335 GB/s on 2 × 8 H100,
-    and NVLSTree would reach 483. None inside a node, if RDMA is host-staged, or if the profile has no such node.
+    Use the algorithm that NCCL's log names. If the log names none, assume the one that NCCL's model chooses. A slow
+    large row then only warns, unless `like_model` is true.
+
+    If the NICs are unknown, accept the time of a healthy ring, because EFA reaches 335 GB/s on 2 × 8 H100, but NVLSTree
+    would reach 483. Return None inside a node, if RDMA is host-staged, or if the ranks do not fit the profile.
     """
     if row.nodes < 2 or profile is None or profile.match.generic is not None:
         return None
     if row.host_staged and network.rdma and not profile.gpu.shared_memory:
         return None
     local, rest = divmod(row.ranks, network.nodes)
-    # The only published table of more than two NVLink domains is 2 to 3 times slower than the model. With two domains,
-    # one size of a healthy table has half the bandwidth of its neighbours. Fail only slower rows.
+    # For more than two NVLink domains, the only published table is 2 to 3 times slower than the model. For two domains,
+    # a healthy table has half the bandwidth at one size. Fail only rows that are slower than these.
     size_bytes = row.size_bytes
     if profile.domain is not None and network.nodes > 1:
         size_bytes = 0 if network.nodes > 2 else min(size_bytes, speed.LARGE_BYTES)
@@ -251,7 +270,7 @@ def time_from_network(
 
 
 def time_from_links(collective: Collective, row: CollectiveRow, network: NodeNetwork) -> speed.ExpectedTime | None:
-    """Return the time of CPU buffers over the links between nodes. None on one node, and for small buffers."""
+    """Return the time for CPU buffers over the links between nodes. None on one node, and for small buffers."""
     limit = internode_limit("RING", collective, network).gb_s
     if row.nodes < 2 or network.ranks != row.ranks or not limit or row.size_bytes < _OVER_LINKS_FROM_BYTES:
         return None
@@ -261,13 +280,16 @@ def time_from_links(collective: Collective, row: CollectiveRow, network: NodeNet
     return speed.ExpectedTime(hops_us + seconds * MICROSECONDS_PER_SECOND, source, speed.OVER_LINKS)
 
 
-_OVER_LINKS_FROM_BYTES = 2**20  # Eight healthy hosts took 1.2 times the expected time for 8 MiB, 2.4 times for 1 MiB
-_HOP_OF_MPI_US = 50.0  # One message over TCP between hosts
+# Eight healthy hosts took 1.2 times the expected time for 8 MiB, and 2.4 times for 1 MiB
+_OVER_LINKS_FROM_BYTES = 2**20
+_HOP_OF_MPI_US = 50.0  # Latency of one MPI message over TCP between hosts
 _NAMES = {"RING": "ring", "TREE": "tree", "NVLSTREE": "NVLSTree"}
 
 
 def time_from_limit(collective: Collective, row: CollectiveRow) -> speed.ExpectedTime | None:
-    """Return the longest time of healthy machines with this limit. None if it is unknown or a path is host-staged."""
+    """Return the longest time of a healthy machine with this row's limit. None if the limit is unknown or a path is
+    host-staged.
+    """
     factor = collective.busbw_factor(row.ranks)
     if not row.limit_gb_s or not factor or row.host_staged:
         return None
@@ -282,10 +304,11 @@ def time_from_limit(collective: Collective, row: CollectiveRow) -> speed.Expecte
 def _tolerance(
     points: Curve, measured: Sequence[Expected], size_bytes: int, nccl: str | None, model: speed.Tolerance
 ) -> speed.Tolerance:
-    """Return the tolerance of a measured size. Between two measured sizes it is wider, up to the tolerance of a model.
+    """Return the tolerance for a size. It is narrow at measured sizes, and wider between them, up to that of a
+    model.
 
-    NCCL's protocol may change anywhere between them. But no size takes longer than a larger one, so this size may take
-    as long as the next measured one.
+    Between two measured sizes, NCCL may switch its protocol at any size. A larger size never takes less time, so a size
+    may take as long as the next measured one.
     """
     own = [point for point in measured if nccl is not None and _release(point.nccl) == _release(nccl)]
     known, taken = (speed.MEASURED, own) if len(own) > 1 else (speed.OF_ANOTHER_NCCL, measured)
@@ -301,7 +324,7 @@ def _tolerance(
     return model if fail >= model.fail else speed.Tolerance(fail, microseconds=known.microseconds)
 
 
-_LATENCY_KNOWN_BYTES = 2**20  # If the smallest measured size is larger, it does not predict smaller ones
+_LATENCY_KNOWN_BYTES = 2**20  # If the smallest measured size is larger than this, it does not predict smaller sizes
 
 
 def _release(version: str | None) -> str:

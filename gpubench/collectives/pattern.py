@@ -1,15 +1,18 @@
-"""Test data computed on arrays of any NumPy-like namespace; `backends/pattern.cu` computes the same on a GPU."""
+"""Test data, computed on arrays from NumPy or a compatible library. `backends/pattern.cu` computes the same data on
+a GPU.
+"""
 
 from msgspec import Struct
 
 from gpubench.model.terms.operation import WORD, DataPattern, DataType, NumberKind, ReduceOp
 from gpubench.ports.backend import Array, ArrayNamespace
 
-STORAGE = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}  # Unsigned integers of their size, so every bit counts
+# Compare data as unsigned integers, so that every bit counts
+STORAGE = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
 class Stretch(Struct, frozen=True):
-    """Elements `[start, start + count)` of a rank's data, in buffers with these seeds."""
+    """The elements `[start, start + count)` of a rank's data, in one buffer per seed."""
 
     start: int
     count: int
@@ -17,7 +20,7 @@ class Stretch(Struct, frozen=True):
 
 
 class ArrayPattern(Struct, frozen=True):
-    """A pattern of test data on the arrays of a namespace. Results have the shape (buffers, elements)."""
+    """A test pattern as arrays from `namespace`, a NumPy-like module. Results have the shape (buffers, elements)."""
 
     namespace: ArrayNamespace
     data: DataPattern
@@ -26,7 +29,8 @@ class ArrayPattern(Struct, frozen=True):
         """Return the data that `rank` sends, as unsigned integers."""
         if self.data.op is None:
             return self._random_bits(stretch, rank)
-        # Each element begins with another rank. Rank r's turn is that rank plus r, modulo the ranks.
+        # The order in which ranks contribute differs per element. `first` is the first rank, and rank r's turn is first
+        # + r, modulo the number of ranks.
         first = _remainder(self._indices(stretch) + self._seeds(stretch), self.data.ranks)
         turn = _remainder(first + rank, self.data.ranks)
         values = self._contribution(stretch, turn)
@@ -48,12 +52,15 @@ class ArrayPattern(Struct, frozen=True):
         """Count the elements that differ by more than the pattern's tolerance."""
         if self.data.tolerance_ulp == 0:
             return int(self.namespace.count_nonzero(got != expected))
-        # Averages are of positive values, so their bits order as the values do.
+        # Only averages have a tolerance, and they are positive, so their bit patterns have the same order as their
+        # values.
         distance = self.namespace.where(got > expected, got - expected, expected - got)
         return int(self.namespace.count_nonzero(distance > self.data.tolerance_ulp))
 
     def _contribution(self, stretch: Stretch, turn: Array | int) -> Array:
-        """Return the small int32 values of contributor `turn`: one number for all elements, or one per element."""
+        """Return the int32 values of the rank at `turn`. `turn` is one number for all elements, or an array with
+        one per element.
+        """
         random, data = self._hash(stretch, turn), self.data
         if data.op is ReduceOp.PROD:
             return self._factor(random, self.namespace.asarray(turn))
@@ -67,7 +74,10 @@ class ArrayPattern(Struct, frozen=True):
         return _remainder(random, 200).astype("int32") + (data.lowest + above_neutral)
 
     def _factor(self, random: Array, turn: Array) -> Array:
-        """Return factors: 1 to 7, then four times ±1 or ±2, then ±1. Products stay below 113, so int8 is exact."""
+        """Return the factors for a product: 1 to 7 at turn 0, ±1 or ±2 at turns 1 to 4, and ±1 after that.
+
+        Products stay below 113, so int8 represents them exactly.
+        """
         namespace = self.namespace
         first = (_remainder(random, 7) + 1).astype("int32")
         doubled = ((random & 1) + 1).astype("int32")
@@ -108,7 +118,9 @@ class ArrayPattern(Struct, frozen=True):
         return self.namespace.asarray(stretch.seeds, dtype="uint32")[:, None]
 
     def _hash(self, stretch: Stretch, key: Array | int) -> Array:
-        """Return 32 random bits per (buffer, element, key), by Chris Wellons' public-domain hash lowbias32."""
+        """Return 32 random bits for each (buffer, element, key), computed with Chris Wellons' public-domain hash
+        lowbias32.
+        """
         keys = ((key + 1) * 0x27D4EB2F) & WORD
         bits = (self._indices(stretch) * 0x9E3779B1) ^ self._seeds(stretch) ^ keys
         bits ^= bits >> 16
@@ -120,7 +132,7 @@ class ArrayPattern(Struct, frozen=True):
 
 
 def _remainder(values: Array, divisor: int) -> Array:
-    """Compute unsigned `values % divisor` with a vectorised division, 5 times as fast as NumPy's remainder."""
+    """Return unsigned `values % divisor`, with a vectorised division that is 5 times as fast as NumPy's remainder."""
     whole = values // divisor
     whole *= divisor
     return values - whole

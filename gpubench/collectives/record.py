@@ -1,4 +1,4 @@
-"""The record of a collective: its calls, the data it has to move, and the request for a sweep of it."""
+"""The definition of a collective: its library call, the data that it moves, and the parameters of a sweep."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -14,7 +14,7 @@ ALIGNMENT_BYTES = 16
 
 
 class Call(Struct, frozen=True):
-    """One operation on one rank, ready to be issued."""
+    """The arguments of one operation on one rank."""
 
     send: Region
     receive: Region
@@ -27,11 +27,13 @@ class Call(Struct, frozen=True):
 
 
 class Collective(Struct, frozen=True, kw_only=True):
-    """A collective: its layout of counts, expected receive buffer, library call, and busbw factor.
+    """A collective: element counts (`layout`), expected receive buffer, library call, and busbw factor.
 
-    `in_place` is False if NCCL defines no in-place form. A `point_to_point` collective consists of sends and receives.
-    One that `decomposes` has a hierarchical form. `skewed` returns a form whose ranks receive unequal amounts. Its
-    argument is the share that the least loaded rank lacks. `row_name` replaces the name in rows.
+    `in_place` is False if NCCL defines no in-place form. `point_to_point` is true for sends and receives. `decomposes`
+    is true if there is a hierarchical form.
+
+    `skewed` returns a form with unequal amounts per rank. Its argument is the fraction by which the least loaded rank
+    receives less. `row_name` replaces the name in rows.
     """
 
     name: str
@@ -50,43 +52,48 @@ class Collective(Struct, frozen=True, kw_only=True):
 
 
 def whole(elements: int, _dtype: DataType, _ranks: int) -> Layout:
-    """Lay out buffers that hold the whole size on every rank."""
+    """Return a layout in which every rank sends and receives all elements."""
     return Layout(count=elements, send=elements, receive=elements)
 
 
 def count_per_rank(elements: int, dtype: DataType, ranks: int) -> int:
-    """Return the elements of one rank's block, rounded down to 16 bytes as in nccl-tests."""
+    """Return the number of elements in one rank's block, rounded down to 16 bytes as in nccl-tests."""
     step = ALIGNMENT_BYTES // dtype.size_bytes
     return elements // ranks // step * step
 
 
 def gathered(elements: int, dtype: DataType, ranks: int) -> Layout:
-    """Lay out one sent block and all received blocks. In place, a rank's block is where the result has it."""
+    """Return a layout with one sent block and a received block per rank.
+
+    In place, a rank sends from the position of its own block in the receive buffer.
+    """
     block = count_per_rank(elements, dtype, ranks)
     return Layout(count=block, send=block, receive=block * ranks, in_place_send=block)
 
 
 def scattered(elements: int, dtype: DataType, ranks: int) -> Layout:
-    """Lay out all sent blocks and one received block. In place, the result replaces the rank's own block."""
+    """Return a layout with a sent block per rank and one received block. In place, the result overwrites the rank's
+    own block.
+    """
     block = count_per_rank(elements, dtype, ranks)
     return Layout(count=block, send=block * ranks, receive=block, in_place_receive=block)
 
 
 def every_block(layout: Layout, ranks: int) -> tuple[Segment, ...]:
-    """Expect that block r is what rank r sent."""
+    """Return the expected receive buffer, in which block r is the data that rank r sent."""
     block = layout.count
     return tuple(Segment(offset=source * block, count=block, start=0, source=source) for source in range(ranks))
 
 
 class Movement(Struct, frozen=True):
-    """The least elements that must leave a rank, and arrive there."""
+    """The minimum number of elements that a rank must send and receive."""
 
     sent: int
     received: int
 
 
 def least_moved(collective: Collective, layout: Layout, rank: int, ranks: int, root: int) -> Movement:
-    """Return a rank's least movement: the data of others that it needs, and its data that others need."""
+    """Return how many elements of other ranks' data a rank needs, and how many of its own other ranks need."""
     others = [other for other in range(ranks) if other != rank]
     wanted = (
         (segment.start, segment.start + segment.count)
@@ -95,7 +102,7 @@ def least_moved(collective: Collective, layout: Layout, rank: int, ranks: int, r
         if segment.source in (None, rank)
     )
     sent = end = 0
-    for first, last in sorted(set(wanted)):  # spans may overlap
+    for first, last in sorted(set(wanted)):  # several ranks may need the same elements
         sent += max(0, last - max(first, end))
         end = max(end, last)
     arriving = (
@@ -105,7 +112,7 @@ def least_moved(collective: Collective, layout: Layout, rank: int, ranks: int, r
 
 
 def exchanges(collective: Collective, layout: Layout, ranks: int, root: int) -> Iterator[tuple[int, int]]:
-    """Yield the ordered pairs of ranks that send to each other."""
+    """Yield (sender, receiver) for all pairs of ranks that exchange data."""
     for rank in range(ranks):
         for segment in collective.expected(layout, rank, ranks, root):
             if segment.source not in (None, rank):
@@ -113,7 +120,9 @@ def exchanges(collective: Collective, layout: Layout, ranks: int, root: int) -> 
 
 
 class Hierarchy(Struct, frozen=True):
-    """The collectives of one rank: among all ranks, in its node, and among ranks with its place on other nodes."""
+    """One rank's communicators for a hierarchical collective: all ranks, its node, and ranks with the same local
+    rank.
+    """
 
     whole: CollectiveCalls
     node: CollectiveCalls
@@ -124,11 +133,15 @@ class Hierarchy(Struct, frozen=True):
 
     @staticmethod
     def fits(count: int, dtype: DataType, ranks_a_node: int) -> bool:
-        """True if each rank of a node gets a block."""
+        """True if each rank of a node gets at least one 16-byte block."""
         return count_per_rank(count, dtype, ranks_a_node) > 0
 
     def all_reduce(self, call: Call) -> Launch:
-        """Reduce in three steps. Elements beyond whole 16-byte blocks are reduced flat."""
+        """All-reduce in three steps: reduce-scatter in the node, all-reduce across nodes, and all-gather in the
+        node.
+
+        Elements that do not fill equal 16-byte blocks are reduced over all ranks directly.
+        """
         block = count_per_rank(call.count, call.dtype, self.ranks_a_node)
         own = _from(call.receive, self.place * block, call.dtype)
         parts = [
@@ -148,9 +161,9 @@ def _from(region: Region, elements: int, dtype: DataType) -> Region:
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """The request for a sweep of any collective. `ops` applies to reductions.
+    """The parameters of a sweep, for any collective. `ops` applies to reductions.
 
-    With 0 `graph_replays` no graph is captured. With 0 `cycles` the sweep repeats until it is interrupted.
+    If `graph_replays` is 0, no CUDA graph is captured. If `cycles` is 0, the sweep repeats until it is interrupted.
     """
 
     sizes: tuple[Bytes, ...]
@@ -166,18 +179,18 @@ class Asked(Struct, frozen=True, kw_only=True):
     cycles: Count = 1
 
     def request(self, collective: Collective) -> "SweepRequest":
-        """Return the request for one collective, skewed if asked for."""
+        """Return the parameters for one collective, in its skewed form if `skew` is set."""
         if self.skew is not None and collective.skewed is not None:
             collective = collective.skewed(self.skew)
         return SweepRequest(collective=collective, **{name: getattr(self, name) for name in Asked.__struct_fields__})
 
 
 class SweepRequest(Asked, frozen=True, kw_only=True):
-    """The request for a sweep of one collective."""
+    """The parameters of a sweep for one collective."""
 
     collective: Collective
 
     @property
     def asked(self) -> Asked:
-        """The request without the collective, for a recording."""
+        """The parameters without the collective, for a recording."""
         return Asked(**{name: getattr(self, name) for name in Asked.__struct_fields__})

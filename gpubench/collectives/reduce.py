@@ -1,4 +1,4 @@
-"""reduce: the root ends with the reduction of all ranks' buffers."""
+"""reduce: the root receives the reduction of all ranks' buffers."""
 
 from gpubench.collectives.record import Collective, whole
 from gpubench.model.terms.operation import Segment, whole_factor

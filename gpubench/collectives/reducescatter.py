@@ -1,4 +1,4 @@
-"""reducescatter: rank r ends with block r of the reduction of all ranks' buffers."""
+"""reducescatter: rank r receives block r of the reduction of all ranks' buffers."""
 
 from gpubench.collectives.record import Collective, scattered
 from gpubench.model.terms.operation import Segment, all_but_own_factor

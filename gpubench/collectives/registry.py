@@ -1,4 +1,6 @@
-"""The collectives that gpubench measures, in the order of its help. A new one is one file and one line here."""
+"""The collectives that gpubench measures, in the order of the help text. To add one, add its module and one line
+here.
+"""
 
 from functools import cache
 from importlib import import_module
@@ -18,18 +20,18 @@ SUMMARIES = {
     "scatter": "Measure scatter: a block of the root's buffer, on each rank.",
     "sendrecv": "Measure send and receive around a ring: to the next rank, from the previous (pipelines).",
 }
-"""Help texts by name. The module of the same name has the record, under the name in capitals."""
+"""Help texts by name. The collective is defined in the module of that name, as a constant in capitals."""
 
 
 @cache
 def collective_named(name: str) -> "Collective":
-    """Return a collective without importing the others."""
+    """Import one collective's module and return the collective."""
     collective: Collective = getattr(import_module(f"gpubench.collectives.{name}"), name.upper())
     return collective
 
 
 def __getattr__(name: str) -> "tuple[Collective, ...]":
-    """Import all collectives when `COLLECTIVES` is first used."""
+    """Import all collectives on first use of `COLLECTIVES`."""
     if name != "COLLECTIVES":
         raise AttributeError(name)
     return tuple(map(collective_named, SUMMARIES))

@@ -1,4 +1,4 @@
-"""scatter: rank r ends with block r of the root's buffer."""
+"""scatter: rank r receives block r of the root's buffer."""
 
 from gpubench.collectives.record import Collective, scattered
 from gpubench.model.terms.operation import Segment, all_but_own_factor

@@ -1,4 +1,4 @@
-"""sendrecv: every rank sends its buffer to the next rank and receives the previous one's, around a ring."""
+"""sendrecv: every rank sends its buffer to the next rank in a ring, and receives the previous rank's buffer."""
 
 from gpubench.collectives.record import Call, Collective, whole
 from gpubench.model.terms.operation import Segment, whole_factor
