@@ -1,1 +1,1 @@
-"""The hardware seam: what a measurement needs from a machine, small Protocols by subject."""
+"""The interface between measurements and hardware, as small Protocols by subject."""

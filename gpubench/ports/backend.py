@@ -1,4 +1,4 @@
-"""What a measurement needs from a backend of collectives on one rank."""
+"""What a measurement of collectives needs from a backend, on one rank."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -9,90 +9,100 @@ from gpubench.model.terms.operation import Block, DataPattern, DataType, ReduceO
 from gpubench.model.terms.overlap import Partner, StepMarks, StepOrder
 from gpubench.ports.group import Group
 
-Launch = Callable[[], object]  # An operation with all its arguments bound: calling it issues the operation
+Launch = Callable[[], object]  # An operation with all its arguments bound. Calling it issues the operation
 
 
 class BatchedLaunch(Protocol):
-    """A launch that records how long each batch of its operations takes."""
+    """A launch of many operations that records the time of each batch of them."""
 
     def __call__(self) -> object: ...
 
     def batch_seconds(self) -> Sequence[float]:
-        """Return the seconds of every batch except the first, which includes the start."""
+        """Return the time of each batch in seconds, except the first batch, which includes the start-up."""
 
 
 class LaunchTimer(Protocol):
-    """Joins many operations into one launch, and times launches."""
+    """Combine many operations into one launch, and time launches."""
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """Return one launch that issues all launches in order, or replays a captured graph of them."""
+        """Return one launch that issues all `launches` in order.
+
+        If `graph_replays` is not 0, the launch replays a captured graph of them this many times.
+        """
 
     def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-        """Return one launch that issues all launches in order, and reads a clock after every `operations` of them."""
+        """Return one launch that issues all `launches` in order and reads a clock after every `operations` of them."""
 
     def once(self, launch: Launch) -> None:
-        """Warm up: issue an operation and wait for it, without timing or progress."""
+        """Issue an operation once and wait for it, as a warm-up. Do not time it or report progress."""
 
     def seconds(self, launch: Launch) -> float:
-        """Return the wall seconds from issuing the launch until all its operations are done."""
+        """Return the wall time in seconds from issuing the launch until all its operations have completed."""
 
     def together(self, launch: Launch) -> float:
-        """Return the seconds from when every rank is ready to issue the launch. Every rank has to call it."""
+        """Return the time in seconds from the moment all ranks are ready until the launch has completed. A
+        collective call.
+        """
 
 
 @runtime_checkable
 class IssueClock(Protocol):
-    """A timer that also measures how long the host takes to issue operations."""
+    """A timer that can also measure how long the host takes to issue operations."""
 
     def issue_seconds(self, launch: Launch, operations: int) -> float | None:
-        """Return the host seconds to issue one operation of the last timing. None if the device's queue was full."""
+        """Return the host time in seconds to issue one of the operations timed last. None if the device's queue was
+        full.
+        """
 
 
 Array = Any  # A NumPy or CuPy array
-ArrayNamespace = Any  # The module of an array: `numpy` or `cupy`
+ArrayNamespace = Any  # The module that an array belongs to: `numpy` or `cupy`
 
 
 class Memory(Protocol):
-    """One allocation of a backend, which can be filled with test data and checked."""
+    """A memory allocation by a backend, which can be filled with test data and verified."""
 
     @property
     def size_bytes(self) -> int: ...
 
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
-        """Return a writable view of `count` elements, as an array of a NumPy dtype."""
+        """Return a writable view of `count` elements, as an array with this NumPy dtype."""
 
     def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
-        """Write the data that `rank` sends into a block."""
+        """Write the test data that `rank` sends into a block."""
 
     def fill_byte(self, size_bytes: int, value: int) -> None: ...
 
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
-        """Count the wrong elements of blocks. Each block has the data of a rank, or the reduction if that is None."""
+        """Count the wrong elements in blocks. Each block comes with the rank whose data it should contain.
+
+        None instead of a rank stands for the reduction over all ranks.
+        """
 
 
 class BufferSource(Protocol):
-    """Allocates the buffers of a sweep."""
+    """Allocate the buffers for a sweep."""
 
     @property
     def buffers(self) -> int:
-        """How many buffers of the largest size a sweep needs, including the backend's workspace."""
+        """The number of buffers of the largest size that a sweep needs, including the backend's workspace."""
 
     def free_bytes(self) -> int: ...
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Allocate memory that is freed when the backend is closed."""
+        """Allocate memory, which is freed when the backend is closed."""
 
 
 @runtime_checkable
 class SharedMemory(Protocol):
-    """A backend that can use the buffers of other backends with the same `memory_source`."""
+    """A backend that can use buffers from other backends with the same `memory_source`."""
 
     @property
     def memory_source(self) -> object: ...
 
 
 class Region(Struct, frozen=True):
-    """The part of an allocation from `offset_bytes` on."""
+    """The part of a memory allocation that starts at `offset_bytes`."""
 
     memory: Memory
     offset_bytes: int
@@ -104,10 +114,10 @@ class Region(Struct, frozen=True):
 
 
 class OverlapSteps(Protocol):
-    """Runs steps of computation and communication, each of which begins when the step before it is done."""
+    """Run steps of computation and communication. Each step starts when the previous one has completed."""
 
     def prepare(self, partner: Partner, gemm_side: int, dtype: DataType) -> None:
-        """Allocate the memory of a partner, and compute its expected result once."""
+        """Allocate memory for a partner, which is the computation in a step, and compute its expected result."""
 
     def run(
         self,
@@ -118,39 +128,42 @@ class OverlapSteps(Protocol):
         steps: int,
         look: Callable[[int], object],
     ) -> list[StepMarks]:
-        """Run steps of one collective (of `collectives` in turn) and `operations` operations of the partner.
+        """Run steps, each with one collective and `operations` operations of the partner. Steps use `collectives`
+        in turn.
 
-        Meanwhile call `look` with the number of steps that were completed since its last call. Return marks in seconds
-        since the first mark.
+        Meanwhile, call `look` with the number of steps that have completed since its last call. Return each step's time
+        marks, in seconds since the first mark.
         """
 
     def partner_wrong(self, partner: Partner) -> int:
-        """Count the elements of the partner's result that differ from the result that it computes alone."""
+        """Count the elements of the partner's result that differ from its result without a collective."""
 
 
 class LibraryLog(Protocol):
-    """The log of a communication library in this process."""
+    """The log that a communication library writes in this process."""
 
     @property
     def no_log(self) -> str:
-        """The reason why the log cannot be read, or ''."""
+        """The reason why the log is unreadable, or '' if it is readable."""
 
     @property
     def no_tuning(self) -> str:
-        """The reason why the log names no algorithm, or ''."""
+        """The reason why the log names no algorithm, or '' if it does."""
 
     def is_readable(self) -> bool:
-        """True if the log can be read. Call it after the library's first call. Otherwise `no_log` has the reason."""
+        """True if the log is readable. Otherwise `no_log` has the reason. Call this after the library's first call."""
 
     def lines(self) -> list[bytes]:
-        """Return the complete lines since the last call."""
+        """Return the complete lines that were written since the last call."""
 
     def switch_off(self) -> None:
-        """Stop reading. From then on the library logs as the user set it."""
+        """Stop reading the log, and restore the user's own logging settings."""
 
 
 class CollectiveCalls(Protocol):
-    """NCCL's collectives. Each method binds the arguments and returns the launch. Counts are those of NCCL's calls."""
+    """NCCL's collectives. Each method binds its arguments and returns a launch. Counts have the same meaning as in
+    NCCL.
+    """
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch: ...
 
@@ -165,7 +178,7 @@ class CollectiveCalls(Protocol):
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch: ...
 
     def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
-        """Send block r, of `counts[r]` elements, to rank r. All ranks have the same counts."""
+        """Send a block with `counts[r]` elements to each rank r. All ranks have the same counts."""
 
     def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch: ...
 
@@ -177,48 +190,48 @@ class CollectiveCalls(Protocol):
 
 
 class Backend(BufferSource, LaunchTimer, Protocol):
-    """The collectives of one rank, their memory, and their clock."""
+    """One rank's collectives, with the memory and the clock for measuring them."""
 
     @property
     def name(self) -> str:
-        """The backend's name on the command line and in rows."""
+        """The name of the backend on the command line and in rows."""
 
     @property
     def calls(self) -> CollectiveCalls: ...
 
     def libraries(self) -> Mapping[str, str]:
-        """Return versions and files of the libraries, by name, for the metadata."""
+        """Return the version and file of each library, by name, for the run's metadata."""
 
     def close(self) -> None:
-        """Free memory and communicators."""
+        """Free all memory and communicators."""
 
 
 class MultiGroupBackend(Backend, Protocol):
-    """A backend that opens more communicators, which use the same memory, stream and clock."""
+    """A backend that can create further communicators. They share its memory, stream and clock."""
 
     def open(self, group: Group) -> CollectiveCalls:
-        """Return the collectives of a new communicator. Every rank of the group has to call it."""
+        """Create a communicator and return its collectives. Every rank in the group must call this."""
 
     def drop(self, calls: CollectiveCalls) -> None:
-        """Drop a communicator from `open`, even if it is broken."""
+        """Release a communicator that `open` created, even if it is broken."""
 
     def chain(self, launches: Sequence[Launch]) -> Launch:
-        """Join operations into one. Each begins when the one before it is done."""
+        """Return one launch that runs these operations in order. Each starts when the previous one has completed."""
 
 
 @runtime_checkable
 class SeveralKernels(Protocol):
-    """A backend with several kernels, which otherwise chooses one per size."""
+    """A backend with several kernels. By default, it chooses a kernel for each size."""
 
     def select_kernel(self, kernel: str) -> CollectiveCalls:
-        """Return the collectives of all ranks with one kernel at every size."""
+        """Return collectives over all ranks that use one kernel for every size."""
 
 
 @runtime_checkable
 class AbortableBackend(Protocol):
-    """A backend whose communicators another thread can abort during an operation."""
+    """A backend whose communicators can be aborted from another thread during an operation."""
 
     def trouble(self) -> str:
-        """Return the library's asynchronous error, or ''."""
+        """Return the library's asynchronous error, or '' if there is none."""
 
     def abort(self) -> None: ...

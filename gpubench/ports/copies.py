@@ -1,4 +1,4 @@
-"""What a measurement needs to copy between GPUs, to use managed memory, and to count bytes on links."""
+"""What a measurement needs for copies between GPUs, for managed memory, and for counting bytes on links."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from gpubench.ports.backend import Memory, Region
 
 
 class CopyStream(Struct, frozen=True):
-    """Consecutive copies from one region to another, on a stream of the GPU at position `by`."""
+    """Copies from one region to another, one after another, on a stream of GPU `by`."""
 
     by: int
     engine: Engine
@@ -20,75 +20,85 @@ class CopyStream(Struct, frozen=True):
 
 
 class Copies(Protocol):
-    """Timed copies between the GPUs of one process. GPUs are named by their position."""
+    """Timed copies between GPUs of one process. GPUs are identified by their position in `gpus`."""
 
     @property
     def gpus(self) -> Sequence[CopyGpu]: ...
 
     def can_reach(self, source: int, destination: int) -> bool:
-        """True if CUDA allows peer access between these GPUs."""
+        """True if CUDA reports that peer access between these GPUs is possible."""
 
     def enable(self, source: int, destination: int) -> None:
-        """Enable peer access. Raise CouldNotMeasureError if CUDA refuses."""
+        """Enable peer access. Raise CouldNotMeasureError if CUDA refuses it."""
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
-        """Allocate memory on a GPU or the host, kept until `close`. Raise CouldNotMeasureError."""
+        """Allocate memory on a GPU or the host, which is freed by `close`. Raise CouldNotMeasureError if that fails."""
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
-        """Return the seconds from a common start until every stream made its copies. Raise CouldNotMeasureError."""
+        """Return the time in seconds from a common start until all streams have completed `repeats` copies.
+
+        Raise CouldNotMeasureError if a copy fails.
+        """
 
     def close(self) -> None:
         """Free all memory and disable peer access."""
 
 
 class RankCopies(Protocol):
-    """Timed copies between the GPU of this rank and the GPUs of others. All methods may raise CouldNotMeasureError."""
+    """Timed copies between this rank's GPU and GPUs of other ranks. All methods may raise CouldNotMeasureError."""
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Allocate memory on this rank's GPU, kept until `close`."""
+        """Allocate memory on this rank's GPU, which is freed by `close`."""
 
     def export(self, memory: Memory) -> bytes:
-        """Return a handle by which other ranks of this node can copy this memory."""
+        """Return a handle with which other ranks on this node can access this memory."""
 
     def copy(self, own: Memory, other: bytes, direction: Direction, size_bytes: int, repeats: int) -> float:
-        """Return the seconds of copies by this GPU to or from another rank's memory."""
+        """Copy between this GPU and another rank's memory, and return the time in seconds. `other` is a handle from
+        `export`.
+        """
 
     def exchange(self, own: Memory, peer: int, size_bytes: int, repeats: int, *, sends: bool) -> float:
-        """Return the seconds in which `own` was sent to the peer, or received from it."""
+        """Send `own` to the peer, or receive it from the peer, and return the time in seconds."""
 
     def release(self) -> None:
-        """Close other ranks' memory. Every rank has to call it before any rank calls `close`."""
+        """Close the handles of other ranks' memory. Every rank must call this before any rank calls `close`."""
 
     def close(self) -> None: ...
 
 
-HOST = HostMemory.PAGEABLE  # The host as a place of managed pages, which are ordinary host memory there
+HOST = HostMemory.PAGEABLE  # Pages of managed memory that are on the host are ordinary, pageable host memory
 
 
 class ManagedMemory(Protocol):
-    """Managed memory and the place of its pages: a GPU's position, or `HOST`. Methods raise CouldNotMeasureError."""
+    """Managed memory, whose pages are on a GPU, identified by its position, or on `HOST`.
+
+    All methods may raise CouldNotMeasureError.
+    """
 
     def support(self) -> Sequence[ManagedSupport]:
-        """Return CUDA's attributes of every GPU, in their order."""
+        """Return CUDA's attributes for managed memory, one entry per GPU."""
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Allocate managed memory, kept until `close`. At most `MANAGED_MEMORY_SHARE` of free memory is available."""
+        """Allocate managed memory, which is freed by `close`. The limit is `MANAGED_MEMORY_SHARE` of free memory."""
 
     def on(self, memory: Memory, place: Place) -> Memory:
-        """Return a view of the memory that is filled and checked by a GPU's kernels, or by the host."""
+        """Return a view of managed memory that is filled and verified by kernels on a GPU, or by the host."""
 
     def prefetch(self, memory: Memory, place: Place, by: int) -> float:
-        """Return the seconds in which the driver moved all pages, on a stream of the GPU `by`."""
+        """Prefetch all pages to `place` on a stream of GPU `by`, and return the time in seconds."""
 
     def advise(self, memory: Memory, place: Place, accessor: int, *, stays: bool) -> None:
-        """Advise the driver to keep pages at a place and map them for a GPU, or remove this advice."""
+        """Advise the driver to keep pages at `place` and map them on GPU `accessor`. Remove this advice if `stays`
+        is false.
+        """
 
     def seconds(self, stream: CopyStream) -> float:
-        """Return the seconds of one copy by a kernel, from or to managed memory."""
+        """Run one copy by a kernel from or to managed memory, and return the time in seconds."""
 
 
 class LinkBytes(Struct, frozen=True):
-    """Bytes on a GPU's NVLinks together, and on its PCIe link (wraps at 2^32). None if not counted."""
+    """Bytes counted on all NVLinks of a GPU and on its PCIe link. None if not counted. PCIe counters wrap at 2^32."""
 
     nvlink_sent: int | None = None
     nvlink_received: int | None = None
@@ -97,6 +107,6 @@ class LinkBytes(Struct, frozen=True):
 
 
 class LinkCounters(Protocol):
-    """Byte counters of the links of GPUs."""
+    """Byte counters for the links of several GPUs."""
 
     def read(self, gpu: int) -> LinkBytes: ...

@@ -1,4 +1,4 @@
-"""The ranks of a job as a group, and the receiver of their rows."""
+"""A job's ranks as a group, and the listener for measured rows."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
@@ -12,16 +12,16 @@ RowT = TypeVar("RowT", contravariant=True)
 
 
 class Group(Protocol):
-    """The ranks of a job, or some of them. All of them have to call each method, in the same order."""
+    """Some or all ranks of a job. All ranks in the group must call each method, in the same order."""
 
     rank: int
     size: int
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's value, in rank order, on every rank."""
+        """Return the values of all ranks in rank order, on every rank."""
 
     def collect(self, value: T) -> list[T] | None:
-        """Return every rank's value, in rank order, on rank 0. None on other ranks."""
+        """Return the values of all ranks in rank order, on rank 0 only. None on other ranks."""
 
     def broadcast(self, value: T | None, root: int = 0) -> T: ...
 
@@ -31,27 +31,27 @@ class Group(Protocol):
         """Return the elementwise maximum over all ranks, on every rank."""
 
     def clock_offset(self) -> "ClockOffset":
-        """Return this rank's `perf_counter` minus rank 0's."""
+        """Estimate this rank's `perf_counter` minus rank 0's."""
 
     def split(self, color: int, key: int) -> "Group":
-        """Return the group of the ranks with the same color, ordered by key (`MPI_Comm_split`)."""
+        """Return the group of all ranks with the same color, ordered by key, as `MPI_Comm_split` does."""
 
 
 @runtime_checkable
 class NativeBarrier(Protocol):
-    """A group whose barrier is a C call."""
+    """A group whose barrier can be called from C."""
 
     def barrier_call(self) -> tuple[int, ...] | None:
-        """Return the address of the function and its argument. None if the address is unknown."""
+        """Return the address of the barrier function and its argument. None if the address is unknown."""
 
 
 class Listener(Protocol[RowT]):
-    """Prints and stores rows while a measurement runs, here or in another process."""
+    """Print and store rows during a measurement, in this process or in the launcher."""
 
     def begin(self, metadata: "Metadata") -> None: ...
 
     def progress(self, done: int, total: int, label: str) -> None:
-        """Report that `done` of `total` rows are measured, and the label of the next row."""
+        """Report how many of `total` rows are done, and the label of the next row."""
 
     def row(self, row: RowT) -> None: ...
 
