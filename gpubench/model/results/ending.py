@@ -1,4 +1,7 @@
-"""The end of a run: its exit code, from verdict, command and --strict, and the wording of its last line."""
+"""The end of a run: its exit code, the rules for gates, and the composition of its last line.
+
+A gate is a command that never exits 0 if it judged nothing.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
     from gpubench.model.results.figures import SpeedFigures
 
 
-EXCERPT = "excerpt"  # The finding that only a part of a log was judged
-NOTHING_TO_CONNECT = "nothing-to-connect"  # The finding that a log has only communicators of one rank
+EXCERPT = "excerpt"  # ID of the finding that only part of a log was judged
+NOTHING_TO_CONNECT = "nothing-to-connect"  # ID of the finding that all communicators in a log have a single rank
 _DOUBTS = (Verdict.WARN, Verdict.INCONCLUSIVE)
 _STRICT, _BRIEF = "strict", "brief"
 
@@ -29,21 +32,22 @@ def is_strict(options: Mapping[str, Any]) -> bool:
 
 
 def is_brief(options: Mapping[str, Any]) -> bool:
-    """Return whether a check ran as `gpubench` without a command, which prints ten lines."""
+    """Return whether this is the check that `gpubench` runs without a command, which prints ten lines."""
     return options.get(_BRIEF) is True
 
 
 def compute_exit_code(metadata: Metadata, report: Report) -> int:
-    """Return 1 for FAIL and 3 for ERROR, in every command. A gate that judged nothing also returns 3.
+    """Return the exit code: 1 for FAIL and 3 for ERROR in every command, and 3 for a gate that judged nothing.
 
-    With --strict a doubt is 1, and nothing judged is 3.
+    With --strict, WARN and INCONCLUSIVE return 1, and a run that judged nothing returns 3.
     """
     strict, verdict = is_strict(metadata.options), report.verdict
     nothing_judged = verdict is Verdict.SKIP or (verdict is Verdict.INCONCLUSIVE and metadata.subject == "scan")
     if nothing_judged:
-        from gpubench.model.results.topo import GpuRow  # late, because ranks compute exit codes and do not need facts
+        # imported here, because ranks compute exit codes and do not need facts
+        from gpubench.model.results.topo import GpuRow
 
-        # Comparisons of different machines and short checks without GPUs are tables, not gates.
+        # A comparison of different machines, or a short check without GPUs, is a table and not a gate
         is_table = MachineRow.section in report.sections or (is_brief(metadata.options) and not report.rows(GpuRow))
         is_gate = metadata.command_record.is_gate and not is_table
         return errors.COULD_NOT_MEASURE if strict or is_gate else errors.DONE
@@ -53,10 +57,10 @@ def compute_exit_code(metadata: Metadata, report: Report) -> int:
 
 
 def apply_gate(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_style: bool) -> Report:
-    """Return the report to present, with SKIP instead of PASS if a gate must not pass.
+    """Return the report to present. Replace PASS with SKIP if a gate must not pass.
 
-    A gate does not pass if no speed was judged, if only a part of a log was read, or if paths were not seen. In every
-    command, a speed far above the expected one does not pass.
+    A gate does not pass if no speed was judged, if only part of a log was read, or if some paths are unknown. No
+    command passes with a speed far above the expected one.
     """
     doubts = [finding for finding in report.findings if finding.severity not in (Verdict.PASS, Verdict.SKIP)]
     is_noise = report.verdict is Verdict.INCONCLUSIVE and all(doubt.id == TOO_NOISY for doubt in doubts)
@@ -73,22 +77,22 @@ def apply_gate(metadata: Metadata, report: Report, figures: "SpeedFigures", *, e
     return replace(report, verdict=Verdict.SKIP) if figures.doubt or unjudged or (is_asked and is_part) else report
 
 
-MOST_CHARACTERS = 160  # Terminals, chats and monitoring systems show this many without cutting
+MOST_CHARACTERS = 160  # Terminals, chats and monitoring systems show this many characters in one line
 ALWAYS, NEXT, SOON, LATER, LAST = range(5)
-"""Importance of a part. ALWAYS parts are kept. NEXT parts are added if their shortest wording fits beside the
-command. The others are added in this order while they fit.
+"""Importance of a part. ALWAYS parts are kept. NEXT parts are added if their shortest wording fits together with
+the command. The others are added in this order if they fit.
 """
 
 
 class LinePart(Struct, frozen=True):
-    """A part of the last line: its wordings, the longest first, and its importance."""
+    """A part of the last line: its importance, and its wordings from longest to shortest."""
 
     wordings: tuple[str, ...]
     importance: int = ALWAYS
 
 
 def part(*wordings: str, importance: int = ALWAYS) -> LinePart:
-    """Make a part from wordings. Ignore empty ones."""
+    """Make a part from wordings. Ignore empty wordings."""
     clean = (" ".join(wording.replace("; ", ", ").split()).rstrip(".,:; ") for wording in wordings)
     return LinePart(tuple(filter(None, clean)), importance)
 
@@ -96,10 +100,10 @@ def part(*wordings: str, importance: int = ALWAYS) -> LinePart:
 def last_line(
     verdict: Verdict, origin: str, parts: Sequence[LinePart], ends: Sequence[str] = (), most: int | None = None
 ) -> str:
-    """Build the last line from its parts, in order.
+    """Compose the last line from its parts, in the order of `parts`.
 
-    Each part gets its longest wording that fits, the most important part first. Parts that do not fit are left out. No
-    part or command is cut, except a first part that is too long alone, which is cut after a word. The first of `ends`
+    The most important part is placed first, with its longest wording that fits. Parts that do not fit are omitted.
+    Parts and commands are never cut, except that a first part that is too long is cut after a word. The first of `ends`
     that fits is appended.
     """
     head = f"{verdict} (simulated)" if origin == Origin.SIMULATED else str(verdict)

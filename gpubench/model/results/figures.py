@@ -1,4 +1,4 @@
-"""The speeds of a run for its last line, and the measurements that checks judge."""
+"""The speeds that the last line of a report shows, and the measurements that `gpubench check` judges."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -27,13 +27,13 @@ COLLECTIVE_NAMES = {
     "sendrecv": "send and receive",
 }
 _OWN_NAMES = {shown: name for name, shown in COLLECTIVE_NAMES.items()}
-_PAIR = " → "  # Joins the two ends in the subject of a finding on pairs
-_ROUNDING_PERCENT = 1.0  # Findings round their percentage
+_PAIR = " → "  # Separates the two ends in the subject of a finding about pairs
+_ROUNDING_PERCENT = 1.0  # Percentages in findings are rounded
 _BAD = (Verdict.FAIL, Verdict.WARN)
 
 
 class SpeedFigure(Struct, frozen=True):
-    """A measured and an expected bandwidth. Below 64 MiB `time_us` and `expected_us` matter more."""
+    """A measured speed with its expected value. Below 64 MiB, the times matter more than the bandwidths."""
 
     what: str
     gb_s: float
@@ -45,15 +45,15 @@ class SpeedFigure(Struct, frozen=True):
     time_us: float | None = None
     expected_us: float | None = None
     shares_gpus: bool = False
-    """Whether its ranks share GPUs, so that no speed can be expected."""
+    """Whether its ranks share GPUs. Then there is no expected speed."""
     doubt: str = ""
-    """Why it is not judged, if it is far faster than expected."""
+    """Why the speed is not judged although an expectation exists: it is much faster than expected."""
     ends: tuple[DevicePlace, ...] = ()
-    """The two GPUs of a copy."""
+    """The two GPUs between which the data was copied."""
 
     @property
     def is_small(self) -> bool:
-        """Whether its time matters more than its bandwidth."""
+        """Whether the size is so small that the time matters more than the bandwidth."""
         return self.size_bytes < LARGE_BYTES
 
     @property
@@ -62,9 +62,7 @@ class SpeedFigure(Struct, frozen=True):
 
 
 class SpeedFigures(Struct):
-    """The best row of each collective, the slowest pair of copies at the largest size, and all rows that are too
-    slow.
-    """
+    """The best row of each collective, the slowest pair at the largest size, and all rows that are too slow."""
 
     slowest: SpeedFigure | None = None
     checked: bool = False
@@ -87,7 +85,7 @@ class SpeedFigures(Struct):
 
     @property
     def is_unjudged(self) -> bool:
-        """Whether the speed of copies or of a collective's largest size was not judged, except on shared GPUs."""
+        """Whether the speed of copies, or of a collective at its largest size, was not judged. Ignore shared GPUs."""
         every = list(self.all())
         collectives = [figure for figure in self._largest.values() if not figure.shares_gpus]
         copies = every[:1] if self._pairs or not collectives else []
@@ -95,12 +93,15 @@ class SpeedFigures(Struct):
 
     @property
     def doubt(self) -> str:
-        """Why the speed of the report is not judged, if it is far faster than expected."""
+        """Why the report's speed is not judged: it is much faster than expected. Empty if it is judged."""
         figures = (*self.all(), *self._largest.values())
         return next((figure.doubt for figure in figures if figure.doubt and not figure.is_judged), "")
 
     def all(self) -> Iterator[SpeedFigure]:
-        """Yield copies between GPUs (or to host memory, if no GPU has peer access), then collectives in their order."""
+        """Yield the speed of copies between GPUs, then the speed of each collective in order of first appearance.
+
+        If no GPU pair has peer access, yield copies to host memory too.
+        """
         best = max(self._pairs, default=None)
         if best is not None:
             yield self._pairs[best]
@@ -113,7 +114,7 @@ class SpeedFigures(Struct):
         self.wrong += row.wrong or 0
         self._backend = self._backend or row.backend
         if row.backend != self._backend or row.ranks == 1:
-            return  # Only the first of several backends is judged, and one rank has no speed
+            return  # Judge only the first of several backends. A single rank has no bus bandwidth
         figure = SpeedFigure(
             what=COLLECTIVE_NAMES.get(row.collective, row.collective),
             gb_s=row.reached_gb_s,
@@ -182,7 +183,10 @@ class SpeedFigures(Struct):
         self.unchecked = self.unchecked or not are_verified
 
     def find_slowest(self, finding: Finding) -> SpeedFigure | None:
-        """Return the slow figure that a finding is about: on its devices, and no slower than the finding reports."""
+        """Return the slowest speed that belongs to a finding, or None.
+
+        It was measured on the finding's devices, and is no slower than the finding reports.
+        """
         return min((figure for figure in self._slow.values() if _is_about(figure, finding)), key=_rank, default=None)
 
     def _note_slow(self, figure: SpeedFigure, verdict: str | None) -> None:
@@ -198,7 +202,7 @@ class SpeedFigures(Struct):
 
 
 def _rank(figure: SpeedFigure) -> tuple[bool, bool, float]:
-    """Sort collectives before copies, large sizes before small ones, then the slowest first."""
+    """Return a sort key: collectives before copies, large sizes before small ones, then the slowest first."""
     return figure.what == PEER_COPIES, figure.is_small, figure.expected_percent or 0.0
 
 
@@ -225,7 +229,7 @@ def is_pinned(row: PairRow) -> bool:
 
 
 class Need(StrEnum):
-    """The input of a check: facts, or a kind of measurement."""
+    """The input that a check needs: facts about the machine, or one type of measurement."""
 
     FACTS = "facts"
     PEER_COPIES = "peer copies"
@@ -236,7 +240,7 @@ class Need(StrEnum):
 
 
 class FailedOnNode(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A measurement that failed on one of several nodes, and why."""
+    """A measurement that failed on one of several nodes, with the reason."""
 
     node: str
     need: Need
@@ -244,10 +248,11 @@ class FailedOnNode(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """The measurements of a run. `findings` come from measuring: wrong data, failed copies, host-staged paths.
+    """The measurements of a run, and the findings made while measuring: wrong data, failed copies, host-staged
+    paths.
 
-    `left_out` says why a measurement was skipped (--quick, a single GPU), `failed` why it failed everywhere, and
-    `failed_on` why it failed on one node.
+    `left_out` contains the reason for each skipped measurement (--quick, a single GPU). `failed` contains the reason
+    for each measurement that failed on all nodes, and `failed_on` those that failed on single nodes.
     """
 
     pairs: tuple[PairRow, ...] = ()
@@ -261,7 +266,9 @@ class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     failed_on: tuple[FailedOnNode, ...] = ()
 
     def pairs_from(self, host: str) -> Sequence[PairRow]:
-        """Return the copies whose source is on a node. Cached, because every check of every node asks for them."""
+        """Return the copies whose source is on a node. The grouping is cached, because each check of each node
+        needs it.
+        """
         return self._pairs_by_node.get(host, ())
 
     @cached_property
@@ -270,20 +277,23 @@ class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @cached_property
     def staged(self) -> frozenset[tuple[str, str | None, str | None]]:
-        """Host-staged pairs: the node, and the bus ids of both ends."""
+        """Host-staged pairs: the node of the source, and the PCI addresses of both GPUs."""
         return frozenset(
             (row.source_node, row.source_bus_id, row.destination_bus_id) for row in self.evidence if row.host_staged
         )
 
 
 QUICK = Measurements(left_out=dict.fromkeys([need for need in Need if need is not Need.FACTS], "--quick"))
-"""The measurements of a check with --quick: none."""
+"""The empty measurements of `gpubench check --quick`."""
 
-BY_CPU = "cpu"  # The engine of copies within host memory
+BY_CPU = "cpu"  # The engine in rows of copies within host memory
 
 
 def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:
-    """Return large copies between two GPUs of a node, by GPU positions, without GPUs in use by others."""
+    """Return a node's large copies between two GPUs, keyed by the positions of the GPUs.
+
+    Skip GPUs that other processes use, and pairs that are host-staged although peer access is possible.
+    """
     positions = {gpu.bus_id: position for position, gpu in enumerate(node.gpus) if gpu.bus_id and not is_busy(gpu)}
     staged = measured.staged
     host = node.snapshot.host
@@ -302,14 +312,15 @@ def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:
 
 
 def is_by_design(row: PairRow) -> bool:
-    """Return whether a copy without peer access is judged, because healthy machines have no other path for this
-    pair.
+    """Return whether a copy without peer access is judged.
+
+    It is judged if healthy machines have no other path for this pair.
     """
     return row.peer == "off" and row.verdict is not None
 
 
 def host_rows(measured: Measurements, node: Topology, *, to_gpu: bool) -> list[tuple[GpuFacts, PairRow]]:
-    """Return large copies between pinned host memory and GPUs of a node, without GPUs in use by others."""
+    """Return a node's large copies between pinned host memory and a GPU, without GPUs that other processes use."""
     gpus = {gpu.bus_id: gpu for gpu in node.gpus if gpu.bus_id and not is_busy(gpu)}
     found = []
     for row in measured.pairs_from(node.snapshot.host):
@@ -323,7 +334,7 @@ def host_rows(measured: Measurements, node: Topology, *, to_gpu: bool) -> list[t
 
 
 def host_copy_row(host: str, size_bytes: int, seconds: float) -> PairRow:
-    """Make the row of a copy within the host memory of a node."""
+    """Make the row for a copy within a node's host memory."""
     return PairRow(
         source=HOST,
         destination=HOST,
@@ -343,16 +354,16 @@ def host_copy_row(host: str, size_bytes: int, seconds: float) -> PairRow:
 
 
 def memory_row(measured: Measurements, host: str) -> PairRow | None:
-    """Return the copy within the host memory of a node. None if there is none."""
+    """Return the row for the copy within a node's host memory, or None."""
     return next((row for row in measured.pairs_from(host) if row.engine == BY_CPU), None)
 
 
 def is_busy(gpu: GpuFacts) -> bool:
-    """Return whether other processes use a GPU, so that its measurements do not count."""
+    """Return whether other processes use a GPU. Measurements of such a GPU do not count."""
     return bool(gpu.processes) and gpu.idle is not True
 
 
 def _slower(known: SpeedFigure, figure: SpeedFigure) -> SpeedFigure:
-    """Return the slower of two figures, judged only if both are."""
+    """Return the slower of two speeds. Mark it as judged only if both are."""
     slower = figure if figure.gb_s < known.gb_s else known
     return slower if known.is_judged == figure.is_judged else replace(slower, is_judged=False)

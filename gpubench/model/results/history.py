@@ -30,25 +30,25 @@ _MOST_HOST_CHARACTERS = 100
 _MOST_VALUE_CHARACTERS = 40
 
 _NO_KIND = ("strict", "evidence", "seed", "timeout_s", "gpus", "past")
-"""Options that do not make results incomparable. `gpus` names devices, and their models are compared separately."""
+"""Options that may differ between comparable results. `gpus` names devices, whose models are compared separately."""
 
-CUT_SHORT = "cut short, or still running"  # Why a result without an end is left out
+CUT_SHORT = "cut short, or still running"  # Why an incomplete result is not used
 _TOLD_BY_ROWS = (
     *SHOWN_BY_ROWS,
     *("mode", "graph", "settings", "groups", "ranks", "backend", "check"),
 )
-"""Options that select rows or verify data, which happens outside the timed loop. They do not change times."""
+"""Options that select rows or verify data outside the timed loop. They do not change times."""
 
-_MOVE_NO_DATA = ("numpy", "CuPy")  # Libraries that hold buffers and do nothing in the timed loop
+_MOVE_NO_DATA = ("numpy", "CuPy")  # Libraries that only allocate buffers and do nothing in the timed loop
 _NO_SETTING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NCCL_DEBUG_FILE")
-"""Variables that do not change times. The GPUs that they select are compared separately."""
+"""Variables that do not change times. Some of them select GPUs, which are compared separately."""
 
 _LOG = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS")
-"""These change times only if NCCL logs every operation. gpubench itself sets them for the start."""
+"""Variables that change times only if NCCL logs every operation. gpubench sets them itself during start-up."""
 
 
 class DatedName(Struct, frozen=True, order=True):
-    """The file name of a result, which sorts by time: start in UTC, number within that second, command, host."""
+    """The file name of a dated result: start in UTC, number within the second, command and host. Names sort by time."""
 
     stamp: str
     number: int
@@ -61,29 +61,29 @@ class DatedName(Struct, frozen=True, order=True):
 
     @classmethod
     def of(cls, metadata: Metadata, number: int = 1) -> "DatedName":
-        """Return the name for a run."""
+        """Return the file name for a run."""
         began = datetime.fromisoformat(metadata.started_at).astimezone(UTC)
         return cls(began.strftime("%Y-%m-%dT%H%M%SZ"), number, metadata.subject, cls.format_hosts(metadata.hosts))
 
     @staticmethod
     def format_hosts(hosts: Sequence[str]) -> str:
-        """Return the first host, in characters for file names, and the number of other hosts after a '+'."""
+        """Return the first host with safe characters for a file name, then '+' and the number of other hosts."""
         different = list(dict.fromkeys(hosts))
         first = _NOT_IN_NAMES.sub("_", different[0])[:_MOST_HOST_CHARACTERS]
         return first + (f"+{len(different) - 1}" if len(different) > 1 else "")
 
     @classmethod
     def parse(cls, text: str) -> "DatedName | None":
-        """Parse a file name. None if it is not a dated result."""
+        """Parse a file name. Return None if it is not the name of a dated result."""
         found = _NAME.fullmatch(text)
         return found and cls(found["stamp"], int(found["number"] or 1), found["command"], found["host"])
 
 
 class ResultHead(Struct, frozen=True, kw_only=True):
-    """The metadata of a result, which decide whether it may be compared with another one.
+    """The part of a result's metadata that decides whether it is comparable with another result.
 
-    `models` has one entry per GPU, sorted, and is empty if unknown. `options` has JSON values. `places` are UUIDs or
-    bus ids of GPUs, or hosts for ranks without a GPU. `libraries` have no file names.
+    `models` has one entry per GPU, sorted. It is empty if unknown. `options` contains JSON values. `places` are UUIDs
+    or PCI addresses of GPUs, or host names for ranks without a GPU. `libraries` contains versions without file names.
     """
 
     name: str
@@ -103,13 +103,13 @@ class ResultHead(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], name: str, verdict: str, *, complete: bool) -> "ResultHead":
-        """Read plain metadata. Raises KeyError, TypeError, AttributeError or ValueError."""
+        """Read metadata in plain form. Raise KeyError, TypeError, AttributeError or ValueError if it is malformed."""
         options = dict(metadata["options"])
         models = [str(rank["gpu"]) for rank in metadata["ranks"] if rank["gpu"]]
         described = [str(text).partition(" ") for text in options.get("gpus", {}).values()]
         places = [rank["gpu_uuid"] or rank["gpu_bus_id"] or rank["host"] for rank in metadata["ranks"]]
         if "sizes" in options:
-            # Compare the requested sizes, because free memory decides which ones are dropped.
+            # Compare the requested sizes, because free memory decides which sizes are dropped
             dropped = [dropped["size_bytes"] for dropped in metadata["dropped_sizes"]]
             options["sizes"] = sorted({*(options["sizes"] or ()), *dropped})
         options |= {"backend": metadata["backend"], "ranks": len(metadata["ranks"])}
@@ -132,18 +132,18 @@ class ResultHead(Struct, frozen=True, kw_only=True):
 
     @property
     def machine(self) -> tuple[object, ...]:
-        """The identity of the machine. A replayed or simulated machine is never the real one."""
+        """The origin and the hosts, which identify a machine. A replayed or simulated machine never equals the real
+        one.
+        """
         return self.origin, self.hosts
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Command, machine, GPUs and options, which comparable results share."""
+        """Command, machine, GPU models and options. They are equal for comparable results."""
         return self.command, self.machine, self.models, tuple(sorted(self.options.items()))
 
     def find_differences(self, other: "ResultHead") -> Iterator[str]:
-        """Yield how the kind differs from that of another result of the same command: 'another machine: node8, not
-        node7'.
-        """
+        """Yield the differences from another result of the same command: 'another machine: node8, not node7'."""
         yield from self._machine_differences(other)
         changed = []
         for name in {**self.options, **other.options}:
@@ -156,9 +156,10 @@ class ResultHead(Struct, frozen=True, kw_only=True):
             yield f"other options: {'; '.join(changed)}"
 
     def find_obstacles(self, other: "ResultHead") -> Iterator[str]:
-        """Yield why rows of this result cannot be the reference of another one: 'another driver: 570.1, not 580.2'.
+        """Yield why this result cannot be the reference for another one: 'another driver: 570.1, not 580.2'.
 
-        The set of rows may differ. The topology may differ on the same GPUs, because a lost link should be noticed.
+        The sets of rows may differ. On the same GPUs the topology may differ too, so that a lost link shows as a
+        slowdown.
         """
         yield from self._machine_differences(other)
         if self.places != other.places:
@@ -198,7 +199,7 @@ def _settings_that_change_times(environment: Mapping[str, str]) -> dict[str, str
 
 
 def _different_place(head: ResultHead, other: ResultHead) -> str:
-    """Return the first place that only `head` has, or the number of places if the numbers differ."""
+    """Return the first place that only `head` has. If the numbers of places differ, return the number."""
     if len(head.places) != len(other.places):
         return str(len(head.places))
     return shorten_value(next(place for place in head.places if head.places.count(place) > other.places.count(place)))
@@ -214,18 +215,19 @@ def shorten_value(text: str) -> str:
 
 
 def _models(head: ResultHead) -> str:
-    """Describe the models with their counts."""
+    """Return the GPU models with their counts, in words."""
     return " and ".join(f"{count} × {model}" for model, count in Counter(head.models).items()) or "none known"
 
 
 LEAST_RESULTS = 5
-"""Fewer results give no expectation. With five, the level is the second fastest run, so that one odd run does not
-set it, and four differences from run to run show the noise. `gpubench compare` also needs five.
+"""With fewer results there is no expectation. Of five results, the second fastest is expected, so that one odd run
+does not decide. Five results have four differences between consecutive runs, which give the noise. `gpubench
+compare` also needs five.
 """
 
-_NEAR_SIZES = 64  # Rows up to this factor apart in size share their noise
-_QUARTILE = NormalDist().inv_cdf(0.75)  # The median of the fastest half is the first quartile
-_MOST_LOG = 20.0  # Bound for exp(): five noisy results may give an infinite threshold
+_NEAR_SIZES = 64  # Rows whose sizes differ by at most this factor share their noise
+_QUARTILE = NormalDist().inv_cdf(0.75)  # The median of the fastest half is the first quartile of all runs
+_MOST_LOG = 20.0  # Limit for the argument of exp(), because five noisy results may give an infinite threshold
 _BAD_RUN = (Verdict.FAIL, Verdict.ERROR)
 _WELL = (None, Verdict.PASS, Verdict.SKIP)
 
@@ -237,9 +239,10 @@ class PastResult(Struct, frozen=True):
 
 
 class PastFigure(Struct, frozen=True):
-    """The past level of a row: the median of its fastest half, and the noise between runs.
+    """The expected time and bandwidth of a row from earlier results, and the noise between runs.
 
-    `gb_s` is the busbw of a collective or the bandwidth of a pair. `noise` is that of the logarithm of the time.
+    The expected values come from the median of the fastest half of the runs. `gb_s` is the bus bandwidth of a
+    collective, or the bandwidth of a pair. `noise` is the noise of the logarithm of the time.
     """
 
     time_us: float | None
@@ -254,15 +257,15 @@ class PastFigure(Struct, frozen=True):
         return math.expm1(self.noise.deviation)
 
     def slow_beyond(self, rows: int) -> float:
-        """Return the factor over the level that noise does not explain, in a run with this many rows.
+        """Return how many times slower than expected a row must be to exceed noise, in a run with this many rows.
 
-        The level is the first quartile, so the factor starts from the median above it.
+        The expected time is the first quartile, so the factor includes the distance from there to the median.
         """
         return math.exp(min(_MOST_LOG, _QUARTILE * self.noise.deviation + self.noise.bound(rows)))
 
 
 class LeftOut(Struct, frozen=True):
-    """Results left out for the same reason ('of another driver'), with the newest one's values ('570.1, not 580.2')."""
+    """Results that were not used for the same reason ('of another driver'), with an example ('570.1, not 580.2')."""
 
     reason: str
     example: str
@@ -273,9 +276,10 @@ class LeftOut(Struct, frozen=True):
 
 
 class PastFigures(Struct, frozen=True):
-    """Past levels by row. `problem` says why a folder has none.
+    """The expected values of all rows from earlier results. `problem` says why a folder has none.
 
-    `used` counts the results, and `wired_otherwise` those with another topology than the run.
+    `used` is the number of results. `other_topology_count` is the number of those with a topology that differs from the
+    run's.
     """
 
     folder: str
@@ -289,7 +293,10 @@ class PastFigures(Struct, frozen=True):
     def of(
         cls, results: Iterable[PastResult], own: ResultHead, folder: str, left_out: Iterable[LeftOut] = ()
     ) -> "PastFigures":
-        """Compute levels from the results that are comparable with the run `own`. `left_out` are unread results."""
+        """Compute expected values from the results that are comparable with the run `own`.
+
+        `left_out` are results that could not be read.
+        """
         newest_first = sorted(results, key=lambda result: result.head.started_at, reverse=True)
         unfit = [reason for result in newest_first if (reason := why_unfit(result.head, own)) is not None]
         fit = [result for result in newest_first if why_unfit(result.head, own) is None]
@@ -302,16 +309,16 @@ class PastFigures(Struct, frozen=True):
         )
 
     def collective_figure(self, row: CollectiveRow) -> PastFigure | None:
-        """Return the level of a collective row. None if too few results have it."""
+        """Return the expected values of a collective row, or None if too few results contain it."""
         return self.figures.get(collective_key(row))
 
     def pair_figure(self, row: PairRow) -> PastFigure | None:
-        """Return the level of a pair, by bus ids. None if too few results have it."""
+        """Return the expected values of a pair by its PCI addresses, or None if too few results contain it."""
         return self.figures.get(pair_key(row))
 
     @property
     def note(self) -> str:
-        """What was used and left out, in a sentence. '' without earlier results."""
+        """A sentence about the used and unused results. Empty if there are no earlier results."""
         if self.problem:
             return f"this machine's past is not known: {self.problem}"
         if not self.used and not self.left_out:
@@ -325,7 +332,9 @@ class PastFigures(Struct, frozen=True):
 
 
 def why_unfit(head: ResultHead, own: ResultHead) -> tuple[str, str] | None:
-    """Return why a result is not comparable with the run `own`, and the values that differ. None if it is."""
+    """Return why a result is not comparable with the run `own`, with the values that differ. None if it is
+    comparable.
+    """
     if not head.complete:
         return CUT_SHORT, ""
     if head.started_at > own.started_at:
@@ -340,7 +349,7 @@ def why_unfit(head: ResultHead, own: ResultHead) -> tuple[str, str] | None:
 
 
 def count_reasons(reasons: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
-    """Count the reasons. The newest results come first."""
+    """Count results by reason. The first result with a reason, which is the newest, is the example."""
     known = list(reasons)
     counts = Counter(reason for reason, _ in known)
     examples = dict(reversed(known))
@@ -353,7 +362,7 @@ class _Measured(Struct, frozen=True):
 
     @property
     def cost(self) -> float:
-        """The time, up to a factor that all rows of a key share."""
+        """A value proportional to the time. All rows with the same key have the same factor."""
         return 1 / self.gb_s if self.gb_s else self.time_us or 0.0
 
 
@@ -368,7 +377,7 @@ def _figures(oldest_first: Sequence[PastResult], folder: str) -> dict[RowKey, Pa
 
 
 def _figure(runs: Sequence[_Measured], noise: Noise, folder: str) -> PastFigure:
-    """Use the median of the fastest half, so that a slow decline is compared with better days."""
+    """Return the median of the fastest half as the expected value, so that a slow decline does not lower it."""
     fastest = sorted(runs, key=lambda run: run.cost)[: (len(runs) + 1) // 2]
     level = fastest[len(fastest) // 2]
     source = f"this machine's past, {plural(len(runs), 'result')} of {folder}"
@@ -392,9 +401,10 @@ def _measured_rows(result: PastResult) -> dict[RowKey, _Measured]:
 
 
 def _run_noise(runs: Sequence[_Measured]) -> Noise:
-    """Return the noise between consecutive runs, from the robust deviation of their logarithms.
+    """Return the noise between consecutive runs, from the robust deviation of the differences of logarithms.
 
-    A slow decline does not widen it. `measure.compare.noise` uses all pairs of runs, because it has no order in time.
+    A slow decline does not add to this noise. `measure.compare.noise` uses all pairs of runs instead, because its
+    runs have no order in time.
     """
     steps = [math.log(later.cost / earlier.cost) for earlier, later in pairwise(runs)]
     found = robust_deviation(steps)
@@ -402,10 +412,11 @@ def _run_noise(runs: Sequence[_Measured]) -> Noise:
 
 
 def _widen_by_neighbours(noise: Mapping[RowKey, Noise]) -> dict[RowKey, Noise]:
-    """Raise the noise of every row to at least the median of its neighbours, and add half of their degrees of
+    """Raise the noise of each row to at least the median over rows of similar size, and add half their degrees of
     freedom.
 
-    A few differences may be small by chance. Rows of one run share part of their noise, so half of it is new.
+    A row with few differences may have little noise by chance. Rows in the same run share part of their noise, so only
+    half of the degrees of freedom is independent.
     """
     found: dict[RowKey, Noise] = {}
     for family in siblings(noise):
@@ -421,7 +432,7 @@ def _widen_by_neighbours(noise: Mapping[RowKey, Noise]) -> dict[RowKey, Noise]:
 
 
 class TrendPoint(Struct, frozen=True):
-    """A value of one run in GB/s, with the verdict and the start of that run in ISO 8601 (UTC)."""
+    """The value from one run in GB/s, with the start (ISO 8601, UTC) and the verdict of that run."""
 
     started_at: str
     gb_s: float
@@ -436,9 +447,10 @@ class Trend(Struct, frozen=True):
 
 
 def headline_figures(rows: Iterable[Row]) -> dict[str, float]:
-    """Return the peak busbw of each collective, the slowest GPU pair and the slowest host copy of a run, in GB/s.
+    """Return a run's main values in GB/s: the peak bus bandwidth of each collective, and the slowest GPU pair and
+    host copy.
 
-    Pairs count at the largest size with peer access, in one direction, by copy engine or NCCL. Host memory is pinned.
+    Pairs count at the largest size, in one direction, with peer access, by copy engine or NCCL. Host memory is pinned.
     """
     known = list(rows)
     return {
@@ -479,7 +491,7 @@ def _way(row: PairRow) -> str | None:
 
 
 def trends(runs: Iterable[tuple[str, Verdict, Mapping[str, float]]]) -> Iterator[Trend]:
-    """Yield a trend per value. A run has a start, a verdict and values by name."""
+    """Yield one trend per value. Each run is a start time, a verdict, and values by name."""
     points: dict[str, list[TrendPoint]] = {}
     for started_at, verdict, figures in sorted(runs, key=lambda run: run[0]):
         for name, gb_s in figures.items():

@@ -1,4 +1,6 @@
-"""Relations between the rows of one sweep: a lone slow row, a slow range of sizes, a late rank."""
+"""Problems that show only when the rows of a sweep are compared: a lone slow row, a slow range of sizes, a late
+rank.
+"""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,12 +14,12 @@ from gpubench.model.terms.statistics import Mode, robust_deviation
 from gpubench.model.terms.units import group_by
 from gpubench.model.terms.verdict import Verdict
 
-SHARE = "ranks share"  # Part of a row's note if its ranks take turns on few CPUs
-LONE = "measured once, its neighbours are as expected"  # The note of a lone slow row
+SHARE = "ranks share"  # Contained in a row's note if several ranks take turns on few CPUs
+LONE = "measured once, its neighbours are as expected"  # The note on a lone slow row
 
-CurveKey = tuple[object, ...]  # The columns that rows of a curve share: all but size and placement
+CurveKey = tuple[object, ...]  # The columns that all rows of a curve share, which are all except size and placement
 
-_NEAR_FACTOR = 4  # Sizes up to this factor apart are neighbours, as in nccl-tests' usual tables
+_NEAR_FACTOR = 4  # Sizes up to this factor apart are neighbours, as usual in tables from nccl-tests
 _LEAST_NEIGHBOURS = 2
 
 
@@ -26,7 +28,7 @@ def _curve_key(row: CollectiveRow) -> CurveKey:
 
 
 class RowPlace(Struct, frozen=True):
-    """The place of a row in a sweep."""
+    """The curve, placement and size that identify a row in a sweep."""
 
     curve: CurveKey
     placement: str
@@ -38,9 +40,9 @@ class RowPlace(Struct, frozen=True):
 
 
 def lone_slow_rows(verdicts: Mapping[RowPlace, Verdict]) -> frozenset[RowPlace]:
-    """Return the rows that are slow although at least two neighbours exist and all neighbours pass.
+    """Return the slow rows whose neighbours all pass. Rows with fewer than two neighbours do not count.
 
-    Neighbours are the next smaller and the next larger size, and the same size in the other placement.
+    Neighbours are the next smaller and the next larger size, and the same size with the other placement.
     """
     by_curve = group_by(verdicts, lambda place: place.curve)
     slow = [place for place, verdict in verdicts.items() if verdict in (Verdict.FAIL, Verdict.WARN)]
@@ -64,20 +66,22 @@ def _neighbours(place: RowPlace, curve: Sequence[RowPlace]) -> Iterator[RowPlace
 
 
 LEAST_LOSS = 0.05
-"""The least loss that is reported for a range of sizes or a rank. In 36 healthy tables of 2 to 8 GPUs in one node,
-no bandwidth falls by more than 3 % as the size grows. Ranks of 2 to 8 H200s differ by at most 2 %.
+"""The smallest relative loss that is reported for a range of sizes or a rank. In 36 healthy tables from 2 to 8 GPUs
+in one node, no bandwidth falls by more than 3 % as the size grows. Ranks on 2 to 8 H200s differ by at most 2 %.
 """
 
-_SURE_DEVIATIONS = 4.0  # Of the rows' spread around their median percentage of the expected speed
-_HICCUP_US = 2.5  # Delay that a host adds to some rows: 50 µs between ranks, in 20 iterations
-_LEAST_SHARES = 8  # With fewer rows the noise is unknown
-_LEAST_SIZES = 2  # One slow size alone may be chance
+_SURE_DEVIATIONS = 4.0  # Standard deviations below the median share of the expected speed that count as slow
+_HICCUP_US = 2.5  # Delay that hosts add to some rows: ranks start 50 µs apart, divided by 20 iterations
+_LEAST_SHARES = 8  # With fewer rows, the noise is unknown
+_LEAST_SIZES = 2  # A single slow size may be chance
 _SIMULATED = "simulated"
-_OF_ONE_NODE = (NCCL, TORCH_NCCL, _SIMULATED)  # Within a node, the time and busbw of these grow with the size
+_OF_ONE_NODE = (NCCL, TORCH_NCCL, _SIMULATED)  # Backends whose time and bus bandwidth grow with the size within a node
 
 
 class SlowRange(Struct, frozen=True):
-    """Adjacent sizes that are slower than the rest of their sweep. `usual_us` is the time that `worst` should take."""
+    """Adjacent sizes that are slower than the rest of their sweep. `usual_us` is the normal time for the size of
+    `worst`.
+    """
 
     rows: tuple[CollectiveRow, ...]
     worst: CollectiveRow
@@ -85,11 +89,11 @@ class SlowRange(Struct, frozen=True):
 
 
 def slow_range(rows: Sequence[CollectiveRow]) -> SlowRange | None:
-    """Return the slowest range of at least two sizes.
+    """Return the slowest range of at least two adjacent sizes, or None.
 
-    Within a node a larger size takes at least the time and reaches at least the busbw of a smaller one. This does not
-    hold between nodes, where algorithms change, nor on CPUs, which have caches. A simulated row is also compared with
-    its model.
+    Within a node, a larger size takes at least as long as a smaller one, and reaches at least its bus bandwidth. This
+    is not true between nodes, where algorithms change, nor on CPUs, which have caches. Simulated rows are also compared
+    with their model.
     """
     known = [row for row in rows if row.nodes == 1 and row.backend in _OF_ONE_NODE and row.mode != Mode.LATENCY]
     found = []
@@ -105,7 +109,7 @@ def slow_range(rows: Sequence[CollectiveRow]) -> SlowRange | None:
 
 
 def _runs(places: Collection[int]) -> list[list[int]]:
-    """Return runs of consecutive places, without those that are too short."""
+    """Return the runs of consecutive positions that are long enough."""
     runs: list[list[int]] = []
     for place in sorted(places):
         if runs and runs[-1][-1] == place - 1:
@@ -116,7 +120,7 @@ def _runs(places: Collection[int]) -> list[list[int]]:
 
 
 def _usual_times(curve: Sequence[CollectiveRow], expected_us: Sequence[float | None]) -> list[float | None]:
-    """Return the usual time of every late row, None for a row in time. Sizes ascend."""
+    """Return the usual time in microseconds for each slow row, and None for the others. Sizes must ascend."""
     shares = [None if due is None else due / row.time_us for row, due in zip(curve, expected_us, strict=True)]
     level, least = _level([share for share in shares if share is not None])
     in_time = [share is not None and share >= least for share in shares]
@@ -125,7 +129,7 @@ def _usual_times(curve: Sequence[CollectiveRow], expected_us: Sequence[float | N
         before, after = curve[:place], curve[place + 1 :]
         bound = row.time_us / (1 + LEAST_LOSS + (row.ci95_percent or 0.0) / 100)
         due = [us for other in before if (us := other.time_us * row.size_bytes / other.size_bytes) < bound]
-        # Hosts stall at the start of a job, so ignore slowness from the smallest size on.
+        # Hosts stall at the start of a job, so ignore a slow range that begins at the smallest size
         least_after = min((other.time_us for other in after), default=math.inf)
         if any(other.time_us <= least_after + _HICCUP_US for other in before) and least_after + _HICCUP_US < bound:
             due.append(least_after)
@@ -138,7 +142,10 @@ def _usual_times(curve: Sequence[CollectiveRow], expected_us: Sequence[float | N
 
 
 def _level(shares: Sequence[float]) -> tuple[float, float]:
-    """Return the usual share of the expected speed, and the least that noise explains. Infinity and 0 for few rows."""
+    """Return the median share of the expected speed, and the smallest share that noise explains.
+
+    Return infinity and 0 if there are too few rows.
+    """
     if len(shares) < _LEAST_SHARES or (noise := robust_deviation(shares)) is None:
         return math.inf, 0.0
     level = median(shares)
@@ -146,23 +153,23 @@ def _level(shares: Sequence[float]) -> tuple[float, float]:
 
 
 LATE_FROM_BYTES = 16 * 2**20
-_MOST_ROOTED_LOSS = 0.2  # The root of few operations, and CPUs, are this far ahead or behind
+_MOST_ROOTED_LOSS = 0.2  # On CPUs, and for the root of few operations, ranks differ by up to this share
 
 
 class LateRank(Struct, frozen=True):
-    """A rank that takes longer than the others in most rows, and the row that shows it best."""
+    """A rank that takes longer than the others in most rows. `worst` is the row that shows it best."""
 
     rank: int
     worst: CollectiveRow
 
     @property
     def times(self) -> float:
-        """Its time relative to the fastest rank."""
+        """The time of the slowest rank divided by that of the fastest rank."""
         return (self.worst.time_us_slowest_rank or 0.0) / (self.worst.time_us_fastest_rank or math.inf)
 
 
 def late_rank(rows: Sequence[CollectiveRow]) -> LateRank | None:
-    """Return the rank that is later than the noise in most rows of at least 16 MiB."""
+    """Return the rank that is late beyond noise in most rows of at least 16 MiB, or None."""
     large = [
         row
         for row in rows
@@ -178,13 +185,13 @@ def late_rank(rows: Sequence[CollectiveRow]) -> LateRank | None:
 
 
 def shows_more(rows: Sequence[CollectiveRow]) -> bool:
-    """Return whether the rows of a sweep show noise, a slow range or a late rank."""
+    """Return whether a sweep has noisy rows, a slow range or a late rank."""
     is_noisy = any(row.verdict == Verdict.INCONCLUSIVE for row in rows)
     return is_noisy or slow_range(rows) is not None or late_rank(rows) is not None
 
 
 def _is_one_late(row: CollectiveRow) -> bool:
-    """Return whether the slowest rank is further from the mean than the fastest."""
+    """Return whether the slowest rank is late beyond noise, and further from the mean than the fastest rank."""
     fastest, slowest = row.time_us_fastest_rank or 0.0, row.time_us_slowest_rank or 0.0
     least = LEAST_LOSS if row.root is None and row.backend in _OF_ONE_NODE else _MOST_ROOTED_LOSS
     is_behind = row.ranks == 2 or slowest - row.time_us > row.time_us - fastest

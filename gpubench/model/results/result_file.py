@@ -1,4 +1,4 @@
-"""The contents of a result file: rows, circumstances, section types, rows of equal nodes, and CSV text."""
+"""The contents of a result file: rows, run conditions, section types, shared rows of equal nodes, and safe CSV text."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,11 +27,11 @@ from gpubench.model.terms.verdict import Finding
 
 
 class LatencyRow(Struct, frozen=True, kw_only=True):
-    """The time of one size of a collective from a program that may report neither ranks nor bandwidth.
+    """The time of a collective at one size, from a program that may report neither ranks nor bandwidth.
 
-    `size_bytes` is nccl-tests' size, or one rank's block if the size depends on an unknown number of ranks.
-    `busbw_gb_s` is computed, None without ranks. `wrong` is 1 if verification failed, because the number of wrong
-    elements is unknown.
+    `size_bytes` is the size as nccl-tests defines it. If that depends on an unknown number of ranks, it is the size of
+    one rank's block. `busbw_gb_s` is computed, and None if the number of ranks is unknown. `wrong` is 1 if verification
+    failed, because such programs do not report the number of wrong elements.
     """
 
     collective: str
@@ -54,14 +54,17 @@ class LatencyRow(Struct, frozen=True, kw_only=True):
     note: str | None
 
 
-MODELS = "gpu_models"  # The option in the metadata of a check that names the models of its GPUs
-CPU_TIME = "time of the CPU alone (-C)"  # The note on a row of nccl-tests whose bandwidths are based on another time
+MODELS = "gpu_models"  # The option in a check's metadata that contains the models of its GPUs
+# Note on a row from nccl-tests -C. Its bandwidths are computed from another time
+CPU_TIME = "time of the CPU alone (-C)"
 SHOWN_BY_ROWS = ("sizes", "dtypes", "ops", "placements", "pairs", "gpus", "seed", "root", MODELS)
-"""Options that every row or device contains."""
+"""Options whose values each row or device also contains."""
 
 
 class UserFacts(Struct, frozen=True, kw_only=True):
-    """What a user adds to files that lack it: the collective in gpubench's name, ranks and nodes."""
+    """Facts from the user about files that lack them: the gpubench name of the collective, and numbers of ranks and
+    nodes.
+    """
 
     collective: str | None = None
     ranks: int | None = None
@@ -72,10 +75,11 @@ NO_USER_FACTS = UserFacts()
 
 
 class FileCircumstances(Struct, frozen=True, kw_only=True):
-    """The circumstances of the rows in a file. Unknown values are empty, `environment` None.
+    """The conditions under which a file's rows were measured. Unknown values are empty. An unknown `environment` is
+    None.
 
-    `gpus` has one model per GPU. `models` are those of a check, which may have lost some GPUs. `wrong_elements` is the
-    total of the run, None if not reported.
+    `gpus` contains one model per GPU. `models` are the GPU models in a check, which may have lost some GPUs.
+    `wrong_elements` is the total for the run, or None if not reported.
     """
 
     tool: str
@@ -93,14 +97,14 @@ class FileCircumstances(Struct, frozen=True, kw_only=True):
 
 
 def left_out_remark(left_out: Sequence[str]) -> str:
-    """Return the sentence that says which rows of a file could not be read."""
+    """Return a sentence that lists the rows of a file that could not be read."""
     return f"{plural(len(left_out), 'row')} left out: {shorten(left_out)}"
 
 
 class RunPlace(NamedTuple):
-    """A run in a text: its first line, the table of its rows, and its machine (hosts and GPUs).
+    """One run in a text file: its first line, its range of rows, and its machine (hosts and GPUs).
 
-    `launches` is the number of GPUs for which one thread launches every operation.
+    `launches` is the number of GPUs on which a single thread launches each operation.
     """
 
     line: int
@@ -110,11 +114,14 @@ class RunPlace(NamedTuple):
 
 
 class ResultFile(Struct, frozen=True, kw_only=True):
-    """The contents of a result file. `latencies` are collective rows that lack columns of `rows`.
+    """The contents of a result file. `kind` is the program that wrote it.
 
-    `kind` names the program. `remarks` are sentences of the reader. `left_out` lists unreadable rows with their lines,
-    and `runs` where each run of a text begins. `evidence` is None if the file has none. `findings` is None unless the
-    command judges a machine, and `stored` has all findings. `checks` and `devices` are the verdicts of a check.
+    `latencies` are collective rows that lack some columns of `rows`. `evidence` is None if the file has none.
+    `findings` is None unless the command judges a machine. `stored` contains all findings in the file. `checks` and
+    `devices` contain verdicts from `gpubench check`.
+
+    `remarks` are sentences from the reader. `left_out` lists unreadable rows with their line numbers. `runs` lists the
+    runs in a text file.
     """
 
     name: str
@@ -140,24 +147,24 @@ class ResultFile(Struct, frozen=True, kw_only=True):
 
     @property
     def origins(self) -> set[str]:
-        """The origins of its rows: measured, simulated or recorded."""
+        """The origins of all rows: measured, simulated or recorded."""
         parts: tuple[Iterable[Any], ...] = self.rows, self.latencies, self.pairs
         return {origin for rows in parts for (origin,) in column_values(rows, "origin")}
 
 
 _MARK = "'"
 _HARMFUL = re.compile(r"\s*(?:[=+\-@']|::)|.*##[A-Za-z]*\[", re.DOTALL)
-"""Beginnings of formulas, marked texts and GitHub commands, and Azure commands anywhere in a text."""
+"""Matches the start of a formula, a marked text or a GitHub command, and an Azure command anywhere in a text."""
 
 _ESCAPE = re.compile(r"\\(?:\\|t|n|r|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 _SPELLED = {"\\\\": "\\", "\\t": "\t", "\\n": "\n", "\\r": "\r"}
 
 
 def mark_text(text: str) -> str:
-    r"""Make a text harmless in a spreadsheet. `unmark_text` is the inverse.
+    r"""Make a text safe to open in a spreadsheet. `unmark_text` is the inverse.
 
-    A dangerous text gets an apostrophe, as spreadsheets mark text, and escapes: `=1+1` becomes `'=1+1`, ESC `'\x1b`. A
-    text that begins with an apostrophe gets one too, so that the inverse is unique.
+    A dangerous text gets an apostrophe, with which spreadsheets mark text, and escapes. `=1+1` becomes `'=1+1`, and ESC
+    becomes `'\x1b`. A text that already begins with an apostrophe gets another one, so that the inverse is unique.
     """
     if text.isprintable() and not _HARMFUL.match(text):
         return text
@@ -166,18 +173,20 @@ def mark_text(text: str) -> str:
 
 
 def unmark_text(cell: str) -> str:
-    """Return the original text of a cell."""
+    """Return the original text of a cell made by `mark_text`."""
     if not cell.startswith(_MARK):
         return cell
     return _ESCAPE.sub(lambda found: _SPELLED.get(found[0]) or chr(int(found[0][2:], 16)), cell[1:])
 
 
 WIDE_COLUMNS = ("run_id", "run_started_at", "run_hosts", "run_gpus", "run_driver", "run_nccl")
-"""Run id, start (UTC), hosts and GPU models separated by semicolons, versions of driver and NCCL."""
+"""Columns that describe the run in a wide CSV table. Start is in UTC, and hosts and GPU models are separated by
+semicolons. `run_driver` and `run_nccl` are versions.
+"""
 
 
 def wide_cells(metadata: Metadata) -> Sequence[str]:
-    """Return the cells of WIDE_COLUMNS, '' if unknown."""
+    """Return the cells for WIDE_COLUMNS. Unknown cells are empty."""
     libraries = metadata.libraries
     hosts = dict.fromkeys(metadata.hosts)
     driver, nccl = (libraries.get(name, "").split(" ")[0] for name in ("driver", "NCCL"))
@@ -185,7 +194,7 @@ def wide_cells(metadata: Metadata) -> Sequence[str]:
 
 
 def _gpus(metadata: Metadata) -> list[str]:
-    """Return the GPU models of ranks, copies or checked nodes."""
+    """Return the different GPU models of ranks, copies or checked nodes."""
     named = [rank.gpu for rank in metadata.ranks if rank.gpu]
     described = metadata.options.get("gpus")
     if not named and isinstance(described, dict):
@@ -193,17 +202,18 @@ def _gpus(metadata: Metadata) -> list[str]:
     return list(dict.fromkeys(named or map(str, metadata.options.get(MODELS) or ())))
 
 
-ALIKE = "alike"  # The key of a document that says which nodes share rows
-# Shorter sections are written in full: seventeen nodes of eight GPUs and eight NICs have as many pairs
+ALIKE = "alike"  # The key in a JSON document that maps nodes to the rows that they share
+# Write shorter sections in full. A section of pairs reaches this length with seventeen nodes of eight GPUs and eight
+# NICs.
 LEAST_ROWS = 4096
 _MOST_KNOWN = 8
-_MOST_DIFFERING = 3  # Nodes are written as alike if at most one in so many columns differs
+_MOST_DIFFERING = 3  # Two nodes share rows if at most one in this many columns differs
 
 
 class AlikeRows(Struct, frozen=True):
-    """A section whose equal nodes are written once: the written rows, and for each node whose rows it has.
+    """A section in which equal nodes share rows: the written rows, and for each node whose rows it uses.
 
-    A thousand equal nodes have a quarter of a million pairs.
+    Without sharing, a thousand equal nodes would need a quarter of a million rows of pairs.
     """
 
     written: Sequence[Iterable[Record]]
@@ -216,7 +226,10 @@ class _WrittenNode(Struct):
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
     def values(self, of: "_WrittenNode", hosts: Collection[str]) -> dict[str, list[Any]] | None:
-        """Return the columns in which `of` differs, with its values. None for other rows, or too many differences."""
+        """Return the columns in which `of` differs from this node, with the values of `of`.
+
+        Return None if the numbers of rows differ, or if too many columns differ.
+        """
         if of.rows is self.rows:
             return {}
         if len(of.rows) != len(self.rows):
@@ -232,7 +245,10 @@ class _WrittenNode(Struct):
 
 
 def alike_rows(name: str, section: Table) -> AlikeRows | None:
-    """Write equal nodes once. None for a short section, or for rows that belong to several nodes."""
+    """Return a section with the rows of equal nodes written once.
+
+    Return None if the section is short or has rows that belong to several nodes.
+    """
     hosts = HOST_FIELDS.get(name)
     parts = None if hosts is None else _split_by_node(section, hosts)
     if hosts is None or parts is None or sum(len(part.rows) for part in parts) < LEAST_ROWS:
@@ -270,13 +286,14 @@ def _split_by_node(section: Table, hosts: Sequence[str]) -> list[RowsOfNode] | N
 
 
 class UnfoldedRows:
-    """The rows of a section whose equal nodes were written once, made one by one.
+    """Iterates over all rows of a section in which equal nodes share rows.
 
-    `pieces` has, per node, the rows that it shares and the columns in which it differs. `hosts` are the node columns.
+    `pieces` contains, for each node, the shared rows and the columns in which the node differs. `hosts` are the columns
+    with the host name.
     """
 
     def __init__(self, written: Sequence[Mapping[str, Any]], nodes: Sequence[Any], hosts: Sequence[str]) -> None:
-        """Raise ValueError if `nodes` is not the result of `alike_rows`, or does not fit the written rows."""
+        """Raise ValueError if `nodes` does not come from `alike_rows`, or does not match the written rows."""
         self.hosts = hosts
         by_host: dict[Any, list[Mapping[str, Any]]] = {}
         for row in written:
@@ -302,7 +319,7 @@ class UnfoldedRows:
             yield from self.records(*piece)
 
     def parts(self, make: Callable[[Mapping[str, Any]], Record]) -> Iterator[RowsOfNode]:
-        """Yield the rows by node. Equal nodes share them."""
+        """Yield the rows of each node. Equal nodes share one list."""
         shared: dict[int, list[Record]] = {}
         for name, rows, values in self.pieces:
             if values:
@@ -330,12 +347,12 @@ TABLES: Mapping[str, type[Struct]] = {
     },
     FINDINGS_SECTION: Finding,
 }
-"""The row type of every section that is a table."""
+"""The row type of each section that is a table."""
 
 HOST_FIELDS: Mapping[str, Sequence[str]] = {
     kind.section: kind.host_fields for kind in TABLES.values() if issubclass(kind, Record) and kind.host_fields
 }
-"""The columns that hold the node, by section."""
+"""The columns with a host name, by section."""
 
 MATRICES = dict.fromkeys(("matrix", "peer_access", "limits", "matrices", "ratios"), OnPage()) | {"matrices": HIDDEN}
 """The sections that are matrices, and how pages show them."""

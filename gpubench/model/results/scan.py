@@ -31,7 +31,7 @@ BOTH_WAYS = 2  # A pair's bandwidth is the sum of both directions
 
 
 class ScanPhase(StrEnum):
-    """The phases of a scan, in order. The first and the last phase have no rounds."""
+    """The phases of a scan, in order. The first one, phase 0, and the last one have no rounds."""
 
     LOCAL = "local"
     SCREENING = "screening"
@@ -160,8 +160,7 @@ class LocalQuantity(StrEnum):
 
 
 class LocalFigure(NamedTuple):
-    """A bandwidth in GB/s that a node measured by itself on one of its GPUs (or ranks, without GPUs), or the
-    failure.
+    """A bandwidth in GB/s that a node measured by itself on one GPU (or rank, without GPUs), or the failure.
 
     For copies between two GPUs, `partner` is the other GPU, and `gb_s` is the sum of both directions. For an
     all-reduce, `gpu` is 0 and `gb_s` is the bus bandwidth.

@@ -1,4 +1,4 @@
-"""The last line of a report, and the list of everything that it judged."""
+"""The last line of a report, and the list of judged cases (rows, findings and the run)."""
 
 import re
 from collections import Counter
@@ -47,9 +47,11 @@ _WITH_BUS_ID = re.compile(r"(?<=\w) \([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
 _ENDED_AT_ONCE = "the run was cut short before its first row"
 _PRESENT, _NIC_STATE, _BELOW_CARD = "gpu_present", "nic_state", "below the card's highest rate"
-# A comparison with more noise in every row says so, because jobs on other nodes differ by that much
+# If each row of a comparison has more noise than this, the last line mentions it. Jobs on other nodes differ by that
+# much.
 _COARSE_PERCENT = 10.0
-_SLOWER = ("slower", "slower-together")  # Single rows that are slower, and a range of sizes that is slower together
+# Findings about single slower rows, and about a range of sizes that is slower together
+_SLOWER = ("slower", "slower-together")
 _GOOD = (Verdict.PASS, Verdict.SKIP)
 _VENDOR = "NVIDIA "
 
@@ -62,9 +64,9 @@ def sentence(
     most: int | None = None,
     passes: Callable[[str], bool] = bool,
 ) -> str:
-    """Return the last line of a report, at most `most` characters long.
+    """Return the last line of a report with at most `most` characters.
 
-    `passes` decides whether a command may be in the line.
+    `passes` returns whether a command may appear in the line.
     """
     if not report.complete:
         return ending.last_line(
@@ -104,7 +106,7 @@ def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Itera
 
 
 def find_worst(findings: Sequence[Finding]) -> Finding | None:
-    """Return the gravest finding: wrong data first, then root causes by their cost, then other facts and
+    """Return the gravest finding. Wrong data comes first, then root causes by cost, then other facts and
     measurements.
     """
 
@@ -136,17 +138,17 @@ def _finding_parts(
         places = (len(set(metadata.hosts)) > 1 and not named, False)
         figure = (
             ending.NEXT if _IN_ENVIRONMENT in root.seen else ending.SOON
-        )  # If a device is at fault, its description comes first
+        )  # If a device is at fault, describe the device first
         yield ending.part(*(_describe_speed(metadata, slow, with_place=place) for place in places), importance=figure)
 
 
 def _device_wordings(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterator[str]:
-    """Yield wordings with the devices, or with the nodes if the finding has no devices.
+    """Yield wordings that name the devices: 'node0 GPU2 → GPU5: p2p reaches 188 of 376 GB/s (50 %)'.
 
-    'node0 GPU2 → GPU5: p2p reaches 188 of 376 GB/s (50 %)'.
+    If the finding has no devices, name the nodes.
     """
     staged_pairs = root.id == HOST_STAGED and " → " in root.subject
-    # A setting disables peer access for all pairs, so it matters more than the pairs
+    # A setting disables peer access for all pairs, so do not name single pairs
     is_setting = "NCCL_" in root.cause
     if is_setting or not (staged_pairs or any(device in root.subject for device in root.devices)):
         yield _describe_speed(metadata, slow, root)
@@ -162,7 +164,7 @@ def _cause_part(root: Finding) -> ending.LinePart:
         return ending.part(f"likely {root.cause}" if root.cause else "", importance=ending.SOON)
     if root.cause.startswith(("no setting", "not known", "unknown")):
         return ending.part("cause not found", importance=ending.SOON)
-    # In a log, a cause begins with its id.
+    # In findings from a log, the cause begins with its ID
     cause = _ID.sub("", root.cause)
     return ending.part(f"because {cause}", f"because {cause.partition('; ')[0]}", importance=ending.SOON)
 
@@ -173,23 +175,23 @@ _CUT_AT = (120, 100, 80, 60)
 
 
 def _cut_text(text: str, most: int) -> str:
-    """Cut a text after a word and add an ellipsis."""
+    """Cut a text after a word, and add an ellipsis."""
     return text if len(text) <= most else f"{text[:most].rpartition(' ')[0].rstrip(',:;')} …"
 
 
 def _place_and_symptom(metadata: Metadata, root: Finding) -> Iterator[ending.LinePart]:
-    """Yield the place and what was seen, then further details if they fit."""
+    """Yield the place with the symptom, then further details."""
     where = _add_place(metadata, root.subject)
     short = _add_place(metadata, shorten(root.subjects, 1)) if len(root.subjects) > 1 else where
     first, _, beside = root.seen.partition("; ")
     least = first.partition(": ")[0]
-    # A part of a machine says more than the ranks of the job.
+    # If the finding names devices, they are more specific than the job's ranks
     names_devices = any(device in root.subject for device in root.devices)
     if metadata.collective is not None and least != first and not names_devices:
         named = f"{metadata.hosts[0]} {first}" if len(set(metadata.hosts)) == 1 else first
         yield ending.part(named, named.partition(" (")[0])
         return
-    if metadata.subject == "explain":  # Texts of other programs, whose colons do not separate details
+    if metadata.subject == "explain":  # These texts come from other programs, and their colons do not separate details
         whole = _LINES.sub("", first)
         named = "" if short == _NOBODY else f"{short}: "
         cut = [_cut_text(whole, most) for most in _CUT_AT]
@@ -207,7 +209,7 @@ def _place_and_symptom(metadata: Metadata, root: Finding) -> Iterator[ending.Lin
 
 
 def _shared_gpus(subjects: Sequence[str]) -> str:
-    """Return the GPU that all pairs share: 'node0 GPU1'. '' if there is none."""
+    """Return the GPU that all pairs share, with its node: 'node0 GPU1'. Empty if there is none."""
     words = [_WITH_BUS_ID.sub("", subject).split() for subject in subjects]
     shared = [word for word in words[0] if all(word in others for others in words)] if len(words) > 1 else []
     gpus = " and ".join(word for word in shared if word.startswith("GPU"))
@@ -217,7 +219,7 @@ def _shared_gpus(subjects: Sequence[str]) -> str:
 
 
 def _describe_slower_rows(rows: RowsByColumn[ComparisonRow]) -> str:
-    """Describe the rows that are slower alone. '' if there are none.
+    """Describe the rows that are slower by themselves. Empty if there are none.
 
     'all-reduce is slower in 34 of 60 rows, by up to 33 % (4G: 479 → 319 GB/s, noise 4 %)'. The percentage is lost
     bandwidth.
@@ -243,7 +245,9 @@ def _describe_slower_rows(rows: RowsByColumn[ComparisonRow]) -> str:
 
 
 def _describe_staged_paths(report: Report) -> Iterator[str]:
-    """Yield 'all 4 GPU-to-GPU paths went through host memory (SHM/direct)', for all communicators of a log."""
+    """Yield wordings such as 'all 4 GPU-to-GPU paths went through host memory (SHM/direct)', over all communicators
+    in a log.
+    """
     rows = report.rows(TransportRow)
     staged = [row for row in rows if row.host_staged]
     count, total = (sum(row.pairs for row in group) for group in (staged, rows))
@@ -429,7 +433,7 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
 
 
 RUN = "run"
-# These may have millions of rows, which `fallback` and `transports` summarize
+# Sections that may have millions of rows. `fallback` and `transports` summarize them
 _CONDENSED_ELSEWHERE = (EvidenceRow.section, PathRow.section)
 _SIZES_AND_NAMES = (
     *("collective", "dtype", "op", "placement", "setting", "group"),
@@ -439,7 +443,7 @@ _NOT_JUDGED = "not judged"
 
 
 class JudgedCase(Struct, frozen=True):
-    """A row, finding or run with its verdict. `name` is unique in the `group`, which is a section."""
+    """A row, a finding or the run, with its verdict. `group` is its section, in which `name` is unique."""
 
     group: str
     name: str
@@ -448,10 +452,10 @@ class JudgedCase(Struct, frozen=True):
 
 
 def cases(metadata: Metadata, rows: Iterable[Row], report: Report) -> Iterator[JudgedCase]:
-    """Yield rows, summarizing sections and findings, failures first, and the run itself last.
+    """Yield rows, summarizing sections and findings, failures first. The run itself comes last.
 
-    A fault fails once: if a finding fails, the rows that show it are skipped and say so. If the run does not fail, no
-    case does. The run fails, or could not be measured, if it was cut short or if no other case shows it.
+    Each fault fails only one case. If a finding fails, the rows that show the same fault are skipped, with a remark. If
+    the run does not fail, no case fails. The run itself fails only if it was cut short or if no other case fails.
     """
     found = [*_row_findings(metadata.rows_section, (row.to_record() for row in rows)), *_report_cases(report)]
     if report.verdict is not Verdict.FAIL:
@@ -492,7 +496,7 @@ def _row_findings(group: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Jud
     some_judged = any(record.get("verdict") for record in records)
     for record in records:
         if "verdict" not in record:
-            continue  # Rows of single intervals of a watch, whose jobs are judged
+            continue  # A single interval of `watch`, which judges whole jobs
         is_unjudged_pair = "path_class" in record and record["verdict"] is None
         if is_unjudged_pair and (some_judged or record.get("bandwidth_gb_s") is None):
             continue  # `topo` does not judge pairs
