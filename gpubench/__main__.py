@@ -56,7 +56,7 @@ def main() -> None:
     from gpubench.cli.process import run_and_exit
 
     if _CHANNEL not in os.environ:
-        import gpubench.cli.app  # noqa: F401 - half of all imports
+        import gpubench.cli.app  # noqa: F401 - half of the import time, under the handler for Ctrl-C
     if is_usual:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -392,7 +392,7 @@ def _fact_explains(id_: str, place: _NamedPlaces, *, nvlinked: bool) -> bool:
     return effect.id != _HOST_COPIES or family in (_PCIE, "gpu")
 
 
-def _is_over_pcie(effect: Finding, nvlinked: bool) -> bool:  # noqa: FBT001 - of the machine
+def _is_over_pcie(effect: Finding, nvlinked: bool) -> bool:  # noqa: FBT001 - a fact about the machine
     return not nvlinked or effect.id == _HOST_COPIES or " peer off" in effect.seen
 
 
