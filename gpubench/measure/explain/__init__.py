@@ -1,1 +1,1 @@
-"""Explains a job from NCCL logs, Flight Recorder dumps and RAS answers."""
+"""Explain what a job did, from NCCL logs, Flight Recorder dumps and RAS answers."""

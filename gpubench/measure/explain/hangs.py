@@ -1,4 +1,4 @@
-"""Find the ranks that keep a job waiting, from Flight Recorder dumps, RAS answers and lines of PyTorch's watchdog."""
+"""Find the ranks that keep a job waiting, from Flight Recorder dumps, RAS answers and the log of PyTorch's watchdog."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ _ALL_RANKS = "0"
 """PyTorch's name for the group of all ranks."""
 
 _NOT_NAMED = "operation"
-"""The name of an operation if the watchdog prints only its number."""
+"""The operation's name if the watchdog prints only its number."""
 
 _NEED_ALL_RANKS = (_NOT_NAMED, "all", "_all", "barrier", "reduce_scatter", "_reduce_scatter", "reducescatter")
-"""Prefixes of operations that end on a rank only after every rank has joined."""
+"""Prefixes of operations that no rank can finish before every rank has joined."""
 
 _MOST_NAMED = 8
 _SLOW_SECONDS = 1.0
@@ -36,9 +36,9 @@ Calls = Mapping[int, Mapping[int, RecordedCall]]
 
 
 def find_hangs(records: Sequence[RankRecord], ras: Sequence[RasCommunicator]) -> tuple[Hang, ...]:
-    """Return the collectives that did not end, root causes first.
+    """Return the collectives that did not finish, root causes first.
 
-    Name a rank that waits in another group only if nothing else keeps the others waiting.
+    A rank that waits in another group is named only if nothing else explains the hang.
     """
     answers: dict[str, list[RasCommunicator]] = {}
     for answer in ras:
@@ -51,7 +51,7 @@ def find_hangs(records: Sequence[RankRecord], ras: Sequence[RasCommunicator]) ->
 
 
 def find_hangs_in_log(facts: LogFacts) -> tuple[Hang, ...]:
-    """Return the hangs in dumps and RAS answers. Without dumps, also read the lines of PyTorch's watchdog."""
+    """Return the hangs in dumps and RAS answers. If there are no dumps, parse the watchdog lines too."""
     sizes = [communicator.size for communicator in facts.communicators if communicator.size]
     printed = () if facts.records else _find_in_watchdog_lines(facts.watchdogs, max(sizes, default=None))
     missed = [
@@ -73,7 +73,7 @@ def find_hangs_in_log(facts: LogFacts) -> tuple[Hang, ...]:
 
 
 def _current_frame(hang: Hang, stacks: Sequence[ProcessStack]) -> str:
-    """Return the innermost frame of the first suspect that py-spy inspected."""
+    """Return the innermost stack frames of the first suspect that py-spy inspected, or an empty string."""
     process = None if hang.process is None else hang.process[1]
     ranks = [name.partition(" (")[0] for name in hang.ranks]
     for stack in stacks:
@@ -84,7 +84,9 @@ def _current_frame(hang: Hang, stacks: Sequence[ProcessStack]) -> str:
 
 
 def _find_in_watchdog_lines(records: Sequence[RankRecord], size: int | None) -> Iterator[Hang]:
-    """Find hangs in lines of PyTorch's watchdog. A line reports one rank, and other ranks may log elsewhere."""
+    """Find hangs in the lines of PyTorch's watchdog. Each line reports one rank, and other ranks may use other log
+    files.
+    """
     for hang in sorted(_find_in_records(records), key=lambda hang: hang.reason is HangReason.ELSEWHERE):
         if hang.reason is HangReason.NO_DUMP:
             yield replace(hang, reason=HangReason.ABSENT, theirs="its watchdog says nothing in this log", is_sure=False)
@@ -102,11 +104,11 @@ _LAST_SHARE, _TIMES_CHANCE = 0.5, 3
 """A rank is a straggler if it comes last in this share of operations, and this many times as often as by chance."""
 
 _WAITED_SHARE, _WAITED_US = 0.2, 20.0
-"""A straggler matters if the median rank waits this share of the total time and this many µs per operation."""
+"""A straggler is reported if the median rank waits for this share of the total time, and this many µs per operation."""
 
 
 def _find_stragglers(operations: Sequence[InspectedOperation]) -> Iterator[Hang]:
-    """Find the rank that the others repeatedly wait for. Its kernels are the shortest, because it arrives last."""
+    """Find the rank for which the others repeatedly wait. Its kernels are the shortest, because it arrives last."""
     by_communicator: dict[str, list[InspectedOperation]] = {}
     for operation in operations:
         if operation.collective in _SYMMETRIC and len(operation.times) == operation.ranks > 1:
@@ -142,7 +144,7 @@ def _find_in_records(records: Sequence[RankRecord]) -> Iterator[Hang]:
     have_dumps = {record.rank for record in records}
     listed = {name: ranks for record in records for name, ranks in record.groups.items()}
     for number, (group, calls) in enumerate(by_group.items()):
-        # The group of all ranks has at least the ranks with a dump, and all ranks between them.
+        # The group of all ranks contains at least the ranks with a dump, and all ranks between them.
         every = range(max(have_dumps) + 1) if number == 0 and group == _ALL_RANKS else sorted(calls)
         members = listed.get(group, tuple(every))
         hang = _find_in_group(group, members, calls, have_dumps, by_group)
@@ -155,7 +157,7 @@ def _find_in_records(records: Sequence[RankRecord]) -> Iterator[Hang]:
 
 
 def _find_missing_dumps(records: Sequence[RankRecord]) -> Iterator[Hang]:
-    """Find ranks without a dump if the others wait in no collective. The missing ranks may have died."""
+    """Find ranks without a dump although the others do not wait in any collective. The missing ranks may have died."""
     have = {record.rank for record in records}
     lost = [rank for rank in range(max(have, default=0)) if rank not in have]
     if lost and len(have) > 1 and any(call.group == _ALL_RANKS for record in records for call in record.calls):
@@ -211,14 +213,14 @@ def _find_in_group(
         return hang(HangReason.NO_DUMP, lost, "")
     if not absent:
         others = _waiting_elsewhere(group, by_group) if len(there) == 1 else {}
-        # If no dump lists the group's members, ranks that wait in the group of all ranks probably do not belong to it.
+        # If no dump lists the group's members, ranks that wait in the group of all ranks are probably not members.
         others = {rank: call for rank, call in others.items() if call.group != _ALL_RANKS}
         theirs = "; ".join(f"{_call_text(call)} of group {call.group}" for call in others.values())
         return hang(
             *((HangReason.ELSEWHERE, sorted(others)) if others else (HangReason.TOGETHER, sorted(waiting))), theirs
         )
     others = _waiting_elsewhere(group, by_group)
-    # Blame ranks that wait nowhere before ranks that wait in another group.
+    # Blame ranks that wait nowhere rather than ranks that wait in another group.
     absent = [rank for rank in absent if rank not in others] or absent
     elsewhere = [others[rank] for rank in absent if rank in others]
     last = [calls[rank][max(calls[rank])] for rank in absent if calls.get(rank)]
@@ -231,9 +233,9 @@ def _find_in_group(
 
 
 def _first_unfinished(calls: Calls, waiting: Mapping[int, int]) -> int:
-    """Return the number of the first call in which ranks wait and that not all ranks have joined.
+    """Return the number of the first call in which ranks called different operations, or `waited` if there is none.
 
-    If an operation that needs all ranks is done on one rank, all ranks have joined it.
+    A gather, scatter or broadcast can finish on some ranks even though other ranks called something else.
     """
     joined_by_all = {
         number
@@ -245,10 +247,7 @@ def _first_unfinished(calls: Calls, waiting: Mapping[int, int]) -> int:
 
 
 def _first_difference(calls: Calls, waited: int) -> int:
-    """Return the number of the first call in which ranks called different operations, or `waited` if there is none.
-
-    A gather, a scatter or a broadcast may end on some ranks although other ranks called something else.
-    """
+    """Return, by rank, the unfinished calls in other groups."""
     numbers = sorted({number for rank_calls in calls.values() for number in rank_calls if number < waited})
     for number in numbers:
         operations = {rank_calls[number].operation for rank_calls in calls.values() if number in rank_calls}
@@ -258,7 +257,10 @@ def _first_difference(calls: Calls, waited: int) -> int:
 
 
 def _waiting_elsewhere(group: str, by_group: Mapping[str, Calls]) -> dict[int, RecordedCall]:
-    """Return the calls in other groups that ranks wait in."""
+    """Return how the call of one rank differs from the calls of the others.
+
+    The ranks call in a different order if one side makes the other side's call next, or made it just before.
+    """
     return {
         rank: call
         for name, calls in by_group.items()
@@ -280,9 +282,10 @@ def _difference(call: RecordedCall, shown: RecordedCall) -> HangReason | None:
 
 
 def _odd_reason(calls: Calls, rank: int, first: int, shown: RecordedCall) -> HangReason:
-    """Return how a rank's call differs from the others'.
+    """Find the rank that repeatedly reaches the last collectives much later than the others.
 
-    The reason is a different order if either side makes the other's call next, or made it just before.
+    A single delay does not show a slow rank, because a checkpoint looks the same. Clocks differ between ranks, so each
+    delay is measured from the rank's own most punctual call.
     """
     call = calls[rank][first]
     others_next = [other for rank_calls in calls.values() if (other := rank_calls.get(first + 1)) is not None]
@@ -317,10 +320,10 @@ def _since(there: Mapping[int, RecordedCall], waiting: Mapping[int, int], first:
 
 
 def _slowest(group: str, calls: Calls) -> Hang | None:
-    """Find the rank that repeatedly reaches the last collectives much later than the others.
+    """Find ranks of a communicator that are missing, have left, or launched fewer operations than the others.
 
-    A single delay is no sign of a slow rank, because a checkpoint looks the same. Clocks differ between ranks, so
-    compare each delay with the rank's most punctual call.
+    Ranks that made progress between the last two answers are skipped. With only one answer, a rank that is behind or
+    has left is reported as not sure.
     """
     common = sorted(set.intersection(*(set(numbers) for numbers in calls.values())))
     if len(calls) < _FEWEST_BEFORE or len(common) <= _FEWEST_BEFORE:
@@ -349,10 +352,7 @@ def _slowest(group: str, calls: Calls) -> Hang | None:
 
 
 def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
-    """Find ranks of a communicator that are missing, have left, or launched fewer operations than the others.
-
-    Skip ranks that moved between the last two answers. With one answer, a rank that is behind or left is a doubt.
-    """
+    """After a rank dies, the others fail, leave, or stop at arbitrary operations."""
     communicator = answers[-1]
     before = {rank.rank: rank for rank in answers[-2].ranks} if len(answers) > 1 else None
     still = [rank for rank in communicator.ranks if before is None or _is_same(rank, before.get(rank.rank))]
@@ -368,7 +368,7 @@ def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
         *found(HangReason.DEAD, [rank for rank in still if rank.dead]),
         *found(HangReason.SILENT, [rank for rank in still if rank.silent and not rank.dead]),
     ]
-    # After a rank dies, the others fail, leave, or stop at arbitrary operations.
+    # The answer reports problems, but does not name the ranks that have them.
     left = [
         *found(HangReason.ERROR, [rank for rank in still if rank.error and not rank.left]),
         *found(HangReason.LEFT, [rank for rank in still if rank.left]),
@@ -379,7 +379,7 @@ def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
     hangs = behind or [replace(hang, theirs=others) for hang in found(HangReason.STARTING, starting)]
     yield from hangs
     if not hangs and communicator.remarks and (before is None or not communicator.ranks):
-        # The answer reports problems, but does not name the ranks that have them.
+        # True if a rank made no progress between two answers. RAS reports a silent rank as dead after a minute.
         statuses = [f"{_rank_name(rank)} has status {rank.status}" for rank in communicator.ranks if rank.status]
         theirs = "; ".join((*communicator.remarks, *statuses))
         hang = _ras_hang(communicator, HangReason.NOT_NAMED, (), theirs=theirs, is_sure=False)
@@ -387,12 +387,12 @@ def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
 
 
 def _is_same(now: RasRank, before: RasRank | None) -> bool:
-    """True if a rank did not move between two answers. A silent rank counts as dead after a minute."""
+    """Collects RAS answers from one or several jobs over time, and finds hangs in them."""
     return before == now or (before is not None and before.silent and now.silent)
 
 
 class RasCourse:
-    """Collects RAS answers over time, from one or several jobs, and finds the hangs at the end."""
+    """Add an answer received at the Unix time `now`, or None if a process that listens did not answer."""
 
     def __init__(self) -> None:
         self._answers: dict[str, tuple[RasCommunicator, ...]] = {}
@@ -402,7 +402,7 @@ class RasCourse:
         self.asked = 0
 
     def add(self, answer: Sequence[RasCommunicator] | None, now: float) -> None:
-        """Add an answer that came `now` seconds after 1970, or None if a listening process did not answer."""
+        """The latest state of each communicator."""
         self.asked += 1
         self._silent = self._silent + 1 if answer is None else 0
         for communicator in answer or ():
@@ -429,16 +429,19 @@ class RasCourse:
 
     @property
     def communicators(self) -> tuple[RasCommunicator, ...]:
-        """The latest state of each communicator."""
+        """True if at least one job launched operations between two answers."""
         return tuple(answer[-1] for answer in self._answers.values())
 
     @property
     def is_judged(self) -> bool:
-        """True if at least one job launched operations."""
+        """Return the hangs in the last two answers, then the jobs that launch no operations."""
         return any(job.moved for job in self._jobs)
 
     def hangs(self) -> tuple[Hang, ...]:
-        """Return the hangs in the last two answers, then jobs that launch nothing."""
+        """Communicators that one answer lists together, with their operation counts.
+
+        `since` is the Unix time of the last change of the counts, and `until` the time of the last answer.
+        """
         last_two = [answer for answers in self._answers.values() if len(answers) > 1 for answer in answers]
         found = []
         for hang in find_hangs((), last_two):
@@ -481,7 +484,7 @@ class RasCourse:
 
 
 class _Job(Struct):
-    """Communicators that came in one answer, with the time of that answer and of the last change of their counts."""
+    """Stands for all ranks that an answer does not list separately."""
 
     counts: Mapping[str, Sequence[Mapping[str, int]]]
     since: float
@@ -494,7 +497,11 @@ def _utc(seconds: float) -> str:
 
 
 _UNNAMED_RANKS = -1
-"""Key for all ranks that an answer does not name."""
+"""Find the ranks with the lowest count for every operation whose counts differ.
+
+Ranks may run ahead of each other. A rank with fewer calls of one operation and more calls of another called something
+else.
+"""
 
 _MOST_OPERATIONS = 3
 

@@ -1,4 +1,4 @@
-"""Judge the path between each pair of ranks in a job's log as direct, host-staged or unknown, and count them."""
+"""Judge the path between each pair of ranks in a job's log as direct, host-staged or unknown, and count the paths."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from enum import StrEnum
@@ -19,7 +19,7 @@ from gpubench.model.terms.verdict import Cure, Verdict, merge_cures
 UNKNOWN = "unknown"
 
 _CUDA_P2P_WITHOUT_NCCL = ("0", "1")
-"""The fields of a P2P_TYPE line if CUDA grants peer access but NCCL does not use it."""
+"""The fields of NCCL's P2P_TYPE line if CUDA grants peer access but NCCL does not use it."""
 
 _ABOUT_TWO_INDICES = (nccl_log.RemarkKind.DRIVER_REFUSED, nccl_log.RemarkKind.NVLINK_REFUSED)
 _ABOUT_TWO_BUS_IDS = (nccl_log.RemarkKind.PEER_ACCESS_REFUSED, nccl_log.RemarkKind.PEER_QUERY_FAILED)
@@ -30,17 +30,21 @@ _ABOUT_THE_JOB = (
     nccl_log.RemarkKind.SOCKET_INTERFACES,
     nccl_log.RemarkKind.NETWORK_PLUGIN,
 )
-"""Every process logs these lines for itself, but they describe the whole job."""
+"""Every process logs these lines, but they describe the whole job."""
 
 _NoteOfHosts = tuple[nccl_log.Note, frozenset[str] | None]
-"""A line about GPUs with the hosts that log it, or None if another program printed it without a host."""
+"""A line about GPUs, and the hosts that logged it. The hosts are None if another program printed it without a host
+name.
+"""
 
 _Alike = tuple[nccl_log.PairRoutes, int | None, int | None]
-"""Key of pairs on different hosts that get the same verdict: their routes, and the kinds of both ranks."""
+"""Pairs on different hosts with the same key get the same verdict. The key is their routes and the kinds of both
+ranks.
+"""
 
 
 class Scope(StrEnum):
-    """Where the two ranks of a pair run."""
+    """Whether the two ranks of a pair run on the same node."""
 
     INSIDE = "node"
     ACROSS = "network"
@@ -48,7 +52,7 @@ class Scope(StrEnum):
 
 
 class JudgedRoute(Struct, frozen=True):
-    """A route with its verdict and, if it is host-staged, the explanation."""
+    """A route between two ranks with its verdict, and the explanation if it is host-staged."""
 
     route: Route
     family: str
@@ -57,13 +61,15 @@ class JudgedRoute(Struct, frozen=True):
 
 
 class JudgedPair(Struct, frozen=True, eq=False):
-    """The judged routes of a pair of ranks. Pairs with the same verdicts share one object, so identity is its key."""
+    """The judged routes of a pair of ranks. Pairs with the same verdicts share one object, so it is compared by
+    identity.
+    """
 
     routes: tuple[JudgedRoute, ...]
 
 
 class PairGroup(NamedTuple):
-    """Destinations of one source that share one verdict."""
+    """Destination ranks of one source rank that share a verdict."""
 
     destinations: list[int]
     scope: Scope
@@ -71,7 +77,7 @@ class PairGroup(NamedTuple):
 
 
 class PairJudge:
-    """Judges pairs of ranks. A job of 1,000 ranks has a million pairs, so each kind of pair is judged once."""
+    """Judges pairs of ranks. A job with 1,000 ranks has a million pairs, so equivalent pairs are judged once."""
 
     def __init__(self, facts: nccl_log.LogFacts) -> None:
         self._facts = facts
@@ -103,7 +109,8 @@ class PairJudge:
             on_machine, on_node = near.get(src, (frozenset(), frozenset()))
             groups: dict[tuple[int | None, nccl_log.PairRoutes], list[int]] = {}
             for dst, pair in by_destination.items():
-                # On one host the verdict may depend on both GPUs, so the rank itself is the key. Kinds are negative.
+                # On one host the verdict may depend on both GPUs, so use the rank as the key. Kinds are negative
+                # numbers.
                 is_near = dst in on_machine or dst in on_node
                 groups.setdefault((dst if is_near else kinds.get(dst), pair), []).append(dst)
             yield (
@@ -128,7 +135,10 @@ class PairJudge:
         destination: nccl_log.Member | None,
         known: dict[_Alike, JudgedPair],
     ) -> PairGroup:
-        """Judge a group of destinations, or reuse a known verdict. On one host, reuse only verdicts on direct paths."""
+        """Judge a group of destinations, or reuse a known verdict.
+
+        On one host, only verdicts on direct paths are reused.
+        """
         pair = alike[0]
         if not any(route.host_staged for route in pair.routes):
             if _is_inside(source, destination) and any(map(_uses_network, pair.routes)):
@@ -142,7 +152,9 @@ class PairJudge:
         return PairGroup(destinations, Scope.INSIDE if is_multicast else _scope(source, destination), known[alike])
 
     def _kinds(self, members: Iterable[nccl_log.Member]) -> dict[int, int]:
-        """Map each rank to a negative number, which ranks share if their paths to other machines are judged equally."""
+        """Map each rank to a negative number, its kind. Ranks share a kind if their paths to other hosts get the
+        same verdict.
+        """
         numbers: dict[object, int] = {}
         kinds = {}
         for member in members:
@@ -162,7 +174,7 @@ class PairJudge:
         if not route.host_staged:
             found = None
             if _uses_network(route) and _is_inside(source, destination):
-                # A network between GPUs of one machine is wrong if a variable makes NCCL use it.
+                # A network between GPUs on one machine is a fault if a variable makes NCCL use it.
                 found = explain(NCCL_SETTINGS.conditions, self._staging_evidence(pair, source, destination))
                 if found is not None and (found.id == UNKNOWN or found.by_design or found.in_doubt):
                     found = None
@@ -219,7 +231,7 @@ class PairJudge:
             indices = str(one.nvml_index), str(other.nvml_index)
             for key in (indices, indices[::-1], ()):
                 yield from self._notes_of_host(one.host, self._device_notes.get(key, ()))
-            # NCCL does not log refused peer access for path SYS, because it would not use peer access there.
+            # For path SYS, NCCL does not log that peer access is refused, because it would not use peer access anyway.
             refused = [self._refused.get((one.host, index)) for index in indices]
             if path in (None, "SYS") and None not in refused:
                 yield from filter(None, refused)
@@ -234,7 +246,7 @@ class PairJudge:
 
 
 def _scope(one: nccl_log.Member | None, other: nccl_log.Member | None) -> Scope:
-    """Return whether two ranks share a machine. A rank connected with itself uses a network switch (CollNet)."""
+    """Return whether two ranks are on one node. A rank that is connected to itself uses a network switch (CollNet)."""
     if one is None or other is None:
         return Scope.UNKNOWN
     return Scope.INSIDE if one.node == other.node and one is not other else Scope.ACROSS
@@ -249,10 +261,10 @@ def _uses_network(route: Route) -> bool:
 
 
 def _explain_network(staged: Staged) -> Explanation | None:
-    """Explain a network between two ranks, one without a log.
+    """Explain why two ranks use a network if one of them has no log, so that their machines are unknown.
 
-    Only a variable makes NCCL use a network inside a machine. Without one, the ranks are on different machines. With
-    one, report it together with the cause of a network between machines.
+    NCCL uses a network inside a machine only if a variable is set. If none is set, the ranks must be on different
+    machines. Otherwise, report the variable together with the cause for a network between machines.
     """
     inside = explain(NCCL_SETTINGS.conditions, replace(staged, one_node=True, same_machine=True))
     across = explain(CAUSES, staged)
@@ -306,7 +318,9 @@ def _ranks_with_peers(communicator: nccl_log.Communicator) -> frozenset[int]:
 
 
 def _near_ranks(members: Sequence[nccl_log.Member]) -> dict[int, tuple[Set[int], Set[int]]]:
-    """Return the ranks on the machine and on the node of each rank. Ranks of one machine share one set."""
+    """Return, for each rank, the ranks on its machine and the ranks on its node. Ranks on one machine share one set
+    object.
+    """
     machines: dict[str, set[int]] = {}
     nodes: dict[str, set[int]] = {}
     for member in members:
@@ -319,7 +333,7 @@ def _process_logs(facts: nccl_log.LogFacts) -> Mapping[str, ProcessLog]:
     settings: dict[str, list[tuple[str, str]]] = {}
     notes: dict[str, list[nccl_log.Note]] = {}
     every_process = [member.process for communicator in facts.communicators for member in communicator.members]
-    # Log lines of a process come last, so that they override the command line.
+    # Values from a process's log come last, so that they override values from the command line.
     for setting in sorted(facts.settings, key=lambda setting: not setting.is_from_command):
         for process in every_process if setting.is_from_command else setting.processes:
             settings.setdefault(process, []).append((setting.name, setting.value))
@@ -368,7 +382,7 @@ class Examples(Struct, eq=False):
 
 
 class StagedPaths(Struct):
-    """Host-staged paths with one explanation: their number, hosts, and pairs by communicator."""
+    """The host-staged paths with one explanation: their number, hosts, and example pairs by communicator."""
 
     verdict: Verdict
     paths: int = 0
@@ -379,7 +393,7 @@ class StagedPaths(Struct):
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """The counts of one communicator: pairs by transport, and pairs of unknown transports by name.
+    """The counts of one communicator: pairs by transport, and pairs whose transport is unknown.
 
     `one_ended` are network connections that only one end logged. `unconnected_ranks` logged no connection although the
     communicator ran collectives.
@@ -394,14 +408,14 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class JobSummary(Struct, frozen=True):
-    """All communicators, and the explanations of host-staged paths, root causes first."""
+    """The counts of all communicators, and the explanations of host-staged paths, root causes first."""
 
     parts: Sequence[Part]
     staged: Mapping[Explanation, StagedPaths]
 
 
 def summarise(facts: nccl_log.LogFacts, judge: PairJudge) -> JobSummary:
-    """Judge and count all pairs of all communicators."""
+    """Judge and count all pairs in all communicators."""
     staged: dict[Explanation, StagedPaths] = {}
     parts = [
         _PairCounts(number, communicator, staged).count(judge)
@@ -458,7 +472,7 @@ class _PairCounts:
             paths.hosts |= {self._hosts[rank]: None for rank in (src, *group.destinations) if rank in self._hosts}
 
     def _find_counts(self, scope: Scope, judged: JudgedPair) -> tuple[list[Examples], list[StagedPaths]]:
-        """Return the counts to which pairs with these verdicts belong."""
+        """Return the counters to increase for each pair with these verdicts."""
         examples: dict[Examples, None] = {}
         staged: list[StagedPaths] = []
         for route in judged.routes:
@@ -498,7 +512,9 @@ def _transport_row(
 
 
 def _unconnected_ranks(communicator: nccl_log.Communicator) -> tuple[int, ...]:
-    """Return ranks without a logged connection although the communicator ran collectives, in which every rank sends."""
+    """Return ranks without a logged connection, if the communicator ran collectives, because then every rank must
+    send.
+    """
     by_rank = communicator.connections.ranks
     has_collectives = any(
         not logged.peer_to_peer

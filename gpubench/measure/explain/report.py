@@ -1,4 +1,4 @@
-"""Report on a job from NCCL's log: every path, causes of staging, failures, and gaps in the log."""
+"""Report on a job from its NCCL log: every path, causes of host staging, failures, and gaps in the log."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,10 +39,10 @@ from gpubench.readers.registry import OtherText
 
 
 def find_failures(facts: LogFacts) -> tuple[Finding, ...]:
-    """Return the reasons why the job ended: specific ones, or else the first general one.
+    """Return the reasons why the job failed: all specific ones, or else the first general one.
 
-    The other general reasons become consequences of the first finding. A log line counts for the first condition that
-    matches it.
+    All other general reasons become consequences of the first finding. A log line is used only for the first condition
+    that matches it.
     """
     special, general = list[Finding](), list[Finding]()
     for condition in sorted(CONDITIONS, key=lambda condition: condition.general):
@@ -55,7 +55,7 @@ def find_failures(facts: LogFacts) -> tuple[Finding, ...]:
         return ()
     lines = tuple(f"{other.id}: {other.seen}" for other in others)
     worst = min((finding.severity for finding in (*special, *general)), key=gravity)
-    # A WARN becomes the reason for the failure if the job failed for no other known reason.
+    # If a WARN is the only known reason for a failed job, it gets the severity of the failure.
     return (replace(reasons[0], severity=worst, consequences=lines), *reasons[1:])
 
 
@@ -65,7 +65,7 @@ _RDMA_VARIABLES = ("NCCL_IB_HCA",)
 
 
 def _network_findings(facts: LogFacts) -> Iterator[Finding]:
-    """Yield problems of the network that a log without connections reports."""
+    """Yield network problems that a log shows even if it has no lines about connections."""
     if facts.communicators and all(communicator.nodes == 1 for communicator in facts.communicators):
         return
     notes: dict[RemarkKind, list[Note]] = {}
@@ -123,9 +123,9 @@ _WITH_CONNECTIONS = ("RING", "TREE", "COLLNET_DIRECT", "COLLNET_CHAIN", "PAT")
 def _findings(
     facts: LogFacts, summary: JobSummary, logs: Sequence[str], others: Sequence[OtherText] = ()
 ) -> tuple[Finding, ...]:
-    """Return the reasons why the job ended, host-staged paths (root causes first), then unknown parts.
+    """Return the reasons why the job failed, host-staged paths (root causes first), then gaps in the log.
 
-    The log of a failed job may lack connections. `others` are files without NCCL lines, written by other programs.
+    The log of a failed job may lack connections. `others` are files by other programs, without NCCL lines.
     """
     failures = find_failures(facts)
     staged = tuple(_staged_finding(summary, explanation, paths) for explanation, paths in summary.staged.items())
@@ -384,7 +384,7 @@ def _error(id_: str, subject: str, seen: str, expected: str, cause: str, cure: C
 
 
 def _dump_findings(facts: LogFacts) -> Iterator[Finding]:
-    """Yield doubts about dumps without a collective, and about sends and receives that did not end."""
+    """Yield warnings about dumps without a collective, and about sends and receives that did not finish."""
     waiting = [f"rank {record.rank}" for record in facts.records if record.unfinished_sends]
     if waiting:
         yield _doubt(
@@ -430,7 +430,7 @@ def _join_names(names: Sequence[str]) -> str:
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """Return ranks in ranges: '0, 2-5'."""
+    """Return rank numbers as ranges, for example '0, 2-5'."""
     ranges = compress_names([str(number) for number in numbers]).split(", ")
     return shorten(ranges, _MOST_NUMBERS) + (" ranges" if len(ranges) > _MOST_NUMBERS else "")
 
@@ -439,7 +439,9 @@ SECTIONS = ("paths", "causes", "transports", "communicators", "members", "hangs"
 
 
 def explain(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherText] = ()) -> Report:
-    """Build the report on a job. `logs` names the files that were read, `others` the files of other programs."""
+    """Return the report on a job. `logs` are the names of the parsed files, and `others` are files by other
+    programs.
+    """
     facts = replace(facts, hangs=find_hangs_in_log(facts))
     judge = PairJudge(facts)
     summary = summarise(facts, judge)
@@ -470,7 +472,7 @@ WATCHED_SECTIONS = (fallback.HangRow.section, FINDINGS_SECTION)
 
 
 def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
-    """Report the hangs of running jobs. The verdict is at best SKIP if no progress was seen."""
+    """Return the report on hangs of running jobs. The verdict is SKIP at best if no job was seen to make progress."""
     facts = LogFacts(hangs=tuple(hangs))
     findings = find_failures(facts)
     verdict = worst_verdict([Verdict.PASS if is_judged else Verdict.SKIP, *(finding.severity for finding in findings)])
