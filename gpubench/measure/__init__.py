@@ -1,3 +1,4 @@
-"""The measurements and reports behind the commands. They use ports and the model, print nothing and import no GPU
-library.
+"""The measurements and reports behind the commands.
+
+They use ports and the model, print nothing and import no GPU library.
 """

@@ -1,6 +1,4 @@
-"""Report the communication libraries on each host: NCCL, RCCL, MPI, UCX, NVSHMEM, and the Python packages that use
-them.
-"""
+"""Report the communication libraries on each host, and the Python packages that use them."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,5 +1,6 @@
-"""Observe the paths between ranks by link counters, idle links and NCCL's log, and find the causes of host-staged
-paths.
+"""Observe the paths between ranks, and find the causes of host-staged paths.
+
+The sources are link counters, traffic on idle links, and NCCL's log.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,8 +97,9 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class IdleWindow:
-    """Reads the traffic and load of GPUs that this job leaves idle, to detect other users. The caller keeps the job
-    idle.
+    """Reads the traffic and load of GPUs that this job leaves idle, to detect other users.
+
+    The caller keeps the job idle.
     """
 
     def __init__(
@@ -244,8 +246,7 @@ class Explained:
         return len(wiring.gpus) < 2 or any(not wiring.share_gpu((0, other)) for other in range(1, len(wiring.gpus)))
 
     def rows(self, *, of_programs: bool = False) -> list[report.CauseRow]:
-        """Return the causes of host-staged paths, then other causes of slow or wrong operations on the links in
-        use.
+        """Return the causes of host-staged paths, then causes of slow or wrong operations on the links in use.
 
         Set `of_programs` if a library without a log, such as MPI, moves the data.
         """

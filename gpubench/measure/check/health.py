@@ -116,8 +116,9 @@ def mark_missing(measured: Measurements) -> Measurements:
 
 
 def merge_nodes(parts: Mapping[str, Measurements]) -> Measurements:
-    """Merge the measurements of several nodes, by host. A measurement that failed on all nodes counts as one
-    failure.
+    """Merge the measurements of several nodes, by host.
+
+    A measurement that failed on all nodes counts as one failure.
     """
     failed_on = [
         FailedOnNode(node=host, need=need, reason=reason)

@@ -119,8 +119,9 @@ class _Subject(Struct, frozen=True):
 
 
 def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
-    """Yield a finding for each device that lacks a fact the check needs. Skip facts that its type of device never
-    has.
+    """Yield a finding for each device that lacks a fact the check needs.
+
+    Skip facts that its type of device never has.
     """
     wanted = {scope: names for scope, names in _facts_by_scope(check).items() if scope in _ERROR_SCOPES}
     run = facts.circumstances
@@ -189,8 +190,9 @@ def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: 
 
 
 def _kind(subject: _Subject) -> tuple[object, ...]:
-    """Return the model of a GPU, or the kind, model, state and driver of a NIC. Equal devices should have equal
-    facts.
+    """Return what must be equal for two devices to have the same facts.
+
+    It is the model of a GPU, or the kind, model, state and driver of a NIC.
     """
     match subject.facts:
         case GpuFacts(name=name):

@@ -269,8 +269,9 @@ class Timer(Struct, frozen=True):
         return seconds
 
     def time(self, launches: Sequence[Launch], seconds_each: float, clean: Callable[[], None]) -> OwnTimes:
-        """Time operations that rotate over `launches`. `clean` prepares the buffers just before the timed
-        operations.
+        """Time operations that rotate over `launches`.
+
+        `clean` prepares the buffers just before the timed operations.
         """
         if self.sampling.mode is Mode.LATENCY:
             clean()

@@ -94,8 +94,9 @@ def judge_rows(
     speed: SpeedJudge,
     listener: Listener[CollectiveRow],
 ) -> Report:
-    """Add limit, expected value and verdict to the rows of a table, pass them to the listener, and return the
-    report.
+    """Complete and judge the rows of a table, pass them to the listener, and return the report.
+
+    Rows get a limit, an expected value and a verdict.
     """
     verdicts, wrong = [verdict.Verdict.SKIP], []
     factor = collective.busbw_factor(rows[0].ranks)

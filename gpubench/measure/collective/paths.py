@@ -106,8 +106,9 @@ class Counting:
         return found
 
     def _blocks(self, case: Case) -> tuple[int, int]:
-        """Return the minimum blocks that this rank sends and receives. A block is `count` elements, as in NCCL's
-        calls.
+        """Return the minimum blocks that this rank sends and receives.
+
+        A block is `count` elements, as in NCCL's calls.
         """
         if self._moved is None:
             layout = case.layout
@@ -370,8 +371,9 @@ class _Paths:
         self._kinds = {kind for kinds in self._out.values() for kind in kinds}
 
     def known_paths(self) -> list[KnownPath]:
-        """Return the paths in use. Without a log, return the pairs inside nodes for which counters or times are
-        evidence.
+        """Return the paths in use.
+
+        Without a log, return the pairs inside nodes for which counters or times are evidence.
         """
         pairs = set(self._chosen)
         if self._observed.choices.no_log:

@@ -184,8 +184,9 @@ class RecordedRow(Struct, frozen=True):
 
 
 class RecordingLine(Struct, frozen=True):
-    """Any later line of a recording. It has one row, or it is the last line, with the number of rows and the idle
-    GPUs.
+    """Any later line of a recording.
+
+    It has one row, or it is the last line, with the number of rows and the idle GPUs.
     """
 
     row: RecordedRow | None = None

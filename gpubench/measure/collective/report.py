@@ -137,8 +137,9 @@ class SpeedJudge(Struct):
         self._lone = lone_slow_rows(verdicts) & once
 
     def needs_repetition(self, tries: Sequence[CollectiveRow]) -> bool:
-        """True if a row is nearly slow or its tries disagree. Host-staged rows and rows with wrong data are never
-        repeated.
+        """True if a row is nearly slow or its tries disagree.
+
+        Host-staged rows and rows with wrong data are never repeated.
         """
         first, *more = tries
         if not is_judged(first) or any(row.wrong or row.host_staged for row in tries) or len(tries) >= _MOST_TRIES:
@@ -268,8 +269,9 @@ class MeasuredRow(Struct, frozen=True):
 
 
 class Recorder:
-    """The interface for recording the inputs of rows and verdicts. Every rank calls it. This base class records
-    nothing.
+    """The interface for recording the inputs of rows and verdicts.
+
+    Every rank calls it. This base class records nothing.
     """
 
     def begin(self, observations: "PathObservations | None", refused: "Sequence[RefusedRow] | None") -> None:

@@ -99,10 +99,10 @@ class PathObserver(Struct):
             )
 
     def look_while_idle(self, condition: "GpuCondition | None" = None) -> "tuple[IdleGpu, ...] | None":
-        """Read every rank's GPU while no operation runs. Every rank must call it, and the first rank gets the
-        result.
+        """Read every rank's GPU while no operation runs.
 
-        After the last row, `condition` is the condition of this rank's GPU under load.
+        Every rank must call it, and the first rank gets the result. After the last row, `condition` is the condition of
+        this rank's GPU under load.
         """
         window, group = self.sources.window, self.group
         group.barrier()
@@ -116,8 +116,9 @@ class PathObserver(Struct):
         return idle if len(idle) == len(collected) else ()
 
     def try_setting(self, setting: str, cases: Sequence[Case], try_once: Callable[[Case], object]) -> None:
-        """Read the log of the same operations under a setting. It fills columns of rows but does not affect the
-        verdict.
+        """Read the log of the same operations under a setting.
+
+        It fills columns of rows but does not affect the verdict.
         """
         self._choices_by_setting[setting] = self._read_choices(cases, try_once)
 
@@ -244,8 +245,9 @@ class Sweep(Struct, frozen=True):
         self.backend.seconds(self.backend.bind([self.launch(case, 0)], 0))
 
     def warm_up(self, cases: Sequence[Case]) -> None:
-        """Run every case once without timing, as nccl-tests does. Then measure one row with its checks, and discard
-        it.
+        """Run every case once without timing, as nccl-tests does.
+
+        Then measure one row with its checks, and discard it.
         """
         once = min(1, self.request.warmup)
         for number, case in enumerate(cases):
@@ -322,8 +324,9 @@ class Sweep(Struct, frozen=True):
         return self.buffers.receive.count_wrong(self._pattern(case), blocks)
 
     def fill(self, row: int, case: Case, buffers: int) -> None:
-        """Write this rank's data into the send buffers. In place, poison the receive buffers and write the data
-        there.
+        """Write this rank's data into the send buffers.
+
+        In place, poison the receive buffers and write the data there.
         """
         memory, offset = self.buffers.send, 0
         if case.placement is Placement.IN_PLACE:

@@ -94,8 +94,9 @@ NOT_IN_NEW = (Reason(MISSING, Verdict.WARN, "not in the new results"),)
 
 
 def judge_added(key: compare.RowKey, new: Runs) -> JudgedRow:
-    """Judge a row that only the new side has. Wrong data and impossible bandwidths are errors even without a
-    baseline.
+    """Judge a row that only the new side has.
+
+    Wrong data and impossible bandwidths are errors even without a baseline.
     """
     reasons = (*_wrong_data(new), *_above_limit(new))
     return JudgedRow(key, compare.Status.ADDED, _worst_verdict(reasons, Verdict.SKIP), (), new, reasons)
@@ -143,8 +144,9 @@ _ALL_BUT_TIME = attrgetter("transport", "host_staged", "path_class", "limit_gb_s
 
 
 def _differ_only_in_time(base: Runs, new: Runs) -> bool:
-    """True if each side has one run and only the times differ. This shortcut applies to most rows of a large
-    cluster.
+    """True if each side has one run and only the times differ.
+
+    This shortcut applies to most rows of a large cluster.
     """
     if len(base) != 1 or len(new) != 1 or new[0].wrong or new[0].times_limit:
         return False
@@ -333,8 +335,9 @@ _MEDIAN_WIDTH = math.sqrt(math.pi / 2)
 def slower_ranges(
     before: RunsByRow, after: RunsByRow, noise: ChangeNoise, judged: Iterable[JudgedRow]
 ) -> Iterator[Finding]:
-    """Yield a finding for each range of sizes that is slower as a whole. Skip ranges if most rows are already
-    slower alone.
+    """Yield a finding for each range of sizes that is slower as a whole.
+
+    Skip ranges if most rows are already slower alone.
     """
     slower = {row.key for row in judged if row.change is compare.Change.SLOWER}
     ranges = [part for family in noise.families for part in _parts(family) if len(part) >= LEAST_VALUES]
@@ -346,9 +349,7 @@ def slower_ranges(
 
 
 def _parts(keys: Sequence[compare.RowKey]) -> Iterator[list[compare.RowKey]]:
-    """Split rows at 16 MiB, because latency determines the time of smaller sizes, and bandwidth the time of larger
-    ones.
-    """
+    """Split rows at 16 MiB, where the time begins to depend on bandwidth instead of latency."""
     yield [key for key in keys if (key.size_bytes or 0) < LARGE_BYTES]
     yield [key for key in keys if (key.size_bytes or 0) >= LARGE_BYTES]
 

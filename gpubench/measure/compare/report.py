@@ -264,8 +264,9 @@ def _finding_change(before: Finding | None, after: Finding | None) -> FindingCha
 
 
 def _worse_findings(new: Sequence[ResultFile], rows: Sequence[FindingChangeRow]) -> tuple[list[str], list[Finding]]:
-    """Return the findings that are new or more severe in the new results. The names are NEW or GRAVER for each of
-    them.
+    """Return the findings that are new or more severe in the new results.
+
+    The names are NEW or GRAVER for each of them.
     """
     after = _findings_by_subject(new)
     names: list[str] = []
@@ -448,8 +449,9 @@ class _Folder(Struct):
 
 
 def choose(kept: Kept, last: int) -> HistorySelection:
-    """Select the newest result of every kind in a folder, and the `last` results before it. Leave out unusable
-    files.
+    """Select the newest result of every kind in a folder, and the `last` results before it.
+
+    Leave out unusable files.
     """
     folder = _Folder(kept)
     kinds = _kinds(folder)

@@ -84,8 +84,9 @@ def _current_frame(hang: Hang, stacks: Sequence[ProcessStack]) -> str:
 
 
 def _find_in_watchdog_lines(records: Sequence[RankRecord], size: int | None) -> Iterator[Hang]:
-    """Find hangs in the lines of PyTorch's watchdog. Each line reports one rank, and other ranks may use other log
-    files.
+    """Find hangs in the lines of PyTorch's watchdog.
+
+    Each line reports one rank, and other ranks may use other log files.
     """
     for hang in sorted(_find_in_records(records), key=lambda hang: hang.reason is HangReason.ELSEWHERE):
         if hang.reason is HangReason.NO_DUMP:

@@ -61,8 +61,9 @@ class JudgedRoute(Struct, frozen=True):
 
 
 class JudgedPair(Struct, frozen=True, eq=False):
-    """The judged routes of a pair of ranks. Pairs with the same verdicts share one object, so it is compared by
-    identity.
+    """The judged routes of a pair of ranks.
+
+    Pairs with the same verdicts share one object, so it is compared by identity.
     """
 
     routes: tuple[JudgedRoute, ...]
@@ -109,7 +110,7 @@ class PairJudge:
             on_machine, on_node = near.get(src, (frozenset(), frozenset()))
             groups: dict[tuple[int | None, nccl_log.PairRoutes], list[int]] = {}
             for dst, pair in by_destination.items():
-                # On one host the verdict may depend on both GPUs, so use the rank as the key. Kinds are negative
+                # On one machine the verdict may depend on both GPUs, so use the rank as the key. Kinds are negative
                 # numbers.
                 is_near = dst in on_machine or dst in on_node
                 groups.setdefault((dst if is_near else kinds.get(dst), pair), []).append(dst)
@@ -137,7 +138,7 @@ class PairJudge:
     ) -> PairGroup:
         """Judge a group of destinations, or reuse a known verdict.
 
-        On one host, only verdicts on direct paths are reused.
+        On one machine, only verdicts on direct paths are reused.
         """
         pair = alike[0]
         if not any(route.host_staged for route in pair.routes):
@@ -152,8 +153,9 @@ class PairJudge:
         return PairGroup(destinations, Scope.INSIDE if is_multicast else _scope(source, destination), known[alike])
 
     def _kinds(self, members: Iterable[nccl_log.Member]) -> dict[int, int]:
-        """Map each rank to a negative number, its kind. Ranks share a kind if their paths to other hosts get the
-        same verdict.
+        """Map each rank to a negative number, its kind.
+
+        Ranks share a kind if their paths to other machines get equal verdicts.
         """
         numbers: dict[object, int] = {}
         kinds = {}
@@ -318,8 +320,9 @@ def _ranks_with_peers(communicator: nccl_log.Communicator) -> frozenset[int]:
 
 
 def _near_ranks(members: Sequence[nccl_log.Member]) -> dict[int, tuple[Set[int], Set[int]]]:
-    """Return, for each rank, the ranks on its machine and the ranks on its node. Ranks on one machine share one set
-    object.
+    """Return, for each rank, the ranks on its machine and the ranks on its node.
+
+    Ranks on one machine share one set object.
     """
     machines: dict[str, set[int]] = {}
     nodes: dict[str, set[int]] = {}
@@ -512,8 +515,9 @@ def _transport_row(
 
 
 def _unconnected_ranks(communicator: nccl_log.Communicator) -> tuple[int, ...]:
-    """Return ranks without a logged connection, if the communicator ran collectives, because then every rank must
-    send.
+    """Return the ranks without a logged connection, if the communicator ran collectives.
+
+    In a collective every rank sends, so such a rank's log must be incomplete.
     """
     by_rank = communicator.connections.ranks
     has_collectives = any(

@@ -439,8 +439,9 @@ SECTIONS = ("paths", "causes", "transports", "communicators", "members", "hangs"
 
 
 def explain(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherText] = ()) -> Report:
-    """Return the report on a job. `logs` are the names of the parsed files, and `others` are files by other
-    programs.
+    """Return the report on a job.
+
+    `logs` are the names of the parsed files, and `others` are files by other programs.
     """
     facts = replace(facts, hangs=find_hangs_in_log(facts))
     judge = PairJudge(facts)

@@ -156,8 +156,9 @@ def _find_slower_than_staging(
     find_path_class: Callable[[p2p.Pair], str],
     places: Sequence[DevicePlace],
 ) -> Iterator[Finding]:
-    """Find pairs that are faster through host memory. Skip pairs across sockets, where NCCL does not use peer
-    access.
+    """Find pairs that are faster through host memory.
+
+    Skip pairs across sockets, where NCCL does not use peer access.
     """
     off = _written_cells(matrices, peer=False)
     for size_bytes, matrix in _written_cells(matrices, peer=True).items():

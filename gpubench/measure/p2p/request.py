@@ -172,8 +172,9 @@ class Bench(Protocol):
         ...
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        """Measure copies of one type, and yield a cell for each, in order. A copy that failed has an error in its
-        cell.
+        """Measure copies of one type, and yield a cell for each, in order.
+
+        A copy that failed has an error in its cell.
         """
         ...
 
@@ -265,8 +266,9 @@ class CopyMachine(Struct, frozen=True, dict=True):
         return tuple(self.wiring.nodes.values())
 
     def limit(self, series: Series, pair: Pair) -> Limit:
-        """Return the bandwidth limit of a pair. If the series copies in both directions, it is the limit for their
-        sum.
+        """Return the bandwidth limit of a pair.
+
+        If the series copies in both directions, it is the limit for their sum.
         """
         limit = self.wiring.limit(pair)
         if series.direction is operation.Direction.BOTH and limit.gb_s is not None:
@@ -309,8 +311,9 @@ class CopyMachine(Struct, frozen=True, dict=True):
 
     @cached_property
     def _busy(self) -> dict[int, str]:
-        """The other processes on each busy GPU, by position. A process that only has a context does not make a GPU
-        busy.
+        """The other processes on each busy GPU, by position.
+
+        A process that only has a context does not make a GPU busy.
         """
         ours = {(process.node, process.pid) for process in self.processes}
         busy = {}

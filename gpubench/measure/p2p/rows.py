@@ -94,8 +94,9 @@ def pattern_row(
 
 
 def _links(machine: CopyMachine, pair: Pair) -> Iterator[tuple[object, ...]]:
-    """Yield the links that a pair uses. Over PCIe, GPUs share the uplink of their switch and the link between
-    sockets.
+    """Yield the links that a pair uses.
+
+    Over PCIe, GPUs share the uplink of their switch and the link between sockets.
     """
     wiring, path = machine.wiring, machine.wiring.path(pair)
     if wiring.has_nvlinks(pair):

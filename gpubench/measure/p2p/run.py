@@ -130,8 +130,9 @@ class _PairObservations:
         return wiring.why_refused(pair) if wiring.share_node(pair) else wiring.why_staged(pair)
 
     def _selection(self, pair: p2p.Pair) -> Evidence:
-        """Return evidence of the chosen path. Without peer access CUDA stages copies. Between nodes, NCCL logs its
-        choice.
+        """Return evidence of the chosen path.
+
+        Without peer access CUDA stages copies. Between nodes, NCCL logs its choice.
         """
         if self._machine.scope(pair) != NETWORK:
             on = self._cells(pair, peer=True)
@@ -331,8 +332,9 @@ class P2pRun:
         return dict(zip(cells, rows, strict=True))
 
     def _measure_managed(self) -> None:
-        """Measure copies in managed memory. If a GPU's driver does not support a copy, its row has the reason
-        instead.
+        """Measure copies in managed memory.
+
+        If a GPU's driver does not support a copy, its row has the reason instead.
         """
         size_bytes, support = self._request.managed_bytes or 0, self._request.managed
         lacks: dict[ManagedCopy, str] = {}

@@ -1,1 +1,1 @@
-"""Find the faulty parts among thousands of nodes by comparing pairs of nodes."""
+"""Find faulty components among thousands of nodes by measuring pairs of nodes."""

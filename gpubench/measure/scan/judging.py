@@ -1,8 +1,8 @@
-"""Scores and thresholds for rails of nodes ("cells"), and for the inside of each node.
+"""Scores and thresholds for cells, and for the GPUs inside each node. A cell is one rail of one node.
 
-A disturbance only lowers a measurement, because a pair is as slow as its slower end. So a score is the mean of the
-upper half of a cell's measurements. One bad partner of three, or two of five, does not change it, and it is less noisy
-than the median. The thresholds come from benchmarks/scan_confusion.py.
+A fault only lowers a measurement, because a pair is as slow as its slower end. So a cell's score is the mean of the
+upper half of its measurements. One bad partner of three, or two of five, does not change the score, and it is less
+noisy than the median. The thresholds come from benchmarks/scan_confusion.py.
 """
 
 import math
@@ -26,25 +26,26 @@ from gpubench.model.terms.units import BYTES_PER_GB, compress_names
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict
 
 LEAST_CELLS = 16
-"""Cells needed to estimate the normal bandwidth inside leaves and across separately. With fewer, merge both."""
+"""Cells needed to estimate the normal bandwidth inside leaves and between leaves separately. Fewer cells are merged."""
 
 _GAP_OF_THREE, _NEAREST_OF_THREE = 0.6895, 0.3606
-"""The median distance of the two highest, and of the two nearest, of three normal values, in standard deviations (by
-simulation)."""
+"""For three normally distributed values: the median distance between the two highest, and between the two nearest,
+in standard deviations (by simulation).
+"""
 
 _UPPER_QUARTILE = NormalDist().inv_cdf(0.75)
 _GAP_OF_TWO = math.sqrt(2) * _UPPER_QUARTILE
-"""The median distance of two normal values in standard deviations."""
+"""The median distance between two normally distributed values, in standard deviations."""
 
 _DEVIATION_OF_THREE = 0.6244
-"""The standard deviation of the mean of the two highest of three normal values (by simulation)."""
+"""The standard deviation of the mean of the two highest of three normally distributed values (by simulation)."""
 
 _CELLS_OF_THREE_NODES = 3
-"""Cells of a rail if a scan has three nodes, each with two measurements instead of three."""
+"""Cells per rail in a scan of three nodes, in which each cell has two measurements instead of three."""
 
 _FEW_FIGURES, _FEW_NODES = 10, 9
-"""Measurements and nodes below which `_caution` raises the noise clearly. With these values, one in a hundred
-healthy scans of 3 to 16 nodes names a part.
+"""With fewer measurements or nodes, `_caution` clearly increases the noise. With these values, one in a hundred
+scans of 3 to 16 healthy nodes names a component.
 """
 
 
@@ -56,16 +57,19 @@ def upper_mean(values: Sequence[float]) -> float:
 
 @cache
 def upper_excess(count: int) -> float:
-    """Return how far the upper mean of normal values exceeds their mean, in standard deviations (Blom, 1958)."""
+    """Return the expected upper mean of `count` standard normal values (Blom, 1958)."""
     places = range(count // 2 + 1, count + 1)
     return fmean(NormalDist().inv_cdf((place - 0.375) / (count + 0.25)) for place in places)
 
 
 class Yardstick(Struct, frozen=True):
-    """The normal bandwidth in GB/s, by rail and whether both ends share a leaf, and the noise of a measurement.
+    """The normal bandwidth with which measurements are compared, and the noise of a measurement.
 
-    `slow_leaves` has the remaining share by leaf, rail and whether both ends share the leaf. Cells of a slow leaf are
-    compared with each other.
+        centres      normal bandwidth in GB/s, by rail and whether both ends share a leaf
+        deviation    standard deviation of a measurement, relative to the normal bandwidth
+        slow_leaves  share of the normal bandwidth behind a slow leaf, by leaf, rail and whether both ends share the leaf
+
+    Cells behind a slow leaf are compared with each other.
     """
 
     centres: Mapping[tuple[int, bool], float]
@@ -85,7 +89,10 @@ class Yardstick(Struct, frozen=True):
         return gb_s / usual if usual > 0 else 0.0
 
     def score(self, figures: Sequence[float]) -> float:
-        """Return the score of a cell with these measurements, in their unit. For shares, 1 is normal."""
+        """Return the score of a cell from its measurements, in the same unit.
+
+        If they are shares, a normal score is 1.
+        """
         return upper_mean(figures) / (1 + upper_excess(len(figures)) * self.deviation)
 
 
@@ -93,7 +100,10 @@ Shares = dict[scan.NodeRail, list[float]]
 
 
 def shares_of(fabric: scan.ScanFabric, yardstick: Yardstick, samples: Iterable[scan.PairSample]) -> Shares:
-    """Return the shares of every cell. A failure counts as 0 for the node that caused it, or for both if unknown."""
+    """Return the shares of every cell.
+
+    A failed measurement counts as 0 for the node that caused it, or for both nodes if the cause is unknown.
+    """
     return _shares_by_cell((sample, yardstick.share(fabric, sample)) for sample in samples)
 
 
@@ -116,7 +126,7 @@ def screening_yardstick(fabric: scan.ScanFabric, samples: Sequence[scan.PairSamp
     by_class = _shares_by_class(fabric, measured)
     plain = Yardstick({key: _level(_merged(by_class, key), 0.0) for key in by_class}, 0.0)
     found = []
-    # A slow leaf adds to the differences as they are, and slow nodes to those that a leaf explains.
+    # A slow leaf increases the first estimate, and slow nodes increase the second, so use the smaller one.
     for shares in shares_of(fabric, plain, measured), _flattened(fabric, plain, measured):
         within = _within(shares) * _caution(measured)
         levels = Yardstick({key: _level(_merged(by_class, key), within) for key in by_class}, within)
@@ -133,11 +143,14 @@ def _shares_by_class(fabric: scan.ScanFabric, samples: Iterable[scan.PairSample]
 
 
 LEAST_OF_A_LEAF_PAIR = 8
-"""Measurements between two leaves needed to know their median: its error is then below half the noise of one."""
+"""Measurements needed between two leaves. The error of their median is then below half the noise of one measurement."""
 
 
 def _flattened(fabric: scan.ScanFabric, yardstick: Yardstick, samples: Iterable[scan.PairSample]) -> Shares:
-    """Return the shares by cell, divided by the median of their two leaves, so that no slow leaf adds to the noise."""
+    """Return the shares by cell, divided by the median for the two leaves of the pair.
+
+    Slow leaves then do not add to the noise.
+    """
     by_leaves: dict[tuple[str, str], list[tuple[scan.PairSample, float]]] = {}
     for sample in samples:
         one, other = sorted((fabric.leaves[sample.first] or "", fabric.leaves[sample.second] or ""))
@@ -150,9 +163,9 @@ def _flattened(fabric: scan.ScanFabric, yardstick: Yardstick, samples: Iterable[
 
 
 def _caution(samples: Sequence[scan.PairSample]) -> float:
-    """Return the factor by which to raise the noise if few cells or nodes estimate it.
+    """Return the factor by which to increase the noise if it was estimated from few measurements or nodes.
 
-    It is 4 for four nodes of one rail and 1.04 for 64 nodes of four rails.
+    It is 4 for four nodes with one rail, and 1.04 for 64 nodes with four rails.
     """
     nodes = len({node for sample in samples for node in sample[:2]})
     return (1 + _FEW_FIGURES / max(1, len(samples))) * (1 + _FEW_NODES / max(1, nodes) ** 2)
@@ -161,7 +174,10 @@ def _caution(samples: Sequence[scan.PairSample]) -> float:
 def round_yardstick(
     fabric: scan.ScanFabric, samples: Sequence[scan.PairSample], good: frozenset[int], usual: Yardstick
 ) -> Yardstick:
-    """Estimate the normal bandwidth from pairs of good nodes, or keep `usual` if there are few of them."""
+    """Estimate the normal bandwidth from pairs of good nodes.
+
+    If there are too few such pairs, keep the values in `usual`.
+    """
     by_class: dict[tuple[int, bool], list[float]] = {}
     for sample in samples:
         if sample.first in good and sample.second in good and not sample.failure:
@@ -172,7 +188,7 @@ def round_yardstick(
 
 
 def _merged(by_class: Mapping[tuple[int, bool], Shares], key: tuple[int, bool]) -> Shares:
-    """Return the measurements inside leaves or across, or both together if few nodes have them."""
+    """Return the measurements inside leaves or between leaves, or both together if few cells have them."""
     shares = by_class[key]
     other = by_class.get((key[0], not key[1]), {})
     if not other or min(len(shares), len(other)) >= LEAST_CELLS:
@@ -185,10 +201,11 @@ def _level(figures: Shares, deviation: float) -> float:
 
 
 def _within(shares: Shares) -> float:
-    """Estimate the noise from the two highest measurements of each cell, which no bad partner lowers.
+    """Estimate the noise from the two highest measurements of each cell.
 
-    Three nodes have only two measurements each. The two nearest of a rail then have no bad partner, or the same one.
-    If more cells have two, the scan ended early.
+    A single bad partner does not affect them. In a scan of three nodes, each cell has only two measurements. On each
+    rail, use the cell whose two are nearest, because it has no bad partner, or the same one twice. If more cells have
+    two measurements, the scan ended early.
     """
     three = [sorted(share)[-2:] for share in shares.values() if len(share) >= 3]
     gaps = [(high - low) / high for low, high in three if high > 0]
@@ -216,33 +233,37 @@ DEVIATIONS: Mapping[scan.ScanPhase, float] = {
     scan.ScanPhase.SUSPECTS: 1.2,
     scan.ScanPhase.CONFIRMATION: 1.5,
 }
-"""How far below 1 a score has to be, in deviations of one measurement. Chosen with benchmarks/scan_confusion.py: fewer
-than one scan of 4,096 healthy nodes in ten names a cell, and at 2 % noise over 90 % of losses of 5 % are named."""
+"""How far below 1 a score must be in each phase, in standard deviations of one measurement. The values come from
+benchmarks/scan_confusion.py. Fewer than one in ten scans of 4,096 healthy nodes names a cell. At 2 % noise, a
+scan finds over 90 % of the cells that lost 5 %.
+"""
 
 LEAST_LOSS: Mapping[scan.ScanPhase, float] = {
     scan.ScanPhase.SCREENING: 0.02,
     scan.ScanPhase.SUSPECTS: 0.02,
     scan.ScanPhase.CONFIRMATION: 0.03,
 }
-"""The least loss, however quiet the network is: cells that differ by less are not faulty."""
+"""The minimum loss in each phase. Cells that differ by less are healthy, however small the noise is."""
 
 ALARM_DEVIATIONS, LEAST_ALARM_LOSS = 5.0, 0.1
-"""Deviations, and least share, by which a single value differs from others: by chance one in 3.5 million does."""
+"""A single value is abnormal if it differs by this many standard deviations, and by at least this share. By chance,
+one value in 3.5 million does.
+"""
 
 LEAST_COMPARED = 3
-"""Parts needed to compare them: of two no comparison shows which one is slow."""
+"""Number of components needed to find the slow one. A comparison of two does not show which one is slow."""
 
 LEAST_FIGURES = 3
-"""Measurements with good partners needed to confirm a cell: the upper mean then ignores one of them."""
+"""Measurements with good partners needed to confirm a cell, so that the upper mean ignores one of them."""
 
 SURE_DEVIATIONS = 3.0
-"""Deviations of one measurement from which a loss is found 99 times in 100 (benchmarks/scan_confusion.py)."""
+"""A loss of this many standard deviations is found 99 times in 100 (benchmarks/scan_confusion.py)."""
 
 
 class CellScore(Struct, frozen=True):
-    """The score of a cell in a phase (1 is normal), and the number of measured and failed rounds.
+    """The score of a cell in one phase, where 1 is normal, and the number of its measured and failed rounds.
 
-    `gb_s` is the bandwidth of the same rounds, both directions together.
+    `gb_s` is the bandwidth in the same rounds, both directions together.
     """
 
     score: float
@@ -252,12 +273,12 @@ class CellScore(Struct, frozen=True):
 
 
 def threshold(phase: scan.ScanPhase, deviation: float) -> float:
-    """Return the loss from which a cell is a suspect, or is confirmed."""
+    """Return the smallest loss for which a cell becomes a suspect or is confirmed, depending on the phase."""
     return max(DEVIATIONS[phase] * deviation, LEAST_LOSS[phase])
 
 
 def smallest_sure_loss(deviation: float) -> float:
-    """Return the loss that a scan with this noise finds 99 times in 100."""
+    """Return the smallest loss that a scan with this noise finds 99 times in 100."""
     confirmation = scan.ScanPhase.CONFIRMATION
     return max(SURE_DEVIATIONS * deviation, LEAST_LOSS[confirmation] + DEVIATIONS[confirmation] * deviation)
 
@@ -268,7 +289,10 @@ def scores(
     samples: Sequence[scan.PairSample],
     good: Set[int] | None = None,
 ) -> dict[scan.NodeRail, CellScore]:
-    """Return the score of every cell. With `good`, score the other nodes by their measurements with good ones."""
+    """Return the score of every cell.
+
+    If `good` is set, score only the other nodes, by their measurements with good nodes.
+    """
     if good is not None:
         samples = [sample for sample in samples if (sample.first in good) != (sample.second in good)]
     failures: dict[scan.NodeRail, int] = {}
@@ -289,7 +313,10 @@ def scores(
 def falls_behind(
     phase: scan.ScanPhase, deviation: float, scores_: Mapping[scan.NodeRail, CellScore]
 ) -> list[scan.NodeRail]:
-    """Return the cells below the threshold of a phase, and before the confirmation also those that ever failed."""
+    """Return the cells below the threshold of a phase.
+
+    Before the confirmation, also return cells that failed at least once.
+    """
     least = 1 - threshold(phase, deviation)
     is_last = phase is scan.ScanPhase.CONFIRMATION
     return [
@@ -300,9 +327,10 @@ def falls_behind(
 
 
 def slow_figures(figures: Sequence[scan.LocalFigure]) -> dict[scan.LocalFigure, float]:
-    """Return the slow measurements of phase 0, each with its share of the median.
+    """Return the slow measurements inside nodes (phase 0), each as a share of the median.
 
-    Compare GPUs with all GPUs, but a pair with the same pair of other nodes, because pairs differ in their links.
+    A GPU is compared with all GPUs. A pair is compared with the same pair on other nodes, because pairs have different
+    links.
     """
     found: dict[scan.LocalFigure, float] = {}
     for quantity in scan.LocalQuantity:
@@ -322,13 +350,13 @@ def slow_figures(figures: Sequence[scan.LocalFigure]) -> dict[scan.LocalFigure, 
 
 
 def still_slow(first: Iterable[scan.LocalFigure], second: Sequence[scan.LocalFigure]) -> dict[scan.LocalFigure, float]:
-    """Return the measurements that are slow in both passes, with the values of the second."""
+    """Return the measurements that are slow in both passes, with their shares in the second pass."""
     before = {figure.place for figure in first}
     return {figure: share for figure, share in slow_figures(second).items() if figure.place in before}
 
 
 def find_slowest(*measurements: Mapping[scan.LocalFigure, float]) -> dict[scan.LocalFigure, float]:
-    """Merge the slow measurements of several passes, with the slowest value of each."""
+    """Merge the slow measurements of several passes, and keep the slowest value of each."""
     found: dict[tuple[int, int, scan.LocalQuantity, int | None], tuple[scan.LocalFigure, float]] = {}
     for figure, share in (item for measured in measurements for item in measured.items()):
         known = found.setdefault(figure.place, (figure, share))
@@ -338,7 +366,7 @@ def find_slowest(*measurements: Mapping[scan.LocalFigure, float]) -> dict[scan.L
 
 
 def better_of(first: Sequence[scan.LocalFigure], second: Sequence[scan.LocalFigure]) -> list[scan.LocalFigure]:
-    """Return the better value of two passes, but a pass with wrong data if there is one."""
+    """Return the faster value of each measurement from two passes. If data were wrong in one pass, return that one."""
     found: dict[tuple[int, int, scan.LocalQuantity, int | None], scan.LocalFigure] = {}
     for figure in (*first, *second):
         known = found.setdefault(figure.place, figure)
@@ -351,14 +379,14 @@ def better_of(first: Sequence[scan.LocalFigure], second: Sequence[scan.LocalFigu
 
 
 LEAST_PAIRS = 2
-"""Slow pairs needed to name a GPU: with one, it can be either of the two."""
+"""Slow pairs needed to name a GPU. With a single slow pair, it could be either GPU."""
 
 SlowFigures = Mapping[scan.LocalFigure, float]
-"""Slow measurements, with their shares of the median."""
+"""Slow measurements, each with its share of the median."""
 
 
 class LocalPart(Struct, frozen=True):
-    """A slow part of a node: a GPU, a pair of GPUs, or the node if both are None."""
+    """A slow component of a node: a GPU, a pair of GPUs, or the whole node if `gpu` is None."""
 
     node: int
     gpu: int | None
@@ -367,7 +395,10 @@ class LocalPart(Struct, frozen=True):
 
 
 def local_parts(slow: SlowFigures, rails: int) -> Iterator[LocalPart]:
-    """Yield the slow parts of nodes: the node itself if most GPUs are slow, or only the all-reduce is."""
+    """Yield the slow components of each node.
+
+    It is the node itself if most of its GPUs are slow, or if only its all-reduce is slow.
+    """
     by_node: defaultdict[int, dict[scan.LocalFigure, float]] = defaultdict(dict)
     for figure, share in slow.items():
         by_node[figure.node][figure] = share
@@ -383,7 +414,10 @@ def local_parts(slow: SlowFigures, rails: int) -> Iterator[LocalPart]:
 
 
 def _blamed(slow: SlowFigures, rails: int) -> tuple[dict[int, list[scan.LocalFigure]], list[scan.LocalFigure]]:
-    """Return the measurements by faulty GPU, and the pairs that no GPU explains. GPUs with most slow pairs lead."""
+    """Return the slow measurements by faulty GPU, and the slow pairs that no faulty GPU explains.
+
+    A slow pair is attributed to a GPU that is slow itself, or else to the GPU with the most slow pairs.
+    """
     gpus: defaultdict[int, list[scan.LocalFigure]] = defaultdict(list)
     for figure in slow:
         if figure.quantity not in (scan.LocalQuantity.PAIR, scan.LocalQuantity.ALL_REDUCE):
@@ -415,11 +449,13 @@ _COLLECTIVES: Mapping[scan.LocalQuantity, tuple[str, int]] = {
     scan.LocalQuantity.PAIR: ("sendrecv", scan.BOTH_WAYS),
     scan.LocalQuantity.ALL_REDUCE: ("allreduce", 1),
 }
-"""The collective whose expected bandwidth applies, and a factor: in a pair each GPU sends and receives at once."""
+"""The collective whose expected bandwidth applies, and a factor. In a pair, each GPU sends and receives at the same
+time.
+"""
 
 
 def wrong_data_inside(fabric: scan.ScanFabric, figures: Sequence[scan.LocalFigure]) -> Iterator[Finding]:
-    """Yield a finding for each pair of GPUs of a node with wrong data, however rare."""
+    """Yield a finding for each pair of GPUs inside a node with wrong data, even if it happened only once."""
     found = {figure.place: figure for figure in figures if figure.failure.startswith(scan.WRONG_DATA_ARRIVED)}
     for figure in found.values():
         host = fabric.hosts[figure.node]
@@ -440,9 +476,9 @@ def wrong_data_inside(fabric: scan.ScanFabric, figures: Sequence[scan.LocalFigur
 def not_measured_inside(
     fabric: scan.ScanFabric, passes: Sequence[Sequence[scan.LocalFigure]], named: Sequence[scan.LocalFigure]
 ) -> Iterator[Finding]:
-    """Yield findings for nodes with a failed local measurement that no finding explains yet.
+    """Yield findings for nodes on which a local measurement failed, unless another finding explains it.
 
-    It is an ERROR if the last pass failed, and a WARN if only an earlier one did.
+    The finding is an ERROR if the last pass failed, and a WARN if only an earlier pass failed.
     """
     known = {figure.place for figure in named}
     last = {figure.place for figure in passes[-1] if figure.failure}
@@ -470,9 +506,10 @@ def not_measured_inside(
 
 
 def expected_inside(profile: Profile | None, gpus: int) -> dict[scan.LocalQuantity, Expectation]:
-    """Return the bandwidths that a profile expects in phase 0; empty for a generic profile.
+    """Return the bandwidths inside a node that a profile expects, or nothing for a generic profile.
 
-    A pair cannot be faster than a copy: if NVLinks join GPUs directly, a collective uses the links to all others too.
+    A pair is not faster than a copy between two GPUs. If NVLinks connect GPUs directly, a collective also uses the
+    links to all other GPUs, but a pair does not.
     """
     found: dict[scan.LocalQuantity, Expectation] = {}
     if profile is None or profile.match.generic is not None or gpus < 2 or profile.match.visible < 2:
@@ -496,9 +533,9 @@ def find_nodes_below_profile(
     profiles: Mapping[int, Profile | None],
     named: Sequence[scan.LocalFigure],
 ) -> Iterator[Finding]:
-    """Yield findings for nodes whose median is below their profile in both passes.
+    """Yield findings for nodes whose median bandwidth is below their profile in both passes.
 
-    Leave out measurements that the comparison with other nodes has already `named`.
+    Measurements in `named` are skipped, because the comparison with other nodes already reported them.
     """
     known = {figure.place for figure in named}
     expected = {node: expected_inside(profile, fabric.rails) for node, profile in profiles.items()}

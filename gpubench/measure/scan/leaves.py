@@ -1,7 +1,8 @@
-"""Leaves and their uplinks. They are judged as a whole before the nodes behind them.
+"""Judge leaf switches and their uplinks as a whole, before the nodes behind them.
 
-A pair is as slow as its slower end. So the level of a leaf is the median of its measurements inside, and across the
-median of those with leaves that are not slower. The level of most leaves is normal.
+A pair is as slow as its slower end. So the level of a leaf, its typical bandwidth, is the median of the measurements
+inside it. Between leaves, it is the median of the measurements with leaves that are not slower. The level of most
+leaves is normal.
 """
 
 import math
@@ -16,25 +17,27 @@ from gpubench.measure.scan.judging import ALARM_DEVIATIONS, LEAST_COMPARED, LEAS
 from gpubench.model.results.scan import NodeRail, PairSample, ScanFabric, ScanPhase
 
 LEAST_NODES = 4
-"""The least nodes of a leaf that is judged as a whole. With fewer, one bad node and its partner decide the median."""
+"""The fewest nodes behind a leaf that is judged as a whole. With fewer nodes, one bad node determines the median."""
 
 DOUBTFUL_ERRORS = 2.0
-"""Standard errors below normal from which a leaf may be slow (by chance one in 44). Its slow nodes are then a
-doubt. From `ALARM_DEVIATIONS` on the leaf is slow.
+"""A leaf may be slow if its level is this many standard errors below normal (by chance one in 44). Its slow nodes
+are then reported as uncertain. From `ALARM_DEVIATIONS` on, the leaf is slow.
 """
 
 MOST_HEALTHY_SHARE = 0.25
-"""The largest share of healthy nodes behind a slow leaf. One of five looks healthy by chance."""
+"""If more of a leaf's nodes than this share are healthy, its nodes are slow instead. One in five looks healthy by
+chance.
+"""
 
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
-"""The standard error of a median over that of a mean, for normal values."""
+"""The standard error of a median relative to the standard error of a mean, for normally distributed values."""
 
 
 class LeafLevel(Struct, frozen=True):
-    """The bandwidth of a rail of a leaf, inside and across, as shares of the normal bandwidth. None if unknown.
+    """The bandwidth of one rail behind a leaf, inside the leaf and across to other leaves.
 
-    `is_sure` is False if noise may explain it. `healthy` is the share of nodes behind leaves with a normal level, and
-    `error` the standard error of the level.
+    Both are shares of the normal bandwidth, or None if unknown. `is_sure` is false if noise may explain a low level.
+    `healthy` is the share of all nodes that are behind leaves with a normal level. `error` is the standard error.
     """
 
     leaf: str
@@ -47,12 +50,15 @@ class LeafLevel(Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """The lower of both shares, at most 1."""
+        """The lower of the two shares, but at most 1."""
         return min(share for share in (self.inside, self.across, 1.0) if share is not None)
 
     @property
     def slow(self) -> Mapping[bool, float]:
-        """The shares nearer to the lower one than to normal, by whether they are inside the leaf."""
+        """The slow shares: those nearer to the lower share than to normal.
+
+        The key is true for traffic inside the leaf.
+        """
         known = {True: self.inside, False: self.across}
         return {
             inside: share
@@ -67,9 +73,10 @@ class LeafLevel(Struct, frozen=True):
 
 
 class _Level(Struct, frozen=True):
-    """A share of the normal bandwidth and its standard error.
+    """The level of a leaf as a share of the normal bandwidth, with its standard error.
 
-    `healthy` is the share of nodes behind healthy leaves. `delivered` makes inside and across comparable.
+    `healthy` is the share of all nodes that are behind healthy leaves. `delivered` can be compared between traffic
+    inside a leaf and across.
     """
 
     share: float
@@ -82,11 +89,11 @@ class _Level(Struct, frozen=True):
 
 
 Partners = Mapping[str, Sequence[float]]
-"""Shares of the measurements of a leaf, by the leaf at the other end."""
+"""A leaf's measurements as shares of the normal bandwidth, by the leaf at the other end."""
 
 
 def members_of(fabric: ScanFabric) -> dict[str, list[int]]:
-    """Return the nodes of every leaf that has enough nodes to be judged as a whole."""
+    """Return the nodes behind every leaf that has enough nodes to be judged as a whole."""
     members: dict[str, list[int]] = {}
     for node, leaf in enumerate(fabric.leaves):
         if leaf is not None:
@@ -95,7 +102,7 @@ def members_of(fabric: ScanFabric) -> dict[str, list[int]]:
 
 
 def leaf_levels(fabric: ScanFabric, yardstick: Yardstick, samples: Sequence[PairSample]) -> list[LeafLevel]:
-    """Return the leaves that are slow or may be slow in the screening, per rail."""
+    """Return the leaves that are slow, or may be slow, in the screening. Each entry is one rail of a leaf."""
     members = members_of(fabric)
     if len(members) < LEAST_COMPARED - 1:
         return []
@@ -130,7 +137,10 @@ def leaf_levels(fabric: ScanFabric, yardstick: Yardstick, samples: Sequence[Pair
 def _is_whole(
     levels: Sequence[LeafLevel], nodes: Sequence[int], of_side: Mapping[bool, Shares], yardstick: Yardstick
 ) -> bool:
-    """True unless too many nodes of a slow leaf are faster than the middle between its level and normal."""
+    """True unless more than a quarter of the nodes behind a slow leaf are healthy.
+
+    A node counts as healthy if its score is above the middle between the leaf's level and normal.
+    """
     sides = [inside for inside in (True, False) if inside in levels[0].slow]
     by_node = [
         [share for side in sides for level in levels for share in of_side[side].get(NodeRail(node, level.rail), ())]
@@ -145,7 +155,10 @@ def _is_whole(
 def _figures(
     fabric: ScanFabric, yardstick: Yardstick, samples: Iterable[PairSample], members: Iterable[str], *, inside: bool
 ) -> Mapping[int | None, Mapping[str, Partners]]:
-    """Return shares of the rail's bandwidth by rail, leaf, and leaf at the other end. The rail None is all rails."""
+    """Return measurements as shares of the rail's bandwidth, by rail, leaf, and leaf at the other end.
+
+    The key None contains the measurements on all rails.
+    """
     found: dict[int | None, dict[str, dict[str, list[float]]]] = {}
     for sample in samples:
         first, second = fabric.leaves[sample.first], fabric.leaves[sample.second]
@@ -162,7 +175,7 @@ def _figures(
 def _levels(
     figures: Mapping[str, Partners], members: Mapping[str, Sequence[int]], deviation: float
 ) -> Mapping[str, _Level]:
-    """Return the level of every leaf with enough measurements, as a share of the level of most leaves."""
+    """Return the level of every leaf with enough measurements, relative to the level of most leaves."""
     values = {leaf: sorted(chain.from_iterable(partners.values())) for leaf, partners in figures.items()}
     values = {leaf: shares for leaf, shares in values.items() if len(shares) >= 2}
     level = {leaf: shares[int(0.8 * (len(shares) - 1))] for leaf, shares in values.items()}
@@ -184,7 +197,8 @@ def _levels(
     of_usual = MEDIAN_ERROR * median(errors.values()) / math.sqrt(len(errors))
     usual, fastest = median_high(level.values()), sorted(level.values())[-math.ceil(len(level) / 4)]
     if _Level(usual / fastest, median(errors.values())).is_slow(ALARM_DEVIATIONS):
-        usual = fastest  # Most leaves are slower than a quarter of them, so no majority shows which are healthy
+        # Most leaves are slower than the fastest quarter, so the majority does not show the normal level
+        usual = fastest
     found = {leaf: _Level(share / usual, math.hypot(errors[leaf], of_usual), share) for leaf, share in level.items()}
     slow = sum(len(members[leaf]) for leaf, leaf_level in found.items() if leaf_level.is_slow(ALARM_DEVIATIONS))
     healthy = 1 - slow / sum(len(members[leaf]) for leaf in found)
@@ -192,7 +206,10 @@ def _levels(
 
 
 def _slow_groups(leaf: str, levels: Mapping[int | None, Mapping[bool, _Level]]) -> list[list[LeafLevel]]:
-    """Return the slow rails of a leaf, in one group if the leaf is slow as a whole, else in a group each."""
+    """Return the slow rails of a leaf.
+
+    They form one group if the leaf is slow as a whole, or else one group per rail.
+    """
     rails = {rail: sides for rail, sides in levels.items() if rail is not None}
     whole = _slow_level(leaf, 0, levels[None])
     if whole is not None:
@@ -204,9 +221,10 @@ def _slow_groups(leaf: str, levels: Mapping[int | None, Mapping[bool, _Level]]) 
 
 
 def _slow_level(leaf: str, rail: int, levels: Mapping[bool, _Level]) -> LeafLevel | None:
-    """Return the level of a leaf that is or may be slow, or None if it is healthy or its nodes are slow instead.
+    """Return the level of a leaf that is or may be slow.
 
-    A slow leaf switch also slows traffic that leaves the leaf. If that traffic is faster, the nodes are slow.
+    Return None if it is healthy, or if its nodes are slow instead. A slow leaf switch also slows down traffic that
+    leaves the leaf. If that traffic is faster, the nodes are slow.
     """
     for errors in (ALARM_DEVIATIONS, DOUBTFUL_ERRORS):
         for level in levels.values():
@@ -219,13 +237,13 @@ def _slow_level(leaf: str, rail: int, levels: Mapping[bool, _Level]) -> LeafLeve
 
 
 def adjust_to_slow_leaves(yardstick: Yardstick, levels: Iterable[LeafLevel]) -> Yardstick:
-    """Return the yardstick that compares cells of a slow leaf with the other cells of the leaf."""
+    """Return a yardstick with which cells behind a slow leaf are compared with each other."""
     offsets = {(level.leaf, level.rail, inside): share for level in levels for inside, share in level.slow.items()}
     return replace(yardstick, slow_leaves=offsets)
 
 
 def correct_slow_leaves(yardstick: Yardstick, fabric: ScanFabric, samples: Iterable[PairSample]) -> list[PairSample]:
-    """Return the measurements as they would be if the slow leaves of a yardstick were healthy."""
+    """Return the measurements as they would be if the slow leaves in the yardstick were healthy."""
     if not yardstick.slow_leaves:
         return list(samples)
     plain = replace(yardstick, slow_leaves={})

@@ -1,4 +1,4 @@
-"""Report of a scan: rows, exclude lists, the verdict, and findings on bad parts, pairs of nodes and collectives."""
+"""Report on a scan: rows, exclude lists, the verdict and the findings."""
 
 import re
 import shlex
@@ -24,7 +24,10 @@ _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,9})", re.ASCII | re.DOTALL
 
 
 def exclusions(bad: Sequence[str], good: Sequence[str], ranks_per_node: int) -> Iterator[scan.ExclusionRow]:
-    """Yield bad hosts for Slurm and Kubernetes, and good hosts for mpirun, which has no option to exclude hosts."""
+    """Yield exclude lists of bad hosts for Slurm and Kubernetes.
+
+    For mpirun, yield a list of good hosts instead, because it has no option to exclude hosts.
+    """
     yield from (scan.ExclusionRow(tool=scan.Tool.MPIRUN, line=f"{host} slots={ranks_per_node}") for host in good)
     if not bad:
         return
@@ -36,7 +39,7 @@ def exclusions(bad: Sequence[str], good: Sequence[str], ranks_per_node: int) -> 
 
 
 def slurm_hostlist(hosts: Sequence[str]) -> str:
-    """Return host names in Slurm's brackets: 'node[3,17-19],login'. Numbers keep their leading zeros."""
+    """Return host names in Slurm's notation, for example 'node[3,17-19],login'. Numbers keep their leading zeros."""
     stems: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for host in sorted(set(hosts)):
@@ -62,7 +65,7 @@ def _bracketed(stem: str, padded: int, numbers: Sequence[int]) -> str:
 _MOST_NAMES = 8
 
 _MOST_SURE_LOSS_PERCENT = 50.0
-"""The scan is inconclusive if it can detect only larger losses."""
+"""If a scan can detect only larger losses than this, it is inconclusive."""
 
 _OTHERS = "the same bandwidth as on the other nodes"
 
@@ -134,11 +137,11 @@ _ADVICE: dict[verdicts.PartKind, tuple[str, str, str, Cure]] = {
         Cure.of("ibdiagnet", comment="Look at the counters of the leaf's uplinks."),
     ),
 }
-"""Finding id, expected value, likely cause and cure."""
+"""Finding id, expected value, likely cause and cure for each type of faulty component."""
 
 
 def _part_name(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> str:
-    """Return 'node17 rail 3', 'node4 GPU5' or 'leaf4 rail 2'."""
+    """Return the name of a faulty component, for example 'node17 rail 3', 'node4 GPU5' or 'leaf4 rail 2'."""
     if part.kind is verdicts.PartKind.RAIL:
         return f"rail {part.rail} of all nodes"
     where = part.leaf if part.leaf is not None and part.kind not in scan.OF_ONE_NODE else fabric.hosts[part.nodes[0]]
@@ -163,9 +166,10 @@ def _describe_part(part: verdicts.FaultyPart) -> str:
 
 
 def severity_of(course: ScanCourse, part: verdicts.FaultyPart) -> Verdict:
-    """Return FAIL, or WARN for a node or NIC whose loss is smaller than this scan surely detects.
+    """Return the severity of a faulty component.
 
-    Of 3,000 simulated healthy scans of 3 to 5 nodes, 8 had such a part.
+    It is WARN for a node or NIC whose loss is too small to be detected with certainty, and FAIL otherwise. Of 3,000
+    simulated healthy scans of 3 to 5 nodes, 8 had such a component.
     """
     sure_share = 1 - smallest_sure_loss(course.yardstick.deviation)
     is_small = part.kind in verdicts.KINDS_OF_CELLS and part.share is not None and part.share > sure_share
@@ -173,7 +177,7 @@ def severity_of(course: ScanCourse, part: verdicts.FaultyPart) -> Verdict:
 
 
 def _part_findings(course: ScanCourse, parts: Sequence[verdicts.FaultyPart]) -> Iterator[Finding]:
-    """Yield one finding per faulty part, except for wrong data inside a node, which have a separate finding."""
+    """Yield one finding per faulty component. Wrong data inside a node have a separate finding."""
     fabric = course.fabric
     for part in parts:
         if scan.WRONG_DATA_ARRIVED in part.seen:
@@ -195,7 +199,10 @@ def _part_findings(course: ScanCourse, parts: Sequence[verdicts.FaultyPart]) -> 
 
 
 def _part_places(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> tuple[DevicePlace, ...]:
-    """Return the GPUs or NIC of a bad node, or the node. Return all nodes of a leaf, and no place for a rail."""
+    """Return the devices of a faulty component: its GPUs or NIC, its node, or all nodes behind a leaf.
+
+    A rail has none.
+    """
     if part.kind not in scan.OF_ONE_NODE and part.leaf is None:
         return ()
     nic = fabric.nic(part.rail) if part.kind is verdicts.PartKind.NIC and part.rail is not None else None
@@ -205,7 +212,10 @@ def _part_places(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> tuple[De
 
 
 def _fold_below_facts(parts: Sequence[Finding], facts: Sequence[Finding], hosts: Sequence[str]) -> list[Finding]:
-    """Return the findings on parts and facts. A slow GPU or pair becomes a consequence of the fact that explains it."""
+    """Return the findings on faulty components, and on facts about nodes.
+
+    If a fact explains a slow GPU or pair, the slow GPU or pair becomes a consequence of that fact.
+    """
     kept, roots = list[Finding](), list(facts)
     for part in parts:
         copies = replace(part, id="p2p-slow")
@@ -222,7 +232,7 @@ _SILENT = (
     verdicts.PartKind.NODE_GONE,
     verdicts.PartKind.NODE_HANGS,
     verdicts.PartKind.RAIL_HANGS,
-)  # They have no bandwidth left
+)  # These components have no bandwidth left
 _INSIDE_A_NODE = ("gpu-slow", "gpu-pair-slow")
 
 
@@ -232,7 +242,7 @@ def _doubt_findings(
     unjudged: Sequence[scan.NodeRail],
     leaves: Sequence[verdicts.FaultyPart],
 ) -> Iterator[Finding]:
-    """Yield findings for unconfirmed suspects and leaves, and for rails without any measurement."""
+    """Yield findings for suspects and leaves that were not confirmed, and for rails without any measurement."""
     if suspects or leaves:
         names = [*_names(course.fabric, suspects), *(_part_name(course.fabric, leaf) for leaf in leaves)]
         why = "too few healthy nodes were left for the confirmation"
@@ -269,7 +279,7 @@ def _nodes_of(fabric: scan.ScanFabric, cells: Iterable[scan.NodeRail]) -> tuple[
 
 
 def _doubtful_leaf_findings(fabric: scan.ScanFabric, cells: Mapping[scan.NodeRail, LeafLevel]) -> Iterator[Finding]:
-    """Yield a finding per leaf that may be slow, because measurements do not show whether only its nodes are."""
+    """Yield a finding for each leaf of which it is unclear whether the leaf or only its nodes are slow."""
     by_leaf: dict[str, dict[scan.NodeRail, LeafLevel]] = {}
     for cell, level in cells.items():
         by_leaf.setdefault(level.leaf, {})[cell] = level
@@ -313,7 +323,10 @@ def _wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
 
 
 def _pair_findings(course: ScanCourse) -> Iterator[Finding]:
-    """Yield findings for pairs that failed once. Neither node failed again, so the faulty one is unknown."""
+    """Yield findings for pairs that failed once.
+
+    Neither node failed again, so it is unknown which of the two is faulty.
+    """
     retired = course.retired()
     once = {
         (sample.first, sample.second, number): sample.failure
@@ -360,7 +373,10 @@ def _noise_findings(sure_loss_percent: float) -> Iterator[Finding]:
 
 
 def clock_findings(fabric: scan.ScanFabric, offsets: Mapping[int, float]) -> Iterator[Finding]:
-    """Yield findings for wall clocks that differ from the first node's. No measurement depends on them."""
+    """Yield findings for nodes whose wall clock differs from the first node's.
+
+    No measurement depends on these clocks.
+    """
     for node, seconds in sorted(offsets.items()):
         yield Finding(
             "clock-differs",
@@ -406,7 +422,7 @@ def _hosts(fabric: scan.ScanFabric, group: CollectiveOfNodes) -> str:
 
 
 def _names(fabric: scan.ScanFabric, cells: Sequence[scan.NodeRail]) -> list[str]:
-    """Return cells by node: 'node3 rail 1', 'node4 rails 0,2'."""
+    """Return the names of cells, grouped by node, for example 'node3 rail 1', 'node4 rails 0,2'."""
     found = []
     for node, node_cells in groupby(sorted(cells), key=lambda cell: cell.node):
         rails = [cell.rail for cell in node_cells]
@@ -423,7 +439,7 @@ SECTIONS = ("parts", "cells", "rounds", "scan_collectives", "exclusions", "findi
 
 
 class ScanResult(Struct, frozen=True):
-    """A finished scan and its faulty parts. `origin` is the origin of its measurements."""
+    """A finished scan and the faulty components that it found. `origin` is the origin of the measurements."""
 
     course: ScanCourse
     parts: Sequence[verdicts.FaultyPart]
@@ -433,7 +449,7 @@ class ScanResult(Struct, frozen=True):
 
     @property
     def sure_loss_percent(self) -> float:
-        """The slowdown that this scan detects with 99 % probability."""
+        """The slowdown in percent that this scan detects with 99 % probability."""
         return 100 * smallest_sure_loss(self.course.yardstick.deviation)
 
     def slow_rails(self) -> frozenset[int]:
@@ -443,22 +459,25 @@ class ScanResult(Struct, frozen=True):
         )
 
     def rails_without_level(self) -> frozenset[int]:
-        """Return the rails without a known healthy bandwidth, which are all rails if the measurements are too noisy."""
+        """Return the rails whose healthy bandwidth is unknown. If the measurements are too noisy, return all rails."""
         if _is_too_noisy(self.sure_loss_percent):
             return frozenset(range(self.course.fabric.rails))
         return verdicts.rails_without_level(self.course, self.slow_rails(), explained=bool(self.parts))
 
     def rails_told(self) -> frozenset[int]:
-        """Return the rails whose normal bandwidth is unknown or has a finding already."""
+        """Return the rails whose normal bandwidth is unknown, or that already have a finding."""
         return self.slow_rails() | self.rails_without_level() | verdicts.unknown_between_leaves(self.course)
 
     def doubtful(self) -> Mapping[scan.NodeRail, LeafLevel]:
-        """Return slow cells that no part explains, because their leaf may be slow as a whole."""
+        """Return the slow cells for which it is unclear whether the cell or its leaf is slow. Skip explained cells."""
         explained = {cell for part in self.parts for cell in part.cells}
         return {cell: level for cell, level in verdicts.doubtful_cells(self.course).items() if cell not in explained}
 
     def suspects(self) -> list[scan.NodeRail]:
-        """Return bad cells without confirmation. After --quick, return those that a full scan would surely confirm."""
+        """Return bad cells that were not confirmed.
+
+        After --quick, return those that a full scan would certainly confirm.
+        """
         course = self.course
         explained = {cell for part in self.parts for cell in part.cells}
         if not course.has_confirmed:
@@ -473,11 +492,11 @@ class ScanResult(Struct, frozen=True):
         return sorted(unconfirmed)
 
     def suspect_leaves(self) -> Sequence[LeafLevel]:
-        """Return slow leaves after --quick. A full scan has confirmed or rejected them."""
+        """Return the slow leaves in a scan without a confirmation, such as with --quick."""
         return () if self.course.has_confirmed else self.course.suspect_leaves
 
     def unmeasured(self) -> list[scan.NodeRail]:
-        """Return the cells without any measurement, except of nodes that are reported as gone or hanging."""
+        """Return the cells without any measurement, except on nodes that are reported as gone or hanging."""
         explained = {cell for part in self.parts for cell in part.cells}
         measured = {
             scan.NodeRail(node, sample.rail)
@@ -495,7 +514,7 @@ class ScanResult(Struct, frozen=True):
 
 
 def report_of(result: ScanResult, ranks_per_node: int) -> Report:
-    """Return the report of a scan. It has no exclude lists if `ranks_per_node` is 0 because each node is a rank."""
+    """Return the report on a scan. If `ranks_per_node` is 0, it has no exclude lists, because each node is one rank."""
     course = result.course
     suspects, unmeasured = result.suspects(), result.unmeasured()
     facts = add_ssh(result.other_findings) if len(course.fabric.hosts) > 1 else result.other_findings
@@ -620,7 +639,10 @@ def _cell_rows(result: ScanResult, suspects: set[scan.NodeRail]) -> Iterator[sca
 def _leaf_part(
     of_leaf: Mapping[tuple[str | None, int | None], verdicts.FaultyPart], leaf: str | None, rail: int
 ) -> verdicts.FaultyPart | None:
-    """Return the part of the network that slows down a cell: its leaf, or its rail on all nodes."""
+    """Return the network component that slows down a cell: its leaf, or its rail on all nodes.
+
+    Return None if neither does.
+    """
     keys = ((leaf, rail), (leaf, None)) if leaf is not None else ()
     return next((of_leaf[key] for key in (*keys, (None, rail)) if key in of_leaf), None)
 
@@ -667,7 +689,10 @@ def _collective_rows(result: ScanResult) -> Iterator[scan.ScanCollectiveRow]:
 def _exclusion_rows(
     result: ScanResult, cells: Sequence[scan.ScanCellRow], ranks_per_node: int
 ) -> Iterator[scan.ExclusionRow]:
-    """Yield exclude lists: nodes that are bad or have a fault that drains, and nodes that were measured and passed."""
+    """Yield exclude lists.
+
+    Bad nodes are faulty, or have a finding for which a node should be drained. Good nodes were measured and passed.
+    """
     hosts = result.course.fabric.hosts
     if not ranks_per_node:
         return

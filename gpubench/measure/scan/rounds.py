@@ -1,4 +1,4 @@
-"""The course of a scan: phase 0 inside each node, rounds between pairs of nodes, and a ring of all nodes.
+"""The steps of a scan: measure inside each node, then in rounds between pairs of nodes, then a ring of all nodes.
 
 All nodes measure at the same time. judging.py and leaves.py judge the measurements after each phase.
 """
@@ -41,13 +41,14 @@ from gpubench.model.results.scan import (
 )
 
 _FEW_NODES = 64
-"""Nodes up to which two random matchings often share a pair, so repeated pairs are exchanged."""
+"""Up to this many nodes, random pairings often repeat a pair, so repeated pairs are exchanged."""
 
 
 def _circle_round(number: int, places: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the pairs of one round of a round-robin tournament (circle method).
+    """Return the pairs in one round of a round-robin tournament (circle method).
 
-    In n - 1 rounds each of an even number n of places meets every other once. With an odd number, one sits out.
+    With an even number n, everyone meets everyone else once in n - 1 rounds. With an odd number, one sits out per
+    round.
     """
     order: list[int | None] = [*places, *([None] if len(places) % 2 else [])]
     turning = len(order) - 1
@@ -61,21 +62,24 @@ def _circle_round(number: int, places: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class Schedule(Struct, frozen=True):
-    """The pairs of nodes in each round. With an odd number of nodes, a different one sits out each time."""
+    """Chooses the pairs of nodes in each round. With an odd number of nodes, a different node sits out each time."""
 
     fabric: ScanFabric
     seed: int
 
     def screening(self, number: int, living: Sequence[int]) -> tuple[NodePair, ...]:
-        """Return the pairs of screening round `number`: the first inside known leaves, the others across."""
+        """Return the pairs in a screening round.
+
+        The first round pairs nodes inside known leaves, later rounds between leaves.
+        """
         return tuple(self._matching(number, living, inside=number == 1))
 
     def against_good(
         self, number: int, suspects: Sequence[int], good: Sequence[int], others: Sequence[int] = ()
     ) -> tuple[tuple[NodePair, ...], tuple[NodePair, ...]]:
-        """Pair suspects with good nodes, a different one each round, and all other nodes among themselves.
+        """Pair each suspect with a different good node in each round, and pair the remaining nodes with each other.
 
-        If there are more suspects than good nodes, they take turns.
+        If there are more suspects than good nodes, the suspects take turns.
         """
         order = self._shuffled("suspects", suspects)
         partners = self._shuffled("good", good)
@@ -96,7 +100,7 @@ class Schedule(Struct, frozen=True):
         return self._inside(number, even) if inside else self._across(number, even)
 
     def _inside(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
-        """Pair nodes inside leaves, and the leftover nodes of odd leaves across."""
+        """Pair nodes inside leaves. If leaves have an odd number of nodes, pair the remaining nodes between leaves."""
         members: dict[str | None, list[int]] = {}
         for node in self._shuffled(f"inside{number}", nodes):
             members.setdefault(self.fabric.leaves[node], []).append(node)
@@ -105,10 +109,10 @@ class Schedule(Struct, frozen=True):
         return [NodePair(group[i], group[i + 1]) for group in groups for i in range(0, len(group) - 1, 2)]
 
     def _across(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
-        """Pair nodes of different leaves at random. Among few nodes, avoid pairs of earlier rounds.
+        """Pair nodes behind different leaves at random. Among few nodes, avoid pairs from earlier rounds.
 
-        A pair inside a leaf exchanges partners with another pair, which exists if no leaf has more than half of all
-        nodes.
+        If both nodes of a pair are behind one leaf, it exchanges partners with another pair. That is possible if no
+        leaf has more than half of all nodes.
         """
         before = set[frozenset[int]]()
         if len(nodes) <= _FEW_NODES:
@@ -127,7 +131,10 @@ class Schedule(Struct, frozen=True):
         return pairs
 
     def _mend(self, pairs: list[NodePair], place: int, before: Set[frozenset[int]]) -> bool:
-        """Exchange partners with another pair so that neither is poor. Return False if no pair allows it."""
+        """Exchange partners with another pair so that both new pairs are allowed.
+
+        Return False if no pair makes that possible.
+        """
         one, other = pairs[place]
         for step in range(1, len(pairs)):
             elsewhere = (place + step) % len(pairs)
@@ -142,7 +149,7 @@ class Schedule(Struct, frozen=True):
         return self.fabric.inside(*pair) or (bool(before) and frozenset(pair) in before)
 
     def _make_even(self, number: int, nodes: Sequence[int]) -> Sequence[int]:
-        """Return an even number of nodes: of an odd number, a different one sits out each round."""
+        """Return an even number of nodes. If the number is odd, a different node sits out each round."""
         if len(nodes) % 2 == 0:
             return nodes
         idle = self._shuffled("idle", nodes)[number % len(nodes)]
@@ -155,14 +162,17 @@ class Schedule(Struct, frozen=True):
 
 
 FAILURES_THAT_RETIRE = 2
-"""Failures with different partners after which a cell takes no further part: each costs a whole deadline."""
+"""After failures with this many different partners, a cell is not measured again, because each failure costs a
+whole deadline.
+"""
 
 
 def blamed(failures: Mapping[NodeRail, Sequence[PairSample]]) -> list[NodeRail]:
-    """Return the cells that caused the failures: reported by their own supervisor, or failed with several partners.
+    """Return the cells that caused the failures.
 
-    A healthy cell can meet two hanging ones in turn. So a cell that is the only explanation for a partner's failure
-    comes first, which gives a smallest vertex cover if the failures form no cycle.
+    These are cells that their own node's supervisor reported, or that failed with several partners. A healthy cell can
+    meet two hanging cells, one after the other. So first choose cells that are the only explanation for a partner's
+    failure. If the failures form no cycle, the result is the smallest set that explains all failures.
     """
     reported = [cell for cell, samples in failures.items() if any(sample.culprit == cell.node for sample in samples)]
     partners = {
@@ -188,12 +198,12 @@ class RingMeasurer(Protocol):
     def rings(
         self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool = False, repeats_failures: bool = False
     ) -> list[RingOutcome]:
-        """Measure all rings at once, within a deadline. Dead or hanging workers raise nothing."""
+        """Measure all rings at the same time, within a deadline. Workers that die or hang do not raise an exception."""
         ...
 
 
 class InsideNodes:
-    """Phase 0 between the rails of each node. Rails that failed, or whose worker died, take no further part."""
+    """Measures between the GPUs inside each node (phase 0). A rail is excluded if it fails twice or its worker dies."""
 
     def __init__(self, measurer: RingMeasurer, nodes: Sequence[int], rails: int) -> None:
         self._measurer, self._nodes, self._rails = measurer, nodes, rails
@@ -201,7 +211,7 @@ class InsideNodes:
         self._failed: dict[NodeRail, list[LocalFigure]] = {}
 
     def figures(self) -> list[LocalFigure]:
-        """Measure all nodes. Rails that are no longer tried keep their earlier failures."""
+        """Measure all nodes. Rails that are no longer measured keep their earlier failures."""
         if self._rails < 2:
             return []
         found = [pair for number in range(self._rails - 1 + self._rails % 2) for pair in self._pairs(number)]
@@ -235,7 +245,10 @@ class InsideNodes:
     def _measured(
         self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool
     ) -> Iterator[tuple[Sequence[NodeRail], RingOutcome]]:
-        """Yield the outcomes of links. Workers that died by themselves are reported in the first round."""
+        """Yield the outcome of each ring.
+
+        Skip rings with a dead worker, because the first round between nodes reports it.
+        """
         if not rings:
             return
         for ring, outcome in zip(
@@ -251,34 +264,41 @@ class InsideNodes:
 
 
 class RoundMeasurer(Protocol):
-    """Measures rounds on real, simulated or stored nodes."""
+    """Measures rounds on real, simulated or recorded nodes."""
 
     def measure(self, planned: PlannedRound) -> RoundOutcome:
-        """Measure all pairs at once, within a deadline. Lost nodes and hanging workers raise nothing.
+        """Measure all pairs at the same time, within a deadline.
 
-        Raises EndOfRoundsError if no node is left.
+        Lost nodes and hanging workers do not raise an exception. Raises EndOfRoundsError if no node is left.
         """
         ...
 
 
 class EndOfRoundsError(Exception):
-    """No round is left. The scan judges what it has measured."""
+    """Raised if no further round can be measured. The scan then judges the finished rounds."""
 
 
 NOTHING_BEFORE = BeforeRounds()
 
 _SURE_LOSSES = 2.0
-"""The loss, relative to the surely detected one, from which noise cannot hide which nodes of a leaf are slow."""
+"""A loss this many times the surely detected loss is so large that noise cannot hide which nodes behind a leaf are
+slow.
+"""
 
 Keep = Callable[[PlannedRound, RoundOutcome], None]
-"""Stores a round when it ends."""
+"""Stores a round when it has finished."""
 
 
 class ScanCourse(Struct):
-    """The state of a scan: its rounds, and what each phase found.
+    """The state of a scan: its rounds, and the results of each phase.
 
-    `suspects` are the cells to confirm and `confirmed` the slow ones. `yardstick` comes from the screening. Noise may
-    explain why `doubtful_leaves` are slower than others.
+    yardstick        normal bandwidth and noise, from the screening
+    suspects         cells that the next phase measures again
+    confirmed        slow cells, found in the confirmation
+    suspect_leaves   slow leaves, until the confirmation
+    slow_leaves      slow leaves, found in the confirmation
+    doubtful_leaves  leaves that are slower than others, perhaps because of noise
+    gone             lost nodes, with the number of the round and the reason
     """
 
     fabric: ScanFabric
@@ -296,7 +316,10 @@ class ScanCourse(Struct):
     is_quick: bool = False
 
     def samples(self, phase: ScanPhase) -> list[PairSample]:
-        """Return the measurements of a phase, with the node that caused each failure if it is known."""
+        """Return the measurements in a phase.
+
+        If it is known which node caused a failure, it is the sample's `culprit`.
+        """
         found = [sample for outcome in self.outcomes if outcome.phase is phase for sample in outcome.samples]
         if not any(sample.failure for sample in found):
             return found
@@ -309,7 +332,7 @@ class ScanCourse(Struct):
         return any(outcome.phase is ScanPhase.CONFIRMATION for outcome in self.outcomes)
 
     def living(self) -> list[int]:
-        """Return the nodes that still answer and have a rail that does not hang."""
+        """Return the nodes that still answer and have at least one rail that does not hang."""
         hanging = Counter(cell.node for cell in self.retired())
         nodes = range(len(self.fabric.hosts))
         return [node for node in nodes if node not in self.gone and hanging[node] < self.fabric.rails]
@@ -327,10 +350,11 @@ class ScanCourse(Struct):
         return self.judged[cell].figures if self.phase_of(cell) is ScanPhase.CONFIRMATION else 0
 
     def unjudged_leaves(self) -> Iterator[LeafLevel]:
-        """Yield rails of leaves that are too small or too few to be judged, but may be slow as a whole.
+        """Yield leaves that may be slow but cannot be judged.
 
-        Two nodes and a third of all are slow there, by less than the loss that tells slow nodes from healthy ones. In a
-        leaf that is too small, one slow node is enough if the middle node is slow too.
+        They have too few nodes, or there are too few leaves. Each entry is one rail of a leaf. At least two nodes, and
+        a third of the leaf's nodes, are slow. Their loss is too small to separate slow nodes from healthy ones. Behind
+        a small leaf, one slow node is enough if the median node is slow too.
         """
         leaves, judged = self.fabric.leaves, members_of(self.fabric)
         living = Counter(leaves[node] for node in self.living())
@@ -347,7 +371,7 @@ class ScanCourse(Struct):
                 yield from self._slow_middle(leaf, rail)
 
     def _slow_middle(self, leaf: str, rail: int) -> Iterator[LeafLevel]:
-        """Yield the level of a small leaf if its middle node is slow, on this rail or over all rails."""
+        """Yield the level of a small leaf if its median score is slow, on this rail or over all rails."""
         members = {cell: score for cell, score in self.judged.items() if self.fabric.leaves[cell.node] == leaf}
         for scores in ([score for cell, score in members.items() if cell.rail == rail], [*members.values()]):
             level, figures = median_high(score.score for score in scores), sum(score.figures for score in scores)
@@ -357,7 +381,10 @@ class ScanCourse(Struct):
                 return
 
     def failures(self) -> Mapping[NodeRail, list[PairSample]]:
-        """Return the failures by every cell that may have caused them. Those of phase 0 have no partner."""
+        """Return the failures by every cell that may have caused them.
+
+        Failures before the first round have no partner.
+        """
         found = {
             cell: [PairSample(cell.node, cell.node, cell.rail, 0.0, seen, cell.node)]
             for cell, seen in self.before.failed.items()
@@ -370,7 +397,7 @@ class ScanCourse(Struct):
         return found
 
     def retired(self) -> dict[NodeRail, list[PairSample]]:
-        """Return the cells that caused failures and take no further part, with these failures."""
+        """Return the cells that caused failures and are no longer measured, with these failures."""
         failures = self.failures()
         return {cell: failures[cell] for cell in blamed(failures)}
 
@@ -389,9 +416,10 @@ def scan(
     keep: Keep,
     before: BeforeRounds = NOTHING_BEFORE,
 ) -> ScanCourse:
-    """Run three rounds of screening, three of suspects and five of confirmation; `quick` runs only the screening.
+    """Run three rounds of screening, three with suspects, and five of confirmation.
 
-    If the scan stops early, judge the rounds that finished. Exclude nodes that had already failed `before` it began.
+    With `quick`, run only the screening. If the scan stops early, judge the rounds that finished. Exclude nodes that
+    had already failed `before` it began.
     """
     course = ScanCourse(fabric, before, is_quick=quick)
     course.gone |= {node: (0, seen) for node, seen in before.gone.items()}
@@ -415,7 +443,7 @@ class _Steps:
         self._course, self._measurer, self._keep = course, measurer, keep
 
     def run(self, phase: ScanPhase, pairs: Sequence[NodePair]) -> None:
-        """Run one round. Nodes lost in it take part in no other."""
+        """Run one round. Nodes that are lost in it are not measured again."""
         number = len(self._course.outcomes) + 1
         planned = PlannedRound(number, phase, tuple(pairs), frozenset(self._course.retired()))
         outcome = self._measurer.measure(planned)
@@ -425,8 +453,9 @@ class _Steps:
 
 
 _MOST_LOOKS_AT_LEAVES = 4
-"""How often leaves are judged. Slow leaves lower the normal bandwidth, so judge again without them until nothing
-changes; four times are enough for three kinds of leaves."""
+"""Limit on how often leaves are judged. Slow leaves lower the estimate of the normal bandwidth, so judge again
+without them until the result is stable. Four passes are enough for leaves of three different speeds.
+"""
 
 
 def _screen(course: ScanCourse) -> None:
@@ -468,7 +497,10 @@ def _partners(course: ScanCourse, suspects: Set[int], good: Set[int]) -> tuple[l
 
 
 def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
-    """Return nodes with a suspect cell, and some nodes of each slow leaf, so that half of all stay partners."""
+    """Return the nodes with a suspect cell, and a sample of nodes behind each slow leaf.
+
+    It is a sample so that about half of all nodes remain as partners.
+    """
     nodes = {cell.node for cell in course.suspects}
     slow = {leaf.leaf for leaf in course.suspect_leaves}
     for leaf in slow:
@@ -479,7 +511,7 @@ def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
 
 
 def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
-    """Judge the suspects by the measurements of this phase alone."""
+    """Judge the suspects by the measurements in this phase alone."""
     fabric, samples = course.fabric, course.samples(phase)
     yardstick = course.yardstick
     as_healthy = correct_slow_leaves(yardstick, fabric, samples)
@@ -504,7 +536,7 @@ def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
 def _is_slow_again(
     fabric: ScanFabric, yardstick: judging.Yardstick, samples: Sequence[PairSample], good: Set[int], level: LeafLevel
 ) -> bool:
-    """Return False if a leaf that was slow across is now nearer to normal with good nodes of other leaves."""
+    """True if a leaf that was slow across is still slow when measured with good nodes behind other leaves."""
     plain = replace(yardstick, slow_leaves={})
     shares = [
         plain.share(fabric, sample)
@@ -530,11 +562,14 @@ def _cells_like_leaf(
 
 
 _LEAST_NODES, _LEAST_SCORE = 4, 0.1
-"""Nodes needed to split a ring into halves, and the score below which a cell would stop a ring."""
+"""The fewest nodes for which a ring is split into halves, and the lowest score of a cell that does not stall a ring."""
 
 
 class CollectiveOfNodes(Struct, frozen=True):
-    """A ring of nodes: the GB/s that pass each node on all rails, both directions, measured and predicted."""
+    """A ring of nodes, with measured and predicted bandwidth.
+
+    The bandwidth is what each node sends and receives on all rails, in GB/s.
+    """
 
     name: str
     nodes: tuple[int, ...]
@@ -545,7 +580,7 @@ class CollectiveOfNodes(Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Measured relative to predicted, 0 if not measured."""
+        """Measured bandwidth relative to the predicted bandwidth, or 0 if not measured."""
         return (self.gb_s or 0.0) / self.predicted_gb_s if self.predicted_gb_s else 0.0
 
     @property
@@ -555,14 +590,14 @@ class CollectiveOfNodes(Struct, frozen=True):
 
 
 MeasureCollective = Callable[[Sequence[int]], tuple[float | None, str]]
-"""Returns the GB/s of a ring of nodes, or None and the reason."""
+"""Returns the bandwidth of a ring of nodes in GB/s, or None and the reason."""
 
 
 def predicted_gb_s(course: ScanCourse, nodes: Sequence[int]) -> float:
-    """Predict the bandwidth of a ring of these nodes over all rails.
+    """Predict the bandwidth of a ring of these nodes over all rails, in GB/s.
 
-    Every rail carries the same share of the bytes, and a ring is as slow as its slowest node. So it is the smallest
-    score of all cells times the sum of the rails' normal bandwidths.
+    Every rail carries the same share of the data, and a ring is as slow as its slowest node. So the prediction is the
+    smallest score of all cells times the sum of the rails' normal bandwidths.
     """
     rails = course.fabric.rails
     usual = [gb_s for rail in range(rails) for gb_s in [_usual(course, rail)] if gb_s]
@@ -577,9 +612,9 @@ def predicted_gb_s(course: ScanCourse, nodes: Sequence[int]) -> float:
 
 
 def collectives(course: ScanCourse, seed: int, measure: MeasureCollective) -> Iterator[CollectiveOfNodes]:
-    """Measure a ring of all nodes, and if it falls short, rings of both halves and of two mixed halves.
+    """Measure a ring of all nodes. If it is too slow, measure rings of both halves and of two random halves.
 
-    Leave out nodes that hang or have a rail that carries next to nothing: they would stop all others.
+    Nodes that hang, or have a rail with almost no bandwidth, are left out, because they would stall all other nodes.
     """
     left_out = {cell.node for cell in course.retired()}
     left_out |= {cell.node for cell, score in course.confirmed.items() if score.score < _LEAST_SCORE}

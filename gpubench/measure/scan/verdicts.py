@@ -1,4 +1,4 @@
-"""Verdicts of a scan: which NIC, node, leaf, uplink or GPU is faulty, and whether the normal bandwidth is healthy."""
+"""Find out which NIC, node, leaf, uplink or GPU is faulty, and whether the normal bandwidth itself is healthy."""
 
 import math
 from collections import Counter
@@ -23,7 +23,10 @@ _ACTIVE = "active"
 
 
 def nic_names(nodes: Sequence[Topology], rails: int) -> tuple[str | None, ...]:
-    """Return the nearest RDMA NIC of each rail's GPU, None if it differs between nodes or is not unique."""
+    """Return the name of the RDMA NIC nearest to each rail's GPU.
+
+    It is None if nodes differ, or if several are nearest.
+    """
     found = ({_only_name(node, rail) for node in nodes} for rail in range(rails))
     return tuple(names.pop() if len(names) == 1 else None for names in found)
 
@@ -31,8 +34,9 @@ def nic_names(nodes: Sequence[Topology], rails: int) -> tuple[str | None, ...]:
 def rail_rates(nodes: Sequence[Topology], rails: int) -> tuple[float | None, ...]:
     """Return the rate of the RDMA NICs nearest to each rail's GPU on most nodes, in GB/s per direction.
 
-    None if a node's rate is unknown, or if NVLinks join the GPUs of a rail on several nodes. Rails with the same
-    nearest NIC share its rate, because all are measured at once. The PCIe slots of GPU and NIC may lower the rate.
+    The rate is None if it is unknown on a node, or if NVLinks connect the rail's GPUs between nodes. Rails with the
+    same nearest NIC share its rate, because all rails are measured at the same time. The rate is limited by the PCIe
+    slots.
     """
     by_node = [_rates_of_node(node, rails) for node in nodes]
     found = ([rates[rail] for rates in by_node] if not _is_one_domain(nodes, rail) else [] for rail in range(rails))
@@ -63,7 +67,7 @@ def _rates_of_node(node: Topology, rails: int) -> list[float | None]:
 
 
 def _slot(nic: NicFacts) -> str:
-    """Return the PCIe slot that the ports of a NIC share: the bus id without the function."""
+    """Return the PCIe slot that all ports of a NIC share, which is the bus ID without the function."""
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name
 
 
@@ -82,24 +86,27 @@ def _nearest_nics(node: Topology, rail: int) -> list[NicFacts]:
 
 
 _LEAST_SHARE_OF_CELLS = 0.02
-"""Least share of faster cells: two nodes of a faster kind among hundreds do not make the others slow."""
+"""The smallest share of faster cells that counts, so that two nodes of a faster model among hundreds are ignored."""
 
 _MOST_SLOW_AMONG = 0.2
-"""Largest share of slow pairs among faster nodes: with more, the nodes are close to each other instead of faster."""
+"""If more than this share of the pairs among faster nodes is slow, the nodes are not faster but close to each other."""
 
 _LOWER_DEVIATIONS = NormalDist().inv_cdf(0.95) - NormalDist().inv_cdf(0.75)
-"""Standard deviations between the 5 % and the 25 % quantile of normal values."""
+"""The distance between the 5 % and 25 % quantiles of a normal distribution, in standard deviations."""
 
 _MOST_NAMES = 4
 
 
 def _least_gain(course: ScanCourse) -> float:
-    """Return how far above normal a cell has to be, as noise does not explain more."""
+    """Return how far a cell must be above normal, as a share, so that noise cannot explain it."""
     return max(judging.ALARM_DEVIATIONS * course.yardstick.deviation, judging.LEAST_ALARM_LOSS)
 
 
 def faster_cells(course: ScanCourse) -> Mapping[NodeRail, float]:
-    """Return the cells clearly faster than normal in the screening: the other cells of their rail must be slow."""
+    """Return the cells that are clearly faster than normal in the screening, with their scores.
+
+    If there are any, the other cells of their rail must be slow.
+    """
     most = 1 + _least_gain(course)
     found = {cell: score.score for cell, score in course.screened.items() if score.score > most}
     cells, faster = (Counter(cell.rail for cell in scores) for scores in (course.screened, found))
@@ -109,7 +116,7 @@ def faster_cells(course: ScanCourse) -> Mapping[NodeRail, float]:
 
 
 def faster_rails(course: ScanCourse) -> Mapping[int, float]:
-    """Return the rails that are faster than the others on all nodes, as shares of the others' median."""
+    """Return the rails that are faster than the others on all nodes, relative to the median of the others."""
     centres = course.yardstick.centres
     found = {rail: [gb_s for (of, _), gb_s in centres.items() if of == rail] for rail in range(course.fabric.rails)}
     usual = {rail: median(values) for rail, values in found.items() if values}
@@ -122,10 +129,11 @@ def faster_rails(course: ScanCourse) -> Mapping[int, float]:
 
 
 def faster_nodes(course: ScanCourse) -> Mapping[int, float]:
-    """Return the nodes that are faster with each other, over all rails, than most pairs, with their best shares.
+    """Return nodes that are faster with each other, over all rails, than most pairs are, with their best shares.
 
-    A pair is as slow as its slower node: if a third or more of the nodes are equally slow, most pairs are slow and
-    pairs of healthy nodes stand out. If many pairs among the faster nodes are slow, their place explains the speed.
+    A pair is as slow as its slower node. If a third or more of the nodes are equally slow, most pairs are slow, and
+    pairs of healthy nodes stand out. If many pairs among the faster nodes are slow, proximity explains the speed
+    instead.
     """
     shares: dict[tuple[int, int], list[float]] = {}
     for sample in course.samples(ScanPhase.SCREENING):
@@ -136,7 +144,7 @@ def faster_nodes(course: ScanCourse) -> Mapping[int, float]:
         return {}
     usual = _quantile(list(pairs.values()), 0.25)
     if not usual:
-        return {}  # a quarter of the pairs delivers nothing: that is no speed to be faster than
+        return {}  # A quarter of the pairs has no bandwidth, so there is nothing to be faster than
     error = _error_of_pairs(course, shares, pairs)
     gain = max(judging.ALARM_DEVIATIONS * error, judging.LEAST_LOSS[ScanPhase.CONFIRMATION])
     fast = {pair: share for pair, share in pairs.items() if share > usual * (1 + gain)}
@@ -150,9 +158,10 @@ def faster_nodes(course: ScanCourse) -> Mapping[int, float]:
 def _error_of_pairs(
     course: ScanCourse, shares: Mapping[tuple[int, int], list[float]], pairs: Mapping[tuple[int, int], float]
 ) -> float:
-    """Estimate the standard error of a pair's median rail, from the spread of its rails and of the slower pairs.
+    """Estimate the standard error of a pair's median over its rails.
 
-    The slower pairs are alike, whether or not some nodes are faster.
+    It comes from the spread of the rails and of the slower pairs, which are similar whether or not some nodes are
+    faster.
     """
     rails, values = course.fabric.rails, list(pairs.values())
     noise = robust_deviation([share - middle for pair, middle in pairs.items() for share in shares[pair]])
@@ -166,9 +175,10 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 def rails_without_level(course: ScanCourse, named: Set[int], *, explained: bool = False) -> frozenset[int]:
-    """Return the rails without a known healthy bandwidth. Rails reported as slow (`named`) explain faster rails.
+    """Return the rails whose healthy bandwidth is unknown.
 
-    `explained`: a reported part already explains why some pairs are slower than others.
+    `named` are rails already reported as slow, which explain why others are faster. `explained` is true if a reported
+    component already explains why some pairs are slower than others.
     """
     if not explained and faster_nodes(course):
         return frozenset(range(course.fabric.rails))
@@ -179,7 +189,7 @@ def rails_without_level(course: ScanCourse, named: Set[int], *, explained: bool 
 
 
 def level_findings(course: ScanCourse, named: Set[int], *, explained: bool = False) -> Iterator[Finding]:
-    """Yield findings for cells faster than normal: many others must be slow, and the scan cannot tell which."""
+    """Yield findings if some cells are faster than normal. Many others must then be slow, but it is unknown which."""
     cells = faster_cells(course)
     hosts = course.fabric.hosts
     slow_leaves = _unnamed_leaves(course)
@@ -229,18 +239,20 @@ def _leaves_differ(fabric: ScanFabric, slow: Sequence[LeafLevel]) -> Finding:
 
 
 SLOW_SHARE, FAILED_SHARE = 0.8, 0.5
-"""Shares of the NICs' rate below which a rail is slow (WARN) and failed (FAIL). Published one-way figures reach 90 to
-98 %: Azure's health checks require 380 of 400 Gb/s with GPUDirect RDMA, and RoCE reached 180 of 200
-(NVIDIA/nccl-tests#112). Both directions at once were not measured here."""
+"""A rail is slow (WARN) or failed (FAIL) below these shares of the NICs' rate. In one direction, published values
+reach 90 to 98 %. Azure's health checks require 380 of 400 Gb/s with GPUDirect RDMA, and RoCE reached 180 of 200
+(NVIDIA/nccl-tests#112). Both directions at once were not measured here.
+"""
 
 _BETWEEN = {True: " inside leaves", False: " between leaves", None: ""}
 
 
 class RailLevel(Struct, frozen=True):
-    """The normal bandwidth of a rail, GB/s in both directions together, and its share of the NICs' rate.
+    """The normal bandwidth of a rail in GB/s, both directions together, and its share of the NICs' rate.
 
-    It is that of the slower class of pairs: `inside` one leaf or between leaves (None if there is only one leaf or none
-    is known). `best` is the share of the faster class.
+    Pairs inside one leaf and pairs between leaves are judged separately, and the values are from the slower of the two.
+    `inside` is true if those are the pairs inside a leaf, or None if fewer than two leaves are known. `best` is the
+    share of the faster pairs.
     """
 
     gb_s: float
@@ -250,9 +262,10 @@ class RailLevel(Struct, frozen=True):
 
     @property
     def severity(self) -> Verdict:
-        """FAIL if both classes are slow, WARN if only one is: a slower spine may be intended.
+        """FAIL if even the faster pairs are below FAILED_SHARE. WARN if the slower pairs are below SLOW_SHARE.
 
-        A bandwidth above the NICs' rate is an ERROR: the rate or the times are wrong.
+        The slower pairs alone are no FAIL, because a slower spine may be intended. A bandwidth above the NICs' rate is
+        an ERROR, because the rate or the times must be wrong.
         """
         if 100 * self.best > MOST_PERCENT:
             return Verdict.ERROR
@@ -262,7 +275,7 @@ class RailLevel(Struct, frozen=True):
 
 
 def rail_levels(course: ScanCourse) -> Mapping[int, RailLevel]:
-    """Return the levels of the measured rails with a known NIC rate."""
+    """Return the normal bandwidth of each measured rail whose NIC rate is known."""
     found: dict[int, RailLevel] = {}
     several_leaves = len({*course.fabric.leaves}) > 1
     for rail, rate in enumerate(course.fabric.rates):
@@ -276,24 +289,27 @@ def rail_levels(course: ScanCourse) -> Mapping[int, RailLevel]:
 
 
 def slow_levels(course: ScanCourse, without: Set[int]) -> Mapping[int, RailLevel]:
-    """Return the levels clearly below or above the NICs' rate, except of rails in `without`."""
+    """Return the rails that are clearly below or above the NICs' rate, except the rails in `without`."""
     levels = rail_levels(course)
     return {rail: level for rail, level in levels.items() if rail not in without and level.severity is not Verdict.PASS}
 
 
 def least_percent(course: ScanCourse, without_level: Set[int]) -> float | None:
-    """Return the slowest rail's percentage of the NICs' rate, None if no rate or no normal bandwidth is known."""
+    """Return how much of the NICs' rate the slowest rail reaches, in percent.
+
+    Return None if it is unknown for all rails.
+    """
     levels = rail_levels(course)
     return min((100 * level.share for rail, level in levels.items() if rail not in without_level), default=None)
 
 
 def all_rates_known(course: ScanCourse) -> bool:
-    """True if every rail was compared with the rate of its NICs, and not only nodes with each other."""
+    """True if every rail was compared with the rate of its NICs. Otherwise nodes were only compared with each other."""
     return len(rail_levels(course)) == course.fabric.rails
 
 
 def rate_findings(course: ScanCourse, without: Set[int]) -> Iterator[Finding]:
-    """Yield findings for rails below or above the rate of their NICs on all nodes."""
+    """Yield findings for rails that are below or above the rate of their NICs on all nodes."""
     by_severity: dict[Verdict, dict[int, RailLevel]] = {}
     for rail, level in slow_levels(course, without).items():
         by_severity.setdefault(level.severity, {})[rail] = level
@@ -333,31 +349,36 @@ def _find_above_rate(course: ScanCourse, levels: Mapping[int, RailLevel]) -> Fin
 
 
 def rail_names(slow: Sequence[int], rails: int) -> str:
-    """Return the rails in words: all of them, or by number."""
+    """Return a text with the names of rails, or 'all rails'."""
     if len(slow) == rails:
         return "all rails" if rails > 1 else "the rail"
     return compress_names([f"rail{rail}" for rail in slow])
 
 
 LEAST_NODES_OF_A_RAIL = 8
-"""With fewer nodes, one bad node shifts the usual bandwidth of its rail, so a larger loss is required."""
+"""With fewer nodes, one bad node changes the normal bandwidth of its rail, so a larger loss is required."""
 
 KINDS_OF_CELLS = (PartKind.NIC, PartKind.NODE)
-"""The kinds of parts found by the scores of cells alone."""
+"""The types of components that are found by the scores of cells alone."""
 
 LEAST_OTHER_RAILS = 2
-"""Rails needed to know the normal bandwidth of another one."""
+"""Rails needed to determine the normal bandwidth of another rail."""
 
 RAIL_SHARE = 0.95
-"""The share of the other rails' bandwidth below which a rail is slow on every node. The slower half of the leaves is
-slow below this share of the other half. Rails of healthy machines differ by less."""
+"""A rail is slow on every node if it is below this share of the other rails' bandwidth. The slower half of the
+leaves is slow below the same share of the faster half. Rails of healthy machines differ by less.
+"""
 
 
 class FaultyPart(Struct, frozen=True):
-    """A faulty part. `share` is its share of the usual bandwidth, None if it delivers nothing.
+    """A faulty component. `share` is its share of the normal bandwidth, or None if it has no bandwidth left.
 
-    `nodes` are all nodes that it slows down; `rail`, `leaf` and `gpu` are None where they do not apply; `partner` is
-    the other GPU of a pair. `seen` is further evidence in words.
+    nodes    all nodes that the component slows down
+    rail     number of the rail, or None
+    leaf     name of the leaf, or None
+    gpu      index of the GPU, or None
+    partner  index of the other GPU in a slow pair, or None
+    seen     further evidence as text
     """
 
     kind: PartKind
@@ -384,14 +405,14 @@ class _Cells(Struct):
 
 
 def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[FaultyPart]:
-    """Return the faulty parts, most severe first. Each confirmed cell, leaf and GPU belongs to one part."""
+    """Return the faulty components, most severe first. Each confirmed cell, leaf and GPU belongs to one component."""
     left = _Cells(course.fabric, {cell: score.score for cell, score in course.confirmed.items()}, dict(local))
     _gone(course, left)
     _hanging(course, left)
     named = _named_leaves(course)
     left.parts += leaf_parts(course.fabric, named)
     _cells_of_leaves(course, left)
-    # Between two leaves only bandwidths inside are compared, so cells of the slow one may seem slow across.
+    # With two leaves, only traffic inside leaves is compared, so cells behind the slow leaf may look slow across.
     inside_only = [level for level in named if False not in level.slow]
     for cell in (*doubtful_cells(course), *_cells_like_leaf(course, [*inside_only, *_unnamed_leaves(course)])):
         left.scores.pop(cell, None)
@@ -411,7 +432,7 @@ def _gone(course: ScanCourse, left: _Cells) -> None:
 
 
 def _hanging(course: ScanCourse, left: _Cells) -> None:
-    """Explain cells that failed with several partners: the node if all its rails failed."""
+    """Report cells that failed with several partners. If all rails of a node failed, report the node."""
     by_node: dict[int, dict[int, list[PairSample]]] = {}
     for cell, samples in course.retired().items():
         if cell.node not in course.gone:
@@ -464,7 +485,7 @@ def _unnamed_leaves(course: ScanCourse) -> list[LeafLevel]:
 
 
 def doubtful_cells(course: ScanCourse) -> Mapping[NodeRail, LeafLevel]:
-    """Return slow cells that may be slow because of their leaf: the loss is too small to tell."""
+    """Return slow cells with a loss so small that the cell or its leaf may be slow."""
     return _cells_like_leaf(course, (*course.unjudged_leaves(), *course.doubtful_leaves))
 
 
@@ -481,7 +502,7 @@ def _cells_like_leaf(course: ScanCourse, levels: Iterable[LeafLevel]) -> Mapping
 
 
 def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[FaultyPart]:
-    """Yield slow leaves, or their uplinks if only traffic that leaves the leaf is slow."""
+    """Yield the slow leaves. If only traffic that leaves a leaf is slow, yield its uplink instead."""
     by_leaf: dict[tuple[str, bool], list[LeafLevel]] = {}
     for level in levels:
         by_leaf.setdefault((level.leaf, level.is_uplink), []).append(level)
@@ -512,7 +533,7 @@ def _cells_of_leaves(course: ScanCourse, left: _Cells) -> None:
 
 
 def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
-    """Explain slow cells by their node if most of its rails, and all together, are as slow."""
+    """Report a node if most of its rails are slow, and the median of all its rails is about as slow."""
     by_node: dict[int, list[NodeRail]] = {}
     for cell in left.scores:
         by_node.setdefault(cell.node, []).append(cell)
@@ -525,7 +546,10 @@ def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
 
 
 def _inside(left: _Cells) -> None:
-    """Explain slow measurements of phase 0: by GPUs (with their rail if it is slow too), pairs of GPUs or nodes."""
+    """Report the slow measurements inside nodes as slow GPUs, pairs of GPUs, or nodes.
+
+    A slow rail is added to its GPU.
+    """
     for part in judging.local_parts(left.local, left.fabric.rails):
         gpu_cells = [cell for cell in left.scores if cell.node == part.node and part.gpu in (None, cell.rail)]
         cells = frozenset(() if part.partner is not None else gpu_cells)
@@ -550,7 +574,7 @@ def _inside(left: _Cells) -> None:
 
 
 def _nics(left: _Cells) -> None:
-    """Explain the remaining cells by their NICs. Rails that share a NIC are one part."""
+    """Report the remaining cells as slow NICs. Rails that share a NIC are one component."""
     by_nic: dict[tuple[int, str | int], list[NodeRail]] = {}
     for cell in sorted(left.scores):
         by_nic.setdefault((cell.node, left.fabric.nic(cell.rail) or cell.rail), []).append(cell)
@@ -560,7 +584,7 @@ def _nics(left: _Cells) -> None:
 
 
 def _rails(course: ScanCourse, left: _Cells) -> None:
-    """Add rails that are slow on every node, which comparing nodes does not show."""
+    """Report rails that are slow on every node, which a comparison of nodes does not show."""
     several_leaves = len({*course.fabric.leaves}) > 1
     usual: dict[bool | None, dict[int, float]] = {}
     for (rail, inside), gb_s in course.yardstick.centres.items():
@@ -588,7 +612,7 @@ def _rails(course: ScanCourse, left: _Cells) -> None:
 
 
 def unknown_between_leaves(course: ScanCourse) -> frozenset[int]:
-    """Return the rails on which a leaf is slow inside, so that the normal bandwidth between leaves is unknown."""
+    """Return the rails with a leaf that is slow inside, because their normal bandwidth between leaves is unknown."""
     return frozenset(leaf.rail for leaf in course.slow_leaves if False not in leaf.slow)
 
 
@@ -603,11 +627,11 @@ def _cells(nodes: Iterable[int], rails: Iterable[int]) -> frozenset[NodeRail]:
 
 _MOST_LEAF_NAMES = 8
 _BETWEEN_SHARE = 0.9
-"""The share of the bandwidth inside leaves, or between the fastest two, below which traffic between leaves is slow."""
+"""Traffic between leaves is slow below this share of the bandwidth inside leaves, or between the two fastest leaves."""
 
 
 def find_slow_uplinks(course: ScanCourse) -> Iterator[Finding]:
-    """Yield the finding that all leaves have less bandwidth between them than inside."""
+    """Yield a finding if the bandwidth between leaves is lower than inside leaves."""
     centres = course.yardstick.centres
     shares = [
         centres[rail, False] / inside
@@ -627,10 +651,10 @@ def find_slow_uplinks(course: ScanCourse) -> Iterator[Finding]:
 
 
 def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[Finding]:
-    """Yield the finding of pairs of leaves with less bandwidth than others that no slow leaf or uplink explains.
+    """Yield a finding if some pairs of leaves have less bandwidth than others without a known cause.
 
-    With few leaves, most pairs between leaves use a slow uplink, which then looks usual; comparing pairs of leaves
-    shows it.
+    Slow leaves and uplinks are known causes. If there are few leaves, most pairs between leaves use the slow uplink,
+    which then looks normal. Comparing pairs of leaves shows it.
     """
     named = {part.leaf for part in parts if part.leaf is not None and part.kind not in OF_ONE_NODE}
     levels = dict(_leaf_pair_bandwidths(course))

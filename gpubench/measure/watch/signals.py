@@ -229,10 +229,10 @@ def _are_joined(job: RunningJob, joined: Joined) -> bool:
 
 
 def _other_source(job: RunningJob, nvlinks: Nvlinks) -> str:
-    """Return 'process 7 (python) uses GPU0 as well' if another process may cause the staged traffic, or an empty
-    string.
+    """Return a text if another process may cause the staged traffic, or an empty string.
 
-    The other process is not the cause if GPUs that only this job uses show the same traffic.
+    The text is, for example, 'process 7 (python) uses GPU0 as well'. The other process is not the cause if GPUs that
+    only this job uses show the same traffic.
     """
     if not job.others or nvlinks not in (Nvlinks.QUIET, Nvlinks.NONE, Nvlinks.PARTLY):
         return ""
