@@ -43,7 +43,7 @@ UNSURE_FROM = 0.1
 """If a slowdown is larger than this share and than half the noise, but within the noise, the row is inconclusive."""
 
 UNSURE_AT_MOST = 0.25
-"""A slowdown above this share never passes because of noise within a run. Otherwise noisier runs would pass more
+"""A slowdown above this share never passes because of noise within a run. Otherwise noisy runs would pass more
 often.
 """
 

@@ -187,8 +187,8 @@ nodes, one test took up to 13 % longer on one pair than on another, at all sizes
 """
 
 _BY_CPU = 0.25
-"""Noise of copies that a CPU makes in host memory while other processes use both. `gpubench check` has the same
-limit.
+"""Noise of copies that a CPU makes in host memory while other processes use both. `gpubench check` tolerates the
+same.
 """
 
 _WITH_HOST = {HostMemory.PINNED.full_name: 0.08, HostMemory.PAGEABLE.full_name: 2.0}

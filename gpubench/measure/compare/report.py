@@ -392,8 +392,8 @@ MOST_LOOKED_AT = 5000
 """Read the metadata of this many results, newest first. More would take longer than two seconds."""
 
 MOST_SERIES = 64
-"""Limit on the kinds of results that are compared. A folder with more kinds mixes machines, which need separate
-folders.
+"""Limit on the kinds of results that are compared. With more kinds, the folder mixes machines, so use one per
+machine.
 """
 
 

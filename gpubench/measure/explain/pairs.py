@@ -33,14 +33,10 @@ _ABOUT_THE_JOB = (
 """Every process logs these lines, but they describe the whole job."""
 
 _NoteOfHosts = tuple[nccl_log.Note, frozenset[str] | None]
-"""A line about GPUs, and the hosts that logged it. The hosts are None if another program printed it without a host
-name.
-"""
+"""A line about GPUs, and the hosts that logged it. The hosts are None if another program printed it without a name."""
 
 _Alike = tuple[nccl_log.PairRoutes, int | None, int | None]
-"""Pairs on different hosts with the same key get the same verdict. The key is their routes and the kinds of both
-ranks.
-"""
+"""Pairs on different hosts with the same key get the same verdict. The key has their routes and the ranks' kinds."""
 
 
 class Scope(StrEnum):

@@ -67,7 +67,7 @@ class Yardstick(Struct, frozen=True):
 
         centres      normal bandwidth in GB/s, by rail and whether both ends share a leaf
         deviation    standard deviation of a measurement, relative to the normal bandwidth
-        slow_leaves  share of the normal bandwidth behind a slow leaf, by leaf, rail and whether both ends share the leaf
+        slow_leaves  share of the normal bandwidth left behind a slow leaf, by leaf, rail and whether both ends share it
 
     Cells behind a slow leaf are compared with each other.
     """
@@ -449,9 +449,7 @@ _COLLECTIVES: Mapping[scan.LocalQuantity, tuple[str, int]] = {
     scan.LocalQuantity.PAIR: ("sendrecv", scan.BOTH_WAYS),
     scan.LocalQuantity.ALL_REDUCE: ("allreduce", 1),
 }
-"""The collective whose expected bandwidth applies, and a factor. In a pair, each GPU sends and receives at the same
-time.
-"""
+"""The collective whose expected bandwidth applies, and a factor. In a pair, each GPU sends and receives at once."""
 
 
 def wrong_data_inside(fabric: scan.ScanFabric, figures: Sequence[scan.LocalFigure]) -> Iterator[Finding]:

@@ -25,8 +25,8 @@ are then reported as uncertain. From `ALARM_DEVIATIONS` on, the leaf is slow.
 """
 
 MOST_HEALTHY_SHARE = 0.25
-"""If more of a leaf's nodes than this share are healthy, its nodes are slow instead. One in five looks healthy by
-chance.
+"""If more than this share of a leaf's nodes are healthy, its nodes are slow instead. By chance, one in five looks
+healthy.
 """
 
 MEDIAN_ERROR = math.sqrt(math.pi / 2)

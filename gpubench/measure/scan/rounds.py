@@ -162,9 +162,7 @@ class Schedule(Struct, frozen=True):
 
 
 FAILURES_THAT_RETIRE = 2
-"""After failures with this many different partners, a cell is not measured again, because each failure costs a
-whole deadline.
-"""
+"""After failures with this many partners, a cell is not measured again, because each failure costs a whole deadline."""
 
 
 def blamed(failures: Mapping[NodeRail, Sequence[PairSample]]) -> list[NodeRail]:
@@ -281,9 +279,7 @@ class EndOfRoundsError(Exception):
 NOTHING_BEFORE = BeforeRounds()
 
 _SURE_LOSSES = 2.0
-"""A loss this many times the surely detected loss is so large that noise cannot hide which nodes behind a leaf are
-slow.
-"""
+"""A loss this many times the surely detected loss is so large that noise cannot hide which nodes of a leaf are slow."""
 
 Keep = Callable[[PlannedRound, RoundOutcome], None]
 """Stores a round when it has finished."""
