@@ -1,1 +1,1 @@
-"""Predicts training steps for `gpubench plan`: only cli/commands/plan.py imports this package."""
+"""Predicts training steps for `gpubench plan`. Only cli/commands/plan.py imports this package."""

@@ -1,5 +1,6 @@
-"""Describes the cluster of a plan, and finds the times of its collectives: stored, measured now, or from the
-profile.
+"""Describes the cluster to plan for, and finds the times of its collectives.
+
+Times come from stored results, from a measurement now, or from the profile.
 """
 
 import os
@@ -35,9 +36,11 @@ _UNKNOWN = "unknown GPU"
 
 
 class PlannedMachine(Struct, frozen=True, kw_only=True):
-    """A number of nodes with GPUs of one model. `profile` is None if nothing is expected of it.
+    """The nodes to plan for, with GPUs of one model.
 
-    `is_here` tells whether its GPUs can be measured on. `origin` is simulated if a profile stands for it.
+    - `profile` is None if no profile matches the machine.
+    - `is_here` is true if its GPUs are in this host, so that they can be measured.
+    - `origin` is simulated if the machine is taken from a profile.
     """
 
     gpu: str
@@ -51,13 +54,17 @@ class PlannedMachine(Struct, frozen=True, kw_only=True):
 
     @property
     def gpus(self) -> int:
-        """The total number of GPUs."""
+        """The total number of GPUs in all nodes."""
         return self.gpus_per_node * self.nodes
 
     def collectives(
         self, group: program.CommunicatorRanks, faults: Sequence[Fault] = ()
     ) -> Callable[[str, int], float]:
-        """Return a function from collective and bytes to the profile's expected seconds among a group, with faults."""
+        """Return a function that maps a collective and its size in bytes to its time in seconds on a group of
+        ranks.
+
+        The time is the one that the profile expects with these faults.
+        """
         from gpubench.simulated.machine import SimulatedMachine
         from gpubench.simulated.times import CollectiveTimes
 
@@ -68,10 +75,10 @@ class PlannedMachine(Struct, frozen=True, kw_only=True):
 
 
 def choose_machine(plan: TrainingPlan, files: Sequence[ResultFile], beside: Sequence[str] = ()) -> PlannedMachine:
-    """Return the cluster of a plan. `beside` are the GPUs in results of overlap.
+    """Return the cluster to plan for. `beside` has the GPU models in results of `gpubench overlap`.
 
     Raises:
-        UsageError: there is no such profile, or the results are from several clusters or from another one.
+        UsageError: the profile does not exist, or the results are from several clusters or from a different one.
         CouldNotMeasureError: there is no GPU, result or profile to plan for.
     """
     models = list(dict.fromkeys(name for file in files for name in file.circumstances.gpus))
@@ -149,7 +156,7 @@ def _gpus_here(plan: TrainingPlan) -> PlannedMachine | None:
 
 
 def _own_kind(profile: "Profile | None", plan: TrainingPlan) -> "Profile | None":
-    """Ignore the example profile for any machine, unless the user named it."""
+    """Return None for the generic profile that fits any machine, unless the user named it."""
     is_example = profile is not None and profile.match.generic is not None and plan.profile is None
     return None if is_example else profile
 
@@ -189,9 +196,11 @@ _POSITIVE = (
 
 
 class FoundResults(Struct, frozen=True, kw_only=True):
-    """Result files of collectives, contention with its source, and the unusable files of a folder.
+    """Results of collectives, and measured contention between computation and communication.
 
-    `contention_gpus` are the GPU models of the contention, and `unusable` counts its invalid rows.
+    - `contention_gpus` has the GPU models on which the contention was measured.
+    - `unusable` is the number of invalid contention rows.
+    - `passed_over` has the names of files in a folder that are not results.
     """
 
     files: Sequence[ResultFile] = ()
@@ -203,9 +212,9 @@ class FoundResults(Struct, frozen=True, kw_only=True):
 
 
 def read_all(results: Sequence[Path], overlap: Sequence[Path]) -> FoundResults:
-    """Read all results. In a folder, skip other files. A named file must be a result.
+    """Read all results. A file that is named directly must be a result. Other files in a folder are skipped.
 
-    Raises UsageError if a named file cannot be read, or a folder contains no result.
+    Raises UsageError if a named file cannot be read, or if a folder has no results.
     """
     files: list[ResultFile] = []
     passed_over: list[str] = []
@@ -251,7 +260,9 @@ def _paths(path: Path) -> Iterator[Path]:
 
 
 def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
-    """Return the overlap rows of a file and their GPUs. Raises UsageError if it is unreadable, empty or invalid."""
+    """Return the overlap rows in a file and their GPU models. Raises UsageError if the file is unreadable, empty or
+    invalid.
+    """
     stored = read_stored(path)
     rows = [row for row in stored.rows if isinstance(row, OverlapRow)]
     if not rows:
@@ -275,7 +286,7 @@ def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
 
 
 def _contention(row: OverlapRow) -> MeasuredContention | None:
-    """Return a row's contention. None for wrong data, or if computation lost nearly all of its time."""
+    """Return the contention that a row measured. Return None for wrong data, or if computation almost stopped."""
     if row.compute_slowdown is None or row.wrong:
         return None
     return make_record(
@@ -287,24 +298,25 @@ def _contention(row: OverlapRow) -> MeasuredContention | None:
 
 
 SIZES = tuple(2**power for power in range(10, 33, 2))
-"""Sizes that are measured, or read from a profile: 1 KiB to 4 GiB by a factor of 4."""
+"""Sizes to measure or to read from a profile: 1 KiB to 4 GiB, each four times the previous one."""
 
 _SECONDS_TO_MEASURE = 15.0
-"""Estimated time to measure a collective at these sizes."""
+"""Estimated time to measure one collective at all sizes."""
 
 _TRAINED_WITH = ("nccl", "torch:nccl", "rccl", "torch:rccl", "torch:xccl", "simulated")
 _PREFERRED = (*_TRAINED_WITH, *(name for name in ROW_BACKENDS if name not in _TRAINED_WITH))
-"""Backends in order of preference, NCCL first. Rows of several backends never form one curve."""
+"""Backends in order of preference, NCCL first. A curve never mixes rows of different backends."""
 
 Measured = Callable[[str, int], Sequence[CollectiveRow]]
-"""Measures a collective on this machine, given its name and the number of ranks."""
+"""Measures a collective on this machine. The arguments are the collective's name and the number of ranks."""
 
 
 class CurveFinder(Struct):
-    """Finds curves: from stored rows of the same or another number of ranks, a measurement, or the profile.
+    """Finds the curve of a collective. Stored results come first, then a measurement, then the profile.
 
-    `measure_now` is None if nothing can be measured here. `notes` collects remarks for the user. `staged` tells whether
-    a collective was host-staged.
+    - `measure_now` is None if nothing can be measured here.
+    - `notes` collects notes for the user.
+    - `staged` becomes true if a collective went through host memory.
     """
 
     machine: PlannedMachine
@@ -314,10 +326,10 @@ class CurveFinder(Struct):
     staged: bool = False
 
     def curve(self, collective: str, group: program.CommunicatorRanks) -> program.CollectiveCurve:
-        """Return the curve of a collective among the ranks of a group.
+        """Return the curve of a collective for a group of ranks.
 
         Raises:
-            UsageError: neither results nor a profile have it.
+            UsageError: neither the results nor a profile have it.
             CouldNotMeasureError: the measurement failed.
         """
         stored = self._stored(collective, group)
@@ -363,7 +375,9 @@ class CurveFinder(Struct):
     def _select_backend(
         self, collective: str, found: Sequence[tuple[CollectiveRow, ResultFile]]
     ) -> Sequence[tuple[CollectiveRow, ResultFile]]:
-        """Return the valid rows of the backend that is closest to training, or none."""
+        """Return the valid rows of the backend that training most likely uses, or an empty list if there are no
+        valid rows.
+        """
         right = [(row, file) for row, file in found if not row.wrong]
         if len(right) < len(found):
             self.notes.append(f"rows of {collective} with wrong data are left out")
@@ -382,7 +396,7 @@ class CurveFinder(Struct):
             seconds = _extend_below_smallest(partial(self.machine.collectives(group), collective))
         except (CouldNotMeasureError, UsageError) as error:
             raise self._unknown(collective, group, error.seen) from None
-        # Each pair of GPUs sends through its own NIC, as long as there are enough NICs.
+        # Each pair of GPUs sends through a NIC of its own, until there are more pairs than NICs.
         pairs = max(1.0, group.sharing / max(1, len(profile.nic))) if collective == "sendrecv" else 1.0
         source = f"profile {profile.name}" + (", between nodes by a model of NICs" if group.nodes > 1 else "")
         return program.build_curve(
@@ -406,9 +420,10 @@ _USUAL_LATENCY_S = 50e-6
 
 
 def _extend_below_smallest(seconds_of: Callable[[int], float]) -> list[tuple[int, float]]:
-    """Return seconds by size, estimating sizes below the profile's smallest one.
+    """Return size and time in seconds for all sizes. Times below the profile's smallest size are estimated.
 
-    If that size is large, its time is more than latency. Smaller sizes then take 50 µs plus a share by their bytes.
+    If the smallest size takes more than 1 ms, its time is mostly bandwidth. Smaller sizes then take 50 µs of latency
+    plus a time in proportion to their bytes.
     """
     known, smallest = seconds_of(SIZES[0]), SIZES[0]
     while known > _MOST_LATENCY_S and seconds_of(2 * smallest) <= known * 1.01:
@@ -435,9 +450,9 @@ def _points(rows: Sequence[CollectiveRow], scale: float = 1.0) -> list[program.C
 
 
 def measured_now(timeout_s: float, announce: Callable[[str, float], None]) -> Measured:
-    """Return a function that measures with gpubench's own command in another process.
+    """Return a function that measures a collective by running its gpubench command in a child process.
 
-    `announce` gets each command and its estimated seconds before it starts.
+    Before each command, `announce` is called with a description and the estimated time in seconds.
     """
 
     def measure(collective: str, ranks: int) -> Sequence[CollectiveRow]:

@@ -1,4 +1,4 @@
-"""Measures what PyTorch computes on one GPU: the blocks of a model, and the host's time to issue them."""
+"""Measures computation in PyTorch on one GPU: the time of a model's blocks, and the time of the host to launch them."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -18,16 +18,18 @@ _BLOCKS = 2
 _BLOCK_SETTLE_SECONDS = 1.5
 _SETTLING_STEPS = 8
 _BLOCK_SAMPLES = 25
-"""Issued without pauses. With a pause after every step a GPU stays cool and reaches clocks that it does not hold in
-training: 16 blocks took 72.8 ms with pauses, and 82 ms in consecutive steps (H200).
+"""Number of steps that are launched without pauses. With a pause after every step, the GPU stays cool and runs at
+clocks that it cannot sustain in training. On an H200, 16 blocks took 72.8 ms with pauses, and 82 ms in
+consecutive steps.
 """
 
 
 class BlockSeconds(Struct, frozen=True, kw_only=True):
-    """Samples of the seconds of a block's forward and backward pass, with a description.
+    """Measured times of one block in seconds, with a description. `forward` and `backward` have one value per
+    sample.
 
-    `host` has the host's seconds to issue both passes: alone (None), in DDP and in FSDP. If empty, `described` says
-    why.
+    `host` has the time of the host to launch both passes, in seconds: without data parallelism (None), with DDP and
+    with FSDP. If it is empty, `described` has the reason.
     """
 
     forward: list[float]
@@ -37,7 +39,7 @@ class BlockSeconds(Struct, frozen=True, kw_only=True):
 
 
 def time_blocks(model: TransformerModel) -> BlockSeconds:
-    """Time the blocks of a model. Raises CouldNotMeasureError if PyTorch has no GPU, or its memory is too small."""
+    """Time the blocks of a model. Raises CouldNotMeasureError if PyTorch has no GPU or runs out of GPU memory."""
     torch = import_torch()
     if not torch.cuda.is_available():
         raise CouldNotMeasureError(
@@ -61,7 +63,9 @@ def time_blocks(model: TransformerModel) -> BlockSeconds:
 
 
 def _timed(torch: Any, model: TransformerModel) -> list[tuple[float, float]]:
-    """Return samples of both passes of a block in seconds, without the two shortest and the two longest."""
+    """Return samples of forward and backward time per block in seconds. The two shortest and two longest samples
+    are dropped.
+    """
     step = _make_step(torch, model, _BLOCKS, lambda stack: stack)
     until = perf_counter() + _BLOCK_SETTLE_SECONDS
     while perf_counter() < until:
@@ -77,7 +81,9 @@ def _timed(torch: Any, model: TransformerModel) -> list[tuple[float, float]]:
 
 
 def _make_step(torch: Any, model: TransformerModel, blocks: int, wrap: Callable[[Any], Any]) -> Callable[[], list[Any]]:
-    """Return a function that runs blocks forward and backward, and returns the events around the two passes."""
+    """Return a function that runs the forward and backward pass of some blocks, and returns the CUDA events before,
+    between and after them.
+    """
     dtype = getattr(torch, str(model.data_type))
     with torch.device("cuda"):
         stack = wrap(torch.nn.Sequential(*(_block_module(torch, model) for _ in range(blocks))).to(dtype))
@@ -101,7 +107,7 @@ def _make_step(torch: Any, model: TransformerModel, blocks: int, wrap: Callable[
 
 
 def _block_module(torch: Any, model: TransformerModel) -> Any:
-    """Return a block: attention with its number of key and value heads, and an MLP with a token's experts."""
+    """Return a module with one block of the model: attention, and an MLP as wide as all experts that a token uses."""
     nn, functional = torch.nn, torch.nn.functional
     hidden, inner, keys, bias = model.hidden, model.query_width, model.key_value_width, model.biases
     width = model.width * max(1, model.experts_per_token)
@@ -137,7 +143,7 @@ def _block_module(torch: Any, model: TransformerModel) -> Any:
 
 
 def relative_interval(samples: list[float]) -> float:
-    """Return half the 95 % confidence interval, relative to the mean."""
+    """Return half the 95 % confidence interval of the mean, relative to the mean."""
     if len(samples) < 2:
         return 0.0
     half: float = 1.96 * statistics.stdev(samples) / len(samples) ** 0.5 / statistics.mean(samples)
@@ -150,12 +156,14 @@ _TOKENS = 16
 _WARM_STEPS = 5
 _STEPS = 4
 _HOST_SAMPLES = 5
-_ONE_TENSOR_MB = 0.001  # Every gradient exceeds this cap, so each has its own bucket, as large gradients do
+# Smaller than any gradient, so that each gradient has its own bucket, like the large gradients in training
+_ONE_TENSOR_MB = 0.001
 
 
 def time_host(torch: Any, model: TransformerModel) -> dict[Sharding | None, float]:
-    """Return the host's seconds per block, forward and backward: alone (None), in DDP and FSDP. Raises PyTorch's
-    errors.
+    """Return the time of the host to launch forward and backward pass, in seconds per block.
+
+    The times are for blocks without data parallelism (None), with DDP and with FSDP. Raises PyTorch's errors.
     """
     distributed, replicated = torch.distributed, torch.nn.parallel.DistributedDataParallel
     if distributed.is_initialized():

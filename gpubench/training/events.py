@@ -1,15 +1,17 @@
-"""Simulates the events of a training step on one GPU: streams of tasks that wait for each other, with contention.
+"""Simulates a training step on one GPU as streams of tasks that wait for each other, with contention.
 
-A stream runs its tasks one at a time in the order of issue. A task starts when its stream is free and all tasks that it
-waits for have ended, like CUDA streams with events. A communication that meets computation first waits for
-multiprocessors. While both run, computation advances at 1/κ_c and communication at 1/κ_m of its speed.
+A stream runs its tasks one at a time, in the order of issue. A task starts when its stream is free and all tasks that
+it depends on have ended, like CUDA streams with events.
 
-At any instant a GPU computes at full speed, computes slowed, or waits for a communication. This waiting is *exposed*
-communication, reported by its source. A pipeline adds *bubbles*.
+A communication that starts during computation first waits for multiprocessors. While both run, computation progresses
+at 1/κ_c of its full speed, and communication at 1/κ_m.
 
-A row's κ_c is the slowdown of computation while a collective is in flight, including its wait for multiprocessors. Only
-the running collective slows computation, so while it runs the factor is 1 + (κ_c - 1)·κ_m/(1 + sharing), which loses
-the same time per operation.
+At any time, a GPU either computes at full speed, computes more slowly, or waits for communication. This waiting time is
+called *exposed* communication, and is reported by source. A pipeline adds idle time, called *bubbles*.
+
+The κ_c of a measured row is the slowdown of computation while a collective is in flight. This includes the time for
+which the collective waits for multiprocessors. In the simulation, only a running collective slows computation. Its
+factor is therefore 1 + (κ_c - 1)·κ_m/(1 + sharing), which costs the same time per operation.
 """
 
 import math
@@ -25,11 +27,13 @@ COMPUTE = "compute"
 
 
 class Contention(Struct, frozen=True):
-    """The mutual cost of communication and computation: slowdown factors while both run, and a delay of the start.
+    """How computation and communication slow each other.
 
-    `wait_seconds` is how long a communication waited for multiprocessors next to kernels of `kernel_seconds`. It waits
-    for a running kernel to end, so shorter kernels delay it less. If `kernel_seconds` is 0, it always waits as long.
-    `alone_seconds` is the time of the measured communication alone, 0 if unknown.
+    - `compute` and `communication` are slowdown factors while both run.
+    - `wait_seconds` is how long a communication waited for multiprocessors, while kernels of `kernel_seconds` ran. It
+      waits until a running kernel ends, so shorter kernels delay it less. If `kernel_seconds` is 0, the wait is always
+      the same.
+    - `alone_seconds` is the time of the measured communication without computation, or 0 if unknown.
     """
 
     compute: float = 1.0
@@ -39,8 +43,10 @@ class Contention(Struct, frozen=True):
     alone_seconds: float = 0.0
 
     def lasting(self, seconds: float) -> "Contention":
-        """Return the contention of a communication that takes `seconds` alone. Equal bytes cost computation equal
-        total time.
+        """Return the contention for a communication that takes `seconds` without computation.
+
+        A communication that takes longer than the measured one slows computation less, so that both cost computation
+        the same total time.
         """
         if self.alone_seconds <= 0 or seconds <= self.alone_seconds:
             return self
@@ -51,10 +57,11 @@ NO_CONTENTION = Contention()
 
 
 class StreamTask(Struct, frozen=True, kw_only=True):
-    """Work of some seconds on a stream, which starts once the tasks `after` (by number) have ended.
+    """Work on a stream that takes `seconds`. It starts when the tasks whose numbers are in `after` have ended.
 
-    `source` is its purpose in the report. Streams other than `compute` communicate. Computation consists of kernels of
-    `kernel_seconds`.
+    - `stream` is `compute` for computation, and any other name for communication.
+    - `source` is the purpose of the task in the report.
+    - `kernel_seconds` is the time of each kernel in a computation.
     """
 
     seconds: float
@@ -68,15 +75,17 @@ class StreamTask(Struct, frozen=True, kw_only=True):
 
     @property
     def computes(self) -> bool:
-        """True for a task of the compute stream."""
+        """True if the task is computation, and false if it is communication."""
         return self.stream == COMPUTE
 
 
 class GpuTimes(Struct, frozen=True, kw_only=True):
-    """How the seconds of a step on one GPU add up.
+    """The time of a step on one GPU in seconds, divided by cause.
 
-    `compute` is computation alone, `slowed` what concurrent communication adds, `exposed` the waiting for communication
-    by source, and `bubble` the waiting for other pipeline stages.
+    - `compute` is computation at full speed.
+    - `slowed` is the time that concurrent communication adds to computation.
+    - `exposed` is the time of waiting for communication, by source.
+    - `bubble` is the time of waiting for other pipeline stages.
     """
 
     compute: float
@@ -86,12 +95,14 @@ class GpuTimes(Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> float:
-        """The seconds of the step."""
+        """The total time of the step in seconds."""
         return self.compute + self.slowed + sum(self.exposed.values()) + self.bubble
 
 
 class _Running(Struct):
-    """A running task: its remaining seconds of work, and of waiting for multiprocessors before it."""
+    """A running task: the seconds of work that remain, and the seconds that it still waits for multiprocessors
+    before that.
+    """
 
     task: int
     work: float
@@ -99,7 +110,7 @@ class _Running(Struct):
 
 
 def simulate(tasks: Sequence[StreamTask]) -> GpuTimes:
-    """Run all tasks. Raises ValueError if some wait for each other."""
+    """Run all tasks and return the times of the GPU. Raises ValueError if tasks depend on each other in a cycle."""
     return _Simulation(tasks).run()
 
 
@@ -132,7 +143,10 @@ class _Simulation:
         return GpuTimes(compute=self._compute, slowed=self._slowed, exposed=dict(self._exposed), bubble=0.0)
 
     def _start(self) -> None:
-        """Start all possible tasks, computation first. Tasks without duration end at once, and then more may start."""
+        """Start all tasks that can start. Tasks without duration end at once, so that further tasks may start.
+
+        Tasks wait for multiprocessors only if computation runs, so `wait` is set after all tasks were started.
+        """
         begun: list[_Running] = []
         while self._ready:
             stream = self._ready.pop()
@@ -192,7 +206,7 @@ class _Simulation:
                 self._end(each.task)
 
     def _finish_alone(self) -> None:
-        """Advance to the end of the only running task, because nothing starts earlier."""
+        """Advance to the end of the only running task. No other task can start before."""
         ((stream, each),) = self._running.items()
         if stream == COMPUTE:
             self._compute += each.work
@@ -202,7 +216,9 @@ class _Simulation:
         self._end(each.task)
 
     def _rate(self, each: _Running, *, is_beside: bool) -> float:
-        """Return a task's current share of its full speed, depending on whether computation runs."""
+        """Return the current speed of a task as a fraction of its full speed. `is_beside` is true if computation
+        runs.
+        """
         task = self._tasks[each.task]
         if not task.computes:
             return 1.0 / task.contention.communication if is_beside else 1.0
@@ -231,11 +247,13 @@ class _Simulation:
 
 
 class MeasuredContention(Struct, frozen=True, kw_only=True):
-    """One measurement of a collective during a partner's computation.
+    """One measurement of a collective while a partner, such as a GEMM, computes.
 
-    `compute_slowdown` is κ_c and `communication_slowdown` κ_m. Of κ_m, `sharing_slowdown` is lost while the collective
-    runs, and the rest is waiting. If it is None, all of it counts as waiting. `kernel_seconds` is one operation of the
-    partner. `ctas` is the cap on NCCL's thread blocks, or None for its own choice.
+    - `compute_slowdown` is κ_c, and `communication_slowdown` is κ_m.
+    - `sharing_slowdown` is the part of κ_m that the collective loses while it runs. The rest is waiting. If it is None,
+      all of κ_m is waiting.
+    - `kernel_seconds` is the time of one operation of the partner.
+    - `ctas` is the limit on NCCL's thread blocks (CTAs), or None for NCCL's own choice.
     """
 
     collective: str
@@ -250,7 +268,7 @@ class MeasuredContention(Struct, frozen=True, kw_only=True):
 
     @property
     def contention(self) -> Contention:
-        """Convert to the simulation's form, which separates waiting from running."""
+        """The measurement as contention for the simulation, which separates waiting from running."""
         sharing = min(max(0.0, self.sharing_slowdown or 0.0), max(0.0, self.communication_slowdown - 1))
         running = 1 + sharing
         return Contention(
@@ -263,27 +281,28 @@ class MeasuredContention(Struct, frozen=True, kw_only=True):
 
 
 USUAL_CONTENTION = Contention(compute=1.45, communication=1.1)
-"""During computation a collective takes 10 % longer, and computation loses 0.34 of the collective's time alone: on
-two H200s all-reduces of 1 GiB during GEMMs took 1.10 to 1.20 times as long, and GEMMs lost 0.23 to 0.41.
+"""Contention without a measurement: a collective takes 10 % longer, and computation loses 0.34 of the collective's
+time alone. On two H200s, all-reduces of 1 GiB took 1.10 to 1.20 times as long during GEMMs. The GEMMs lost 0.23
+to 0.41 of the collective's time.
 """
 
 
 class ContentionTable(Struct, frozen=True, dict=True):
-    """Measured contention, interpolated between sizes. Without measurements, `assumed` applies to every collective."""
+    """Measured contention by collective and size. Without measurements, `assumed` applies to all collectives."""
 
     measured: Sequence[MeasuredContention] = ()
     assumed: Contention = NO_CONTENTION
 
     @cached_property
     def _found(self) -> dict[tuple[str, float], Contention]:
-        """Cache: a step uses few sizes, but each of them once per layer."""
+        """A cache, because a step has few different sizes but uses each of them once per layer."""
         return {}
 
     def of(self, collective: str, size_bytes: float) -> Contention:
-        """Return the contention of a collective at a size, interpolated over the logarithm of the size, constant
-        beyond the ends.
+        """Return the contention of a collective at a size. Values are interpolated over the logarithm of the size.
 
-        Use another collective if this one was not measured. Average several partners.
+        Beyond the measured sizes, the nearest value is used. If this collective was not measured, use the others. With
+        several partners, use their average.
         """
         if not self.measured or size_bytes <= 0:
             return self.assumed

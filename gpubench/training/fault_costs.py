@@ -1,4 +1,4 @@
-"""Predicts how faults slow the collectives of a plan, by comparing the simulated machine with and without them."""
+"""Predicts how faults slow collectives, by comparing the simulated machine with and without the faults."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +28,9 @@ _SLOW_RAIL = 0.5
 def fault_cases(
     machine: PlannedMachine, asked: Sequence[str], file: Path | None, notes: list[str], *, with_usual: bool = True
 ) -> list[FaultCase]:
-    """Return the faults of a plan. `notes` collects why some cannot be predicted.
+    """Return the faults whose cost to predict. `notes` collects the reasons why some faults cannot be predicted.
 
-    Raises UsageError for an invalid fault, one that the machine cannot have, or a file without faults.
+    Raises UsageError for an invalid fault, a fault that the machine cannot have, or a file without faults.
     """
     profile = machine.profile
     if profile is None:
@@ -48,7 +48,7 @@ def fault_cases(
         texts = [(text, USUAL) for text in _usual(machine, profile)]
     cases = []
     for text, source in texts:
-        # In this model a fault of all nodes costs as much as on one, because the whole domain falls back.
+        # In this model, a fault on all nodes costs as much as on one node, because the whole domain uses the fallback.
         fault = parse_faults(text, machine.nodes)[0]
         check_nodes(SimulatedMachine(profile, machine.nodes), [fault])
         node_links(profile, [fault])
@@ -72,10 +72,11 @@ _FAR_MORE = 2.0
 
 
 def _seconds_under_faults(faults: Sequence[Fault], machine: PlannedMachine, gpus: int) -> FaultSeconds:
-    """Return a function from the seconds without faults to the seconds with them.
+    """Return a function that computes the time of a collective with the faults from its time without them.
 
-    If a collective is already much slower than on a healthy machine, something else slows it. Then return the simulated
-    seconds with the faults if they are more, because two faults of one path do not multiply.
+    Usually both times have the same ratio as in the simulation. If a collective already takes far longer than
+    simulated, something else slows it. Two faults of one path do not multiply, so the function then returns the longer
+    of this time and the simulated time with the faults.
     """
 
     @cache
@@ -101,10 +102,11 @@ def _seconds_under_faults(faults: Sequence[Fault], machine: PlannedMachine, gpus
 
 
 def _within(fault: Fault, nodes: int, gpus: int) -> Fault | None:
-    """Return the fault within its group of ranks, with node and GPU numbers relative to the group, or None outside.
+    """Return the fault with node and GPU numbers relative to a group of ranks, or None if it does not affect the
+    group.
 
-    A step is as slow as its slowest group, so a fault of the fourth node also slows groups within nodes. A pair of GPUs
-    that no group contains is moved into one, which is the worst case.
+    The slowest group determines the step time, so a fault on the fourth node also slows groups within a node. A pair of
+    GPUs that is in no group is mapped to a pair in one group, which is the worst case.
     """
     if nodes == 1 and _has(fault, OF_DOMAINS):
         return None
@@ -123,11 +125,11 @@ def _within(fault: Fault, nodes: int, gpus: int) -> Fault | None:
 _GONE = ("missing", "lost")
 _SLOT = ("width", "generation")
 _OF_PORT = ("state", "rate", "missing", *_SLOT)
-"""Facts about a NIC that NCCL sees and reacts to with fewer channels."""
+"""Fault keys of a NIC that NCCL can detect. It reacts with fewer channels."""
 
 
 def _not_modelled(fault: Fault, machine: PlannedMachine, profile: Profile) -> str:
-    """Return why the model ignores a fault that may slow a real machine, or ''."""
+    """Return why the model ignores a fault that may slow a real machine. Empty if the model covers the fault."""
     if fault.command and fault.subject is not Subject.NIC:
         return f"only {fault.command} knows of it"
     keys = ", ".join(key for key, _ in fault.settings)
@@ -151,7 +153,7 @@ def _has(fault: Fault, keys: Sequence[str]) -> bool:
 
 
 def _check_reachable(fault: Fault, machine: PlannedMachine, seconds: FaultSeconds) -> None:
-    """Raise UsageError for a fault that leaves the job without a GPU, or with unreachable GPUs."""
+    """Raise UsageError if the fault removes a GPU of the job, or makes GPUs unreachable."""
     if fault.subject is Subject.GPU and _has(fault, _GONE):
         raise UsageError(
             f"--fault {fault}: the job has no such GPU then",
@@ -175,9 +177,10 @@ _BITS_PER_BYTE = 8
 
 
 def _convert_to_rates(fault: Fault, profile: Profile) -> tuple[Fault, ...]:
-    """Return a hidden slowdown of a NIC as equal rates of all NICs of the node, which the model supports.
+    """Convert a NIC slowdown that NCCL cannot detect to reduced rates of all NICs in the node, which the model
+    supports.
 
-    NCCL gives every channel the same share of the bytes, so a rail that is slow without a sign makes all others wait.
+    NCCL gives every channel an equal share of the bytes, so all channels wait for the slow rail.
     """
     share = fault.get("bandwidth")
     if fault.subject is not Subject.NIC or share is None:
@@ -233,7 +236,10 @@ _MOST = 16
 
 
 def _faults_found(path: Path, machine: PlannedMachine) -> list[str]:
-    """Return the distinct faults in a stored check or scan, at most the first few. Raises UsageError if it has none."""
+    """Return the distinct faults that a stored check or scan found, up to a maximum number.
+
+    Raises UsageError if there are none.
+    """
     report = read_stored(path).report
     found = [each for finding in report.findings for each in _parse_finding(finding)]
     found += [each for row in report.rows(ScanPartRow) for each in _parse_scan_part(row)]
@@ -264,8 +270,9 @@ def _parse_finding(finding: Finding) -> Iterator[str]:
 
 
 def _parse_scan_part(row: ScanPartRow) -> Iterator[str]:
-    """Yield what a slow part still delivers as a fault of node 0: all nodes of a plan are alike, and one slows
-    every collective.
+    """Yield the remaining bandwidth of a slow part as a fault on node 0.
+
+    All nodes of a plan are alike, and one slow node slows every collective.
     """
     share = None if row.percent is None else round(min(0.99, max(0.01, row.percent / 100)), 2)
     if share is None:

@@ -1,4 +1,4 @@
-"""Runs `gpubench plan`: computation, layouts ranked by time, and the cost of each fault."""
+"""Runs `gpubench plan`: times computation, ranks layouts by step time, and predicts the cost of faults."""
 
 from collections.abc import Callable, Sequence
 from statistics import mean
@@ -26,9 +26,9 @@ _MILLISECONDS = 1e3
 
 
 def measured_compute(model: workload.TransformerModel, copy_gb_s: float | None) -> program.ComputeTimes:
-    """Time forward and backward pass of a microbatch of the whole model.
+    """Measure the forward and backward pass of one microbatch, scaled from a few blocks to the whole model.
 
-    Raises CouldNotMeasureError without PyTorch and a GPU, or if its memory is too small.
+    Raises CouldNotMeasureError without PyTorch and a GPU, or if the GPU memory is too small.
     """
     from gpubench.training.computation import relative_interval, time_blocks
 
@@ -47,7 +47,9 @@ def measured_compute(model: workload.TransformerModel, copy_gb_s: float | None) 
 def _compute_times(
     plan: TrainingPlan, model: workload.TransformerModel, machine: PlannedMachine
 ) -> program.ComputeTimes:
-    """Return the times of one microbatch on one GPU. Raises UsageError if nothing is known about the GPU."""
+    """Return the computation time of one microbatch on one GPU. Raises UsageError if the speed of the GPU is not
+    known.
+    """
     sheet = program.estimate_times(model, machine.gpu)
     copy_gb_s = None if sheet is None else sheet.copy_gb_s
     if plan.measure:
@@ -71,7 +73,7 @@ def _compute_times(
 
 
 _ANY_TFLOPS = 300.0
-"""Initial speed for the solver if a measured step determines it."""
+"""Initial speed for the solver, if the speed is derived from a measured step."""
 
 
 _MEGABYTE = 2**20
@@ -80,7 +82,7 @@ _SECONDS_TO_COMPUTE = 10.0
 
 
 def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
-    """Predict, present, and return the exit code.
+    """Predict the training step, present the report, and return the exit code.
 
     Raises GpubenchError if an input is missing or an output cannot be written.
     """
@@ -95,7 +97,9 @@ def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
 
 
 def choose_model(plan: TrainingPlan) -> tuple[workload.TransformerModel, list[str]]:
-    """Return the model of a plan, and its assumptions as sentences. Raises UsageError if it cannot be read."""
+    """Return the model to plan for, and the assumptions about it as sentences. Raises UsageError if it cannot be
+    read.
+    """
     if plan.model_file is not None:
         model, notes = read_model(plan.model_file, sequence=plan.sequence, batch=plan.batch)
     else:
@@ -133,9 +137,9 @@ def _outcome(
 def build_job(
     plan: TrainingPlan, model: workload.TransformerModel, finder: CurveFinder
 ) -> tuple[program.StepJob, list[workload.ParallelLayout]]:
-    """Return the inputs of all layouts' steps with their computation, and the requested layouts.
+    """Return the inputs of a training step that all layouts share, and the requested layouts.
 
-    Raises UsageError if layouts do not fit the model or the GPUs, or if computation is unknown.
+    Raises UsageError if a layout does not fit the model or the GPUs, or if the speed of computation is not known.
     """
     machine = finder.machine
     gpus = plan.gpus or machine.gpus
@@ -190,9 +194,10 @@ def _calibrated(plan: TrainingPlan, job: program.StepJob, gpus: int) -> program.
 
 
 def count_microbatches(plan: TrainingPlan, model: workload.TransformerModel, layout: workload.ParallelLayout) -> int:
-    """Return the microbatches per data-parallel rank and step.
+    """Return the number of microbatches per data-parallel rank and step.
 
-    Raises UsageError if the sequences do not divide. An interleaved pipeline needs a multiple of its stages.
+    Raises UsageError if the sequences are not divisible into microbatches. An interleaved pipeline needs a multiple of
+    its number of stages.
     """
     sequences = plan.global_batch or model.batch * layout.gpus
     count, rest = divmod(sequences, layout.data * model.batch)
@@ -212,7 +217,9 @@ def _ranked(
     asked: Sequence[workload.ParallelLayout],
     notes: list[str],
 ) -> list[StepPrediction]:
-    """Predict all layouts that fit, fastest first. Without --layout, try each kind of data parallelism."""
+    """Predict the steps of all layouts that fit into GPU memory, fastest first. Without --layout, try each kind of
+    sharding.
+    """
     ways = [workload.ParallelLayout(data=job.layout.gpus, sharding=each) for each in workload.Sharding]
     jobs = [
         replace(
@@ -243,8 +250,9 @@ def _ranked(
 
 
 def _does_not_fit(plan: TrainingPlan, least: program.StepJob, machine: PlannedMachine, memory: int) -> UsageError:
-    """Return the error that no layout fits. `least` needs the least memory. Suggest the first machine on which FSDP
-    fits.
+    """Return the error that no layout fits into GPU memory. `least` is the layout that needs the least memory.
+
+    The error suggests the smallest number of nodes on which FSDP fits.
     """
     model, gpus = least.model, least.layout.gpus
     next_step = "a layout that splits blocks as well: --layout 'tp8 sp pp8'"
@@ -269,11 +277,16 @@ def _does_not_fit(plan: TrainingPlan, least: program.StepJob, machine: PlannedMa
 
 _MOST_DOUBLINGS = 15
 _FILLED = 0.8
-"""Share of a suggested machine's GPU memory for states. The rest is for activations."""
+"""Fraction of GPU memory that weights, gradients and optimizer states may fill on a suggested machine. Activations
+need the rest.
+"""
 
 
 def _predict_as_expected(machine: PlannedMachine, outcome: report.PlanOutcome) -> report.FaultCost | None:
-    """Return the step with the profile's expected collectives. None if it already uses them, or they are unknown."""
+    """Predict the step with the times of collectives that the profile expects.
+
+    Return None if the prediction already uses these times, or if they are not known.
+    """
     if machine.profile is None or all(
         curve.origin == program.EXPECTED for curve in outcome.best.job.times.curves.values()
     ):

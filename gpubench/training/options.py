@@ -1,4 +1,4 @@
-"""The options of `gpubench plan`: the model, the machine, and the sources of times."""
+"""The options of `gpubench plan`: the model, the machine, and where times come from."""
 
 import re
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)", re.ASCII)
 
 
 def _parse_step(text: str) -> float:
-    """Parse '412ms' or '5.1s' into seconds. Raises UsageError without a unit."""
+    """Parse a time such as '412ms' or '5.1s', and return it in seconds. Raises UsageError if the unit is missing."""
     match = _DURATION.fullmatch(text.strip())
     if match is None or not float(match["number"]):
         raise UsageError(f"--step {text}: no time of a step", expected="412ms, 5.1s", next_step="--step 412ms")
@@ -31,10 +31,10 @@ def _parse_recompute(text: str) -> "Recompute":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """The model, the machine, and the sources of times.
+    """Options of `plan`: the model, the machine, and where times come from.
 
-    A measured step took `step_seconds` or processed `tokens_per_second`, on `measured_on` GPUs (None: as many as
-    planned), with the first of `layouts`.
+    A measured step can be used, which took `step_seconds` or processed `tokens_per_second`. It ran on `measured_on`
+    GPUs with the first of `layouts`. If `measured_on` is None, it ran on as many GPUs as are planned for.
     """
 
     help_group: ClassVar = options.INPUT
@@ -138,7 +138,7 @@ class TrainingPlan:
 
     @property
     def measured_text(self) -> str:
-        """The measured step as the user wrote it, or ''."""
+        """The measured step as a command-line option, or an empty text without one."""
         if self.step_seconds is not None:
             return f"--step {self.step_seconds * 1e3:g} ms"
         return "" if self.tokens_per_second is None else f"--tokens-per-second {self.tokens_per_second:g}"

@@ -1,4 +1,4 @@
-"""Measure a collective during computation: launch ranks, run as one of them, or simulate."""
+"""Measure a collective during computation: launch ranks, run as one rank, or simulate."""
 
 import os
 import sys
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def run(plan: OverlapPlan, arguments: Sequence[str]) -> int:
-    """Return the exit code. Raises GpubenchError if nothing is measured, the measurement breaks, or an output fails."""
+    """Measure the overlap and return the exit code.
+
+    Raises GpubenchError if nothing is measured, the measurement fails, or an output cannot be written.
+    """
     launch, collective = detect_launcher(os.environ), plan.collective_plan
     refuse_under_launcher(OVERLAP, collective.source, launch)
     if isinstance(collective.source, Simulated):
@@ -35,7 +38,7 @@ def run(plan: OverlapPlan, arguments: Sequence[str]) -> int:
 
 
 def run_launched(typed: Mapping[str, Any], launch: "LaunchedRank") -> int:
-    """Run as a rank, with the option values that the launching process read; return the exit code."""
+    """Run as a rank, with the option values that the launching process has parsed. Return the exit code."""
     return _run_as_rank(plan_from(OverlapPlan, typed, OVERLAP), sys.argv[1:], launch)
 
 

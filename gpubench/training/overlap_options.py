@@ -35,7 +35,7 @@ from gpubench.model.terms.statistics import DEFAULT_ITERATIONS, Mode
 from gpubench.model.terms.units import parse_sizes
 
 _LEAST_GEMM_SIDE, _MOST_GEMM_SIDE = 1024, 65536
-"""A smaller one takes the host longer to launch than a GPU to compute."""
+"""The host takes longer to launch a smaller GEMM than a GPU takes to compute it."""
 
 
 def _parse_collective(text: str) -> str:
@@ -53,7 +53,9 @@ def _parse_dtype(text: str) -> tuple[DataType, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapPlan(CommandPlan):
-    """The collective, the caps on its CTAs, and the computation. `gemm_side` is n of an n × n × n GEMM."""
+    """Options of `overlap`: the collective, limits on its CTAs, and the computation. `gemm_side` is n of an n × n ×
+    n GEMM.
+    """
 
     help_group: ClassVar = MEASURE
 
@@ -118,7 +120,7 @@ class OverlapPlan(CommandPlan):
 
     @property
     def collective_plan(self) -> CollectivePlan:
-        """The plan of the collective next to the computation."""
+        """The plan of the collective that runs during the computation."""
         alike = {own.name for own in fields(CollectivePlan)} & {own.name for own in fields(OverlapPlan)}
         return CollectivePlan(
             **{name: getattr(self, name) for name in alike},

@@ -1,4 +1,4 @@
-"""One rank of a collective during computation."""
+"""Run one rank of a collective during computation."""
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,14 +36,18 @@ _CAPPING_VARIABLES = (
     *("NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NRINGS"),
     "NCCL_MIN_NRINGS",
 )
-"""Variables that override the configuration of a communicator (init.cc, envConfigOverride)."""
+"""Variables that override the limits in a communicator's configuration. Source: NCCL's init.cc, envConfigOverride."""
 
 _BY_ENVIRONMENT = "NCCL_MAX_NCHANNELS"
-"""Caps an NCCL whose communicators take no cap. No NCCL that was tried read it again, so a row shows the CTAs used."""
+"""Limits the CTAs of NCCL versions that do not support a limit per communicator. The NCCL versions that were tried
+read it only once, so a row shows how many CTAs were really used.
+"""
 
 
 def check_caps(ctas: Sequence[int | None], settings: Mapping[str, str], own: Collection[str] = ()) -> None:
-    """Raise UsageError for caps if a variable sets the number of CTAs. gpubench itself has set `own`."""
+    """Raise UsageError if --ctas has limits, but a variable already sets the number of CTAs. `own` has the
+    variables that gpubench itself has set.
+    """
     caps = [cta for cta in ctas if cta is not None]
     name = next((variable for variable in _CAPPING_VARIABLES if variable in settings), None)
     if caps and name is not None:
@@ -60,7 +64,7 @@ def check_caps(ctas: Sequence[int | None], settings: Mapping[str, str], own: Col
 
 
 def check_ranks(ranks: int) -> None:
-    """Raise UsageError for a job of one rank."""
+    """Raise UsageError for a job with a single rank."""
     if ranks == 1:
         raise UsageError(
             "overlap with one rank",
@@ -71,7 +75,7 @@ def check_ranks(ranks: int) -> None:
 
 
 def check_memory(plan: OverlapPlan, free_bytes: int) -> None:
-    """Raise CouldNotMeasureError if the partners need more memory than is free on a GPU."""
+    """Raise CouldNotMeasureError if the computations need more memory than is free on a GPU."""
     needed = sum(partner_bytes(partner, plan.gemm_side) for partner in plan.partners)
     if needed > free_bytes:
         raise CouldNotMeasureError(
@@ -90,7 +94,10 @@ class OverlapRankJob(CollectiveRankJob):
         self._nccl: tuple[NcclBackend, NcclLibrary] | None = None
 
     def run(self, channel: str | None) -> int:
-        """Measure. Raises AgreedError for one rank, a rank without a GPU, or caps that the environment sets."""
+        """Measure and return the exit code.
+
+        Raises AgreedError for a single rank, for a rank without a GPU, or if a variable already limits CTAs.
+        """
         agree(self._group, lambda: check_ranks(self._group.size))
         agree(self._group, lambda: usable_driver(OVERLAP), place=str(self.identity))
         agree(self._group, lambda: check_caps(self._overlap.ctas, nccl_settings(os.environ), own_settings(os.environ)))
@@ -99,7 +106,7 @@ class OverlapRankJob(CollectiveRankJob):
     def _before_sizes(self, opened: Opened) -> None:
         if opened.library is None or opened.device is None:
             raise no_gpu("this rank opened none", for_what=OVERLAP)
-        backend = cast("NcclBackend", opened.backend)  # of the only kind that overlap asks for
+        backend = cast("NcclBackend", opened.backend)  # overlap supports no other backend
         agree(self._group, lambda: check_memory(self._overlap, backend.free_bytes()), place=str(self.identity))
         self._nccl = backend, opened.library
         self._steps = steps = GpuSteps(opened.device, backend)

@@ -1,4 +1,6 @@
-"""Measures a collective during computation: how much each slows the other, and the cap with the shortest step."""
+"""Measures a collective during computation. Reports how much they slow each other, and which CTA limit gives the
+shortest step.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,18 +39,21 @@ from gpubench.ports.group import Group, Listener
 from gpubench.training.overlap_options import OverlapPlan
 
 _SECONDS_A_BATCH = 0.06
-_FEWEST_STEPS = 3  # Per batch. The first step does not count
-_MOST_QUEUED = 900  # Launches that a stream queues before the host has to wait. A step has a few besides its operations
+_FEWEST_STEPS = 3  # Per batch. The first step is not counted
+# Launches that a stream queues before the host must wait. A step has some launches besides its operations
+_MOST_QUEUED = 900
 _BESIDE_OPERATIONS = 8
 
 _SETTLED_SHARE = 0.01
-# Steps have settled if two consecutive batches agree within 1 %, because clocks follow the power
+# Steps have settled if two consecutive batches agree within 1 %. At first, clocks still adapt to the power.
 _MOST_SETTLING_SECONDS = 0.3
 _SECONDS_BETWEEN_READINGS = 0.025
 
 
 class StepPhase(NamedTuple):
-    """The steps of a phase: their order, the partner, the collectives in turn, and the operations per step."""
+    """The steps of a phase: their order, the computation, the collectives to cycle through, and the operations per
+    step.
+    """
 
     order: overlap.StepOrder
     partner: overlap.Partner
@@ -57,7 +62,7 @@ class StepPhase(NamedTuple):
 
 
 class PhaseSample(Struct, frozen=True):
-    """The measured steps of one rank, and readings of its GPU during them."""
+    """The measured steps of one rank, and readings of its GPU during these steps."""
 
     steps: list[overlap.ClockedStep]
     load: GpuLoad
@@ -71,7 +76,7 @@ class PhaseOfRanks(Struct, frozen=True):
 
     @classmethod
     def of(cls, samples: Sequence[PhaseSample]) -> "PhaseOfRanks":
-        """Combine one sample per rank."""
+        """Combine the samples of all ranks, one per rank."""
         return cls(
             overlap.RankSteps([sample.steps for sample in samples]),
             job_load([sample.load for sample in samples]),
@@ -79,7 +84,7 @@ class PhaseOfRanks(Struct, frozen=True):
 
 
 class StepMeter(Struct):
-    """Measures phases on this rank. Every rank makes the same calls."""
+    """Measures phases on this rank. Every rank must make the same calls."""
 
     group: Group
     steps: OverlapSteps
@@ -90,7 +95,7 @@ class StepMeter(Struct):
     _read_at: float = 0.0
 
     def measure(self, phase: StepPhase, seconds: float) -> PhaseSample:
-        """Run a phase until it has settled, then measure it for `seconds`."""
+        """Run a phase until step times have settled, then measure it for `seconds`."""
         period, spent = self._batch(phase, _FEWEST_STEPS)[1:]
         fitting = math.ceil(_SECONDS_A_BATCH / period) if period > 0 else _FEWEST_STEPS
         count = max(_FEWEST_STEPS, min(fitting, _MOST_QUEUED // (phase.operations + _BESIDE_OPERATIONS)))
@@ -110,12 +115,14 @@ class StepMeter(Struct):
         return PhaseSample(measured, mean_load(self._readings))
 
     def gathered(self, sample: PhaseSample) -> PhaseOfRanks | None:
-        """Return the samples of all ranks on rank 0, None on the others."""
+        """Return the samples of all ranks on rank 0, and None on the other ranks."""
         collected = self.group.collect(sample)
         return None if collected is None else PhaseOfRanks.of(collected)
 
     def _batch(self, phase: StepPhase, count: int) -> tuple[list[overlap.ClockedStep], float, float]:
-        """Run steps, and return this rank's steps, the mean period of the slowest rank, and the time of the batch."""
+        """Run `count` steps. Return the steps of this rank, and two maxima over all ranks: mean step time and time
+        of the batch, in seconds.
+        """
         self.group.barrier()
         start = self.clock()
         marks = self.steps.run(*phase, steps=count, look=self._look)
@@ -198,11 +205,15 @@ def _us(seconds: float) -> float:
 
 
 AgainSteps = Mapping[tuple[str, int], float]
-"""Seconds of a step with NCCL's own number of CTAs, repeated after all caps, by partner and size in bytes."""
+"""Step time with NCCL's own number of CTAs in seconds, by partner and size in bytes. It is repeated after all
+limits to detect drift.
+"""
 
 
 def shortest_steps(rows: Sequence[OverlapRow], repeated: AgainSteps) -> Iterator[ShortestStepRow]:
-    """Yield the shortest step of every partner and size with several caps, without rows with wrong data."""
+    """Yield the shortest step for every partner and size that was measured with several limits. Rows with wrong
+    data are ignored.
+    """
     usable = [row for row in rows if not row.wrong]
     for members in group_by(usable, lambda row: (row.partner, row.size_bytes)).values():
         if len({row.ctas for row in members}) < 2:
@@ -213,7 +224,8 @@ def shortest_steps(rows: Sequence[OverlapRow], repeated: AgainSteps) -> Iterator
         drift = None if own is None or later is None else percent(_us(later) - own.step_us, own.step_us)
         gain = None
         if own is not None:
-            mean_us = own.step_us * (1 + (drift or 0.0) / 200)  # of NCCL's own steps before and after the caps
+            # Average of NCCL's own steps before and after the limits
+            mean_us = own.step_us * (1 + (drift or 0.0) / 200)
             gain = 0.0 if best is own else max(0.0, 100 * (mean_us - best.step_us) / mean_us)
         noise = None if own is None else _noise(own, best, drift)
         yield make_record(
@@ -230,8 +242,10 @@ def shortest_steps(rows: Sequence[OverlapRow], repeated: AgainSteps) -> Iterator
 
 
 def _noise(own: OverlapRow, best: OverlapRow, drift: float | None) -> float | None:
-    """Return half the 95 % confidence interval of the difference of two steps, or the drift if it is larger. None
-    if unknown.
+    """Return half the 95 % confidence interval for the difference between two steps in percent, or the drift if it
+    is larger.
+
+    Return None if both are unknown.
     """
     intervals = own.step_ci95_percent, best.step_ci95_percent
     if intervals[0] is None or intervals[1] is None:
@@ -247,9 +261,9 @@ def add_overlap_rows(
     refused: Sequence[RefusedRow] = (),
     repeated: AgainSteps = MappingProxyType({}),
 ) -> Report:
-    """Extend the report on a collective alone (its rows are `undisturbed`) by the rows during computation.
+    """Add the rows during computation to the report on the collective alone, whose rows are `undisturbed`.
 
-    `refused` are the caps that NCCL did not accept, `repeated` the repeated steps with its own number.
+    `refused` has the limits that NCCL rejected. `repeated` has the repeated steps with NCCL's own number of CTAs.
     """
     sections = {
         **Table.group_by_section(
@@ -261,7 +275,7 @@ def add_overlap_rows(
 
 
 def wrong_data(rows: Sequence[OverlapRow]) -> Iterator[Finding]:
-    """Yield the finding for rows with wrong data during computation."""
+    """Yield a finding if the collective delivered wrong data during computation."""
     bad = [row for row in rows if row.wrong]
     if bad:
         sizes = ", ".join(dict.fromkeys(format_size(row.size_bytes) for row in bad))
@@ -277,11 +291,11 @@ def wrong_data(rows: Sequence[OverlapRow]) -> Iterator[Finding]:
         )
 
 
-_MOST_BUFFERS = 3  # A collective cycles through its buffers, so a phase has at least as many steps
+_MOST_BUFFERS = 3  # A phase has at least this many steps, so its collective uses each buffer at least once
 _OPERATIONS_TO_LEARN = 8
-_SHORT, _SHORTER = 0.5, 0.3  # Shares of --seconds for the less important phases
+_SHORT, _SHORTER = 0.5, 0.3  # Fractions of --seconds for phases that need less precision
 _COVERED = 0.995
-_LATER = 1000  # Offset of the row numbers that seed test data, to differ from rows of the collective alone
+_LATER = 1000  # Offset of the row numbers that seed test data, so that data differs from rows of the collective alone
 
 
 class _AloneRows:
@@ -298,7 +312,10 @@ class _AloneRows:
 
 
 class Cap(Struct, frozen=True):
-    """A cap on NCCL's CTAs (None for its own number), the setting that requests it, and its communicator."""
+    """A limit on NCCL's CTAs and the communicator to measure with it. `ctas` is None for NCCL's own number.
+
+    `asked_by` is how the limit is set: by configuration or by environment.
+    """
 
     ctas: int | None
     variant: SweepVariant
@@ -316,11 +333,10 @@ def measure_overlap(
     steps: OverlapSteps,
     read_load: Callable[[], GpuLoad],
 ) -> Report:
-    """Measure every size under every cap with every partner. `caps` start with NCCL's own number, even if not
-    requested.
+    """Measure every size under every CTA limit with every partner.
 
-    Rank 0 passes rows to `listener` and returns the report with the verdict. Paths and speed are judged by the
-    collective alone.
+    `caps` begins with NCCL's own number, even if it is not requested. Rank 0 passes rows to `listener` and returns the
+    report with the verdict. Paths and speed are judged from the collective alone.
     """
     preparation = VariantPreparation(request, group, identities, observers)
     runs = preparation.prepare([cap.variant for cap in caps])
@@ -356,7 +372,7 @@ def measure_overlap(
 
 
 class _OverlapBench(Struct, frozen=True):
-    """Measures the rows of one rank, which rank 0 combines."""
+    """Measures rows on one rank. Rank 0 combines the measurements of all ranks."""
 
     request: SweepRequest
     plan: OverlapPlan
@@ -373,7 +389,7 @@ class _OverlapBench(Struct, frozen=True):
         return seconds / _OPERATIONS_TO_LEARN
 
     def measure_again(self, case: Case, run: VariantRun, partner: overlap.Partner, count: int) -> float:
-        """Return the seconds of a repeated step on the slowest rank, equal on every rank."""
+        """Repeat a step and return its time on the slowest rank in seconds. The result is the same on all ranks."""
         self.observers.progress.enter(Phase.OPERATION, f"{case.label}, {overlap.describe_cap(None)} again, {partner}")
         phase = StepPhase(overlap.StepOrder.COMPUTATION_FIRST, partner, [run.sweep.launch(case, 0)], count)
         sample = self.meter.measure(phase, self.plan.seconds * _SHORT)
@@ -390,7 +406,9 @@ class _OverlapBench(Struct, frozen=True):
         count: int,
         own_row: CollectiveRow,
     ) -> OverlapRow | None:
-        """Measure the phases of a row, verify the data of the last one, and return the row on rank 0."""
+        """Measure all phases of a row, and verify the data of the last one. Return the row on rank 0, and None on
+        other ranks.
+        """
         sweep, check, seconds = run.sweep, self.request.check, self.plan.seconds
         launches = [sweep.launch(case, buffer) for buffer in range(min(sweep.count_buffers(case), _MOST_BUFFERS))]
         label = f"{case.label}, {overlap.describe_cap(cap.ctas)}, {partner}"

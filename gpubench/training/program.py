@@ -1,23 +1,23 @@
 """The computation of one GPU, the tasks of its training step, and the times of its collectives.
 
-Rates are dense Tensor Core TFLOP/s (without sparsity) in 16 and 8 bits, and GB/s of memory, by model name, from
-NVIDIA's data sheets: H100 and H200 (2024), A100 (2021), V100 (2020), B200 and GB200 (HGX and NVL72, 2024), GB300
-(2025), L40S (2023), L4 and A10. GeForce rates are from the architecture papers of Ada and Blackwell (16-bit with 32-bit
-accumulation).
+Rates are dense Tensor Core TFLOP/s (without sparsity) in 16 and 8 bits, and memory bandwidth in GB/s, by model name.
+They are from NVIDIA's data sheets: H100 and H200 (2024), A100 (2021), V100 (2020), B200 and GB200 (HGX and NVL72,
+2024), GB300 (2025), L40S (2023), L4 and A10. GeForce rates are from the architecture papers of Ada and Blackwell
+(16-bit with 32-bit accumulation).
 
-Times are interpolated linearly between logarithms of time and size. Below the smallest size the time is constant,
+Times are interpolated linearly between the logarithms of time and size. Below the smallest size the time is constant,
 because it is latency. Above the largest size the bandwidth is constant.
 
-A block's operations share its time by their FLOPs. Communication per block and microbatch, with b·s·h activations of e
-bytes:
+The time of a block is divided among its operations by FLOPs. Communication per block and microbatch, with activations
+of b·s·h elements of e bytes:
 
-- tensor parallelism: an all-reduce of b·s·h·e after attention and after the MLP, and as many in the backward pass
+- tensor parallelism: an all-reduce of b·s·h·e bytes after attention and after the MLP, and as many in the backward pass
   (Shoeybi et al. 2019, arXiv 1909.08053, section 3). With sequence parallelism, an all-gather before and a
   reduce-scatter after each, with the same bytes (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2)
-- ring attention: n - 1 sends of keys and values during n parts of the attention, in the backward pass with their
-  gradients (Liu et al. 2023, arXiv 2310.01889, section 3)
-- experts: tokens are sent to their experts and back, tokens·experts_per_token·h·e each (Lepikhin et al. 2020, arXiv
-  2006.16668, section 3.2), limited by the busiest rank
+- ring attention: n - 1 sends of keys and values during n steps of the attention. In the backward pass their gradients
+  are sent too (Liu et al. 2023, arXiv 2310.01889, section 3)
+- experts: tokens are sent to their experts and back, tokens·experts_per_token·h·e bytes each way (Lepikhin et al. 2020,
+  arXiv 2006.16668, section 3.2). The busiest rank determines the time
 """
 
 import math
@@ -37,11 +37,14 @@ from gpubench.training.events import ContentionTable, StreamTask
 
 
 class ComputeTimes(Struct, frozen=True, kw_only=True):
-    """Seconds that one GPU needs for one microbatch of the whole model, without communication.
+    """The computation time of one microbatch of the whole model on one GPU, in seconds and without communication.
 
-    `spread` is half the 95 % confidence interval, relative. `copy_gb_s` is what a copy within GPU memory reads and
-    writes. If it is None, copies into buckets are left out. `origin` is measured, given or expected. `host_seconds` is
-    the host's time to issue a block's forward and backward pass by kind of sharding (None: without), empty if unknown.
+    - `origin` is measured, given or expected.
+    - `spread` is half the 95 % confidence interval, relative to the time.
+    - `copy_gb_s` is the memory traffic of a copy within GPU memory in GB/s, reads plus writes. If it is None, copies
+      into gradient buckets are left out.
+    - `host_seconds` is the time of the host to launch forward and backward pass of a block, by sharding (None: no
+      sharding). It is empty if unknown.
     """
 
     forward_seconds: float
@@ -53,7 +56,7 @@ class ComputeTimes(Struct, frozen=True, kw_only=True):
     host_seconds: Mapping[workload.Sharding | None, float] = field(default_factory=dict)
 
     def scaled(self, factor: float) -> "ComputeTimes":
-        """Return these times with both passes multiplied by a factor."""
+        """Return these times with both passes multiplied by `factor`."""
         return replace(
             self,
             forward_seconds=self.forward_seconds * factor,
@@ -62,29 +65,32 @@ class ComputeTimes(Struct, frozen=True, kw_only=True):
 
 
 COPY_SHARE = 0.875
-"""Share of the data sheet's memory bandwidth: a copy of 512 MiB reads and writes 4,204 of 4,800 GB/s on an H200."""
+"""Fraction of the data sheet's memory bandwidth that a copy reaches. On an H200, a copy of 512 MiB reads and writes
+4,204 of 4,800 GB/s.
+"""
 
 SMALLEST_COPY_SECONDS = 2.5e-6
-"""Fixed time of a copy: on an H200, 48 copies of 1.61 GB in total, in both directions, take 1.66 ms. At the speed
-of large copies their bytes would take 1.53.
+"""Fixed time of a copy. On an H200, 48 copies with 1.61 GB in total, in both directions, take 1.66 ms. At the
+bandwidth of large copies they would take 1.53 ms.
 """
 
 OPTIMIZER_TRAFFIC = 30
-"""Bytes per parameter that Adam reads and writes in mixed precision: gradient 2, weights, momentum and variance in
-float32 4 each, read and written, and the new 16-bit weight 2. A norm of gradients reads them once more.
+"""Bytes per parameter that Adam reads and writes in mixed precision. The gradient is 2 bytes. Weights, momentum and
+variance in float32 are 4 bytes each, read and written. The new 16-bit weight is 2 bytes. A gradient norm reads
+the gradients once more.
 """
 
 BACKWARD_OVER_FORWARD = 2.4
-"""The backward pass has two matrix products per product of the forward pass, and more other work: GPT blocks with
-hidden size 2048 take 24.1 ms forward and 57.4 ms backward on an H200.
+"""Time of the backward pass relative to the forward pass. It has two matrix products per forward product, and
+additional other work. GPT blocks with hidden size 2048 take 24.1 ms forward and 57.4 ms backward on an H200.
 """
 
 
 class DataSheet(Struct, frozen=True):
-    """TFLOP/s in 16 and 8 bits and GB/s of a data sheet, with the lowest and highest share that training reaches.
+    """Rates of a GPU in its data sheet, and the lowest and highest fraction of them that training reaches.
 
-    0 TFLOP/s in 8 bits means not supported. Attention and the product with the vocabulary use 16 bits. Products in 8
-    bits reach the same share of their rate, plus the casts of their inputs.
+    `tflops_fp8` is 0 if the GPU does not support 8 bits. Attention and the vocabulary projection always use 16 bits.
+    Matrix products in 8 bits reach the same fraction of their rate, but their inputs must be cast first.
     """
 
     tflops: float
@@ -95,9 +101,10 @@ class DataSheet(Struct, frozen=True):
 
 
 _HOPPER, _AMPERE = ((0.48, 0.66), (0.16, 0.5)), ((0.6, 0.83), (0.26, 0.6))
-"""Shares of products and of attention in the runs of benchmarks/plan_published.toml. Including the work between
-products, models of 1 to 13 B without recomputation reach 39 to 46 % (H100) and 57 to 64 % (A100) of the data
-sheet at 2,048 tokens per sequence. Blackwell is assumed to be alike.
+"""Fractions of the data sheet's rate that matrix products and attention reach in the runs of
+benchmarks/plan_published.toml. Including the work between products, models of 1 to 13 B without recomputation
+reach 39 to 46 % (H100) and 57 to 64 % (A100) at 2,048 tokens per sequence. Blackwell is assumed to be like
+Hopper.
 """
 
 _SHEETS = {
@@ -122,9 +129,10 @@ _SHEETS = {
 
 
 def find_data_sheet(name: str) -> DataSheet | None:
-    """Return the rates of a GPU by NVML's model name, or None without a known data sheet.
+    """Return the rates of a GPU by its NVML model name, or None if its data sheet is not known.
 
-    Match whole words, because an L40 is no L4. A laptop's GPU has the name of a larger one.
+    Whole words must match, so an L40 does not match L4. Laptop GPUs are skipped, because they have the names of faster
+    GPUs.
     """
     words = f" {name.removeprefix('NVIDIA ').replace('-', ' ')} "
     if "Laptop" in words:
@@ -136,16 +144,15 @@ _TERA = 1e12
 
 
 def times_for(model: workload.TransformerModel, tflops: float, **values: Any) -> ComputeTimes:
-    """Return the times of a model at this speed. `values` are the other fields."""
+    """Return the computation time of a model at a speed in TFLOP/s. `values` are the other fields of ComputeTimes."""
     forward = 3 / (1 + BACKWARD_OVER_FORWARD) * model.forward_flops() / (tflops * _TERA)
     return ComputeTimes(forward_seconds=forward, backward_seconds=BACKWARD_OVER_FORWARD * forward, **values)
 
 
 def estimate_times(model: workload.TransformerModel, gpu: str) -> ComputeTimes | None:
-    """Return the range of times for the shares of its data sheet that training reaches on a GPU. None without a
-    data sheet.
+    """Estimate the computation time of a model on a GPU, with the range that training reaches of its data sheet.
 
-    Raises UsageError for 8 bits on a GPU that does not support them.
+    Return None without a data sheet. Raises UsageError for 8 bits on a GPU that does not support them.
     """
     sheet = find_data_sheet(gpu)
     if sheet is None:
@@ -154,7 +161,8 @@ def estimate_times(model: workload.TransformerModel, gpu: str) -> ComputeTimes |
         raise UsageError(f"--fp8 on {gpu}", expected="a GPU that computes in 8 bits", next_step="leave --fp8 out")
     copy_gb_s = sheet.memory_gb_s * COPY_SHARE
     tflops = sheet.tflops_fp8 if model.fp8 else sheet.tflops
-    # The backward pass has twice the products and attention, and half of the scores again.
+    # The backward pass has twice the products and attention of the forward pass, and computes half of the attention
+    # again.
     attention = (
         model.batch
         * model.layers
@@ -162,7 +170,7 @@ def estimate_times(model: workload.TransformerModel, gpu: str) -> ComputeTimes |
     )
     top = model.head_flops() * model.batch
     products = 3 * ((model.forward_flops() - attention - top) / tflops + top / sheet.tflops)
-    # Outside its products, with all kernels fused, per microbatch.
+    # Work outside matrix products per microbatch, if all kernels were fused.
     elements = model.tokens * (BESIDE_MLP_ACCESSES * model.hidden + MLP_ACCESSES * model.width)
     elementwise = elements * model.data_type.size_bytes / (copy_gb_s * 1e9)
     between = model.layers * (1 + BACKWARD_OVER_FORWARD) * elementwise
@@ -186,24 +194,27 @@ def estimate_times(model: workload.TransformerModel, gpu: str) -> ComputeTimes |
 
 
 BESIDE_MLP_ACCESSES, MLP_ACCESSES = 10, 2
-"""Reads and writes of elements in a block's forward pass outside its products: two norms with 2 each and two
-residual sums with 3 each on activations, and an activation function with 2 on the MLP's width.
+"""Memory accesses per element in a block's forward pass outside its matrix products. Activations: two norms with 2
+accesses each and two residual sums with 3 each. MLP: an activation function with 2 accesses over its width.
 """
 
 UNFUSED, UNFUSED_FP8 = (3.0, 2.0), (3.0, 1.0)
-"""Factors for unfused work between products. With 3, products of published models of 1 to 13 B reach similar shares
-on A100 and H100. Frameworks with fused kernels are faster, especially in 8 bits.
+"""Factors for work between products that is not fused, for the slow and fast end of the range. With 3, products of
+published models of 1 to 13 B reach similar fractions of the rate on A100 and H100. Frameworks with fused kernels
+are faster, especially in 8 bits.
 """
 
 
 _CAST_BYTES = 4
-"""A 16-bit element for an 8-bit product is read once and written twice: as it is, and transposed for the gradient
-of the weights. Weights are cast once per step, and left out.
+"""Bytes per element to cast a 16-bit element to 8 bits. It is read once and written twice: as it is, and transposed
+for the gradient of the weights. Weights are cast only once per step, so their casts are left out.
 """
 
 
 def _cast_seconds(model: workload.TransformerModel, copy_gb_s: float) -> float:
-    """Return the seconds to cast a block's inputs of products forward, and the gradients of their outputs backward."""
+    """Return the time to cast in a block, in seconds: inputs of products in the forward pass, and gradients of
+    outputs in the backward pass.
+    """
     products = [operation for operation in model.operations(0) if operation.inputs]
     elements = sum(product.flops * (1 / product.inputs + 1 / product.outputs) / 2 for product in products) * model.batch
     return _CAST_BYTES * elements / (copy_gb_s * 1e9)
@@ -213,7 +224,9 @@ MEASURED, SIMULATED, EXPECTED = "measured", "simulated", "expected"
 
 
 class CurvePoint(Struct, frozen=True):
-    """The time of one size, and half its 95 % confidence interval, relative (0 if unknown)."""
+    """The time of a collective at one size. `spread` is half its 95 % confidence interval, relative to the time, or
+    0 if unknown.
+    """
 
     size_bytes: int
     seconds: float
@@ -221,14 +234,14 @@ class CurvePoint(Struct, frozen=True):
 
 
 class CollectiveCurve(Struct, frozen=True):
-    """The times of one collective by size for a number of ranks. `origin` is measured, simulated or expected."""
+    """The times of one collective by size, for a fixed number of ranks. `origin` is measured, simulated or expected."""
 
     points: tuple[CurvePoint, ...]
     origin: str = MEASURED
     source: str = ""
 
     def seconds(self, size_bytes: float) -> float:
-        """Return the seconds of one operation of this size, 0 for no bytes."""
+        """Return the time of one operation in seconds, or 0 for zero bytes."""
         if size_bytes <= 0:
             return 0.0
         sizes = [point.size_bytes for point in self.points]
@@ -243,13 +256,15 @@ class CollectiveCurve(Struct, frozen=True):
         return float(low.seconds * (high.seconds / low.seconds) ** part)
 
     def spread(self, size_bytes: float) -> float:
-        """Return half the 95 % confidence interval of the nearest size, relative."""
+        """Return half the 95 % confidence interval at the nearest known size, relative to the time."""
         nearest = min(self.points, key=lambda each: abs(math.log(each.size_bytes / max(size_bytes, 1))))
         return nearest.spread
 
 
 def build_curve(points: Sequence[CurvePoint], origin: str = MEASURED, source: str = "") -> CollectiveCurve:
-    """Return a curve through these points. For several points of a size, use their median and the spread of all."""
+    """Return a curve through these points. Points of the same size are merged to their median, with the spread of
+    all of them.
+    """
     by_size: dict[int, list[CurvePoint]] = {}
     for point in points:
         by_size.setdefault(point.size_bytes, []).append(point)
@@ -263,9 +278,10 @@ def _merged(points: Sequence[CurvePoint]) -> CurvePoint:
 
 
 class CommunicatorRanks(Struct, frozen=True):
-    """The ranks of a collective: how many, on how many nodes, and how many such groups share each node.
+    """The ranks of a collective, as their number and the number of nodes. `sharing` is how many such groups share
+    each node.
 
-    Groups that share a node share its NICs. Within a node, the switch serves each GPU separately.
+    Groups that share a node also share its NICs. Within a node, the NVLink switch serves each GPU separately.
     """
 
     ranks: int
@@ -274,7 +290,7 @@ class CommunicatorRanks(Struct, frozen=True):
 
     @property
     def on_a_node(self) -> int:
-        """Ranks per node."""
+        """The number of ranks per node."""
         return max(1, self.ranks // self.nodes)
 
     def __str__(self) -> str:
@@ -282,17 +298,19 @@ class CommunicatorRanks(Struct, frozen=True):
 
 
 CurveSource = Callable[[str, CommunicatorRanks], CollectiveCurve]
-"""Finds the curve of a collective among ranks. Raises GpubenchError if there is none."""
+"""Finds the curve of a collective for a group of ranks. Raises GpubenchError if there is none."""
 
 FaultSeconds = Callable[[str, CommunicatorRanks, float, float], float]
-"""Returns the seconds with a fault from collective, group, size and the seconds without."""
+"""Returns the time with a fault in seconds. The arguments are the collective, the group, the size and the time
+without the fault.
+"""
 
 
 class CollectiveTimesFound(Struct, dict=True):
-    """Times of collectives from a source of curves, cached.
+    """Times of collectives, read from a source of curves and cached.
 
-    `shift` moves every time by half-widths of its confidence interval: -1 and 1 give the range of a prediction. `fault`
-    changes times.
+    - `shift` adds a multiple of half the confidence interval to every time. -1 and 1 give the range of a prediction.
+    - `fault` computes each time under a fault.
     """
 
     source: CurveSource
@@ -302,11 +320,15 @@ class CollectiveTimesFound(Struct, dict=True):
 
     @cached_property
     def _seconds(self) -> dict[tuple[str, CommunicatorRanks, float], float]:
-        """Cache: a step uses few times, but each of them once per layer. `replace` starts a new one."""
+        """A cache, because a step has few different operations but uses each once per layer. `replace` starts with
+        an empty cache.
+        """
         return {}
 
     def seconds(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
-        """Return the seconds of one operation, 0 for a single rank. Raises like the source."""
+        """Return the time of one operation in seconds, or 0 for a single rank or zero bytes. Raises the same errors
+        as the source.
+        """
         if group.ranks == 1 or size_bytes <= 0:
             return 0.0
         asked = collective, group, size_bytes
@@ -318,14 +340,14 @@ class CollectiveTimesFound(Struct, dict=True):
         if (collective, group) not in self.curves:
             self.curves[collective, group] = self.source(collective, group)
         curve = self.curves[collective, group]
-        # A send uses one NIC, and each parallel pair has its own. Rings take bandwidth from other rings.
+        # A send uses one NIC, and parallel pairs use different NICs. Parallel rings share the bandwidth of all NICs.
         shares = group.nodes > 1 and collective != "sendrecv"
         effective = size_bytes * (group.sharing if shares else 1)
         seconds = curve.seconds(effective) * max(0.0, 1 + self.shift * curve.spread(effective))
         return seconds if self.fault is None else self.fault(collective, group, size_bytes, seconds)
 
     def beyond(self) -> list[str]:
-        """Describe the curves that were used beyond their points."""
+        """Describe each curve that was used for sizes outside its known range."""
         found = []
         for (name, group), curve in sorted(self.curves.items(), key=lambda each: (each[0][0], each[0][1].ranks)):
             asked = [size for collective, ranks, size in self._seconds if (collective, ranks) == (name, group)]
@@ -342,12 +364,13 @@ TENSOR = "tensor"
 
 
 class StepSettings(Struct, frozen=True, kw_only=True):
-    """Options of a step: the cap of gradient buckets, and the number of microbatches.
+    """Options of a training step.
 
-    `bucket_bytes` None means 25 MiB in DDP, as in PyTorch, and in ZeRO-1 the gradients of 40 M parameters, or of a
-    million per rank if that is more, as in Megatron-LM. `imbalance` is the busiest rank's tokens over the average, for
-    experts. `optimizer_bytes` is what the optimizer reads and writes per parameter, 0 without one. With `reduces_fp32`,
-    gradients are reduced in 32 bits, whatever the type of the parameters.
+    - `bucket_bytes` limits the size of gradient buckets. The default in DDP is 25 MiB, as in PyTorch. The default in
+      ZeRO-1 is the gradients of 40 M parameters, or of a million per rank if that is more, as in Megatron-LM.
+    - `imbalance` is the number of tokens on the busiest expert rank, divided by the average.
+    - `optimizer_bytes` is what the optimizer reads and writes per parameter, or 0 without an optimizer.
+    - `reduces_fp32` is true if gradients are reduced in 32 bits, independent of the data type of the parameters.
     """
 
     bucket_bytes: int | None = None
@@ -358,13 +381,15 @@ class StepSettings(Struct, frozen=True, kw_only=True):
 
 
 MOST_BLOCKS = 24
-"""Simulated blocks per stage. Each further block takes as long as the last half of these."""
+"""Maximum number of blocks to simulate per stage. In a larger stage, the time per additional block is extrapolated
+from the second half.
+"""
 
 
 class StepJob(Struct, frozen=True, kw_only=True):
-    """All inputs of a step. `gpus_per_node` decides which groups of ranks cross nodes.
+    """All inputs of a training step. `gpus_per_node` determines which groups of ranks span several nodes.
 
-    `stage` is the pipeline stage whose tasks are simulated, `most_blocks` the maximum of its blocks.
+    `stage` is the pipeline stage to simulate, and `most_blocks` is the maximum number of blocks to simulate.
     """
 
     model: workload.TransformerModel
@@ -379,40 +404,40 @@ class StepJob(Struct, frozen=True, kw_only=True):
 
     @property
     def blocks(self) -> int:
-        """The number of simulated layers of the stage."""
+        """The number of blocks to simulate in this stage."""
         own = workload.layers_by_stage(self.model.layers, self.layout)[self.stage]
         return min(own, self.most_blocks)
 
     @property
     def ends(self) -> tuple[tuple[workload.Operation, ...], tuple[workload.Operation, ...]]:
-        """Embedding and head, each empty if the stage does not have it."""
+        """The operations of embedding and head. Each is empty if this stage does not have it."""
         first, last = self.model.ends()
         return first if self.stage == 0 else (), last if self.stage == self.layout.pipeline - 1 else ()
 
     @property
     def operations(self) -> list[workload.Operation]:
-        """All operations of the stage in forward order."""
+        """All operations of the stage, in the order of the forward pass."""
         first, last = self.ends
         blocks = [operation for block in range(self.blocks) for operation in self.model.operations(block)]
         return [*first, *blocks, *last]
 
     def bytes_of(self, operations: Sequence[workload.Operation]) -> int:
-        """Return the bytes of a GPU's share of these operations' parameters."""
+        """Return the size of these operations' parameters on one GPU, in bytes."""
         return sum(self.tensor_bytes(tensor) for operation in operations for tensor in operation.tensors)
 
     def tensor_bytes(self, tensor: workload.ParameterTensor) -> int:
-        """Return the bytes of a GPU's share of a parameter."""
+        """Return the size of a parameter on one GPU, in bytes."""
         parts = self.layout.tensor * (self.layout.expert if tensor.expert else 1)
         return -(-tensor.elements // parts) * self.model.data_type.size_bytes
 
     @property
     def gradient_share(self) -> float:
-        """Bytes of a reduced gradient over bytes of its parameter."""
+        """The size of a gradient when it is reduced, relative to the size of its parameter."""
         return 4 / self.model.data_type.size_bytes if self.settings.reduces_fp32 else 1.0
 
     @property
     def bucket_bytes(self) -> float:
-        """The cap of a gradient bucket in bytes."""
+        """The maximum size of a gradient bucket in bytes."""
         usual: float = 25 * 2**20
         if self.layout.sharding is not workload.Sharding.DDP:
             parameters = max(40_000_000, 1_000_000 * self.layout.gradient_ranks)
@@ -421,7 +446,7 @@ class StepJob(Struct, frozen=True, kw_only=True):
 
     @property
     def optimizer_seconds(self) -> float:
-        """The optimizer's seconds after a step: it reads and writes the states of a rank's parameters."""
+        """The time of the optimizer in seconds, which reads and writes the states of all parameters of a rank."""
         if not self.settings.optimizer_bytes or self.compute.copy_gb_s is None:
             return 0.0
         shared = self.layout.shard_ranks if self.layout.sharding is not workload.Sharding.DDP else 1
@@ -431,9 +456,9 @@ class StepJob(Struct, frozen=True, kw_only=True):
 
     @property
     def host_seconds(self) -> float:
-        """The host's seconds to issue a step, 0 if unknown.
+        """The time of the host to launch a step in seconds, or 0 if unknown.
 
-        Other layouts than DDP and FSDP use the time of the blocks alone, which is less.
+        Layouts other than DDP and FSDP use the time of blocks without data parallelism, which is an underestimate.
         """
         known = self.compute.host_seconds
         sharding = self.layout.sharding if self.layout.gradient_ranks > 1 else None
@@ -442,31 +467,33 @@ class StepJob(Struct, frozen=True, kw_only=True):
         return a_block * self.model.layers / self.layout.pipeline * self.settings.microbatches
 
     def gradient_group(self, *, experts: bool = False) -> CommunicatorRanks:
-        """Return the ranks that share or shard the same parameters. Fewer ranks share those of experts."""
+        """Return the ranks that replicate or shard the same parameters. The parameters of an expert are on fewer
+        ranks.
+        """
         split = self.layout.expert if experts else 1
         return self.group(self.layout.shard_ranks // split, self.layout.tensor * split)
 
     @property
     def send_bytes(self) -> float:
-        """Bytes that one pipeline stage sends to the next per microbatch."""
+        """The number of bytes that a pipeline stage sends to the next one per microbatch."""
         split = self.layout.context * (self.layout.tensor if self.layout.sequence_parallel else 1)
         return self.model.activation_bytes / split
 
     @property
     def send_seconds(self) -> float:
-        """Seconds of one such send."""
+        """The time that a pipeline stage takes to send one microbatch to the next stage, in seconds."""
         stages = self.group(2, self.layout.gpus // self.layout.pipeline)
         return self.times.seconds("sendrecv", stages, self.send_bytes)
 
     @property
     def states_bytes(self) -> int:
-        """Bytes of a GPU for weights, gradients and optimizer states."""
+        """The memory for weights, gradients and optimizer states on one GPU, in bytes."""
         return workload.states_bytes(
             self.model, self.layout, workload.OPTIMIZER_BYTES if self.settings.optimizer_bytes else 0
         )
 
     def group(self, ranks: int, stride: int) -> CommunicatorRanks:
-        """Return a group of ranks that are `stride` GPUs apart."""
+        """Return a group of `ranks` ranks whose GPU numbers are `stride` apart."""
         if ranks == 1:
             return CommunicatorRanks(1)
         span = (ranks - 1) * stride + 1
@@ -478,21 +505,24 @@ class StepJob(Struct, frozen=True, kw_only=True):
 
 
 class StepProgram(Struct):
-    """The tasks of a GPU. It computes in the order of issue."""
+    """The tasks of one GPU. Computation runs in the order in which it is added."""
 
     job: StepJob
     tasks: list[StreamTask] = field(default_factory=list)
     last: int | None = None
 
     def compute(self, seconds: float, after: Sequence[int] = (), *, kernels: int = 1) -> int:
-        """Add a computation of some kernels after all earlier computation and these tasks, and return its number."""
+        """Add a computation of `kernels` kernels, and return its task number.
+
+        It runs after all earlier computation and after the tasks `after`.
+        """
         self.tasks.append(StreamTask(seconds=seconds, after=tuple(after), kernel_seconds=seconds / kernels))
         self.last = len(self.tasks) - 1
         return self.last
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """The tasks to wait for in order to wait for all computation so far."""
+        """The task to depend on in order to wait for all computation that was added so far."""
         return () if self.last is None else (self.last,)
 
     def communicate(
@@ -505,7 +535,9 @@ class StepProgram(Struct):
         after: Sequence[int],
         stream: str = GRADIENTS,
     ) -> tuple[int, ...]:
-        """Add a collective after these tasks and return its number, or nothing if there is nothing to do."""
+        """Add a collective that runs after the tasks `after`. Return its task number, or nothing if the collective
+        takes no time.
+        """
         seconds = self.job.times.seconds(collective, group, size_bytes)
         if seconds <= 0:
             return ()
@@ -523,13 +555,13 @@ class StepProgram(Struct):
         return (len(self.tasks) - 1,)
 
     def synchronous(self, collective: str, group: CommunicatorRanks, size_bytes: float, source: str) -> None:
-        """Add a collective that waits for all earlier computation, and that all later computation waits for."""
+        """Add a collective that waits for all earlier computation. All later computation waits for it."""
         task = self.communicate(collective, group, size_bytes, source=source, stream=TENSOR, after=self.behind)
         if task:
             self.compute(0.0, task)
 
     def copy(self, size_bytes: float, after: Sequence[int] = (), *, kernels: int = 1) -> int:
-        """Add a copy within GPU memory by some kernels, which reads and writes every byte."""
+        """Add a copy within GPU memory by `kernels` kernels. It reads and writes every byte once."""
         compute = self.job.compute
         if compute.copy_gb_s is None:
             return self.compute(0.0, after)
@@ -544,11 +576,11 @@ _SEQUENCE_SOURCE = "sequence parallel"
 _EXPERT_SOURCE = "experts"
 
 Ready = Callable[[workload.Operation], None]
-"""Called with an operation after its backward pass is issued, when its gradients are ready."""
+"""Called with an operation when its backward pass was added, because its gradients are then ready."""
 
 
 class BlockWriter:
-    """Adds the passes of blocks to a program."""
+    """Adds the forward and backward passes of blocks to a program."""
 
     def __init__(self, program: StepProgram) -> None:
         self._program = program
@@ -571,8 +603,8 @@ class BlockWriter:
             self._leave(operation.name)
 
     def backward(self, block: int, ready: Ready | None = None) -> None:
-        """Add the backward pass of a block, last operation first. `ready` is None if nothing waits for its
-        gradients.
+        """Add the backward pass of a block, in reverse order of operations. `ready` is None if no task waits for
+        its gradients.
         """
         if self._program.job.model.recompute is workload.Recompute.FULL:
             self.forward(block)
@@ -587,20 +619,20 @@ class BlockWriter:
             self._enter(operation.name, backward=True)
 
     def _seconds(self, operation: workload.Operation, *, backward: bool) -> float:
-        """Return the seconds of one pass. Selective recomputation repeats attention in the backward pass."""
+        """Return the time of one pass in seconds. Selective recomputation repeats attention in the backward pass."""
         if not backward:
             return operation.flops * self._forward_seconds
         is_again = operation.needs_attention and self._program.job.model.recompute is workload.Recompute.SELECTIVE
         return operation.flops * (self._backward_seconds + is_again * self._forward_seconds)
 
     def _compute_whole(self, block: int, *, backward: bool) -> None:
-        """Add a block without communication as one task with all its kernels."""
+        """Add a block without communication as a single task, with the number of its kernels."""
         operations = [operation for operation in self._program.job.model.operations(block) if operation.flops]
         seconds = sum(self._seconds(operation, backward=backward) for operation in operations)
         self._program.compute(seconds, kernels=len(operations) * (2 if backward else 1))
 
     def ends(self, operations: Sequence[workload.Operation], *, backward: bool, ready: Ready | None = None) -> None:
-        """Add embedding or head, if the model has them."""
+        """Add the embedding or the head."""
         for operation in operations:
             self._compute(operation, backward=backward)
             if ready is not None:
@@ -611,7 +643,8 @@ class BlockWriter:
         if operation.needs_attention and self._program.job.layout.context > 1:
             self._attend_in_a_ring(seconds, backward=backward)
         elif seconds > 0:
-            # The backward pass has one product for the gradient of the input, and one for that of the weights.
+            # The backward pass has two products: one for the gradient of the input, and one for the gradient of the
+            # weights.
             self._program.compute(seconds, kernels=2 if backward else 1)
 
     def _enter(self, name: str, *, backward: bool = False) -> None:
@@ -631,7 +664,9 @@ class BlockWriter:
             self._join("allgather" if backward else "reducescatter", reduces=not backward)
 
     def _join(self, collective: str, *, reduces: bool) -> None:
-        """Add the tensor-parallel collective on activations, or `collective` with sequence parallelism."""
+        """Add the collective on activations: `collective` with sequence parallelism, otherwise an all-reduce if
+        `reduces` is true.
+        """
         if self._program.job.layout.sequence_parallel:
             self._program.synchronous(collective, self._tensor, self._activations, _SEQUENCE_SOURCE)
         elif reduces:
@@ -643,8 +678,9 @@ class BlockWriter:
         self._program.synchronous("alltoall", self._expert, size, _EXPERT_SOURCE)
 
     def _attend_in_a_ring(self, seconds: float, *, backward: bool) -> None:
-        """Send keys and values, in the backward pass with their gradients, while this part of the attention
-        computes.
+        """Send keys and values to the next rank while a part of the attention is computed.
+
+        In the backward pass, their gradients are sent too.
         """
         job, program = self._program.job, self._program
         model, ranks = job.model, job.layout.context

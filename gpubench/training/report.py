@@ -1,4 +1,4 @@
-"""Builds the report of a plan: layouts ranked, exposed communication, and the cost of faults."""
+"""Builds the report of `gpubench plan`: ranked layouts, exposed communication, and the cost of faults."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from gpubench.training.step import StepPrediction, predict
 
 
 def tokens_per_second(prediction: StepPrediction) -> float:
-    """Return the tokens per second of all GPUs."""
+    """Return the number of tokens per second that all GPUs process together."""
     job = prediction.job
     return job.layout.data * job.settings.microbatches * job.model.tokens / prediction.seconds
 
 
 class FaultCase(Struct, frozen=True, kw_only=True):
-    """A changed fabric: its --fault text, description, origin, and its effect on times."""
+    """A changed fabric: the --fault text, a description, where the fault comes from, and its effect on times."""
 
     text: str
     what: str
@@ -30,11 +30,11 @@ class FaultCase(Struct, frozen=True, kw_only=True):
 
 
 FaultCost = tuple[FaultCase, StepPrediction]
-"""A fault with the resulting step."""
+"""A fault and the predicted step with this fault."""
 
 
 def fault_costs(healthy: StepPrediction, cases: Sequence[FaultCase]) -> list[FaultCost]:
-    """Predict the step with each fault, costliest first."""
+    """Predict the step with each fault, and return the most expensive fault first."""
     found = []
     for case in cases:
         job = replace(healthy.job, times=replace(healthy.job.times, fault=case.seconds))
@@ -43,7 +43,7 @@ def fault_costs(healthy: StepPrediction, cases: Sequence[FaultCase]) -> list[Fau
 
 
 NO_FAULT = "none"
-"""Stands for a fault: the fabric that the profile expects."""
+"""Used in place of a fault for the fabric that the profile expects."""
 
 SECTIONS = ("layouts", "exposed", "fault_costs", "findings")
 
@@ -54,9 +54,10 @@ _WORTH_SAYING_PERCENT = 3.0
 
 
 class PlanOutcome(Struct, frozen=True, kw_only=True):
-    """The complete prediction. The first of `ranked` is the layout whose faults are shown.
+    """The complete prediction. The first layout in `ranked` is the one whose faults are shown.
 
-    `as_expected` is its step with the profile's expected collectives, or None if it already uses them.
+    `as_expected` is the step of this layout with the collectives that the profile expects. It is None if the prediction
+    already uses them.
     """
 
     ranked: Sequence[StepPrediction]
@@ -66,12 +67,12 @@ class PlanOutcome(Struct, frozen=True, kw_only=True):
 
     @property
     def best(self) -> StepPrediction:
-        """The step of the shown layout."""
+        """The predicted step of the first layout."""
         return self.ranked[0]
 
 
 def plan_report(outcome: PlanOutcome, origin: str) -> Report:
-    """Build the report. A prediction judges nothing, so its verdict is SKIP."""
+    """Build the report. Its verdict is SKIP, because a prediction judges nothing."""
     best = outcome.best
     others = [*([] if outcome.as_expected is None else [outcome.as_expected]), *outcome.faults]
     return Report(
@@ -116,13 +117,14 @@ def _make_layout_row(place: int, shown: StepPrediction, gpu_memory_bytes: int | 
 
 
 def exposed_rows(prediction: StepPrediction) -> list[ExposedRow]:
-    """Return the cost of each kind of communication, costliest first."""
+    """Return the cost of each kind of communication, most exposed time first."""
     alone_of: dict[str, float] = defaultdict(float)
     for (source, _), each in prediction.communications.items():
         alone_of[source] += each.seconds
     rows = []
     for (source, collective), each in prediction.communications.items():
-        # Exposed time is known per source. Collectives of one source share it in proportion to their time.
+        # Exposed time is known only per source, so divide it among the collectives of a source in proportion to their
+        # times.
         exposed = prediction.times.exposed.get(source, 0.0) * each.seconds / alone_of[source]
         rows.append(
             ExposedRow(
@@ -165,7 +167,7 @@ def _why_no_slower(faulty: StepPrediction, healthy: StepPrediction) -> str | Non
 
 
 def _slower(one: StepPrediction, other: StepPrediction) -> float:
-    """Return the slowdown in percent. Differences from rounding count as none."""
+    """Return how much longer one step takes than the other, in percent. Rounding differences count as 0."""
     percent = 100 * (one.seconds / other.seconds - 1) if other.seconds else 0.0
     return 0.0 if abs(percent) < _SAME_PERCENT else percent
 
@@ -201,8 +203,9 @@ def _sentence(outcome: PlanOutcome, origin: str) -> str:
 
 
 def _spanned(least: float, most: float | None = None) -> str:
-    """Format a time as a range, or as one number if both ends read alike: '355 to 418 ms', '12.3 ms', '21.9 to 29.3
-    s'.
+    """Format a time as a range, or as a single number if both ends look the same.
+
+    Examples: '355 to 418 ms', '12.3 ms' and '21.9 to 29.3 s'.
     """
     most = least if most is None else most
     scale, unit = (1.0, "s") if most >= _LONG_SECONDS else (_MILLISECONDS, "ms")

@@ -1,32 +1,35 @@
-"""Simulates one training step with gradient buckets, sharding and pipelines, and accounts for its time.
+"""Simulates one training step with gradient buckets, sharding and pipelines, and divides its time by cause.
 
-Gradients fill buckets in the order in which they become ready, which is that of the backward pass. Each gradient goes
-into one bucket, and a bucket is closed once it reaches its cap (PyTorch 2.11, torch/csrc/distributed/c10d/reducer.cpp;
-"DDP", Li et al. 2020, arXiv 2006.15704, section 4.2).
+Gradients fill buckets in the order in which they become ready, which is the order of the backward pass. Each gradient
+goes into one bucket. A bucket is closed once it reaches its maximum size (PyTorch 2.11,
+torch/csrc/distributed/c10d/reducer.cpp; "DDP", Li et al. 2020, arXiv 2006.15704, section 4.2).
 
-- **DDP**: bucket *i* starts an all-reduce once its gradients are ready and bucket *i* - 1 has ended. Each gradient is
+- **DDP**: the all-reduce of bucket *i* starts once its gradients are ready and bucket *i* - 1 has ended. Each gradient
+  is
   copied into its bucket and back (`gradient_as_bucket_view=False`, PyTorch's default).
-- **ZeRO-1**: a reduce-scatter per bucket, and after all of them an all-gather of the parameters: 2Ψe(n-1)/n bytes per
-  rank, like DDP (Rajbhandari et al. 2020, arXiv 1910.02054, section 7.1).
-- **ZeRO-2**: like FSDP, but parameters gathered for the forward pass stay for the backward pass (PyTorch's
-  SHARD_GRAD_OP), with the same bytes. FSDP in a pipeline is alike, because they stay for all microbatches.
-- **HSDP**: FSDP within groups, and an all-reduce of each shard between groups after its reduce-scatter.
+- **ZeRO-1**: one reduce-scatter per bucket, and after all of them an all-gather of the parameters. This moves
+  2Ψe(n-1)/n bytes per rank, like DDP (Rajbhandari et al. 2020, arXiv 1910.02054, section 7.1).
+- **ZeRO-2**: like FSDP, but parameters that were gathered for the forward pass stay for the backward pass (PyTorch's
+  SHARD_GRAD_OP). It moves as many bytes as ZeRO-1. FSDP in a pipeline is the same, because parameters stay for all
+  microbatches.
+- **HSDP**: FSDP within groups. After each reduce-scatter, an all-reduce between groups combines the shards.
 
-In the forward pass the all-gather of block *i* may start once the parameters of block *i* - 2 have been copied out of
-their buffer, and the block computes after its own copy. In the backward pass the all-gather of the previous block is
-issued when a block starts, before that block's reduce-scatter. Both use one communicator, in the order of issue. A
-block's gradients are copied together once the reduce-scatter of the next block has ended (PyTorch 2.11,
+In the forward pass of FSDP, the all-gather of block *i* may start once the parameters of block *i* - 2 have been copied
+out of their buffer. The block computes after its own copy. In the backward pass, the all-gather of the previous block
+is issued when a block starts, before the reduce-scatter of this block. Both use one communicator, in the order of
+issue. The gradients of a block are copied together once the reduce-scatter of the next block has ended (PyTorch 2.11,
 torch/distributed/fsdp/_fully_shard). Two gathers and one scatter move 3Ψe(n-1)/n bytes per rank (Rajbhandari et al.
 2020, arXiv 1910.02054, section 7.2).
 
-**Pipelines.** One microbatch of each kind of stage is simulated, and the step follows in closed form. With t seconds
-per microbatch on the slowest of p stages, m microbatches and v stages per GPU, 1F1B takes Σt to fill and drain, and t
-for every further microbatch. Interleaving makes filling and draining v times shorter: the bubble is (p - 1)/(v·m) of
-the ideal time (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). A send of b·s·h·e bytes takes c. In 1F1B, stage
-*s* has p - s microbatches in flight, each of which travels to the last stage and back: a microbatch takes at least the
-sum of t from *s* on plus 2c(p - 1 - s), divided by p - s. With interleaving, sends overlap with the computation of
-another chunk. Gathers of FSDP and reductions of gradients count once per step, on the stage where they exceed the idle
-time most.
+**Pipelines.** One microbatch is simulated for each kind of stage, and the step time follows in closed form. Let t be
+the seconds per microbatch on the slowest of p stages, with m microbatches and v stages per GPU. 1F1B takes Σt to fill
+and drain the pipeline, and t for every further microbatch. Interleaving fills and drains v times faster, so the bubble
+is (p - 1)/(v·m) of the ideal time (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+
+A send of b·s·h·e bytes (see program.py) takes c seconds. In 1F1B, stage *s* has p - s microbatches in flight, and each
+of them travels to the last stage and back. A microbatch therefore takes at least the sum of t from stage *s* on plus
+2c(p - 1 - s), divided by p - s. With interleaving, sends overlap with the computation of another chunk. FSDP's gathers
+and the reductions of gradients count once per step, on the stage where they exceed the idle time most.
 """
 
 from collections import defaultdict
@@ -41,8 +44,9 @@ from gpubench.training.workload import Operation, ParameterTensor, Sharding, lay
 
 
 def fill_buckets(sizes: Sequence[float], cap_bytes: float) -> list[list[int]]:
-    """Return the numbers of the gradients in each bucket. `sizes` are bytes, in the order in which gradients are
-    ready.
+    """Assign gradients to buckets, and return the numbers of the gradients in each bucket.
+
+    `sizes` has the size of each gradient in bytes, in the order in which gradients become ready.
     """
     found: list[list[int]] = []
     free = 0.0
@@ -68,9 +72,9 @@ class _Bucket(Struct):
 
 
 class GradientReducer(Struct):
-    """Reduces a device's gradients in buckets as they become ready.
+    """Reduces the gradients of a GPU in buckets as they become ready.
 
-    `experts` selects the gradients of experts, which fewer ranks share, or all others.
+    If `experts` is true, it handles the gradients of experts, which fewer ranks share. Otherwise it handles all others.
     """
 
     program: StepProgram
@@ -90,11 +94,11 @@ class GradientReducer(Struct):
             self._of_tensor |= {tensors[number].name: bucket for number in numbers}
 
     def _own(self, operation: Operation) -> list[ParameterTensor]:
-        """Return an operation's own parameters in backward order."""
+        """Return the parameters of an operation that this reducer handles, in backward order."""
         return [tensor for tensor in reversed(operation.tensors) if tensor.expert == self.experts]
 
     def ready(self, operation: Operation) -> None:
-        """Copy an operation's gradients, and reduce the buckets that are full."""
+        """Copy the gradients of an operation into their buckets, and reduce each bucket that is complete."""
         job = self.program.job
         for tensor in self._own(operation):
             bucket = self._of_tensor[tensor.name]
@@ -108,7 +112,9 @@ class GradientReducer(Struct):
                 bucket.task = self._communicate("reducescatter", bucket.size_bytes, _SCATTER_SOURCE)
 
     def finish(self) -> None:
-        """After the backward pass, copy gradients back from the buckets, or gather parameters again."""
+        """End the backward pass: with DDP, copy gradients back from the buckets. Otherwise, gather the updated
+        parameters.
+        """
         job = self.program.job
         if job.layout.sharding is Sharding.DDP:
             for bucket in self.buckets:
@@ -129,10 +135,11 @@ class _ShardedStep:
         self._program, job = program, program.job
         self._writer = BlockWriter(program)
         self._first, self._last = job.ends
-        # In a pipeline, gathered parameters stay until the last microbatch.
+        # In a pipeline, gathered parameters stay in memory until the last microbatch.
         self._stays = job.layout.pipeline > 1
         self._again = job.layout.sharding is Sharding.FSDP and not self._stays
-        # The root module owns the parameters outside the blocks, and keeps them from the forward to the backward pass.
+        # The root module has the parameters outside of blocks. They stay in memory from the forward to the backward
+        # pass.
         self._root = job.bytes_of([*self._first, *self._last])
         self._blocks = [job.bytes_of(job.model.operations(block)) for block in range(job.blocks)]
         self._scattered: tuple[int, ...] = ()
@@ -196,7 +203,10 @@ class _ShardedStep:
 
 
 def _write_replicated_step(program: StepProgram, microbatches: int) -> None:
-    """Every rank has all parameters of its part. Gradients are reduced after the last microbatch."""
+    """Add the tasks of a step in which every rank has all parameters of its stage.
+
+    Gradients are reduced after the last microbatch.
+    """
     job, writer = program.job, BlockWriter(program)
     first, last = job.ends
     reducers = [each for experts in (False, True) if (each := GradientReducer(program, experts)).buckets]
@@ -220,7 +230,10 @@ def _write_replicated_step(program: StepProgram, microbatches: int) -> None:
 
 
 def step_tasks(job: StepJob, microbatches: int) -> list[StreamTask]:
-    """Return the tasks of one GPU for some microbatches. In a pipeline, return those of one stage without waiting."""
+    """Return the tasks of one GPU for `microbatches` microbatches.
+
+    In a pipeline, these are the tasks of one stage that never waits for other stages.
+    """
     program = StepProgram(job)
     if job.layout.sharding.gathers_parameters and job.layout.gradient_ranks > 1:
         _ShardedStep(program).write(microbatches)
@@ -230,7 +243,9 @@ def step_tasks(job: StepJob, microbatches: int) -> list[StreamTask]:
 
 
 class CommunicationSum(Struct, frozen=True):
-    """Total communication of one GPU in a step for one purpose by one collective, each operation alone."""
+    """The sum of one GPU's communication in a step, for one source and collective. Times are without other work on
+    the GPU.
+    """
 
     operations: float = 0.0
     size_bytes: float = 0.0
@@ -238,14 +253,14 @@ class CommunicationSum(Struct, frozen=True):
 
 
 Communications = Mapping[tuple[str, str], CommunicationSum]
-"""Communication by source and collective."""
+"""Sums of communication by source and collective."""
 
 
 class StepPrediction(Struct, frozen=True, kw_only=True):
-    """A predicted step and its seconds, between `least` and `most` because of the noise of its inputs.
+    """A predicted step. Its time is between `least` and `most` seconds, because its inputs are noisy.
 
-    `times` are those of one GPU, in a pipeline of the busiest stage. `host` is the additional time because the host
-    issues work too slowly: steps cannot follow each other faster than the host issues them.
+    - `times` are the times of one GPU. In a pipeline, it is a GPU of the busiest stage.
+    - `host` is the time by which the host extends the step, because it launches work too slowly.
     """
 
     job: StepJob
@@ -257,22 +272,24 @@ class StepPrediction(Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """The seconds of the step."""
+        """The total time of the step in seconds."""
         return self.times.total + self.host
 
     @property
     def exposed(self) -> float:
-        """Seconds without computation because of communication."""
+        """The time in seconds for which computation waits for communication."""
         return sum(self.times.exposed.values())
 
     @property
     def communication_seconds(self) -> float:
-        """Seconds of all communication of the step on this GPU, each alone."""
+        """The total time of all communication in the step on this GPU in seconds, as if nothing else ran."""
         return sum(communication.seconds for communication in self.communications.values())
 
 
 def predict(job: StepJob, *, with_range: bool = True) -> StepPrediction:
-    """Simulate a step, and for the range again with all noise up and down."""
+    """Predict a step. If `with_range` is true, simulate it twice more, with all times at the ends of their
+    confidence intervals.
+    """
     whole = _finished(job)
     if not with_range:
         return whole
@@ -291,7 +308,11 @@ def _finished(job: StepJob) -> StepPrediction:
 
 
 def _predict_stage(job: StepJob, count: int) -> StepPrediction:
-    """Predict `count` microbatches on one GPU without waiting. Every further one takes as long as the second."""
+    """Predict the time of `count` microbatches on one GPU that never waits for other stages.
+
+    Only two microbatches and a limited number of blocks are simulated. Each further microbatch takes as long as the
+    second one.
+    """
     blocks = layers_by_stage(job.model.layers, job.layout)[job.stage]
     if blocks <= job.most_blocks:
         return _predict_blocks(job, count)
@@ -308,7 +329,9 @@ def _predict_blocks(job: StepJob, count: int) -> StepPrediction:
 
 
 def _further(one: StepPrediction, two: StepPrediction, rounds: float) -> StepPrediction:
-    """Extrapolate a step from the difference between one and two microbatches."""
+    """Extrapolate from two predictions, such as steps of one and two microbatches, by adding their difference
+    `rounds` times.
+    """
 
     def more(first: float, second: float) -> float:
         return second + rounds * (second - first)
@@ -359,7 +382,8 @@ def _pipelined(job: StepJob) -> StepPrediction:
     usual = [two.seconds - one.seconds for one, two in found]
     send = job.send_seconds
     filled, period = rhythm(usual, send, job.layout.stages_per_gpu, count)
-    # A stage is idle until the first microbatch arrives and after the last one left. Meanwhile it gathers and reduces.
+    # A stage is idle before its first microbatch arrives and after its last one has left. It gathers parameters and
+    # reduces gradients in this time.
     idle = min(usual) / job.layout.stages_per_gpu
     once = max(
         one.seconds - each - stage * idle for stage, ((one, _), each) in enumerate(zip(found, usual, strict=True))
@@ -381,12 +405,13 @@ def _pipelined(job: StepJob) -> StepPrediction:
 
 
 def rhythm(usual: Sequence[float], send: float, chunks: int, count: int) -> tuple[float, float]:
-    """Return the seconds of a pipeline's first microbatch, and of each further one."""
+    """Return the time of the first microbatch in a pipeline, and of each further microbatch, in seconds."""
     slowest = max(usual)
     filled = slowest + (sum(usual) - slowest) / chunks + 2 * send * (len(usual) - 1)
     if chunks > 1 or count == 1:
         return filled, slowest
-    # Once a stage's microbatches wait for earlier ones to return, each round takes as long as all in flight.
+    # When the microbatches of a stage wait for earlier ones to return, a round takes as long as all microbatches in
+    # flight.
     behind, waits = 0.0, 0.0
     for under_way, each in enumerate(reversed(usual), 1):
         behind += each
@@ -396,8 +421,9 @@ def rhythm(usual: Sequence[float], send: float, chunks: int, count: int) -> tupl
 
 
 def fit_computation(job: StepJob, seconds: float) -> ComputeTimes | None:
-    """Find the computation that explains a measured step, by Newton's method. None if communication alone takes
-    longer.
+    """Find the computation time that explains a measured step, by Newton's method.
+
+    Return None if communication alone takes longer than the step.
     """
     scale, compute = 1.0, replace(job.compute, spread=0.0)
     for _ in range(_MOST_ROUNDS):

@@ -1,15 +1,16 @@
 """A training model: its shape and operations, its layout over GPUs, and its memory on one GPU.
 
-Counts are for one replica of the whole model. The layout tells a GPU's share. FLOPs count multiplications and additions
-separately.
+Counts are for one replica of the whole model, and the layout determines the share of each GPU. FLOPs count
+multiplications and additions separately.
 
-Terms: `tp` tensor, `pp` pipeline, `cp` context, `ep` expert and `dp` data parallelism. `tp` is innermost (neighboring
-GPUs), then `cp`, then data parallelism, then the pipeline, as Megatron-LM orders its ranks.
+Layouts have `tp` tensor, `pp` pipeline, `cp` context, `ep` expert and `dp` data parallelism. `tp` is innermost
+(neighboring GPUs), then `cp`, then data parallelism, then the pipeline. Megatron-LM orders its ranks in the same way.
 
-Mixed precision with Adam takes 2 bytes per parameter for weights, 2 for gradients and 12 for the optimizer: weights in
-float32, momentum and variance (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054, section 3.1). In float32 there is no
-second copy of the weights. Activations are additional. Selective recomputation repeats attention in the backward pass,
-and full recomputation repeats whole blocks (Korthikanti et al. 2022, arXiv 2205.05198, section 5).
+Mixed precision with Adam takes 2 bytes per parameter for weights, 2 for gradients and 12 for the optimizer. The
+optimizer stores the weights in float32, momentum and variance (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054, section
+3.1). Models in float32 have no second copy of the weights. Activations need additional memory. Selective recomputation
+repeats attention in the backward pass, and full recomputation repeats whole blocks (Korthikanti et al. 2022, arXiv
+2205.05198, section 5).
 """
 
 import re
@@ -26,14 +27,14 @@ from gpubench.model.terms.operation import DataType
 
 
 class BlockKind(StrEnum):
-    """The kind of block that a model stacks."""
+    """The kind of block in the stack of a model."""
 
     TRANSFORMER = "transformer"
     MLP = "mlp"
 
 
 class Recompute(StrEnum):
-    """The part of a block's forward pass that the backward pass repeats to save memory."""
+    """The part of a block's forward pass that the backward pass computes again to save memory."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -41,7 +42,9 @@ class Recompute(StrEnum):
 
 
 class ParameterTensor(Struct, frozen=True):
-    """A parameter: its name within the model and number of elements. `expert` means that only some tokens use it."""
+    """A parameter with its name in the model and its number of elements. `expert` is true if only some tokens use
+    it.
+    """
 
     name: str
     elements: int
@@ -49,10 +52,10 @@ class ParameterTensor(Struct, frozen=True):
 
 
 class Operation(Struct, frozen=True):
-    """One operation of a block: FLOPs of its forward pass for one sequence, and its own parameters.
+    """One operation in a block: the FLOPs of its forward pass for one sequence, and its parameters.
 
-    `needs_attention` marks attention itself, whose FLOPs grow with the square of the sequence. A product has `inputs`
-    by `outputs` weights. Both are 0 for other operations.
+    - `needs_attention` is true for attention itself, whose FLOPs grow with the square of the sequence length.
+    - `inputs` and `outputs` are the dimensions of the weights in a matrix product, and 0 for other operations.
     """
 
     name: str
@@ -66,11 +69,13 @@ class Operation(Struct, frozen=True):
 class TransformerModel(Struct, frozen=True, kw_only=True):
     """The shape of a model, and the batch of one step.
 
-    `batch` is the number of sequences in a microbatch on one GPU. `intermediate` is the width inside the MLP. `gated`
-    means a third matrix in the MLP (SwiGLU). A block has `experts` MLPs, and a token passes `experts_per_token` of
-    them. `key_value_heads` is lower than `heads` if queries share them. `head_size` is set if it differs from hidden
-    over heads. A `vocabulary` of 0 means blocks alone. With `fp8`, products compute in 8 bits, and everything else in
-    `data_type`.
+    - `batch` is the number of sequences in a microbatch on one GPU.
+    - `intermediate` is the width of the MLP. `gated` means that the MLP has a third matrix (SwiGLU).
+    - `experts` is the number of MLPs in a block, of which a token uses `experts_per_token`.
+    - `key_value_heads` is lower than `heads` if queries share keys and values.
+    - `head_size` is only set if it differs from `hidden` divided by `heads`.
+    - `vocabulary` is 0 for a model without embedding and head.
+    - With `fp8`, matrix products compute in 8 bits. All other operations use `data_type`.
     """
 
     name: str
@@ -95,31 +100,31 @@ class TransformerModel(Struct, frozen=True, kw_only=True):
 
     @property
     def width(self) -> int:
-        """The width inside the MLP, by default four times the hidden size."""
+        """The width of the MLP. The default is four times the hidden size."""
         return self.intermediate or 4 * self.hidden
 
     @property
     def query_width(self) -> int:
-        """Elements per token of the queries, and of attention's output."""
+        """The number of elements per token in the queries, and in the output of attention."""
         return self.head_size * self.heads or self.hidden
 
     @property
     def key_value_width(self) -> int:
-        """Elements per token of the keys, and of the values."""
+        """The number of elements per token in the keys. The values have as many."""
         return self.query_width // self.heads * (self.key_value_heads or self.heads)
 
     @property
     def tokens(self) -> int:
-        """Tokens per microbatch."""
+        """The number of tokens per microbatch."""
         return self.batch * self.sequence
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of the activations between two blocks per microbatch."""
+        """The size of the activations between two blocks, in bytes per microbatch."""
         return self.tokens * self.hidden * self.data_type.size_bytes
 
     def operations(self, block: int) -> tuple[Operation, ...]:
-        """Return the operations of a block in forward order."""
+        """Return the operations of a block, in the order of the forward pass."""
         return _operations(self, block)
 
     def _written(self, block: int) -> Iterator[Operation]:
@@ -128,14 +133,17 @@ class TransformerModel(Struct, frozen=True, kw_only=True):
             hidden, sequence, width = self.hidden, self.sequence, self.query_width
             yield self._norm(f"{at}norm1")
             yield self._linear(f"{at}attention.in", hidden, width + 2 * self.key_value_width)
-            # With a causal mask a token sees half of the sequence on average, in scores and in weighted values.
+            # With a causal mask, a token attends to half of the sequence on average. This halves scores and weighted
+            # values.
             yield Operation(f"{at}attention", 2.0 * sequence * sequence * width, needs_attention=True)
             yield self._linear(f"{at}attention.out", width, hidden)
             yield self._norm(f"{at}norm2")
         yield from self._mlp(at)
 
     def ends(self) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
-        """The embedding and the projection to the vocabulary, both empty for a model of blocks alone."""
+        """The operations of the embedding and of the vocabulary projection. Both are empty for a model that only
+        has blocks.
+        """
         if not self.vocabulary:
             return (), ()
         table = ParameterTensor("embedding", self.vocabulary * self.hidden)
@@ -144,12 +152,12 @@ class TransformerModel(Struct, frozen=True, kw_only=True):
         return (Operation("embedding", 0.0, (table,)),), (head,)
 
     def head_flops(self) -> float:
-        """FLOPs of the projection to the vocabulary for one sequence."""
+        """Return the FLOPs of the vocabulary projection for one sequence."""
         return sum(each.flops for each in self.ends()[1])
 
     @property
     def parameters(self) -> int:
-        """Elements of all parameters."""
+        """The number of parameters of the model."""
         ends = sum(tensor.elements for end in self.ends() for each in end for tensor in each.tensors)
         return ends + self.layers * sum(
             tensor.elements for operation in self.operations(0) for tensor in operation.tensors
@@ -157,12 +165,12 @@ class TransformerModel(Struct, frozen=True, kw_only=True):
 
     @property
     def expert_parameters(self) -> int:
-        """Elements of the experts, which expert parallelism splits."""
+        """The number of parameters in experts, which expert parallelism distributes over ranks."""
         tensors = (tensor for operation in self.operations(0) for tensor in operation.tensors)
         return self.layers * sum(each.elements for each in tensors if each.expert)
 
     def forward_flops(self) -> float:
-        """FLOPs of the forward pass per microbatch."""
+        """Return the FLOPs of the forward pass per microbatch."""
         blocks = self.layers * sum(operation.flops for operation in self.operations(0))
         return self.batch * (blocks + self.head_flops())
 
@@ -180,7 +188,7 @@ class TransformerModel(Struct, frozen=True, kw_only=True):
         )
         active = 2.0 * self.sequence * self.experts_per_token
         for name, inputs, outputs in (("up", hidden, into), ("down", width, hidden)):
-            # Grouped products keep the weights of all experts in one tensor.
+            # Grouped matrix products store the weights of all experts in one tensor.
             own = (ParameterTensor(f"{at}experts.{name}", self.experts * inputs * outputs, expert=True),)
             flops = active * inputs * outputs
             yield Operation(f"{at}experts.{name}", flops, own, inputs=inputs, outputs=outputs)
@@ -202,19 +210,23 @@ class TransformerModel(Struct, frozen=True, kw_only=True):
 
 @lru_cache(1024)
 def _operations(model: TransformerModel, block: int) -> tuple[Operation, ...]:
-    """Cached, because every microbatch of every layout needs the same blocks."""
+    """Cached, because every microbatch of every layout uses the same blocks."""
     return tuple(model._written(block))  # noqa: SLF001
 
 
-_ASPECT = 128  # Hidden size over layers, as in GPT-3 175B (arXiv 2005.14165, table 2.1) and Llama 2 7B
+_ASPECT = 128  # Hidden size divided by layers, as in GPT-3 175B (arXiv 2005.14165, table 2.1) and Llama 2 7B
 _HIDDEN_STEP = 256
 _HEAD = 128
 
 
 def model_with_parameters(parameters: int, *, sequence: int, batch: int) -> TransformerModel:
-    """Return a model of blocks alone with about this many parameters: 12 · layers · hidden², hidden = 128 · layers."""
+    """Return a model without embedding and head that has about this many parameters.
+
+    It has 12 · layers · hidden² parameters, and hidden = 128 · layers.
+    """
     ideal = (parameters * _ASPECT / 12) ** (1 / 3)
-    step = 8 * _HEAD if ideal > 4 * 8 * _HEAD else _HIDDEN_STEP  # large models are split over eight GPUs by their heads
+    # Large models are often split over eight GPUs by attention heads
+    step = 8 * _HEAD if ideal > 4 * 8 * _HEAD else _HIDDEN_STEP
     hidden = max(step, round(ideal / step) * step)
     layers = max(1, round(parameters / (12 * hidden * hidden)))
     layers = layers if layers < 8 else round(layers / 4) * 4
@@ -229,7 +241,7 @@ def model_with_parameters(parameters: int, *, sequence: int, batch: int) -> Tran
 
 
 class Sharding(StrEnum):
-    """What data-parallel ranks shard: nothing, optimizer states, also gradients, or also parameters."""
+    """What data-parallel ranks shard: nothing, optimizer states, these and gradients, or parameters as well."""
 
     DDP = "ddp"
     ZERO1 = "zero1"
@@ -240,7 +252,7 @@ class Sharding(StrEnum):
     def gathers_parameters(self) -> bool:
         """True if parameters are gathered block by block before the forward pass.
 
-        FSDP frees them after it, and gathers them again for the backward pass.
+        FSDP then frees them, and gathers them again for the backward pass.
         """
         return self in (Sharding.ZERO2, Sharding.FSDP)
 
@@ -255,10 +267,11 @@ _WORD = re.compile(r"(?P<name>tp|pp|v|cp|ring|ep|dp|hsdp)(?P<count>\d{1,5})", re
 
 
 class ParallelLayout(Struct, frozen=True, kw_only=True):
-    """The number of ranks per kind of parallelism. `stages_per_gpu` above 1 means an interleaved pipeline.
+    """The number of ranks for each kind of parallelism.
 
-    Expert parallelism uses data-parallel ranks, so it does not multiply. `shards` is the number of ranks that shard the
-    parameters in each group (HSDP), 0 for all ranks.
+    - `stages_per_gpu` above 1 means an interleaved pipeline.
+    - `expert` does not multiply the number of GPUs, because expert parallelism uses data-parallel ranks.
+    - `shards` is the number of ranks in each group that shards the parameters (HSDP), or 0 if all ranks shard them.
     """
 
     data: int = 1
@@ -278,17 +291,19 @@ class ParallelLayout(Struct, frozen=True, kw_only=True):
 
     @property
     def gradient_ranks(self) -> int:
-        """Ranks that have the same parameters and reduce their gradients."""
+        """The number of ranks that have the same parameters and reduce their gradients together."""
         return self.data * self.context
 
     @property
     def shard_ranks(self) -> int:
-        """Ranks that shard parameters, gradients and optimizer states, as far as the layout does."""
+        """The number of ranks over which parameters, gradients and optimizer states are sharded, if the layout
+        shards them.
+        """
         return self.shards or self.gradient_ranks
 
     @property
     def replicas(self) -> int:
-        """Groups of sharding ranks, which reduce gradients between them."""
+        """The number of sharding groups. Gradients are reduced between the groups."""
         return self.gradient_ranks // self.shard_ranks
 
     def __str__(self) -> str:
@@ -304,7 +319,7 @@ class ParallelLayout(Struct, frozen=True, kw_only=True):
 
 
 def parse_layout(text: str, gpus: int) -> ParallelLayout:
-    """Parse a layout. The remaining ranks are data-parallel. Raises UsageError."""
+    """Parse a layout such as 'tp2 pp4 ddp'. All remaining ranks are data-parallel. Raises UsageError."""
     counts, shardings, sequence_parallel = dict[str, int](), list[Sharding](), False
     for word in text.lower().replace(",", " ").split():
         match = _WORD.fullmatch(word)
@@ -345,7 +360,7 @@ def parse_layout(text: str, gpus: int) -> ParallelLayout:
 
 
 def misfit(model: TransformerModel, layout: ParallelLayout) -> str:
-    """Return why a model does not fit a layout, or ''."""
+    """Return why a model does not fit a layout, or an empty text if it does."""
     heads, key_values = model.heads, model.key_value_heads or model.heads
     reasons = (
         (model.heads % layout.tensor != 0, f"{heads} heads do not divide by tp{layout.tensor}"),
@@ -380,10 +395,11 @@ def misfit(model: TransformerModel, layout: ParallelLayout) -> str:
 
 
 def layers_by_stage(layers: int, layout: ParallelLayout) -> tuple[int, ...]:
-    """Return the layers of each GPU of a pipeline.
+    """Return the number of layers on each GPU of a pipeline.
 
-    If they do not divide by the stages, the last stage and the first have one fewer, then those before the last,
-    because these have the head and the embedding (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2).
+    If layers are not divisible by stages, some stages have one layer fewer. These are the last stage, the first stage,
+    and then the stages before the last. The last and first stage also have the head and the embedding (Dubey et al.
+    2024, arXiv 2407.21783, section 3.3.2).
     """
     parts = layout.pipeline * layout.stages_per_gpu
     most = ceil(layers / parts)
@@ -403,25 +419,26 @@ def check_layout(model: TransformerModel, layout: ParallelLayout) -> None:
         )
 
 
-OPTIMIZER_BYTES = 12  # Adam's states per parameter in mixed precision
-_MASTER_BYTES = 4  # Of these, the weights in float32
+OPTIMIZER_BYTES = 12  # Adam's optimizer states per parameter in mixed precision
+_MASTER_BYTES = 4  # The float32 copy of the weights, which is part of OPTIMIZER_BYTES
 _HALF_BYTES = 2
 
 
 def states_bytes(model: TransformerModel, layout: ParallelLayout, optimizer_bytes: int = OPTIMIZER_BYTES) -> int:
-    """Return the bytes of weights, gradients and optimizer states on the fullest GPU. `optimizer_bytes` is per
-    parameter.
+    """Return the memory for weights, gradients and optimizer states on the GPU that needs the most, in bytes.
+
+    `optimizer_bytes` is the size of the optimizer states per parameter.
     """
     shared = model.parameters - model.expert_parameters
-    # Use the stage with most layers, and an equal share of the parameters outside blocks.
+    # Use the stage with the most layers, and count the parameters outside of blocks in proportion to its layers.
     part = max(layers_by_stage(model.layers, layout)) / model.layers
     own = ceil(shared * part / layout.tensor)
     own += ceil(model.expert_parameters * part / layout.tensor / layout.expert)
     size, ranks, sharding = model.data_type.size_bytes, layout.shard_ranks, layout.sharding
     block = ceil(own / max(1, round(model.layers * part)))
-    # In a pipeline, gathered parameters and gradients stay for the following microbatches.
+    # In a pipeline, gathered parameters and gradients stay in memory for the following microbatches.
     gives_up = sharding is Sharding.FSDP and layout.pipeline == 1
-    # One block is gathered while it computes, and the next is in flight.
+    # Two blocks are gathered: one that computes, and the next one, which is in flight.
     gathered = 2 * block * size if gives_up else own * size if sharding.gathers_parameters else 0
     weights = own * size // (ranks if sharding.gathers_parameters else 1) + gathered
     splits_gradients = sharding.gathers_parameters and layout.pipeline == 1

@@ -1,4 +1,4 @@
-"""Reads the shape of a model from TOML or JSON, with gpubench's keys or those of a Hugging Face config.json."""
+"""Reads the shape of a model from TOML or JSON. Keys are gpubench's own or those of a Hugging Face config.json."""
 
 import difflib
 import re
@@ -34,7 +34,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "fp8": (),
     "name": ("_name_or_path",),
 }
-"""gpubench's keys and their synonyms. Other keys of a config.json are ignored."""
+"""gpubench's keys and their synonyms. All other keys in a config.json are ignored."""
 
 _TRAINED_TYPES = (DataType.BFLOAT16, DataType.FLOAT16, DataType.FLOAT32)
 _NEEDED = ("layers", "hidden", "heads")
@@ -49,7 +49,7 @@ _LONGEST = ("max_position_embeddings", "n_positions", "max_sequence_length")
 USUAL_SEQUENCE = 4096
 _GATED_TYPES = ("llama", "mistral", "mixtral", "qwen", "gemma", "phi3", "deepseek", "olmo", "cohere", "falcon3")
 _UNTIED_TYPES = ("llama", "mistral", "mixtral", "qwen", "phi3", "deepseek", "olmo", "gpt_neox")
-"""Families whose tie_word_embeddings is false by default."""
+"""Model families in which tie_word_embeddings is false by default."""
 
 _NOT_MODELLED = ("is_encoder_decoder", "n_shared_experts", "first_k_dense_replace", "shared_expert_intermediate_size")
 _BIASED_TYPES = ("gpt2", "gpt_neo", "gpt_neox", "opt", "bloom", "bert")
@@ -66,7 +66,9 @@ _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def parse_parameters(text: str) -> int:
-    """Parse '7B' or '806M' as parameters, 1000-based. Raises UsageError without a unit."""
+    """Parse a number of parameters such as '7B' or '806M', with factors of 1000. Raises UsageError if the unit is
+    missing.
+    """
     match = _COUNT.fullmatch(text.strip())
     if match is None or not match["unit"]:
         raise UsageError(
@@ -84,9 +86,9 @@ def parse_parameters(text: str) -> int:
 def read_model(
     path: Path, *, sequence: int | None = None, batch: int | None = None
 ) -> tuple[TransformerModel, list[str]]:
-    """Read the model in a file, and return its assumptions as sentences.
+    """Read the model in a file. Return it with the assumptions about it as sentences.
 
-    Raises UsageError if it cannot be read, or if a key is unknown, missing, or invalid.
+    Raises UsageError if the file cannot be read, or if a key is unknown, missing, or invalid.
     """
     text, name = read_text(path, _WANTED), str(path)
     plain = _loaded(text, path, name)
@@ -130,7 +132,7 @@ def _values(plain: Mapping[str, Any], name: str, *, is_config: bool) -> dict[str
             )
         if key is not None and value is not None:
             values.setdefault(key, value)
-    # If both are set, intermediate_size is the width of the few blocks without experts.
+    # If both keys are set, intermediate_size is the width of the few blocks that have no experts.
     if values.get("experts") and plain.get(_EXPERT_WIDTH) is not None:
         values["intermediate"] = plain[_EXPERT_WIDTH]
     return values
@@ -145,7 +147,9 @@ def _assume(
     sequence: int | None,
     batch: int | None,
 ) -> None:
-    """Fill missing values, first from the options and then by assumption, with a note."""
+    """Fill in missing values from the options. Assume the other missing values, and add a note about each
+    assumption.
+    """
     if sequence is not None:
         values["sequence"] = sequence
     if batch is not None:
@@ -161,7 +165,7 @@ def _assume(
         family = str(plain.get("model_type", "")).lower()
         values.setdefault("gated", family.startswith(_GATED_TYPES))
         values.setdefault("biases", family.startswith(_BIASED_TYPES))
-        # transformers' PretrainedConfig omits default values, and the default is true.
+        # transformers' PretrainedConfig omits keys with default values. The default of tie_word_embeddings is true.
         values.setdefault("tied_embeddings", not family.startswith(_UNTIED_TYPES))
         if not family.startswith((*_GATED_TYPES, *_BIASED_TYPES)):
             notes.append(f"model_type {family or 'is not told'}: taken for a decoder with an MLP of two matrices")
