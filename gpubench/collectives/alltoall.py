@@ -32,7 +32,7 @@ def block_counts(largest: int, ranks: int, skew: float) -> tuple[int, ...]:
 
 
 def skewed(skew: float) -> Collective:
-    """Return alltoallv with unequal blocks, as busy and idle experts cause them in a mixture of experts.
+    """Return alltoallv with unequal blocks, as with busy and idle experts in a mixture of experts.
 
     The size is rank 0's receive buffer, so busbw is the bandwidth of its links, as in alltoall. The last rank receives
     (1 - skew) times the size.

@@ -32,8 +32,8 @@ _LATENCY_US = {True: (9.9, 0.9), False: (6.6, 1.0)}
 """Latency of a ring operation and of one step in µs, with NVLink (True) and without.
 
 Over PCIe these are NCCL's own values for the LL protocol (graph/tuning.cc). 64 KiB takes 1.1 times that on 8 RTX PRO
-6000. Over NVLink they are 1.5 times NCCL's values. 64 KiB takes 1.1 times NCCL's value on 8 H200s in a virtual machine,
-and 1.5 to 2.6 times in published results for H200, B200 and A100.
+6000. Over NVLink they are 1.5 times NCCL's values. On 8 H200s in a virtual machine, 64 KiB takes 1.1 times NCCL's
+value. In published results for H200, B200 and A100, it takes 1.5 to 2.6 times as long.
 """
 
 _NVLS_LATENCY_US = 25.0  # NCCL's own latency for NVLS (graph/tuning.cc)

@@ -166,8 +166,8 @@ _LEAST_SHARE, _LEAST_SHARE_OF_SENDS = 0.33, 0.15
 """Fraction of the limit that even a slow healthy machine reaches, without latency, and the same for sends and
 receives.
 
-Healthy machines reach at least 50 %. Sends and receives reach 18 %, because NCCL divides its channels among the peers:
-64 MiB reach 262 of 450 GB/s on 2 H200s, 157 on 4 and 81 on 8.
+Healthy machines reach at least 50 %. Sends and receives reach 18 %, because NCCL divides its channels among the peers.
+With 64 MiB, they reach 262 of 450 GB/s on 2 H200s, 157 on 4 and 81 on 8.
 """
 
 _MOST_LATENCY_US, _MOST_LATENCY_US_A_RANK = 10.0, 2.0
@@ -233,8 +233,9 @@ def time_from_network(
     Use the algorithm that NCCL's log names. If the log names none, assume the one that NCCL's model chooses. A slow
     large row then only warns, unless `like_model` is true.
 
-    If the NICs are unknown, accept the time of a healthy ring, because EFA reaches 335 GB/s on 2 × 8 H100, but NVLSTree
-    would reach 483. Return None inside a node, if RDMA is host-staged, or if the ranks do not fit the profile.
+    If the NICs are unknown, accept the time of a healthy ring. The reason is EFA on 2 × 8 H100, which reaches 335 GB/s,
+    while the model of NVLSTree expects 483. Return None inside a node, if RDMA is host-staged, or if the ranks do not
+    fit the profile.
     """
     if row.nodes < 2 or profile is None or profile.match.generic is not None:
         return None

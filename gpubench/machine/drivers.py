@@ -109,7 +109,7 @@ def read_attribute(library: Any, attribute: int, ordinal: int) -> int | None:
 
 
 def _read_gpu(library: Any, index: int, device: int) -> CudaGpu:
-    # this import takes 15 ms, during which CUDA can initialise
+    # This import takes 15 ms, during which CUDA can initialize.
     from gpubench.model.facts.snapshot import normalize_bus_id
 
     address = ctypes.create_string_buffer(_BUS_ID_BYTES)

@@ -147,7 +147,7 @@ def read_library(library: Any) -> MpiFacts:
 
 
 def cuda_built(library: Any) -> bool | None:
-    """True if Open MPI was built with CUDA support. None for other libraries. Works even before MPI is initialised."""
+    """True if Open MPI was built with CUDA support. None for other libraries. Works even before MPI is initialized."""
     try:
         return bool(ctypes.c_bool.in_dll(library, "opal_built_with_cuda_support").value)
     except ValueError:

@@ -1,7 +1,7 @@
-"""A child process that reads traffic of GPUs from NVML: one line of JSON with readings per line of input.
+"""A child process that reads the traffic of GPUs from NVML. It answers each line of input with a line of JSON.
 
-Hopper and later GPUs report average rates between two samples (GPM), older GPUs have byte counters. On a busy H200, one
-sample takes 0.3 ms of CPU time, kernel utilization up to 1.8 ms, errors 1.0 ms and links 0.9 ms
+Hopper and later GPUs report average rates between two samples (GPM). Older GPUs have byte counters. The CPU time of one
+sample on a busy H200 is 0.3 ms. Reading kernel utilization adds up to 1.8 ms, errors 1.0 ms, and links 0.9 ms
 (`benchmarks.nvml_costs`).
 """
 
@@ -40,8 +40,9 @@ _ERROR_FIELDS = {"NVLink replay": 161, "NVLink recovery": 162, "NVLink crc_flit"
 """NVML_FI_DEV_NVLINK_ERROR_* field numbers. Scope 0xFFFFFFFF returns the sum over all links."""
 
 _SELDOM = 20
-"""Error counters rarely change, but cost as much as everything else together. So read those of a GPU only in one of 20
-readings. GPUs take turns."""
+"""Read each GPU's error counters only in every 20th reading. They rarely change, but cost as much as everything
+else together.
+"""
 
 _C2C = "it reaches host memory by NVLink-C2C, which is not counted here"
 
@@ -228,7 +229,7 @@ class _GpmSamples:
             self._library.nvmlGpmSampleGet(self._handle, self._samples[now])
             self._request.sample1, self._request.sample2 = self._samples[before], self._samples[now]
             found = {name: mib_s * _MIB / BYTES_PER_GB for name, mib_s in self._averages(_GPM_RATES).items()}
-            # Kernel utilization is needed to tell PCIe traffic from kernels and from copies apart.
+            # Kernel utilization distinguishes PCIe traffic by kernels from PCIe traffic by copies.
             if found.get("pcie_sent", 0.0) >= FOREIGN_GB_S:
                 found |= self._averages(_GPM_KERNELS)
         except self._library.NVMLError as error:

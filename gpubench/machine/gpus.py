@@ -130,7 +130,7 @@ _UNKNOWN_TO_PYNVML = "this nvidia-ml-py does not know of it"
 
 
 def read_settings(library: Any, handles: Mapping[int, object]) -> snapshot.DriverSettings:
-    """Read the driver settings from an initialised pynvml. `handles` are the responding GPUs by index."""
+    """Read the driver settings from an initialized pynvml. `handles` are the responding GPUs by index."""
     unknown: dict[str, str] = {}
     mode = _read_setting(library, "nvmlSystemGetNvlinkBwMode", "nvlink_bandwidth_mode", unknown)
     mode_name = enum_name(_BANDWIDTH_MODES, mode)
@@ -227,7 +227,7 @@ class NvmlFacts(Struct, frozen=True, kw_only=True):
 
 
 def read_node(library: Any, cpus: int) -> NvmlFacts:
-    """Read driver, GPUs and GPU pairs from an initialised pynvml. `cpus` is the number of configured CPUs."""
+    """Read driver, GPUs and GPU pairs from an initialized pynvml. `cpus` is the number of configured CPUs."""
     handles: dict[int, object] = {}
     gone: list[snapshot.GpuFacts] = []
     for index in range(library.nvmlDeviceGetCount()):

@@ -251,7 +251,9 @@ def _ethernet(interface: _Interface) -> NicFacts:
 
 
 def _hardware(device: Path, *, hca_type: str | None, name: str) -> NicFacts:
-    """Read the PCI device behind a NIC. Software RDMA has none, although its sysfs folder may be below a real NIC."""
+    """Read the PCI device behind a NIC. Software RDMA has none, although its sysfs directory may be below a real
+    NIC.
+    """
     folder = None if name.startswith(_SOFTWARE_NAMES) else pci_folder(device)
     if folder is None:
         model = SOFTWARE_RDMA if name and (exists(device.parent) or name.startswith(_SOFTWARE_NAMES)) else None

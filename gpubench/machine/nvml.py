@@ -105,7 +105,7 @@ def read_nvml() -> "NvmlFacts":
 
 
 def open_library() -> Any | None:
-    """Return an initialised pynvml for repeated readings. None without a driver. The caller must call
+    """Return an initialized pynvml for repeated readings. None without a driver. The caller must call
     `nvmlShutdown`.
     """
     if not _is_installed():
@@ -131,7 +131,7 @@ def visible_count(gpus: int, setting: str | None) -> int:
 
 
 class NvmlReader:
-    """Keep NVML initialised until `close`. `library` is None without a driver."""
+    """Keep NVML initialized until `close`. `library` is None without a driver."""
 
     def __init__(self) -> None:
         self.library: Any | None = open_library()

@@ -179,7 +179,7 @@ class NvmlUse(NvmlReader):
 
 
 class OtherUsers:
-    """The `ports.GpuUsers` of several GPUs, addressed by their position in `bus_ids`."""
+    """Implement `ports.GpuUsers` for several GPUs, which are addressed by their position in `bus_ids`."""
 
     def __init__(self, use: NvmlUse, bus_ids: Sequence[str], own_pids: Collection[int]) -> None:
         self._use, self._bus_ids, self._own_pids = use, bus_ids, own_pids
@@ -283,7 +283,7 @@ _PYTHON = re.compile(r"python[\d.]*$|^pt_main|^ray::", re.ASCII)
 _SECONDS_TO_SECOND_LOOK, _MOST_SECONDS_BETWEEN_LOOKS = 2.0, 5.0
 """A PyTorch process has thousands of lines in its maps file, so it is inspected less often after each look."""
 
-# Return the settings that change results from an environment, and never the whole environment.
+# A function that selects the settings that change results from an environment. It never returns the whole environment.
 Settings = Callable[[Mapping[str, str]], dict[str, str]]
 
 
@@ -318,7 +318,7 @@ class Tasks:
         return self.tasks()
 
     def look_closely(self, pids: Collection[int], now: float) -> bool:
-        """Read the NCCL state of processes that are due. Return True if any was read."""
+        """Read the NCCL state of these processes, unless it was read recently. Return True if any was read."""
         has_looked = False
         for pid in pids:
             known = self._known.get(pid)
@@ -479,7 +479,10 @@ class NodeTraffic:
         )
 
     def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:
-        """Read the NCCL state of these processes if it is due. Return all processes, or None if nothing was read."""
+        """Read the NCCL state of these processes, unless it was read recently.
+
+        Return all processes, or None if nothing was read.
+        """
         return self._tasks.tasks() if self._tasks.look_closely(pids, self._clock()) else None
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ class Memory(Protocol):
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
         """Count the wrong elements in blocks. Each block comes with the rank whose data it should contain.
 
-        None instead of a rank stands for the reduction over all ranks.
+        None as the rank means the reduction over all ranks.
         """
 
 

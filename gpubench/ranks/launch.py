@@ -47,8 +47,8 @@ _OPEN_MPI_SETTINGS = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     # All ranks are on this host, and Open MPI 5 needs a second to look for fabrics.
     "OMPI_MCA_btl": "^ofi",
-    # In mpirun, hwloc's plugins start OpenCL, X11 or CUDA to list GPUs, which gpubench does not need. hwloc ignores
-    # names of plugins that are not installed (hwloc manual, "Components and plugins").
+    # In mpirun, hwloc's plugins start OpenCL, X11 or CUDA to list GPUs, which gpubench does not need. Names of plugins
+    # that are not installed are ignored (hwloc manual, "Components and plugins").
     "HWLOC_COMPONENTS": "-gl,-opencl,-cuda,-nvml,-rsmi,-levelzero",
 }
 

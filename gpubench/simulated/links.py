@@ -130,8 +130,8 @@ def corrupted_pairs(faults: Iterable[Fault]) -> set[frozenset[int | None]]:
 
 
 def _links_left(profile: Profile, faults: Iterable[Fault]) -> dict[frozenset[int], float]:
-    """Return the fraction of active NVLinks for each GPU pair. If a fault takes some of a GPU's links down, it
-    takes the last.
+    """Return the fraction of active NVLinks for each GPU pair. If only some of a GPU's links are active, they are
+    its first ones.
     """
     left: dict[frozenset[int], float] = {}
     pairs = () if profile.nvlink is None else profile.nvlink.pairs
@@ -184,7 +184,7 @@ def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault], left: Mapp
 
 
 def _have_peer_access(profile: Profile, pair: frozenset[int]) -> bool:
-    """False for GPU pairs that are host-staged even without faults."""
+    """True if GPUs of this pair have peer access when healthy. Otherwise they are host-staged by design."""
     access, nvlink = profile.peer_access, profile.nvlink
     joined = nvlink is not None and (not nvlink.pairs or pair in {frozenset(ends[:2]) for ends in nvlink.pairs})
     return (access.status if joined or access.unlinked is None else access.unlinked) == P2P_OK
@@ -256,7 +256,7 @@ def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault], sharing: int = 1) -
 
 
 _SPREAD = 0.0005  # Relative standard deviation between samples. GPU pairs on four H200s differ by 0.1 %
-# Fraction of a link's rate that copies reach, if the profile has no expected value. Measured: 80 to 92 %. Kind:
+# Fraction of a link's rate that copies reach, if the profile has no expected value. Copies reach 80 to 92 %. Kind:
 # derived.
 _ACHIEVED = 0.85
 _LATENCY_US, _STAGED_LATENCY_US, _HOST_LATENCY_US = 2.0, 15.0, 10.0
@@ -281,7 +281,7 @@ class _NoMemory:
     def fill_byte(self, size_bytes: int, value: int) -> None: ...
 
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:  # noqa: ARG002
-        """Count all elements that were lost on the way, because the destination keeps its old contents."""
+        """Count lost elements as wrong, because the destination keeps its old contents."""
         lost = self._lost
         if lost is None:
             raise NotImplementedError("simulated memory holds no data")
@@ -451,8 +451,8 @@ def _place(region: Region) -> Place:
 
 
 _TO_GPU_SHARE, _TO_HOST_SHARE, _BETWEEN_SHARE = 0.84, 0.29, 0.36
-"""Fraction of the copy engine's bandwidth that a prefetch reaches: 46.5 (to the GPU) and 16 (to the host) of 55.3
-GB/s, and 139 of 388 GB/s between GPUs.
+"""Fraction of the copy engine's bandwidth that a prefetch reaches. To the GPU it is 46.5 of 55.3 GB/s, to the host
+16 of 55.3, and between GPUs 139 of 388.
 """
 
 _FAULTS_SHARE, _FAULTS_BETWEEN_SHARE = 0.205, 0.031
@@ -460,7 +460,7 @@ _FAULTS_SHARE, _FAULTS_BETWEEN_SHARE = 0.205, 0.031
 GB/s from another GPU.
 """
 
-_LOCAL_GB_S = 1000.0  # Bandwidth of a kernel's copy within GPU memory. An H200 reaches 1080. Derived
+_LOCAL_GB_S = 1000.0  # Bandwidth of a kernel's copy within GPU memory. An H200 reaches 1080 GB/s. Derived
 
 
 class SimulatedManaged:
@@ -485,8 +485,8 @@ class SimulatedManaged:
         return memory
 
     def prefetch(self, memory: Memory, place: Place, by: int) -> float:
-        """Return the time of a prefetch in seconds: the copy engine's time for the same copy, divided by a measured
-        fraction.
+        """Return the time of a prefetch in seconds. It is the copy engine's time for the same copy, divided by a
+        measured fraction.
         """
         source, self._location = self._location, place
         if source == place:

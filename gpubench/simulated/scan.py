@@ -27,7 +27,8 @@ DIPS = 0.01  # Fraction of samples whose bandwidth a brief disturbance lowers by
 _SMALLEST_DIP, _LARGEST_DIP = 0.05, 0.4
 
 _COLLECTIVE_SPREAD = 0.003  # Relative standard deviation for a collective with large messages, as in simulated.times
-SET_UP_SECONDS = 0.44  # Time to create communicators of two ranks on each GPU. The slowest first attempt on four H200s
+# Time to create communicators of two ranks on each GPU, in the slowest first attempt on four H200s
+SET_UP_SECONDS = 0.44
 SECONDS_OF_COPYING = 0.5  # Time of copying per round, after warm-up
 # Time to start a round on all nodes and collect the replies. Checked by benchmarks/scan_control.py.
 CONTROL_SECONDS = 0.1

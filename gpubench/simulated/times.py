@@ -2,8 +2,8 @@
 
 Inside a node, the times are the profile's expected times, increased for faulty links and host-staged pairs. Between
 nodes, they follow `collectives.expected`. Channels have equal shares of the data, and every node uses as many as the
-node with the fewest (NVIDIA/nccl#438, and src/graph/search.cc and src/init.cc in NCCL 2.28, without its bandwidth
-steps). Kind: derived.
+node with the fewest. This follows NVIDIA/nccl#438, and src/graph/search.cc and src/init.cc in NCCL 2.28, without its
+bandwidth steps. Kind: derived.
 
 The effect of a limit on CTAs was fitted to one series on 4 H200s (NCCL 2.28.9, 2026-11-22). With NCCL's default of 24
 CTAs, 256 MiB took 1.233 ms. With 16, 8, 4 and 2 CTAs, it took 1.471, 2.533, 4.404 and 8.275 ms. Waiting and sharing

@@ -128,7 +128,7 @@ class Coordinator:
         self._collect(messages.ClockReply, dict.fromkeys(self._supervised), time.monotonic() + SECONDS_TO_GREET)
 
     def local(self) -> list[scan.LocalFigure]:
-        """Measure phase 0, the measurements inside a node, on all nodes at once."""
+        """Run phase 0, the measurements inside a node, on all nodes at once."""
         replies = self._ask(
             dict.fromkeys(self._supervised, messages.LocalOrder()),
             messages.LocalReply,

@@ -66,7 +66,7 @@ class ClockReply(_Message, frozen=True):
 
 
 class LocalOrder(_Message, frozen=True):
-    """Order a supervisor to measure phase 0, the measurements inside its node, for its rails."""
+    """Order a supervisor to run phase 0, the measurements inside its node, for its rails."""
 
 
 class LocalReply(_Message, frozen=True):
@@ -79,7 +79,7 @@ class LocalReply(_Message, frozen=True):
 
 
 class FailedOrder(_Message, frozen=True):
-    """Request the workers of a supervisor that died or hung in phase 0."""
+    """Request the list of a supervisor's workers that died or hung in phase 0."""
 
 
 class RoundOrder(_Message, frozen=True):
@@ -164,8 +164,9 @@ def receive(connection: Connection) -> Message:
 
 
 def clock_offset(clock: float, asked: float, answered: float) -> float:
-    """Return the smallest clock difference in seconds that fits a supervisor's clock and the request and reply
-    times.
+    """Return the smallest possible difference between a supervisor's clock and this one, in seconds.
+
+    The supervisor read `clock` at some time between `asked` and `answered`.
     """
     return clock - min(max(clock, asked), answered)
 

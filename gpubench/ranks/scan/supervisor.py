@@ -197,10 +197,10 @@ def seconds_left(deadline: float) -> float:
 
 SECONDS_AFTER_DEADLINE = 1.0  # A worker that has not finished its round this long after the deadline is late
 SECONDS_TO_ABORT = 5.0  # Time for a late worker to abort its communicator before it is killed
-# From the deadline to the supervisor's reply, at most
+# Longest time from the deadline to the supervisor's reply.
 SECONDS_OF_SUPERVISOR = SECONDS_AFTER_DEADLINE + SECONDS_TO_ABORT + SECONDS_TO_BE_KILLED
 
-SECONDS_OF_PHASE_0 = 20.0  # Time to start a worker, initialise its GPU, and measure its copies
+SECONDS_OF_PHASE_0 = 20.0  # Time to start a worker, initialize its GPU, and measure its copies
 SECONDS_WITHOUT_ORDER = 60.0  # A supervisor ends if it gets no order for the duration of three rounds and this time
 _TRIES, _SECONDS_TO_CONNECT = 20, 3.0
 _SECONDS_TO_BE_GREETED = 60.0  # Rank 0 authenticates supervisors one by one, and strangers may connect first

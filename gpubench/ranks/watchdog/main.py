@@ -67,7 +67,7 @@ class Watchdog:
     """Read a rank's progress twice per second until the rank is gone.
 
     A job hangs if every rank has been without progress for longer than its phase may take. Only the watchdog of the
-    lowest reachable rank decides that. Until all ranks have completed MPI initialisation, other watchdogs connect to
+    lowest reachable rank decides that. Until all ranks have completed MPI initialization, other watchdogs connect to
     `local`, and later to `listeners`.
     """
 
@@ -143,7 +143,7 @@ class Watchdog:
         if self._reporter.sees_all_losses:
             self._reporter.lost(lost)
             return
-        # Before MPI is initialised, other watchdogs may still be starting. Only mpirun can then detect which rank was
+        # Before MPI is initialized, other watchdogs may still be starting. Only mpirun can then detect which rank was
         # lost first.
         if self._have_met and not lost.asked_to_end and self._peers.is_first_lost(lost.end_seconds):
             self._reporter.lost(lost)

@@ -48,7 +48,7 @@ class WatchdogAddress(Struct, frozen=True):
 
 
 def job_name(environment: Mapping[str, str]) -> str:
-    """Return the launcher's job name, which all ranks on a host share even before MPI is initialised."""
+    """Return the launcher's job name, which all ranks on a host share even before MPI is initialized."""
     names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID", "SLURM_STEP_ID")
     found = [environment[name] for name in names if name in environment]
     return "-".join(found or [str(os.getppid())])
@@ -200,7 +200,7 @@ class Peers:
     """The other watchdogs of a job. Each query uses a new connection, and threads answer queries from other
     watchdogs.
 
-    Before all ranks have completed MPI initialisation, `secret` is empty. Until then, queries from the same user are
+    Before all ranks have completed MPI initialization, `secret` is empty. Until then, queries from the same user are
     answered, but orders to end are ignored.
     """
 

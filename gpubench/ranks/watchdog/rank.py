@@ -271,7 +271,7 @@ class RankProgress:
 
 
 def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | None) -> RankProgress:
-    """Start this process's watchdog. Call this before initialising MPI and CUDA, because both may hang."""
+    """Start this process's watchdog. Call this before initializing MPI and CUDA, because both may hang."""
     block = ProgressBlock()
     block.enter(Phase.LAUNCH)
     listeners = listen_everywhere()
