@@ -1,1 +1,1 @@
-"""The wiring of devices, the paths that a library chooses, and the evidence for each path."""
+"""How devices are wired, which paths communication libraries choose, and the evidence for each path."""

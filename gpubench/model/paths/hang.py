@@ -1,4 +1,4 @@
-"""Records of ranks about their collectives, and the ranks that keep others waiting."""
+"""What ranks recorded about their collectives, and which ranks block the others in a hang."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -7,10 +7,11 @@ from msgspec import Struct, field
 
 
 class RecordedCall(Struct, frozen=True):
-    """One collective as a rank called it.
+    """One collective that a rank called.
 
-    `sequence` counts the collectives of the group from 1. `called_ns` is on the rank's clock. `place` is the line of
-    the program, '' if not recorded.
+    - `sequence`: number of the collective within its group, from 1
+    - `called_ns`: time of the call on the rank's clock
+    - `place`: source line of the program that called it; '' if not recorded
     """
 
     group: str
@@ -24,9 +25,10 @@ class RecordedCall(Struct, frozen=True):
 
 
 class RankRecord(Struct, frozen=True):
-    """A rank's dump of PyTorch's Flight Recorder: its collectives, and the ranks of its groups if listed.
+    """One rank's dump of PyTorch's Flight Recorder.
 
-    `unfinished_sends` counts unfinished sends and receives.
+    `groups` has the ranks of its process groups, as far as the dump lists them. `unfinished_sends` counts sends and
+    receives that did not complete.
     """
 
     rank: int
@@ -36,9 +38,10 @@ class RankRecord(Struct, frozen=True):
 
 
 class ProcessStack(Struct, frozen=True):
-    """The stack of a process by py-spy: the innermost line of its main thread, then that of the program.
+    """The stack of a process, from py-spy.
 
-    `rank` is the number in the file name, or None.
+    `places` has the innermost line of the main thread, followed by the innermost line of the user's program. `rank`
+    comes from the file name, or is None.
     """
 
     pid: int
@@ -47,7 +50,7 @@ class ProcessStack(Struct, frozen=True):
 
 
 class RasRank(Struct, frozen=True):
-    """A rank in an answer of NCCL's RAS: the operations that it launched per collective, and its problems."""
+    """One rank in a response from NCCL's RAS: its number of launched operations per collective, and its problems."""
 
     rank: int
     host: str = ""
@@ -61,10 +64,10 @@ class RasRank(Struct, frozen=True):
 
 
 class RasCommunicator(Struct, frozen=True):
-    """A communicator in an answer of NCCL's RAS, with the ranks that the answer lists.
+    """One communicator in a response from NCCL's RAS, with the ranks that the response lists.
 
-    `unnamed` has the operation counts of other ranks by collective, the most frequent count first. `remarks` are
-    problems of this or of all communicators.
+    `unnamed` has the operation counts of all other ranks by collective, with the most frequent count first. `remarks`
+    are problems of this communicator or of all communicators.
     """
 
     id: str
@@ -75,7 +78,7 @@ class RasCommunicator(Struct, frozen=True):
 
 
 class HangReason(StrEnum):
-    """Why ranks keep others waiting."""
+    """Reasons why ranks block the other ranks."""
 
     ABSENT = "did not join"
     STARTING = "is still in its initialization (status INIT)"
@@ -97,11 +100,14 @@ class HangReason(StrEnum):
 
 
 class Hang(Struct, frozen=True, kw_only=True):
-    """A collective that did not end, with the ranks that keep others waiting.
+    """A collective that did not complete, and the ranks that block the others.
 
-    `operation` has name, size and data type according to the waiting ranks. `theirs` is what `ranks` called instead or
-    last. `since` is UTC on a waiting rank's clock, '' if unknown. `is_sure` is false if a working job may briefly look
-    like this. `process` is host and pid of the first of `ranks`, and `now` its current line by py-spy.
+    - `operation`: name, size and data type of the collective, according to the waiting ranks
+    - `theirs`: the collective that `ranks` called instead, or called last
+    - `since`: UTC time on the clock of a waiting rank; '' if unknown
+    - `is_sure`: false if a healthy job may look the same for a short time
+    - `process`: host and process id of the first blocking rank
+    - `now`: the line that this process executes, from py-spy
     """
 
     group: str

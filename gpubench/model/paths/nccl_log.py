@@ -1,6 +1,7 @@
-"""Facts from NCCL's log of a job: communicators with their ranks and connections, and explanatory remarks.
+"""Facts from the NCCL logs of a job: communicators with their ranks and connections, and lines that explain
+choices.
 
-A job of a thousand ranks has a million pairs but few distinct sets of channels. Equal sets are one object.
+A job with a thousand ranks has a million pairs, but few distinct sets of channels. Equal sets are therefore one object.
 """
 
 import re
@@ -16,22 +17,25 @@ from gpubench.model.paths.transport import LoggedChannels, Route, Transport, Tra
 from gpubench.model.terms.operation import algbw_gb_s, all_but_own_factor, ring_allreduce_factor, whole_factor
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, group_by
 
-MOST_CHANNELS = 1024  # NCCL has 64. Larger numbers come from garbled lines.
+MOST_CHANNELS = 1024  # NCCL has at most 64 channels. Larger numbers come from garbled lines.
 
 _MOST_TRANSPORTS = 4096
 _ONE_TOO_MANY = Transport("one of many more", TransportKind.UNKNOWN)
-_KINDS_PER_TRANSPORT = 4  # Sent or received, over NCCL's connection 0 or 1
+_KINDS_PER_TRANSPORT = 4  # Two sides (sender or receiver) times two NCCL connections (0 or 1)
 
 
 def channel_code(channel: int, connection: int) -> int:
-    """Encode a channel of NCCL's connection 0 (collectives) or 1 (send and receive)."""
+    """Encode a channel number and its NCCL connection: 0 for collectives, 1 for send and receive."""
     return connection * MOST_CHANNELS + channel
 
 
 class ChannelSet:
-    """The channels to one peer that one rank logs. `bits_by_kind` has channel bits by kind of line, ascending.
+    """The channels to one peer that one rank logs.
 
-    `plus` caches the sets with one more channel by code: `ChannelSets.line_code` + `channel_code`.
+    `bits_by_kind` has a bit mask of channels for each kind of line, in ascending order. A kind encodes the transport,
+    the side and the connection.
+
+    `plus` caches the sets that result from adding a channel, by its code (`ChannelSets.line_code` + `channel_code`).
     """
 
     __slots__ = ("_sets", "bits_by_kind", "logged", "plus", "receives")
@@ -44,7 +48,7 @@ class ChannelSet:
         self.plus: dict[int, ChannelSet] = {}
 
     def add_channel(self, code: int) -> "ChannelSet":
-        """Return the set with one more channel."""
+        """Return the set that also contains the channel with this code."""
         if code not in self.plus:
             kind, channel = divmod(code, MOST_CHANNELS)
             self.plus[code] = self._add_bits(kind, 1 << channel)
@@ -57,7 +61,7 @@ class ChannelSet:
         return union
 
     def has(self, code: int) -> bool:
-        """True if the channel of this code was logged with any transport."""
+        """True if the set contains the channel with this code, over any transport."""
         kind, channel = divmod(code, MOST_CHANNELS)
         return any(
             bits >> channel & 1 and not (other - kind) % _KINDS_PER_TRANSPORT for other, bits in self.bits_by_kind
@@ -70,7 +74,7 @@ class ChannelSet:
 
 
 class ChannelSets:
-    """All distinct channel sets of a job."""
+    """All distinct channel sets of a job, each stored once."""
 
     def __init__(self) -> None:
         self._numbers: dict[Transport, int] = {}
@@ -79,7 +83,9 @@ class ChannelSets:
         self.empty = self.channel_set(())
 
     def line_code(self, transport: Transport, *, received: bool) -> int:
-        """Encode the transport and the end of a line. Add `channel_code` for its channel."""
+        """Encode the transport and the side (sender or receiver) of a line. Add `channel_code` to encode its
+        channel.
+        """
         if transport not in self._numbers and len(self._transports) >= _MOST_TRANSPORTS:
             transport = _ONE_TOO_MANY
         number = self._numbers.setdefault(transport, len(self._transports))
@@ -88,20 +94,20 @@ class ChannelSets:
         return (number * _KINDS_PER_TRANSPORT + 2 * received) * MOST_CHANNELS
 
     def logged(self, kind: int, bits: int) -> LoggedChannels:
-        """Decode channels from their bits and their kind, which is a code without the channel."""
+        """Decode a kind of line and its bit mask of channels. A kind is a code without the channel number."""
         number, end = divmod(kind, _KINDS_PER_TRANSPORT)
         received, connection = divmod(end, 2)
         return LoggedChannels(self._transports[number], bits, bool(connection), bool(received))
 
     def channel_set(self, bits_by_kind: tuple[tuple[int, int], ...]) -> ChannelSet:
-        """Return the shared set with these channels."""
+        """Return the set with these channels. Equal sets are the same object."""
         if bits_by_kind not in self._sets:
             self._sets[bits_by_kind] = ChannelSet(self, bits_by_kind)
         return self._sets[bits_by_kind]
 
 
 class RankConnections(dict[int, ChannelSet]):
-    """The connections that one rank logs, by peer. `size` is that of its communicator."""
+    """The connections that one rank logs, by peer. `size` is the number of ranks in the communicator."""
 
     __slots__ = ("empty", "size")
 
@@ -117,29 +123,32 @@ class RankConnections(dict[int, ChannelSet]):
         self[peer] = self.channels_to(peer).add_channel(code)
 
     def add_all(self, other: Mapping[int, ChannelSet]) -> None:
-        """Add the connections from another log of the same rank."""
+        """Add connections from another log of the same rank."""
         for peer, channels in other.items():
             self[peer] = self[peer].union_channels(channels) if peer in self else channels
 
 
 class PairRoutes(Struct, frozen=True, eq=False):
-    """The routes from one rank to another. Pairs with equal channels share this object, so it compares by identity."""
+    """The routes from one rank to another.
+
+    Pairs with equal channels share one object. It compares by identity, which is fast.
+    """
 
     routes: tuple[Route, ...]
 
 
 class Connections(Struct, frozen=True):
-    """The connections of a communicator by rank."""
+    """The logged connections of a communicator, by rank and peer."""
 
     ranks: Mapping[int, Mapping[int, ChannelSet]] = field(default_factory=dict)
 
     @property
     def joins_ranks(self) -> bool:
-        """True if any rank is connected to another rank, not only to a reducing switch."""
+        """True if any two different ranks are connected. Connections to a reducing switch do not count."""
         return any(peer != rank for rank, peers in self.ranks.items() for peer in peers)
 
     def routes_by_source(self) -> Iterator[tuple[int, dict[int, PairRoutes]]]:
-        """Yield every source with the routes to each destination."""
+        """Yield each source rank with its routes by destination."""
         joined = cache(_join_ends)
         receivers: dict[int, dict[int, ChannelSet]] = {}
         for rank, peers in self.ranks.items():
@@ -161,10 +170,11 @@ def _join_ends(source: ChannelSet | None, destination: ChannelSet | None) -> Pai
 
 
 class Member(Struct, frozen=True, kw_only=True):
-    """A rank of a communicator. None was not logged.
+    """One rank of a communicator. None means that the log does not show the value.
 
-    `nvml_index` is nvidia-smi's, regardless of CUDA_VISIBLE_DEVICES. `node` is the host or NCCL_HOSTID, by which NCCL
-    groups ranks. `machine` is the real host, as far as the log shows it.
+    - `nvml_index`: index in nvidia-smi, regardless of CUDA_VISIBLE_DEVICES
+    - `node`: the host name or NCCL_HOSTID, by which NCCL groups ranks
+    - `machine`: the actual host, as far as the log shows it
     """
 
     rank: int
@@ -178,16 +188,17 @@ class Member(Struct, frozen=True, kw_only=True):
 
     @property
     def process(self) -> str:
-        """The name of its process in settings and remarks."""
+        """The process's name in settings and remarks, from its host and process id."""
         return f"{self.host}:{self.pid}"
 
 
 class Communicator(Struct, frozen=True, kw_only=True):
-    """One communicator in the logs of all its ranks.
+    """One communicator, combined from the logs of all its ranks.
 
-    `id` is NCCL's commId. For a split communicator it is the parent's with the color. NCCL before 2.17 prints none, so
-    there it has order and size. It is None for lines of an unknown communicator, and `candidates` are then the ids that
-    are possible. `unfinished_ranks` logged the start of their init but not its end.
+    - `id`: NCCL's commId; for a split communicator, the parent's commId and the color; for NCCL before 2.17, which logs
+      no commId, the order and the size; None for lines that belong to an unknown communicator
+    - `candidates`: ids of the communicators that such lines may belong to
+    - `unfinished_ranks`: ranks that logged the start of their initialization, but not its end
     """
 
     id: str | None
@@ -201,15 +212,15 @@ class Communicator(Struct, frozen=True, kw_only=True):
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks without a log."""
+        """Ranks of the communicator whose logs are missing."""
         present = {member.rank for member in self.members}
         return tuple(rank for rank in range(self.size or 0) if rank not in present)
 
 
 class LoggedSetting(Struct, frozen=True):
-    """A variable that NCCL read, with the processes that logged it.
+    """A variable that NCCL read, and the processes that logged it.
 
-    `is_from_command` is true if a command in the same text sets it for all processes.
+    `is_from_command` is true if a command in the same text sets the variable for all processes.
     """
 
     name: str
@@ -219,11 +230,11 @@ class LoggedSetting(Struct, frozen=True):
 
 
 class RemarkKind(StrEnum):
-    """The kinds of lines that explain a choice. In brackets are the values of a line."""
+    """Kinds of log lines that explain a choice. The parentheses show the values that a note takes from its line."""
 
     NO_RDMA_DEVICE = "no-rdma-device"
     RDMA_DEVICES = "rdma-devices"
-    """(devices, or the provider of a plugin)"""
+    """(devices, or the provider of a network plugin)"""
     RDMA_UNOPENED = "rdma-unopened"
     NICS_MIXED = "nics-mixed"
     """(device)"""
@@ -240,9 +251,9 @@ class RemarkKind(StrEnum):
     DMA_BUF = "dma-buf"
     """(CUDA device)"""
     P2P_TYPE = "p2p-type"
-    """(all direct, all possible for the driver; '' if not logged)"""
+    """(whether all paths are direct, whether the driver allows all; '' if the line does not show it)"""
     DRIVER_REFUSED = "driver-refused"
-    """(two NVML indices), or nothing if the line is about all GPUs of the machine"""
+    """(two NVML indices), or empty if the line is about all GPUs of the machine"""
     NVLINK_REFUSED = "nvlink-refused"
     """(two NVML indices)"""
     PEER_ACCESS_REFUSED = "peer-access-refused"
@@ -259,22 +270,22 @@ class RemarkKind(StrEnum):
     SOCKET_INTERFACES = "socket-interfaces"
     """(interfaces)"""
     NO_TRANSPORT = "no-transport"
-    """(two ranks, or '')"""
+    """(two ranks, or '' if unknown)"""
     MNNVL_BROKEN = "mnnvl-broken"
     FABRIC = "fabric"
     """(cluster, clique), both in hexadecimal"""
     PROCESSOR = "processor"
-    """(NCCL's numbers architecture/vendor: 1/1 is Intel, 1/2 is AMD)"""
+    """(architecture and vendor in NCCL's numbers: 1/1 is Intel, 1/2 is AMD)"""
 
 
 SIGNS_OF_RDMA = (RemarkKind.RDMA_DEVICES, RemarkKind.RDMA_UNOPENED)
-"""Lines that name RDMA devices, usable or not."""
+"""Kinds of lines that name RDMA devices, whether usable or not."""
 
 _DEVICES = re.compile(r",| between (?:dev |GPU\d)| \d")
 
 
 class Note(Struct, frozen=True):
-    """An explanatory line. `about` has its values, such as devices and HCAs."""
+    """A log line that explains a choice. `about` has the values from the line, such as devices and HCAs."""
 
     kind: RemarkKind
     about: tuple[str, ...]
@@ -282,19 +293,19 @@ class Note(Struct, frozen=True):
 
     @property
     def gist(self) -> str:
-        """The text without its devices, to compare lines."""
+        """The text without device names, so that lines about different devices compare equal."""
         return _DEVICES.split(self.text)[0]
 
 
 class Remark(Struct, frozen=True):
-    """A note with the processes that logged it. Its text is from the first process."""
+    """A note, and the processes that logged it. The text is that of the first process."""
 
     note: Note
     processes: tuple[str, ...]
 
 
 class Complaint(Struct, frozen=True):
-    """A warning of NCCL, or an error that a program reports, with its count and processes."""
+    """A warning from NCCL or an error from a program, with the number of occurrences and the processes."""
 
     text: str
     count: int
@@ -302,9 +313,9 @@ class Complaint(Struct, frozen=True):
 
 
 class FailedCall(Struct, frozen=True):
-    """An NCCL function that returned an error: its place in the source, the code, and the processes.
+    """An NCCL function that returned an error, with its source line, its error code and the processes.
 
-    `warning` is the first process's last warning before the error, or ''.
+    `warning` is the last warning of the first process before the error, or ''.
     """
 
     place: str
@@ -314,7 +325,10 @@ class FailedCall(Struct, frozen=True):
 
 
 class ReachedLimit(Struct, frozen=True):
-    """An exceeded limit of the reader: the first excess, the limit, and the number of excesses."""
+    """A limit of the log reader that was exceeded.
+
+    `seen` is the first value above the limit, `most` the limit, and `times` how often it was exceeded.
+    """
 
     seen: str
     most: str
@@ -322,19 +336,23 @@ class ReachedLimit(Struct, frozen=True):
 
 
 class LogFacts(Struct, frozen=True, kw_only=True):
-    """The facts in the logs of a job.
+    """All facts from the logs of a job.
 
-    `networks` has the number of processes by network. `paths` is NCCL's matrix of path types by host and bus ids, from
-    the GRAPH subsystem. `nvlink_hosts` are hosts with a line about NVLinks. `complaints` and `failed_calls` happened
-    before communicators ended, because their cleanup also fails in healthy jobs. `gpu_models` are those of ranks.
-    `listed_models` may belong to another machine.
-
-    `lines` counts all lines, `nccl_lines` those of NCCL, `unreadable` cut or garbled lines of connections, and
-    `left_out` repetitions that a collector omitted. `cut_files` are truncated.
-
-    `records` are dumps of PyTorch's Flight Recorder, and `watchdogs` the output of its watchdog. `missed_barrier` are
-    ranks that a monitored barrier reports. `ras` are answers of NCCL's RAS, `stacks` are from py-spy, and `inspected`
-    operations from NCCL's Inspector. `hangs` are the conclusions from all of these.
+    - `networks`: number of processes by network
+    - `paths`: NCCL's matrix of path types by host and two bus ids, from the GRAPH subsystem
+    - `nvlink_hosts`: hosts with a log line about NVLinks
+    - `complaints`, `failed_calls`: warnings and errors before the end of communicators, whose cleanup also fails in
+      healthy jobs
+    - `gpu_models`: GPU models of ranks
+    - `listed_models`: GPU models in a list that may come from another machine
+    - `lines`, `nccl_lines`: number of all lines, and of NCCL's lines
+    - `unreadable`: number of cut or garbled lines about connections
+    - `left_out`: number of repeated lines that a log collector omitted
+    - `cut_files`: truncated files
+    - `records`, `watchdogs`: dumps of PyTorch's Flight Recorder, and the output of its watchdog
+    - `missed_barrier`: ranks that missed a monitored barrier
+    - `ras`, `stacks`, `inspected`: data from NCCL's RAS, py-spy and NCCL's Inspector
+    - `hangs`: hangs that were found in all of this data
     """
 
     versions: tuple[str, ...] = ()
@@ -370,15 +388,15 @@ INSPECTED: Mapping[str, tuple[str, Callable[[int], float]]] = {
     "Broadcast": ("broadcast", whole_factor),
     "Reduce": ("reduce", whole_factor),
 }
-"""gpubench's name and busbw factor by NCCL's name, for collectives in the Inspector's output."""
+"""gpubench's name and busbw factor for each collective in NCCL Inspector's output, by NCCL's name."""
 
 _FACTORS = dict(INSPECTED.values())
 
 
 class InspectedOperation(Struct, frozen=True):
-    """One operation of a communicator, with its kernel's time on each rank in microseconds.
+    """One operation of a communicator. `times` has the duration of the kernel on each rank in microseconds.
 
-    A late rank has the shortest time, because the kernels of the others wait for it.
+    The latest rank has the shortest time, because the kernels of all other ranks wait for it.
     """
 
     communicator: str
@@ -390,7 +408,10 @@ class InspectedOperation(Struct, frozen=True):
 
 
 class InspectedSize(Struct, frozen=True):
-    """The operations of one size. `time_us` is the median of their shortest times, without waiting for late ranks."""
+    """Summary of operations with one size.
+
+    `time_us` is the median over operations of the shortest time over ranks, which excludes the wait for late ranks.
+    """
 
     collective: str
     size_bytes: int
@@ -405,12 +426,12 @@ class InspectedSize(Struct, frozen=True):
 
     @property
     def busbw_gb_s(self) -> float | None:
-        """Bus bandwidth, None for one rank."""
+        """The bus bandwidth in GB/s. None if there is only one rank."""
         return None if self.ranks == 1 else self.algbw_gb_s * _FACTORS[self.collective](self.ranks)
 
 
 def summarize_by_size(operations: Iterable[InspectedOperation]) -> Iterator[InspectedSize]:
-    """Summarize operations by collective, ranks, nodes and size."""
+    """Summarize operations by collective, number of ranks, number of nodes, and size."""
     groups = group_by(operations, lambda call: (call.collective, call.ranks, call.nodes, call.size_bytes))
     for (collective, ranks, nodes, size), calls in sorted(groups.items()):
         time_us = median(min(call.times.values()) for call in calls)

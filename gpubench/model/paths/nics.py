@@ -1,4 +1,4 @@
-"""Decide which RDMA ports of a node carry GPU traffic, and which belong to storage or a front end."""
+"""Decide which RDMA ports of a node are for GPU traffic, and which are for storage or the front-end network."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,8 @@ from gpubench.model.facts.snapshot import NicFacts, NicKind
 from gpubench.model.paths.topology import BITS_PER_BYTE, UNKNOWN_PATH, Topology, pcie_gb_s
 
 VIRTUAL = "Virtual Function"
-NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")  # Port states without traffic (Linux, infiniband/core/sysfs.c)
+# Port states in which no data can flow (infiniband/core/sysfs.c in Linux)
+NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")
 
 _MOST_GBIT_S = {
     "ConnectX-4 Lx": 50.0,
@@ -22,28 +23,31 @@ _MOST_GBIT_S = {
     "BlueField-2": 200.0,
     "BlueField-3": 400.0,
 }
-"""The highest rate of a model's cards, in Gb/s (NVIDIA's data sheets). Variants may have less."""
+"""Highest port rate of any card of a model, in Gb/s (NVIDIA data sheets). Variants may be slower."""
 
-_BELOW_CARD = 0.9  # PCIe carries a little less than the card's rate
+_BELOW_CARD = 0.9  # A PCIe slot may be slightly slower than the card.
 
 
 def card_gbit_s(nic: NicFacts) -> float | None:
-    """Return the highest rate of a NIC's model in Gb/s, limited by its slot. None for other models."""
+    """Return the highest rate of a NIC's model in Gb/s, limited by its PCIe slot. None if the model is unknown."""
     most = next((rate for name, rate in _MOST_GBIT_S.items() if (nic.model or "").startswith(name)), None)
     slot = pcie_gb_s(nic.pcie.max_generation, nic.pcie.max_width)
     return None if most is None else most if slot is None else min(most, slot * BITS_PER_BYTE)
 
 
 def is_below_card(nic: NicFacts) -> bool:
-    """True if a port was negotiated to a lower rate than cards of its model support."""
+    """True if a port runs at a lower rate than cards of its model support."""
     most = card_gbit_s(nic)
     return most is not None and nic.rate_gbit_s is not None and nic.rate_gbit_s < _BELOW_CARD * most
 
 
 class PortRoles(Struct, frozen=True):
-    """The roles of RDMA ports: `working` ports carry GPU traffic, `failing` ones should, `others` need not.
+    """The roles of RDMA ports.
 
-    `below` has the ports below each GPU's PCIe switches, None if unknown.
+    - `working`: ports that carry GPU traffic
+    - `failing`: ports that should carry GPU traffic, but do not work
+    - `others`: ports for other purposes
+    - `below`: the ports below each GPU's PCIe switches, by GPU; None if unknown
     """
 
     working: tuple[NicFacts, ...]
@@ -53,20 +57,22 @@ class PortRoles(Struct, frozen=True):
 
     @property
     def gpu_ports(self) -> tuple[NicFacts, ...]:
-        """Ports that carry GPU traffic, or should."""
+        """Ports that carry GPU traffic, and ports that should."""
         return self.working + self.failing
 
     def ports_below(self, device: str) -> Sequence[NicFacts]:
-        """Return the GPU traffic ports below a GPU's PCIe switch."""
+        """Return the ports for GPU traffic below a GPU's PCIe switches."""
         return [nic for nic in self.below.get(device) or () if nic in self.gpu_ports]
 
 
 def port_roles(node: Topology) -> PortRoles:
-    """Sort the RDMA ports of a node by role.
+    """Assign a role to each RDMA port of a node.
 
-    Candidates are ports below the GPUs' switches, or all ports if there are none. Working ports have the most frequent
-    kind, model and rate of active candidates. Another candidate fails only if a GPU next to it has fewer working ports
-    than its siblings. Other ports belong to storage or a front end, or have no cable.
+    Candidates are the ports below the GPUs' PCIe switches, or all ports if no port is below such a switch. Candidates
+    with the most frequent kind, model and rate of active ports are working.
+
+    Another candidate is failing only if a GPU next to it has fewer working ports than its siblings. All remaining ports
+    are for storage or the front-end network, or have no cable.
     """
     ports = [nic for nic in node.nics if nic.rdma]
     below = {gpu.device: _ports_below(node, gpu.device, ports) for gpu in node.gpus}
@@ -111,10 +117,11 @@ def _unlike_siblings(
 
 
 def _uneven(candidates: Sequence[NicFacts], working: Sequence[NicFacts], gpus: int) -> list[NicFacts]:
-    """Return the failing ports of a node whose PCI tree does not show which GPUs the ports serve.
+    """Return the failing ports of a node whose PCI tree does not show which port serves which GPU.
 
-    One working port per GPU is enough. If the working ports divide the GPUs evenly, a port that is down next to an
-    active one of its card may have no cable. Without any working port, only InfiniBand ports certainly fail.
+    One working port per GPU is enough. If the GPUs can be divided evenly among the working ports, a port that is down
+    may simply have no cable if another port of its card is active. If no port works, only InfiniBand ports are certain
+    to fail.
     """
     if not working:
         return [nic for nic in candidates if nic.kind is NicKind.INFINIBAND]
@@ -131,5 +138,5 @@ def _uneven(candidates: Sequence[NicFacts], working: Sequence[NicFacts], gpus: i
 
 
 def _card(nic: NicFacts) -> str:
-    """Return the bus id without the function, or else the device's name without the port."""
+    """Return an id for the card: the bus id without the function, or the device name without the port."""
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name.partition(":")[0]

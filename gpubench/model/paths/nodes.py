@@ -1,4 +1,6 @@
-"""Group nodes by their facts, so that a thousand equal ones are one line and a different one stands out."""
+"""Group nodes by their facts, so that a report shows a thousand equal nodes as one line and highlights different
+nodes.
+"""
 
 import re
 from collections import Counter
@@ -13,12 +15,12 @@ from gpubench.model.facts.snapshot import GpuFacts, HostFacts, NicFacts, Snapsho
 from gpubench.model.paths.topology import Topology, active_links, generation_and_width
 from gpubench.model.terms.units import compress_names, group_by
 
-Traits = Mapping[str, object]  # Traits of a node by name, such as 'driver' and 'GPU0 memory'
-Score = tuple[int, ...]  # Of a value: the higher, the healthier
+Traits = Mapping[str, object]  # Traits of a node by name, such as 'driver' or 'GPU0 memory'
+Score = tuple[int, ...]  # The score of a trait's value. A higher score is healthier.
 
 
 def _numbers(value: object) -> Score:
-    # Limit the digits, because Python refuses to convert thousands of them.
+    # Limit the digits, because Python refuses to convert numbers with thousands of digits.
     return tuple(map(int, re.findall(r"\d{1,18}", str(value), re.ASCII)))
 
 
@@ -26,7 +28,8 @@ def _is_any(good: tuple[object, ...]) -> Callable[[object], Score]:
     return lambda value: (int(value in good),)
 
 
-_COUNTS = ("GPUs", "NICs")  # They decide alone: if a device is missing, all devices after it seem to differ
+# If a device is missing, all later devices seem to differ. So compare only these counts in that case.
+_COUNTS = ("GPUs", "NICs")
 _SCORES: Mapping[str, Callable[[object], Score]] = {
     **dict.fromkeys((*_COUNTS, "driver", "CUDA", "kernel", "firmware", "CPUs"), _numbers),
     **dict.fromkeys(("memory", "NVLinks", "NVLinks active", "PCIe", "PCIe at most", "PCIe width", "rate"), _numbers),
@@ -36,11 +39,15 @@ _SCORES: Mapping[str, Callable[[object], Score]] = {
     "state": _is_any(("present", "active")),
     "fabric": _is_any(("completed",)),
 }
-"""The score of a value by trait. No model or product is better than another."""
+"""The function that scores a value, by trait. Models and products have no score, because none is healthier than
+another.
+"""
 
 
 def compare_traits(one: Traits, other: Traits) -> int:
-    """Return the number of traits that are healthier on one node, minus those that are healthier on the other."""
+    """Return the number of traits that are healthier on node `one`, minus the number that are healthier on node
+    `other`.
+    """
     counts = [_compare_trait(name, one, other) for name in _COUNTS]
     return next(filter(None, counts), 0) or sum(_compare_trait(name, one, other) for name in one.keys() & other.keys())
 
@@ -56,12 +63,12 @@ def _compare_trait(name: str, one: Traits, other: Traits) -> int:
 
 Models = tuple[str, ...]
 
-_DERIVED_TRAITS = ("paths", "peer access")  # They follow from other traits
-SMALLEST_SHARE = 4  # A variant with a quarter of the nodes with the same GPUs is a kind
+_DERIVED_TRAITS = ("paths", "peer access")  # Traits that follow from other traits
+SMALLEST_SHARE = 4  # A variant is its own kind from this fraction on: one quarter of the nodes with the same GPUs
 
 
 class Difference(Struct, frozen=True):
-    """A trait in which a node differs from its kind."""
+    """A trait whose value on a node differs from the value of the node's kind."""
 
     trait: str
     seen: object
@@ -72,9 +79,12 @@ class Difference(Struct, frozen=True):
 
 
 class MachineKind(Struct, frozen=True):
-    """Equal nodes (`alike`) and similar ones (`odd`), by position. `name` is a letter.
+    """A kind of node, named by a letter. Nodes are numbered by position.
 
-    `differs` are the differences from kind `differs_from`. `rivals` are nodes that may as well be the usual ones.
+    - `alike`: nodes with equal traits
+    - `odd`: similar nodes, with their differences
+    - `differs_from`, `differs`: another kind with the same GPU models, and the differences from it
+    - `rivals`: nodes that could equally be the usual ones
     """
 
     name: str
@@ -90,14 +100,16 @@ class MachineKind(Struct, frozen=True):
 
 
 def group_nodes(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
-    """Group nodes into kinds, largest first. Nodes with equal traits form a variant.
+    """Group nodes into kinds, largest kind first. Nodes with equal traits form a variant.
 
-    For each set of GPU models, the largest variant is a kind, and so is any with a quarter of the nodes. Other nodes
-    are odd ones of the nearest kind. Of equally large variants, the healthier one comes first.
+    For each set of GPU models, the largest variant becomes a kind. So does every variant with at least a quarter of
+    these nodes. All other nodes become odd nodes of the most similar kind. Of equally large variants, the healthier one
+    comes first.
     """
     models = [tuple(sorted({gpu.name or "" for gpu in topology.snapshot.gpus if not gpu.lost})) for topology in nodes]
     all_traits: list[Traits] = []
-    are_alike = len({id(topology.like) for topology in nodes}) == 1  # Skip reading traits that are equal anyway
+    # If all nodes share facts, there is no need to read their traits.
+    are_alike = len({id(topology.like) for topology in nodes}) == 1
     known: dict[int, Traits] = {id(nodes[0].like): {}} if are_alike else {}
     for topology in nodes:
         like = id(topology.like)
@@ -128,7 +140,7 @@ def group_nodes(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
     return tuple(named)
 
 
-_Group = tuple[list[int], dict[int, tuple[Difference, ...]]]  # Equal nodes, and odd ones with their differences
+_Group = tuple[list[int], dict[int, tuple[Difference, ...]]]  # Equal nodes, and odd nodes with their differences
 
 
 def _size_and_place(group: _Group) -> tuple[int, int]:
@@ -136,7 +148,9 @@ def _size_and_place(group: _Group) -> tuple[int, int]:
 
 
 def _merge_strays(groups: Sequence[_Group], models: Sequence[Models], all_traits: Sequence[Traits]) -> list[_Group]:
-    """Merge small groups with other GPU models, or without GPUs, into the largest group as odd nodes."""
+    """Merge small groups with other GPU models, or without GPUs, into the largest group. Their nodes become odd
+    nodes.
+    """
     if not groups:
         return []
     (alike, odd), *others = groups
@@ -160,7 +174,9 @@ def _merge_strays(groups: Sequence[_Group], models: Sequence[Models], all_traits
 
 
 def _find_kinds(variants: Sequence[list[int]], all_traits: Sequence[Traits]) -> list[_Group]:
-    """Group variants of the same GPU models, largest first, into kinds with their odd nodes."""
+    """Form kinds from variants with the same GPU models, given largest first. Small variants become odd nodes of a
+    kind.
+    """
     total = sum(map(len, variants))
     kinds: list[_Group] = []
     small: list[list[int]] = []
@@ -186,7 +202,10 @@ _NODE_FACTS = _all_but(Snapshot, "host", "taken_at", "machine", "gpus")
 
 
 def build_topologies(snapshots: Sequence[Snapshot]) -> list[Topology]:
-    """Return a Topology per snapshot. If consecutive nodes have equal facts, the first one is `like` of the others."""
+    """Return one Topology per snapshot.
+
+    If consecutive nodes have equal facts, `like` of the later ones refers to the first.
+    """
     found: list[Topology] = []
     previous: list[tuple[object, ...]] = []
     for snapshot in snapshots:
@@ -197,7 +216,10 @@ def build_topologies(snapshots: Sequence[Snapshot]) -> list[Topology]:
 
 
 def node_traits(topology: Topology) -> Traits:
-    """Return the traits that two healthy nodes of a kind share: no serial numbers, bus ids, load or error counters."""
+    """Return the traits that healthy nodes of one kind have in common.
+
+    Serial numbers, bus ids, load and error counters are left out.
+    """
     snapshot = topology.snapshot
     traits: dict[str, object] = {
         "GPUs": len(snapshot.gpus),
@@ -254,7 +276,9 @@ def _nic_traits(nic: NicFacts) -> dict[str, object]:
 
 
 def differences(seen: Traits, usual: Traits) -> tuple[Difference, ...]:
-    """Return the traits in which two nodes differ. Report paths and peer access only if no other trait differs."""
+    """Return the traits in which two nodes differ. Include derived traits (paths, peer access) only if no other
+    trait differs.
+    """
     found = [
         Difference(name, seen[name], usual[name])
         for name in usual
@@ -265,7 +289,7 @@ def differences(seen: Traits, usual: Traits) -> tuple[Difference, ...]:
     ]
     if found:
         return tuple(found)
-    # Every device has a NUMA node.
+    # Nothing else differs, so the nodes have different devices. Every device has a NUMA node trait.
     suffix = " NUMA node"
     devices = (
         compress_names([name.removesuffix(suffix) for name in traits if name.endswith(suffix)])
@@ -275,7 +299,7 @@ def differences(seen: Traits, usual: Traits) -> tuple[Difference, ...]:
 
 
 def describe_differences(found: Sequence[Difference], others: str = "others") -> list[str]:
-    """Describe differences, and join equal ones of several devices: 'GPU0, GPU1 ECC off (others on)'."""
+    """Describe differences. Combine devices with the same difference: 'GPU0, GPU1 ECC off (others on)'."""
     shared: dict[tuple[str, str, str], list[str]] = {}
     for difference in found:
         device, space, trait = difference.trait.partition(" ")
@@ -300,7 +324,7 @@ def _letter(number: int) -> str:
 
 
 def rename_duplicates(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Rename nodes that share a host name: 'gpu', 'gpu~2'."""
+    """Rename nodes whose host name occurs more than once: 'gpu', 'gpu~2'."""
     seen: Counter[str] = Counter()
     named = []
     for snapshot in snapshots:

@@ -1,27 +1,27 @@
-"""Find pairs of GPUs with lost NVLinks in the matrix of `nvidia-smi topo -m`, which has only the number per pair."""
+"""Find pairs of GPUs that lost NVLinks, from the number of NVLinks per pair in `nvidia-smi topo -m`."""
 
 from collections import Counter
 from collections.abc import Mapping
 
 Links = Mapping[frozenset[str], int]
-"""The number of NVLinks for every pair of GPUs of one model."""
+"""The number of NVLinks between two GPUs, for all pairs of GPUs of one model."""
 
 
 def pairs_with_lost_links(links: Links) -> dict[frozenset[str], int]:
-    """Return the pairs that lost NVLinks, each with the number of links of its siblings.
+    """Return the pairs that lost NVLinks. The value is the usual number of links for such pairs.
 
-    NVSwitches connect all GPUs of a board equally. A mesh or a set of bridges is uneven by design, so there only a
-    single pair or a single GPU counts as odd.
+    NVSwitches connect all GPUs of a board equally. A mesh or a set of bridges is uneven by design, so there the result
+    is empty unless a single pair or a single GPU differs.
     """
     gpus = sorted({gpu for pair in links for gpu in pair})
     joined = {pair for pair, count in links.items() if count}
     totals = [sum(count for pair, count in links.items() if gpu in pair) for gpu in gpus]
-    # H100 to B300 have 18 links. A row of the matrix with more counts links to NVSwitches once per GPU.
+    # H100 to B300 have 18 links. If a GPU's row adds up to more, it counts the same links to NVSwitches once per peer.
     if max(totals, default=0) > 18:
         usual = max(links.values())
         parts = {gpu: frozenset({gpu}.union(*(pair for pair in joined if gpu in pair))) for gpu in gpus}
         odd = [pair for pair, count in links.items() if count < usual and not _apart(pair, parts)]
-    # Of three GPUs, any two may have their own bridge.
+    # With three GPUs, a bridge may connect any two of them.
     elif len(gpus) > 3 and joined:
         tally = Counter(links[pair] for pair in joined)
         usual = max(tally, key=lambda count: (tally[count], count))
@@ -34,6 +34,6 @@ def pairs_with_lost_links(links: Links) -> dict[frozenset[str], int]:
 
 
 def _apart(pair: frozenset[str], parts: Mapping[str, frozenset[str]]) -> bool:
-    """True if two GPUs are in different partitions of the NVSwitches, each of at least two GPUs."""
+    """True if the GPUs are in different NVSwitch partitions, each with at least two GPUs."""
     one, other = (parts[gpu] for gpu in pair)
     return one.isdisjoint(other) and min(len(one), len(other)) > 1

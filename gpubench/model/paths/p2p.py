@@ -1,4 +1,4 @@
-"""Compare measured copies with limits and siblings, and find the path that they took."""
+"""Compare measured copies with limits and similar pairs, and find out which path the copies took."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,41 +16,48 @@ from gpubench.model.terms.units import format_size, group_by
 
 Pair = tuple[int, int]
 
-JUDGED_FROM_BYTES = 64 * 2**20  # Latency, which differs between machines, affects smaller copies
+JUDGED_FROM_BYTES = 64 * 2**20  # Smaller copies depend on the latency, which differs between machines.
 
 
 def is_large_copy(size_bytes: int | None) -> bool:
-    """True if the bandwidth of a copy of this size reflects the links."""
+    """True if a copy is large enough that its bandwidth depends only on the links."""
     return (size_bytes or 0) >= JUDGED_FROM_BYTES
 
 
-LATENCY_BYTES = 16  # The time of this copy is the latency, as in NVIDIA's p2pBandwidthLatencyTest
+LATENCY_BYTES = 16  # The time of a copy of this size counts as latency, as in NVIDIA's p2pBandwidthLatencyTest.
 SLOW_SHARE, FAILED_SHARE = 0.9, 0.75
-"""Warn below the first share of the bandwidth of siblings or healthy machines, fail below the second. Copy engines of
-four H200s differ by 0.1 %.
+"""Shares of the bandwidth of similar pairs or of healthy machines. Warn below the first and fail below the second.
+
+Copy engines of four H200s differ by 0.1 %.
 """
 
 LIMIT_WARN_SHARE, LIMIT_FAIL_SHARE = 0.6, 0.4
-"""The same shares of the physical limit, if there are no siblings and no profile. Copies reach 80 to 92 % of it, and 69
-to 72 % between root ports of PCIe 4 (https://github.com/NVIDIA/nvbandwidth/issues/50).
+"""Shares of the physical limit to warn and fail below, if there are no similar pairs and no profile.
+
+Copies reach 80 to 92 % of the limit, and 69 to 72 % between PCIe 4 root ports
+(https://github.com/NVIDIA/nvbandwidth/issues/50).
 """
 
-ABOVE_HOST = 1.2  # A bandwidth this much above the limit through host memory is direct
+ABOVE_HOST = 1.2  # A bandwidth that exceeds the limit through host memory by this factor proves a direct path.
 MOVED_SHARE, STILL_SHARE = 0.5, 0.1
-"""If counters moved by less than the first share of the copied bytes, their links were not on the path. Below the
+"""Counted bytes as a share of the copied bytes. Below the first share, the links were not on the path. Below the
 second share, the links were idle.
 """
 
 MOST_SHARE = 1.1
-"""If counters moved by more than this multiple of the copied bytes, the links also carried other traffic. NVLink counts
-exactly the copied bytes, PCIe up to 1.094 times as much.
+"""If counters exceed the copied bytes by this factor, the links also carried other traffic.
+
+NVLink counters count exactly the copied bytes, and PCIe counters up to 1.094 times as many.
 """
 
 SOMEBODY_ELSE = "somebody else uses these links"
 
 
 class Series(Struct, frozen=True):
-    """A matrix of copies of one size, engine and direction, with or without peer access, or by NCCL (`network`)."""
+    """A matrix of copies with one size, engine and direction. `peer` is false if peer access is off.
+
+    `network` is true if NCCL sends the data.
+    """
 
     engine: Engine
     direction: Direction
@@ -60,7 +67,7 @@ class Series(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its name in sections: 'ce write', 'ce write peer off', 'nccl'."""
+        """The name of the series in sections: 'ce write', 'ce write peer off', 'nccl'."""
         if self.network:
             return "nccl"
         return f"{self.engine} {self.direction}" + ("" if self.peer else " peer off")
@@ -71,12 +78,12 @@ class Series(Struct, frozen=True):
 
     @property
     def is_judged(self) -> bool:
-        """True if all its pairs get a verdict."""
+        """True if the pairs of this series get verdicts."""
         return self.peer and self.is_large
 
     @property
     def quantity(self) -> str | None:
-        """The quantity in profiles to compare with, or None."""
+        """The profile quantity to compare the bandwidth with. None if profiles have none."""
         if self.network:
             return None
         if not self.peer:
@@ -88,7 +95,7 @@ class Series(Struct, frozen=True):
 
 
 class Carried(Struct, frozen=True):
-    """Bytes that the links of one end carried, and the ratio to the copied bytes. None if not counted."""
+    """Bytes that one GPU's links carried, and their ratio to the copied bytes. None if they were not counted."""
 
     nvlink_bytes: int | None = None
     nvlink_share: float | None = None
@@ -97,10 +104,10 @@ class Carried(Struct, frozen=True):
 
 
 class Cell(Struct, frozen=True):
-    """The measurement of one pair in one series.
+    """The measurement of one pair of GPUs in a series.
 
-    Each sample of `seconds` is the mean time of one copy. `carried` is from the last sample. If NCCL sends,
-    `transports` are its transports, slowest first.
+    Each value in `seconds` is the mean time of one copy. `carried` belongs to the last value. `transports` are NCCL's
+    transports, slowest first, if NCCL sends the data.
     """
 
     seconds: tuple[MeasuredSeconds, ...] = ()
@@ -111,7 +118,9 @@ class Cell(Struct, frozen=True):
 
     @property
     def is_staged(self) -> bool | None:
-        """True if the counters show host staging. None if they do not decide, for example because of other traffic."""
+        """True if the counters show host staging. None if they are inconclusive, for example because of other
+        traffic.
+        """
         carried = self.carried
         if carried.nvlink_share is not None and carried.nvlink_share <= MOST_SHARE:
             return carried.nvlink_share < MOVED_SHARE
@@ -123,11 +132,11 @@ class Cell(Struct, frozen=True):
 
     @property
     def spread(self) -> float:
-        """The range of the samples, relative to their median."""
+        """The range of the times, divided by their median."""
         return (max(self.seconds) - min(self.seconds)) / self.typical_seconds
 
     def extended(self, more: "Cell") -> "Cell":
-        """Add the samples of a repeated measurement, with its wrong elements and its error."""
+        """Add the times, wrong elements and error from a repeated measurement."""
         if more.error:
             return more
         wrong = None if self.wrong is None or more.wrong is None else self.wrong + more.wrong
@@ -135,19 +144,22 @@ class Cell(Struct, frozen=True):
 
 
 def upper_quartile(figures: Sequence[float]) -> float:
-    """Return the upper quartile as the usual value, because one bad GPU of four affects half of all pairs."""
+    """Return the upper quartile, which serves as the usual value. The median does not, because one bad GPU of four
+    slows half of all pairs.
+    """
     return sorted(figures, reverse=True)[len(figures) // 4]
 
 
-AS_SLOW_AS_STAGED = "copies are as slow as without peer access"  # What was seen of a pair that `looks_staged`
+AS_SLOW_AS_STAGED = "copies are as slow as without peer access"  # Observation for a pair if `looks_staged` is true
 
 
 def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell | None, *, outruns_host: bool) -> bool:
-    """True if large copies with peer access (`on`) are as slow as those without (`off`), and latency confirms it.
+    """True if copies with peer access (`on`) seem to be host-staged.
 
-    Without latencies, bandwidths decide if direct copies are faster than the host (`outruns_host`).
+    Their bandwidth is then that of copies without peer access (`off`), and the latency confirms it. Without latencies,
+    the bandwidth decides, but only if direct copies are faster than host memory (`outruns_host`).
     """
-    # Host-staged copies with peer access on are at most 15 % faster than those with peer access off.
+    # With peer access on, host-staged copies are at most 15 % faster than with peer access off.
     if not (on.seconds and off.seconds) or off.typical_seconds / on.typical_seconds > 1.15:
         return False
     if latency_on is None or latency_off is None or not (latency_on.seconds and latency_off.seconds):
@@ -156,15 +168,16 @@ def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell
 
 
 def is_direct_latency(on: Cell, off: Cell) -> bool:
-    """True if a small copy with peer access (`on`) is at least twice as fast as one without, so that it is direct.
+    """True if a small copy with peer access (`on`) takes at most half the time of one without (`off`), so it must
+    be direct.
 
-    On H200 16 bytes take 2.2 µs, host-staged 12 to 18 µs. On RTX 3090 they take 1.0 and 15 µs.
+    On H200, 16 bytes take 2.2 µs directly and 12 to 18 µs through host memory. On RTX 3090 they take 1.0 and 15 µs.
     """
     return on.typical_seconds <= off.typical_seconds / 2
 
 
 class Oddity(Struct, frozen=True):
-    """A GPU or pair that is slower than the rest. `role` is sending, receiving, both ways, or pair."""
+    """A GPU or a pair that is slower than the others. `role` is sending, receiving, both ways, or pair."""
 
     role: str
     gpus: tuple[int, ...]
@@ -175,10 +188,10 @@ class Oddity(Struct, frozen=True):
 def find_oddities(
     figures: Mapping[Pair, float], gpus: int, paths: Mapping[Pair, str] | None = None
 ) -> tuple[Oddity, ...]:
-    """Find slow GPUs (a slow row or column of the matrix), and slow pairs of other GPUs.
+    """Find slow GPUs (a slow row or column of the matrix), and slow pairs between other GPUs.
 
-    A pair is slow below `SLOW_SHARE` of the usual bandwidth of its path class. A GPU is slow if more than half of its
-    pairs are.
+    A pair is slow if its bandwidth is below `SLOW_SHARE` of the usual bandwidth for its path class. A GPU is slow if
+    more than half of its pairs are slow.
     """
     if len(figures) < 2:
         return ()
@@ -206,7 +219,9 @@ def find_oddities(
 
 
 def pairing_rounds(ranks: int) -> tuple[tuple[Pair, ...], ...]:
-    """Return all unordered pairs in as few rounds of disjoint pairs as possible, by the circle method."""
+    """Distribute all unordered pairs over as few rounds as possible. Within a round, no rank occurs twice (circle
+    method).
+    """
     seats: list[int | None] = [*range(ranks), *([None] if ranks % 2 else [])]
     played = []
     for _ in range(len(seats) - 1):
@@ -218,7 +233,7 @@ def pairing_rounds(ranks: int) -> tuple[tuple[Pair, ...], ...]:
 
 
 def parse_pairs(texts: Sequence[str]) -> tuple[Pair, ...]:
-    """Parse '0-1,3-5' as ordered pairs of driver indices without duplicates. Raises ValueError."""
+    """Parse '0-1,3-5' into ordered pairs of driver indices, without duplicates. Raises ValueError."""
     found: dict[Pair, None] = {}
     for pair in (pair.strip() for text in texts for pair in text.split(",")):
         first, dash, second = pair.partition("-")
@@ -228,12 +243,12 @@ def parse_pairs(texts: Sequence[str]) -> tuple[Pair, ...]:
     return tuple(found)
 
 
-_MOST_COPIES = 3.0  # In a tree, a rank sends the buffer to its parent and to two children
-_MOST_OVERHEAD = 2.2  # NCCL's protocol LL adds a flag of 4 bytes to every 4 bytes, plus 10 %
+_MOST_COPIES = 3.0  # In a tree, a rank sends the buffer to its parent and to two children.
+_MOST_OVERHEAD = 2.2  # NCCL's protocol LL adds a 4-byte flag to every 4 bytes of data. Allow another 10 %.
 
 
 class Speed(Struct, frozen=True, kw_only=True):
-    """The speed of the largest operation. `passed_gb_s` is the rate that the path carried at least."""
+    """The speed of the largest operation. `passed_gb_s` is a lower bound of the bandwidth on the path."""
 
     size_bytes: int
     passed_gb_s: float
@@ -241,10 +256,13 @@ class Speed(Struct, frozen=True, kw_only=True):
 
 
 class Flow(Struct, frozen=True, kw_only=True):
-    """The counters, speed and limits of a path in GB/s.
+    """The counters, speed and limits of a path. Bandwidths are in GB/s.
 
-    `ends` are the counters of its GPUs, and `most_shares` their maximum if only this job uses the links.
-    `foreign_gb_s` is the NVLink traffic while this job was idle.
+    - `ends`: counters of the path's GPUs
+    - `limit_gb_s`: limit of the direct path
+    - `staged_gb_s`: limit through host memory
+    - `most_shares`: maximum ratio of counted to expected bytes if no other program uses the links, per GPU
+    - `foreign_gb_s`: NVLink traffic while this job was idle
     """
 
     ends: tuple[Carried, ...]
@@ -257,19 +275,19 @@ class Flow(Struct, frozen=True, kw_only=True):
 
 
 def most_share(expected: float) -> float:
-    """Return the maximum ratio of counted to `expected` bytes of an end, both per byte of the operation."""
+    """Return the maximum ratio of a GPU's counted bytes to its `expected` bytes. Both are per byte of the operation."""
     return _MOST_COPIES * _MOST_OVERHEAD / expected if expected else inf
 
 
 def flow_evidence(flow: Flow) -> Evidence:
-    """Return the evidence of counters, or else of bandwidth."""
+    """Return the evidence from counters. If they are inconclusive, return the evidence from bandwidth."""
     if not flow.has_nvlinks:
         return Evidence(seen="without NVLinks, counters and bandwidth do not tell direct from staged")
     return _foreign_traffic_evidence(flow) or _counted(flow.ends) or _timed(flow)
 
 
 def _foreign_traffic_evidence(flow: Flow) -> Evidence | None:
-    """Return that evidence is missing if other traffic used the links. None if nothing shows other traffic."""
+    """Return absent evidence if other programs used the links. None if nothing indicates their traffic."""
     counted = (end.pcie_share if end.nvlink_share is None else end.nvlink_share for end in flow.ends)
     ends = zip(counted, flow.most_shares, strict=False)
     shares = [share for share, most in ends if share is not None and share > most]
@@ -282,7 +300,7 @@ def _foreign_traffic_evidence(flow: Flow) -> Evidence | None:
 
 
 def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
-    """Return the evidence of counters. None if they neither clearly moved nor stood still."""
+    """Return the evidence from counters. None if they moved too little to be conclusive."""
     nvlink = [end.nvlink_share for end in ends if end.nvlink_share is not None]
     if nvlink and min(nvlink) >= MOVED_SHARE:
         return Evidence(State.PRESENT, f"NVLink counters moved by {min(nvlink):.2g} times the bytes that had to pass")
@@ -294,7 +312,7 @@ def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
         end.pcie_share
         for end in ends
         if None not in (end.pcie_share, end.nvlink_bytes, end.pcie_bytes)
-        # NVLink counters may not work. They count only if PCIe's moved far more.
+        # NVLink counters may not work. Trust them to be zero only if the PCIe counters moved far more.
         and (end.nvlink_bytes or 0) < STILL_SHARE * (end.pcie_bytes or 0)
     ]
     moved = min((share for share in pcie if share is not None), default=0.0)
@@ -315,7 +333,7 @@ def _timed(flow: Flow) -> Evidence:
         return Evidence(seen=f"nothing was counted, and {format_size(speed.size_bytes)} is too little to tell by time")
     if speed.busbw_gb_s is None:
         return Evidence(seen="nothing was counted, and slower paths may have held this one up")
-    # Bandwidth distinguishes PCIe only from NVLinks that are more than twice as fast.
+    # Bandwidth proves a path over PCIe only if the NVLinks are more than twice as fast.
     if speed.busbw_gb_s < through_host and flow.limit_gb_s > 2 * through_host:
         seen = f"{speed.busbw_gb_s:.3g} GB/s at {format_size(speed.size_bytes)}"
         return Evidence(State.CONTRADICTING, f"{seen}, NVLinks carry {flow.limit_gb_s:g}; {most}")

@@ -1,4 +1,4 @@
-"""The topology of one node: bandwidth of links, paths between devices, and peer access between GPUs."""
+"""The topology of one node: link bandwidths, paths between devices, and peer access between GPUs."""
 
 import hashlib
 import json
@@ -37,51 +37,61 @@ PCIE_GB_S_PER_LANE = {
     5: 32.0 * 128 / 130 / 8,
     6: 64.0 * 242 / 256 / 8,
 }
-"""Transfer rate × encoding / 8 bits (PCI Express Base Specification: 8b/10b, 128b/130b, FLITs of 242 in 256 bytes),
-including packet headers. Copies reach 82 to 90 % of it.
+"""Usable bandwidth per lane: transfer rate × encoding / 8 bits. It includes packet headers, so copies reach 82 to
+90 %.
+
+The encodings are 8b/10b, 128b/130b, and FLITs with 242 of 256 bytes (PCI Express Base Specification).
 """
 
 PCIE_GENERATION_OF_GT_S = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 NVLINK_GB_S = {"1.0": 20.0, "2.0": 25.0, "2.2": 25.0, "4.0": 25.0, "5.0": 50.0}
-"""Usable bandwidth per link and direction by NVLink version. Version 3 is missing, because it has 25 on A100 and
-14.0625 on GA102. The line rate distinguishes them.
+"""Usable bandwidth per link and direction, by NVLink version.
+
+Version 3 is missing, because it has 25 GB/s on A100 and 14.0625 GB/s on GA102. The line rate tells them apart.
 """
 
 _USABLE_GB_S = (14.0625, 20.0, 25.0, 50.0)
-_MOST_OVERHEAD = 0.07  # Line rates are up to 6.25 % above usable ones (26.5625 for 25; V100 25.78125)
-_ROUNDING = 0.0005  # The driver prints whole MB/s: 14.062 for GA102's 14.0625
+_MOST_OVERHEAD = 0.07  # Line rates exceed usable bandwidths by up to 6.25 % (26.5625 for 25; 25.78125 on V100).
+_ROUNDING = 0.0005  # The driver prints whole MB/s, for example 14.062 for GA102's 14.0625 GB/s.
 
 
 def pcie_gb_s(generation: int | None, width: int | None) -> float | None:
-    """Return GB/s per direction of a PCIe link. None if generation or width is unknown, or hidden as 0 by a VM."""
+    """Return the bandwidth of a PCIe link in GB/s per direction.
+
+    None if the generation or width is unknown, or if a virtual machine reports it as 0.
+    """
     if generation not in PCIE_GB_S_PER_LANE or not width:
         return None
     return PCIE_GB_S_PER_LANE[generation] * width
 
 
 def pcie_ceiling_gb_s(link: PcieLink) -> float | None:
-    """Return GB/s per direction of a link as currently trained. Unknown parts count as their maximum."""
+    """Return the bandwidth of a PCIe link as currently trained, in GB/s per direction.
+
+    If the current generation or width is unknown, use its maximum.
+    """
     return pcie_gb_s(link.generation or link.max_generation, link.width or link.max_width)
 
 
 def may_save_power(gpu: GpuFacts) -> bool:
-    """True unless a GPU is busy, so that it may have lowered its PCIe generation to save power."""
+    """True if a GPU may have lowered its PCIe generation to save power. False if it is certainly busy."""
     if gpu.performance_state is not None:
-        # A busy GPU is in P0 to P2. At P5 and P8 the driver trains links down, even while a desktop uses the GPU.
+        # A busy GPU is in P0 to P2. In P5 and P8 the driver lowers the link's generation, even while a desktop uses the
+        # GPU.
         return gpu.performance_state > 2
     return gpu.idle is not False or gpu.pcie.generation == 1
 
 
 def link_under_load(device: GpuFacts | NicFacts) -> PcieLink:
-    """Return a device's link as under load. An idle GPU lowers only the generation of its link."""
+    """Return a device's PCIe link as it is under load. An idle GPU lowers only the generation of its link."""
     link = device.pcie
     rises = isinstance(device, GpuFacts) and may_save_power(device)
     return replace(link, generation=link.max_generation or link.generation) if rises else link
 
 
 def describe_pcie(link: PcieLink, *, idle: bool | None = None) -> str | None:
-    """Describe a link: '4 x16', '1 x16 (idle; 5 x16)', '5 x8 of 5 x16', 'at most 5 x16'."""
+    """Describe a PCIe link: '4 x16', '1 x16 (idle; 5 x16)', '5 x8 of 5 x16', 'at most 5 x16'."""
     now = generation_and_width(link.generation, link.width)
     if now is None:
         most = generation_and_width(link.max_generation, link.max_width)
@@ -94,25 +104,25 @@ def describe_pcie(link: PcieLink, *, idle: bool | None = None) -> str | None:
 
 
 def generation_and_width(generation: int | None, width: int | None) -> str | None:
-    """Return '5 x16', or None if either is unknown."""
+    """Format a generation and a width: '5 x16'. None if either is unknown."""
     return None if generation is None or width is None else f"{generation} x{width}"
 
 
 def active_links(gpu: GpuFacts) -> int | None:
-    """Return the number of a GPU's active NVLinks. None if the state of any is unknown."""
+    """Return the number of a GPU's active NVLinks. None if the state of any link is unknown."""
     if gpu.nvlinks is None or any(link.active is None for link in gpu.nvlinks):
         return None
     return sum(link.active is True for link in gpu.nvlinks)
 
 
 def leads_to_switches(gpus: Iterable[GpuFacts]) -> bool | None:
-    """True if these GPUs have NVLinks to NVSwitches, False if only to GPUs, None if unknown."""
+    """True if any of these GPUs has NVLinks to NVSwitches. False if all known NVLinks lead to GPUs. None if unknown."""
     peers = {link.peer for gpu in gpus for link in gpu.nvlinks or ()}
     return True if NvlinkPeer.SWITCH in peers else False if NvlinkPeer.GPU in peers else None
 
 
 def nvlink_gb_s(link: NvLink) -> float | None:
-    """Return usable GB/s per direction of one NVLink, by its line rate if known, else by its version."""
+    """Return the usable bandwidth of one NVLink in GB/s per direction, from its line rate or else its version."""
     for usable in _USABLE_GB_S:
         if -_ROUNDING < (link.raw_gb_s or 0.0) / usable - 1 < _MOST_OVERHEAD:
             return usable
@@ -122,7 +132,7 @@ def nvlink_gb_s(link: NvLink) -> float | None:
 SELF = "X"
 UNKNOWN_PATH = "?"
 ACROSS_SOCKETS = "SYS"
-PATH_CLASSES = ("PIX", "PXB", "PHB", "NODE", ACROSS_SOCKETS)  # As in `nvidia-smi topo -m`, nearest first
+PATH_CLASSES = ("PIX", "PXB", "PHB", "NODE", ACROSS_SOCKETS)  # Names as in `nvidia-smi topo -m`, nearest first
 BITS_PER_BYTE = 8
 
 P2P_STATUS = {
@@ -135,21 +145,24 @@ P2P_STATUS = {
     "U": "unknown to the driver",
 }
 
-"""The words of `nvidia-smi topo -p2p`."""
+"""Meanings of the statuses that `nvidia-smi topo -p2p` prints."""
 
 NOT_SAID = "U"
 Device = GpuFacts | NicFacts
 
 
 class Limit(Struct, frozen=True):
-    """A physical limit in GB/s per direction, None if unknown. `note` is what sets it, or the reason for None."""
+    """A physical bandwidth limit in GB/s per direction, None if unknown.
+
+    `note` names the link or port that sets the limit, or the reason if it is unknown.
+    """
 
     gb_s: float | None
     note: str
 
 
 class PeerAccess(Struct, frozen=True):
-    """Peer access from one GPU to another's memory. `reason` describes the answers of CUDA and NVML."""
+    """Whether one GPU can access another GPU's memory, according to CUDA and NVML. `reason` describes their answers."""
 
     cuda: bool | None
     nvml: str | None
@@ -161,13 +174,18 @@ class PeerAccess(Struct, frozen=True):
 
     @property
     def possible(self) -> bool | None:
-        """False if CUDA or NVML refuses it, True if one of them allows it, None if both are silent."""
+        """False if CUDA or NVML refuses access. True if at least one of them allows it. None if neither of them
+        answered.
+        """
         answers = [self.cuda, None if self.nvml is None else self.nvml == "OK"]
         return False if False in answers else True if True in answers else None
 
     @property
     def label(self) -> str:
-        """One word for a matrix: NVML's with `!` if CUDA disagrees, else `OK` or `no` by CUDA, or `?`."""
+        """A short label for a matrix.
+
+        It is NVML's status, followed by `!` if CUDA disagrees. Without a status it is `OK` or `no` from CUDA, or `?`.
+        """
         if self.nvml is not None:
             return self.nvml + "!" * self.contradicts
         return {True: "OK", False: "no", None: UNKNOWN_PATH}[self.cuda]
@@ -178,13 +196,13 @@ _Two = TypeVar("_Two", bound=Device)
 
 
 def _cached(method: "Callable[[Topology, _Two, _Two], _Answer]") -> "Callable[[Topology, _Two, _Two], _Answer]":
-    """Cache a method of two devices: a matrix of copies calls it twenty times per pair."""
+    """Cache the results of a method with two devices. A matrix of copies calls such methods twenty times per pair."""
 
     def cached(self: "Topology", source: _Two, destination: _Two) -> _Answer:
         key = method, id(source), id(destination)
         known = self._cache.get(key)
         if known is None:
-            # Keep the devices too, so that no other object gets their ids.
+            # Keep references to the devices, so that their ids are not reused.
             known = self._cache[key] = method(self, source, destination), source, destination
         return cast("_Answer", known[0])
 
@@ -192,7 +210,10 @@ def _cached(method: "Callable[[Topology, _Two, _Two], _Answer]") -> "Callable[[T
 
 
 class Topology:
-    """The paths, limits and peer access of a snapshot's devices. `like` is a node with equal facts, or itself."""
+    """The paths, limits and peer access of one node's devices.
+
+    `like` is a node with equal facts that was read earlier, or the node itself.
+    """
 
     def __init__(self, snapshot: Snapshot, like: "Topology | None" = None) -> None:
         self.snapshot = snapshot
@@ -206,11 +227,11 @@ class Topology:
 
     @_cached
     def path(self, source: Device, destination: Device) -> str:
-        """Return the path class: NV#, or one of `PATH_CLASSES`, or `?` if unknown."""
+        """Return the path class: NV#, one of `PATH_CLASSES`, or `?` if unknown."""
         return self._path(source, destination)
 
     def _path(self, source: Device, destination: Device) -> str:
-        """Return the path class without a cache: a matrix needs every pair once."""
+        """Return the path class without caching, for matrices, which need each pair only once."""
         if source is destination:
             return SELF
         links = self.nvlinks(source, destination)
@@ -219,7 +240,7 @@ class Topology:
         return self.pcie_path(source, destination) or UNKNOWN_PATH
 
     def nvlinks(self, source: Device, destination: Device) -> int | None:
-        """Return the number of active NVLinks between two GPUs, direct or through NVSwitches. None if unknown."""
+        """Return the number of active NVLinks between two GPUs, directly or through NVSwitches. None if unknown."""
         if not isinstance(source, GpuFacts) or not isinstance(destination, GpuFacts):
             return 0
         stated = self.pair_facts(source, destination).path
@@ -231,18 +252,20 @@ class Topology:
         direct = own.get(destination.bus_id, 0) if destination.bus_id else 0
         switched = min(own.get(NvlinkPeer.SWITCH, 0), others.get(NvlinkPeer.SWITCH, 0))
         one, other = source.fabric, destination.fabric
-        # Assume one fabric unless both GPUs name their cliques and these differ.
+        # Assume that both GPUs are in one fabric unless their cliques are known and differ.
         if one is not None and other is not None and None not in (one.clique, other.clique):
             switched *= (one.cluster_uuid, one.clique) == (other.cluster_uuid, other.clique)
         return direct or switched
 
     def states_path(self, source: Device, destination: Device) -> bool:
-        """True if the snapshot has the path class of a pair, for example from `nvidia-smi topo -m`."""
+        """True if the snapshot contains the path class of a pair, for example from `nvidia-smi topo -m`."""
         return self.pair_facts(source, destination).path is not None
 
     @cached_property
     def lost_links(self) -> Mapping[frozenset[str], int]:
-        """The pairs with fewer NVLinks than their siblings in `nvidia-smi topo -m`, with the siblings' number."""
+        """Pairs with fewer NVLinks than similar pairs in `nvidia-smi topo -m`. The value is the similar pairs'
+        number of links.
+        """
         models = dict[str | None, dict[frozenset[str], int]]()
         for one, other in permutations(self.gpus, 2):
             if one.name == other.name and self.states_path(one, other):
@@ -256,7 +279,9 @@ class Topology:
 
     @cached_property
     def usual_active_links(self) -> Mapping[str | None, int]:
-        """The most frequent number of active links by GPU model, the larger of equally frequent ones."""
+        """The most frequent number of active NVLinks, by GPU model. If two numbers are equally frequent, it is the
+        larger one.
+        """
         counts: dict[str | None, Counter[int]] = {}
         for gpu in self.gpus:
             active = active_links(gpu)
@@ -280,7 +305,7 @@ class Topology:
         return counts
 
     def pcie_path(self, source: Device, destination: Device) -> str | None:
-        """Return the path class without NVLink, from the snapshot or from the PCI tree."""
+        """Return the path class without NVLinks, as the snapshot states it or from the PCI tree."""
         facts = self.pair_facts(source, destination)
         if facts.pcie_path:
             return facts.pcie_path
@@ -292,7 +317,9 @@ class Topology:
 
     @_cached
     def peer_access(self, source: GpuFacts, destination: GpuFacts) -> PeerAccess:
-        """Return the answers of CUDA and NVML. Of NVML's two statuses, a refusal counts."""
+        """Return the answers of CUDA and NVML about peer access. If either of NVML's statuses for reads and writes
+        is a refusal, it counts.
+        """
         facts = self.pair_facts(source, destination)
         said = [status for status in (facts.read, facts.write) if status not in (None, NOT_SAID)]
         nvml = next((status for status in said if status != "OK"), said[0] if said else None)
@@ -304,7 +331,7 @@ class Topology:
         if facts.cuda is not None:
             answer = "possible" if facts.cuda else "refused by CUDA"
             return PeerAccess(facts.cuda, None, "; ".join([answer, *silent]))
-        # These statuses do not decide whether copies are direct.
+        # These statuses do not show whether copies are direct.
         statuses = (("over PCIe", facts.pci), ("over NVLink", facts.nvlink), ("atomics", facts.atomics))
         others = [f"{what} {P2P_STATUS.get(word, word)} ({word})" for what, word in statuses if word is not None]
         others += ["nvidia-smi topo -p2p r and -p2p w decide"] if others else []
@@ -322,7 +349,7 @@ class Topology:
 
     @cached_property
     def granted_over_pcie(self) -> frozenset[frozenset[str | None]]:
-        """The model pairs that have peer access without NVLinks."""
+        """Pairs of GPU models that have peer access without NVLinks."""
         return frozenset(
             frozenset((one.name, other.name))
             for one, other in permutations(self.gpus, 2)
@@ -331,7 +358,9 @@ class Topology:
 
     @_cached
     def limit(self, source: Device, destination: Device) -> Limit:
-        """Return the limit of a pair: the NVLinks between the devices, else the slowest PCIe hop or NIC port."""
+        """Return the bandwidth limit of a pair: that of the NVLinks between the devices, else of the slowest PCIe
+        link or NIC port.
+        """
         links = self.nvlinks(source, destination)
         if links is None:
             lost = [each.lost for each in (source, destination) if isinstance(each, GpuFacts) and each.lost]
@@ -347,7 +376,7 @@ class Topology:
         return min(limits, key=lambda limit: limit.gb_s or 0.0)
 
     def nvlink_total(self, gpu: GpuFacts) -> Limit:
-        """Return GB/s per direction of all active NVLinks of a GPU."""
+        """Return the total bandwidth of a GPU's active NVLinks in GB/s per direction."""
         if gpu.nvlinks is None:
             return Limit(None, gpu.unknown.get("nvlinks", gpu.lost or "NVLinks are not known"))
         if active_links(gpu) is None:
@@ -362,23 +391,23 @@ class Topology:
         return Limit(sum(known), f"{len(active)} NVLinks × {known[0]:g}")
 
     def pcie_total(self, device: Device) -> Limit:
-        """Return GB/s per direction of the slowest link on a device's PCIe path to the CPU."""
+        """Return the bandwidth of the slowest PCIe link between a device and the CPU, in GB/s per direction."""
         return self._narrowest({device.device: link_under_load(device)} | self._above(device.place, 0), device)
 
     def own_link_gb_s(self, gpu: GpuFacts) -> float | None:
-        """Return GB/s per direction from a GPU to the CPU, or to a NIC below the same switch."""
+        """Return the bandwidth from a GPU to the CPU, or to a NIC below the same switch, in GB/s per direction."""
         known = (self.pcie_total(gpu).gb_s, pcie_ceiling_gb_s(link_under_load(gpu)))
         return max((gb_s for gb_s in known if gb_s is not None), default=None)
 
     def nic_limit(self, nic: NicFacts, gpu: GpuFacts | None = None) -> Limit:
-        """Return the limit of a NIC in GB/s per direction: its port, or its slot if that is slower."""
+        """Return the bandwidth limit of a NIC in GB/s per direction. It is the slower of its port and its PCIe path."""
         port, slot = _rate_limit(nic), self.pcie_total(nic)
         if gpu is not None and (hops := self._pcie_limit(gpu, nic)).gb_s is not None:
             slot = hops
         return slot if port.gb_s is not None and slot.gb_s is not None and slot.gb_s < port.gb_s else port
 
     def combined_nic_limit(self, nics: Sequence[NicFacts], near: Mapping[str, GpuFacts]) -> Limit:
-        """Return the limit of several NICs together. `near` has the GPU whose data each of them sends."""
+        """Return the combined bandwidth limit of several NICs. `near` has the GPU whose data each NIC sends, by NIC."""
         limits = {nic.name: self.nic_limit(nic, near.get(nic.name)) for nic in nics}
         unknown = next((limit for limit in limits.values() if limit.gb_s is None), None)
         if unknown is not None:
@@ -397,7 +426,7 @@ class Topology:
         return tuple(gpu for gpu in self.gpus if nearest is not None and paths[gpu.index] == nearest)
 
     def gpudirect(self, nic: NicFacts) -> tuple[bool | None, str]:
-        """Return whether GPUDirect RDMA through a NIC is possible (None if unknown), and the module or the reason."""
+        """Return whether GPUDirect RDMA through a NIC is possible (None if unknown), and the reason."""
         facts, efa = self.snapshot.gpudirect, nic.kind is NicKind.EFA
         module, loaded = ("efa_nv_peermem", facts.efa_peermem) if efa else ("nvidia-peermem", facts.peermem)
         if not nic.rdma:
@@ -428,7 +457,7 @@ class Topology:
         }
 
     def fingerprint(self) -> str:
-        """Return a hash of models, links and wiring, which is equal for machines that differ only in ids or load."""
+        """Return a hash of models, links and wiring. Machines that differ only in ids or load have the same hash."""
         return self._fingerprint if self.like is self else self.like.fingerprint()
 
     @cached_property
@@ -441,7 +470,7 @@ class Topology:
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
 
     def pair_facts(self, source: Device, destination: Device) -> PairFacts:
-        """Return the snapshot's facts about a pair. They may be empty."""
+        """Return the snapshot's facts about a pair, or an empty record."""
         return self._pairs.get((source.device, destination.device), _NO_FACTS)
 
     def _pcie_limit(self, source: Device, destination: Device) -> Limit:
@@ -451,7 +480,7 @@ class Topology:
         return self._narrowest(hops, source, destination)
 
     def _above(self, place: PciPlace, shared: int) -> dict[str, PcieLink]:
-        """Return the uplinks above a device, without those of the `shared` outermost switches."""
+        """Return the uplinks of the switches above a device. Skip the `shared` switches that are nearest to the CPU."""
         return {
             f"the uplink of switch {bus_id}": self._uplinks.get(bus_id, PcieLink())
             for bus_id in place.switches[shared:]
@@ -474,10 +503,14 @@ _NO_FACTS = PairFacts(source="", destination="")
 
 
 def pcie_path_class(one: PciPlace, other: PciPlace, numa_nodes: int) -> str | None:
-    """Return the path class of `nvidia-smi topo -m` for two places in the PCI tree. None if unknown.
+    """Return the path class between two positions in the PCI tree, as `nvidia-smi topo -m` prints it. None if
+    unknown.
 
-    PIX passes at most one switch, PXB several, PHB a host bridge, NODE two host bridges of a NUMA node, SYS two NUMA
-    nodes.
+    - PIX: at most one switch
+    - PXB: several switches
+    - PHB: one host bridge
+    - NODE: two host bridges of one NUMA node
+    - SYS: two NUMA nodes
     """
     if one.host_bridge is None or other.host_bridge is None:
         return None
@@ -493,7 +526,7 @@ def pcie_path_class(one: PciPlace, other: PciPlace, numa_nodes: int) -> str | No
 
 
 def round_gb_s(gb_s: float | None) -> float | None:
-    """Round to three decimals."""
+    """Round a bandwidth to three decimals."""
     return None if gb_s is None else round(gb_s, 3)
 
 
@@ -512,19 +545,19 @@ def _rate_limit(nic: NicFacts) -> Limit:
 
 _LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 _LEVEL_NUMBERS = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
-"""The numeric values of NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL."""
+"""Path types by the numeric values of NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL."""
 
 DEFAULT_LEVEL = "PXB"
 
 
 def parse_level(setting: str) -> str | None:
-    """Parse the path type in NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL, or return None."""
+    """Parse the value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL as a path type. None if it is invalid."""
     name = _LEVEL_NUMBERS.get(setting, setting.upper())
     return name if name in _LEVELS else None
 
 
 def is_within(path: str, limit: str = DEFAULT_LEVEL) -> bool:
-    """True if a path type is at most as long as `limit`. False for an unknown type."""
+    """True if a path of this type is at most as long as one of type `limit`. False if the type is unknown."""
     return path in _LEVELS and _LEVELS.index(path) <= _LEVELS.index(limit)
 
 
@@ -533,20 +566,20 @@ def is_nvlink(path: str | None) -> bool:
 
 
 def nccl_path_type(path_class: str) -> str | None:
-    """Return NCCL's path type, or None if it has none. For NODE it is PHB."""
+    """Return NCCL's path type for a path class. NODE becomes PHB. None if NCCL has no such type."""
     if path_class.startswith("NV"):
         return "NVL"
     return {"NODE": "PHB"}.get(path_class, path_class if path_class in _LEVELS else None)
 
 
 def level_allows(setting: str, path_class: str) -> bool:
-    """True if a value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL allows a path class."""
+    """True if this value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL allows paths of this class."""
     limit, path = parse_level(setting), nccl_path_type(path_class)
     return limit is not None and path is not None and is_within(path, limit)
 
 
 def amd_takes_all(gpus: int) -> bool:
-    """True if NCCL uses peer access over any path on AMD processors (ncclTopoCheckP2p in src/graph/paths.cc)."""
+    """True if NCCL uses peer access over every path on AMD processors (ncclTopoCheckP2p in src/graph/paths.cc)."""
     return gpus <= 2
 
 
@@ -554,10 +587,14 @@ NCCL_POLICY = f"NCCL takes peer access up to path class {DEFAULT_LEVEL} (NCCL_P2
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """A refusal of peer access. `status` is NVML's, '' if only CUDA refuses.
+    """A refusal of peer access between two GPUs.
 
-    `wired`: NVLinks connect the pair. `mesh`: the status is TNS, and NVLinks connect each GPU to others. `mig`: MIG is
-    on. `odd`: the status is GNS, but the same models have access elsewhere. `apart`: one is a vGPU or display card.
+    - `status`: NVML's status; '' if only CUDA refuses
+    - `wired`: NVLinks connect the two GPUs
+    - `mesh`: the status is TNS, and NVLinks connect each of the two GPUs to other GPUs
+    - `mig`: MIG is enabled on one of them
+    - `odd`: the status is GNS, although another pair of the same models has access
+    - `apart`: one of them is a vGPU or a display card
     """
 
     status: str
@@ -569,14 +606,15 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
     @property
     def is_by_design(self) -> bool:
-        """True if the pair cannot have peer access, so that there is nothing to repair."""
+        """True if the hardware or configuration rules out peer access, so that there is nothing to repair."""
         return self.mig or self.apart or (not self.wired and (self.mesh or (self.status == "GNS" and not self.odd)))
 
     @property
     def severity(self) -> Verdict:
-        """SKIP by design, FAIL if NVLinks or other pairs prove that access is possible, else WARN.
+        """SKIP if the refusal is by design, FAIL if NVLinks or other pairs prove that access is possible, else
+        WARN.
 
-        CNS, NS, TNS and DR over PCIe are WARN: a slot, the BIOS, a driver or a hypervisor may be the reason.
+        CNS, NS, TNS and DR over PCIe are WARN, because the reason may be a slot, the BIOS, a driver or a hypervisor.
         """
         if self.is_by_design:
             return Verdict.SKIP
@@ -594,7 +632,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 def find_refusal(node: Topology, source: GpuFacts, destination: GpuFacts, access: PeerAccess) -> Refusal:
-    """Return the kind of refusal of a pair without peer access."""
+    """Classify the refusal of peer access between two GPUs."""
     models = frozenset((source.name, destination.name))
     gpus = (source, destination)
     in_mesh = all(any(link.active and link.peer is NvlinkPeer.GPU for link in gpu.nvlinks or ()) for gpu in gpus)
@@ -609,14 +647,19 @@ def find_refusal(node: Topology, source: GpuFacts, destination: GpuFacts, access
 
 
 def is_beyond_policy(node: Topology, path_class: str) -> bool:
-    """True if NCCL avoids peer access over a path class by default (ncclTopoCheckP2p in src/graph/paths.cc)."""
+    """True if NCCL does not use peer access over this path class by default (ncclTopoCheckP2p in
+    src/graph/paths.cc).
+    """
     path = nccl_path_type(path_class)
     is_amd = "AMD" in (node.snapshot.machine.cpu or "")
     return path is not None and not is_within(path) and not (is_amd and amd_takes_all(len(node.gpus)))
 
 
 def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> str:
-    """Return why NCCL avoids a pair's peer access by default, or '' if it uses it or NVLinks are lost."""
+    """Return the reason if NCCL does not use peer access between two GPUs by default.
+
+    '' if NCCL uses it, or if lost NVLinks are the cause.
+    """
     path = node.path(source, destination)
     lost = lost_links_between(node, source, destination)
     lost = lost or any(lost_switch_links(node, gpu) for gpu in (source, destination))
@@ -624,9 +667,10 @@ def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> s
 
 
 def is_policy_known(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
-    """True if the driver stated the path, no other pair is nearer, and the processor is known if it matters.
+    """True if the known facts are sufficient to predict whether NCCL uses peer access between two GPUs.
 
-    NVLinks or a PCIe switch between other GPUs show that the machine may do better. Topology files may lack NVLinks.
+    The driver must have stated the path. The processor must be known if it matters. NVLinks or a PCIe switch between
+    other GPUs show that this pair may also have a shorter path. Topology files may lack NVLinks.
     """
     is_cpu_known = node.snapshot.machine.cpu is not None or not amd_takes_all(len(node.gpus))
     is_far = not any(kind is not None and is_within(kind) for kind in map(nccl_path_type, node.gpu_paths))
@@ -634,13 +678,16 @@ def is_policy_known(node: Topology, source: GpuFacts, destination: GpuFacts) -> 
 
 
 def lost_switch_links(node: Topology, gpu: GpuFacts) -> bool:
-    """True if none of a GPU's NVLinks to NVSwitches is active. False if it is the only GPU."""
+    """True if all of a GPU's NVLinks to NVSwitches are inactive. False if there is no other GPU."""
     has_others = len(node.gpus) > 1 or (gpu.fabric is not None and gpu.fabric.spans_nodes)
     return has_others and is_switched(node, gpu) and bool(gpu.nvlinks) and active_links(gpu) == 0
 
 
 def lost_links_between(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
-    """True if no NVLink connects two GPUs, but siblings or the other direction have some, or both GPUs lost some."""
+    """True if two GPUs without a common active NVLink should have one.
+
+    Either similar pairs or the opposite direction have NVLinks, or both GPUs have lost some.
+    """
     if node.nvlinks(source, destination) != 0:
         return False
     is_odd = frozenset((source.device, destination.device)) in node.lost_links or node.nvlinks(destination, source)
@@ -648,12 +695,15 @@ def lost_links_between(node: Topology, source: GpuFacts, destination: GpuFacts) 
 
 
 def lost_some_links(node: Topology, gpu: GpuFacts) -> bool:
-    """True if a GPU without NVSwitches has some active NVLinks, but fewer than its siblings."""
+    """True if a GPU without NVSwitches has some active NVLinks, but fewer than usual for its model."""
     return 0 < (active_links(gpu) or 0) < node.usual_active_links[gpu.name] and not is_switched(node, gpu)
 
 
 def is_switched(node: Topology, gpu: GpuFacts) -> bool:
-    """True if a GPU's NVLinks lead to NVSwitches: the node shows one, a link shows one, or its fabric completed."""
+    """True if a GPU's NVLinks lead to NVSwitches.
+
+    The node lists NVSwitches, a link leads to one, or the GPU's fabric registration is completed.
+    """
     registered = gpu.fabric is not None and gpu.fabric.state == "completed"
     leads = any(link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
     return bool(node.snapshot.nvswitches) or leads or registered

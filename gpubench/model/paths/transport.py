@@ -1,4 +1,4 @@
-"""Paths between ranks: NCCL's transports and connections, and the verdict on the evidence of a path."""
+"""Paths between ranks: NCCL's transports and connections, and the judgement of the evidence for a path."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from gpubench.model.terms.verdict import Verdict
 
 
 class TransportKind(StrEnum):
-    """NCCL's transports in the order in which it tries them. UNKNOWN is any other."""
+    """NCCL's transports, in the order in which NCCL tries them. UNKNOWN stands for all others."""
 
     P2P = "p2p"
     SHM = "shm"
@@ -27,9 +27,11 @@ class TransportKind(StrEnum):
 class Transport(Struct, frozen=True):
     """The transport of a connection.
 
-    `name` is NCCL's, without parts that vary by channel: `P2P/CUMEM`, `P2P/direct pointer`, `SHM/direct`,
-    `NET/IB/0/GDRDMA`, `NET/Socket/0`, `COLLNET/SHARP/0`. `modifiers` are these parts: `read`, `CE`, `Shared`, `PCI`, or
-    the GPU that `P2P/indirect` uses. `gdr` is GPUDirect RDMA. `proxy_rank` is the rank whose NIC is used (PXN).
+    - `name`: NCCL's name without details that vary by channel, such as `P2P/CUMEM`, `P2P/direct pointer`, `SHM/direct`,
+      `NET/IB/0/GDRDMA`, `NET/Socket/0` or `COLLNET/SHARP/0`
+    - `modifiers`: the details: `read`, `CE`, `Shared`, `PCI`, or the GPU in the middle of `P2P/indirect`
+    - `gdr`: whether the transport uses GPUDirect RDMA
+    - `proxy_rank`: the rank whose NIC the connection uses (PXN)
     """
 
     name: str
@@ -40,25 +42,27 @@ class Transport(Struct, frozen=True):
 
     @property
     def host_staged(self) -> bool | None:
-        """True if the bytes pass through host memory: SHM always, the network without GPUDirect RDMA, P2P never."""
+        """True if the data passes through host memory: always for SHM, never for P2P, for networks without
+        GPUDirect RDMA.
+        """
         if self.kind is TransportKind.UNKNOWN:
             return None
         return self.kind not in (TransportKind.P2P, TransportKind.NVLS) and not self.gdr
 
     @property
     def family(self) -> str:
-        """The name without NIC number: 'NET/IB/GDRDMA'."""
+        """The transport's name without the NIC number: 'NET/IB/GDRDMA'."""
         return self.name if self.network is None else _NIC.sub("", self.name)
 
     @property
     def network(self) -> str | None:
-        """The name of its network ('IB', 'Socket', 'AWS Libfabric'), or None."""
+        """The name of the network: 'IB', 'Socket' or 'AWS Libfabric'. None for transports inside a node."""
         if self.kind not in (TransportKind.NET, TransportKind.COLLNET):
             return None
         return _NETWORK.sub("", self.name)
 
 
-MULTICAST = Transport("NVLS", TransportKind.NVLS)  # NVLink SHARP connects all GPUs of a node through NVSwitches
+MULTICAST = Transport("NVLS", TransportKind.NVLS)  # NVLink SHARP, which connects all GPUs of a node through NVSwitches
 _NIC = re.compile(r"/-?\d+(?=/GDRDMA$|$)", re.ASCII)
 _NETWORK = re.compile(r"^(?:NET|COLLNET)/|/-?\d+(?:/GDRDMA)?$", re.ASCII)
 _NET = re.compile(
@@ -83,7 +87,7 @@ _NET_ENDS = ("/GDRDMA(PCI)/Shared", "/GDRDMA/Shared", "/Shared")
 
 
 def parse_transport(via: str) -> Transport:
-    """Parse the text after `via` in a line of NCCL 2.10 to 2.32. Other text names an UNKNOWN transport."""
+    """Parse the text after `via` in a log line of NCCL 2.10 to 2.32. Any other text becomes an UNKNOWN transport."""
     text = via.strip()
     if found := _P2P.fullmatch(text):
         return Transport(found["name"], TransportKind.P2P, modifiers=_words(found["words"]))
@@ -101,7 +105,7 @@ def parse_transport(via: str) -> Transport:
 
 
 def may_begin_transport(via: str) -> bool:
-    """True if a text is the start of a transport's name, from a truncated line."""
+    """True if a text may be the beginning of a transport's name, cut off at the end of a truncated line."""
     if any(whole.startswith(via) for whole in _WHOLE):
         return True
     found = _NET_BEGINNING.fullmatch(via)
@@ -113,10 +117,10 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 class LoggedChannels(NamedTuple):
-    """Channels with the same transport that one end of a connection logs, as bits.
+    """Channels with the same transport that one side of a connection logs, as a bit mask.
 
-    `peer_to_peer` is NCCL's connection 1, for send and receive. `received` is true for the receiver's lines. It logs
-    none for P2P and SHM.
+    `peer_to_peer` is true for NCCL's connection 1, which serves send and receive. `received` is true for lines of the
+    receiver. For P2P and SHM, the receiver logs no lines.
     """
 
     transport: Transport
@@ -126,7 +130,9 @@ class LoggedChannels(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Logged channels from rank `src` to rank `dst` of a communicator. COLLNET has no peer, so both are equal."""
+    """Logged channels from rank `src` to rank `dst` of a communicator. COLLNET has no peer, so `src` and `dst` are
+    equal.
+    """
 
     src: int
     dst: int
@@ -134,7 +140,10 @@ class Edge(NamedTuple):
 
 
 class Route(Struct, frozen=True):
-    """The channels between two ranks that have these transports at their ends. None is an end without log lines."""
+    """The channels between two ranks that have the same transports at the sender and at the receiver.
+
+    A transport is None if its side logged no lines.
+    """
 
     sent: Transport | None
     received: Transport | None
@@ -143,7 +152,7 @@ class Route(Struct, frozen=True):
 
     @property
     def transport(self) -> Transport:
-        """The sender's transport, or else the receiver's."""
+        """The sender's transport, or the receiver's if the sender logged none."""
         transport = self.sent or self.received
         if transport is None:
             raise ValueError("a path has at least one end")
@@ -151,17 +160,17 @@ class Route(Struct, frozen=True):
 
     @property
     def host_staged(self) -> bool | None:
-        """True if either end is host-staged. None if neither is, and one is unknown."""
+        """True if the transport of either side is host-staged. None if neither is, but one is unknown."""
         return is_staged([end for end in (self.sent, self.received) if end is not None])
 
     @property
     def name(self) -> str:
-        """The transport's name, and the receiver's if it differs: 'NET/IB/0/GDRDMA, received NET/IB/0'."""
+        """The name of the transport, followed by the receiver's if it differs: 'NET/IB/0/GDRDMA, received NET/IB/0'."""
         return self._describe("name")
 
     @property
     def family(self) -> str:
-        """The name without NIC numbers: 'NET/IB/GDRDMA, received NET/IB'."""
+        """The name of the route without NIC numbers: 'NET/IB/GDRDMA, received NET/IB'."""
         return self._describe("family")
 
     def _describe(self, attribute: str) -> str:
@@ -170,7 +179,7 @@ class Route(Struct, frozen=True):
 
 
 def is_staged(transports: Iterable[Transport]) -> bool | None:
-    """True if any transport is host-staged. None if none is, and one is unknown."""
+    """True if any transport is host-staged. None if no transport is, but one is unknown."""
     staged = [transport.host_staged for transport in transports]
     return True if True in staged else None if None in staged or not staged else False
 
@@ -183,7 +192,7 @@ class Path(Route, frozen=True):
 
 
 def join_edges(edges: Iterable[Edge]) -> tuple[Path, ...]:
-    """Return the routes of all pairs of ranks, by source, destination and first appearance."""
+    """Combine logged channels into routes, sorted by source and destination, then in the order of the log."""
     pairs: dict[tuple[int, int], list[LoggedChannels]] = {}
     for src, dst, logged in edges:
         pairs.setdefault((src, dst), []).append(logged)
@@ -195,7 +204,9 @@ def join_edges(edges: Iterable[Edge]) -> tuple[Path, ...]:
 
 
 def routes(logged: Iterable[LoggedChannels]) -> tuple[Route, ...]:
-    """Return the routes of one pair of ranks from both logs: NCCL's connection 0 first, then 1."""
+    """Combine the channels that both ranks of a pair logged into routes. NCCL's connection 0 comes before
+    connection 1.
+    """
     channels = list(logged)
     return tuple(route for peer_to_peer in (False, True) for route in _match_ends(channels, peer_to_peer=peer_to_peer))
 
@@ -219,7 +230,7 @@ def _match_ends(logged: Sequence[LoggedChannels], *, peer_to_peer: bool) -> Iter
 
 
 class Tuning(Struct, frozen=True):
-    """NCCL's choice for one operation ('AllReduce', 'RING', 'SIMPLE'). None was not logged."""
+    """NCCL's choice for one operation, such as 'AllReduce', 'RING', 'SIMPLE'. None if the log does not show it."""
 
     function: str
     size_bytes: int
@@ -228,7 +239,7 @@ class Tuning(Struct, frozen=True):
     channels: int | None
 
 
-Pair = tuple[int, int]  # Source and destination rank
+Pair = tuple[int, int]  # Source rank and destination rank
 RING, TREE = "RING", "TREE"
 _UNLOGGED_TRANSPORTS = {
     "NVLS": "NVLS",
@@ -236,15 +247,16 @@ _UNLOGGED_TRANSPORTS = {
     "SYMMETRIC": "symmetric memory",
     "COPY_ENGINE": "copy engine",
 }
-"""Transports inside a node by algorithm, if NCCL logs no connection for them. They need peer access or multicast, so
-none is host-staged.
+"""Transports inside a node for algorithms whose connections NCCL does not log.
+
+All of them need peer access or multicast, so none is host-staged.
 """
 
 
 class RankSelection(Struct, frozen=True, kw_only=True):
-    """The connections that one rank logs, and its ordered pairs of neighbors in rings and trees.
+    """The connections that one rank logs, and the ordered pairs of neighbors in its rings and trees.
 
-    `no_log` is the reason for a missing log.
+    `no_log` is the reason if the rank has no log.
     """
 
     no_log: str = ""
@@ -254,7 +266,9 @@ class RankSelection(Struct, frozen=True, kw_only=True):
 
 
 class Used(Struct, frozen=True):
-    """The transports of every ordered pair of an operation, slowest first. `unconnected` ranks logged none."""
+    """The transports between all ordered pairs of an operation, slowest first. `unconnected` has ranks that log
+    none.
+    """
 
     pairs: Mapping[Pair, tuple[Transport, ...]]
     unconnected: tuple[int, ...] = ()
@@ -266,7 +280,7 @@ class Used(Struct, frozen=True):
 
     @property
     def host_staged(self) -> bool | None:
-        """True if a pair is host-staged. None if none is, and one is unknown."""
+        """True if any pair is host-staged. None if no pair is, but one is unknown."""
         staged = [is_staged(transports) for transports in self.pairs.values()]
         if True in staged:
             return True
@@ -274,12 +288,14 @@ class Used(Struct, frozen=True):
 
 
 def join_names(transports: Iterable[Transport]) -> str | None:
-    """Join distinct transport names by '+', slowest first. None if there are none."""
+    """Join distinct transport names with '+', slowest first. None if there are no transports."""
     return "+".join(dict.fromkeys(transport.name for transport in sorted(transports, key=_speed_order))) or None
 
 
 def _speed_order(transport: Transport) -> tuple[int, str]:
-    """Sort key: host-staged networks, shared memory, unknown, direct networks, P2P and NVLS."""
+    """Sort key for speed: host-staged networks, shared memory, unknown transports, direct networks, then P2P and
+    NVLS.
+    """
     if transport.host_staged:
         return (0 if transport.network else 1), transport.name
     kinds = (TransportKind.UNKNOWN, TransportKind.COLLNET, TransportKind.NET)
@@ -287,16 +303,17 @@ def _speed_order(transport: Transport) -> tuple[int, str]:
 
 
 def drop_idle_pairs(pairs: Iterable[Pair], expected_bytes: Sequence[tuple[float, float]]) -> list[Pair]:
-    """Return the pairs of a ring that move data. None enters a broadcast's root, or leaves a reduction's root.
+    """Return the pairs of a ring that move data.
 
-    `expected_bytes` are the bytes that each rank must send and receive.
+    No data enters the root of a broadcast or leaves the root of a reduction. `expected_bytes` are the bytes that each
+    rank must send and receive.
     """
     senders, receivers = ([rank for rank, moved in enumerate(expected_bytes) if moved[end]] for end in (0, 1))
     return [pair for pair in pairs if senders != [pair[1]] and receivers != [pair[0]]]
 
 
 class Selection:
-    """The connections in the logs of all ranks. `nodes` has the node of each rank according to MPI."""
+    """The connections from the logs of all ranks. `nodes` has each rank's node, according to MPI."""
 
     def __init__(self, ranks: Sequence[RankSelection], nodes: Sequence[int]) -> None:
         self._nodes = nodes
@@ -306,9 +323,9 @@ class Selection:
         self.no_log = next((f"rank {number}: {rank.no_log}" for number, rank in enumerate(ranks) if rank.no_log), "")
 
     def algorithm_connections(self, algorithm: str | None) -> Used:
-        """Return the connections that a collective with this algorithm uses. None uses all.
+        """Return the connections of a collective that uses this algorithm. None stands for all connections.
 
-        Skip ranks beyond this communicator's: the log then has a larger one too.
+        If the log also contains a larger communicator, skip ranks that do not exist in this one.
         """
         size = len(self._nodes)
         paths = [path for path in self._paths if not path.peer_to_peer and max(path.src, path.dst) < size]
@@ -328,7 +345,9 @@ class Selection:
         return Used(pairs, tuple(rank for rank in ranks if rank not in connected))
 
     def send_connections(self, pairs: Iterable[Pair]) -> Used:
-        """Return the connections of sends and receives. Include all of SHM, whose lines do not distinguish them."""
+        """Return the connections of sends and receives. Include all SHM connections, whose log lines do not state
+        their purpose.
+        """
         paths = [path for path in self._paths if path.peer_to_peer or path.transport.kind is TransportKind.SHM]
         return Used(_transports_by_pair(paths, pairs))
 
@@ -343,7 +362,7 @@ def _transports_by_pair(paths: Sequence[Path], pairs: Iterable[Pair]) -> dict[Pa
 
 
 class State(StrEnum):
-    """The state of one kind of evidence for a direct path."""
+    """Whether one kind of evidence for a direct path is present, absent or contradicting."""
 
     PRESENT = "present"
     ABSENT = "absent"
@@ -351,7 +370,7 @@ class State(StrEnum):
 
 
 class EvidenceUse(StrEnum):
-    """What to do with evidence on paths: show it in the table too, keep it for JSON and the verdict, or skip it."""
+    """How to use evidence on paths: show it in the table, keep it only for JSON and the verdict, or skip it."""
 
     SHOWN = "shown"
     KEPT = "kept"
@@ -359,7 +378,7 @@ class EvidenceUse(StrEnum):
 
 
 class Conclusion(StrEnum):
-    """The conclusion from all evidence on a path. The last two apply to paths without traffic."""
+    """The conclusion from all evidence on a path. POSSIBLE and IMPOSSIBLE apply to paths without traffic."""
 
     DIRECT = "direct"
     STAGED = "staged"
@@ -371,7 +390,11 @@ class Conclusion(StrEnum):
 
 
 class Confidence(StrEnum):
-    """PROVEN by two kinds of evidence, LIKELY by one, WEAK if they contradict each other, NONE without evidence."""
+    """The confidence in a conclusion.
+
+    PROVEN needs two kinds of evidence, and LIKELY needs one. WEAK means that kinds of evidence contradict each other.
+    NONE means that there is no evidence.
+    """
 
     PROVEN = "proven"
     LIKELY = "likely"
@@ -380,16 +403,17 @@ class Confidence(StrEnum):
 
 
 class Evidence(Struct, frozen=True):
-    """One kind of evidence on one path: its state, and what was seen."""
+    """One kind of evidence on one path: its state, and the observation as text."""
 
     state: State = State.ABSENT
     seen: str = ""
 
 
 class PathEvidence(Struct, frozen=True, kw_only=True):
-    """All evidence on one path, and the reason why it is host-staged by design, if any.
+    """All evidence on one path.
 
-    `in_doubt`: nothing proves whether the pair can avoid host memory.
+    `by_design` is the reason if host staging is expected. `in_doubt` is true if nothing proves whether the pair can
+    avoid host memory.
     """
 
     capability: Evidence = Evidence()
@@ -401,7 +425,7 @@ class PathEvidence(Struct, frozen=True, kw_only=True):
 
 
 class Judgement(Struct, frozen=True):
-    """A conclusion, its verdict, and the confidence in it."""
+    """The conclusion about a path, the verdict on it, and the confidence in the conclusion."""
 
     conclusion: Conclusion
     verdict: Verdict
@@ -409,10 +433,10 @@ class Judgement(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """A line of the decision table: the judgement for some states of evidence.
+    """One row of the decision table: the judgement for certain states of the evidence.
 
-    `states` has a word each for capability, selection, measurement and correctness, with the letters of the matching
-    states: P(resent), A(bsent) and C(ontradicting).
+    `states` has one word each for capability, selection, measurement and correctness. The letters of a word are the
+    matching states: P for present, A for absent, C for contradicting.
     """
 
     states: str
@@ -420,7 +444,7 @@ class Rule(Struct, frozen=True):
     meaning: str
 
     def holds(self, states: Sequence[State]) -> bool:
-        """True if this line matches these states of the four kinds of evidence."""
+        """True if this row matches the states of the four kinds of evidence."""
         return all(state.name[0] in allowed for state, allowed in zip(states, self.states.split(), strict=True))
 
 
@@ -456,11 +480,11 @@ RULES = (
     Rule("C A C PA", _STAGED_LIKELY, "the driver refuses a direct path, and the figures agree"),
     Rule("PAC A A PA", _UNKNOWN, "what was possible is known at most, not what was used: nothing is fine by omission"),
 )
-"""The first matching line counts."""
+"""The decision table. The first matching row applies."""
 
 
 def decide(evidence: PathEvidence) -> Rule:
-    """Return the matching line of the table."""
+    """Return the matching row of the decision table."""
     kinds = (evidence.capability, evidence.selection, evidence.measurement, evidence.correctness)
     return _find_rule(*(kind.state for kind in kinds))
 
@@ -471,7 +495,9 @@ def _find_rule(*states: State) -> Rule:
 
 
 def judge(evidence: PathEvidence) -> Judgement:
-    """Judge the evidence. Host staging by design is SKIP, and WARN if that is in doubt."""
+    """Judge the evidence. If host staging is expected by design, the verdict is SKIP. If that is uncertain, it is
+    WARN.
+    """
     judgement = decide(evidence).judgement
     if judgement.conclusion is Conclusion.STAGED and (evidence.by_design or evidence.in_doubt):
         return replace(judgement, verdict=Verdict.SKIP if evidence.by_design else Verdict.WARN)

@@ -1,4 +1,4 @@
-"""The wiring between the GPUs of a run: whether paths can be direct, and limits of busbw (docs/limits.md)."""
+"""The wiring between the GPUs of a run: which paths can be direct, and the limits of busbw (see docs/limits.md)."""
 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -23,22 +23,20 @@ _NOT_DESCRIBED = "nothing described these GPUs"
 
 
 class GpuPlace(Struct, frozen=True):
-    """The place of a GPU if one process has several."""
+    """The location of a GPU if one process uses several GPUs."""
 
     host: str
     node: int
     gpu_bus_id: str | None
 
 
-GpuLocation = (
-    RankIdentity | GpuPlace
-)  # A GPU of a run by where it is: a rank with its GPU, or a GPU that is no rank's own
+GpuLocation = RankIdentity | GpuPlace  # A rank with its own GPU, or one GPU of a process that uses several
 
 
 class Wiring(Struct, frozen=True, dict=True):
-    """The GPUs of a run, and its known nodes by number.
+    """The GPUs of a run and the topology of the known nodes, by node number.
 
-    Everywhere below, a GPU is its position in `gpus`: its rank if each rank has one GPU.
+    All methods identify a GPU by its index in `gpus`. If each rank has one GPU, the index is the rank.
     """
 
     gpus: Sequence[GpuLocation]
@@ -46,27 +44,29 @@ class Wiring(Struct, frozen=True, dict=True):
 
     @cached_property
     def why_not_judged(self) -> str:
-        """The reason why no limit applies to these ranks (they share GPUs, or NCCL splits their hosts), or ''."""
+        """The reason why no limit applies to these ranks: they share GPUs, or NCCL splits their hosts. '' if limits
+        apply.
+        """
         return why_not_judged([gpu for gpu in self.gpus if isinstance(gpu, RankIdentity)])
 
     def share_node(self, pair: Pair) -> bool:
         return self.gpus[pair[0]].node == self.gpus[pair[1]].node
 
     def share_gpu(self, pair: Pair) -> bool:
-        """True if both use the same GPU, or MIG instances of it."""
+        """True if both ranks use the same GPU, or MIG instances of the same GPU."""
         one, other = self.gpus[pair[0]], self.gpus[pair[1]]
         return one.node == other.node and one.gpu_bus_id is not None and one.gpu_bus_id == other.gpu_bus_id
 
     def domain(self, gpu: int) -> tuple[str, int | None] | None:
-        """Return the multi-node NVLink domain of a GPU, or None."""
+        """Return a GPU's NVLink domain if the domain has several nodes, else None."""
         return self._domains[gpu]
 
     def share_domain(self, pair: Pair) -> bool:
-        """True if both GPUs are in the same multi-node NVLink domain."""
+        """True if both GPUs are in the same NVLink domain of several nodes."""
         return self.domain(pair[0]) is not None and self.domain(pair[0]) == self.domain(pair[1])
 
     def host(self, gpu: int) -> str:
-        """Return the name of a GPU's node, made unique if two nodes share it."""
+        """Return the host name of a GPU's node. If two nodes have the same host name, it has a unique suffix."""
         node = self.nodes.get(self.gpus[gpu].node)
         return self.gpus[gpu].host if node is None else node.snapshot.host
 
@@ -82,14 +82,19 @@ class Wiring(Struct, frozen=True, dict=True):
         return self._found[gpu]
 
     def path(self, pair: Pair) -> str:
-        """Return the path class. Between nodes it is P2P/MNNVL in one NVLink domain, else NET."""
+        """Return the path class of a pair. For GPUs on different nodes it is P2P/MNNVL within one NVLink domain,
+        else NET.
+        """
         if not self.share_node(pair):
             return MNNVL if self.share_domain(pair) else NETWORK
         facts = self._facts(pair)
         return topology.UNKNOWN_PATH if facts is None else self._node(pair).path(*facts)
 
     def limit(self, pair: Pair) -> topology.Limit:
-        """Return the limit of a pair in GB/s per direction. Between nodes, the NVLinks or the nearest NICs set it."""
+        """Return the bandwidth limit of a pair in GB/s per direction.
+
+        For GPUs on different nodes, it is the limit of their NVLinks or of their nearest NICs.
+        """
         if not self.share_node(pair):
             end_limit = self.nvlink_total if self.share_domain(pair) else self.network_limit
             return min(map(end_limit, pair), key=lambda limit: limit.gb_s or 0.0)
@@ -99,18 +104,18 @@ class Wiring(Struct, frozen=True, dict=True):
         return topology.Limit(None, _NOT_DESCRIBED) if facts is None else self._node(pair).limit(*facts)
 
     def has_nvlinks(self, pair: Pair) -> bool:
-        """True if NVLinks connect a pair."""
+        """True if NVLinks connect the two GPUs."""
         if not self.share_node(pair):
             return self.share_domain(pair)
         facts = None if self.share_gpu(pair) else self._facts(pair)
         return facts is not None and bool(self._node(pair).nvlinks(*facts))
 
     def nvlink_total(self, gpu: int) -> topology.Limit:
-        """Return GB/s per direction of all NVLinks of a GPU."""
+        """Return the total bandwidth of a GPU's NVLinks in GB/s per direction."""
         return self._nvlink_totals[gpu]
 
     def host_limit(self, gpu: int) -> topology.Limit:
-        """Return the limit between a GPU and host memory in GB/s per direction."""
+        """Return the bandwidth limit between a GPU and host memory in GB/s per direction."""
         if gpu not in self._host_limits:
             facts, node = self._found[gpu], self.gpus[gpu].node
             self._host_limits[gpu] = (
@@ -119,17 +124,19 @@ class Wiring(Struct, frozen=True, dict=True):
         return self._host_limits[gpu]
 
     def staged_gb_s(self, pair: Pair) -> float | None:
-        """Return the maximum GB/s of a pair through host memory, or None if a GPU's path to it is unknown."""
+        """Return the bandwidth limit of a pair through host memory in GB/s. None if either GPU's path to host
+        memory is unknown.
+        """
         known = [limit.gb_s for limit in map(self.host_limit, pair) if limit.gb_s is not None]
         return min(known) if len(known) == len(pair) else None
 
     def outruns_host(self, pair: Pair) -> bool:
-        """True if a healthy direct copy is faster than any host-staged one, so that bandwidth distinguishes them."""
+        """True if any healthy direct copy is faster than every host-staged copy, so that bandwidth tells them apart."""
         limit, staged = self.limit(pair).gb_s, self.staged_gb_s(pair)
         return limit is not None and staged is not None and LIMIT_WARN_SHARE * limit > ABOVE_HOST * staged
 
     def peer_access(self, pair: Pair) -> topology.PeerAccess:
-        """Return the peer access of a pair on one node, as CUDA and the driver report it."""
+        """Return the peer access between two GPUs of one node, as CUDA and the driver report it."""
         if pair not in self._peer_access:
             facts = self._facts(pair)
             if self.share_gpu(pair):
@@ -144,7 +151,7 @@ class Wiring(Struct, frozen=True, dict=True):
         return self._peer_access[pair]
 
     def capability(self, pair: Pair) -> Evidence:
-        """Return the evidence on whether the path of a pair can be direct."""
+        """Return the evidence for whether the path of a pair can be direct."""
         if not self.share_node(pair) and self.share_domain(pair):
             return Evidence(State.PRESENT, "both are in one NVLink domain")
         if not self.share_node(pair):
@@ -159,25 +166,29 @@ class Wiring(Struct, frozen=True, dict=True):
         return Evidence(State.PRESENT if access.possible else State.CONTRADICTING, seen)
 
     def refusal(self, pair: Pair) -> topology.Refusal | None:
-        """Return the refusal of peer access to a pair on one node. None without a refusal, or if unknown."""
+        """Return the refusal of peer access between two GPUs of one node. None if access is not refused, or is
+        unknown.
+        """
         facts, access = self._facts(pair), self.peer_access(pair)
         if facts is None or access.possible is not False:
             return None
         return topology.find_refusal(self._node(pair), *facts, access)
 
     def why_refused(self, pair: Pair) -> str:
-        """Return why peer access is refused by design, or ''."""
+        """Return the reason if the hardware design rules out peer access, else ''."""
         refusal = self.refusal(pair)
         return refusal.reason if refusal is not None and refusal.is_by_design else ""
 
     def is_refusal_doubtful(self, pair: Pair) -> bool:
-        """True if peer access is refused, and nothing proves that it is possible."""
+        """True if peer access is refused, but nothing proves that it should be possible."""
         refusal = self.refusal(pair)
         is_doubtful = refusal is not None and refusal.severity is Verdict.WARN
         return is_doubtful and not self.peer_access(pair).contradicts
 
     def why_staged(self, pair: Pair) -> str:
-        """Return why NCCL uses host memory for a pair by design, or ''."""
+        """Return the reason if host memory is the expected path of a pair, so that there is nothing to repair. Else
+        ''.
+        """
         if not self.share_node(pair):
             bare = [] if self.share_domain(pair) else self._nodes_without_rdma(pair)
             return f"no RDMA NIC is active on {', '.join(bare)}" if bare else ""
@@ -186,23 +197,25 @@ class Wiring(Struct, frozen=True, dict=True):
         return self.why_avoided(pair)
 
     def why_avoided(self, pair: Pair) -> str:
-        """Return why NCCL avoids peer access of a pair on one node by default, or ''."""
+        """Return the reason if NCCL does not use peer access between two GPUs of one node by default, else ''."""
         facts = self._facts(pair)
         return "" if facts is None or self.share_gpu(pair) else topology.nccl_keeps_off(self._node(pair), *facts)
 
     def is_avoided(self, pair: Pair) -> bool:
-        """True if NCCL avoids peer access of a pair by default, and its policy is certain to apply."""
+        """True if NCCL does not use peer access for a pair by default, and the facts suffice to be certain."""
         facts, possible = self._facts(pair), self.peer_access(pair).possible
         if facts is None or possible is False or not self.why_avoided(pair):
             return False
         return possible is True or topology.is_policy_known(self._node(pair), *facts)
 
     def rdma_nics(self, gpu: int) -> list[NicFacts]:
-        """Return the RDMA NICs of a GPU's node that are up."""
+        """Return the RDMA NICs of a GPU's node that are up, or whose state is unknown."""
         return self._nics.get(self.gpus[gpu].node, [])
 
     def near_nics(self, gpu: int) -> list[NicFacts]:
-        """Return the NICs nearest to a GPU. Prefer RDMA NICs. If no path is known, return all."""
+        """Return the NICs nearest to a GPU. Skip plain Ethernet if there are RDMA NICs. If all paths are unknown,
+        return all NICs.
+        """
         facts, number = self._found[gpu], self.gpus[gpu].node
         if facts is None:
             return []
@@ -213,7 +226,9 @@ class Wiring(Struct, frozen=True, dict=True):
         return [nic for nic in nics if paths[nic.name] == nearest]
 
     def network_limit(self, gpu: int) -> topology.Limit:
-        """Return the limit between a GPU and other nodes: its nearest NICs, and its own path to them."""
+        """Return the bandwidth limit between a GPU and other nodes, from its nearest NICs and the GPU's own path to
+        them.
+        """
         near, facts, node = self.near_nics(gpu), self._found[gpu], self.nodes.get(self.gpus[gpu].node)
         if not near or facts is None or node is None:
             return topology.Limit(None, "no NIC of known rate is near the GPU")
@@ -224,7 +239,9 @@ class Wiring(Struct, frozen=True, dict=True):
 
     @cached_property
     def networks(self) -> "tuple[NodeNetwork, NodeNetwork] | None":
-        """The networks of the nodes or NVLink domains with the slowest and with the fastest NICs. None if unknown."""
+        """The networks of two nodes (or NVLink domains), with the slowest and with the fastest NICs. None if
+        unknown.
+        """
         return _networks(self)
 
     @cached_property
@@ -236,17 +253,17 @@ class Wiring(Struct, frozen=True, dict=True):
 
     @cached_property
     def _node_pair_evidence(self) -> dict[tuple[int, int], Evidence]:
-        """Cache by node numbers: the evidence is equal for all GPUs of two nodes."""
+        """Cache by node numbers, because the evidence is the same for all GPUs of two nodes."""
         return {}
 
     @cached_property
     def _peer_access(self) -> dict[Pair, topology.PeerAccess]:
-        """Cache: a dozen conditions need the peer access of every pair."""
+        """Cache, because a dozen conditions need the peer access of every pair."""
         return {}
 
     @cached_property
     def _host_limits(self) -> dict[int, topology.Limit]:
-        """Cache by GPU: every pair needs the limits of its ends."""
+        """Cache by GPU, because the limit of every pair depends on the limits of both GPUs."""
         return {}
 
     def _evidence_between_nodes(self, pair: Pair) -> Evidence:
@@ -286,7 +303,7 @@ class Wiring(Struct, frozen=True, dict=True):
 
     @cached_property
     def _nvlink_totals(self) -> list[topology.Limit]:
-        """Cache: every pair needs the totals of its ends."""
+        """Cache by GPU, because the limit of every pair depends on the totals of both GPUs."""
         return [
             topology.Limit(None, _NOT_DESCRIBED) if gpu is None else self.nodes[place.node].nvlink_total(gpu)
             for place, gpu in zip(self.gpus, self._found, strict=True)
@@ -300,7 +317,7 @@ _SENT, _RECEIVED = 0, 1
 
 
 class BusbwFactor(Protocol):
-    """A collective: its name, and f(n), the factor between algbw and busbw for n ranks."""
+    """The name of a collective, and f(n), its factor between algbw and busbw for n ranks."""
 
     @property
     def name(self) -> str: ...
@@ -310,9 +327,11 @@ class BusbwFactor(Protocol):
 
 
 class NodeNetwork(Struct, frozen=True):
-    """NICs that connect nodes, or NVLink domains, with equally many ranks.
+    """The network between nodes, or between NVLink domains, that all have the same number of ranks.
 
-    Without `rdma` the NICs are plain Ethernet: NCCL uses sockets or a protocol of the cloud.
+    - `node_gb_s`: bandwidth of all NICs of a node together
+    - `nic_gb_s`: bandwidth of the slowest NIC
+    - `rdma`: false if the NICs are plain Ethernet, where NCCL uses sockets or a cloud provider's protocol
     """
 
     nodes: int
@@ -326,12 +345,15 @@ class NodeNetwork(Struct, frozen=True):
         return max(1, self.ranks // self.nodes)
 
     def sent_per_byte(self, algorithm: str, collective: BusbwFactor, *, as_nccl: bool = False) -> float:
-        """Return the bytes that leave the busiest node, per byte of the size S.
+        """Return how many bytes leave the busiest node per byte of the operation's size S.
 
-        A ring leaves a node once: f(n). An all-reduce by two trees, each with half the data, sends S from either of two
-        nodes. With three nodes, the inner node of one tree is a leaf of the other: 1.5 S. With more, an inner node
-        sends to its parent and two children, and as a leaf to a parent: 2 S. `as_nccl` counts 2 S for three nodes too,
-        like NCCL (src/graph/tuning.cc). Reduction in network switches (CollNet) sends S once.
+        A ring leaves each node once, which is f(n). Reduction in network switches (CollNet) sends S once.
+
+        For an all-reduce with trees, each of two trees reduces half the data. Two nodes send S each. With three nodes,
+        the inner node of one tree is a leaf of the other and sends 1.5 S. With more nodes, an inner node sends to its
+        parent and to two children. It is also a leaf of the other tree, so it sends 2 S.
+
+        `as_nccl` counts 2 S for three nodes too, like NCCL (src/graph/tuning.cc).
         """
         name = nccl_name(algorithm)
         if collective.name != "allreduce" or name not in (*_TREES, *_IN_SWITCHES):
@@ -341,7 +363,9 @@ class NodeNetwork(Struct, frozen=True):
         return 1.5 if self.nodes == 3 and not as_nccl else 2.0
 
     def exchange_gb_s(self, collective: BusbwFactor) -> float | None:
-        """Return the maximum algbw in GB/s of a collective that sends from rank to rank. None for others."""
+        """Return the maximum algbw in GB/s of a collective in which ranks send directly to each other. None for
+        other collectives.
+        """
         remote = (self.ranks - self.ranks_per_node) / self.ranks
         limits = {
             "alltoall": self.node_gb_s / (self.ranks_per_node * remote),
@@ -357,7 +381,7 @@ _IN_SWITCHES = ("COLLNETDIRECT", "COLLNETCHAIN", "NVLS")
 
 
 def nccl_name(algorithm: str | None) -> str:
-    """Return an algorithm's name in NCCL_ALGO, in capitals: 'NVLSTREE' for 'NVLS_TREE', '' for None."""
+    """Return an algorithm's name as NCCL_ALGO spells it, in capitals: 'NVLS_TREE' → 'NVLSTREE'. '' for None."""
     return (algorithm or "").upper().replace("_", "")
 
 
@@ -379,7 +403,7 @@ def _networks(wiring: Wiring) -> tuple[NodeNetwork, NodeNetwork] | None:
 
 
 def _equality_key(wiring: Wiring, positions: Sequence[int]) -> Hashable:
-    """Return a key that is equal for the same GPUs of nodes with equal facts."""
+    """Return a key for a group of GPUs. Groups on nodes with equal facts have equal keys."""
     places = [wiring.gpus[position] for position in positions]
     numbers = list(dict.fromkeys(place.node for place in places))
     nodes = [(number, wiring.nodes.get(number)) for number in numbers]
@@ -388,7 +412,7 @@ def _equality_key(wiring: Wiring, positions: Sequence[int]) -> Hashable:
 
 
 def _node_gb_s(wiring: Wiring, positions: Sequence[int]) -> tuple[float, float] | None:
-    """Return GB/s of all NICs near these GPUs together, and of the slowest one. None if unknown."""
+    """Return the total bandwidth of the NICs near these GPUs, and that of the slowest NIC, in GB/s. None if unknown."""
     nics: dict[int, dict[str, tuple[NicFacts, GpuFacts]]] = {}
     links: list[float] = []
     for position in positions:
@@ -413,7 +437,9 @@ def _node_gb_s(wiring: Wiring, positions: Sequence[int]) -> tuple[float, float] 
 
 
 def network_limits(node: topology.Topology) -> tuple[list[topology.Limit], float | None]:
-    """Return the limit of each GPU of a node over its nearest NICs, and GB/s of the whole node over all of them."""
+    """Return the limit of each GPU over its nearest NICs, and the bandwidth of the whole node over all of them in
+    GB/s.
+    """
     gpus = range(len(node.gpus))
     places = [GpuPlace(node.snapshot.host, 0, gpu.bus_id or gpu.device) for gpu in node.gpus]
     wiring = Wiring(places, {0: node})
@@ -422,7 +448,7 @@ def network_limits(node: topology.Topology) -> tuple[list[topology.Limit], float
 
 
 def internode_limit(algorithm: str | None, collective: BusbwFactor, network: NodeNetwork) -> topology.Limit:
-    """Return the limit of busbw between nodes in GB/s, set by the busiest node's NICs."""
+    """Return the limit of busbw between nodes in GB/s. The NICs of the busiest node set it."""
     factor = collective.busbw_factor(network.ranks)
     exchanged = network.exchange_gb_s(collective)
     if exchanged is not None:
@@ -438,9 +464,9 @@ NVLS_ASSUMED = "algorithm not known, limit of NVLS"
 
 
 def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> topology.Limit:
-    """Return the limit inside a node or NVLink domain if algorithm and connections are unknown.
+    """Return the limit of busbw inside a node or NVLink domain if the algorithm and the connections are unknown.
 
-    With NVLS an all-reduce may reach 2(n-1)/(n+1) of the links' bandwidth (docs/formulas.md).
+    With NVLS, an all-reduce may exceed the links' bandwidth by a factor of 2(n-1)/(n+1) (see docs/formulas.md).
     """
     ranks = range(len(wiring.gpus))
     ring = [(rank, (rank + 1) % len(ranks)) for rank in ranks]
@@ -456,7 +482,7 @@ def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> topology.Limit:
 
 
 class ReachedRow(Protocol):
-    """A measured collective and its bandwidth. `reached_gb_s` is its busbw."""
+    """A measured collective with its bandwidth. `reached_gb_s` is the busbw."""
 
     @property
     def collective(self) -> str: ...
@@ -469,7 +495,7 @@ class ReachedRow(Protocol):
 
 
 def find_network(wiring: Wiring, nodes: Collection[int], ranks: int) -> NodeNetwork | None:
-    """Return the network between some nodes, with the NICs of the slowest one. None if unknown."""
+    """Return the network between these nodes, with the bandwidth of the node with the slowest NICs. None if unknown."""
     gpus_by_node = group_by(range(len(wiring.gpus)), lambda gpu: wiring.gpus[gpu].node)
     rates = [_node_gb_s(wiring, gpus_by_node.get(number, [])) for number in nodes]
     known = [rate for rate in rates if rate is not None]
@@ -477,7 +503,7 @@ def find_network(wiring: Wiring, nodes: Collection[int], ranks: int) -> NodeNetw
 
 
 def most_busbw_gb_s(row: ReachedRow, network: NodeNetwork) -> float:
-    """Return the maximum busbw of a row over a network with any algorithm."""
+    """Return the maximum busbw of a row over a network, for the fastest possible algorithm."""
     factor = row.reached_gb_s / row.algbw_gb_s if row.algbw_gb_s else 1.0
     tree = network.node_gb_s * factor / network.sent_per_byte("TREE", _Named(row.collective, lambda _ranks: factor))
     return max(network.node_gb_s, tree)
@@ -489,17 +515,17 @@ class _Named(Struct, frozen=True):
 
 
 class Work(Struct, frozen=True):
-    """The work of an operation: f(n), and the minimum bytes sent and received by each rank, per byte of the size."""
+    """The work of a collective: f(n), and the bytes that each rank must send and receive per byte of the size."""
 
     busbw_factor: float
     expected_bytes: Sequence[tuple[float, float]]
 
 
 def busbw_limit(algorithm: str, pairs: Collection[Pair], wiring: Wiring) -> topology.Limit:
-    """Return the maximum busbw of NCCL's algorithm over its connections.
+    """Return the maximum busbw of an NCCL algorithm over its connections.
 
-    For RING it is the minimum bandwidth of a rank. TREE and PAT move as much in unequal shares, so for them it is the
-    mean.
+    For RING it is the bandwidth of the slowest rank. TREE and PAT move the same number of bytes in unequal shares, so
+    their limit is the mean over ranks.
     """
     if pairs and algorithm not in (RING, "TREE", "PAT"):
         return topology.Limit(None, f"no ceiling is derived for {algorithm}")
@@ -512,7 +538,9 @@ def busbw_limit(algorithm: str, pairs: Collection[Pair], wiring: Wiring) -> topo
 
 
 def exchange_limit(work: Work, pairs: Collection[Pair], wiring: Wiring) -> topology.Limit:
-    """Return the limit of busbw if data moves directly from rank to rank: that of the slowest rank."""
+    """Return the limit of busbw, set by the slowest rank, for collectives in which ranks send directly to each
+    other.
+    """
     links = _links(pairs, wiring)
     return _unknown(links.values()) or _least(
         [
@@ -524,7 +552,7 @@ def exchange_limit(work: Work, pairs: Collection[Pair], wiring: Wiring) -> topol
 
 
 def _links(pairs: Collection[Pair], wiring: Wiring) -> dict[tuple[int, int], topology.Limit]:
-    """Return the limit of each rank and direction."""
+    """Return the bandwidth limit of each rank and direction."""
     peers: dict[tuple[int, int], set[Pair]] = {}
     for pair in pairs:
         peers.setdefault((pair[0], _SENT), set()).add(pair)
@@ -533,7 +561,10 @@ def _links(pairs: Collection[Pair], wiring: Wiring) -> dict[tuple[int, int], top
 
 
 def _rank_limit(rank: int, pairs: Collection[Pair], wiring: Wiring) -> topology.Limit:
-    """Return the limit of several pairs of a rank at once: their sum, or all links of that kind if these are slower."""
+    """Return the limit for several simultaneous pairs of one rank.
+
+    It is the sum over its pairs, capped by the total bandwidth of the rank's NVLinks, PCIe link and NICs.
+    """
     limits = {pair: wiring.limit(pair) for pair in sorted(pairs)}
     unknown = _unknown(limits.values())
     if unknown is not None:
