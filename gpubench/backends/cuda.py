@@ -294,7 +294,7 @@ def identify(runtime: Any, index: int) -> GpuIdentity:
         index=index,
         bus_id=runtime.deviceGetPCIBusId(index).lower(),
         uuid=uuid,
-        # Old drivers lack the attribute. In that case, look for the MPS server's socket.
+        # Old drivers lack the attribute. With such a driver, look for the MPS server's socket instead.
         mps=is_mps_running(os.environ) if mps is None else bool(mps),
     )
 

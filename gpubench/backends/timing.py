@@ -95,7 +95,7 @@ class HostClockedLaunch(Struct, eq=False, dict=True):
 def join_groups(
     launches: Sequence[Launch], groups: Sequence[int], join: Callable[[Sequence[Launch]], Launch]
 ) -> list[tuple[Launch, int]]:
-    """Join the launches of each group into one. Return it together with their number, for every group.
+    """Join the launches of each group into one launch. Return these with the number of operations in each group.
 
     Loops repeat the same few buffers, so equal groups share one joined launch.
     """
@@ -107,9 +107,9 @@ def join_groups(
 
 
 class Pace:
-    """Split loops into groups of about equal time, from the time per operation in an earlier loop.
+    """Splits loops into groups of about equal duration, from the time per operation in the previous loop.
 
-    That earlier loop is usually the warm-up. Loops with the same first launch count as one loop.
+    The previous loop is usually the warm-up. It only counts if it starts with the same launch.
     """
 
     def __init__(self, seconds: float) -> None:

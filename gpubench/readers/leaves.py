@@ -50,7 +50,7 @@ def _ports(text: str) -> Iterator[tuple[str, str, str]]:
         header = _SWITCH.match(line)
         if header is not None:
             named = header[2] and _OF_MELLANOX.fullmatch(header[2])
-            # Switches without a name of their own have the name of their model, so use the GUID.
+            # Unmanaged switches all have the name of their model, so use the GUID.
             switch = named[1] if named else header[1]
         elif not line.strip() or not line.startswith("["):
             switch = None

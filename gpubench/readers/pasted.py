@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """The kind of a part of pasted text."""
+    """What a part of pasted text is."""
 
     OUTPUT = "output"
-    """Log lines and tables, and any text that is no other kind."""
+    """Log lines and tables, and everything that fits no other kind."""
     COMMAND = "command"
     """A shell command with its continuation lines, or code in a Markdown document."""
     PROSE = "prose"

@@ -219,7 +219,7 @@ def open_requested(
 ) -> tuple[CollectiveCalls, Registration]:
     """Open a communicator that is configured by `requests`, and register its buffers.
 
-    Returns the collectives and the actual kind of registration.
+    Returns the collectives and the registration that NCCL accepted.
 
     Raises:
         NcclError: NCCL refused a call.

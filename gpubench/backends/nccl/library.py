@@ -183,10 +183,11 @@ _SECONDS_TO_ANSWER = 30.0
 def start_asking(
     environment: dict[str, str], command: Sequence[str] = tuple(module_command(_MODULE))
 ) -> Callable[[], str]:
-    """Start a process that loads NCCL without torch, and return a function that waits for its answer.
+    """Start a process that loads NCCL without torch. Return a function that waits for the process and returns its
+    output.
 
-    The answer is for example '2.28.9 from FILE', or '' if the process fails. A separate process is necessary because
-    torch brings its own NCCL, which all backends in the same process then use.
+    The output is for example '2.28.9 from FILE', or '' if the process fails. It must be another process, because in a
+    process with torch all backends use torch's NCCL.
     """
     process = subprocess.Popen(
         command,

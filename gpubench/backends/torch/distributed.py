@@ -82,7 +82,7 @@ _LINKED_IN = "libtorch_cuda.so"
 
 
 class TorchDistributed(Struct, frozen=True):
-    """The torch module and one torch.distributed backend, by torch's own name for it."""
+    """The torch module and one torch.distributed backend. `backend` is torch's name for it, such as 'nccl'."""
 
     torch: Any
     backend: str
@@ -281,7 +281,7 @@ def _open_store(distributed: Any, launch: LaunchedRank, environment: Mapping[str
 
 
 def why_silent(host: str, port: int, seconds: float) -> str:
-    """Try to connect to a port. Return '' if it accepts in time, else the system's error message."""
+    """Try to connect to a port for `seconds`. Return '' if it accepts, else the system's error message."""
     deadline = monotonic() + seconds
     while True:
         try:

@@ -235,8 +235,9 @@ PastRun = tuple[str, Verdict, Mapping[str, float]]  # The start time, verdict an
 def past_runs(folder: Path, metadata: Metadata) -> list[PastRun]:
     """Return earlier runs on the same machine, for all commands.
 
-    For the command of this run, only runs of the same kind are returned. For each other command, only runs of the kind
-    of its newest run are. Unusable files are ignored, and `gpubench compare --last` shows the reasons.
+    For this run's command, return only runs with the same GPUs and options. For each other command, return only runs
+    with the same GPUs and options as its newest run. Unusable files are ignored, and `gpubench compare --last` shows
+    the reasons.
 
     Raises UsageError if the folder cannot be read.
     """
