@@ -24,7 +24,9 @@ from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Origin, Ver
 class CaseKey(Record, frozen=True, kw_only=True):
     """The columns that identify one measured case, independent of the backend or setting that ran it."""
 
-    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
+    #: name of the collective: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or
+    #: sendrecv
+    collective: str
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     ranks: int  #: number of ranks in the group
     size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank, after rounding
@@ -103,9 +105,9 @@ def _compare(row: CollectiveRow, own: Sequence[CollectiveRow]) -> BackendRow:
 
 
 FRAMEWORK_SLOWER = "framework-slower"  # ID of the finding that a framework is slower than the library it calls
-LARGE_BYTES = 16 * 2**20  # From this size on, an H200 takes longer to run an operation than Python to issue it
+LARGE_BYTES = 16 * 2**20  # From this size on, an H200 needs longer to run an operation than Python needs to issue it
 _SMALL_BYTES = 64 * 2**10
-_WITHIN_PERCENT = 2.0  # Two backends are equally fast if they differ by at most this
+_WITHIN_PERCENT = 2.0  # Backends whose speeds differ by at most this count as equally fast
 # Below this share of the reference's speed, report the framework as slower. The reference time is the slower of two
 # measurements, which differed by up to 4 % at 16M on two H200s.
 _SLOWER_PERCENT = 95.0
@@ -268,7 +270,8 @@ def describe_paths(rows: Sequence[BackendRow]) -> str:
 
 _NEAREST_PAIRS = 16
 _FEWEST_PAIRS = 6
-_REACH = math.log2(16)  # In powers of two. Sizes that are further apart differ in noise
+# Largest difference between two sizes in powers of two. Sizes that are further apart differ in noise
+_REACH = math.log2(16)
 
 
 class WinnerRow(CaseKey, frozen=True, kw_only=True):
@@ -302,7 +305,9 @@ class RefusedRow(Record, frozen=True, kw_only=True):
 
     section = "refused"
 
-    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
+    #: name of the collective: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or
+    #: sendrecv
+    collective: str
     #: backend that ran the collective: nccl, host (MPI on CPU buffers), ...; simulated: no data moved
     backend: Annotated[str, BACKENDS]
     setting: str  #: requested setting
@@ -442,7 +447,7 @@ def _name(row: CollectiveRow, *, several: bool) -> str:
 def _series(places: Sequence[_Place], drifts: Sequence[_Drift]) -> Iterator[WinnerRow]:
     """Yield the fastest candidate of each size.
 
-    The fastest candidate of the previous size stays in front until another one beats it beyond noise.
+    The winner at the previous size stays the winner until another candidate is faster beyond noise.
     """
     incumbent = ""
     for place in places:

@@ -24,7 +24,7 @@ class Status(StrEnum):
 
 
 class Change(StrEnum):
-    """The change of the time if it exceeds noise, otherwise SAME."""
+    """Whether the time changed by more than noise, and in which direction."""
 
     SLOWER = "slower"
     FASTER = "faster"
@@ -32,7 +32,7 @@ class Change(StrEnum):
 
 
 def bandwidth_lost(slower_percent: float) -> float:
-    """Convert a longer time to lost bandwidth, both in percent. A negative result is gained bandwidth."""
+    """Convert an increase in time to a loss of bandwidth, both in percent. A negative result is a gain."""
     return 100 * slower_percent / (100 + slower_percent)
 
 
@@ -154,9 +154,9 @@ class MachineRow(report.Record, frozen=True, kw_only=True):
     new_gpus: int | None  #: number of GPUs used on the new machine
     base_nodes: int | None  #: number of nodes used on the old machine
     new_nodes: int | None  #: number of nodes used on the new machine
-    size_bytes: int | None  #: largest common size, for base_gb_s and new_gb_s; null: both are peak values
-    base_gb_s: float  #: bandwidth per GPU on the old machine in GB/s; for copies of the median pair
-    new_gb_s: float  #: bandwidth per GPU on the new machine in GB/s; for copies of the median pair
+    size_bytes: int | None  #: largest common size, to which base_gb_s and new_gb_s refer; null: both are peak values
+    base_gb_s: float  #: bandwidth per GPU on the old machine in GB/s; for copies: median over pairs
+    new_gb_s: float  #: bandwidth per GPU on the new machine in GB/s; for copies: median over pairs
     ratio: float  #: new_gb_s divided by base_gb_s
     base_node_gb_s: float | None  #: base_gb_s times the number of GPUs in a node
     new_node_gb_s: float | None  #: new_gb_s times the number of GPUs in a node
@@ -166,7 +166,7 @@ class MachineRow(report.Record, frozen=True, kw_only=True):
     new_peak_bytes: int  #: size with the highest bandwidth on the new machine, in bytes
     base_half_bytes: int  #: smallest measured size that reaches half of base_peak_gb_s, in bytes
     new_half_bytes: int  #: smallest measured size that reaches half of new_peak_gb_s, in bytes
-    latency_bytes: int | None  #: smallest common size, for the latencies; null: see reason
+    latency_bytes: int | None  #: smallest common size, to which the latencies refer; null: see reason
     base_latency_us: float | None  #: time of one operation on the old machine in microseconds
     new_latency_us: float | None  #: time of one operation on the new machine in microseconds
     reason: str | None = None  #: why latencies are not compared

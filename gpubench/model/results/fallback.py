@@ -135,8 +135,8 @@ def fallback_rows(
     not_observed: str = "",
     without_paths: Sequence[str] = (),
 ) -> list[report.FallbackRow]:
-    """Return one row per group of similar paths, with the confidence of its least certain path. The gravest comes
-    first.
+    """Return one row per group of similar paths, with the confidence of its least certain path. The worst group
+    comes first.
 
     `cause_of` returns the main cause for staged paths. `not_observed` explains why transports are unknown.
     `without_paths` are ends that should have paths but have none.
@@ -312,7 +312,7 @@ class PathRow(report.Record, frozen=True, kw_only=True):
     proxy_rank: int | None  #: rank whose NIC is used (PXN); null: the rank's own NIC, or no NIC
     #: verdict on the path: SKIP: host memory by design; WARN: host memory, perhaps by design; ERROR: unknown
     verdict: Annotated[str, _VERDICTS]
-    cause: str | None  #: ID of the cause for staging through host memory
+    cause: str | None  #: ID of the cause of host staging
 
 
 class HangRow(report.Record, frozen=True, kw_only=True):
@@ -340,7 +340,7 @@ class OperationRow(report.Record, frozen=True, kw_only=True):
     nodes: int  #: number of hosts in the communicator
     size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank
     operations: int  #: number of operations
-    time_us: float  #: time from the arrival of an operation's last rank to its end in microseconds, median
+    time_us: float  #: median time in microseconds from the arrival of the last rank until the operation ends
     algbw_gb_s: float  #: algorithm bandwidth in GB/s (1e9 bytes): the size divided by the time
     busbw_gb_s: float | None  #: bus bandwidth in GB/s: algbw times the collective's factor; null: one rank
 

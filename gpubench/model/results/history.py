@@ -276,7 +276,7 @@ class LeftOut(Struct, frozen=True):
 
 
 class PastFigures(Struct, frozen=True):
-    """The expected values of all rows from earlier results. `problem` says why a folder has none.
+    """The expected values of all rows from earlier results. `problem` is the reason if a folder has none.
 
     `used` is the number of results. `other_topology_count` is the number of those with a topology that differs from the
     run's.

@@ -31,7 +31,9 @@ class OverlapRow(Record, frozen=True, kw_only=True):
     section = "overlap"
     on_page = HIDDEN
 
-    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
+    #: name of the collective: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or
+    #: sendrecv
+    collective: str
     #: backend that ran the collective: nccl, host (MPI on CPU buffers), ...; simulated: no data moved
     backend: Annotated[str, BACKENDS]
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded

@@ -239,7 +239,9 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     section = "rows"
     on_page = HIDDEN
 
-    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall(v), gather, scatter or sendrecv
+    #: name of the collective: allreduce, allgather, reducescatter, broadcast, reduce, alltoall(v), gather, scatter or
+    #: sendrecv
+    collective: str
     #: backend that ran the collective: nccl, host (MPI on CPU buffers), ...; simulated: no data moved
     backend: Annotated[str, BACKENDS]
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
@@ -273,7 +275,7 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     p50_us: float | None = None  #: median time of single operations in microseconds
     p95_us: float | None = None  #: 95th percentile of the time of single operations, in microseconds
     p99_us: float | None = None  #: 99th percentile of the time of single operations, in microseconds
-    algorithm: str | None = None  #: algorithm as NCCL names it; with torch:symm: the kernel
+    algorithm: str | None = None  #: algorithm as NCCL names it; for torch:symm the kernel
     protocol: str | None = None  #: protocol as NCCL names it
     channels: int | None = None  #: number of channels that NCCL used
     transport: str | None = None  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
@@ -304,7 +306,7 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
 
     @property
     def reached_gb_s(self) -> float:
-        """The bus bandwidth in GB/s, or 0 for a single rank, which has none."""
+        """The bus bandwidth in GB/s. It is 0 for a single rank, whose bus bandwidth is undefined."""
         return self.busbw_gb_s or 0.0
 
 
@@ -334,21 +336,21 @@ class PairRow(Record, frozen=True, kw_only=True):
     #: ce: copy engine; sm: kernel; nccl: send and receive; cpu: within host memory; for managed memory prefetch, faults
     #: (a kernel's page faults) or in place (a kernel accesses pages that do not migrate)
     engine: str | None = None
-    peer: str | None = None  #: whether peer access is on or off
+    peer: str | None = None  #: peer access: on or off
     size_bytes: int | None = None  #: size of one copy in bytes
     bandwidth_gb_s: float | None = None  #: measured bandwidth in GB/s (1e9 bytes)
     latency_us: float | None = None  #: time of one copy in microseconds
     limit_gb_s: float | None  #: limit of the links on the path, in GB/s per direction
     limit_percent: float | None = None  #: bandwidth in percent of the limit
-    #: bytes that the NVLink counters of the source counted around the last sample
+    #: bytes counted by the source's NVLink counters around the last sample
     nvlink_bytes: Annotated[int | None, SIGNED] = None
-    #: bytes that the PCIe counter of the source counted around the last sample
+    #: bytes counted by the source's PCIe counter around the last sample
     pcie_bytes: Annotated[int | None, SIGNED] = None
     path_class: str | None  #: path class as in nvidia-smi topo -m: NV18, PIX, PXB, PHB, NODE, SYS; NET between nodes
     transport: str | None = None  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
     host_staged: bool | None = None  #: whether data went through host memory
     verified: str | None = None  #: verified output: last (of the timed copies), repeat (of one more copy), or no
-    verdict: str | None = None  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
+    verdict: str | None = None  #: verdict: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
     note: str | None = None  #: remark on the row
     expected_gb_s: float | None = None  #: bandwidth in GB/s expected from healthy machines or similar pairs
     expected_us: float | None = None  #: expected time of one copy in microseconds; null: unknown for this size
@@ -550,12 +552,12 @@ class EvidenceRow(Record, frozen=True, kw_only=True):
     #: conclusion from all evidence: direct, staged, wrong data, disputed or unknown
     conclusion: Annotated[str, Conclusion]
     confidence: Annotated[str, Confidence]  #: confidence in the conclusion: proven, likely, weak or none
-    verdict: Annotated[str, Verdict]  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
+    verdict: Annotated[str, Verdict]  #: verdict: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
     meaning: str  #: rule in docs/evidence.md that led to the conclusion
 
 
 class FallbackRow(Record, frozen=True, kw_only=True):
-    """The verdict on a group of similar paths. The gravest group comes first."""
+    """The verdict on a group of similar paths. The worst group comes first."""
 
     section = "fallback"
     on_page = OnPage(
@@ -567,7 +569,7 @@ class FallbackRow(Record, frozen=True, kw_only=True):
 
     #: conclusion for these paths; "direct possible" and "direct impossible" appear only in `topo`
     conclusion: Annotated[str, Conclusion]
-    verdict: Annotated[str, Verdict]  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
+    verdict: Annotated[str, Verdict]  #: verdict: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
     confidence: Annotated[str, Confidence]  #: confidence in the conclusion: proven, likely, weak or none
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     count: int  #: number of ordered pairs in the group
@@ -650,7 +652,7 @@ class PatternRow(Record, frozen=True, kw_only=True):
     note: str | None  #: remark on the row
     #: expected bandwidth of all pairs together in GB/s, if each link carries its copies one after another
     expected_gb_s: float | None = None
-    verdict: Annotated[str | None, Verdict] = None  #: PASS, WARN, FAIL, INCONCLUSIVE; null: speed not judged
+    verdict: Annotated[str | None, Verdict] = None  #: verdict: PASS, WARN, FAIL, INCONCLUSIVE; null: speed not judged
     node: str | None = None  #: host name of the node
     ci95_percent: float | None = None  #: half of the 95 % confidence interval, in percent of the mean
 
@@ -660,7 +662,9 @@ class RankTimeRow(Record, frozen=True, kw_only=True):
 
     section = "rank_times"
 
-    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
+    #: name of the collective: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or
+    #: sendrecv
+    collective: str
     #: backend that ran the collective: nccl, host (MPI on CPU buffers), ...; simulated: no data moved
     backend: Annotated[str, BACKENDS]
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
@@ -674,7 +678,8 @@ class RankTimeRow(Record, frozen=True, kw_only=True):
     node: int  #: number of the rank's host, counted from 0 in rank order
     gpu_bus_id: str | None  #: PCI address of the rank's GPU; null: host backend
     time_us: float  #: time of one operation on this rank in microseconds, including waiting for other ranks
-    #: median delay after the first rank that entered an operation, in microseconds; null: operations back to back
+    #: median delay of this rank after the first rank that enters an operation, in microseconds; null: operations back
+    #: to back
     late_us: Annotated[float | None, SIGNED]
     clock_uncertainty_us: float | None  #: uncertainty of late_us in microseconds: half a round trip between the clocks
     #: percent of operations that this rank entered last; null: operations back to back

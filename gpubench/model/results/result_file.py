@@ -58,7 +58,7 @@ MODELS = "gpu_models"  # The option in a check's metadata that contains the mode
 # Note on a row from nccl-tests -C. Its bandwidths are computed from another time
 CPU_TIME = "time of the CPU alone (-C)"
 SHOWN_BY_ROWS = ("sizes", "dtypes", "ops", "placements", "pairs", "gpus", "seed", "root", MODELS)
-"""Options whose values each row or device also contains."""
+"""Options whose values also appear in each row or device."""
 
 
 class UserFacts(Struct, frozen=True, kw_only=True):
@@ -180,8 +180,8 @@ def unmark_text(cell: str) -> str:
 
 
 WIDE_COLUMNS = ("run_id", "run_started_at", "run_hosts", "run_gpus", "run_driver", "run_nccl")
-"""Columns that describe the run in a wide CSV table. Start is in UTC, and hosts and GPU models are separated by
-semicolons. `run_driver` and `run_nccl` are versions.
+"""Columns that describe the run in a wide CSV table. `run_started_at` is in UTC. Hosts and GPU models are separated
+by semicolons. `run_driver` and `run_nccl` are versions.
 """
 
 

@@ -137,7 +137,7 @@ class BeforeRounds(Struct, frozen=True):
     failed: Mapping[NodeRail, str] = field(default_factory=dict)
 
     def without(self, known: "BeforeRounds") -> "BeforeRounds":
-        """Return the losses that `known` does not contain."""
+        """Return the lost nodes and failed rails that `known` does not contain."""
         failed = {cell: seen for cell, seen in self.failed.items() if cell not in known.failed}
         return BeforeRounds({node: seen for node, seen in self.gone.items() if node not in known.gone}, failed)
 
@@ -175,7 +175,7 @@ class LocalFigure(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, LocalQuantity, int | None]:
-        """Node, GPU, quantity and partner. Both measuring passes have the same values."""
+        """Node, GPU, quantity and partner, which identify the measurement in both passes."""
         return self.node, self.gpu, self.quantity, self.partner
 
 
@@ -309,7 +309,7 @@ class StoredAbsent(Struct, frozen=True):
 
     @classmethod
     def of(cls, found: BeforeRounds) -> "StoredAbsent":
-        """Convert losses to their stored form."""
+        """Convert lost nodes and failed rails to their stored form."""
         return cls(
             {str(node): seen for node, seen in found.gone.items()},
             {f"{node}/{rail}": seen for (node, rail), seen in found.failed.items()},
@@ -444,7 +444,7 @@ class ScanCollectiveRow(Record, frozen=True, kw_only=True):
     measured_gb_s: float | None  #: data sent per node over all rails in GB/s; null: not measured
     predicted_gb_s: float  #: bandwidth in GB/s predicted from the slowest rail of the group's nodes
     percent: float | None  #: measured bandwidth in percent of the prediction
-    note: str | None  #: why it was not measured
+    note: str | None  #: why the bandwidth was not measured; null: it was
     verdict: Annotated[str, Verdict]  #: WARN: below 90 % of the prediction; ERROR: not measured
     origin: str  #: origin of the values: measured, simulated or recorded
 
@@ -492,8 +492,8 @@ def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
 def _bad_parts(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> Iterator[LinePart]:
     """Yield the faulty parts first, then the numbers of other nodes.
 
-    `doubtful` are nodes with a rail that is a suspect, too noisy or not measured. `failing` are nodes that fail because
-    of their facts, or whose driver did not respond.
+    `doubtful` are nodes with a rail that is a suspect, too noisy or not measured. `failing` are nodes with a failing
+    finding from their facts, or with a driver that did not respond.
     """
     bad_nodes = {node for row in bad if row.part_kind in OF_ONE_NODE for node in row.nodes}
     between = [row for row in bad if row.part_kind not in OF_ONE_NODE]

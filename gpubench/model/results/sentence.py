@@ -106,9 +106,7 @@ def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Itera
 
 
 def find_worst(findings: Sequence[Finding]) -> Finding | None:
-    """Return the gravest finding. Wrong data comes first, then root causes by cost, then other facts and
-    measurements.
-    """
+    """Return the worst finding. Wrong data comes first, then root causes by cost, then other facts and measurements."""
 
     def place(finding: Finding) -> tuple[object, ...]:
         is_root, is_figure = bool(finding.consequences) or finding.expected_percent == 0, finding.id in FIGURES
@@ -180,7 +178,7 @@ def _cut_text(text: str, most: int) -> str:
 
 
 def _place_and_symptom(metadata: Metadata, root: Finding) -> Iterator[ending.LinePart]:
-    """Yield the place with the symptom, then further details."""
+    """Yield parts of the last line: the place of the fault with its symptom, then further details."""
     where = _add_place(metadata, root.subject)
     short = _add_place(metadata, shorten(root.subjects, 1)) if len(root.subjects) > 1 else where
     first, _, beside = root.seen.partition("; ")
@@ -477,7 +475,7 @@ def cases(metadata: Metadata, rows: Iterable[Row], report: Report) -> Iterator[J
 
 
 def worst_first(found: Iterable[JudgedCase]) -> list[JudgedCase]:
-    """Return the cases that did not pass, the gravest first."""
+    """Return the cases that did not pass, the worst first."""
     wrong = (case for case in found if gravity(case.verdict) < gravity(Verdict.PASS))
     return sorted(wrong, key=lambda case: gravity(case.verdict))
 

@@ -198,7 +198,9 @@ _ALLTOALLV = "alltoallv"  # Not judged, because no published times exist for any
 
 
 def is_judged(row: CollectiveRow) -> bool:
-    """Return whether a row may have an expected speed: its size is at least 1 KiB, and no setting is compared."""
+    """Return whether the speed of a row can be judged: not below 1 KiB, for settings under comparison, or for
+    alltoallv.
+    """
     return row.size_bytes >= _JUDGED_FROM_BYTES and row.setting in (None, AGAIN) and row.collective != _ALLTOALLV
 
 
@@ -249,7 +251,7 @@ class Slowness(Struct, frozen=True):
 
     @property
     def severity(self) -> Verdict:
-        """The gravest verdict among the rows."""
+        """The worst verdict of the rows."""
         return worst_verdict(Verdict(row.verdict or Verdict.SKIP) for row in self.rows)
 
     @property

@@ -45,7 +45,7 @@ class TrafficRow(Record, frozen=True, kw_only=True):
 
     section = "traffic"
 
-    seconds: float  #: end of the interval, in seconds since the start
+    seconds: float  #: end of the interval, in seconds since the start of the watch
     interval_seconds: float  #: length of the interval in seconds
     node: str  #: host name of the node
     device: str  #: name of the GPU or NIC port: GPU0, mlx5_0, lo
@@ -80,7 +80,7 @@ class JobRow(Record, frozen=True, kw_only=True):
     way: Annotated[str, Way]  #: path of the job's traffic
     verdict: Annotated[str, Verdict]  #: verdict on the path; PASS: direct
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    first_seconds: float  #: end of the first interval with this path, in seconds since the start
+    first_seconds: float  #: end of the first interval with this path, in seconds since the start of the watch
     seconds: float  #: total duration of the intervals with this path, in seconds
     nvlink_gb_s: float | None = None  #: NVLink traffic sent by the job's GPUs in GB/s, mean over these intervals
     pcie_sent_gb_s: float | None = None  #: PCIe traffic sent by the job's GPUs in GB/s, mean over these intervals
