@@ -140,7 +140,7 @@ def judge_rows(
 def _restore_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
     """Recompute bandwidths from the time if they were printed with few digits.
 
-    Keep them if the time was measured on the CPU.
+    If the time was measured on the CPU, keep the printed bandwidths.
     """
     if row.algbw_gb_s >= _PRECISE_GB_S or CPU_TIME in (row.note or ""):
         return row

@@ -286,7 +286,7 @@ def _add_cause(
 def _fold(finding: verdict.Finding, kind: str, roots: list[verdict.Finding], hosts: Sequence[str]) -> bool:
     """Add a finding to the consequences of the root that explains it. Return False if no root does.
 
-    `kind` is the id under which roots list such a finding.
+    `kind` is the finding id with which the root is looked up.
     """
     subjects = () if kind == verdict.SLOW_UNEXPLAINED else finding.subjects
     figure = replace(finding, id=kind, subject=", ".join(subjects), subjects=subjects)

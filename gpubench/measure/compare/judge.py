@@ -48,8 +48,8 @@ often.
 """
 
 _LASTS_US, _NO_HICCUP = 10_000.0, 0.75
-"""One hiccup, a brief stall of the machine, made neighbouring rows of 1 ms take 50 % longer. A row of operations
-over 10 ms takes so long that a hiccup would have to last as long as the row to nearly double its mean.
+"""One hiccup, a brief stall of the machine, made neighbouring rows of 1 ms take 50 % longer. Operations over 10 ms
+make a row so long that no hiccup nearly doubles its mean, unless the hiccup lasts as long as the row.
 """
 
 _HICCUP_US, _USUAL_ITERATIONS = 10_000.0, 20

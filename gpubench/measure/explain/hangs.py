@@ -393,7 +393,7 @@ def _is_same(now: RasRank, before: RasRank | None) -> bool:
 
 
 class RasCourse:
-    """Add an answer received at the Unix time `now`, or None if a process that listens did not answer."""
+    """Add a RAS answer received at the Unix time `now`, or None if a process listens but did not reply."""
 
     def __init__(self) -> None:
         self._answers: dict[str, tuple[RasCommunicator, ...]] = {}

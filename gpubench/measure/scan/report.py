@@ -24,10 +24,7 @@ _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,9})", re.ASCII | re.DOTALL
 
 
 def exclusions(bad: Sequence[str], good: Sequence[str], ranks_per_node: int) -> Iterator[scan.ExclusionRow]:
-    """Yield exclude lists of bad hosts for Slurm and Kubernetes.
-
-    For mpirun, yield a list of good hosts instead, because it has no option to exclude hosts.
-    """
+    """Yield exclude lists for Slurm and Kubernetes. For mpirun, which cannot exclude hosts, yield the good hosts."""
     yield from (scan.ExclusionRow(tool=scan.Tool.MPIRUN, line=f"{host} slots={ranks_per_node}") for host in good)
     if not bad:
         return
@@ -199,10 +196,7 @@ def _part_findings(course: ScanCourse, parts: Sequence[verdicts.FaultyPart]) -> 
 
 
 def _part_places(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> tuple[DevicePlace, ...]:
-    """Return the devices of a faulty component: its GPUs or NIC, its node, or all nodes behind a leaf.
-
-    A rail has none.
-    """
+    """Return the GPUs or NIC of a faulty component, its node, or all nodes behind a leaf. A rail has none."""
     if part.kind not in scan.OF_ONE_NODE and part.leaf is None:
         return ()
     nic = fabric.nic(part.rail) if part.kind is verdicts.PartKind.NIC and part.rail is not None else None
@@ -212,10 +206,7 @@ def _part_places(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> tuple[De
 
 
 def _fold_below_facts(parts: Sequence[Finding], facts: Sequence[Finding], hosts: Sequence[str]) -> list[Finding]:
-    """Return the findings on faulty components, and on facts about nodes.
-
-    If a fact explains a slow GPU or pair, the slow GPU or pair becomes a consequence of that fact.
-    """
+    """Return all findings. A slow GPU or pair becomes a consequence of the fact that explains it."""
     kept, roots = list[Finding](), list(facts)
     for part in parts:
         copies = replace(part, id="p2p-slow")
@@ -279,7 +270,7 @@ def _nodes_of(fabric: scan.ScanFabric, cells: Iterable[scan.NodeRail]) -> tuple[
 
 
 def _doubtful_leaf_findings(fabric: scan.ScanFabric, cells: Mapping[scan.NodeRail, LeafLevel]) -> Iterator[Finding]:
-    """Yield a finding for each leaf of which it is unclear whether the leaf or only its nodes are slow."""
+    """Yield a finding for each leaf that may be slow if it is unclear whether only its nodes are."""
     by_leaf: dict[str, dict[scan.NodeRail, LeafLevel]] = {}
     for cell, level in cells.items():
         by_leaf.setdefault(level.leaf, {})[cell] = level
@@ -323,10 +314,7 @@ def _wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
 
 
 def _pair_findings(course: ScanCourse) -> Iterator[Finding]:
-    """Yield findings for pairs that failed once.
-
-    Neither node failed again, so it is unknown which of the two is faulty.
-    """
+    """Yield findings for pairs that failed once, so that it is unknown which of the two nodes is faulty."""
     retired = course.retired()
     once = {
         (sample.first, sample.second, number): sample.failure
@@ -373,10 +361,7 @@ def _noise_findings(sure_loss_percent: float) -> Iterator[Finding]:
 
 
 def clock_findings(fabric: scan.ScanFabric, offsets: Mapping[int, float]) -> Iterator[Finding]:
-    """Yield findings for nodes whose wall clock differs from the first node's.
-
-    No measurement depends on these clocks.
-    """
+    """Yield findings for wall clocks that differ from the first node's. No measurement depends on these clocks."""
     for node, seconds in sorted(offsets.items()):
         yield Finding(
             "clock-differs",
@@ -474,10 +459,7 @@ class ScanResult(Struct, frozen=True):
         return {cell: level for cell, level in verdicts.doubtful_cells(self.course).items() if cell not in explained}
 
     def suspects(self) -> list[scan.NodeRail]:
-        """Return bad cells that were not confirmed.
-
-        After --quick, return those that a full scan would certainly confirm.
-        """
+        """Return bad cells that were not confirmed. After --quick, skip cells that a full scan might not confirm."""
         course = self.course
         explained = {cell for part in self.parts for cell in part.cells}
         if not course.has_confirmed:
@@ -639,10 +621,7 @@ def _cell_rows(result: ScanResult, suspects: set[scan.NodeRail]) -> Iterator[sca
 def _leaf_part(
     of_leaf: Mapping[tuple[str | None, int | None], verdicts.FaultyPart], leaf: str | None, rail: int
 ) -> verdicts.FaultyPart | None:
-    """Return the network component that slows down a cell: its leaf, or its rail on all nodes.
-
-    Return None if neither does.
-    """
+    """Return the network component that slows down a cell: its leaf, its rail on all nodes, or None."""
     keys = ((leaf, rail), (leaf, None)) if leaf is not None else ()
     return next((of_leaf[key] for key in (*keys, (None, rail)) if key in of_leaf), None)
 
@@ -689,10 +668,7 @@ def _collective_rows(result: ScanResult) -> Iterator[scan.ScanCollectiveRow]:
 def _exclusion_rows(
     result: ScanResult, cells: Sequence[scan.ScanCellRow], ranks_per_node: int
 ) -> Iterator[scan.ExclusionRow]:
-    """Yield exclude lists.
-
-    Bad nodes are faulty, or have a finding for which a node should be drained. Good nodes were measured and passed.
-    """
+    """Yield exclude lists of nodes that are faulty or should be drained, and lists of nodes that passed."""
     hosts = result.course.fabric.hosts
     if not ranks_per_node:
         return

@@ -27,8 +27,8 @@ STEADY_INTERVALS: Mapping[Way, int] = {Way.STAGED: 2, Way.SOCKETS: 2, Way.UNBALA
 SILENT_INTERVALS = 2  # Consecutive intervals without an answer before a silent driver is reported, even if it recovers
 ALARMS = tuple(STEADY_INTERVALS)  # Most severe first
 MOST_DOUBT = 0.1
-"""A job passes if intervals that are unexplained, or briefly looked staged, add up to at most this share of its
-time on the direct path. One such interval is always tolerated, because it may span two phases.
+"""A job passes if unclear intervals add up to at most this share of its time on the direct path. Unclear means
+unexplained, or staged only briefly. One such interval is always tolerated, because it may span two phases.
 """
 
 
