@@ -50,7 +50,7 @@ _LL_GB_S_OF_MORE = 19.0
 _SHARES = {_RING: {_LL: 0.5, _LL128: 0.92, _SIMPLE: 1.0}, _TREE: {_LL: 1 / 3.8, _LL128: 0.9375, _SIMPLE: 1.0}}
 """Fraction of the bandwidth that NCCL expects from each protocol, by algorithm."""
 
-# Bandwidth of a tree with LL128 on three or more nodes, relative to two, from 4 × 8 B200. Derived
+# Factor on the bandwidth of a tree with LL128 on three or more nodes, from 4 × 8 B200. Derived
 _TREE_LL128_OF_MORE = 0.7
 _SLOWER_SMALL = 3.0  # Factor on NCCL's latency for LL, LL128 and trees: 46 to 70 µs instead of 25 on two nodes. Derived
 # Factor on NCCL's latency for a ring with Simple: NCCL's own factor for medium sizes, times 1.2. Derived
@@ -172,7 +172,7 @@ With 64 MiB, they reach 262 of 450 GB/s on 2 H200s, 157 on 4 and 81 on 8.
 
 _MOST_LATENCY_US, _MOST_LATENCY_US_A_RANK = 10.0, 2.0
 """Highest latency inside a node. The smallest all-reduce takes 17 µs on 8 H200s with the slowest host, and 9 µs on
-2.
+2 H200s.
 """
 
 _NETWORK_HOP_US = 15.0  # Latency per hop: three times the 5 µs of InfiniBand, to allow for slow networks

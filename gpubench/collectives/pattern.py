@@ -132,7 +132,7 @@ class ArrayPattern(Struct, frozen=True):
 
 
 def _remainder(values: Array, divisor: int) -> Array:
-    """Return unsigned `values % divisor`, with a vectorised division that is 5 times as fast as NumPy's remainder."""
+    """Return unsigned `values % divisor`, with a vectorized division that is 5 times as fast as NumPy's remainder."""
     whole = values // divisor
     whole *= divisor
     return values - whole

@@ -194,10 +194,10 @@ def _names(bits: int) -> tuple[str, ...]:
 
 
 def _capability(device: Path, identity: int, field: str, unknown: UnknownFields) -> int | None:
-    """Return the 32-bit word after a PCI capability's header. None if the capability is absent, or unreadable with
-    a reason.
+    """Return the 32-bit word after a PCI capability's header, or None if the device lacks the capability.
 
-    Search word by word, because each read takes time.
+    If the configuration space is unreadable, store the reason and return None. Search word by word, because each read
+    takes time.
     """
     try:
         file = os.open(device / "config", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -181,7 +181,7 @@ class _Child:
 
 
 NVML_ALONE = ("confidential_computing", "nvlink_bandwidth_mode", "nvlink_bandwidth_reduced")
-"""Driver settings that only NVML reports, and no file in /proc or /sys."""
+"""Driver settings that only NVML reports, because they are in no file."""
 
 UNLISTED = "on the PCI bus, but the driver does not list it"
 
@@ -254,8 +254,8 @@ def _merge_gpus(sysfs: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
         unlisted = []
     gpus = [_add_place(replace(gpu, bus_id=gpu.bus_id or names.get(gpu.index)), gpus_on_bus) for gpu in nvml.gpus]
     following = max((gpu.index for gpu in gpus), default=-1) + 1
-    # A GPU on the bus that NVML does not list is not always lost. A virtual machine's GPU is bound to another driver. A
-    # container sees every GPU on the bus, but has device files only for its own. A lost GPU's device file remains.
+    # A GPU that NVML does not list is not always lost. A GPU of another virtual machine is bound to another driver. A
+    # container sees every GPU on the bus, but has device files only for its own GPUs. A lost GPU keeps its device file.
     has_all_files = not 0 < sysfs.device_files <= len(nvml.gpus)
     lost_drivers = (None, "nvidia") if has_all_files else (None,)
     lost = [gpu for gpu in unlisted if sysfs.gpu_drivers.get(gpu.bus_id or "") in lost_drivers]

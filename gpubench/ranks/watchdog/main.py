@@ -185,8 +185,8 @@ class Watchdog:
         else:
             answered = {state.rank for state in states}
             unanswered = {rank: address.place for rank, address in enumerate(self._watchdogs) if rank not in answered}
-            # If a watchdog was never reachable (a firewall), its silence proves nothing until the limit for the launch
-            # has passed.
+            # A watchdog that was never reachable, as behind a firewall, may still be alive. Its silence proves nothing
+            # until the limit for the launch has passed.
             reached = self._peers.reached
             known = set(unanswered) <= reached if self._watched.rank == 0 else 0 in reached
             if unanswered and not known and idle < ranks.limit_seconds(ranks.Phase.LAUNCH, timeout_s):
@@ -312,8 +312,8 @@ class Watchdog:
 
 
 def _batches(ranks: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Split ranks into a few batches of growing size. The first is small, so that usually few of thousands are
-    queried.
+    """Split ranks into a few batches of growing size. The first batch is small, so that usually only a few ranks
+    out of thousands are queried.
     """
     first, size = 0, 1
     while first < len(ranks):

@@ -133,7 +133,7 @@ _SECONDS_PER_READ = 1.0  # A watchdog on a busy machine answers within 0.1 s
 _SECONDS_OF_GRACE = 0.05  # Time to authenticate before a connection is closed to make room for another
 # Under a flood of silent connections 19 of 20 queries were answered, but only 11 with a limit of 128
 _MOST_UNAUTHENTICATED = 512
-_MOST_CALLS = 64  # Threads that query other watchdogs at the same time
+_MOST_CALLS = 64  # Maximum number of watchdogs to query at the same time
 _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_TO_ORDER = 1.0
 _ARBITER = 0  # The rank whose watchdog decides which of several lost ranks was the first

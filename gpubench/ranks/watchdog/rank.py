@@ -248,7 +248,7 @@ class RankProgress:
 
     def answer_watchdog(self, trouble: Callable[[], str], abort: Callable[[], object]) -> None:
         """Set the functions that run if this rank hangs: `trouble` returns the library's error, and `abort` aborts
-        it.
+        the library.
 
         They run in a thread when the watchdog requests them. A later call replaces both.
         """
