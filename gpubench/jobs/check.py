@@ -218,7 +218,7 @@ def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     if document.get("complete"):
         return document
     words = "; ".join(" ".join(line.split()) for line in ended.own_words.splitlines() if line.strip())
-    if len(words) > _MOST_WORDS:  # gpubench's messages begin with the cause, those of other programs end with it
+    if len(words) > _MOST_WORDS:  # gpubench's messages begin with the cause, but messages of other programs end with it
         words = f"{words[:_MOST_WORDS]} ..." if ended.own_words != ended.said else f"... {words[-_MOST_WORDS:]}"
     raise errors.CouldNotMeasureError(f"{name} ended with exit code {ended.code}: {words or 'it said nothing'}")
 

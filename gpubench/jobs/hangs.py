@@ -88,8 +88,8 @@ def _ask_again(plan: WatchPlan, course: RasCourse, interrupts: Interrupts) -> No
 
 
 def _simulate(plan: WatchPlan, source: Simulated, course: RasCourse) -> None:
-    """Add simulated answers without waiting between them. There are at least two, because a hang shows only in the
-    second one.
+    """Add simulated RAS answers without waiting in between. There are at least two, because a hang shows only in
+    the second answer.
     """
     from gpubench.formats.text.explain import status_line
 

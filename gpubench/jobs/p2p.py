@@ -363,9 +363,7 @@ def _open_rank_copies(rank: RankPlace) -> Iterator[CopySetup]:
 def _copies_of_rank(
     rank: RankPlace, device: CudaDevice, request: P2pRequest, stack: ExitStack
 ) -> tuple[CudaRankCopies, NcclLog | None]:
-    """Open copies by CUDA IPC within a node and by NCCL between nodes. Return them with NCCL's log, or None without
-    NCCL.
-    """
+    """Open copies by CUDA IPC within a node and by NCCL between nodes. Also return NCCL's log, or None without NCCL."""
     group, place = rank.group, str(rank.identity)
     network, log = None, None
     if any(series.network for series in request.series):

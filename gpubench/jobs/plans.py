@@ -1,6 +1,6 @@
 """The options of each command in one dataclass, which is passed from the command line to the ranks.
 
-Plans of collectives are in `gpubench.jobs.collective.plan`. Those of `plan` and `overlap` are in `gpubench.training`. A
+Plans of collectives are in `gpubench.jobs.collective.plan`. Plans of `plan` and `overlap` are in `gpubench.training`. A
 plan gets its `presentation` after all other options are checked.
 """
 

@@ -314,7 +314,9 @@ def is_quick(asked: bool, kept: KeptScan | None) -> bool:  # noqa: FBT001 - what
 
 
 def check_same(kept: KeptScan, now: scan.StoredFabric, directory: Path) -> KeptScan:
-    """Return the stored scan. Raises UsageError if its nodes, rails, seed or backend differ from those of this job."""
+    """Return the stored scan. Raises UsageError if nodes, rails, seed or backend differ between the stored scan and
+    this job.
+    """
     for what, before, here in (
         ("nodes", kept.stored.hosts, now.hosts),
         ("rails", kept.stored.rails, now.rails),
@@ -433,7 +435,7 @@ def numbered(found: scan.BeforeRounds, numbers: Mapping[int, int]) -> scan.Befor
 
 
 def numbers_of_kept(kept: KeptScan, hosts: Sequence[str], directory: Path) -> dict[int, int]:
-    """Map node numbers of this job to those of the resumed scan.
+    """Map node numbers of this job to node numbers of the resumed scan.
 
     Raises UsageError if a node was not in the scan, or if the scan finished no round.
     """

@@ -195,8 +195,8 @@ class Here(Struct, frozen=True):
 
     @contextmanager
     def being_read(self) -> Iterator[Callable[[], "Machines"]]:
-        """Start processes that read the kernel, NVML and CUDA. Yield a function that waits for them and returns the
-        machines.
+        """Start processes that read the kernel, NVML and CUDA. Yield a function that waits for the results and
+        returns the machines.
         """
         from gpubench.machine.probe import Probe
 
@@ -229,7 +229,8 @@ class Simulated(Struct, frozen=True):
 
         asked = self.simulation
         nodes = snapshots(asked.machine, asked.faults, asked.seed)
-        # Like a collective, use one rank per working GPU. A node without GPUs gets one rank, which holds its variables.
+        # Use one rank per working GPU, as collectives do. A node without GPUs gets one rank, whose process has the
+        # variables.
         ranks = [place for place in enumerate(nodes) for _ in range(max(1, sum(not gpu.lost for gpu in place[1].gpus)))]
         return Machines.of(nodes, self.processes(ranks), self.text, asked.environment)
 
@@ -315,7 +316,7 @@ def gathered(
 ) -> "Machines | None":
     """Gather the machines of a job on its first rank, and return None on the other ranks.
 
-    If `source` is a simulation, its processes replace those of the ranks. A file has no processes.
+    If `source` is a simulation, use its processes instead of the processes of the ranks. A file has no processes.
     """
     from gpubench.jobs.machines import Machines
 

@@ -54,7 +54,7 @@ Wait = Callable[[float], bool]  # Waits for some seconds. Returns true if the us
 
 
 class WatchPace(Protocol):
-    """A clock, and a way to wait for a point in time."""
+    """A clock that can wait for a point in time."""
 
     def now(self) -> float:
         """Return the time of a monotonic clock in seconds."""

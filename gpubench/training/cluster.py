@@ -286,7 +286,9 @@ def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
 
 
 def _contention(row: OverlapRow) -> MeasuredContention | None:
-    """Return the contention that a row measured. Return None for wrong data, or if computation almost stopped."""
+    """Return the contention that a row measured. Return None for wrong data, or if computation lost nearly all of
+    its time.
+    """
     if row.compute_slowdown is None or row.wrong:
         return None
     return make_record(

@@ -295,7 +295,7 @@ class ContentionTable(Struct, frozen=True, dict=True):
 
     @cached_property
     def _found(self) -> dict[tuple[str, float], Contention]:
-        """A cache, because a step has few different sizes but uses each of them once per layer."""
+        """A cache, because a step uses few different sizes but looks each size up once per layer."""
         return {}
 
     def of(self, collective: str, size_bytes: float) -> Contention:

@@ -106,7 +106,7 @@ class OverlapRankJob(CollectiveRankJob):
     def _before_sizes(self, opened: Opened) -> None:
         if opened.library is None or opened.device is None:
             raise no_gpu("this rank opened none", for_what=OVERLAP)
-        backend = cast("NcclBackend", opened.backend)  # overlap supports no other backend
+        backend = cast("NcclBackend", opened.backend)  # The only backend that overlap supports
         agree(self._group, lambda: check_memory(self._overlap, backend.free_bytes()), place=str(self.identity))
         self._nccl = backend, opened.library
         self._steps = steps = GpuSteps(opened.device, backend)

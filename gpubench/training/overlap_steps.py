@@ -1,5 +1,5 @@
-"""Measures a collective during computation. Reports how much they slow each other, and which CTA limit gives the
-shortest step.
+"""Measures a collective during computation: how much each slows the other, and which CTA limit has the shortest
+step.
 """
 
 import math
@@ -39,7 +39,7 @@ from gpubench.ports.group import Group, Listener
 from gpubench.training.overlap_options import OverlapPlan
 
 _SECONDS_A_BATCH = 0.06
-_FEWEST_STEPS = 3  # Per batch. The first step is not counted
+_FEWEST_STEPS = 3  # Steps per batch. The first step is not counted
 # Launches that a stream queues before the host must wait. A step has some launches besides its operations
 _MOST_QUEUED = 900
 _BESIDE_OPERATIONS = 8

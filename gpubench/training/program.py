@@ -150,9 +150,10 @@ def times_for(model: workload.TransformerModel, tflops: float, **values: Any) ->
 
 
 def estimate_times(model: workload.TransformerModel, gpu: str) -> ComputeTimes | None:
-    """Estimate the computation time of a model on a GPU, with the range that training reaches of its data sheet.
+    """Estimate the computation time of a model on a GPU, from the fractions of its data sheet that training
+    reaches.
 
-    Return None without a data sheet. Raises UsageError for 8 bits on a GPU that does not support them.
+    Return None without a data sheet. Raises UsageError if the model uses 8 bits and the GPU does not support 8 bits.
     """
     sheet = find_data_sheet(gpu)
     if sheet is None:
@@ -262,8 +263,8 @@ class CollectiveCurve(Struct, frozen=True):
 
 
 def build_curve(points: Sequence[CurvePoint], origin: str = MEASURED, source: str = "") -> CollectiveCurve:
-    """Return a curve through these points. Points of the same size are merged to their median, with the spread of
-    all of them.
+    """Return a curve through these points. Several points of one size are merged to their median, with a spread
+    that covers all.
     """
     by_size: dict[int, list[CurvePoint]] = {}
     for point in points:

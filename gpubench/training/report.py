@@ -43,7 +43,7 @@ def fault_costs(healthy: StepPrediction, cases: Sequence[FaultCase]) -> list[Fau
 
 
 NO_FAULT = "none"
-"""Used in place of a fault for the fabric that the profile expects."""
+"""The text of a FaultCase without a fault: the fabric that the profile expects."""
 
 SECTIONS = ("layouts", "exposed", "fault_costs", "findings")
 

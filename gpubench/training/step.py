@@ -5,8 +5,7 @@ goes into one bucket. A bucket is closed once it reaches its maximum size (PyTor
 torch/csrc/distributed/c10d/reducer.cpp; "DDP", Li et al. 2020, arXiv 2006.15704, section 4.2).
 
 - **DDP**: the all-reduce of bucket *i* starts once its gradients are ready and bucket *i* - 1 has ended. Each gradient
-  is
-  copied into its bucket and back (`gradient_as_bucket_view=False`, PyTorch's default).
+  is copied into its bucket and back (`gradient_as_bucket_view=False`, PyTorch's default).
 - **ZeRO-1**: one reduce-scatter per bucket, and after all of them an all-gather of the parameters. This moves
   2Ψe(n-1)/n bytes per rank, like DDP (Rajbhandari et al. 2020, arXiv 1910.02054, section 7.1).
 - **ZeRO-2**: like FSDP, but parameters that were gathered for the forward pass stay for the backward pass (PyTorch's

@@ -1,4 +1,6 @@
-"""Reads the shape of a model from TOML or JSON. Keys are gpubench's own or those of a Hugging Face config.json."""
+"""Reads the shape of a model from TOML or JSON. Keys are gpubench's own keys or the keys of a Hugging Face
+config.json.
+"""
 
 import difflib
 import re

@@ -362,7 +362,7 @@ class _LaunchedJob:
 
         - Lines before the first message of a rank are kept. If no rank ever sends a message, they are the only
           explanation.
-        - After an error, a lost rank or the report, lines are dropped, because mpirun only repeats what is known.
+        - Lines after an error, a lost rank or the report are dropped, because mpirun would only repeat the cause.
         - Notes of gpubench itself are always shown.
         """
         if not line.strip(" -"):

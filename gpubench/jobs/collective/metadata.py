@@ -140,7 +140,7 @@ def describe(request: SweepRequest) -> dict[str, object]:
 
 
 _MOST_CHANCE = 1.0  # Largest relative slowdown by noise alone. If noise may double a time, past results cannot judge it
-_ROWS = 46  # Rows in a typical sweep, 1K to 4G in both placements. Noise may make any of them look slow
+_ROWS = 46  # Rows in a typical sweep, 1K to 4G in both placements. Noise may make any row look slow
 
 
 def speed_judge_maker(

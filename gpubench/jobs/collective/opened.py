@@ -42,7 +42,7 @@ class Rank(Struct, frozen=True):
 
 
 class Opened(Struct, frozen=True, kw_only=True):
-    """An opened backend and the rank with its GPU, together with what observes them.
+    """An opened backend, the rank with its GPU, and functions that observe both.
 
     - `machines` returns nodes and processes on the first rank.
     - `memory_holders` names other processes that use memory of the GPU.
@@ -135,7 +135,7 @@ def answer_for_all(progress: RankProgress, backends: Sequence[MultiGroupBackend]
 
 
 def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":
-    """Read nodes and processes for a recording, if there is one. Ranks that observe paths read them anyway."""
+    """Read nodes and processes if the run is recorded. If paths are observed, PathWatch already reads both."""
     if plan.recording.record is None:
         return None
     from gpubench.machine.probe import probe
@@ -154,7 +154,7 @@ def count_gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]
 
 
 def add_machine_findings(report: "Report", nodes: Sequence["Topology"], plan: CollectivePlan) -> "Report":
-    """Add findings about the nodes to the report, unless the report already has them."""
+    """Add findings about the nodes to the report, except findings that it already has."""
     from gpubench.conditions.checks import fact_findings, machine_findings
     from gpubench.conditions.circumstances import Facts
     from gpubench.conditions.folding import fold

@@ -444,7 +444,7 @@ class CollectivePlan(MachinePlan):
 
     @property
     def processes(self) -> tuple[NcclSetting, ...]:
-        """The settings that NCCL reads once per process. Each of them needs a job of its own."""
+        """The settings that NCCL reads once per process, so that each setting needs a separate job."""
         return tuple(dict.fromkeys(setting.process_part for setting in self.settings if setting.process_part.values))
 
     @property

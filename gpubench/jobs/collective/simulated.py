@@ -98,7 +98,7 @@ class CollectiveRecorder(Recorder, Struct):
                 self._writer.end()
 
     def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
-        """Write what is known before the first row. With many nodes this takes some time."""
+        """Write everything that precedes the rows. With many nodes this takes some time."""
         self.progress.enter(Phase.OUTPUT)
         logs = None if self.log_text is None else self.group.collect(zlib.compress(self.log_text()))
         machines, write = self.read_machines(), None
@@ -111,7 +111,7 @@ class CollectiveRecorder(Recorder, Struct):
             )
             write = self._stack.enter_context(written(self.directory, first, machines))
             recorded.write_nccl_logs(self.directory, [zlib.decompress(text) for text in logs or ()])
-        # With --split, the first rank only has the rows of its own group, so gather those of all groups.
+        # With --split, the first rank only has the rows of its own group, so gather the rows of all groups.
         self._writer = RowWriter(write, (lambda row: [row]) if self.part is None else self.group.collect, self.part)
 
     def row(self, case: Case, measured: MeasuredRow) -> None:
