@@ -122,13 +122,13 @@ class Noise(Struct, frozen=True):
     def bound(self, comparisons: int) -> float:
         """Return the largest difference that chance explains when `comparisons` rows are compared.
 
-        In a share `FALSE_ALARMS` of such comparisons, at least one row exceeds it by chance (Bonferroni correction).
+        If two results are equal, `FALSE_ALARMS` is the probability that any row exceeds it (Bonferroni correction).
         """
         return self.deviation * student_quantile(1 - FALSE_ALARMS / (2 * max(1, comparisons)), self.freedom)
 
 
 def robust_deviation(values: Sequence[float]) -> Noise | None:
-    """Estimate the standard deviation of values of which up to half may be outliers. None for fewer than two
+    """Estimate the standard deviation of values. Up to half of the values may be outliers. None for fewer than two
     values.
 
     The estimator is Qn from Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation" (1993): the k-th

@@ -1,1 +1,1 @@
-"""Reads NCCL's debug log of any job."""
+"""Reads NCCL's debug log from any job."""

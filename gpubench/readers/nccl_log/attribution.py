@@ -1,8 +1,11 @@
-"""Assign each line of NCCL's log to a process, a thread and a communicator.
+"""Assign each line of an NCCL log to a process, a thread and a communicator.
 
-A connection line has ranks, which count within one of the process's communicators. It belongs to a comm with the
-writer's rank and GPU. Of several, choose the one that the thread named last, else the only one whose rings are not set
-up, else the only one without this channel, because NCCL logs a channel once. Other lines are decided at the end.
+A line about a connection contains ranks, but not the communicator in which they count. It belongs to a comm with the
+rank and the GPU of the process that wrote the line.
+
+If several comms match, choose the one that the thread named last. Otherwise choose the only one whose rings are not set
+up. Otherwise choose the only one without this channel, because NCCL logs each channel once. Remaining lines are
+assigned after all logs have been read.
 """
 
 from collections import Counter
@@ -16,16 +19,18 @@ from gpubench.model.paths.transport import Tuning
 from gpubench.readers import limits
 from gpubench.readers.nccl_log import lines
 
-_MOST_ENDS = 1024  # Cached texts per thread: its rank in each communicator, with each NIC
+_MOST_ENDS = 1024  # Maximum number of cached texts per thread. Each text names its rank in one communicator, and a NIC.
 
 
 class Comm:
     """One `ncclComm` of a process, which is one rank of a communicator.
 
-    `comm_id` is equal in all processes of a communicator, and None if not logged. `peer_devices` are the GPUs of peers,
-    which distinguish communicators without an id. `tuning_lines` are the lines of `tunings`. `began` and `is_complete`
-    are the start and end of its init. `is_connected` is true after the set-up of rings or trees. `has_multicast` is
-    true if it shares memory with the ranks of its node over NVLink SHARP (NVLS).
+    - `comm_id`: id that all processes of a communicator log; None if not logged
+    - `peer_devices`: the GPUs of peers, which distinguish communicators without an id
+    - `tuning_lines`: the lines that contained `tunings`
+    - `began`, `is_complete`: the initialization has started, or has completed
+    - `is_connected`: rings or trees are set up
+    - `has_multicast`: the rank shares memory with the ranks of its node through NVLink SHARP (NVLS)
     """
 
     def __init__(self, process: "Process", line: lines.CommunicatorLine, sets: ChannelSets) -> None:
@@ -58,7 +63,9 @@ class Comm:
         return rank == self.rank and self.is_on(device)
 
     def is_on(self, device: str) -> bool:
-        """True if its GPU may be the device in a line: NVML's index, or up to NCCL 2.17 the bus id."""
+        """True if a device in a line may be the GPU of this comm. Lines have NVML's index, or the bus id up to NCCL
+        2.17.
+        """
         if not device:
             return True
         if self.nvml_index is not None:
@@ -66,21 +73,24 @@ class Comm:
         return self.bus is None or device == f"{self.bus:x}"
 
     def may_write(self, rank: int, device: str, peer: int) -> bool:
-        """True if it may write a line with this rank, device and peer."""
+        """True if this comm may have written a line with this rank, device and peer."""
         return rank == self.rank and self.is_alive and peer < self.size and self.is_on(device)
 
     def has(self, peer: int, code: int) -> bool:
         return self.connections.channels_to(peer).has(code)
 
     def connections_for(self, connection: lines.Connection) -> RankConnections:
-        """Return its connections, to add this one. Remember the GPU of the peer if there is no id."""
+        """Return the connections of this comm, so that the caller can add one.
+
+        If the comm has no id, remember the peer's GPU.
+        """
         if self.comm_id is None:
             self.peer_devices[connection.peer] = connection.peer_device
         return self.connections
 
 
 class EarlyConnections:
-    """Connections that a rank logs before a line that names its communicator, or without one."""
+    """Connections that a rank logs before any line that names its communicator. Such a line may be missing."""
 
     def __init__(self, sets: ChannelSets) -> None:
         self.connections = RankConnections(sets, limits.MOST_LOG_RANKS)
@@ -88,7 +98,7 @@ class EarlyConnections:
 
 
 class AmbiguousChannel(NamedTuple):
-    """A channel, by its code, that may belong to several comms."""
+    """A channel that may belong to several comms. `code` encodes its number, connection and transport."""
 
     connection: lines.Connection
     code: int
@@ -96,7 +106,7 @@ class AmbiguousChannel(NamedTuple):
 
 
 class _Passing:
-    """The comms that passed a test, of the first `tried` ones."""
+    """The comms that passed a test. `tried` is the number of comms tested so far."""
 
     def __init__(self) -> None:
         self.comms: list[Comm] = []
@@ -104,9 +114,10 @@ class _Passing:
 
 
 class Process(Struct, eq=False):
-    """One process: its comms in order of appearance, and channels that may belong to several of them.
+    """One process, with its comms in order of appearance.
 
-    `ambiguous` counts the lines of each channel, up to the number of its comms.
+    `ambiguous` has channels that may belong to several comms, with the number of their lines. The number is at most the
+    number of these comms.
     """
 
     host: str
@@ -119,14 +130,16 @@ class Process(Struct, eq=False):
     splits: Counter[str] = field(default_factory=Counter)
     passing: dict[tuple[str | int, ...], _Passing] = field(default_factory=dict)
     remembering: list["Thread"] = field(default_factory=list)
-    """Threads with cached lines, which are valid until the comms change."""
+    """Threads with cached lines. The caches are valid until the comms of the process change."""
 
     is_exiting: bool = False
     begins_again: bool = False
-    """The process starts new communicators after all of its old ones ended."""
+    """True if the process starts new communicators after all earlier ones have ended."""
 
     has_bus_ids: bool = False
-    """NCCL up to 2.17: bus ids in brackets, and a communicator is named only after its init."""
+    """True for NCCL up to 2.17, which prints bus ids in brackets and names a communicator only after its
+    initialization.
+    """
 
     @property
     def name(self) -> str:
@@ -134,22 +147,24 @@ class Process(Struct, eq=False):
 
     @property
     def is_closing(self) -> bool:
-        """True after all its communicators ended. Then errors are normal, because resources are closed."""
+        """True after all communicators of the process have ended. Errors are then normal, because NCCL closes its
+        resources.
+        """
         if self.is_exiting:
             return True
         return bool(self.comms) and not self.begins_again and not any(comm.is_alive for comm in self.comms)
 
     @property
     def is_starting(self) -> bool:
-        """True during the init of a communicator, and before the first one."""
+        """True while a communicator initializes, and before the first one."""
         return not self.comms or any(comm.is_alive and not comm.is_complete for comm in self.comms)
 
     def first_passing(
         self, key: tuple[str | int, ...], test: Callable[[Comm], bool], most: int | None = None
     ) -> Sequence[Comm]:
-        """Return the first comms, at most `most`, that pass the test with this key.
+        """Return the first comms that pass a test, at most `most`. `key` identifies the test for the cache.
 
-        Never repeat a failed test, because a process with 8,000 communicators logs a million lines.
+        Comms that failed a test are not tested again, because a process with 8,000 communicators logs a million lines.
         """
         known = self.passing.get(key)
         if known is None:
@@ -169,10 +184,15 @@ class Process(Struct, eq=False):
 
 
 class Thread(Struct, eq=False):
-    """One thread: the comm that it named last, the `newest` comm that it completed, and `early` connections.
+    """One thread of a process.
 
-    Until the comms of the process change, it caches lines: `connections` has the connections to add to by the text of
-    the writer's end. `tuning_lines` are lines that add nothing to `comm`.
+    - `comm`: the comm that the thread named last
+    - `newest`: the last comm whose initialization it completed
+    - `early`: connections before any line that names a communicator
+    - `connections`: cache of the connections to extend, by the text of the writing rank
+    - `tuning_lines`: cache of lines that add nothing to `comm`
+
+    The caches are valid until the comms of the process change.
     """
 
     process: Process
@@ -183,7 +203,7 @@ class Thread(Struct, eq=False):
     tuning_lines: set[bytes] = field(default_factory=set)
 
     def use(self, comm: Comm | None) -> None:
-        """Assign the following lines to `comm`."""
+        """Assign the following lines of this thread to `comm`."""
         if comm is not self.comm:
             self.comm = comm
             self.forget_caches()
@@ -193,14 +213,14 @@ class Thread(Struct, eq=False):
         self.tuning_lines = self.comm.tuning_lines if self.comm is not None and self.comm.rank == 0 else set()
 
     def remember(self, own_end: bytes, connections: RankConnections) -> None:
-        """Cache the connections to add to by the text of the writer's end."""
+        """Cache the connections to extend, by the text of the writing rank."""
         if len(self.connections) >= _MOST_ENDS:
             self.connections.clear()
         self.connections[own_end] = connections
         self.process.remembering.append(self)
 
     def early_connections(self, connection: lines.Connection, sets: ChannelSets) -> RankConnections:
-        """Return the connections of a rank whose communicator has no name yet, to add this one."""
+        """Return the connections of a rank whose communicator is still unknown, so that the caller can add one."""
         key = connection.rank, connection.device
         if key not in self.early:
             self.early[key] = EarlyConnections(sets)
@@ -208,7 +228,7 @@ class Thread(Struct, eq=False):
         return self.early[key].connections
 
     def assign_early(self, comms: list[Comm]) -> None:
-        """Move early connections to a comm if it is the only one that fits."""
+        """Move early connections to a comm if it is the only one that matches."""
         for (rank, device), early in list(self.early.items()):
             most_rank = max(early.connections, default=0)
             fitting = [comm for comm in comms if comm.is_rank(rank, device) and most_rank < comm.size]
@@ -220,7 +240,7 @@ class Thread(Struct, eq=False):
         self.forget_caches()
 
 
-_MOST_TUNINGS = 4096  # Per communicator. A job with ever new sizes must not fill the memory.
+_MOST_TUNINGS = 4096  # Per communicator. It limits memory use for jobs with ever new sizes.
 
 _MOST_CACHED = 2**16
 _MOST_LOST = 2**12
@@ -232,9 +252,11 @@ ARROW = b" -> "
 class Attribution:
     """The processes of a job with their comms, built line by line.
 
-    For speed it caches both sides of ` -> ` in connections: the left one has the source rank, and the right one the
-    destination rank, the line's code, and whether the receiver wrote it. `lost` has connections of unknown writers,
-    with their channel codes. `cut_heads` counts processes whose host name lost its start.
+    For speed, it caches the text on both sides of ` -> ` in lines about connections. The left side has the source rank.
+    The right side has the destination rank, the code of the line, and whether the receiver wrote it.
+
+    `lost` has connections of unknown processes, with their channel codes. `cut_heads` is the number of processes whose
+    host name lost its beginning.
     """
 
     def __init__(self, reached: lines.ReachedLimits) -> None:
@@ -262,12 +284,12 @@ class Attribution:
         return process.threads[source.tid]
 
     def find_by_pid(self, pid: int) -> Sequence[Process]:
-        """Return the processes with this pid on all hosts, or none if there are too many."""
+        """Return the processes with this process id on all hosts. Return none if there are too many."""
         found = self._by_pid.get(pid, ())
         return found if len(found) <= _MOST_NAMESAKES else ()
 
     def pairs(self) -> int:
-        """Count the pairs of rank and peer."""
+        """Return the number of connected pairs of a rank and a peer."""
         return sum(
             sum(len(comm.connections) for comm in process.comms)
             + sum(len(early.connections) for thread in process.threads.values() for early in thread.early.values())
@@ -279,12 +301,14 @@ class Attribution:
             self.reached.end(f"more than {most} {what}", f"{most} {what}")
 
     def strip_text(self, source: lines.LineSource) -> lines.LineSource:
-        """Remove other text before the host name, if it then is the only known process that fits."""
+        """Remove other text before the host name, if exactly one known process remains that fits."""
         known = {process.host for process in self.find_by_pid(source.pid) if source.host.endswith(process.host)}
         return source._replace(host=min(known, key=len)) if len(known) == 1 else source
 
     def add_connection(self, thread: Thread, place: tuple[int, int], text: bytes, *, cut: bool) -> bool:
-        """Add a channel at `place`, its number and NCCL's connection. False if the text cannot be read."""
+        """Add a channel. `place` is its number and NCCL's connection number. Return False if the text cannot be
+        parsed.
+        """
         connection = lines.parse_connection(text, cut=cut)
         if connection is None:
             return False
@@ -303,14 +327,14 @@ class Attribution:
         return True
 
     def add_lost(self, place: tuple[int, int], text: bytes) -> None:
-        """Keep a channel whose writer was cut off."""
+        """Record a channel whose line lost the process that wrote it."""
         connection = lines.parse_connection(text)
         if connection is not None and len(self.lost) < _MOST_LOST:
             line_code = self.sets.line_code(connection.transport, received=connection.received)
             self.lost.append((connection, line_code + channel_code(*place)))
 
     def connected(self, thread: Thread) -> None:
-        """Process a line about connected rings or trees, which does not name the communicator."""
+        """Process a line that says that rings or trees are connected. It does not name the communicator."""
         comm = thread.comm or thread.newest
         if comm is None:
             unconnected = thread.process.first_passing(
@@ -323,7 +347,7 @@ class Attribution:
         thread.newest = None
 
     def _name(self, process: Process, handle: bytes, rank: int, size: int) -> Comm:
-        """Return the comm whose address is in a connection line of RCCL. It may be new."""
+        """Return the comm whose address RCCL prints in a line about a connection. Create it if it is new."""
         comm = process.comm_by_address.get(handle)
         if comm is None or (comm.rank, comm.size) != (rank, size):
             line = lines.CommunicatorLine(handle, rank, size, None, None, None, None, None, None, None, None, "")
@@ -340,7 +364,7 @@ class Attribution:
         return comm
 
     def add_communicator(self, thread: Thread, message: bytes) -> None:
-        """Process a message about a comm's init, shape, or end."""
+        """Process a message about the start, the properties or the end of a comm."""
         line = lines.parse_communicator(message)
         if line is None:
             ranks = lines.parse_claimed_ranks(message)
@@ -357,17 +381,19 @@ class Attribution:
         elif (comm.rank, comm.size) != (line.rank, line.size) or (
             None not in (comm_id, comm.comm_id) and comm_id != comm.comm_id
         ):
-            # Another comm was allocated at the same address.
+            # The address now belongs to a new comm.
             comm.is_alive = False
             comm = self._begin_comm(process, line)
         if comm.nvml_index is None and line.nvml_index is not None and comm.bus is not None:
-            process.passing.clear()  # With its bus id known, the comm may match other GPUs.
+            # Now that the NVML index is known in addition to the bus id, the comm may match other GPUs.
+            process.passing.clear()
         comm.update(line, comm_id)
         comm.began = comm.began or line.event == "Init START"
         if line.event == "Init COMPLETE":
             comm.is_complete = True
             thread.newest = comm
-            # NCCL up to 2.17 names a communicator only now, so later lines of this thread may belong to any.
+            # NCCL up to 2.17 names a communicator only at this point. Later lines of this thread may belong to any
+            # communicator.
             process.has_bus_ids = line.nvml_index is None and line.bus is not None
             thread.assign_early([comm])
             thread.use(None)
@@ -382,17 +408,19 @@ class Attribution:
             process.forget_caches()
 
     def add_multicast(self, thread: Thread, message: bytes) -> None:
-        """Process 'NVLS comm 0x7f headRank 0 nHeads 6 ...', which a rank logs after it shared NVLS memory."""
+        """Process 'NVLS comm 0x7f headRank 0 nHeads 6 ...'. A rank logs it after it has set up shared NVLS memory."""
         comm = thread.process.comm_by_address.get(message.split(b" ", 3)[2])
         if comm is not None:
             comm.has_multicast = True
 
     def use(self, thread: Thread, address: bytes) -> None:
-        """Assign a thread's following lines to the comm at an operation's address."""
+        """Assign the following lines of a thread to the comm whose address an operation's line contains."""
         thread.use(thread.process.comm_by_address.get(address))
 
     def add_tuning(self, thread: Thread, message: bytes, line: bytes) -> None:
-        """Add the algorithm and protocol of an operation, which rank 0 logs. If `line` is not empty, cache it."""
+        """Add the algorithm and the protocol of an operation. Only rank 0 logs them. If `line` is not empty, cache
+        it.
+        """
         tuning = lines.parse_tuning(message)
         if tuning is None:
             return
@@ -410,7 +438,9 @@ class Attribution:
     def _find_connections(
         self, thread: Thread, connection: lines.Connection, code: int, *, is_send: bool
     ) -> RankConnections | None:
-        """Return the connections to add a channel to. None if they have it, or if the comm is ambiguous."""
+        """Return the connections to which a channel belongs. None if they already contain it, or if several comms
+        match.
+        """
         process, writer = thread.process, (connection.rank, connection.device, connection.peer)
         if thread.comm is not None and thread.comm.may_write(*writer):
             return thread.comm.connections
@@ -438,7 +468,7 @@ class Attribution:
         return None
 
     def _remember(self, thread: Thread, connection: lines.Connection, text: bytes, line_code: int) -> None:
-        """Cache the connections to add to, if the writer's end alone determines them."""
+        """Cache the connections to extend, if the text of the writing rank alone determines them."""
         process = thread.process
         writer = (connection.rank, connection.device, 0)
         comm = thread.comm
@@ -461,9 +491,10 @@ def _is_living_root(comm: Comm) -> bool:
 
 
 def _comm_id(process: Process, line: lines.CommunicatorLine) -> str | None:
-    """Return the commId. A split communicator has the parent's, the number of the split, and the color.
+    """Return the commId. For a split communicator, it is the parent's commId, the number of the split, and the
+    color.
 
-    NCCL 2.23 does not log the number, so count the splits.
+    NCCL 2.23 does not log the number of the split, so it is counted here.
     """
     if line.id is not None:
         return line.id

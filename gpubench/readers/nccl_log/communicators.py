@@ -1,8 +1,10 @@
-"""Assemble the communicators of a job and the machines of their ranks, after all logs are read.
+"""Assemble the communicators of a job, and the machines of their ranks, after all logs have been read.
 
-Ranks of one communicator log the same commId. NCCL before 2.17 logs none, so there size, order and the GPUs of peers
-distinguish communicators. Ambiguous channels form a communicator without an id, and so do connections without init
-lines. A host name does not identify a machine: virtual machines and pods may share one.
+All ranks of a communicator log the same commId. NCCL before 2.17 logs none, so communicators are then distinguished by
+size, order and the GPUs of peers. Ambiguous channels, and connections without init lines, form communicators without an
+id.
+
+A host name does not identify a machine, because virtual machines or pods may have the same one.
 """
 
 from collections import Counter
@@ -22,9 +24,10 @@ from gpubench.readers.nccl_log.lines import Connection, ReachedLimits, format_bu
 
 
 def nodes(comms: Sequence[Comm], count: int | None, host_ids: Mapping[str, str]) -> list[str]:
-    """Return the node of every rank for NCCL: its host name or NCCL_HOSTID.
+    """Return the node of each rank as NCCL counts nodes: its host name or NCCL_HOSTID.
 
-    If NCCL counts more nodes than names, each local rank 0 starts a new one, provided that this matches NCCL's count.
+    If NCCL counts more nodes than there are names, each rank with local rank 0 starts a new node. This is used only if
+    the resulting number of nodes equals NCCL's.
     """
     names = [host_ids.get(comm.process.name, comm.process.host) for comm in comms]
     if count is None or len(set(names)) >= count:
@@ -43,11 +46,13 @@ def machines(
     connections: Mapping[int, RankConnections],
     addresses: Mapping[str, str],
 ) -> list[str]:
-    """Return the machine of every rank, as far as the log shows it. `by_node` has NCCL's nodes.
+    """Return the machine of each rank, as far as the log shows it. `by_node` has NCCL's node of each rank.
 
-    Ranks with different addresses are on different machines. Ranks of one host name are on one machine if they share a
-    process or an address, or if the first GPU of a node is not the machine's first. Without an address, two ranks on
-    the same bus id are on different machines. Peer access and shared memory exist only within a machine.
+    Ranks with different addresses are on different machines. Without addresses, two ranks with the same bus id are also
+    on different machines.
+
+    Ranks with the same host name are on one machine if they share a process or an address. The same is true if a node's
+    first GPU is not the first GPU of the machine. Peer access and shared memory only exist within a machine.
     """
     found = [comm.process.host for comm in comms]
     for host, places in group_by(range(len(comms)), lambda place: comms[place].process.host).items():
@@ -59,13 +64,13 @@ def machines(
 
 
 def _machine_keys(comms: Sequence[Comm], comm_nodes: Sequence[str], addresses: Mapping[str, str]) -> Sequence[str]:
-    """Return keys that are equal for ranks on one machine. All ranks have the same host name."""
+    """Return a key per rank. Ranks on the same machine have equal keys. All ranks must have the same host name."""
     known = [addresses.get(comm.process.name, "") for comm in comms]
     if len(set(filter(None, known))) > 1:
         return known
     buses = [comm.bus for comm in comms if comm.bus is not None]
     has_one_address = len(set(known)) == 1 and known[0] != ""
-    # NCCL may count several nodes on one machine.
+    # NCCL_HOSTID may make NCCL count several nodes on one machine.
     is_one = has_one_address or (
         len(set(buses)) == len(buses)
         and (
@@ -78,7 +83,7 @@ def _machine_keys(comms: Sequence[Comm], comm_nodes: Sequence[str], addresses: M
 
 
 def _join_machines(comms: Sequence[Comm], names: list[str], connections: Mapping[int, RankConnections]) -> list[str]:
-    """Give one name to machines that share connections which work only within a machine."""
+    """Merge machines whose ranks are connected by transports that only work within a machine. Return the new names."""
     if len(set(names)) == 1:
         return names
     rank_names = {comm.rank: name for comm, name in zip(comms, names, strict=True)}
@@ -92,7 +97,7 @@ def _join_machines(comms: Sequence[Comm], names: list[str], connections: Mapping
 
 
 class _JoinedNames:
-    """Names that may refer to the same machine: a union-find forest whose roots are the machines."""
+    """Machine names that may mean the same machine: a union-find forest with one root per machine."""
 
     def __init__(self) -> None:
         self._above: dict[str, str] = {}
@@ -110,13 +115,16 @@ class _JoinedNames:
 
 
 def is_inside(channels: ChannelSet) -> bool:
-    """True if channels use a transport that works only within a machine. P2P/MNNVL connects machines."""
+    """True if any channel uses a transport that only works within a machine. P2P/MNNVL also works between machines."""
     transports = (logged.transport for logged in channels.logged)
     return any(one.kind in (TransportKind.P2P, TransportKind.SHM) and one.name != "P2P/MNNVL" for one in transports)
 
 
 class _Builder(Struct, eq=False):
-    """A communicator under construction. `without_init` has the processes and devices of ranks without init lines."""
+    """A communicator that is being assembled.
+
+    `without_init` has the process and the device of each rank that has no init lines.
+    """
 
     sets: ChannelSets
     id: str | None = None
@@ -128,7 +136,7 @@ class _Builder(Struct, eq=False):
     candidates: tuple[str, ...] = ()
 
     def add(self, comm: Comm) -> None:
-        """Add a rank. A second log of the same rank only adds connections."""
+        """Add a rank. If the rank is already known from another log, only add the connections."""
         if self.comms.setdefault(comm.rank, comm) is comm:
             self.by_rank[comm.rank] = comm.connections
         else:
@@ -136,7 +144,7 @@ class _Builder(Struct, eq=False):
         self.tunings |= comm.tunings
 
     def editable(self, rank: int) -> RankConnections:
-        """Return the connections of a rank to change. Copy them first if they are those of its comm."""
+        """Return a rank's connections for modification. They are copied first if they belong to the rank's comm."""
         held = self.by_rank.get(rank)
         if held is None or (rank in self.comms and held is self.comms[rank].connections):
             self.by_rank[rank] = RankConnections(self.sets, self.size or limits.MOST_LOG_RANKS)
@@ -144,7 +152,10 @@ class _Builder(Struct, eq=False):
         return self.by_rank[rank]
 
     def fits(self, comm: Comm) -> bool:
-        """True if a rank without a commId may belong here: it has no other log, and the GPUs of peers agree."""
+        """True if a rank without a commId may belong to this communicator.
+
+        No other log may claim the rank, and the GPUs that ranks logged for their peers must agree.
+        """
         return (
             comm.size == self.size
             and comm.rank not in self.comms
@@ -167,9 +178,9 @@ class _Builder(Struct, eq=False):
 def communicators(
     attribution: Attribution, host_ids: Mapping[str, str], addresses: Mapping[str, str]
 ) -> tuple[Communicator, ...]:
-    """Return all communicators in order of appearance, then those without an id.
+    """Return all communicators in order of appearance, followed by those without an id.
 
-    `host_ids` has NCCL_HOSTID by process, and `addresses` the address over which each process meets the others.
+    `host_ids` has NCCL_HOSTID by process. `addresses` has the address that each process uses for bootstrap.
     """
     processes, sets = tuple(attribution.processes.values()), attribution.sets
     attribution.cut_heads = 0
@@ -187,7 +198,7 @@ def communicators(
             _assign(channel, count, owners, ambiguous, sets)
     for process in processes:
         roots = [owners[comm] for comm in process.comms if comm.rank == 0 and comm in owners]
-        # Operations that several communicators may have run are evidence only if none of these is connected.
+        # If several communicators may have run an operation, it is evidence only if none of them has connections.
         roots = roots or list(dict.fromkeys(owners[comm] for comm in process.comms if comm in owners))
         if process.tunings and not any(peers for root in roots for peers in root.by_rank.values()):
             _ambiguous(ambiguous, roots, sets).tunings |= process.tunings
@@ -208,14 +219,16 @@ def _add_multicast(builder: _Builder) -> None:
 
 
 def _add_lost(only: _Builder, lost: Sequence[tuple[Connection, int]]) -> None:
-    """Add channels of unknown writers, which the ends of a line identify in the only communicator."""
+    """Add channels of unknown processes if there is only one communicator. The ranks in the line identify the
+    connection.
+    """
     for connection, code in lost:
         if only.size is None or max(connection.rank, connection.peer) < only.size:
             only.editable(connection.rank).add(connection.peer, code)
 
 
 def _within_limits(builders: Sequence[_Builder], reached: ReachedLimits) -> list[_Builder]:
-    """Return the first communicators, up to the limits on their number and their ranks."""
+    """Return the first communicators within the limits for the number of communicators and of their ranks."""
     kept, places = list[_Builder](), 0
     for builder in builders:
         places += builder.size or 0
@@ -230,7 +243,10 @@ def _within_limits(builders: Sequence[_Builder], reached: ReachedLimits) -> list
 
 
 def _find_original(process: Process, candidates: Sequence[Process]) -> Process | None:
-    """Return the process of the same lines, if this host name lost its start or has other text before it."""
+    """Return the process to which the lines of `process` really belong, or None.
+
+    Its host name is a part of this process's name or contains it, because text was cut off or inserted before the name.
+    """
     found = [
         other
         for other in candidates
@@ -250,7 +266,10 @@ def _group_by_id(processes: Sequence[Process], sets: ChannelSets) -> Iterable[_B
 
 
 def _group_without_id(processes: Sequence[Process], attribution: Attribution) -> list[_Builder]:
-    """Group ranks without a commId. For the nth comm of a size in a process, try the nth communicator first."""
+    """Group ranks without a commId into communicators.
+
+    For the nth comm of a certain size in a process, try the nth communicator of this size first.
+    """
     builders: list[_Builder] = []
     same_size: dict[int, list[_Builder]] = {}
     for process in processes:
@@ -282,16 +301,22 @@ def _assign(
     ambiguous: dict[tuple[str, ...], _Builder],
     sets: ChannelSets,
 ) -> None:
-    """Add a channel to all comms that may have it if it was logged as often. Otherwise find the only possible comm."""
+    """Add a channel that several comms may own.
+
+    If it was logged once per comm, add it to all of them. Otherwise add it to the only possible comm. If several are
+    possible, add it to a communicator for ambiguous channels.
+    """
     connection, code, comms = channel
-    comms = tuple(comm for comm in comms if comm in owners)  # In a damaged log, a comm may have no communicator.
+    # In a damaged log, a comm may not belong to any communicator.
+    comms = tuple(comm for comm in comms if comm in owners)
     lacking = [
         comm
         for comm in comms
         if owners[comm].comms.get(connection.peer, comm).is_on(connection.peer_device)
         and not comm.connections.channels_to(connection.peer).has(code)
     ]
-    # In rings and trees every rank sends, so a comm is likely if it alone has no connections in its communicator.
+    # Every rank sends in rings and trees. So the channel likely belongs to a comm that is the only one without
+    # connections.
     silent = [
         comm
         for comm in lacking
@@ -310,7 +335,10 @@ def _assign(
 
 
 def _ambiguous(found: dict[tuple[str, ...], _Builder], candidates: Sequence[_Builder], sets: ChannelSets) -> _Builder:
-    """Return the communicator for channels of any of these candidates. It has the ranks that all candidates share."""
+    """Return the communicator for channels that may belong to any of these candidates.
+
+    It contains the ranks that have the same process in all candidates.
+    """
     ids = tuple(sorted({str(candidate.id) for candidate in candidates}))
     if ids not in found:
         builder = found[ids] = _Builder(sets, candidates=ids)
@@ -324,9 +352,9 @@ def _ambiguous(found: dict[tuple[str, ...], _Builder], candidates: Sequence[_Bui
 def _assign_without_init(
     processes: Sequence[Process], attribution: Attribution, builders: Sequence[_Builder]
 ) -> list[_Builder]:
-    """Assign connections without init lines to the only communicator if their ranks fit, or else to new ones.
+    """Assign connections without init lines to the only communicator, if their ranks fit into it.
 
-    Processes with different ranks share a new one.
+    Otherwise create new communicators. Processes with different ranks share one.
     """
     found: list[_Builder] = []
     for process in processes:
@@ -383,9 +411,9 @@ def _communicator(builder: _Builder, host_ids: Mapping[str, str], addresses: Map
 def add_listed_ranks(
     found: tuple[Communicator, ...], listed: Mapping[int, Set[tuple[str, int]]]
 ) -> tuple[Communicator, ...]:
-    """Add ranks without lines that nccl-tests lists, if the text has one run and no init lines.
+    """Add ranks that have no log lines, but that nccl-tests lists. The text must have one run and no init lines.
 
-    `listed` has hosts and processes by rank. If a rank has several, there are several runs.
+    `listed` has hosts and processes by rank. Several entries for one rank mean several runs.
     """
     if len(found) != 1 or found[0].id is not None or any(len(places) > 1 for places in listed.values()):
         return found
@@ -420,9 +448,10 @@ def _member_without_init(
 ) -> Member:
     """Return a rank whose GPU is known only from its connections.
 
-    The host name is not unique if it has one GPU twice, because then it stands for several machines.
+    `is_unique` is false if two ranks on this host name use the same GPU, because then the name stands for several
+    machines.
     """
-    is_bus_id = len(device) >= 4  # NCCL 2.18 and later print a small number instead.
+    is_bus_id = len(device) >= 4  # NCCL 2.18 and later print an NVML index, which is shorter.
     machine = process.host if is_unique else f"{process.host}~{rank}"
     return Member(
         rank=rank,

@@ -1,4 +1,4 @@
-"""Read what launchers, frameworks, the kernel and nccl-tests print when a job ends or fails."""
+"""Parse what launchers, frameworks, the kernel and nccl-tests print when a job ends or fails."""
 
 import re
 
@@ -12,7 +12,7 @@ _TYPES = (
     *(b" float ", b" bfloat16 ", b" half ", b" double ", b" char ", b" int ", b"int8 ", b"int32 ", b"int64 "),
     *(b"e4m3 ", b"e5m2 "),
 )
-"""Element types, which are the only words in rows of nccl-tests."""
+"""Element types. Rows of nccl-tests contain no other words."""
 
 _TEST_WORDS = (b"nThread ", b"busbw", b"Out of bounds", b"bus bandwidth")
 _ERROR_WORDS = (
@@ -68,23 +68,23 @@ _TRACEBACK_WORDS = (
     b"failed collective",
 )
 WORDS_OF_OTHERS = (*_ERROR_WORDS, *_TEST_WORDS, *_TRACEBACK_WORDS, *_TYPES, b"lacks GPU P2P")
-"""Every relevant line of another program contains one of these words. Each word costs a pass over the text."""
+"""Words that identify relevant lines of other programs. Each word costs one pass over the text."""
 
 says_something = re.compile(b"|".join(map(re.escape, WORDS_OF_OTHERS))).search
-"""A single search is four times as fast as one per word."""
+"""One search for all words is four times as fast as one search per word."""
 
 _says_errors = re.compile(b"|".join(map(re.escape, _ERROR_WORDS))).search
 _says_tests = re.compile(b"|".join(map(re.escape, _TEST_WORDS))).search
 
 _ROW = re.compile(rb"\d\s+\d{1,18}\s+(?:" + "|".join(sorted(ELEMENT_TYPES, key=len, reverse=True)).encode() + rb")\s")
-"""The start of a row, for a quick test."""
+"""The start of a row of nccl-tests, for a fast check."""
 
 _DIAGNOSTIC = re.compile(rb"(?:([\w.-]{1,255}:\d{1,10}) )?(NCCL DIAG \[INFO\] .*)", re.ASCII)
 _MODELS = (
     re.compile(rb"(?:^|[#\s])Rank\s+\d+ .{1,300}\bdevice\s+\d+ \[[\w:.]+\] ([\w][\w .+-]{3,80})"),
     re.compile(rb"\bGPU \d+: ((?:NVIDIA|Tesla|GeForce|Quadro) [\w .+-]{3,80}?)(?: \(|\s*$)"),
 )
-"""GPU models in nccl-tests' header, and in the list of nvidia-smi -L."""
+"""GPU models in the header of nccl-tests, and in the output of nvidia-smi -L."""
 
 _EXCEPTION = rb"(?:^|[\s:>\]])(?:[\w.]+\.)?\w*(?:Error|Exception)\w*: "
 _says_exception = re.compile(_EXCEPTION).search
@@ -120,7 +120,7 @@ _PROGRAM_ERROR = re.compile(
     rb"|\bmlx5_core .*(?:Link down|Port module event\[error\].*)|\b[Nn]\w* Link is Down.*"
     rb"|\bCUDA (?:driver )?error(?: \d+)?: (?!no error).*|Out of bounds values : [1-9]\d* FAILED.*"
 )
-"""Messages of nccl-tests, PyTorch and the kernel about calls that failed or hang."""
+"""Messages from nccl-tests, PyTorch and the kernel about calls that failed or hang."""
 
 _IN_SOURCE = re.compile(
     rb"(?<=NCCL error) in: \S+(?=, )|^Execution of replica \d+ failed: .*?(?=NCCL operation)"
@@ -148,7 +148,7 @@ _TOLD = (
     rb"\bexit signals?:? [A-Z][a-z]|\bexited \(" + _NOT_ZERO,
     rb"\b(?:received|got|caught)(?: signal)? SIG(?:SEGV|ABRT|BUS|FPE|ILL|KILL|TERM|QUIT)\b|\bSIG[A-Z]+ \(@0x",
 )
-"""A process that died, was killed, or exited with a code other than 0, in the words of any program."""
+"""Messages from any program that a process died, was killed, or exited with a code other than 0."""
 
 _OF_LAUNCHERS = (
     rb"\btasks? [\d,-]+(?: [^:]{1,60})?: (?:Killed|Aborted|Terminated|Segmentation fault|Bus error|Out Of Memory)",
@@ -202,10 +202,10 @@ _SUPPOSED = re.compile(
     + rb"|\b(?:not|never|n't|before (?:it|they)) (?:\w+ )?(?:killed|died|dead|crashed)|\blikely:",
     re.IGNORECASE,
 )
-"""Words of a sentence about a process that might end, or did not."""
+"""Words that show that a process may end, or did not end."""
 
 _COUNTED_NONE = re.compile(rb"(?:(?!code|status|signal)[\w ]){0,40}[:=] ?0(?![\w.])", re.IGNORECASE)
-"""After the verb: there was no such process."""
+"""Text after the verb that gives the number of such processes as 0."""
 
 _LONGEST_ENDING, _BEFORE_ENDING, _BEHIND_ENDING = 120, 60, 40
 
@@ -215,7 +215,7 @@ _TEST_ENDS = (re.compile(r"Out of bounds values :"), re.compile(r"Avg bus bandwi
 
 
 class TestRuns:
-    """Counts runs of nccl-tests that started and ended, by two header lines and two last lines."""
+    """Counts how many runs of nccl-tests started and ended, from two header lines and two final lines."""
 
     def __init__(self) -> None:
         self._begun, self._ended = [0, 0], [0, 0]
@@ -232,11 +232,11 @@ class TestRuns:
 
     @property
     def unfinished(self) -> int:
-        """The number of runs without an end."""
+        """The number of runs that have started but not ended."""
         return max(0, max(self._begun) - max(self._ended))
 
     def complaint(self) -> tuple[str, int] | None:
-        """Return what is wrong with the runs and how often, or None."""
+        """Return a problem with the runs and its number of occurrences, or None."""
         if self.unfinished:
             return "no line of Avg bus bandwidth behind the header of a run", self.unfinished
         if self._most_at_once > 1:
@@ -245,14 +245,17 @@ class TestRuns:
 
 
 class FailedCollectives:
-    """Summarizes PyTorch's stack of a failed collective: its operation, and the innermost line of the program."""
+    """Summarizes the stack that PyTorch prints for a failed collective.
+
+    The summary has the operation and the innermost line of the user's program.
+    """
 
     def __init__(self) -> None:
         self._open: list[str] | None = None
         self._head = ""
 
     def add(self, line: bytes) -> str | None:
-        """Add a line. Return the failure if the line ends a stack."""
+        """Add a line. If it ends a stack, return the summary of that failure."""
         if b"Stack trace of the failed collective" in line:
             done = self.end()
             rank = _RANK.search(line)
@@ -267,7 +270,7 @@ class FailedCollectives:
         return self.end()
 
     def end(self) -> str | None:
-        """End an open stack, and return its failure."""
+        """End an open stack, and return the summary of its failure."""
         frames, self._open = self._open, None
         if frames is None:
             return None
@@ -283,7 +286,7 @@ _OF_LIBRARY = re.compile(r"(?:site|dist)-packages/|/torch/|/lib/python")
 
 
 class Tracebacks:
-    """Counts Python tracebacks, except those from destructors, which Python ignores."""
+    """Counts Python tracebacks. It skips tracebacks from destructors, whose exceptions Python ignores."""
 
     def __init__(self) -> None:
         self._count = self._ignored = self._frames = 0
@@ -293,21 +296,23 @@ class Tracebacks:
         self._ignored += b"Exception ignored in" in line
         self._frames += b'distributed_c10d.py", line' in line
         if b"Traceback (most recent" in line:
-            # Python prints the ignored traceback below this line.
+            # Python prints the ignored traceback after this line.
             follows = self._ignored > 0
             self._ignored -= follows
             self._count += not follows
         self._exceptions = self._exceptions or _says_exception(line) is not None
 
     def complaint(self) -> tuple[str, int] | None:
-        """Return a complaint with its count if tracebacks lack their exception."""
+        """Return a complaint and its number of occurrences if tracebacks appear without their exception. None
+        otherwise.
+        """
         if self._exceptions or not (self._count or self._frames):
             return None
         return "a Traceback of Python without its exception", self._count or 1
 
 
 def parse_program_error(line: bytes) -> str | None:
-    """Parse a line of another program about a failure or wrong data."""
+    """Parse a line in which another program reports a failure or wrong data. None for other lines."""
     if _ROW.search(line) and (row := wrong_data_in(line.decode("utf-8", "replace").rstrip())):
         return f"wrong data in a row of nccl-tests: {row[:_LONGEST]}"
     found = _PROGRAM_ERROR.search(line) if _says_errors(line) else None
@@ -320,14 +325,14 @@ def parse_program_error(line: bytes) -> str | None:
 
 
 def _parse_ending(line: bytes) -> str | None:
-    """Parse a line about a process that ended with an error."""
+    """Parse a line about a process that ended with an error. None for other lines."""
     found = _ENDING.search(line) if _says_errors(line) else None
     if found is None:
         return None
     start = max(0, found.start() - _BEFORE_ENDING)
     if found["told"] and (_SUPPOSED.search(line, start, found.end()) or _COUNTED_NONE.match(line, found.end())):
         return None
-    if len(line) > _LONGEST_ENDING:  # A command with all its arguments, followed by the exit code
+    if len(line) > _LONGEST_ENDING:  # Long lines show a command with all its arguments, followed by the exit code.
         start, end = max(0, found.start() - _BEFORE_ENDING), found.end() + _BEHIND_ENDING
         cut = line[:end].rpartition(b" ")[0] if end < len(line) else line
         line = cut[start:].partition(b" ")[2] if start else cut
@@ -335,7 +340,7 @@ def _parse_ending(line: bytes) -> str | None:
 
 
 def may_be_of_any_job(complaint: str) -> bool:
-    """True for a general statement: 'A command that fails ends with exit code 1.'"""
+    """True for a general statement, which may be about any job: 'A command that fails ends with exit code 1.'"""
     line = complaint.removeprefix(_ENDED)
     return line != complaint and is_sentence(line) and _SPECIAL_ENDING.search(line.encode()) is None
 
@@ -344,13 +349,15 @@ _LISTED_RANK = re.compile(rb"\bRank +(\d{1,7}) .{0,40}\bPid +(\d{1,10}) on +([\w
 
 
 def parse_listed_rank(line: bytes) -> tuple[int, str, int] | None:
-    """Parse rank, host and process in nccl-tests' list of devices."""
+    """Parse the rank, the host and the process id from a line of the device list in nccl-tests."""
     found = _LISTED_RANK.search(line)
     return None if found is None else (int(found[1]), found[3].decode(), int(found[2]))
 
 
 def parse_diagnostic(line: bytes) -> tuple[str, str] | None:
-    """Parse a failed self-check of NCCL 2.31 and later, 'host:pid NCCL DIAG [INFO] check: …', as process and text."""
+    """Parse a failed self-check of NCCL 2.31 and later, 'host:pid NCCL DIAG [INFO] check: …'. Return process and
+    text.
+    """
     found = _DIAGNOSTIC.search(line) if b"NCCL DIAG" in line else None
     if found is None:
         return None
@@ -358,7 +365,7 @@ def parse_diagnostic(line: bytes) -> tuple[str, str] | None:
 
 
 def parse_gpu_model(line: bytes) -> tuple[str, bool] | None:
-    """Parse the GPU model in a line of another program. The second value is true for the GPU of a rank."""
+    """Parse the GPU model from a line of another program. The second value is true if a rank uses the GPU."""
     for form in _MODELS if b"GPU " in line or b"Rank " in line else ():
         if found := form.search(line):
             return found[1].decode("ascii", "replace").strip(), form is _MODELS[0]

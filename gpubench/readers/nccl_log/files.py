@@ -1,4 +1,4 @@
-"""Open log files, folders and standard input, with or without gzip, for the reader in `stream.py`."""
+"""Open log files, folders and standard input, compressed with gzip or not, for the reader in `stream.py`."""
 
 import io
 import os
@@ -29,17 +29,21 @@ _UNPACKERS = {
     b"\xfe\xff": "iconv -f UTF-16 -t UTF-8",
 }
 _LONGEST_MAGIC = 6
-_PACKED_BYTES = 2**10  # Unpack in small pieces, because a damaged piece is lost as a whole
+_PACKED_BYTES = 2**10  # Decompress in small pieces, because a damaged piece is lost completely.
 
 _MOST_AT_ONCE = 2**18
-_GZIP_HEADER = 16  # zlib's flag
+_GZIP_HEADER = 16  # zlib's flag for a gzip header
 
 _MIB_WITHOUT_LINE_END = limits.MOST_BYTES_WITHOUT_LINE_END // 2**20
 _EXPECTED = "NCCL's log, as NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log writes one for every rank"
 
 
 class LogFile(Struct, frozen=True):
-    """A file that was read. A truncated gzip is damaged. `beginning` is the start of a file without NCCL lines."""
+    """A log file that was read.
+
+    `is_damaged` is true if its gzip data is truncated or corrupt. `beginning` is the first text of a file without NCCL
+    lines.
+    """
 
     name: str
     nccl_lines: int
@@ -48,17 +52,18 @@ class LogFile(Struct, frozen=True):
 
 
 ReadSoFar = Callable[[int, int, str], None]
-"""Called with the bytes read, the total bytes, and the current file."""
+"""A callback for progress, with the bytes read so far, the total bytes, and the name of the current file."""
 
 
 def read_logs(
     names: Sequence[str], reader: NcclLogReader, stdin: BinaryIO, read_so_far: ReadSoFar | None = None
 ) -> tuple[LogFile, ...]:
-    """Read files ('-' is `stdin`) and all visible files of folders with `reader`.
+    """Read files ('-' is `stdin`), and all visible files in folders, with `reader`.
 
-    A file named twice is read once. Reading stops at a limit, which is then in `reader.reached`. Raises UsageError if a
-    file is missing, unreadable, or packed by another program than gzip. Also raises it for an endless line or pipe if
-    there is no NCCL line at all.
+    A file that is listed twice is read once. Reading stops at a limit, which `reader.reached` then contains.
+
+    Raises UsageError if a file is missing, unreadable, or in a compressed format other than gzip. Also raises it for an
+    endless line or a silent pipe if no file contains NCCL lines.
     """
     found: list[LogFile] = []
     unended: list[UsageError] = []
@@ -96,7 +101,7 @@ def _endless(name: str) -> UsageError:
 
 
 def _size(name: str) -> int:
-    """Return the bytes of a file, 0 for a pipe."""
+    """Return the size of a file in bytes. 0 for a pipe."""
     try:
         return 0 if name == STDIN else Path(name).stat().st_size
     except (OSError, ValueError):
@@ -125,7 +130,7 @@ class _Metered(Struct, frozen=True):
 
 
 def _read_file(name: str, reader: NcclLogReader, stdin: BinaryIO, meter: _Meter) -> bool:
-    """Read a file or standard input. True if it is a truncated gzip."""
+    """Read a file or standard input. Return True if its gzip data is damaged."""
     meter.name = name
     if name == STDIN:
         return _read(reader, _waiting(stdin), "standard input", meter)
@@ -137,7 +142,10 @@ def _read_file(name: str, reader: NcclLogReader, stdin: BinaryIO, meter: _Meter)
 
 
 class _WaitingInput(io.RawIOBase):
-    """Standard input that its parent made non-blocking. Resetting the flag would change it for the parent too."""
+    """Standard input in non-blocking mode, which the parent process has set.
+
+    Resetting the mode would also change it for the parent, so wait with select instead.
+    """
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -154,10 +162,10 @@ class _WaitingInput(io.RawIOBase):
 
 
 def _waiting(stdin: BinaryIO) -> io.BufferedReader:
-    """Return standard input as a stream that supports peek and waits for its writer."""
+    """Return standard input as a stream that supports peek and blocks until data is available."""
     try:
         is_waiting = os.get_blocking(stdin.fileno())
-    except (OSError, ValueError):  # no file
+    except (OSError, ValueError):  # The stream has no file descriptor.
         is_waiting = True
     if not is_waiting:
         return io.BufferedReader(_WaitingInput(stdin.fileno()))
@@ -237,7 +245,9 @@ class _Gunzipped:
         self.is_damaged = False
 
     def read(self, size: int, /) -> bytes:
-        """Return at least `size` bytes if there are as many, and none at the end or where damage starts."""
+        """Return at least `size` bytes, or fewer at the end of the data. Return none at the end or where damage
+        starts.
+        """
         parts, length = [], 0
         while length < size and (text := self._text()):
             parts.append(text)

@@ -1,7 +1,7 @@
-"""Parse lines about communicators, connections and algorithms in the logs of NCCL 2.4 to 2.32, as bytes.
+"""Parse log lines about communicators, connections and algorithms from NCCL 2.4 to 2.32, as bytes.
 
-A line is `host:pid:tid [cudaDev] NCCL INFO message`, after a prefix of a launcher, a clock or a collector. Posted logs
-may lack the thread, the host name, or everything before the level.
+A line is `host:pid:tid [cudaDev] NCCL INFO message`. A launcher, a clock or a log collector may add a prefix. Logs that
+users post may lack the thread, the host name, or everything before the level (INFO or WARN).
 """
 
 import re
@@ -14,30 +14,33 @@ from gpubench.readers import limits
 
 
 class ReachedLimits:
-    """The exceeded limits, each with its first excess and their number. `ends_reading` is set if reading must stop."""
+    """The limits that a log exceeded, each with the first excess and the number of excesses.
+
+    `ends_reading` is true if the reader must stop.
+    """
 
     def __init__(self) -> None:
         self.ends_reading = False
         self._seen: dict[str, tuple[str, int]] = {}
 
     def pass_over(self, seen: str, most: str) -> None:
-        """Record that something was skipped. `most` names the limit."""
+        """Record that the reader skipped something. `most` names the exceeded limit."""
         first, times = self._seen.get(most, (seen, 0))
         self._seen[most] = first, times + 1
 
     def end(self, seen: str, most: str) -> None:
-        """Record a limit, and stop reading."""
+        """Record an exceeded limit that stops the reader."""
         self.ends_reading = True
         self.pass_over(seen, most)
 
     def found(self) -> tuple[ReachedLimit, ...]:
-        """Return the limits in order of appearance."""
+        """Return the exceeded limits in order of their first excess."""
         return tuple(ReachedLimit(seen, most, times) for most, (seen, times) in self._seen.items())
 
 
 _COLOR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _LOST_COLOR = re.compile(rb"\[(?:\d{1,3}(?:;\d{1,3})*)?m")
-"""A color code that lost its escape character."""
+"""A color code whose escape character was lost."""
 
 _STAMP = re.compile(rb"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+-]{0,20}Z?\]? ", re.M)
 _BARE = re.compile(rb"^(?=NCCL (?:INFO|WARN) )", re.M)
@@ -61,18 +64,18 @@ _STRIPPED_WORDS = (
     b" set by env",
     b" P2P is",
 )
-"""Words of NCCL's messages, to recognize lines that lost host, process and level."""
+"""Words from NCCL messages that identify lines without host, process and level."""
 
 _CHARACTERS = ((b"&gt;", b">"), (b"&lt;", b"<"), (b"&quot;", b'"'), (b"&#39;", b"'"), (b"&amp;", b"&"))
 
 
 def clean_block(block: bytes) -> bytes:
-    """Remove carriage returns, colors, timestamps and HTML escapes, and add the level if it was cut off."""
+    """Remove carriage returns, colors, timestamps and HTML escapes. Restore the level if it was cut off."""
     if b"\r" in block:
         block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\x1b" in block:
         block = _COLOR.sub(b"", block)
-    if b"-&gt;" in block:  # The arrow of a connection, copied from the source of a web page
+    if b"-&gt;" in block:  # The arrow of a connection, as copied from the source of a web page
         for escaped, character in _CHARACTERS:
             block = block.replace(escaped, character)
     if _STAMP.search(block, 0, 4096):
@@ -84,7 +87,7 @@ def clean_block(block: bytes) -> bytes:
 
 
 def strip_colors(line: bytes) -> bytes:
-    """Remove color codes from a line, even if they lost their escape character."""
+    """Remove color codes from a line, including codes whose escape character was lost."""
     return _LOST_COLOR.sub(b"", _COLOR.sub(b"", line))
 
 
@@ -96,32 +99,34 @@ _LONGEST_HEAD = 512
 _LONGEST_NAME = 60
 
 _PLACE = rb"(?: (?:\w{1,80}\(\), )?[^ ]+:\d{1,9}(?: \([^()]*\))?| [\w:]{1,40} [^\n]{1,400}\)[^\n]{0,40}:\d{1,9})?$"
-"""In a warning, the place in NCCL's source follows the device, with its function before it or in brackets. A C++ plugin
-prints the whole signature.
+"""The source location in a warning. It follows the device, and the function name precedes it or follows in
+parentheses.
+
+C++ plugins print the whole signature of the function.
 """
 
 _HOST = rb"([\w.-]{1,255}|<[^<>:]{1,255}>|\[[\w.-]{1,255}\])"
-"""A name, a placeholder, or a Kubernetes tag."""
+"""A host name, a placeholder, or a Kubernetes tag."""
 
 _NAME_CHARACTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 _LONGEST_HOST = 255
 _BEHIND_HOST = re.compile(rb":(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\]" + _PLACE)
 _NO_NAME = re.compile(rb"(?:<[^<>:]{1,255}>|\[[\w.-]{1,255}\])$")
-"""A placeholder for a host name."""
+"""A placeholder instead of a host name."""
 
 _HEADS = (
     re.compile(rb"(?:^|(?<= ))" + _HOST + rb":(\d{1,10})() \[-?\d{1,9}\]" + _PLACE),
     re.compile(rb"(?:^|(?<= ))():(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\]" + _PLACE),
 )
-"""Host, process and thread of lines without the thread or without the host."""
+"""Patterns for host, process and thread in lines that lack the thread or the host."""
 
 _NAMELESS_HEAD = re.compile(
     rb"(?:\(\w{1,60} (?:pid|rank)=[^()]{1,60}\) )?(?:\[[\d :T.+-]{8,40}\] )?(?:\[(-?\d{1,9})\])?" + _PLACE
 )
-"""A line without host and process has at most the device, after a timestamp or Ray's tag."""
+"""A line without host and process starts with the device at most, after a timestamp or a tag from Ray."""
 
 NAMELESS = "anonymous"
-"""The host name for such lines."""
+"""The host name that stands for lines without a host and a process."""
 
 _ENDS = (
     rb"(?P<src>\d{1,7})(?:\[(?P<src_device>-?[0-9a-f]{1,12})\])? -> "
@@ -132,7 +137,7 @@ _CONNECTION = re.compile(
     rb"(?: comm (?P<handle>0x[0-9a-f]{1,16}) nRanks (?P<size>\d{1,7}))?",
     re.S,
 )
-"""RCCL names the communicator after the transport. NCCL 2.4 has no devices in brackets between nodes."""
+"""RCCL prints the communicator after the transport. Between nodes, NCCL 2.4 prints no devices in brackets."""
 
 _HIDDEN_COMM = re.compile(rb" comm 0x\.{2,3} nRanks \d{1,7}$")
 _CHANNEL = re.compile(rb"(?:Channel|CollNet|Coll|Ring) (\d{1,4})(?:/([01]))?")
@@ -153,13 +158,13 @@ _TUNING = re.compile(
 )
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
-"""By number, which NCCL 2.20 to 2.23 print."""
+"""Protocols by number. NCCL 2.20 to 2.23 print the number instead of the name."""
 
 _WITHOUT_CHANNELS = {b"Symmetric": "SYMMETRIC", b"Copy Engine": "COPY_ENGINE", b"Hierarchical CE": "HIERARCHICAL_CE"}
 
 
 class LineSource(NamedTuple):
-    """The thread that wrote a line."""
+    """The host, process and thread that wrote a line."""
 
     host: str
     pid: int
@@ -167,9 +172,10 @@ class LineSource(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """The line of one end of a connection. Devices are NVML's index, or up to NCCL 2.17 the bus id.
+    """A log line about a connection, written by one of its two ranks.
 
-    `handle` and `size` are those of its communicator, which only RCCL's lines have.
+    Devices are NVML indices, or PCI bus ids up to NCCL 2.17. `handle` and `size` describe the communicator, and only
+    RCCL prints them.
     """
 
     src: int
@@ -188,12 +194,12 @@ class Connection(NamedTuple):
 
     @property
     def peer(self) -> int:
-        """The rank at the other end."""
+        """The other rank of the connection."""
         return self.src if self.received else self.dst
 
 
 class CommunicatorLine(NamedTuple):
-    """A line that has a communicator's address (`handle`). Fields that the line lacks are None."""
+    """A line that contains the address of a communicator (`handle`). Values that the line lacks are None."""
 
     handle: bytes
     rank: int
@@ -210,14 +216,14 @@ class CommunicatorLine(NamedTuple):
 
 
 def parse_head(head: bytes) -> LineSource | None:
-    """Parse the source of a line from the text before ` NCCL INFO ` or ` NCCL WARN `.
+    """Parse the host, process and thread from the text before ` NCCL INFO ` or ` NCCL WARN `.
 
-    A line without host and process gets an anonymous process, whose threads are the devices.
+    Lines without host and process are assigned to one anonymous process, with one thread per device.
     """
     end = head[-_LONGEST_HEAD:]
     if found := _BEHIND_HOST.search(end):
         before = end[: found.start()]
-        # Cut the name off the end, because a search would try every letter of a long word.
+        # Cut off the name from the right. A regular expression would retry at every letter of a long word.
         name = before[len(before.rstrip(_NAME_CHARACTERS)) :][-_LONGEST_HOST:]
         placeholder = None if name else _NO_NAME.search(before)
         name = placeholder[0] if placeholder else name
@@ -234,7 +240,10 @@ def parse_head(head: bytes) -> LineSource | None:
 
 @lru_cache(_MOST_CACHED)
 def parse_channel(text: bytes) -> tuple[int, int] | None:
-    """Parse 'Channel 03/1' as channel 3 of connection 1. None for other text, such as 'Channel 03/24' of a ring."""
+    """Parse 'Channel 03/1' into channel 3 and connection 1.
+
+    None for any other text, including 'Channel 03/24' from a line about a ring.
+    """
     found = _CHANNEL.fullmatch(text)
     if found is None or int(found[1]) >= MOST_CHANNELS:
         return None
@@ -243,7 +252,9 @@ def parse_channel(text: bytes) -> tuple[int, int] | None:
 
 @lru_cache(_MOST_MESSAGES)
 def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
-    """Parse '0[0] -> 1[1] via P2P/CUMEM'. None if it is garbled or truncated, which is likely if `cut`."""
+    """Parse '0[0] -> 1[1] via P2P/CUMEM'. None if the text is garbled or truncated. `cut` means that it may be
+    truncated.
+    """
     found = _CONNECTION.fullmatch(_HIDDEN_COMM.sub(b"", text))
     if found is None or bool(found["rank"]) != (b"COLLNET/" in found["via"]):
         return None
@@ -270,7 +281,7 @@ def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
 
 @lru_cache(_MOST_CACHED)
 def _transport(via: bytes, *, cut: bool) -> Transport | None:
-    """Parse a transport, which a collector's quotes or another line may follow."""
+    """Parse a transport. A log collector's quotes or another line may follow it in the text."""
     text = via.decode("ascii", "replace").partition('\\n"')[0].rstrip()
     transport = parse_transport(text)
     if cut or " NCCL " in text:
@@ -285,7 +296,7 @@ def _transport(via: bytes, *, cut: bool) -> Transport | None:
 
 @lru_cache(_MOST_MESSAGES)
 def parse_communicator(message: bytes) -> CommunicatorLine | None:
-    """Parse a line about a communicator's start, shape, or end."""
+    """Parse a line about the start, the properties or the end of a communicator."""
     found = _COMMUNICATOR.search(message)
     if found is None:
         return None
@@ -309,7 +320,7 @@ def parse_communicator(message: bytes) -> CommunicatorLine | None:
 
 
 def parse_claimed_ranks(message: bytes) -> int | None:
-    """Parse the number of ranks in a communicator's line, even if it is implausible."""
+    """Parse the number of ranks from a line about a communicator, even if the number is implausible."""
     found = _CLAIMED_RANKS.search(message)
     return None if found is None else int(found[1])
 
@@ -322,7 +333,7 @@ def _number(text: bytes | None) -> int | None:
 def parse_tuning(message: bytes) -> Tuning | None:
     """Parse 'AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}' and other forms since NCCL 2.20.
 
-    NCCL 2.20 to 2.22 omit the function, so it is ''.
+    `function` is '' for NCCL 2.20 to 2.22, which do not print it.
     """
     found = _TUNING.match(message)
     if found is None:
@@ -341,14 +352,14 @@ def parse_tuning(message: bytes) -> Tuning | None:
 
 
 def _named(value: bytes | None, names: tuple[str, ...]) -> str | None:
-    """Return a name, looked up if NCCL prints its number."""
+    """Return the name for a value. If NCCL printed a number, look up its name."""
     if value is None or not value.isdigit():
         return None if value is None else value.decode()
     return names[int(value)] if int(value) < len(names) else None
 
 
 def format_bus_id(number: int) -> str:
-    """Format NCCL's number as a PCI bus id: 0x1a000 → '0000:1a:00.0'."""
+    """Format a bus id that NCCL prints as a number: 0x1a000 → '0000:1a:00.0'."""
     return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"
 
 
@@ -357,11 +368,11 @@ Pair = tuple[int, int]
 _RING = re.compile(rb" NCCL INFO Ring \d{1,4} : (\d{1,7}) -> (\d{1,7}) -> (\d{1,7})$")
 _TREES = re.compile(rb" NCCL INFO Trees((?: \[\d{1,4}\] -?\d+/-?\d+/-?\d+->\d+->-?\d+)+)")
 _TREE = re.compile(rb"\[\d+\] (-?\d+)/(-?\d+)/(-?\d+)->(\d+)->(-?\d+)(?= |$)")
-_LONGEST_LINE = 1000  # NCCL truncates lines at 1,023 characters, perhaps inside a number
+_LONGEST_LINE = 1000  # NCCL truncates lines at 1,023 characters, possibly within a number.
 
 
 def ring_pairs(line: bytes) -> tuple[Pair, ...]:
-    """Parse 'Ring 00 : 3 -> 0 -> 1' (subsystem GRAPH) as the pairs (3, 0) and (0, 1)."""
+    """Parse 'Ring 00 : 3 -> 0 -> 1' (from the GRAPH subsystem) into the pairs (3, 0) and (0, 1)."""
     found = _RING.search(line)
     if found is None:
         return ()
@@ -370,7 +381,7 @@ def ring_pairs(line: bytes) -> tuple[Pair, ...]:
 
 
 def tree_pairs(line: bytes) -> tuple[Pair, ...]:
-    """Parse 'Trees [0] 2/-1/-1->1->0 [1] …' (children->rank->parent per channel) as pairs in both directions."""
+    """Parse 'Trees [0] 2/-1/-1->1->0 [1] …' (children->rank->parent per channel) into pairs, in both directions."""
     found = _TREES.search(line)
     if found is None:
         return ()

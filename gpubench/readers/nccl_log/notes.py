@@ -1,4 +1,4 @@
-"""Collect explanatory lines of a log, from NCCL and other programs, each once with its processes."""
+"""Collect log lines from NCCL and other programs that explain a choice. Each line is kept once, with its processes."""
 
 import re
 from collections import Counter
@@ -23,9 +23,10 @@ def _form(kind: RemarkKind, pattern: str) -> _Form:
 
 
 _PAIR_OF_DEVICES = r" between dev -?\d{1,6}\(=([0-9a-f]{1,12})\) and dev -?\d{1,6}\(=([0-9a-f]{1,12})\)"
-_ABOUT_BUS_IDS = (RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)  # All their groups are bus ids
+# Kinds of lines in which all captured values are bus ids
+_ABOUT_BUS_IDS = (RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
 _ABOUT_OWN_GPU = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
-"""In these lines, NCCL 2.24 and later print the rank of the GPU instead of its bus id."""
+"""Kinds of lines in which NCCL 2.24 and later print the rank of the GPU instead of its bus id."""
 
 _FORMS: Mapping[str, tuple[_Form, ...]] = {
     "NET/IB": (
@@ -91,7 +92,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
         _form(RemarkKind.GDR_NEAR, r"GPU Direct RDMA Enabled for GPU ([0-9a-f]{1,16}) / HCA ([0-9a-f]{1,16})"),
     ),
 }
-"""By the first word of the message."""
+"""Patterns by the first word of the message."""
 
 FIRST_WORDS = frozenset(word.encode() for word in _FORMS)
 
@@ -115,30 +116,33 @@ _PATHS = re.compile(rb"GPU/(?:[0-9a-fA-F]{1,4}-)?([0-9a-fA-F]{1,14}) :")
 _PATH = re.compile(rb"GPU/(?:[0-9a-fA-F]{1,4}-)?([0-9a-fA-F]{1,14}) \(\d+/[\d.]+/([A-Z0-9]{2,4})\)")
 _NVLINK_SIGNS = (b"+ NVL[", b"NVS/", b"/NVL)", b"/NVB)", b"/C2C)", b", type NVL/")
 _LOCAL_BITS = (1 << 40) - 1
-"""The bits of a bus id. NCCL 2.30 numbers ranks of one GPU in the bits above."""
+"""The bits of a bus id. NCCL 2.30 uses the bits above them to number the ranks on one GPU."""
 
 
 class OwnGpu(NamedTuple):
-    """The rank and the bus id of the thread that wrote a line."""
+    """The rank of the thread that wrote a line, and the bus id of its GPU."""
 
     rank: int
     bus: int
 
 
 class ReturnedError(NamedTuple):
-    """A place in NCCL's source and its error code: 1 CUDA, 2 system, 3 internal, 6 remote process."""
+    """A place in NCCL's source code and the error code that it returned.
+
+    Codes are 1 for CUDA, 2 for a system call, 3 for an internal error, and 6 for a remote process.
+    """
 
     place: str
     code: int
 
     @property
     def is_of_sockets(self) -> bool:
-        """True if it is from the socket code."""
+        """True if NCCL's socket code returned the error."""
         return _SOCKETS.search(self.place) is not None
 
 
 def parse_remark(message: bytes, own: OwnGpu | None = None) -> Note | None:
-    """Parse an explanatory message. None for others, and if it is about the GPU of another process."""
+    """Parse a message that explains a choice. None for other messages, and for messages about another process's GPU."""
     text = message[:_LONGEST].decode("ascii", "replace").rstrip()
     if text.startswith("NET/") and (found := _GDR.match(text)):
         kind = RemarkKind.GDR_ENABLED if found[1] == "Enabled" else RemarkKind.GDR_DISABLED
@@ -163,7 +167,7 @@ def _own_bus_id(gpu: str, own: OwnGpu | None) -> int | None:
 
 
 def parse_setting(message: bytes) -> tuple[str, str] | None:
-    """Parse 'NCCL_P2P_DISABLE set by environment to 1.' and 'NCCL_IB_HCA set to mlx5_0'."""
+    """Parse a variable and its value: 'NCCL_P2P_DISABLE set by environment to 1.' or 'NCCL_IB_HCA set to mlx5_0'."""
     found = _SETTING.match(message[:_LONGEST])
     if found is None:
         return None
@@ -177,17 +181,18 @@ _BY_EQUALS = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60})=(\"[^\"]*\"|'[^']*'|(?:(?!,[A
 
 
 def parse_command(text: str) -> list[tuple[str, str]]:
-    """Return the variables that a command sets: `NAME=1 mpirun`, `-x NAME=1`, `--env NAME=1`, `export NAME=1`,
-    `setenv NAME 1`.
+    """Return the NCCL variables that a command sets, with their values.
+
+    It finds the forms `NAME=1 mpirun`, `-x NAME=1`, `--env NAME=1`, `export NAME=1` and `setenv NAME 1`.
     """
     found = [*_BY_EQUALS.findall(text), *_BY_SPACE.findall(text)]
     return [(name, value.strip("\"'")) for name, value in found]
 
 
 def parse_failed_call(message: bytes) -> ReturnedError | None:
-    """Parse 'transport/shm.cc:551 -> 2' and 'Failed to execute operation Connect from rank 2, retcode 2'.
+    """Parse 'transport/shm.cc:551 -> 2' or 'Failed to execute operation Connect from rank 2, retcode 2'.
 
-    Code 7 is no error: the call is in progress.
+    None for code 7, which means that the call is in progress.
     """
     found = _FAILED_CALL.match(message)
     if found is None or found[3] == _IN_PROGRESS:
@@ -196,7 +201,7 @@ def parse_failed_call(message: bytes) -> ReturnedError | None:
 
 
 def parse_paths(message: bytes) -> dict[tuple[str, str], str]:
-    """Parse a row of NCCL's path matrix: 'GPU/60 :GPU/60 (0/5000.0/LOC) GPU/70 (2/240.0/NVL) ...'."""
+    """Parse one row of NCCL's path matrix: 'GPU/60 :GPU/60 (0/5000.0/LOC) GPU/70 (2/240.0/NVL) ...'."""
     row = _PATHS.match(message)
     if row is None:
         return {}
@@ -210,12 +215,12 @@ def _bus(text: bytes) -> str:
 
 Key = TypeVar("Key")
 
-ALL_PROCESSES = ""  # The process of a variable that a command sets for all
-_MOST_PATHS = 2**16  # The GPUs of a thousand nodes
+ALL_PROCESSES = ""  # Stands for all processes if a command sets a variable
+_MOST_PATHS = 2**16  # Enough for all pairs of GPUs on a thousand nodes
 
 _MOST_VERSIONS = 32
 _NUMBERS = re.compile(r"\b(?:0x)?[0-9a-f]*\d[0-9a-f]*\b")
-"""Complaints that differ only in numbers count as one."""
+"""Numbers in a complaint. Complaints that differ only in numbers count as one."""
 
 _PLACE = re.compile(rb"(?:^| )([\w./-]{1,200}:\d{1,9})$", re.ASCII)
 _MOST_MODELS = 32
@@ -227,10 +232,10 @@ _WITHOUT_PEERS = b"platform lacks GPU P2P capability"
 
 _COLLNET = re.compile(r"(?:^|/)coll_net\.(?:cc|h):", re.ASCII)
 _CALLERS_OF_COLLNET = re.compile(r"^(?:transport|init)\.cc:", re.ASCII)
-"""The failed set-up of CollNet returns through these files. NCCL then continues without CollNet."""
+"""Source files through which a failed set-up of CollNet returns. NCCL then continues without CollNet."""
 
 _LAST_ERROR = b"Last error:"
-"""On the next line, PyTorch prints NCCL's last warning."""
+"""On the line after this text, PyTorch prints NCCL's last warning."""
 
 _MOST_TAGS = 32
 _LONGEST_OF_OTHERS = 1024
@@ -241,12 +246,15 @@ _BEGINNINGS = (b"NCCL_", b"Using ", b"CPU/", b"NET/", b"NCCL version ", *_OF_TOP
 
 
 def may_be_noted(message: bytes) -> bool:
-    """True if a message starts like an explanatory one."""
+    """True if a message starts like one that explains a choice."""
     return message.startswith(_BEGINNINGS) or message.partition(b" ")[0] in FIRST_WORDS
 
 
 class Notes:
-    """The settings, networks, remarks, paths, complaints and failed calls of a log. `reached` has exceeded limits."""
+    """The settings, networks, remarks, paths, complaints and failed calls from a log.
+
+    `reached` has the exceeded limits.
+    """
 
     def __init__(self, reached: ReachedLimits) -> None:
         self._reached = reached
@@ -274,7 +282,7 @@ class Notes:
         self._remarks: dict[tuple[RemarkKind, tuple[str, ...]], tuple[Note, dict[str, None]]] = {}
 
     def add(self, host: str, process: str, message: bytes, own: OwnGpu | None = None) -> None:
-        """Keep an explanatory message of level INFO."""
+        """Record a message of level INFO if it explains a choice."""
         if message.startswith(b"NCCL_"):
             self._keep(self._settings, parse_setting(message), process)
         elif message.startswith(b"Using "):
@@ -294,26 +302,26 @@ class Notes:
                 self._tell(self._remarks.setdefault(key, (note, {}))[1], process)
 
     def add_command(self, text: str) -> None:
-        """Keep the NCCL variables that a command sets."""
+        """Record the NCCL variables that a command sets."""
         for name, value in parse_command(text):
             self._keep(self._settings, (name, value), ALL_PROCESSES)
 
     def add_version(self, line: bytes) -> None:
-        """Keep NCCL's version, which level VERSION prints without host and process."""
+        """Record NCCL's version. With NCCL_DEBUG=VERSION, the line has no host and process."""
         version = _VERSION.search(line)
         if version is not None and len(self.versions) < _MOST_VERSIONS:
             self.versions[version[1].decode()] = None
 
     def add_warning(self, host: str, process: str, message: bytes, head: bytes) -> None:
-        """Keep a message of level WARN, which later lines may continue.
+        """Record a message of level WARN. Later lines may continue it.
 
-        For failed CUDA calls, keep the place in NCCL's source, at the end of `head`.
+        `head` is the text before the message. For failed CUDA calls, it ends with the source location in NCCL.
         """
         self.end_warning()
         self._warning = host, process, message.strip(), head
 
     def continues_warning(self, line: bytes) -> bool:
-        """True if a line continues the last warning: it is indented, or the warning has no text yet."""
+        """True if a line continues the last warning. It must be indented, or the warning must still be empty."""
         if self._warning is None:
             return False
         host, process, message, head = self._warning
@@ -326,7 +334,7 @@ class Notes:
         return True
 
     def end_warning(self) -> None:
-        """Close the last warning."""
+        """End the last warning, so that no line can continue it."""
         if self._warning is None:
             return
         (host, process, message, head), self._warning = self._warning, None
@@ -340,7 +348,10 @@ class Notes:
         self.add(host, process, message)
 
     def add_failed_call(self, process: str, call: ReturnedError) -> None:
-        """Keep the error of an NCCL function, except in CollNet's set-up, after which NCCL continues without it."""
+        """Record an error that an NCCL function returned.
+
+        Skip errors from the set-up of CollNet, because NCCL continues without CollNet.
+        """
         self.end_warning()
         if _COLLNET.search(call.place):
             self._without_collnet[process] = None
@@ -352,7 +363,7 @@ class Notes:
             self._warned.setdefault(call, self._last_warnings.get(process, ""))
 
     def add_other(self, line: bytes) -> None:
-        """Keep what another program's line reports about GPUs or failed NCCL calls."""
+        """Record what a line of another program reports about GPUs or failed NCCL calls."""
         for tag in self._before_last_error:
             if line.startswith(tag):
                 del self._before_last_error[tag]
@@ -363,12 +374,12 @@ class Notes:
         if not endings.says_something(line) or pasted.is_told_by_person(line.decode("utf-8", "replace")):
             return
         if len(line) > _LONGEST_OF_OTHERS:
-            # Keep the end: the exit code follows a command with all its arguments.
+            # Keep the end of the line, because an exit code follows the command with all its arguments.
             line = line[: _LONGEST_OF_OTHERS - _LONGEST_END] + b" " + line[-_LONGEST_END:]
         self._add_relevant(line)
 
     def _add_relevant(self, line: bytes) -> None:
-        """Keep the content of a line with a word of other programs."""
+        """Record the content of a line that contains a relevant word of another program."""
         self._tests.add(line)
         self._tracebacks.add(line)
         if (whole := line.rstrip()).endswith(_LAST_ERROR) and len(self._before_last_error) < _MOST_TAGS:
@@ -384,7 +395,7 @@ class Notes:
         self._add_device(line)
 
     def _add_device(self, line: bytes) -> None:
-        """Keep the rank and the GPU model in a line of a device list."""
+        """Record the rank and the GPU model from a line of a device list."""
         if (listed := endings.parse_listed_rank(line)) and len(self.listed_ranks) < limits.MOST_LOG_RANKS:
             self.listed_ranks.setdefault(listed[0], set()).add(listed[1:])
         if model := endings.parse_gpu_model(line):
@@ -426,7 +437,7 @@ class Notes:
 
     @property
     def host_ids(self) -> dict[str, str]:
-        """NCCL_HOSTID by process, which NCCL uses as the machine."""
+        """NCCL_HOSTID by process. NCCL uses it to identify the machine."""
         return {
             process: value
             for (name, value), processes in self._settings.items()
@@ -435,7 +446,7 @@ class Notes:
         }
 
     def complaints(self) -> tuple[Complaint, ...]:
-        """Return the warnings and reported errors in order of appearance."""
+        """Return NCCL's warnings and the errors of other programs, in order of appearance."""
         self.end_warning()
         if failed := self._collectives.end():
             self._complain(failed, "")
@@ -446,14 +457,14 @@ class Notes:
         return (*found, *(Complaint(text, count, ()) for text, count in missing_ends))
 
     def failed_calls(self) -> tuple[FailedCall, ...]:
-        """Return the failed calls in order of appearance."""
+        """Return the failed NCCL calls, in order of appearance."""
         self.end_warning()
         return tuple(
             FailedCall(*key, tuple(processes), self._warned[key]) for key, processes in self._failed_calls.items()
         )
 
     def addresses(self) -> Mapping[str, str]:
-        """Return the interface address over which each process meets the others."""
+        """Return the network address that each process uses for bootstrap."""
         return {
             process: note.about[1]
             for note, processes in self._remarks.values()
@@ -462,17 +473,17 @@ class Notes:
         }
 
     def settings(self) -> tuple[LoggedSetting, ...]:
-        """Return the settings by name."""
+        """Return the settings, sorted by name."""
         return tuple(
             LoggedSetting(*key, tuple(filter(None, processes)), ALL_PROCESSES in processes)
             for key, processes in sorted(self._settings.items())
         )
 
     def networks(self) -> Mapping[str, int]:
-        """Return the number of processes per network."""
+        """Return the number of processes that use each network."""
         return {name: len(processes) for name, processes in self._networks.items()}
 
     def remarks(self) -> tuple[Remark, ...]:
-        """Return the remarks in order of appearance."""
+        """Return the remarks, in order of appearance."""
         self.end_warning()
         return tuple(Remark(note, tuple(processes)) for note, processes in self._remarks.values())

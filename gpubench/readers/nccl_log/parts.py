@@ -1,4 +1,4 @@
-"""Split a pasted text into RAS answers, stacks, the Inspector's JSON, commands and logs, and read each part."""
+"""Split pasted text into RAS responses, stacks, JSON from NCCL's Inspector, commands and logs, and parse each part."""
 
 from typing import TYPE_CHECKING
 
@@ -9,22 +9,22 @@ from gpubench.readers.results.nccl_inspector import Header
 if TYPE_CHECKING:
     from gpubench.readers.nccl_log.stream import NcclLogReader
 
-_LONG_BLOCK_BYTES = 2**18  # A shorter block is the last one of its stream
+_LONG_BLOCK_BYTES = 2**18  # A block shorter than this is the last one of its stream.
 
 
 class PastedParts:
-    """Reads the parts of one stream, block by block. `name` is its file."""
+    """Parses the parts of one stream block by block. `name` is the name of the file."""
 
     def __init__(self, reader: "NcclLogReader", name: str) -> None:
         self._reader, self._name = reader, name
         self._open = b""
-        """The last part, if the next block may continue it."""
+        """The last part of the previous block, if the next block may continue it."""
 
         self._answer: RasText | None = None
         self._header = Header()
 
     def add(self, block: bytes) -> None:
-        """Add complete lines."""
+        """Parse a block that consists of complete lines."""
         if not (self._open or pasted.may_hold_parts(block)):
             self._reader.read_lines(block)
             return
@@ -40,7 +40,7 @@ class PastedParts:
             self._open = b""
 
     def end(self, rest: bytes) -> None:
-        """Add the last line, which has no line end."""
+        """Parse `rest`, the end of the stream after the last line end."""
         parts = list(pasted.split(_lines(self._open + rest)))
         is_cut = bool(rest and parts and parts[-1].kind is pasted.Kind.OUTPUT)
         if is_cut:
@@ -61,7 +61,7 @@ class PastedParts:
             if self._answer is None or pasted.begins_ras_answer(part.lines[0]):
                 self._end_answer()
                 self._answer = RasText()
-            # Other output may interrupt the lines of an answer.
+            # Output of other programs may be mixed into the lines of a response.
             for line in part.lines:
                 self._answer.add(line.strip())
         elif kind is pasted.Kind.STACK:

@@ -1,6 +1,7 @@
 """Read a job's NCCL log, and the text between its lines, as a stream. `files.py` opens the files.
 
-In a log of gigabytes most lines repeat earlier ones. Recognize them by their parts instead of parsing them again.
+Most lines in a log of several gigabytes repeat earlier lines. To avoid parsing them again, the reader caches their
+parts.
 """
 
 import re
@@ -31,25 +32,25 @@ if TYPE_CHECKING:
     from gpubench.model.paths.hang import ProcessStack, RankRecord, RasCommunicator
 
 _MOST_LINES = 2**16
-_TIMES_REPEATED = 4  # With more repetitions per line, checking only distinct lines is faster
+_TIMES_REPEATED = 4  # Checking only distinct lines is faster if they repeat more often than this.
 
 
 class KnownLines(set[bytes]):
-    """Complete lines that add nothing, whichever communicator their thread uses."""
+    """Complete lines that add nothing, regardless of the communicator that their thread uses."""
 
     def __init__(self, threads: Mapping[bytes, Thread]) -> None:
         super().__init__()
         self._threads = threads
 
     def remember(self, line: bytes) -> None:
-        """Add a line, unless it is empty."""
+        """Add a line to the set, unless it is empty."""
         if line:
             if len(self) >= _MOST_LINES:
                 self.clear()
             self.add(line)
 
     def hold_all(self, lines: Sequence[bytes]) -> bool:
-        """True if there are few distinct lines and all are known, as with repeated operations."""
+        """True if all lines are known and few of them are distinct. This is typical for repeated operations."""
         different = set(lines)
         if len(different) * _TIMES_REPEATED >= len(lines):
             return False
@@ -61,24 +62,25 @@ class KnownLines(set[bytes]):
 
 _BLOCK_BYTES = 2**20
 _BEGINNING_BYTES = 2**18
-_BYTES_BETWEEN_PAIRS = 2**26  # Count pairs only so often, because it takes milliseconds
-_LONGEST_LINE = 2**15  # NCCL's lines have at most 1,024 bytes, or a list of GPUs. Longer text is no line.
+_BYTES_BETWEEN_PAIRS = 2**26  # Count pairs only after this many bytes, because counting takes milliseconds.
+# NCCL's lines have at most 1,024 bytes, except lists of GPUs. Longer text does not come from NCCL.
+_LONGEST_LINE = 2**15
 
 _MOST_THREADS = 2**14
 
 _REPEATED = re.compile(rb" ?\[repeated (\d{1,9})x across cluster\][^\n]*")
-"""Ray adds this to a line instead of repeating it with other numbers, even for other ranks."""
+"""The remark that Ray appends to a line instead of printing similar lines, even those of other ranks."""
 
 _CHANNEL = INFO + b"Channel "
 _MESSAGE = re.compile(rb" NCCL (INFO|WARN) ")
 _OPERATION = b": opCount "
 _ADDRESS = b" comm 0x"
-_REMNANT = b"] via "  # The rest of a connection's line whose start was overwritten
+_REMNANT = b"] via "  # The rest of a line about a connection after another process overwrote its start
 
 _AT_EXIT = b"driver shutting down"
 _RETURNED = (b" -> ", b"Failed to execute")
 _OF_A_START = (b"Using network ", b"Bootstrap", b"Channel ", b"Trees ", b"Ring ")
-"""Lines of a process that creates communicators, perhaps again after all have ended."""
+"""Messages of a process that creates communicators. It may do so again after all earlier ones have ended."""
 
 _MULTICAST = b"NVLS comm 0x"
 _INTERNAL_ERROR = 3
@@ -91,19 +93,21 @@ _SIZE = b" Bytes -> "
 
 
 class Readable(Protocol):
-    """A binary stream."""
+    """Interface of a binary stream."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 class EndlessLineError(Exception):
-    """A stream has a line without an end."""
+    """A line in a stream is longer than the limit."""
 
 
 class NcclLogReader:
-    """Reads the logs of a job in any order. `facts` returns their combined content.
+    """Reads the log files of a job, in any order. `facts` returns the facts from all files.
 
-    `lines` counts all lines. `beginning` is the start of the last stream. `reached` has the exceeded limits.
+    - `lines`: number of all lines
+    - `beginning`: the first bytes of the last stream
+    - `reached`: exceeded limits
     """
 
     def __init__(self) -> None:
@@ -132,7 +136,7 @@ class NcclLogReader:
         return self.lines - self._other_lines
 
     def read(self, stream: Readable, name: str = "") -> None:
-        """Read a stream of the file `name` to its end or a limit. Raises EndlessLineError.
+        """Read a stream to its end or until a limit. `name` is the name of the file. Raises EndlessLineError.
 
         A last line without a line end may be truncated.
         """
@@ -161,7 +165,7 @@ class NcclLogReader:
         parts.end(rest)
 
     def count_others(self, count: int) -> None:
-        """Count lines that another reader has read."""
+        """Count lines that another reader parses."""
         self.lines += count
         self._other_lines += count
 
@@ -169,7 +173,7 @@ class NcclLogReader:
         self._notes.add_command(text)
 
     def read_cut_line(self, line: bytes) -> None:
-        """Read the last line of a stream, which may be truncated."""
+        """Parse the last line of a stream, which may be truncated."""
         self.lines += 1
         self._read_messages(strip_colors(line), cut=True)
 
@@ -189,7 +193,7 @@ class NcclLogReader:
                 self.reached.end(f"more than {most:.0f} {what}", f"{most:.0f} {what}")
 
     def facts(self, cut_files: tuple[str, ...] = ()) -> LogFacts:
-        """Return everything read so far. `cut_files` are truncated."""
+        """Return all facts read so far. `cut_files` are the names of truncated files."""
         attribution, notes = self._attribution, self._notes
         found = communicators(attribution, notes.host_ids, notes.addresses())
         found = add_listed_ranks(found, notes.listed_ranks)
@@ -220,10 +224,10 @@ class NcclLogReader:
         )
 
     def read_lines(self, block: bytes) -> None:
-        """Read complete lines. Most are connections with known parts in a new combination."""
+        """Parse complete lines. Most of them are connections that combine known parts in a new way."""
         block = self._drop_ray_remarks(block)
         if not any(word in block for word in _WORDS):
-            # Three times as fast as bytes.count if every byte ends a line.
+            # This is three times as fast as bytes.count in the worst case, where every byte is a line end.
             count = len(block) - len(block.translate(None, b"\n"))
             self.lines += count
             self._other_lines += count
@@ -241,7 +245,7 @@ class NcclLogReader:
             if found:
                 channel, _, text = rest.partition(b" : ")
                 try:
-                    # NCCL logs the channels of a pair in sequence.
+                    # NCCL logs all channels of a pair consecutively.
                     if text == last and head == last_head:
                         connections[peer] = connections[peer].plus[line_code + channel_codes[channel]]
                         continue
@@ -257,21 +261,24 @@ class NcclLogReader:
                         continue
                 except KeyError:
                     pass
-            # This line may change what a connection's text means.
+            # After this line, the text of a connection may refer to another communicator.
             last = None
             if line in known_lines or self._read_line(line):
                 known += 1
         self._repeats = known * 2 > len(lines)
 
     def _drop_ray_remarks(self, block: bytes) -> bytes:
-        """Remove Ray's remarks about repeated lines, and count these lines."""
+        """Remove Ray's remarks about repeated lines. Add the number of repeated lines to the count of omitted lines."""
         if b"x across cluster]" in block:
             self._left_out += sum(int(found[1]) for found in _REPEATED.finditer(block))
             return _REPEATED.sub(b"", block)
         return block
 
     def _read_line(self, line: bytes) -> bool:
-        """Read a line. True if it adds nothing. Be fast for lines about operations, which are most of a long log."""
+        """Parse a line. Return True if it adds nothing.
+
+        Lines about operations make up most of a long log, so they take the fastest branch.
+        """
         head, _, message = line.partition(INFO)
         thread = self._threads.get(head)
         if thread is None:
@@ -312,7 +319,10 @@ class NcclLogReader:
             self._info(thread, message, line)
 
     def _read_messages(self, line: bytes, *, cut: bool = False) -> None:
-        """Read a line with messages of several processes that share a file. The last one may be truncated (`cut`)."""
+        """Parse a line that may contain messages of several processes, because they share a file.
+
+        `cut` means that the last message may be truncated.
+        """
         if len(line) > _LONGEST_LINE:
             self._other_lines += 1
             self._unreadable += _REMNANT in line
@@ -357,7 +367,10 @@ class NcclLogReader:
         return thread
 
     def _info(self, thread: Thread, message: bytes, line: bytes, *, cut: bool = False) -> None:
-        """Read a message of level INFO. `line` is the whole line, '' if it has other messages or may be truncated."""
+        """Parse a message of level INFO.
+
+        `line` is the complete line. It is empty if the line contains other messages or may be truncated.
+        """
         if message.startswith(_OF_A_START):
             thread.process.begins_again = True
         if message.startswith((b"Channel ", b"CollNet ", b"Ring ", b"Coll ")):
@@ -380,25 +393,27 @@ class NcclLogReader:
             self._attribution.add_communicator(thread, message)
 
     def _failed(self, thread: Thread, message: bytes) -> bool:
-        """Keep a failed call. False if the message is none."""
+        """Record a failed NCCL call. Return False if the message is not about one."""
         process, call = thread.process, parse_failed_call(message)
         if call is None:
             return False
-        # In healthy jobs too, socket code returns an internal error when communicators are destroyed.
+        # Even in healthy jobs, socket code returns an internal error while communicators are destroyed.
         is_of_the_end = call.code == _INTERNAL_ERROR and call.is_of_sockets and not process.is_starting
         if not process.is_closing and not is_of_the_end:
             self._notes.add_failed_call(process.name, call)
         return True
 
     def _lost(self, message: bytes) -> None:
-        """Keep a connection of an unknown writer, if its channel is complete."""
+        """Record a connection from an unknown process, if the text of its channel is complete."""
         channel, _, text = message.partition(b" : ")
         place = parse_channel(channel)
         if place is not None:
             self._attribution.add_lost(place, text)
 
     def _channel(self, thread: Thread, message: bytes, line: bytes, *, cut: bool) -> None:
-        """Read a connection's channel, but not the order of a ring: 'Channel 03/24 : 0 1 2'."""
+        """Parse a line about a channel of a connection. Skip lines about the order of a ring: 'Channel 03/24 : 0 1
+        2'.
+        """
         channel, _, text = message.partition(b" : ")
         place = parse_channel(channel)
         if place is None or b" via " not in text:
