@@ -234,9 +234,9 @@ def _find_in_group(
 
 
 def _first_unfinished(calls: Calls, waiting: Mapping[int, int]) -> int:
-    """Return the number of the first call in which ranks called different operations, or `waited` if there is none.
+    """Return the first unfinished call that a waiting rank is in.
 
-    A gather, scatter or broadcast can finish on some ranks even though other ranks called something else.
+    Skip calls that some rank finished although they need all ranks, unless there are no others.
     """
     joined_by_all = {
         number
@@ -248,7 +248,10 @@ def _first_unfinished(calls: Calls, waiting: Mapping[int, int]) -> int:
 
 
 def _first_difference(calls: Calls, waited: int) -> int:
-    """Return, by rank, the unfinished calls in other groups."""
+    """Return the number of the first call in which ranks called different operations, or `waited` if there is none.
+
+    A gather, scatter or broadcast can finish on some ranks even though other ranks called something else.
+    """
     numbers = sorted({number for rank_calls in calls.values() for number in rank_calls if number < waited})
     for number in numbers:
         operations = {rank_calls[number].operation for rank_calls in calls.values() if number in rank_calls}
@@ -258,10 +261,7 @@ def _first_difference(calls: Calls, waited: int) -> int:
 
 
 def _waiting_elsewhere(group: str, by_group: Mapping[str, Calls]) -> dict[int, RecordedCall]:
-    """Return how the call of one rank differs from the calls of the others.
-
-    The ranks call in a different order if one side makes the other side's call next, or made it just before.
-    """
+    """Return, by rank, the unfinished calls in other groups."""
     return {
         rank: call
         for name, calls in by_group.items()
@@ -283,10 +283,9 @@ def _difference(call: RecordedCall, shown: RecordedCall) -> HangReason | None:
 
 
 def _odd_reason(calls: Calls, rank: int, first: int, shown: RecordedCall) -> HangReason:
-    """Find the rank that repeatedly reaches the last collectives much later than the others.
+    """Return how the call of one rank differs from the calls of the others.
 
-    A single delay does not show a slow rank, because a checkpoint looks the same. Clocks differ between ranks, so each
-    delay is measured from the rank's own most punctual call.
+    The ranks call in a different order if one side makes the other side's call next, or made it just before.
     """
     call = calls[rank][first]
     others_next = [other for rank_calls in calls.values() if (other := rank_calls.get(first + 1)) is not None]
@@ -321,10 +320,10 @@ def _since(there: Mapping[int, RecordedCall], waiting: Mapping[int, int], first:
 
 
 def _slowest(group: str, calls: Calls) -> Hang | None:
-    """Find ranks of a communicator that are missing, have left, or launched fewer operations than the others.
+    """Find the rank that repeatedly reaches the last collectives much later than the others.
 
-    Ranks that made progress between the last two answers are skipped. With only one answer, a rank that is behind or
-    has left is reported as not sure.
+    A single delay does not show a slow rank, because a checkpoint looks the same. Clocks differ between ranks, so each
+    delay is measured from the rank's own most punctual call.
     """
     common = sorted(set.intersection(*(set(numbers) for numbers in calls.values())))
     if len(calls) < _FEWEST_BEFORE or len(common) <= _FEWEST_BEFORE:
@@ -353,7 +352,11 @@ def _slowest(group: str, calls: Calls) -> Hang | None:
 
 
 def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
-    """After a rank dies, the others fail, leave, or stop at arbitrary operations."""
+    """Find ranks of a communicator that are missing, have left, or launched fewer operations than the others.
+
+    Ranks that made progress between the last two answers are skipped. With only one answer, a rank that is behind or
+    has left is reported as not sure.
+    """
     communicator = answers[-1]
     before = {rank.rank: rank for rank in answers[-2].ranks} if len(answers) > 1 else None
     still = [rank for rank in communicator.ranks if before is None or _is_same(rank, before.get(rank.rank))]
@@ -369,7 +372,7 @@ def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
         *found(HangReason.DEAD, [rank for rank in still if rank.dead]),
         *found(HangReason.SILENT, [rank for rank in still if rank.silent and not rank.dead]),
     ]
-    # The answer reports problems, but does not name the ranks that have them.
+    # After a rank dies, the others fail, leave, or stop at arbitrary operations.
     left = [
         *found(HangReason.ERROR, [rank for rank in still if rank.error and not rank.left]),
         *found(HangReason.LEFT, [rank for rank in still if rank.left]),
@@ -380,7 +383,7 @@ def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
     hangs = behind or [replace(hang, theirs=others) for hang in found(HangReason.STARTING, starting)]
     yield from hangs
     if not hangs and communicator.remarks and (before is None or not communicator.ranks):
-        # True if a rank made no progress between two answers. RAS reports a silent rank as dead after a minute.
+        # The answer reports problems, but does not name the ranks that have them.
         statuses = [f"{_rank_name(rank)} has status {rank.status}" for rank in communicator.ranks if rank.status]
         theirs = "; ".join((*communicator.remarks, *statuses))
         hang = _ras_hang(communicator, HangReason.NOT_NAMED, (), theirs=theirs, is_sure=False)
@@ -388,12 +391,12 @@ def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
 
 
 def _is_same(now: RasRank, before: RasRank | None) -> bool:
-    """Collects RAS answers from one or several jobs over time, and finds hangs in them."""
+    """True if a rank made no progress between two answers. RAS reports a silent rank as dead after a minute."""
     return before == now or (before is not None and before.silent and now.silent)
 
 
 class RasCourse:
-    """Add a RAS answer received at the Unix time `now`, or None if a process listens but did not reply."""
+    """Collects RAS answers from one or several jobs over time, and finds hangs in them."""
 
     def __init__(self) -> None:
         self._answers: dict[str, tuple[RasCommunicator, ...]] = {}
@@ -403,7 +406,7 @@ class RasCourse:
         self.asked = 0
 
     def add(self, answer: Sequence[RasCommunicator] | None, now: float) -> None:
-        """The latest state of each communicator."""
+        """Add a RAS answer received at the Unix time `now`, or None if a process listens but did not reply."""
         self.asked += 1
         self._silent = self._silent + 1 if answer is None else 0
         for communicator in answer or ():
@@ -430,19 +433,16 @@ class RasCourse:
 
     @property
     def communicators(self) -> tuple[RasCommunicator, ...]:
-        """True if at least one job launched operations between two answers."""
+        """The latest state of each communicator."""
         return tuple(answer[-1] for answer in self._answers.values())
 
     @property
     def is_judged(self) -> bool:
-        """Return the hangs in the last two answers, then the jobs that launch no operations."""
+        """True if at least one job launched operations between two answers."""
         return any(job.moved for job in self._jobs)
 
     def hangs(self) -> tuple[Hang, ...]:
-        """Communicators that one answer lists together, with their operation counts.
-
-        `since` is the Unix time of the last change of the counts, and `until` the time of the last answer.
-        """
+        """Return the hangs in the last two answers, then the jobs that launch no operations."""
         last_two = [answer for answers in self._answers.values() if len(answers) > 1 for answer in answers]
         found = []
         for hang in find_hangs((), last_two):
@@ -485,7 +485,10 @@ class RasCourse:
 
 
 class _Job(Struct):
-    """Stands for all ranks that an answer does not list separately."""
+    """Communicators that one answer lists together, with their operation counts.
+
+    `since` is the Unix time of the last change of the counts, and `until` the time of the last answer.
+    """
 
     counts: Mapping[str, Sequence[Mapping[str, int]]]
     since: float
@@ -498,19 +501,16 @@ def _utc(seconds: float) -> str:
 
 
 _UNNAMED_RANKS = -1
-"""Find the ranks with the lowest count for every operation whose counts differ.
-
-Ranks may run ahead of each other. A rank with fewer calls of one operation and more calls of another called something
-else.
-"""
+"""Stands for all ranks that an answer does not list separately."""
 
 _MOST_OPERATIONS = 3
 
 
 def _behind(communicator: RasCommunicator, still: set[int], *, is_sure: bool) -> Iterator[Hang]:
-    """Find the ranks with the lowest count of every operation whose counts differ.
+    """Find the ranks with the lowest count for every operation whose counts differ.
 
-    Ranks may run ahead of each other. A rank with fewer of one operation and more of another called something else.
+    Ranks may run ahead of each other. A rank with fewer calls of one operation and more calls of another called
+    something else.
     """
     named = {rank.rank: rank for rank in communicator.ranks if not rank.left}
     least: dict[str, set[int]] = {}
