@@ -57,20 +57,14 @@ _ROUNDING = 0.0005  # The driver prints whole MB/s, for example 14.062 for GA102
 
 
 def pcie_gb_s(generation: int | None, width: int | None) -> float | None:
-    """Return the bandwidth of a PCIe link in GB/s per direction.
-
-    None if the generation or width is unknown, or if a virtual machine reports it as 0.
-    """
+    """Return the bandwidth of a PCIe link in GB/s per direction. None if unknown, or hidden by a virtual machine."""
     if generation not in PCIE_GB_S_PER_LANE or not width:
         return None
     return PCIE_GB_S_PER_LANE[generation] * width
 
 
 def pcie_ceiling_gb_s(link: PcieLink) -> float | None:
-    """Return the bandwidth of a PCIe link as currently trained, in GB/s per direction.
-
-    If the current generation or width is unknown, use its maximum.
-    """
+    """Return a PCIe link's current bandwidth in GB/s per direction. Replace unknown values by their maximum."""
     return pcie_gb_s(link.generation or link.max_generation, link.width or link.max_width)
 
 
@@ -152,10 +146,7 @@ Device = GpuFacts | NicFacts
 
 
 class Limit(Struct, frozen=True):
-    """A physical bandwidth limit in GB/s per direction, None if unknown.
-
-    `note` names the link or port that sets the limit, or the reason if it is unknown.
-    """
+    """A bandwidth limit in GB/s per direction, None if unknown. `note` is the limiting link, or the reason for None."""
 
     gb_s: float | None
     note: str
@@ -210,10 +201,7 @@ def _cached(method: "Callable[[Topology, _Two, _Two], _Answer]") -> "Callable[[T
 
 
 class Topology:
-    """The paths, limits and peer access of one node's devices.
-
-    `like` is a node with equal facts that was read earlier, or the node itself.
-    """
+    """The paths, limits and peer access of one node's devices. `like` is a node with equal facts, or itself."""
 
     def __init__(self, snapshot: Snapshot, like: "Topology | None" = None) -> None:
         self.snapshot = snapshot
@@ -656,10 +644,7 @@ def is_beyond_policy(node: Topology, path_class: str) -> bool:
 
 
 def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> str:
-    """Return the reason if NCCL does not use peer access between two GPUs by default.
-
-    '' if NCCL uses it, or if lost NVLinks are the cause.
-    """
+    """Return the reason if NCCL does not use a pair's peer access by default. '' if it does, or if NVLinks are lost."""
     path = node.path(source, destination)
     lost = lost_links_between(node, source, destination)
     lost = lost or any(lost_switch_links(node, gpu) for gpu in (source, destination))
