@@ -266,7 +266,7 @@ def _finding_change(before: Finding | None, after: Finding | None) -> FindingCha
 def _worse_findings(new: Sequence[ResultFile], rows: Sequence[FindingChangeRow]) -> tuple[list[str], list[Finding]]:
     """Return the findings that are new or more severe in the new results.
 
-    The names are NEW or GRAVER for each of them.
+    The first list has the name NEW or GRAVER for each finding.
     """
     after = _findings_by_subject(new)
     names: list[str] = []

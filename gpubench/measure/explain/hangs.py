@@ -234,9 +234,9 @@ def _find_in_group(
 
 
 def _first_unfinished(calls: Calls, waiting: Mapping[int, int]) -> int:
-    """Return the first unfinished call that a waiting rank is in.
+    """Return the number of the first unfinished call in which a rank waits.
 
-    Skip calls that some rank finished although they need all ranks, unless there are no others.
+    If a rank has finished an operation that needs all ranks, its number does not count, unless there is no other.
     """
     joined_by_all = {
         number
