@@ -182,7 +182,7 @@ def test_matrices_of_two_nodes_hold_the_pairs_of_a_node_or_those_between_them(
 
 def test_ranks_of_two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     output = tmp_path / "p2p.json"
-    assert Cluster(monkeypatch, 2).run(output=[str(output)], format_name="csv") == 0
+    assert Cluster(monkeypatch, 2).run(output=[str(output)], format="csv") == 0
     document = json.loads(output.read_text())
     VALIDATOR.validate(document)
     hosts = document["metadata"]["hosts"]
@@ -224,7 +224,7 @@ def test_ranks_are_judged_by_a_users_own_profile(monkeypatch: pytest.MonkeyPatch
 
 
 def test_chosen_pairs_of_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert Cluster(monkeypatch, 2).run(pairs=["3-2"], format_name="csv") == 0
+    assert Cluster(monkeypatch, 2).run(pairs=["3-2"], format="csv") == 0
     assert [(row["source"], row["destination"]) for row in rows(capsys.readouterr().out)] == [("3", "2")]
 
 
@@ -235,7 +235,7 @@ def test_what_ranks_recorded_is_replayed_by_one_process(
     fabric = Fabric(slow={(3, 0): 0.4}, closed_to={(0, 1)})
     cluster = Cluster(monkeypatch, 2, fabric)
     asked = {"sizes": "64M", "pairs": ["0-1", "2-0", "2-1", "3-0"], "check": False, "record": str(folder)}
-    assert cluster.run(**asked, format_name="csv") == 1
+    assert cluster.run(**asked, format="csv") == 1
     measured = rows(capsys.readouterr().out)
     assert len((folder / "ranks.jsonl").read_text().splitlines()) == 4
     result = gpubench("p2p", "--replay", str(folder), "--format", "csv")
