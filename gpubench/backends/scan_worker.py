@@ -346,7 +346,7 @@ class RailBackend(Protocol):
         """Measure phase 0, which needs no partner. Return pairs of a quantity's name and its value in GB/s."""
 
     def exchange(self, ring: Ring, deadline: float) -> float:
-        """Return the bandwidth in a ring in GB/s, both directions added. Raise OSError or RuntimeError."""
+        """Return a ring's bandwidth in GB/s, the sum of both directions. Raise OSError or RuntimeError if it fails."""
 
     def all_reduce(self, ring: Ring, deadline: float) -> float:
         """Return the bus bandwidth of an all-reduce in the ring in GB/s. Raise OSError or RuntimeError."""

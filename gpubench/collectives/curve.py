@@ -26,7 +26,7 @@ _LATENCY_BYTES = 2**16  # Up to this size, an operation takes about as long as a
 _RATE_BYTES = 2**26  # The bandwidth at smaller sizes does not predict the bandwidth at large sizes
 _RING_SHARE = 0.78  # Fraction of the link bandwidth, if a profile has no large size: 235 of 300 GB/s on 8 A100. Derived
 
-_LEAST_GROWTH = 1.001  # Least ratio of the times at two consecutive sizes, if the measured times do not increase
+_LEAST_GROWTH = 1.001  # Minimum ratio of the times at two consecutive sizes, applied if measured times do not grow
 
 _LATENCY_US = {True: (9.9, 0.9), False: (6.6, 1.0)}
 """Latency of a ring operation and of one step in µs, with NVLink (True) and without.

@@ -237,7 +237,7 @@ def _asymmetric(run: Circumstances) -> Found:
 
 
 def _host_copies(run: Circumstances) -> Found:
-    """Find GPUs with slow copies to or from host memory. Both directions are one finding."""
+    """Find GPUs with slow copies to or from host memory. Report both directions as one finding."""
     slow = [row for row in run.measurements.pairs if is_with_host(row) and is_slow_copy(row)]
     for name, rows in group_by(slow, lambda row: _host_end(run, row)).items():
         worst = min(rows, key=lambda row: row.expected_percent or 0.0)

@@ -323,7 +323,7 @@ def _driver_differs(run: Circumstances) -> Found:
 
 
 def _library_differs(run: Circumstances) -> Found:
-    """Find ranks that load a different file of a library. The driver's own libraries are compared by driver version
+    """Find ranks that load a different copy of a library. The driver's own libraries are compared by driver version
     instead.
     """
     for name in sorted({name for rank in run.facts for name in rank.libraries} - {"cuda_driver", "nvml"}):

@@ -244,7 +244,7 @@ class Presenter:
             self._write(lambda writer: writer.row(row))
 
     def end(self, report: Report) -> None:
-        """Write the footers and the verdict. If stdout is for programs, also print the fallback lines on stderr."""
+        """Write the footers and the verdict. If stdout is machine-readable, also print the fallback lines on stderr."""
         report = self.report = self._add_sentence(report)
         self._progress.stop()
         self._write(lambda writer: writer.end(report))

@@ -199,7 +199,7 @@ class VetoWriter:
 
 
 def veto_line(paths: Sequence[EvidenceRow], *, complete: bool = True) -> str:
-    """Return the shell line, which disables peer access unless all paths were measured and work."""
+    """Return a shell line that disables peer access, unless all paths were measured and work."""
     if not complete:
         return f"export {OFF}  # P2P was not measured to the end"
     for conclusion, said in _SAID.items():

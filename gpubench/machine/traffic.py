@@ -283,7 +283,7 @@ _PYTHON = re.compile(r"python[\d.]*$|^pt_main|^ray::", re.ASCII)
 _SECONDS_TO_SECOND_LOOK, _MOST_SECONDS_BETWEEN_LOOKS = 2.0, 5.0
 """A PyTorch process has thousands of lines in its maps file, so it is inspected less often after each look."""
 
-# A function that selects the settings that change results from an environment. It never returns the whole environment.
+# Selects, from an environment, the variables that change results. It never returns the whole environment.
 Settings = Callable[[Mapping[str, str]], dict[str, str]]
 
 

@@ -283,7 +283,7 @@ need the rest.
 
 
 def _predict_as_expected(machine: PlannedMachine, outcome: report.PlanOutcome) -> report.FaultCost | None:
-    """Predict the step with the times of collectives that the profile expects.
+    """Predict the step time from the profile's expected collective times.
 
     Return None if the prediction already uses these times, or if they are not known.
     """

@@ -1,4 +1,4 @@
-"""The command for each collective: its help page and checks of its options."""
+"""One command per collective, with its help page and option checks."""
 
 from typing import TYPE_CHECKING
 

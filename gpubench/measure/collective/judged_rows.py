@@ -50,7 +50,7 @@ _MOST_OFF = 2.0
 
 
 def check_figures(rows: Sequence[CollectiveRow], name: str) -> None:
-    """Raise UsageError if algbw is far from size over time, because a column was edited or has another unit."""
+    """Raise UsageError if algbw differs much from size / time: a column was edited or has another unit."""
     row = max(rows, key=lambda row: row.size_bytes)
     computed = algbw_gb_s(row.size_bytes, row.time_us / MICROSECONDS_PER_SECOND)
     if (

@@ -589,7 +589,7 @@ R = TypeVar("R", ComparisonRow, CircumstanceRow, FindingChangeRow)
 
 
 def compare_history(chosen: HistorySelection, folder: Path, threshold_percent: float | None = None) -> Report:
-    """Return the report on all comparisons for a folder, including the files that were left out."""
+    """Compare the result files in a folder, and list the files that were left out."""
     reports = {
         series.name: compare(series.base, [series.new], threshold_percent, other_machine=True)
         for series in chosen.series

@@ -284,7 +284,7 @@ class WinnerRow(CaseKey, frozen=True, kw_only=True):
     fastest: str  #: name of the fastest candidate: a setting, a backend, or the library's own choice
     backend: Annotated[str, BACKENDS]  #: backend of the fastest candidate
     setting: str | None  #: setting of the fastest candidate
-    time_us: float  #: time of one operation with the fastest candidate in microseconds; in latency mode the median
+    time_us: float  #: time per operation in µs with the fastest candidate; in latency mode the median
     algorithm: str | None  #: NCCL algorithm of the fastest candidate
     protocol: str | None  #: NCCL protocol of the fastest candidate
     own_backend: str  #: backend of the library's own choice

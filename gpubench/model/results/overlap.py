@@ -84,14 +84,14 @@ class OverlapRow(Record, frozen=True, kw_only=True):
 
 
 class ShortestStepRow(Record, frozen=True, kw_only=True):
-    """The cap on CTAs with the shortest step for a size and a partner, compared with NCCL's default."""
+    """The CTA limit that gave the shortest step for one size and one partner kernel, compared with NCCL's default."""
 
     section = "shortest_steps"
 
     collective: str  #: name of the collective
     partner: Annotated[str, Partner]  #: computation that runs with the collective: gemm, copy or chain
     size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank, after rounding
-    ctas: int | None  #: cap on CTAs with the shortest step; null: NCCL's default
+    ctas: int | None  #: CTA limit that gave the shortest step; null for NCCL's default
     step_us: float  #: time of the shortest step in microseconds
     #: step time with NCCL's default in microseconds, measured before the caps; null: not measured
     own_step_us: float | None

@@ -174,7 +174,7 @@ class RowsByColumn(Collection[R], Generic[R]):
 
 
 def column_values(rows: Iterable[R], *names: str) -> Iterator[tuple[Any, ...]]:
-    """Return one tuple per row with the values of some columns, without making row objects of RowsByColumn."""
+    """Return one tuple per row with the values of some columns, without building row objects from RowsByColumn."""
     return rows.cells(*names) if isinstance(rows, RowsByColumn) else map(attribute_reader(names), rows)
 
 

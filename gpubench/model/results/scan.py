@@ -408,7 +408,7 @@ class ScanCellRow(Record, frozen=True, kw_only=True):
     leaf: str | None  #: leaf switch of the node; null: unknown
     nic: str | None  #: NIC of the rail; null: unknown
     score_percent: float | None  #: bandwidth in percent of that of the other nodes; null: not measured
-    both_ways_gb_s: float | None  #: bandwidth in GB/s, both directions together, in the rounds of the score
+    both_ways_gb_s: float | None  #: sum of both directions in GB/s, in the rounds that count towards the score
     figures: int  #: number of rounds in the score
     failures: int  #: number of rounds without a value in the whole scan
     phase: Annotated[str | None, ScanPhase]  #: phase in which the cell was judged; null: not judged

@@ -202,7 +202,7 @@ class KindRow(report.Record, frozen=True, kw_only=True):
     section = "kinds"
     on_page = report.HIDDEN
 
-    node_kind: str  #: letter of the kind
+    node_kind: str  #: letter that names this kind of node
     node: str  #: host name of the node that represents the kind
     nodes: Sequence[str]  #: nodes without differences from the kind
     odd: Sequence[str]  #: nodes with small differences from the kind

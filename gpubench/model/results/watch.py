@@ -50,7 +50,7 @@ class TrafficRow(Record, frozen=True, kw_only=True):
     node: str  #: host name of the node
     device: str  #: name of the GPU or NIC port: GPU0, mlx5_0, lo
     device_kind: Annotated[str, DeviceKind]  #: type of the device: gpu or nic
-    bus_id: str | None = None  #: PCI address of the GPU; null: a NIC
+    bus_id: str | None = None  #: PCI address of the GPU; null for a NIC
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     nvlink_sent_gb_s: float | None = None  #: payload sent over all NVLinks of the GPU, in GB/s
     nvlink_received_gb_s: float | None = None  #: payload received over all NVLinks of the GPU, in GB/s

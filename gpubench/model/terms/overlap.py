@@ -257,7 +257,10 @@ class RankSteps(Struct, frozen=True):
 
     @property
     def communication(self) -> float:
-        """Seconds of the collective after the last rank could start it: the minimum over ranks, averaged over steps."""
+        """Time of the collective in seconds, from when the last rank can start it.
+
+        Minimum over ranks, averaged over steps.
+        """
         return _mean(min(step.communication for step in ranks) for ranks in zip(*self.by_rank, strict=True))
 
     @property

@@ -291,7 +291,7 @@ class LostRank(Struct, frozen=True):
         return self.status in (Signals.SIGINT, Signals.SIGTERM)
 
     def error(self, end: str) -> CouldNotMeasureError:
-        """Return the error for the lost rank. `end` completes the sentence."""
+        """Return the error for the lost rank. `end` completes its message."""
         number = self.status & 0x7F
         how = "was killed or crashed"
         if self.exited:

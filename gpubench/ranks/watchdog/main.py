@@ -290,7 +290,7 @@ class Watchdog:
             threading.Thread(target=self._check_reach, args=(peers,), daemon=True).start()
 
     def _check_reach(self, peers: Peers) -> None:
-        """Try for some seconds to reach the watchdogs of all other ranks. Print a note about those that do not
+        """Try for a few seconds to reach every other rank's watchdog. Print a note about those that do not
         answer.
         """
         others = set(range(1, self._watched.ranks))
