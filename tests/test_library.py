@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import pydoc
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -230,3 +231,10 @@ def test_results_become_frames_and_show_themselves_in_notebooks() -> None:
     page = found._repr_html_()
     assert page.startswith("<iframe ")
     assert "&lt;!DOCTYPE html&gt;" in page or "&lt;!doctype html&gt;" in page
+
+
+def test_help_shows_types_and_defaults() -> None:
+    text = pydoc.plain(pydoc.render_doc(allreduce))
+    assert "function allreduce in module gpubench" in text
+    assert "timeout: float | None = 60.0" in text
+    assert "Sizes in bytes: 1K:4G" in text

@@ -143,3 +143,16 @@ def test_a_header_and_a_last_line_say_once_that_a_machine_is_simulated(command: 
     assert out[0].endswith("(SIMULATED)")
     assert out[-1].count("(simulated)") == 1
     assert "SIMULATED" not in "".join(out[1:])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("fault", ["gpu2:throttle=hw_slowdown", "gpu2:fabric=not_started", "gpu2:nvlink=12"])
+def test_the_last_line_names_the_gpu(fault: str, command: str) -> None:
+    assert "node0 GPU2: " in report(command, PART, fault)["sentence"]
+
+
+@pytest.mark.parametrize("machine", [PART, PCIE, TWO])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_healthy_machine_has_no_fault_in_any_command(command: str, machine: str) -> None:
+    document = report(command, machine)
+    assert {each["severity"] for each in document["findings"]} <= {"SKIP"}, document["sentence"]

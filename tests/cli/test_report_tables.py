@@ -583,3 +583,12 @@ def test_a_process_that_drives_several_gpus_may_take_a_launch_per_gpu(
 ) -> None:
     said = report(written(tmp_path, flat_alltoall(small_us, large_gb_s, processes)), "--summary")[1]
     assert said.startswith(last), said
+
+
+def test_what_a_hostile_table_names_is_shown_as_text(tmp_path: Path) -> None:
+    text = (REAL / "all_reduce.txt").read_text().replace(" on         vm ", " on <script>alert(1)</script> ")
+    path = written(tmp_path, text.replace("NVIDIA H200", "NVIDIA H200\x1b[31m<b>"))
+    assert "<script>" in path.read_text()
+    report(path, "-o", str(tmp_path / "page.html"), "-o", str(tmp_path / "page.md"))
+    assert "<script>alert" not in (tmp_path / "page.html").read_text()
+    assert "\x1b" not in (tmp_path / "page.md").read_text()

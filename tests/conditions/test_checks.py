@@ -789,3 +789,27 @@ def test_ports_below_their_cards_are_named_if_other_nodes_are_faster_or_they_are
     if told == 8:
         assert "the port runs at 200 Gb/s; ConnectX-7 cards reach up to 400" in found[0].seen
         assert found[0].expected.endswith("400 on other nodes")
+
+
+@pytest.mark.parametrize("stage", ["nvml", "cuda", "sysfs"])
+def test_a_silent_source_is_an_error(stage: str) -> None:
+    found = examined(machine("hgx-h100-8", f"node0:silent={stage}"))
+    assert said(found)[0] == ("driver-silent", "ERROR", f"node0, {stage}")
+    assert [finding.severity for finding in found] == ["ERROR"]
+
+
+def test_twelve_of_eighteen_on_all_is_an_h100_nvl() -> None:
+    active = (*(GPU0.nvlinks or ())[:12], *down((GPU0.nvlinks or ())[12:]))
+    assert examined([with_gpus(nvlinks=active)]) == ()
+
+
+def test_hidden_far_ends_are_no_finding() -> None:
+    hidden = tuple(replace(link, peer=None, peer_bus_id=None) for link in GPU0.nvlinks or ())
+    assert examined([with_gpus(nvlinks=hidden)]) == ()
+
+
+def test_mig_refuses_by_design() -> None:
+    mig = with_gpus(mig=True)
+    (finding,) = examined([replace(mig, pairs=pairs_saying(cuda=False, read="NS", write="NS"))])
+    assert finding.severity is Verdict.SKIP
+    assert finding.cause.startswith("MIG is enabled")

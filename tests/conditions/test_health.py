@@ -418,3 +418,49 @@ def test_a_node_whose_driver_is_not_loaded_is_an_error_with_all_its_gpus() -> No
     gpus = [row for row in rows(found, VerdictRow) if row.scope == "gpu"]
     assert [row.verdict for row in gpus] == ["PASS"] * 8 + ["ERROR"] * 8
     assert {row.findings for row in gpus} == {(), ("driver-missing",)}
+
+
+def test_a_gpu_that_can_only_do_generation_3_is_below_its_profile() -> None:
+    """DCGM asks for generation 3 of most GPUs, H100 and H200 among them."""
+    low = PcieLink(generation=3, width=16, max_generation=3, max_width=16)
+    assert ids(report([changed(HEALTHY, pcie=low)])) == [("below-profile", "FAIL")]
+
+
+def test_the_health_mask_0xaa_is_healthy_and_its_bits_are_read_in_twos() -> None:
+    assert {gpu.fabric.health_mask for gpu in HEALTHY.gpus if gpu.fabric} == {0xAA}
+    assert ids(report([HEALTHY])) == []
+    degraded = machine("hgx-h100-8", "gpu1:health=degraded_bandwidth")
+    assert ids(report(degraded)) == [("fabric-unhealthy", "FAIL")]
+
+
+def test_all_links_down_on_all_gpus_is_found() -> None:
+    """DCGM's level 2 passes there."""
+    down = machine("hgx-h100-8", *(f"gpu{index}:nvlink=0" for index in range(8)))
+    assert ("nvlinks-all-down", "FAIL") in ids(report(down))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"memory_errors": 0},
+        {"temperature_c": 86},
+        {"pcie_replays": 999},
+        {"memory_used_bytes": 2**30},
+        {"processes": (GpuProcess(pid=7),), "idle": True},
+    ],
+)
+def test_what_differs_a_little_is_well(facts: dict[str, Any]) -> None:
+    assert ids(report([changed(HEALTHY, 6, **facts)])) == []
+
+
+def test_all_gpus_hot_is_found_without_an_odd_one() -> None:
+    assert {each for each, _ in ids(report([changed(HEALTHY, temperature_c=88)]))} == {"gpu-hot"}
+
+
+def test_one_slow_direction_is_named_once() -> None:
+    found = report([HEALTHY], measurements=copies({(0, 3): 320.0}))
+    assert ids(found) == [("p2p-slow", "WARN")]
+    assert "GPU0" in found.findings[0].subject
+    assert " → GPU3" in found.findings[0].subject
+    links = {row.subject: row.verdict for row in rows(found, VerdictRow) if row.scope == "link"}
+    assert [verdict for verdict in links.values() if verdict != "PASS"] == ["WARN"]

@@ -152,3 +152,11 @@ def test_the_host_backend_has_no_paths_to_speak_of() -> None:
     document = document_of(result)
     assert (result.returncode, result.stderr) == (0, "")
     assert (document["evidence"], document["fallback"]) == ([], [])
+
+
+@pytest.mark.slow
+def test_strict_judges_paths() -> None:
+    """That a healthy job passes it too, no believed GPU can show: all are slow."""
+    staged = on_fake_gpus(*SWEEP, "--strict", logs="p2p-disabled", NCCL_P2P_DISABLE="1")
+    assert staged.returncode == 1
+    assert "FAIL host-staged" in staged.stdout

@@ -488,3 +488,15 @@ def test_a_group_of_ranks(check: str) -> None:
 @pytest.mark.timeout(600)
 def test_messages_beyond_two_to_the_31_elements() -> None:
     run_ranks(2, "huge", str(2**31 + 48))
+
+
+def test_a_killed_rank_is_told_and_its_rows_are_kept(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    result = gpubench("allreduce", *SMALL, "--output", str(output), env=broken("1:kill"))
+    assert result.returncode == 3
+    assert "rank 1 on " in result.stderr
+    # A launcher that is quicker than the watchdog takes the signal along: "was killed or crashed".
+    assert "was killed " in result.stderr
+    assert "the 4 rows measured before are kept" in result.stderr
+    document = json.loads(output.read_text())
+    assert (document["complete"], document["verdict"], len(document["rows"])) == (False, "ERROR", 4)

@@ -109,3 +109,11 @@ def test_one_rank_has_nobody_to_talk_to() -> None:
     with pytest.raises(UsageError, match="one rank"):
         check_ranks(1)
     check_ranks(2)
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_ranks_do_not_simulate() -> None:
+    result = mpirun(2, "overlap", "--simulate", "hgx-h200-4")
+    assert result.returncode == 2
+    assert result.stderr.count("overlap --simulate under") == 1

@@ -70,3 +70,10 @@ def test_nodes_without_gpus_are_told_once() -> None:
     result = mpirun(2, "watch", "--for", "1s")
     assert result.returncode == 3
     assert result.stderr.count("no usable GPU") == 1
+
+
+@pytest.mark.slow
+def test_what_is_simulated_needs_no_launcher() -> None:
+    result = mpirun(2, "watch", "--simulate", "hgx-h200-4", "--for", "1s")
+    assert result.returncode == 2
+    assert "--simulate" in result.stderr

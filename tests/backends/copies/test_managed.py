@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpubench.backends import managed as adapter
 from gpubench.backends.copies import open_copies
 from gpubench.backends.managed import CudaManaged
 from gpubench.errors import CouldNotMeasureError
@@ -111,3 +112,12 @@ def test_every_way_of_a_run_moves_the_right_data(machine: Machine) -> None:
     assert {str(way): cell.error for way, cell in cells.items() if cell.error} == {}
     assert {str(way): cell.wrong for way, cell in cells.items() if cell.wrong != 0} == {}
     assert len(ways) == 2 * (5 + 3) + 2 * 3
+
+
+def test_everything_is_given_back(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "load_cuda", lambda: machine.driver)
+    before = len(machine.runtime.allocations)
+    opened = adapter.open_managed(machine.copies)
+    opened.on(opened.allocate(SIZE), 0)
+    machine.copies.close()
+    assert len(machine.runtime.allocations) <= before

@@ -3,6 +3,7 @@
 import ctypes
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpubench.backends import copies as copies_adapter
 from gpubench.backends import cuda as cuda_gate
 from gpubench.backends.copies import cuda_failed, open_copies
 from gpubench.backends.cuda import MOST_WAITING, StreamGate
@@ -399,3 +401,24 @@ def test_without_a_driver_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "pynvml", CountingNvml(start_error=9))
     counters: LinkCounters = NvmlCounters(["0"])
     assert counters.read(0) == LinkBytes()
+
+
+def test_no_gpu_no_driver_and_no_compiler_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for runtime, seen in ((Runtime(0), "cudaErrorNoDevice"), (Runtime(1, driver=0), "no driver")):
+        cupy_on_numpy.install(monkeypatch, runtime)
+        with pytest.raises(CouldNotMeasureError, match=seen):
+            open_copies(Driver())
+    cupy = cupy_on_numpy.install(monkeypatch, Runtime(1))
+
+    def fail(code: str) -> None:
+        message = "CuPy failed to load libnvrtc.so.12"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(cupy, "RawModule", fail)
+    with pytest.raises(CouldNotMeasureError, match="cannot compile its kernels"):
+        open_copies(Driver())
+
+
+def test_the_kernel_is_in_the_package() -> None:
+    source = Path(copies_adapter.__file__).with_name("copy.cu").read_text()
+    assert 'extern "C" __global__ void copy_bytes' in source

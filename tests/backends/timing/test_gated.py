@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.backends.cuda import GatedClock, open_device
+from gpubench.backends.cuda import GatedClock, GatedLaunch, open_device
 from gpubench.backends.mpi.group import AloneGroup
 from gpubench.machine.nvml import Driver
 from gpubench.model.terms.ranks import Phase
@@ -55,3 +55,14 @@ def test_without_a_gate_the_host_is_in_the_time(monkeypatch: pytest.MonkeyPatch)
     bench = GatedBench(monkeypatch, gate=False)
     launch = bench.clock.bind(bench.launches(20), 0)
     assert bench.clock.together(launch) > 15 * PYTHON_US / 1e6
+
+
+def test_alone_an_operation_is_timed_with_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = GatedBench(monkeypatch)
+    launch = bench.clock.bind(bench.launches(1), 0)
+    assert isinstance(launch, GatedLaunch)
+    assert bench.clock.seconds(launch) > 0
+    bench.clock.once(bench.launches(1)[0])
+    assert bench.done == 2
+    bench.clock.chain(bench.launches(2))()
+    assert bench.done == 4

@@ -48,3 +48,8 @@ def test_of_several_looks_what_was_off_in_any_stays() -> None:
             others=(JOB,),
         )
     assert GpuCondition(unread={"clock": "x"}).combine(GpuCondition(unread={"clock": "y"})).unread == {"clock": "y"}
+
+
+def test_nine_tenths_of_the_highest_clock_are_no_slow_clock() -> None:
+    assert list(GpuCondition(clock_mhz=1782, most_clock_mhz=1980).remarks()) == []
+    assert list(GpuCondition(clock_mhz=1781, most_clock_mhz=1980).remarks()) == ["runs at 1781 of 1980 MHz"]

@@ -1,13 +1,16 @@
 """The last line of a report: its length, what is left out first, and the command that it ends with."""
 
 import pytest
+from typer.testing import CliRunner
 
+from gpubench.cli.app import app
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.results.ending import LAST, MOST_CHARACTERS, last_line, part
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Report
 from gpubench.model.results.sentence import sentence
 from gpubench.model.terms.verdict import Finding, Verdict
+from tests.cli.test_every_fault import COMMANDS, MACHINES
 from tests.fakes.last_line import is_well_formed
 from tests.fakes.planted import CHECKED, PLANTS, Plant
 from tests.model.results.test_sentence import METADATA, SLOW
@@ -42,3 +45,19 @@ def test_every_cure_is_a_whole_command_or_left_out() -> None:
             condition.cure,
         )
         assert is_well_formed(line_of(found)), line_of(found)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            (command, "--simulate", MACHINES.get(command, "hgx-h200-4"), *options)
+            for command, options in COMMANDS.items()
+        ),
+        ("plan", "--parameters", "7B", "--simulate", "hgx-h200-8"),
+    ],
+)
+def test_every_command_ends_with_such_a_line(arguments: tuple[str, ...]) -> None:
+    """With every fault too: tests/cli/test_every_fault.py."""
+    ended = CliRunner().invoke(app, [*arguments, "--summary"])
+    assert is_well_formed(ended.stdout.rstrip("\n")), ended.stdout

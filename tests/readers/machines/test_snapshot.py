@@ -387,3 +387,13 @@ def test_what_no_machine_can_have_is_refused(edit: Callable[[list[dict[str, Any]
     edit(document["gpus"])
     with pytest.raises(UsageError, match=r"snapshot\.gpus\[1\]"):
         read_snapshot(json.dumps(document), "x")
+
+
+def test_a_recording_cut_in_half_is_refused_with_its_last_line() -> None:
+    text = write_snapshot(SNAPSHOT)
+    cut = text[: text.index('"number": 9')]
+    assert refusal(cut).seen.startswith(f"node.json, line {cut.count(chr(10)) + 1}: the JSON is broken at column ")
+
+
+def test_a_number_with_too_many_digits_is_refused() -> None:
+    assert refusal('{"schema_version": ' + "1" * 5000 + "}").seen.startswith("node.json: the JSON has ")

@@ -289,3 +289,10 @@ def test_what_cannot_be_read_is_said(text: str, said: str) -> None:
 @pytest.mark.parametrize(("code", "text"), [(22809, "2.28.9"), (2708, "2.7.8"), (21005, "2.10.5")])
 def test_versions(code: int, text: str) -> None:
     assert nccl_version(code) == text
+
+
+def test_more_ranks_than_there_can_be_are_refused() -> None:
+    document = json.loads(Output().json())
+    document["config"]["ngpus"] = 10**9
+    with pytest.raises(UsageError, match="a run of 1000000000 ranks"):
+        read_nccl_tests_json(json.dumps(document), "x")
