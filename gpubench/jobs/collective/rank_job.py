@@ -180,7 +180,7 @@ class CollectiveRankJob:
     def _add_findings(
         self, report: Report, opened: Opened, unwatched_reason: str, identities: Sequence[RankIdentity]
     ) -> Report:
-        """Allocate what a subclass needs, before sizes that do not fit into the free memory are dropped."""
+        """Add findings about this process and its machines, which do not follow from measured rows."""
         if opened.unverified_variables:
             from gpubench.backends.nccl.library import unverified
 
@@ -208,13 +208,13 @@ class CollectiveRankJob:
         return self._group.broadcast(compute_exit_code(metadata, report))
 
     def _before_sizes(self, opened: Opened) -> None:
-        """Return the ranks that measure together with this rank. With --split, these are the ranks of its group."""
+        """Allocate what a subclass needs, before sizes that do not fit into the free memory are dropped."""
 
     def _metadata(self, described: DescribedCollective) -> "Metadata":
         return collective_metadata(described, self._plan.collective, self._arguments)
 
     def _measuring(self, identities: Sequence[RankIdentity]) -> Sequence[RankIdentity]:
-        """Return the ranks that measure together with this one."""
+        """Return the ranks that measure together with this rank. With --split, these are the ranks of its group."""
         return identities if self._part is None else [identities[rank] for rank in self._part.ranks]
 
     def _open_beside(self, rank: Rank, opened: Opened) -> list[BesideBackend]:
