@@ -16,6 +16,7 @@ from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.nodes import MachineKind
 from gpubench.model.paths.topology import Device, Refusal, Topology
 from gpubench.model.paths.transport import Confidence, Pair, Transport
+from gpubench.model.paths.ucx import Transfer
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.figures import QUICK, Measurements
@@ -138,6 +139,8 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     beyond: Mapping[int, float] = field(default_factory=dict)
     issued: Sequence[IssueTime] = ()
     slow: Sequence[CollectiveRow] = ()
+    #: Transfers of GPU memory between two processes by UCX, measured or read from a log
+    transfers: Sequence[Transfer] = ()
     #: Results of MPI operations on GPU memory, if gpubench tried any
     mpi_support: MpiSupport | None = None
 
