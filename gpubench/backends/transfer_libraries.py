@@ -1,0 +1,127 @@
+"""Installations of UCX, NIXL and Mooncake, which move KV caches between inference processes, found from their files.
+
+`libraries.py` reads the other libraries.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import NamedTuple
+
+from gpubench.machine.children import module_command, package_environment
+from gpubench.machine.environment import find_libraries
+from gpubench.machine.host import exists, list_names
+from gpubench.machine.probe import run_stages
+from gpubench.machine.stage import VERSION
+from gpubench.model.facts import process
+
+UCX_FILE = "libucp.so.0"
+SYSTEM = "system"  # The package of a UCX that the dynamic loader finds
+_UCX_WHEEL = re.compile(r"libucx([-_]cu\d+)?", re.IGNORECASE)
+_MODULE = re.compile(r"libuct_(\w+)\.so")
+_SECONDS_FOR_VERSIONS = 10
+
+
+class UcxInstallation(NamedTuple):
+    """One copy of UCX.
+
+    - `library`: libucp.so.0, or the renamed copy in a wheel of another package
+    - `modules`: the folder of its transport modules; None if there is none next to the library
+    - `programs`: the folder of its ucx_perftest and ucx_info; None if it has none
+    - `version`: the version that the library reports, or else that of its wheel; '' if unknown
+    - `transports`: the transport modules that it was built with, without those of every UCX (tcp and shared memory)
+    - `package`: 'libucx-cu13 1.22.0', 'conda', or SYSTEM
+    """
+
+    library: Path
+    modules: Path | None
+    programs: Path | None
+    version: str
+    transports: tuple[str, ...]
+    package: str
+
+
+def find_ucx(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[UcxInstallation]:
+    """Find all copies of UCX that a program can load: the wheel first, then conda's, the system's, and copies in
+    wheels of other packages. Child processes load them to read their versions.
+    """
+    copies = ucx_copies(environment, root)
+    commands = {
+        str(library): module_command("gpubench.backends.libraries", VERSION, process.UCX_LIB, str(library))
+        for library in copies
+    }
+    answers = run_stages(commands, package_environment(environment), _SECONDS_FOR_VERSIONS) if commands else {}
+    found = []
+    for library, package in copies.items():
+        version = (answers[str(library)].document or {}).get("version")
+        modules = ucx_modules(library)
+        found.append(
+            UcxInstallation(
+                library=library,
+                modules=modules,
+                programs=_ucx_programs(library),
+                version=version or ucx_wheel_version(package),
+                transports=ucx_transports(modules) if modules else (),
+                package=package,
+            )
+        )
+    return found
+
+
+def ucx_copies(environment: Mapping[str, str], root: Path = Path("/")) -> dict[Path, str]:
+    """Return the package of each copy of UCX, by the path of its library. No library is loaded."""
+    by_file: dict[str, tuple[Path, str]] = {}
+    for library, package in _ucx_candidates(environment, root):
+        if exists(library):
+            by_file.setdefault(os.path.realpath(library), (library, package))
+    return dict(by_file.values())
+
+
+def _ucx_candidates(environment: Mapping[str, str], root: Path) -> Iterator[tuple[Path, str]]:
+    for distribution in distributions():
+        name = distribution.metadata["Name"] or ""
+        if _UCX_WHEEL.fullmatch(name):
+            library = Path(str(distribution.locate_file(f"libucx/lib/{UCX_FILE}")))
+            yield library, f"{name} {distribution.version}"
+    if exists(Path(sys.prefix) / "conda-meta"):
+        yield Path(sys.prefix) / "lib" / UCX_FILE, "conda"
+    loaded = find_libraries((UCX_FILE,), {}, environment.get("LD_LIBRARY_PATH", ""), root)[UCX_FILE]
+    if loaded is not None:
+        yield Path(loaded), SYSTEM
+    # auditwheel puts libraries into <package>.libs and adds a hash to their names: libucp-b39b3ed9.so.0.0.0
+    versions = {re.sub("[-.]+", "_", wheel.metadata["Name"] or ""): wheel.version for wheel in distributions()}
+    for folder in filter(None, sys.path):
+        for library in sorted(Path(folder).glob("*.libs/libucp*.so*")):
+            package = library.parent.name.removesuffix(".libs")
+            yield library, f"{package.replace('_', '-')} {versions.get(package, '')}".strip()
+
+
+def ucx_wheel_version(package: str) -> str:
+    """Return the version of a UCX wheel. A wheel that contains a copy of UCX has a version of its own: return ''."""
+    name, _, version = package.partition(" ")
+    return version if _UCX_WHEEL.fullmatch(name) else ""
+
+
+def ucx_modules(library: Path) -> Path | None:
+    """Return the folder of UCX's transport modules, which UCX looks for next to its library."""
+    for folder in (library.parent / "ucx", Path(os.path.realpath(library)).parent / "ucx"):
+        if exists(folder):
+            return folder
+    return None
+
+
+def ucx_transports(modules: Path) -> tuple[str, ...]:
+    """Return the transports in a module folder, such as 'cma', 'cuda', 'ib' and 'mlx5'."""
+    found = filter(None, map(_MODULE.match, list_names(modules)))
+    return tuple(sorted({match[1].removeprefix("ib_").removeprefix("cuda_") for match in found}))
+
+
+def _ucx_programs(library: Path) -> Path | None:
+    # Debian has /usr/lib/x86_64-linux-gnu/libucp.so.0 and /usr/bin, most others <prefix>/lib and <prefix>/bin.
+    for prefix in library.parents[1:3]:
+        if exists(prefix / "bin" / "ucx_perftest"):
+            return prefix / "bin"
+    return None

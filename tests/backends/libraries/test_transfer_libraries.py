@@ -1,0 +1,70 @@
+"""Copies of UCX in wheels and on the system, with their modules and programs."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpubench.backends.transfer_libraries import SYSTEM, UcxInstallation, find_ucx, ucx_transports
+from tests.fakes.shared_objects import shared_object, wheel
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that Python searches for packages, first."""
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return tmp_path / "site"
+
+
+def add_modules(library: Path, *names: str) -> Path:
+    folder = library.parent / "ucx"
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+def found_below(folder: Path) -> list[UcxInstallation]:
+    return [copy for copy in find_ucx(os.environ) if copy.library.is_relative_to(folder)]
+
+
+def test_the_wheel_of_ucx_comes_before_the_copy_that_nixl_brought(site: Path) -> None:
+    bundled = wheel(site, "nixl-cu13", "1.5.1", "nixl_cu13.libs/libucp-b39b3ed9.so.0.0.0")
+    add_modules(bundled, "libuct_cuda.so.0.0.0", "libuct_ib.so.0.0.0", "libuct_ib_efa.so.0.0.0", "libucm_cuda.so.0.0.0")
+    own = wheel(site, "libucx-cu13", "1.22.0", "libucx/lib/libucp.so.0")
+    modules = add_modules(own, "libuct_cuda.a", "libuct_cuda.so", "libuct_cuda.so.0", "libuct_cma.so.0")
+    programs = site / "libucx/bin"
+    programs.mkdir()
+    (programs / "ucx_perftest").touch()
+    assert found_below(site) == [
+        UcxInstallation(own, modules, programs, "1.22.0", ("cma", "cuda"), "libucx-cu13 1.22.0"),
+        # This copy does not load, and NIXL's version is not the version of the UCX inside it.
+        UcxInstallation(bundled, bundled.parent / "ucx", None, "", ("cuda", "efa", "ib"), "nixl-cu13 1.5.1"),
+    ]
+
+
+def test_a_ucx_of_the_loader_is_found_once_and_may_lack_modules(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = wheel(site, "libucx-cu12", "1.20.0", "libucx/lib/libucp.so.0")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(own.parent))
+    assert [copy.package for copy in found_below(site)] == ["libucx-cu12 1.20.0"]
+    system = tmp_path / "usr/lib/x86_64-linux-gnu/libucp.so.0"
+    system.parent.mkdir(parents=True)
+    system.write_bytes(shared_object("libc.so.6"))
+    (tmp_path / "usr/bin").mkdir()
+    (tmp_path / "usr/bin/ucx_perftest").touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(system.parent))
+    assert found_below(tmp_path)[1:] == [UcxInstallation(system, None, tmp_path / "usr/bin", "", (), SYSTEM)]
+
+
+def test_transports_are_named_by_their_modules(tmp_path: Path) -> None:
+    for name in (
+        "libuct_ib_mlx5.so.0",
+        "libuct_cuda_gdrcopy.so.0",
+        "libuct_rdmacm.so",
+        "libuct_xpmem.la",
+        "libucm_cuda.so",
+    ):
+        (tmp_path / name).touch()
+    assert ucx_transports(tmp_path) == ("gdrcopy", "mlx5", "rdmacm")
