@@ -1,7 +1,7 @@
 """Compare predictions of `gpubench plan` with published training steps: every row, and how many are right.
 
     python -m benchmarks.plan_published                      # the table, and the figures below it
-    python -m benchmarks.plan_published --markdown           # the tables of docs/plan_published.md, by publication
+    python -m benchmarks.plan_published --markdown           # the tables of plan_published.md, by publication
     python -m benchmarks.plan_published --set practice       # one set alone
     python -m benchmarks.plan_published --only 'H100 7b'     # series of that name alone
 

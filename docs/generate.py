@@ -225,13 +225,11 @@ def fault_tables() -> str:
         faults = [fault for fault in FAULT_KEYS if fault.subject is subject]
         example = f"--fault {part}:{faults[0].key}={faults[0].example}"
         lines += [f"## {title}", f"`{FAULT_PARTS[subject]}:KEY=VALUE`, e.g. `{example}`", ""]
-        lines += ["| key | values | effect | changes | where |", "|---|---|---|---|---|"]
+        lines += ["| key | values | effect | changes |", "|---|---|---|---|"]
         for fault in faults:
-            form = f"{fault.kind}: {fault.form}, e.g. `{fault.example}`"
-            values = ", ".join(f"`{word}`" for word in fault.words) or form
-            where = f"`{fault.command}` only" if fault.command else "every command"
-            changes = f"what `{fault.command}` measures" if fault.command else ", ".join(fault.changes)
-            lines.append(f"| `{fault.key}` | {values} | {fault.effect} | {changes} | {where} |")
+            values = ", ".join(f"`{word}`" for word in fault.words) or f"{fault.kind}, e.g. `{fault.example}`"
+            changes = f"`{fault.command}` only" if fault.command else ", ".join(fault.changes)
+            lines.append(f"| `{fault.key}` | {values} | {fault.effect} | {changes} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -381,7 +379,7 @@ def column_lists() -> str:
             if shared.get(name) == text:
                 known.append(shown)
             else:
-                others.append(f"- {shown}: {text}")
+                others.append(f"- {shown}: {text.removesuffix('; null: unknown')}")
         lines += [f"- as above: {', '.join(known)}"] if known else []
         lines += others
     properties = report_schema()["properties"]

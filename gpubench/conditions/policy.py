@@ -176,13 +176,13 @@ class Grade(Struct, frozen=True):
 
 _NOT_READ = Grade(ERROR, "health checks that exit 0 where they could not look certify broken nodes", own_fault=False)
 _DRIVER_IS_DOWN = Grade(ERROR, "a job that gets these GPUs fails or hangs")
-_NO_JOB = Grade(FAIL, "NCCL stops: the job did not start, or ended", own_fault=False)
+_NO_JOB = Grade(FAIL, "NCCL stops the job", own_fault=False)
 _JOB_HANGS = Grade(FAIL, "the job hangs", own_fault=False)
 _ON_THE_WAY = Grade(WARN, "some releases go on after it, and others stop")
 _NO_MANAGER = Grade(
     FAIL, "CUDA error 802; no peer access over NVLink", "WARN if the fabric is up: the next reset fails"
 )
-_COUNTED = Grade(WARN, "a total without a rate is a doubt", "FAIL if the counter grows while data are moved")
+_COUNTED = Grade(WARN, "a total without a rate is a doubt", "FAIL if it grows while data move")
 _OF_A_BOARD = "SKIP if no sibling has more: the board's limit; WARN if a slot has less, or one card alone does"
 _FIGURE = "WARN between 90 % and 75 % of what is expected"
 
