@@ -369,7 +369,7 @@ def column_lists() -> str:
     """Return every section with its columns. A column of several sections is described once."""
     columns = {name: object_schema(kind)["properties"] for name, kind in TABLES.items()}
     counts = Counter((name, column.get("description", "")) for own in columns.values() for name, column in own.items())
-    shared = {name: text for (name, text), count in reversed(counts.most_common()) if count > 2}
+    shared = {name: text for (name, text), count in reversed(counts.most_common()) if count > 1}
     lines = ["### Columns of several sections", *(f"- `{name}`: {shared[name]}" for name in sorted(shared))]
     for section, kind in TABLES.items():
         lines += ["", f"### {section}", " ".join((kind.__doc__ or "").split()), ""]
