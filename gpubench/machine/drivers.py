@@ -18,9 +18,9 @@ MPS_ENABLED = 133
 """CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED and CU_DEVICE_ATTRIBUTE_MPS_ENABLED
 in cuda.h."""
 
-_FEATURES = {"virtual_memory": 102, "gpu_direct_rdma": 116, "fabric_handles": 128, "multicast": 132}
-"""CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED and similar attributes, which NCCL checks before it
-shares memory.
+_FEATURES = {"virtual_memory": 102, "gpu_direct_rdma": 116, "cuda_ipc": 125, "fabric_handles": 128, "multicast": 132}
+"""CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED and similar attributes, which libraries check before they
+share memory. CUDA documents 125 (IPC_EVENT_SUPPORTED) as the test for all of legacy CUDA IPC.
 """
 
 

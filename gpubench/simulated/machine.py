@@ -20,7 +20,9 @@ from gpubench.simulated.node import add_surroundings, apply_surrounding_faults, 
 _LOST = "GPU is lost"
 _NO_DRIVER = "NVML does not start (Driver Not Loaded)"
 _NO_ANSWER = "no answer (simulated)"
-_WITHOUT_NVML = ("index", "bus_id", "name", "uuid", "cuda_index", "multiprocessors", "pcie", "place")
+_WITHOUT_NVML = (
+    *("index", "bus_id", "name", "uuid", "cuda_index", "multiprocessors", "cuda_features", "pcie", "place"),
+)
 """Facts about a GPU that are known without NVML, from sysfs and CUDA."""
 
 
@@ -287,7 +289,13 @@ def _drop_cuda(node: snapshot.Snapshot, reason: str = _NO_ANSWER) -> snapshot.Sn
         node,
         gpudirect=replace(node.gpudirect, dma_buf=None),
         gpus=tuple(
-            replace(gpu, cuda_index=None, multiprocessors=None, unknown={**gpu.unknown, "cuda_index": reason})
+            replace(
+                gpu,
+                cuda_index=None,
+                multiprocessors=None,
+                cuda_features={},
+                unknown={**gpu.unknown, "cuda_index": reason},
+            )
             for gpu in node.gpus
         ),
         pairs=tuple(replace(pair, cuda=None, unknown={**pair.unknown, "cuda": reason}) for pair in node.pairs),

@@ -156,6 +156,7 @@ def _gpu(
         cpu_affinity=_cpus(profile, place.numa_node),
         nvlinks=_nvlinks(profile, tree, index, [address for address, _ in places]),
         fabric=_fabric(profile),
+        cuda_features=_cuda_features(profile),
         bar1_bytes=kind.bar1_bytes,
         processes=(),
         unknown={name: "the profile does not say" for name, value in missing.items() if value is None},
@@ -192,6 +193,15 @@ def _fabric(profile: Profile) -> snapshot.Fabric | None:
     # A virtual machine does not show the fabric's health (seen on 4 H200s with driver 580).
     mask = 0 if profile.node.virtual_machine else _HEALTHY_MASK
     return snapshot.Fabric(state="completed", status="success", clique=0, cluster_uuid=_NO_CLUSTER, health_mask=mask)
+
+
+def _cuda_features(profile: Profile) -> dict[str, bool]:
+    """Return what the driver certainly reports, as it did on H100s and H200s. Other features are unknown."""
+    if _fabric(profile) is None:
+        return {"multicast": False}  # It needs NVSwitches for Hopper or later GPUs.
+    # A virtual machine with some GPUs of a board may have no multicast.
+    multicast = {} if profile.node.virtual_machine else {"multicast": True}
+    return {"cuda_ipc": True, "virtual_memory": True, "fabric_handles": True, **multicast}
 
 
 def _nic(nic: NicKindOfMachine, tree: _PciTree, number: int) -> snapshot.NicFacts:

@@ -217,6 +217,36 @@ def test_what_is_not_known_has_its_reason() -> None:
     assert "UUID" not in without
 
 
+FULL = {"cuda_ipc": True, "virtual_memory": True, "fabric_handles": True, "multicast": True}
+
+
+def test_gpus_with_equal_ways_to_share_memory_have_one_line() -> None:
+    """A missing way has a sentence with its effect, and an unknown one has none."""
+    node = with_gpus(*[{"cuda_features": FULL}] * 6, {"cuda_features": {"multicast": False}}, GONE)
+    assert table(shown([node], verbose=True), "memory sharing") == [
+        ["memory sharing", "CUDA IPC", "VMM", "fabric handles", "multicast"],
+        ["GPU0-5", "yes", "yes", "yes, IMEX untested", "yes"],
+        ["GPU6", "?", "?", "?", "no"],
+    ]
+    text = shown([node], verbose=True)
+    assert "  no multicast on GPU6: NCCL runs without NVLS, torch symmetric memory without multimem\n" in text
+    assert text.count("  no ") == 1
+    assert "memory sharing" not in shown([node])
+
+
+def test_ways_to_share_memory_that_no_gpu_reports_are_not_known() -> None:
+    text = shown([with_gpus(*[{"cuda_features": {}}] * 8)], verbose=True)
+    assert "  not known: CUDA IPC, VMM, fabric handles, multicast\n" in text
+    assert "memory sharing" not in text
+
+
+@pytest.mark.parametrize("field", FULL)
+def test_every_missing_way_to_share_memory_is_explained(field: str) -> None:
+    text = shown([with_gpus(*[{"cuda_features": FULL | {field: False}}] * 8)], verbose=True)
+    assert len(re.findall(r"^  no [^:]*: (?:NCCL|UCX)", text, re.MULTILINE)) == 1
+    assert "PASS" in text, "hardware that cannot do it is healthy"
+
+
 def test_nics_have_a_line_each() -> None:
     nics = (
         NicFacts(name="mlx5_0", kind=NicKind.INFINIBAND),

@@ -89,6 +89,12 @@ def test_an_attribute_that_an_older_driver_does_not_know() -> None:
     assert read_cuda(library).gpus[0].multiprocessors == 132
 
 
+def test_a_feature_that_the_driver_does_not_report_is_unknown_and_not_missing() -> None:
+    library = FakeCuda()
+    library.attributes |= {102: 1, 125: 1, 128: 0}
+    assert read_cuda(library).gpus[0].features == {"virtual_memory": True, "cuda_ipc": True, "fabric_handles": False}
+
+
 def test_a_pair_that_cannot_be_asked_is_left_out() -> None:
     facts = read_cuda(FakeCuda(cuDeviceCanAccessPeer=PEER_UNSUPPORTED))
     assert facts.peers == {}

@@ -181,6 +181,16 @@ def test_every_fault_of_a_nic_shows() -> None:
     assert names == [f"mlx5_{i}" for i in range(8) if i != 3]
 
 
+@pytest.mark.parametrize(
+    ("machine", "multicast"),
+    [("hgx-b200-8", True), ("hgx-a100-8", False), ("h100-nvl-2", False), ("hgx-h200-2", None)],
+)
+def test_multicast_needs_nvswitches_of_hopper_and_is_unknown_on_a_part_of_a_board(
+    machine: str, multicast: bool | None
+) -> None:
+    assert node(machine).gpus[0].cuda_features.get("multicast") is multicast
+
+
 def test_every_fault_of_a_node_shows() -> None:
     broken = node("hgx-h100-8", "node0:driver=550.54.15,cuda=12.4,peermem=no")
     assert (broken.driver.version, broken.driver.cuda, broken.gpudirect.peermem) == ("550.54.15", "12.4", False)
@@ -188,8 +198,10 @@ def test_every_fault_of_a_node_shows() -> None:
     assert [(each.stage, each.timed_out) for each in nvml.failures] == [("nvml", True)]
     assert (nvml.gpus[0].nvlinks, nvml.gpus[0].cuda_index, nvml.driver.cuda) == (None, 0, None)
     assert (nvml.pairs[0].read, nvml.pairs[0].cuda) == (None, True)
+    assert nvml.gpus[0].cuda_features["multicast"]
     cuda = node("hgx-h100-8", "node0:silent=cuda")
     assert (cuda.gpus[0].cuda_index, cuda.gpus[0].name) == (None, "NVIDIA H100 80GB HBM3")
+    assert cuda.gpus[0].cuda_features == {}
     assert (cuda.pairs[0].read, cuda.pairs[0].cuda) == ("OK", None)
     assert "cuda" in cuda.pairs[0].unknown
     sysfs = node("hgx-h100-8", "node0:silent=sysfs")

@@ -361,7 +361,8 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
     - `slowdown_margin_c`: distance to the temperature at which clocks drop
     - `most_clock_mhz`: maximum SM clock
     - `retirement_pending`: replaces `remapped_rows` on GPUs before Ampere
-    - `cuda_features`: features that the driver reports, such as `fabric_handles` and `multicast`
+    - `cuda_features`: whether the driver supports `cuda_ipc`, `virtual_memory`, `fabric_handles`, `multicast` and
+      `gpu_direct_rdma`; a missing name is unknown
     """
 
     index: int

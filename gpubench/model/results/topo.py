@@ -41,6 +41,10 @@ TOPO_SECTIONS = (
 )
 
 
+SHARING = ("cuda_ipc", "virtual_memory", "fabric_handles", "multicast")
+"""Columns of GpuRow about the ways in which processes can share GPU memory."""
+
+
 class GpuRow(report.Record, frozen=True, kw_only=True):
     """One GPU. `gpu` is the name of the GPU in matrices. `unknown` contains the reason for each empty field."""
 
@@ -93,6 +97,10 @@ class GpuRow(report.Record, frozen=True, kw_only=True):
     remapped_rows_pending: bool | None  #: whether a row remapping waits for a GPU reset
     remapped_rows_failure: bool | None  #: whether a row remapping failed
     bar1_bytes: int | None  #: size of BAR1, the PCIe window to GPU memory, in bytes
+    cuda_ipc: bool | None  #: whether processes can share cudaMalloc memory (legacy CUDA IPC)
+    virtual_memory: bool | None  #: whether CUDA's virtual memory management (cuMemCreate) is supported
+    fabric_handles: bool | None  #: whether the driver supports fabric handles, which also need an IMEX channel
+    multicast: bool | None  #: whether NVSwitch multicast is supported
     users: Sequence[str] | None  #: processes that use the GPU
     driver: str | None  #: version of the NVIDIA driver
     cuda: str | None  #: newest CUDA version that the driver supports
@@ -276,6 +284,7 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
             nvlink_peers=sorted({_far_end(node, link) for link in active}),
             nvlink_errors=sum(counted) if counted else None,
             **_fabric(gpu.fabric),
+            **{name: gpu.cuda_features.get(name) for name in SHARING},
             **{
                 f"remapped_rows_{name}": getattr(gpu.remapped_rows, name, None)
                 for name in ("correctable", "uncorrectable", "pending", "failure")
