@@ -97,10 +97,10 @@ class GpuRow(report.Record, frozen=True, kw_only=True):
     remapped_rows_pending: bool | None  #: whether a row remapping waits for a GPU reset
     remapped_rows_failure: bool | None  #: whether a row remapping failed
     bar1_bytes: int | None  #: size of BAR1, the PCIe window to GPU memory, in bytes
-    cuda_ipc: bool | None  #: whether processes can share cudaMalloc memory (legacy CUDA IPC)
-    virtual_memory: bool | None  #: whether CUDA's virtual memory management (cuMemCreate) is supported
-    fabric_handles: bool | None  #: whether the driver supports fabric handles, which also need an IMEX channel
-    multicast: bool | None  #: whether NVSwitch multicast is supported
+    cuda_ipc: bool | None = None  #: whether processes can share cudaMalloc memory (legacy CUDA IPC)
+    virtual_memory: bool | None = None  #: whether CUDA's virtual memory management (cuMemCreate) is supported
+    fabric_handles: bool | None = None  #: whether the driver supports fabric handles, which also need an IMEX channel
+    multicast: bool | None = None  #: whether NVSwitch multicast is supported
     users: Sequence[str] | None  #: processes that use the GPU
     driver: str | None  #: version of the NVIDIA driver
     cuda: str | None  #: newest CUDA version that the driver supports
