@@ -9,13 +9,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpubench.conditions import subjects
-from gpubench.conditions.circumstances import Facts, Unread, joined
+from gpubench.conditions.circumstances import Circumstances, Facts, Sighting, Unread, joined
 from gpubench.conditions.condition import fill_ids
+from gpubench.conditions.kv import KV
+from gpubench.conditions.process import MPI
 from gpubench.conditions.profile import SURPLUS
+from gpubench.conditions.ranking import SUREST_FIRST
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.conditions.subjects import Lack
 from gpubench.model.facts.snapshot import GpuFacts, Snapshot
 from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.ucx import Transfer
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.figures import Need
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Origin, Verdict
@@ -263,6 +268,26 @@ def copy_findings(facts: Facts) -> tuple[Finding, ...]:
 def fact_findings(facts: Facts) -> tuple[Finding, ...]:
     """Return the findings of all checks that need no measurement. They may explain a slow result."""
     return run([check for check in CHECKS if check.needs is Need.FACTS], facts)
+
+
+_OF_TRANSFERS = (*KV.conditions, *(condition for condition in MPI.conditions if condition.id.startswith("ucx-")))
+
+
+def transfer_findings(transfers: Sequence[Transfer]) -> tuple[Finding, ...]:
+    """Return the most certain finding per transfer of GPU memory. Transfers with equal findings are merged."""
+    found: list[Finding] = []
+    for transfer in transfers:
+        run = Circumstances(wiring=Wiring([], {}), transfers=(transfer,))
+        causes = [
+            (condition, sighting)
+            for condition in _OF_TRANSFERS
+            for sighting in condition.look(run)
+            if isinstance(sighting, Sighting)
+        ]
+        if causes:
+            condition, sighting = min(causes, key=lambda cause: SUREST_FIRST.index(cause[1].confidence))
+            found += condition.to_findings([sighting], condition.severity or Verdict.FAIL)
+    return merged(found)
 
 
 def gpu_count_findings(hosts: Mapping[str, int], expected_gpus: int | None) -> tuple[Finding, ...]:

@@ -16,7 +16,7 @@ from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.nodes import MachineKind
 from gpubench.model.paths.topology import Device, Refusal, Topology
 from gpubench.model.paths.transport import Confidence, Pair, Transport
-from gpubench.model.paths.ucx import Transfer
+from gpubench.model.paths.ucx import Transfer, UcxRoute
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.figures import QUICK, Measurements
@@ -381,6 +381,22 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         more = {"gpus": gpus, "places": self.rank_places(ranks), **more}
         subject = self.subject(ranks[0].node, rank_names(ranks))
         return Sighting(subject=subject, seen=seen, confidence=confidence, **more)
+
+
+def transfer_sighting(
+    transfer: Transfer, why: str, confidence: Confidence = Confidence.PROVEN, **more: Any
+) -> Sighting:
+    """Return a sighting for one transfer. A NIC inside a node is only a WARN, because it bypasses host memory."""
+    carrier = f" over {transfer.transport}" if transfer.transport else ""
+    found = {"severity": Verdict.WARN} if transfer.route is UcxRoute.RDMA else {}
+    return Sighting(
+        subject=transfer.name,
+        seen=f"{transfer.route}{carrier}: {why}",
+        confidence=confidence,
+        names=(transfer.name,),
+        places=transfer.places,
+        **{**found, **more},
+    )
 
 
 def rank_names(ranks: Sequence[RankFacts]) -> str:

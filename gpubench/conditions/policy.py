@@ -145,6 +145,9 @@ _ROWS: tuple[tuple[Explains, str], ...] = (
     (_WRONG, "peer-access-corrupts"),
     (_APPLICATION, "namespaces-differ ptrace-blocked visible-devices-differ mpi-cuda-off ucx-tls"),
     (_APPLICATION, "ucx-without-cuda mpi-not-cuda-aware peer-access-not-enabled"),
+    (_APPLICATION, "kv-no-peer-access kv-memory-expandable kv-memory-pool kv-memory-managed kv-pid-namespaces"),
+    (_APPLICATION, "kv-no-rdma-device kv-no-gpudirect kv-mnnvl-off kv-staged-unexplained"),
+    (_SLOW, "kv-nic-inside-node kv-block-cost"),
 )
 
 EXPLAINS: Mapping[str, Explains] = {id_: row for row, ids in _ROWS for id_ in ids.split()}
@@ -183,6 +186,12 @@ _NO_MANAGER = Grade(
     FAIL, "CUDA error 802; no peer access over NVLink", "WARN if the fabric is up: the next reset fails"
 )
 _COUNTED = Grade(WARN, "a total without a rate is a doubt", "FAIL if it grows while data move")
+_NO_CUDA_IPC = Grade(
+    FAIL,
+    "the KV cache takes 150 to 900 times longer than over NVLink",
+    "WARN over a NIC or between nodes",
+    own_fault=False,
+)
 _OF_A_BOARD = "SKIP if no sibling has more: the board's limit; WARN if a slot has less, or one card alone does"
 _FIGURE = "WARN between 90 % and 75 % of what is expected"
 
@@ -301,6 +310,19 @@ SEVERITIES: Mapping[str, Grade] = {
     "straggler": Grade(WARN, "one late rank may be a busy host"),
     "slow-range": Grade(WARN, "the other sizes are as fast as they should be"),
     "figures-too-noisy": Grade(Verdict.INCONCLUSIVE, "noise says nothing of a machine"),
+    **dict.fromkeys(
+        (
+            *("kv-memory-expandable", "kv-memory-pool", "kv-memory-managed", "kv-pid-namespaces"),
+            "kv-staged-unexplained",
+        ),
+        _NO_CUDA_IPC,
+    ),
+    "kv-no-peer-access": Grade(WARN, "the hardware may allow no more; gpubench p2p shows that", own_fault=False),
+    "kv-no-rdma-device": Grade(WARN, "the node may have no RDMA NIC", own_fault=False),
+    "kv-no-gpudirect": Grade(FAIL, "DESIGN: RDMA through host memory", own_fault=False),
+    "kv-mnnvl-off": Grade(FAIL, "the network has a quarter of the bandwidth", own_fault=False),
+    "kv-nic-inside-node": Grade(WARN, "the path is direct", own_fault=False),
+    "kv-block-cost": Grade(WARN, "the path is direct", own_fault=False),
     "nccl-diag-failed": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_VOLATILE_DBE_DETECTED (isolate)"),
     "nccl-diag-doubt": Grade(WARN, "NCCL reports it and goes on"),
     "gpu-xid": Grade(FAIL, "NVIDIA's Xid catalogue: reset, or replace"),

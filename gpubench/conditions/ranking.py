@@ -36,7 +36,7 @@ A collective reaches at least half the share of its slowest path. For example, 8
 %, and the pair reaches 10 %.
 """
 
-_SUREST_FIRST = (Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK, Confidence.NONE)
+SUREST_FIRST = (Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK, Confidence.NONE)
 
 
 def distance(cause_percent: float | None, figure_percent: float | None, most_times: float = MOST_TIMES) -> float | None:
@@ -63,7 +63,7 @@ class Named(Struct, frozen=True):
     @property
     def confidence(self) -> Confidence:
         """Highest confidence of the sightings."""
-        return min((sighting.confidence for sighting in self.sightings), key=_SUREST_FIRST.index)
+        return min((sighting.confidence for sighting in self.sightings), key=SUREST_FIRST.index)
 
     @property
     def effects(self) -> tuple[Effect, ...]:
@@ -213,7 +213,7 @@ def _explained(named: Named, paths: Mapping[Pair, PathKind]) -> tuple[Named | No
 
 
 def _surest(named: Named) -> tuple[int, bool]:
-    return _SUREST_FIRST.index(named.confidence), named.cause.general
+    return SUREST_FIRST.index(named.confidence), named.cause.general
 
 
 def diagnose(causes: Iterable[Condition], run: Circumstances) -> Diagnosis:

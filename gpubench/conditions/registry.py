@@ -8,6 +8,7 @@ from gpubench.conditions.gpu import CONTENTION, GPU
 from gpubench.conditions.gpudirect import GPUDIRECT
 from gpubench.conditions.hangs import HANGS
 from gpubench.conditions.hardware_errors import HARDWARE_ERRORS
+from gpubench.conditions.kv import KV
 from gpubench.conditions.measured import MEASURED, SWEEP
 from gpubench.conditions.mnnvl import MNNVL
 from gpubench.conditions.nccl_settings import NCCL_SETTINGS, NCCL_TUNING
@@ -40,6 +41,7 @@ FAMILIES: tuple[Family, ...] = (
     GPUDIRECT,
     REDIRECTION,
     PCIE,
+    KV,
     MPI,
     MEASURED,
     SWEEP,

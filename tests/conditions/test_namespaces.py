@@ -29,7 +29,6 @@ names = ("NCCL_P2P_DISABLE",)
 print(json.dumps(to_plain(read_rank_facts(0, 0, 0, {name: os.environ[name] for name in names if name in os.environ}))))
 """
 OWN_SHM = ("unshare", "-m", "bash", "-c", 'mount -t tmpfs -o size=64g tmpfs /dev/shm && exec "$@"', "bash")
-OWN_IPC = ("unshare", "-i")
 OWN_PROCESSES = ("unshare", "-pf", "--mount-proc")
 LITTLE_LOCKED = ("bash", "-c", 'ulimit -l 64 && exec "$@"', "bash")
 
@@ -71,12 +70,11 @@ def named(found: Job) -> list[str]:
     ("machine", "inside", "environment", "cause"),
     [
         ("hgx-h200-2", OWN_SHM, {}, "shm-not-shared"),
-        ("hgx-h200-2", OWN_IPC, {}, "namespaces-differ"),
         ("hgx-h200-2", OWN_PROCESSES, {}, "namespaces-differ"),
         ("hgx-h100-8*2", LITTLE_LOCKED, {}, "memlock-limited"),
         ("hgx-h200-2", (), {"NCCL_P2P_DISABLE": "1"}, "nccl-p2p-disabled"),
     ],
-    ids=["own /dev/shm", "own IPC", "own processes", "little locked memory", "a variable"],
+    ids=["own /dev/shm", "own processes", "little locked memory", "a variable"],
 )
 def test_a_process_that_differs_is_named_first(
     machine: str, inside: tuple[str, ...], environment: dict[str, str], cause: str

@@ -43,6 +43,7 @@ from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
 from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Pair, parse_transport
+from gpubench.model.paths.ucx import Allocation, Transfer, UcxRoute
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.copies import CopyJudge
 from gpubench.model.profiles.fault import parse_fault
@@ -74,6 +75,7 @@ class Job(Struct, frozen=True):
     at_work: Mapping[int, GpuCondition] = field(default_factory=dict)
     idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
     issued: tuple[IssueTime, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
 
     def findings(self) -> tuple[Finding, ...]:
         """Return the findings of checks. Every node matches the profile."""
@@ -108,6 +110,7 @@ class Job(Struct, frozen=True):
             idle_gpus=self.idle_gpus,
             slow=self.measurements.collectives,
             issued=self.issued,
+            transfers=self.transfers,
         )
 
     def diagnosis(self) -> Diagnosis:
@@ -374,7 +377,45 @@ def _copying() -> Job:
     )
 
 
+def _transfer(route: UcxRoute = UcxRoute.EMULATED, transport: str = "tcp/lo", **facts: Any) -> Job:
+    """Return two H200s with one transfer of GPU memory between two processes."""
+    transfer = Transfer(name="GPU0 → GPU1", route=route, transport=transport, **{"same_node": True, **facts})
+    return replace(simulated("hgx-h200-4"), transfers=(transfer,))
+
+
+def _transfer_to_another_node(route: UcxRoute, transport: str, **facts: Any) -> Job:
+    return _transfer(route, transport, same_node=False, **facts)
+
+
 PLANTS: tuple[Plant, ...] = (
+    Plant("kv-memory-expandable", lambda: _transfer(allocation=Allocation.EXPANDABLE)),
+    Plant(
+        "kv-memory-expandable",
+        lambda: _transfer(remote="cuda", variables={"PYTORCH_ALLOC_CONF": "a:1,expandable_segments:True"}),
+    ),
+    Plant("kv-memory-pool", lambda: _transfer(allocation=Allocation.ASYNC)),
+    Plant("kv-memory-pool", lambda: _transfer(local="cuda-managed/GPU0", remote="cuda-managed")),
+    Plant("kv-memory-managed", lambda: _transfer(local="cuda-managed memory", remote="cuda-managed")),
+    Plant("kv-pid-namespaces", lambda: _transfer(same_pid_namespace=False)),
+    Plant("kv-pid-namespaces", lambda: _transfer(UcxRoute.RDMA, "rc_mlx5/mlx5_0:1", same_pid_namespace=False)),
+    Plant("kv-no-peer-access", lambda: _transfer(peer_access=False, allocation=Allocation.EXPANDABLE)),
+    Plant("kv-nic-inside-node", lambda: _transfer(UcxRoute.RDMA, "rc_mlx5/mlx5_0:1", peer_access=True)),
+    Plant("kv-no-rdma-device", lambda: _transfer_to_another_node(UcxRoute.STAGED, "tcp/eth0", rdma_devices=0)),
+    Plant("kv-no-gpudirect", lambda: _transfer_to_another_node(UcxRoute.STAGED, "rc_mlx5/mlx5_0:1")),
+    Plant(
+        "kv-mnnvl-off",
+        lambda: _transfer_to_another_node(
+            UcxRoute.RDMA,
+            "rc_mlx5/mlx5_0:1",
+            same_nvlink_domain=True,
+            variables={"UCX_CUDA_IPC_ENABLE_MNNVL": "n"},
+        ),
+    ),
+    Plant(
+        "kv-block-cost",
+        lambda: _transfer(UcxRoute.PEER, "cuda_ipc/cuda", blocks=4096, block_us=7.3, gb_s=9.0, expected_gb_s=366.0),
+    ),
+    Plant("kv-staged-unexplained", _transfer),
     Plant("foreign-nvlink-traffic", _copying),
     Plant("foreign-pcie-traffic", lambda: _idle(gpu1=IdleGpu(rates=LinkRates(pcie_sent=0.01, pcie_received=59.0)))),
     Plant("gpu-in-use", lambda: _h100("gpu1:busy=4711")),
@@ -672,6 +713,9 @@ PLANTS: tuple[Plant, ...] = (
     Plant("peer-access-not-enabled", lambda: _set(_board(), GGML_CUDA_DISABLE_GRAPHS="1")),
     Plant("mpi-cuda-off", lambda: _set(_board(), MPICH_GPU_SUPPORT_ENABLED="0")),
     Plant("ucx-tls", lambda: _set(_board(), UCX_TLS="rc,sm,self")),
+    Plant("ucx-tls", lambda: _set(_board(), UCX_TLS="^cuda_ipc")),
+    Plant("ucx-tls", lambda: _transfer(variables={"UCX_TLS": "tcp,cuda_copy"})),
+    Plant("ucx-without-cuda", lambda: _transfer(ucx_transports=("tcp", "rc_mlx5"))),
     Plant("ucx-without-cuda", lambda: with_ranks(_board(), lambda each: replace(each, ucx_cuda=False))),
     Plant(
         "mpi-not-cuda-aware", lambda: with_ranks(_board(), lambda each: replace(each, mpi=MpiFacts(cuda_aware=False)))

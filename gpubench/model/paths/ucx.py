@@ -33,7 +33,7 @@ class UcxRoute(StrEnum):
 
 
 _PEER = frozenset(("cuda_ipc", "rocm_ipc", "ze_ipc"))
-_RDMA = frozenset(("rc_mlx5", "dc_mlx5", "ud_mlx5", "rc_verbs", "ud_verbs", "gga_mlx5", "srd"))
+RDMA_TRANSPORTS = frozenset(("rc_mlx5", "dc_mlx5", "ud_mlx5", "rc_verbs", "ud_verbs", "gga_mlx5", "srd"))
 _HOST = frozenset(("tcp", "sysv", "posix", "cma", "knem", "xpmem", "self", "mm", "cuda_copy", "rocm_copy", "ze_copy"))
 _STAGED_WORDS = re.compile(r"copy-in|copy-out|\b(?:cuda|rocm|ze)_copy\b|frag host|attached|mapped remote|fragmented")
 _DIRECT_WORDS = re.compile(r"zero-copy|\b(?:read from|write to) remote\b|\bshort\b")
@@ -70,7 +70,7 @@ class ProtocolRange(Struct, frozen=True):
             return UcxRoute.UNKNOWN
         if names <= _PEER:
             return UcxRoute.PEER
-        return UcxRoute.RDMA if names <= _PEER | _RDMA else UcxRoute.UNKNOWN
+        return UcxRoute.RDMA if names <= _PEER | RDMA_TRANSPORTS else UcxRoute.UNKNOWN
 
 
 class ProtocolTable(Struct, frozen=True):
@@ -144,6 +144,7 @@ class Transfer(Struct, frozen=True, kw_only=True):
     - `local`, `remote`: UCX's words for the memory at the two ends
     - `exportable`: whether CUDA IPC can export the memory (cuIpcGetMemHandle)
     - `same_pid_namespace`, `same_node`: whether the two processes share them
+    - `same_nvlink_domain`: whether the two GPUs are in one NVLink domain (clique)
     - `variables`: environment variables of either process, such as UCX_TLS and PYTORCH_CUDA_ALLOC_CONF
     - `rdma_devices`: number of RDMA devices that the process can open
     - `ucx_transports`: transports that UCX has for this process, such as `cuda_ipc`, `rc_mlx5`, `tcp`
@@ -160,6 +161,7 @@ class Transfer(Struct, frozen=True, kw_only=True):
     exportable: bool | None = None
     same_node: bool | None = None
     same_pid_namespace: bool | None = None
+    same_nvlink_domain: bool | None = None
     peer_access: bool | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     rdma_devices: int | None = None
@@ -169,3 +171,18 @@ class Transfer(Struct, frozen=True, kw_only=True):
     gb_s: float | None = None
     expected_gb_s: float | None = None
     block_us: float | None = None
+
+    @property
+    def misses_cuda_ipc(self) -> bool:
+        """True if CUDA IPC could carry the data between two GPUs of one node, but UCX takes another path.
+
+        The other path is host memory, or a NIC if both processes are known to be on one node.
+        """
+        if self.same_node is False or self.peer_access is False:
+            return False
+        return self.route.host_staged is True or (self.route is UcxRoute.RDMA and self.same_node is True)
+
+    @property
+    def staged_between_nodes(self) -> bool:
+        """True if the data pass through host memory on their way to another node."""
+        return self.route.host_staged is True and self.same_node is False

@@ -1,0 +1,256 @@
+"""KV-cache transfers between two processes: why UCX does not use CUDA IPC, GPUDirect RDMA or NVLinks between nodes,
+and why a direct transfer is slow.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping
+
+from gpubench.conditions.circumstances import VERIFIED_COPIES, Circumstances, Found, transfer_sighting
+from gpubench.conditions.condition import Condition, Family, Look
+from gpubench.model.paths.transport import Confidence
+from gpubench.model.paths.ucx import RDMA_TRANSPORTS, Allocation, Transfer, UcxRoute
+from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
+
+ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+EXPANDABLE, _POOL = "expandable_segments:true", "backend:cudamallocasync"
+_MNNVL = "UCX_CUDA_IPC_ENABLE_MNNVL"
+_MOST_BLOCK_US = 20.0  # UCX 1.23 needs 7 to 8 µs per block with cuda_ipc on an H200
+_HEALTHY_SHARE = 0.9  # Share of the expected bandwidth from which a transfer is not slow
+
+_SETTLES = "UCX_PROTO_INFO=y prints the protocol that UCX chose"
+_IN_NODE, _BETWEEN_NODES = "zero-copy over cuda_ipc", "GPUDirect RDMA"
+
+
+def _detector(why: Callable[[Transfer], str], confidence: Confidence = Confidence.PROVEN) -> Look:
+    """Return a detector that examines each transfer separately. `why` describes the problem, or returns ''."""
+    return lambda run: (
+        transfer_sighting(transfer, found, confidence) for transfer in run.transfers if (found := why(transfer))
+    )
+
+
+def allocator_setting(variables: Mapping[str, str], word: str) -> str:
+    """Return the PyTorch allocator setting that contains the word, as `NAME=value`."""
+    return next((f"{name}={variables[name]}" for name in ALLOCATORS if word in variables.get(name, "").lower()), "")
+
+
+def _without(variables: Mapping[str, str], word: str) -> Cure:
+    """Return the commands that remove one option from PyTorch's allocator settings."""
+    commands = []
+    for name in ALLOCATORS:
+        options = variables.get(name, "").split(",")
+        kept = ",".join(option for option in options if word not in option.lower())
+        if kept != ",".join(options):
+            commands.append(f"export {name}={shlex.quote(kept)}" if kept else f"unset {name}")
+    return Cure(tuple(commands), _RESTART) if commands else NO_CURE
+
+
+_RESTART = "Set this for both processes and start them again."
+
+
+def _expandable(run: Circumstances) -> Found:
+    for transfer in filter(lambda transfer: transfer.misses_cuda_ipc, run.transfers):
+        setting = allocator_setting(transfer.variables, EXPANDABLE)
+        if transfer.allocation is Allocation.EXPANDABLE or (transfer.allocation is None and setting):
+            # UCX names the GPU of a peer whose memory it can reach: cuda/dev[2].
+            refused = transfer.allocation is not None or transfer.exportable is False or transfer.remote == "cuda"
+            yield transfer_sighting(
+                transfer,
+                setting or "the memory is allocated with cuMemCreate",
+                Confidence.PROVEN if refused else Confidence.LIKELY,
+                cure=_without(transfer.variables, EXPANDABLE),
+            )
+
+
+def _pool(run: Circumstances) -> Found:
+    for transfer in filter(lambda transfer: transfer.misses_cuda_ipc, run.transfers):
+        setting = allocator_setting(transfer.variables, _POOL)
+        # UCX names the GPU of a pool's memory. It does not name one for managed memory.
+        words = next((name for name in (transfer.local, transfer.remote) if name.startswith("cuda-managed/")), "")
+        if transfer.allocation is Allocation.ASYNC:
+            yield transfer_sighting(transfer, setting or "the memory is allocated with cudaMallocAsync")
+        elif transfer.allocation is None and (setting or words):
+            yield transfer_sighting(
+                transfer,
+                setting or f"UCX detects {words}, as it does for cudaMallocAsync",
+                Confidence.LIKELY,
+                cure=_without(transfer.variables, _POOL),
+            )
+
+
+def _managed(run: Circumstances) -> Found:
+    for transfer in filter(lambda transfer: transfer.misses_cuda_ipc, run.transfers):
+        named = "cuda-managed" in transfer.local or "cuda-managed" in transfer.remote
+        if transfer.allocation is Allocation.MANAGED:
+            yield transfer_sighting(transfer, "the memory is allocated with cudaMallocManaged")
+        elif transfer.allocation is None and named:
+            yield transfer_sighting(transfer, "UCX detects cuda-managed memory", Confidence.LIKELY)
+
+
+def _pid_namespaces(transfer: Transfer) -> str:
+    apart = transfer.misses_cuda_ipc and transfer.same_pid_namespace is False
+    return "the two processes have different PID namespaces" if apart else ""
+
+
+def _mnnvl(run: Circumstances) -> Found:
+    for transfer in run.transfers:
+        value = transfer.variables.get(_MNNVL)
+        unused = transfer.same_node is False and transfer.route not in (UcxRoute.PEER, UcxRoute.UNKNOWN)
+        if transfer.same_nvlink_domain and unused and (value or "").lower() not in ("y", "yes", "on", "1"):
+            why = f"both GPUs are in one NVLink domain, but {_MNNVL} is {'not set' if value is None else value}"
+            yield transfer_sighting(
+                transfer, why, Confidence.LIKELY if value in (None, "try") else Confidence.PROVEN, severity=None
+            )
+
+
+def _block_cost(transfer: Transfer) -> str:
+    if transfer.block_us is None or transfer.gb_s is None or transfer.expected_gb_s is None or transfer.blocks == 1:
+        return ""
+    is_slow = transfer.gb_s < _HEALTHY_SHARE * transfer.expected_gb_s
+    if not is_slow or transfer.route.host_staged is not False or transfer.block_us > _MOST_BLOCK_US:
+        return ""
+    return f"{transfer.blocks:,} blocks take {transfer.block_us:.1f} µs each: a cost per block, not a fallback"
+
+
+def _nic_inside(transfer: Transfer) -> str:
+    inside = transfer.same_node is True and transfer.peer_access is not False
+    return "a NIC carries data between two GPUs of one node" if inside and transfer.route is UcxRoute.RDMA else ""
+
+
+def _no_rdma_device(transfer: Transfer) -> str:
+    absent = transfer.staged_between_nodes and transfer.rdma_devices == 0
+    return "the process can open no RDMA device" if absent and "tcp" in transfer.transport else ""
+
+
+def _no_gpudirect(transfer: Transfer) -> str:
+    through_nic = any(name in transfer.transport for name in RDMA_TRANSPORTS)
+    return "a NIC sends copies in host memory" if transfer.staged_between_nodes and through_nic else ""
+
+
+def _no_peer_access(transfer: Transfer) -> str:
+    refused = transfer.route.host_staged and transfer.same_node is not False and transfer.peer_access is False
+    return "the two GPUs have no peer access" if refused else ""
+
+
+def _unexplained(run: Circumstances) -> Found:
+    for transfer in run.transfers:
+        if transfer.route.host_staged:
+            # Nodes without RDMA NICs have only TCP, which is then by design.
+            by_design = transfer.same_node is False and "tcp" in transfer.transport
+            severity = {"severity": Verdict.WARN} if by_design else {}
+            yield transfer_sighting(transfer, "no known cause was found", Confidence.WEAK, **severity)
+
+
+KV = Family.of(
+    "kv",
+    "KV-cache transfers between processes (NIXL, UCX)",
+    Condition(
+        id="kv-no-peer-access",
+        title="The two GPUs have no peer access, so UCX copies the KV cache through host memory",
+        settles="gpubench p2p",
+        command=VERIFIED_COPIES,
+        comment="It shows whether the hardware, the driver or a setting refuses peer access.",
+        expected="peer access",
+        link="https://github.com/ai-dynamo/nixl/pull/2208",
+        look=_detector(_no_peer_access),
+    ),
+    Condition(
+        id="kv-memory-expandable",
+        title="expandable_segments:True: CUDA IPC cannot export memory from cuMemCreate, so UCX bypasses NVLink",
+        settles=_SETTLES,
+        command="unset PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF",
+        comment=f"{_RESTART} vLLM's --enable-sleep-mode allocates the KV cache with cuMemCreate too.",
+        expected=_IN_NODE,
+        link="https://github.com/ai-dynamo/nixl/issues/1754",
+        look=_expandable,
+    ),
+    Condition(
+        id="kv-memory-pool",
+        title="cudaMallocAsync: CUDA IPC cannot export memory of a CUDA memory pool, so UCX bypasses NVLink",
+        settles=_SETTLES,
+        command="export PYTORCH_CUDA_ALLOC_CONF=backend:native",
+        comment="Or allocate the KV cache with cudaMalloc, for example with CuPy's MemoryPool.",
+        expected=_IN_NODE,
+        link="https://github.com/openucx/ucx/issues/11548",
+        look=_pool,
+    ),
+    Condition(
+        id="kv-memory-managed",
+        title="cudaMallocManaged: CUDA IPC cannot export managed memory, so UCX bypasses NVLink",
+        settles=_SETTLES,
+        comment="Allocate the KV cache with cudaMalloc.",
+        expected=_IN_NODE,
+        link="https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html",
+        look=_managed,
+    ),
+    Condition(
+        id="kv-pid-namespaces",
+        title="Different PID namespaces (two containers or pods): UCX cannot use CUDA IPC for the KV cache",
+        settles="readlink /proc/self/ns/pid in both processes",
+        comment="Start both containers with `docker run --pid=host` (Kubernetes: `hostPID: true`), or run both "
+        "processes in one pod with `shareProcessNamespace: true`.",
+        expected="one PID namespace",
+        link="https://github.com/vllm-project/vllm/pull/55906",
+        look=_detector(_pid_namespaces),
+    ),
+    Condition(
+        id="kv-no-rdma-device",
+        title="No /dev/infiniband in the container: the KV cache goes to other nodes over TCP",
+        settles="ls /sys/class/infiniband /dev/infiniband",
+        command="ls /sys/class/infiniband /dev/infiniband",
+        comment="If the node has RDMA NICs, start the container with `docker run --device=/dev/infiniband "
+        "--ulimit memlock=-1` (Kubernetes: an RDMA device plugin).",
+        expected=_BETWEEN_NODES,
+        link="https://github.com/vllm-project/vllm/issues/51518",
+        look=_detector(_no_rdma_device),
+    ),
+    Condition(
+        id="kv-no-gpudirect",
+        title="UCX does not use GPUDirect RDMA: the KV cache is copied to host memory before the NIC sends it",
+        settles="ucx_info -d | grep -A20 mlx5 | grep memory",
+        command="lsmod | grep -E 'nvidia_peermem|^mlx5_ib'",
+        comment="UCX needs dma-buf (open kernel modules) or nvidia-peermem, and cuda_copy in UCX_TLS.",
+        expected=_BETWEEN_NODES,
+        link="https://github.com/ai-dynamo/nixl/issues/1695",
+        look=_detector(_no_gpudirect),
+    ),
+    Condition(
+        id="kv-mnnvl-off",
+        title=f"GPUs of one NVLink domain on two nodes, but {_MNNVL} is not set: the KV cache takes the network",
+        settles=f"{_MNNVL}=y UCX_PROTO_INFO=y prints cuda_ipc",
+        command=f"export {_MNNVL}=y",
+        comment="The KV cache also needs fabric memory and an IMEX channel on both nodes.",
+        expected="cuda_ipc over NVLinks between the nodes",
+        link="https://github.com/openucx/ucx/pull/10285",
+        look=_mnnvl,
+    ),
+    Condition(
+        id="kv-nic-inside-node",
+        title="UCX sends the KV cache over a NIC between GPUs of one node, instead of NVLink or PCIe",
+        settles=_SETTLES,
+        command=f"{VERIFIED_COPIES} && export UCX_TLS=cuda_ipc,cuda_copy,sm,self,tcp",
+        comment="Set UCX_TLS only for processes that send to no other node.",
+        expected=_IN_NODE,
+        link="https://github.com/ai-dynamo/nixl/issues/1195",
+        look=_detector(_nic_inside, Confidence.WEAK),
+    ),
+    Condition(
+        id="kv-block-cost",
+        title="Many small blocks: each block of the KV cache costs microseconds, although the path is direct",
+        settles="a transfer with larger blocks",
+        comment="Choose larger blocks (vLLM --block-size), or a KV layout that has all layers in one block.",
+        expected="blocks that are large enough for the full bandwidth",
+        link="https://github.com/ai-dynamo/nixl",
+        look=_detector(_block_cost),
+    ),
+    Condition(
+        id="kv-staged-unexplained",
+        title="UCX moves the KV cache through host memory, and no known cause was found",
+        settles=_SETTLES,
+        command="export UCX_PROTO_INFO=y UCX_LOG_LEVEL=debug",
+        comment="Start both processes again: their logs show which transports UCX excluded, and why.",
+        expected=f"{_IN_NODE} or {_BETWEEN_NODES}",
+        link="https://github.com/llm-d/llm-d/pull/2371",
+        look=_unexplained,
+        general=True,
+    ),
+)
