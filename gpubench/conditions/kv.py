@@ -19,6 +19,7 @@ _HEALTHY_SHARE = 0.9  # Share of the expected bandwidth from which a transfer is
 
 _SETTLES = "UCX_PROTO_INFO=y prints the protocol that UCX chose"
 _IN_NODE, _BETWEEN_NODES = "zero-copy over cuda_ipc", "GPUDirect RDMA"
+_BETWEEN_NVLINKS = "cuda_ipc over NVLinks between the nodes"
 
 
 def _detector(why: Callable[[Transfer], str], confidence: Confidence = Confidence.PROVEN) -> Look:
@@ -91,15 +92,28 @@ def _pid_namespaces(transfer: Transfer) -> str:
     return "the two processes have different PID namespaces" if apart else ""
 
 
-def _mnnvl(run: Circumstances) -> Found:
-    for transfer in run.transfers:
-        value = transfer.variables.get(_MNNVL)
-        unused = transfer.same_node is False and transfer.route not in (UcxRoute.PEER, UcxRoute.UNKNOWN)
-        if transfer.same_nvlink_domain and unused and (value or "").lower() not in ("y", "yes", "on", "1"):
-            why = f"both GPUs are in one NVLink domain, but {_MNNVL} is {'not set' if value is None else value}"
-            yield transfer_sighting(
-                transfer, why, Confidence.LIKELY if value in (None, "try") else Confidence.PROVEN, severity=None
-            )
+def _bypasses_nvlinks_between_nodes(transfer: Transfer) -> bool:
+    unused = transfer.same_node is False and transfer.route not in (UcxRoute.PEER, UcxRoute.UNKNOWN)
+    return bool(transfer.same_nvlink_domain and unused)
+
+
+def _mnnvl_is_off(transfer: Transfer) -> bool:
+    """True if the variable forbids NVLinks between nodes. UCX 1.18 and newer try to use them by default."""
+    return transfer.variables.get(_MNNVL, "try").lower() in ("n", "no", "off", "0")
+
+
+def _mnnvl_off(run: Circumstances) -> Found:
+    for transfer in filter(_bypasses_nvlinks_between_nodes, run.transfers):
+        if _mnnvl_is_off(transfer):
+            why = f"both GPUs are in one NVLink domain, but {_MNNVL} is {transfer.variables[_MNNVL]}"
+            yield transfer_sighting(transfer, why, severity=None)
+
+
+def _no_fabric_memory(run: Circumstances) -> Found:
+    for transfer in filter(_bypasses_nvlinks_between_nodes, run.transfers):
+        if not _mnnvl_is_off(transfer):
+            why = "both GPUs are in one NVLink domain, but UCX does not use its NVLinks"
+            yield transfer_sighting(transfer, why, Confidence.LIKELY)
 
 
 def _block_cost(transfer: Transfer) -> str:
@@ -215,13 +229,23 @@ KV = Family.of(
     ),
     Condition(
         id="kv-mnnvl-off",
-        title=f"GPUs of one NVLink domain on two nodes, but {_MNNVL} is not set: the KV cache takes the network",
-        settles=f"{_MNNVL}=y UCX_PROTO_INFO=y prints cuda_ipc",
-        command=f"export {_MNNVL}=y",
-        comment="The KV cache also needs fabric memory and an IMEX channel on both nodes.",
-        expected="cuda_ipc over NVLinks between the nodes",
+        title=f"GPUs of one NVLink domain on two nodes, but {_MNNVL}=n: the KV cache takes the network",
+        settles=f"{_MNNVL}=try UCX_PROTO_INFO=y prints cuda_ipc",
+        command=f"unset {_MNNVL}",
+        comment="UCX 1.18 and newer use these NVLinks by default. An older UCX needs the value y.",
+        expected=_BETWEEN_NVLINKS,
         link="https://github.com/openucx/ucx/pull/10285",
-        look=_mnnvl,
+        look=_mnnvl_off,
+    ),
+    Condition(
+        id="kv-memory-not-fabric",
+        title="GPUs of one NVLink domain on two nodes, but the KV cache is not in fabric memory: it takes the network",
+        settles=_SETTLES,
+        comment="Allocate the KV cache as fabric memory: vLLM --enable-cumem-allocator, SGLang "
+        "SGLANG_MOONCAKE_CUSTOM_MEM_POOL=NVLINK. Both nodes need an IMEX channel.",
+        expected=_BETWEEN_NVLINKS,
+        link="https://github.com/ai-dynamo/nixl/issues/1240",
+        look=_no_fabric_memory,
     ),
     Condition(
         id="kv-nic-inside-node",

@@ -146,7 +146,7 @@ _ROWS: tuple[tuple[Explains, str], ...] = (
     (_APPLICATION, "namespaces-differ ptrace-blocked visible-devices-differ mpi-cuda-off ucx-tls"),
     (_APPLICATION, "ucx-without-cuda mpi-not-cuda-aware peer-access-not-enabled"),
     (_APPLICATION, "kv-no-peer-access kv-memory-expandable kv-memory-pool kv-memory-managed kv-pid-namespaces"),
-    (_APPLICATION, "kv-no-rdma-device kv-no-gpudirect kv-mnnvl-off kv-staged-unexplained"),
+    (_APPLICATION, "kv-no-rdma-device kv-no-gpudirect kv-mnnvl-off kv-memory-not-fabric kv-staged-unexplained"),
     (_SLOW, "kv-nic-inside-node kv-block-cost"),
 )
 
@@ -180,6 +180,7 @@ class Grade(Struct, frozen=True):
 _NOT_READ = Grade(ERROR, "health checks that exit 0 where they could not look certify broken nodes", own_fault=False)
 _DRIVER_IS_DOWN = Grade(ERROR, "a job that gets these GPUs fails or hangs")
 _NO_JOB = Grade(FAIL, "NCCL stops the job", own_fault=False)
+_AROUND_NVLINKS = Grade(FAIL, "the network has a quarter of the bandwidth", own_fault=False)
 _JOB_HANGS = Grade(FAIL, "the job hangs", own_fault=False)
 _ON_THE_WAY = Grade(WARN, "some releases go on after it, and others stop")
 _NO_MANAGER = Grade(
@@ -319,8 +320,9 @@ SEVERITIES: Mapping[str, Grade] = {
     ),
     "kv-no-peer-access": Grade(WARN, "the hardware may allow no more; gpubench p2p shows that", own_fault=False),
     "kv-no-rdma-device": Grade(WARN, "the node may have no RDMA NIC", own_fault=False),
-    "kv-no-gpudirect": Grade(FAIL, "DESIGN: RDMA through host memory", own_fault=False),
-    "kv-mnnvl-off": Grade(FAIL, "the network has a quarter of the bandwidth", own_fault=False),
+    "kv-no-gpudirect": Grade(FAIL, "RDMA through host memory is slower than NIC and PCIe allow", own_fault=False),
+    "kv-mnnvl-off": _AROUND_NVLINKS,
+    "kv-memory-not-fabric": _AROUND_NVLINKS,
     "kv-nic-inside-node": Grade(WARN, "the path is direct", own_fault=False),
     "kv-block-cost": Grade(WARN, "the path is direct", own_fault=False),
     "nccl-diag-failed": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_VOLATILE_DBE_DETECTED (isolate)"),

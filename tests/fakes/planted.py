@@ -412,6 +412,10 @@ PLANTS: tuple[Plant, ...] = (
         ),
     ),
     Plant(
+        "kv-memory-not-fabric",
+        lambda: _transfer_to_another_node(UcxRoute.RDMA, "rc_mlx5/mlx5_0:1", same_nvlink_domain=True),
+    ),
+    Plant(
         "kv-block-cost",
         lambda: _transfer(UcxRoute.PEER, "cuda_ipc/cuda", blocks=4096, block_us=7.3, gb_s=9.0, expected_gb_s=366.0),
     ),
