@@ -6,7 +6,6 @@ import mmap
 import os
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import distributions
@@ -18,9 +17,17 @@ from msgspec.structs import replace
 
 from gpubench.backends.mpi import group
 from gpubench.backends.nccl.library import NcclLibrary
+from gpubench.backends.transfer_libraries import (
+    SYSTEM,
+    find_transfer_packages,
+    ucx_copies,
+    ucx_modules,
+    ucx_transports,
+    ucx_wheel_version,
+)
 from gpubench.errors import GpubenchError, UsageError
 from gpubench.machine.children import module_command, package_environment
-from gpubench.machine.environment import cuda_built, find_libraries
+from gpubench.machine.environment import cuda_built, find_libraries, linked_files
 from gpubench.machine.host import exists, list_names, printable, read_text
 from gpubench.machine.probe import StageResult, run_stages
 from gpubench.machine.process import mapped_libraries
@@ -39,7 +46,7 @@ _FILES = {
 """The file name under which programs load each library."""
 
 _PREFIXES = {name.partition(".so")[0] + ".so": library for library, name in _FILES.items()}
-_WHEELS = re.compile(r"(nvidia[-_]nccl|nvidia[-_]nvshmem|libucx|mscclpp|rccl)([-_]cu\d+)?", re.IGNORECASE)
+_WHEELS = re.compile(r"(nvidia[-_]nccl|nvidia[-_]nvshmem|mscclpp|rccl)([-_]cu\d+)?", re.IGNORECASE)
 _PARTS = ("libtorch_cuda.so", "libtorch_hip.so", "libtorch_nvshmem.so", "libtorch_cpu.so", "libtorch_xpu.so")
 _BUILT_FOR = re.compile(r"^(cuda|hip|xpu)\b[^=\n]*=\s*['\"]([\w.+-]+)['\"]", re.MULTILINE)
 _VERSION = re.compile(r"^__version__\s*=\s*['\"]([\w.+-]+)['\"]", re.MULTILINE)
@@ -48,33 +55,13 @@ _MODULES = ("nvidia_peermem", "gdrdrv", "nvidia_fs", "efa_nv_peermem")
 _COMPONENT = "mca_pml_ucx.so"
 _COMPONENT_FOLDERS = ("openmpi", "openmpi/lib/openmpi3", "openmpi/lib/openmpi", "../lib/openmpi")
 
-_LINKS = re.compile(r"\s*(\S+) => (/.+) \(0x[0-9a-f]+\)|\s*(\S+) => not found")
-_SECONDS_FOR_LDD = 20
-
-
-def linked_files(path: Path) -> dict[str, str | None]:
-    """Return the libraries that a shared object links, directly or indirectly, and the file that the loader would
-    use.
-
-    The file is None if the loader finds none. The result is empty for files that are no shared objects, or without ldd.
-    No code of the shared object runs.
-    """
-    try:
-        answer = subprocess.run(
-            ["ldd", path], capture_output=True, text=True, errors="replace", timeout=_SECONDS_FOR_LDD, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    found = filter(None, map(_LINKS.fullmatch, answer.stdout.splitlines()))
-    return {link[1] or link[3]: link[2] and os.path.realpath(link[2]) for link in found}
-
 
 def _library_named(name: str) -> str | None:
     return next((library for prefix, library in _PREFIXES.items() if name.startswith(prefix)), None)
 
 
 def wheel_files() -> Iterator[process.LibraryFile]:
-    """Yield libraries that Python wheels installed in this environment."""
+    """Yield libraries that Python wheels installed in this environment, without those of UCX."""
     for distribution in distributions():
         name = distribution.metadata["Name"] or ""
         if not _WHEELS.fullmatch(name):
@@ -202,11 +189,20 @@ Answer = Mapping[str, Any]
 def search(root: Path, environment: Mapping[str, str]) -> Answer:
     """Search for libraries and the packages that load them. No library is loaded."""
     search_path = environment.get("LD_LIBRARY_PATH", "")
+    packages = list(find_transfer_packages(environment))
     return {
-        "files": [*wheel_files(), *_conda_files(Path(sys.prefix))],
-        "users": [*filter(None, (_cupy_user(), torch_user())), _loader_user(search_path, root)],
+        "files": [*wheel_files(), *_conda_files(Path(sys.prefix)), *_ucx_files(environment, root)],
+        "users": [*filter(None, (_cupy_user(), torch_user())), *packages, _loader_user(search_path, root)],
+        "absent": sorted({process.NIXL, process.MOONCAKE} - {user.name for user in packages}),
         "modules": kernel_modules(root),
     }
+
+
+def _ucx_files(environment: Mapping[str, str], root: Path) -> Iterator[process.LibraryFile]:
+    for path, package in ucx_copies(environment, root).items():
+        yield process.LibraryFile(
+            library=process.UCX_LIB, path=printable(str(path)), package=None if package == SYSTEM else package
+        )
 
 
 def _cupy_user() -> process.LibraryUser | None:
@@ -305,7 +301,7 @@ def read_version(library: str, path: str) -> Answer:
         return {"version": None, "unread": printable(str(error))}
 
 
-_ORDER = ("nccl4py", "CuPy", "torch", "mpi4py", process.LOADER)
+_ORDER = ("nccl4py", "CuPy", "torch", "mpi4py", process.NIXL, process.MOONCAKE, process.LOADER)
 
 
 def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> process.LibrariesFacts:
@@ -323,7 +319,8 @@ def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> process.
     asked = {file.path: _command(VERSION, file.library, file.path) for file in files if file.version is None}
     answers = run_stages(asked, inner, timeout_s) if asked else {}
     files = [_add_version(file, answers[file.path]) if file.path in answers else file for file in files]
-    return _facts(files=tuple(files), users=tuple(users), modules=tuple(modules), failures=failures)
+    absent = tuple((first[SEARCH].document or {}).get("absent", ()))
+    return _facts(files=tuple(files), users=tuple(users), absent=absent, modules=tuple(modules), failures=failures)
 
 
 def _facts(**values: Any) -> process.LibrariesFacts:
@@ -357,8 +354,20 @@ def _merged_libraries(
             if library == process.MPI_LIB and user.name == "mpi4py":
                 file = replace(file, version=mpi.get("mpi"), cuda=mpi.get("cuda"))
             files.setdefault(os.path.realpath(path), file)
+    # Links may give one file several paths. Use the same one in files and users.
+    users = [
+        replace(user, loads={name: files[os.path.realpath(path)].path for name, path in user.loads.items()})
+        for user in users
+    ]
     modules = [from_plain(process.KernelModule, module) for module in found.get("modules", ())]
-    return list(files.values()), users, modules
+    return list(map(_add_transports, files.values())), users, modules
+
+
+def _add_transports(file: process.LibraryFile) -> process.LibraryFile:
+    modules = ucx_modules(Path(file.path)) if file.library == process.UCX_LIB else None
+    if modules is None:
+        return file
+    return replace(file, modules=printable(str(modules)), transports=ucx_transports(modules))
 
 
 def _add_version(file: process.LibraryFile, result: StageResult) -> process.LibraryFile:
@@ -367,10 +376,16 @@ def _add_version(file: process.LibraryFile, result: StageResult) -> process.Libr
     version = answer.get("version")
     if version is not None:
         return replace(file, version=version)
+    return replace(file, version=_stated_version(file), unread=answer.get("unread") or result.error)
+
+
+def _stated_version(file: process.LibraryFile) -> str | None:
+    """Return the version in the name of the package or of the file."""
+    if file.library == process.UCX_LIB:  # The file of every UCX is called libucp.so.0.0.0.
+        return ucx_wheel_version(file.package or "") or None
     known = file.package.rpartition(" ")[2] if file.package else None
     named = Path(os.path.realpath(file.path)).name.partition(".so.")[2]
-    said = known if known and known[0].isdigit() else named if named.count(".") > 1 else None
-    return replace(file, version=said, unread=answer.get("unread") or result.error)
+    return known if known and known[0].isdigit() else named if named.count(".") > 1 else None
 
 
 def main(arguments: Sequence[str]) -> int:

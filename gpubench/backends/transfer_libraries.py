@@ -7,13 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import NamedTuple
 
 from gpubench.machine.children import module_command, package_environment
-from gpubench.machine.environment import find_libraries
-from gpubench.machine.host import exists, list_names
+from gpubench.machine.environment import find_libraries, linked_files
+from gpubench.machine.host import exists, list_names, printable
 from gpubench.machine.probe import run_stages
 from gpubench.machine.stage import VERSION
 from gpubench.model.facts import process
@@ -22,6 +22,9 @@ UCX_FILE = "libucp.so.0"
 SYSTEM = "system"  # The package of a UCX that the dynamic loader finds
 _UCX_WHEEL = re.compile(r"libucx([-_]cu\d+)?", re.IGNORECASE)
 _MODULE = re.compile(r"libuct_(\w+)\.so")
+_NIXL = re.compile(r"nixl([-_]cu\d+)?", re.IGNORECASE)
+_MOONCAKE = re.compile(r"mooncake[-_]transfer[-_]engine([-_].*)?", re.IGNORECASE)
+_PLUGIN = re.compile(r"libplugin_(\w+)\.so")
 _SECONDS_FOR_VERSIONS = 10
 
 
@@ -125,3 +128,45 @@ def _ucx_programs(library: Path) -> Path | None:
         if exists(prefix / "bin" / "ucx_perftest"):
             return prefix / "bin"
     return None
+
+
+def find_transfer_packages(environment: Mapping[str, str]) -> Iterator[process.LibraryUser]:
+    """Find NIXL and Mooncake in this Python environment, from their files."""
+    nixl = _distributions(_NIXL)
+    # The package nixl selects nixl-cu12 or nixl-cu13. Older versions of it are the library itself.
+    for name, distribution in [found for found in nixl if found[0].lower() != "nixl"] or nixl:
+        yield _nixl_user(name, distribution, environment)
+    for name, distribution in _distributions(_MOONCAKE):
+        yield process.LibraryUser(
+            name=process.MOONCAKE,
+            version=distribution.version,
+            path=printable(str(distribution.locate_file("mooncake"))),
+            purpose="KV cache transfers of vLLM and SGLang",
+            note=name,
+        )
+
+
+def _distributions(pattern: re.Pattern[str]) -> list[tuple[str, Distribution]]:
+    named = [(distribution.metadata["Name"] or "", distribution) for distribution in distributions()]
+    return [(name, distribution) for name, distribution in named if pattern.fullmatch(name)]
+
+
+def _nixl_user(name: str, distribution: Distribution, environment: Mapping[str, str]) -> process.LibraryUser:
+    module = name.lower().replace("-", "_")
+    # The plugins that NIXL loads: its variable, else those next to libnixl.so, where Meson's or pip's builds have them.
+    places = [environment.get("NIXL_PLUGIN_DIR"), f".{module}.mesonpy.libs/plugins", f"{module}.libs/nixl"]
+    folders = [Path(str(distribution.locate_file(place))) for place in places if place]
+    folder = next((folder for folder in folders if any(map(_PLUGIN.match, list_names(folder)))), None)
+    plugins = () if folder is None else tuple(sorted(m[1] for m in map(_PLUGIN.match, list_names(folder)) if m))
+    linked = {} if folder is None else linked_files(folder / "libplugin_UCX.so")
+    ucx = next((path for file, path in linked.items() if file.startswith("libucp") and path), None)
+    return process.LibraryUser(
+        name=process.NIXL,
+        version=distribution.version,
+        path=printable(str(distribution.locate_file(module))),
+        purpose="KV cache transfers of vLLM, SGLang and Dynamo",
+        note=name,
+        loads={process.UCX_LIB: printable(ucx)} if ucx else {},
+        modules=None if folder is None else printable(str(folder)),
+        transports=plugins,
+    )

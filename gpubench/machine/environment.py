@@ -10,6 +10,7 @@ import os
 import platform
 import pwd
 import re
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,6 +76,27 @@ def has_loader_folders(root: Path) -> bool:
     exist.
     """
     return any(exists(rebase_path(root, Path(folder))) for folder in _FOLDERS)
+
+
+_LINKS = re.compile(r"\s*(\S+) => (/.+) \(0x[0-9a-f]+\)|\s*(\S+) => not found")
+_SECONDS_FOR_LDD = 20
+
+
+def linked_files(path: Path) -> dict[str, str | None]:
+    """Return the libraries that a shared object links, directly or indirectly, and the file that the loader would
+    use.
+
+    The file is None if the loader finds none. The result is empty for files that are no shared objects, or without ldd.
+    No code of the shared object runs.
+    """
+    try:
+        answer = subprocess.run(
+            ["ldd", path], capture_output=True, text=True, errors="replace", timeout=_SECONDS_FOR_LDD, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    found = filter(None, map(_LINKS.fullmatch, answer.stdout.splitlines()))
+    return {link[1] or link[3]: link[2] and os.path.realpath(link[2]) for link in found}
 
 
 def verbs_providers(root: Path, unknown: UnknownFields) -> tuple[str, ...] | None:

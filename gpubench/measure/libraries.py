@@ -23,6 +23,7 @@ _FILES = (
 )
 _ALWAYS = (process.NCCL_LIB, process.MPI_LIB, process.UCX_LIB, process.NVSHMEM_LIB, process.MSCCLPP_LIB)
 _PACKAGES = ("nccl4py", "CuPy", "torch", "mpi4py")
+_TRANSFER_PACKAGES = (process.NIXL, process.MOONCAKE)
 _RDMA = "NCCL and UCX: RDMA into GPU memory"
 _MODULE_USES = {
     "nvidia_peermem": f"{_RDMA}, where dma-buf is not there",
@@ -94,23 +95,25 @@ def _rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
             )
         if library in _ALWAYS and not inside and library not in by_library:
             yield _absent_row(facts, library, LibraryKind.LIBRARY, origin)
-    present = {user.name: user for user in facts.users}
-    for name in _PACKAGES:
-        package = present.get(name)
-        if package is None:
+    packages = group_by(facts.users, lambda user: user.name)
+    searched = (*_PACKAGES, *(_TRANSFER_PACKAGES if "search" in facts.failures else facts.absent))
+    for name in (*_PACKAGES, *_TRANSFER_PACKAGES):
+        if name in searched and name not in packages:
             yield _absent_row(facts, name, LibraryKind.PACKAGE, origin)
-            continue
-        yield LibraryRow(
-            node=facts.host,
-            library=name,
-            library_kind=LibraryKind.PACKAGE,
-            found=True,
-            version=package.version,
-            path=package.path,
-            used_by=[package.purpose],
-            note="; ".join(filter(None, (package.note, package.unread))) or None,
-            origin=origin,
-        )
+        for package in packages.get(name, ()):
+            yield LibraryRow(
+                node=facts.host,
+                library=name,
+                library_kind=LibraryKind.PACKAGE,
+                found=True,
+                version=package.version,
+                path=package.path,
+                used_by=[package.purpose],
+                modules=package.modules,
+                transports=package.transports,
+                note="; ".join(filter(None, (package.note, package.unread))) or None,
+                origin=origin,
+            )
     yield from _kernel_rows(host, origin)
 
 
@@ -120,6 +123,8 @@ def _file_row(facts: process.LibrariesFacts, file: process.LibraryFile, origin: 
         notes.append(f"version by its {'package' if file.package else 'file name'}" if file.version else file.unread)
     if file.library == process.MPI_LIB and file.cuda is not None:
         notes.append(f"{'built' if file.cuda else 'not built'} for memory of GPUs; {_NOT_PROBED}")
+    if file.library == process.UCX_LIB:
+        notes += _ucx_notes(file, facts)
     return LibraryRow(
         node=facts.host,
         library=file.library,
@@ -130,9 +135,20 @@ def _file_row(facts: process.LibrariesFacts, file: process.LibraryFile, origin: 
         package=file.package,
         used_by=[_user_text(user) for user in facts.users if user.loads.get(file.library) == file.path],
         cuda=file.cuda,
+        modules=file.modules,
+        transports=file.transports,
         note="; ".join(notes) or None,
         origin=origin,
     )
+
+
+def _ucx_notes(file: process.LibraryFile, facts: process.LibrariesFacts) -> Iterator[str]:
+    if file.modules and not {"cuda", "rocm", "ze"}.intersection(file.transports):
+        yield "no cuda module there, which GPU memory needs"
+    versions = {other.version for other in facts.files if other.library == process.UCX_LIB and other.version}
+    others = sorted(versions - {file.version})
+    if file.version and others:
+        yield f"also here: UCX {' and '.join(others)}; a process that loads two may fail"
 
 
 def _kernel_rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:

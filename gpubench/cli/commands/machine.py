@@ -59,10 +59,10 @@ _LIBRARIES = HelpPage(
         ("Show what --record wrote", "gpubench libraries --replay node7/"),
     ),
     """
-Libraries are NCCL, MPI, UCX, NVSHMEM, MSCCL++, PyTorch, nccl4py, CuPy, and the kernel modules that let a NIC reach GPU
-memory. The report has the version and place of each, and which program would load which. Two NCCLs of different
-versions in one environment are a finding. Nothing is measured, and each library is loaded in a process of its own;
-PyTorch is not loaded, its files are read.
+Libraries are NCCL, MPI, UCX, NVSHMEM, MSCCL++, PyTorch, nccl4py, CuPy, NIXL, Mooncake, and the kernel modules that let
+a NIC reach GPU memory. The report has the version and place of each, and which program would load which. Two NCCLs of
+different versions in one environment are a finding. Nothing is measured, and each library is loaded in a process of its
+own; PyTorch, NIXL and Mooncake are not loaded, their files are read.
 """,
 )
 

@@ -55,7 +55,8 @@ class LibrariesView(ReportView):
 
 
 def _details(row: LibraryRow) -> Iterator[str]:
-    words = [row.path or "", f"of {row.package}" if row.package else "", row.note or ""]
+    inside = f"{', '.join(row.transports)} in {row.modules}" if row.transports else ""
+    words = [row.path or "", f"of {row.package}" if row.package else "", inside, row.note or ""]
     if any(words):
         yield f"{row.library}: {'; '.join(filter(None, words))}"
 

@@ -135,13 +135,15 @@ LIBRARIES_VERSION = 1
 
 NCCL_LIB, RCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB = "NCCL", "RCCL", "MPI", "UCX", "NVSHMEM", "MSCCL++"
 
+NIXL, MOONCAKE = "NIXL", "Mooncake"
 LOADER = "other programs"  # Programs such as nccl-tests, which use the library that the dynamic loader finds
 
 
 class LibraryFile(Struct, frozen=True, kw_only=True):
     """A file of a communication library. `package` is the package that contains it.
 
-    `version` is the version that the library reports. If it is None, `unread` has the reason.
+    `version` is the version that the library reports. If it is None, `unread` has the reason. UCX has `transports` in
+    files in the folder `modules`.
     """
 
     library: str
@@ -150,6 +152,8 @@ class LibraryFile(Struct, frozen=True, kw_only=True):
     version: str | None = None
     unread: str = ""
     cuda: bool | None = None
+    modules: str | None = None
+    transports: tuple[str, ...] = ()
 
 
 class LibraryUser(Struct, frozen=True, kw_only=True):
@@ -158,6 +162,8 @@ class LibraryUser(Struct, frozen=True, kw_only=True):
     - `loads`: the files that it loads, by library
     - `inside`: the versions of libraries that it contains, by library
     - `unread`: the reason why its libraries could not be read
+    - `modules`: the folder of NIXL's plugins
+    - `transports`: NIXL's plugins
     """
 
     name: str
@@ -168,6 +174,8 @@ class LibraryUser(Struct, frozen=True, kw_only=True):
     loads: Mapping[str, str] = field(default_factory=dict)
     inside: Mapping[str, str] = field(default_factory=dict)
     unread: str = ""
+    modules: str | None = None
+    transports: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -183,12 +191,16 @@ class KernelModule(Struct, frozen=True, kw_only=True):
 
 
 class LibrariesFacts(Struct, frozen=True, kw_only=True):
-    """The libraries that one Python environment uses. `failures` has the reasons for missing facts."""
+    """The libraries that one Python environment uses. `failures` has the reasons for missing facts.
+
+    `absent` has NIXL and Mooncake if they are not installed. Older recordings do not mention them.
+    """
 
     host: str
     python: str
     files: tuple[LibraryFile, ...] = ()
     users: tuple[LibraryUser, ...] = ()
+    absent: tuple[str, ...] = ()
     modules: tuple[KernelModule, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = LIBRARIES_VERSION

@@ -556,7 +556,8 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     section = "libraries"
 
     node: str  #: host name of the node
-    library: str  #: NCCL, MPI, UCX, NVSHMEM, MSCCL++, torch, nccl4py, CuPy, mpi4py, dma-buf, nvidia_peermem, ...
+    #: NCCL, MPI, UCX, NVSHMEM, MSCCL++, torch, nccl4py, CuPy, mpi4py, NIXL, Mooncake, dma-buf, nvidia_peermem, ...
+    library: str
     #: library: a shared library; package: a Python package; kernel: a kernel module or feature
     library_kind: Annotated[str, LibraryKind]
     found: bool | None  #: whether it was found; null: unknown
@@ -565,6 +566,8 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     package: str | None = None  #: wheel or environment that contains the library
     used_by: Sequence[str] = ()  #: programs that would load the library, with their purpose
     cuda: bool | None = None  #: for MPI: whether the library reports support for GPU memory
+    transports: Sequence[str] = ()  #: transport modules of UCX, such as cuda, ib or efa; plugins of NIXL
+    modules: str | None = None  #: folder of these modules or plugins
     note: str | None = None  #: remark on the row
     origin: Annotated[str, Origin]  #: origin of the values: measured or recorded
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpubench.backends import libraries
-from gpubench.backends.libraries import linked_files, read_version
+from gpubench.backends.libraries import read_version
+from gpubench.machine.environment import linked_files
 from gpubench.model.facts.process import LOADER, MPI_LIB, NCCL_LIB, NVSHMEM_LIB, UCX_LIB, LibraryFile
 from tests.fakes.shared_objects import shared_object, torch, wheel
 
@@ -38,13 +39,11 @@ def test_what_is_no_shared_object_links_nothing(tmp_path: Path, monkeypatch: pyt
 
 def test_wheels_tell_what_they_brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nccl = wheel(tmp_path, "nvidia-nccl-cu13", "2.28.9", "nvidia/nccl/lib/libnccl.so.2")
-    ucx = wheel(tmp_path, "libucx-cu13", "1.20.0", "libucx/lib/libucp.so.0")
     wheel(tmp_path, "nvidia-cudnn-cu13", "9.1", "nvidia/cudnn/lib/libcudnn.so.9")
     monkeypatch.syspath_prepend(str(tmp_path))
     found = {file.library: file for file in libraries.wheel_files() if file.path.startswith(str(tmp_path))}
     assert found == {
         NCCL_LIB: LibraryFile(library=NCCL_LIB, path=str(nccl), package="nvidia-nccl-cu13 2.28.9"),
-        UCX_LIB: LibraryFile(library=UCX_LIB, path=str(ucx), package="libucx-cu13 1.20.0"),
     }
 
 
@@ -120,7 +119,16 @@ def test_this_environment_is_read_by_children(tmp_path: Path, monkeypatch: pytes
     wheel(one, "nvidia-nccl-cu12", "2.27.3", "nvidia/nccl/lib/libnccl.so.2")
     wheel(other, "nvidia-nccl-cu13", "2.28.9", "nvidia/nccl/lib/libnccl.so.2")
     torch(other, libtorch_cuda=shared_object("libnccl.so.2", rpath="$ORIGIN/../../nvidia/nccl/lib"))
-    monkeypatch.setenv("PYTHONPATH", f"{one}{os.pathsep}{other}")
+    modules = tmp_path / "other/nixl_cu13.libs/ucx"
+    bundled = wheel(other, "nixl-cu13", "1.5.1", "nixl_cu13.libs/libucp-b39b3ed9.so.0.0.0")
+    modules.mkdir()
+    (modules / "libuct_cuda.so.0.0.0").touch()
+    plugins = other / "nixl_cu13.libs/nixl"
+    plugins.mkdir()
+    (plugins / "libplugin_UCX.so").write_bytes(shared_object(bundled.name, rpath="$ORIGIN/.."))
+    linked = tmp_path / "linked"  # An environment's lib64 is often a link to lib.
+    linked.symlink_to(other)
+    monkeypatch.setenv("PYTHONPATH", f"{one}{os.pathsep}{linked}")
     facts = libraries.read_libraries(60, os.environ)
     assert facts.failures == {}
     nccl = {file.package: file for file in facts.files if file.library == NCCL_LIB and file.package}
@@ -130,6 +138,10 @@ def test_this_environment_is_read_by_children(tmp_path: Path, monkeypatch: pytes
     assert users["torch"].loads[NCCL_LIB] == nccl["nvidia-nccl-cu13 2.28.9"].path
     assert users["mpi4py"].loads[MPI_LIB] in {file.path for file in facts.files}
     assert LOADER in users
+    ucx = next(file for file in facts.files if file.package == "nixl-cu13 1.5.1")
+    assert (ucx.version, ucx.modules, ucx.transports) == (None, str(linked / "nixl_cu13.libs/ucx"), ("cuda",))
+    assert users["NIXL"].loads == {UCX_LIB: ucx.path}
+    assert facts.absent == ("Mooncake",)
 
 
 def test_a_child_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.backends.transfer_libraries import SYSTEM, UcxInstallation, find_ucx, ucx_transports
+from gpubench.backends.transfer_libraries import (
+    SYSTEM,
+    UcxInstallation,
+    find_transfer_packages,
+    find_ucx,
+    ucx_transports,
+)
+from gpubench.model.facts.process import MOONCAKE, NIXL, UCX_LIB
 from tests.fakes.shared_objects import shared_object, wheel
 
 
@@ -68,3 +75,36 @@ def test_transports_are_named_by_their_modules(tmp_path: Path) -> None:
     ):
         (tmp_path / name).touch()
     assert ucx_transports(tmp_path) == ("gdrcopy", "mlx5", "rdmacm")
+
+
+def add_plugin(folder: Path, name: str, *, ucx: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"libplugin_{name}.so"
+    path.write_bytes(shared_object(*([ucx] if ucx else []), rpath="$ORIGIN"))
+    return path
+
+
+def test_nixl_is_found_with_the_plugins_and_the_ucx_that_it_loads(site: Path) -> None:
+    wheel(site, "nixl", "1.5.1", "nixl/__init__.py")
+    wheel(site, "nixl-cu13", "1.5.1", "nixl_cu13/__init__.py")
+    wheel(site, "mooncake-transfer-engine-cuda13", "0.3.14", "mooncake/engine.so")
+    plugins = site / ".nixl_cu13.mesonpy.libs/plugins"
+    add_plugin(plugins, "POSIX")
+    (plugins / "libtelemetry_exporter_doca.so").touch()
+    add_plugin(plugins, "UCX", ucx="libucp-b39b3ed9.so.0.0.0")
+    (plugins / "libucp-b39b3ed9.so.0.0.0").write_bytes(shared_object("libc.so.6"))
+    add_plugin(site / "nixl_cu13.libs/nixl", "GDS")
+    nixl, mooncake = find_transfer_packages({})
+    assert (nixl.label, nixl.path, nixl.note) == (f"{NIXL} 1.5.1", str(site / "nixl_cu13"), "nixl-cu13")
+    assert (nixl.modules, nixl.transports) == (str(plugins), ("POSIX", "UCX"))
+    assert nixl.loads == {UCX_LIB: str(plugins / "libucp-b39b3ed9.so.0.0.0")}
+    assert (mooncake.label, mooncake.path) == (f"{MOONCAKE} 0.3.14", str(site / "mooncake"))
+
+
+def test_the_variable_replaces_the_plugins_of_nixl(site: Path, tmp_path: Path) -> None:
+    wheel(site, "nixl", "0.4.1", "nixl/__init__.py")
+    add_plugin(site / ".nixl.mesonpy.libs/plugins", "UCX")
+    other = tmp_path / "nixl"
+    add_plugin(other, "GDS")
+    (nixl,) = find_transfer_packages({"NIXL_PLUGIN_DIR": str(other)})
+    assert (nixl.modules, nixl.transports, nixl.loads) == (str(other), ("GDS",), {})

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpubench.measure.libraries import HostLibraries, report_on_libraries
 from gpubench.model.facts.process import (
     LOADER,
@@ -102,3 +104,45 @@ def test_a_library_that_does_not_load_warns_and_a_hanging_one_is_an_error() -> N
 def test_a_version_from_another_source_is_noted() -> None:
     named = LibraryFile(library=NCCL_LIB, path=WHEEL, package="nvidia-nccl-cu13 2.28.9", version="2.28.9", unread="no")
     assert rows(report(host(files=(named,))))[NCCL_LIB].note == "version by its package"
+
+
+UCX = LibraryFile(
+    library=UCX_LIB, path="/venv/libucx/lib/libucp.so.0", version="1.22.0", modules="/m", transports=("cma", "cuda")
+)
+
+
+def test_two_ucx_versions_are_a_note_and_no_finding() -> None:
+    other = LibraryFile(library=UCX_LIB, path="/usr/lib/libucp.so.0", version="1.20.1")
+    unread = LibraryFile(library=UCX_LIB, path="/opt/libucp.so.0", version=None)
+    found = report(host(files=(UCX, other, unread)))
+    assert found.findings == ()
+    notes = [row.note for row in found.rows(LibraryRow) if row.library == UCX_LIB]
+    end = "a process that loads two may fail"
+    assert notes == [f"also here: UCX 1.20.1; {end}", f"also here: UCX 1.22.0; {end}", None]
+    assert rows(report(host(files=(UCX,))))[UCX_LIB].note is None
+
+
+def test_a_ucx_without_modules_for_gpus_is_noted_if_its_modules_are_known() -> None:
+    for file, note in (
+        (replace(UCX, transports=("cma", "ib")), "no cuda module there, which GPU memory needs"),
+        (replace(UCX, transports=("rocm",)), None),
+        (replace(UCX, modules=None, transports=()), None),
+    ):
+        assert rows(report(host(files=(file,))))[UCX_LIB].note == note
+
+
+def test_transfer_packages_have_a_row_only_if_they_were_searched_for() -> None:
+    """Older recordings do not say whether NIXL is installed."""
+    assert not {"NIXL", "Mooncake"} & set(rows(report(host())))
+    nixl = LibraryUser(name="NIXL", version="1.5.1", note="nixl-cu13", modules="/p", transports=("GDS", "UCX"))
+    found = rows(report(host(users=(nixl,), absent=("Mooncake",))))
+    assert (found["NIXL"].found, found["NIXL"].transports, found["NIXL"].modules) == (True, ("GDS", "UCX"), "/p")
+    assert (found["Mooncake"].found, found["Mooncake"].note) == (False, "not installed here")
+    unread = rows(report(host(failures={"search": "no answer within 30 s"})))["NIXL"]
+    assert (unread.found, unread.note) == (None, "not read: no answer within 30 s")
+
+
+def test_several_variants_of_nixl_have_a_row_each() -> None:
+    users = tuple(LibraryUser(name="NIXL", version="1.5.1", note=f"nixl-cu{cuda}") for cuda in (12, 13))
+    found = report(host(users=users)).rows(LibraryRow)
+    assert [row.note for row in found if row.library == "NIXL"] == ["nixl-cu12", "nixl-cu13"]
