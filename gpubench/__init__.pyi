@@ -22,6 +22,7 @@ __all__ = [
     "compare",
     "explain",
     "gather",
+    "kv",
     "libraries",
     "load",
     "overlap",
@@ -84,6 +85,30 @@ def p2p(
     record: One | None = None,
 ) -> RunResult:
     """Measure copies between every pair of GPUs: bandwidth, latency, path."""
+
+def kv(
+    *,
+    deadline_s: float | None = None,
+    backend: One | None = "ucx",
+    sizes: One | None = "4K:256M:16",
+    blocks: One | None = "1,256,4096",
+    memory: One | None = None,
+    visible: One | None = "all",
+    isolate: One | None = None,
+    pairs: Several = None,
+    host: bool | None = True,
+    strict: Literal[True] | None = None,
+    output: Several = None,
+    save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
+    timeout: float | None = 30.0,
+    simulate: One | None = None,
+    fault: Several = None,
+    seed: int | None = 0,
+    replay: One | None = None,
+    record: One | None = None,
+) -> RunResult:
+    """Measure KV-cache transfers between two processes: UCX's or NIXL's path, and why it is slow."""
 
 def libraries(
     *,

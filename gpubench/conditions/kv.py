@@ -12,7 +12,7 @@ from gpubench.model.paths.ucx import RDMA_TRANSPORTS, Allocation, Transfer, UcxR
 from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-EXPANDABLE, _POOL = "expandable_segments:true", "backend:cudamallocasync"
+EXPANDABLE, POOL = "expandable_segments:true", "backend:cudamallocasync"
 _MNNVL = "UCX_CUDA_IPC_ENABLE_MNNVL"
 _MOST_BLOCK_US = 20.0  # UCX 1.23 needs 7 to 8 µs per block with cuda_ipc on an H200
 _HEALTHY_SHARE = 0.9  # Share of the expected bandwidth from which a transfer is not slow
@@ -64,7 +64,7 @@ def _expandable(run: Circumstances) -> Found:
 
 def _pool(run: Circumstances) -> Found:
     for transfer in filter(lambda transfer: transfer.misses_cuda_ipc, run.transfers):
-        setting = allocator_setting(transfer.variables, _POOL)
+        setting = allocator_setting(transfer.variables, POOL)
         # UCX names the GPU of a pool's memory. It does not name one for managed memory.
         words = next((name for name in (transfer.local, transfer.remote) if name.startswith("cuda-managed/")), "")
         if transfer.allocation is Allocation.ASYNC:
@@ -74,7 +74,7 @@ def _pool(run: Circumstances) -> Found:
                 transfer,
                 setting or f"UCX detects {words}, as it does for cudaMallocAsync",
                 Confidence.LIKELY,
-                cure=_without(transfer.variables, _POOL),
+                cure=_without(transfer.variables, POOL),
             )
 
 
@@ -242,7 +242,7 @@ KV = Family.of(
         title="GPUs of one NVLink domain on two nodes, but the KV cache is not in fabric memory: it takes the network",
         settles=_SETTLES,
         comment="Allocate the KV cache as fabric memory: vLLM --enable-cumem-allocator, SGLang "
-        "SGLANG_MOONCAKE_CUSTOM_MEM_POOL=NVLINK. Both nodes need an IMEX channel.",
+        "SGLANG_MOONCAKE_CUSTOM_MEMPOOL=NVLINK. Both nodes need an IMEX channel.",
         expected=_BETWEEN_NVLINKS,
         link="https://github.com/ai-dynamo/nixl/issues/1240",
         look=_no_fabric_memory,

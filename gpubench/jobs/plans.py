@@ -546,7 +546,8 @@ class As(StrEnum):
     NVBANDWIDTH = "nvbandwidth"
 
 
-def _parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
+def parse_pair_option(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Parse the values of --pairs. Raises UsageError."""
     from gpubench.model.paths.p2p import parse_pairs
 
     try:
@@ -573,7 +574,7 @@ class P2pPlan(MachinePlan):
     pairs: tuple[tuple[int, int], ...] | None = option(
         "I-J",
         "Copy only from GPU I to GPU J (under mpirun: ranks): 0-1,3-5 (default: all pairs).",
-        read=_parse_pairs,
+        read=parse_pair_option,
         several=True,
         common=True,
     )

@@ -337,7 +337,7 @@ class SimulatedCopies:
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
         """Return memory without contents. Its size is unlimited."""
-        return _NoMemory(place, size_bytes, self._is_lost if self.corrupts else None)
+        return _NoMemory(place, size_bytes, self.is_lost if self.corrupts else None)
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
         """Return the time of the busiest link in seconds. Copies that leave or enter a GPU by the same type of link
@@ -394,7 +394,8 @@ class SimulatedCopies:
             latency_us = self._typical("p2p.staged_latency_us") or _STAGED_LATENCY_US
         return latency_us / MICROSECONDS_PER_SECOND + stream.size_bytes / gb_s / BYTES_PER_GB
 
-    def _is_lost(self, source: int, destination: Place) -> bool:
+    def is_lost(self, source: int, destination: Place) -> bool:
+        """True if a fault corrupts direct copies from this GPU to this place."""
         if isinstance(destination, HostMemory) or source >= len(self._indices):
             return False
         ends = self._indices[source], self._indices[destination]

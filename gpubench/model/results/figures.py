@@ -11,6 +11,7 @@ from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.compare import HOST
+from gpubench.model.results.kv import KvRow
 from gpubench.model.results.report import CollectiveRow, EvidenceRow, PairRow, PatternRow, Row, Verified
 from gpubench.model.results.speed import LARGE_BYTES, is_judged
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
@@ -18,7 +19,7 @@ from gpubench.model.terms.ranks import DevicePlace, RankIdentity
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, group_by, percent
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, parse_doubt
 
-PEER_COPIES, HOST_COPIES = "p2p", "host copies"
+PEER_COPIES, HOST_COPIES, TRANSFERS = "p2p", "host copies", "KV transfers"
 COLLECTIVE_NAMES = {
     "allreduce": "all-reduce",
     "allgather": "all-gather",
@@ -82,6 +83,8 @@ class SpeedFigures(Struct):
             self._add_collective(row)
         elif isinstance(row, PairRow):
             self._add_pair(row)
+        elif isinstance(row, KvRow):
+            self._add_transfer(row)
 
     @property
     def is_unjudged(self) -> bool:
@@ -177,6 +180,27 @@ class SpeedFigures(Struct):
             is_judged=row.verdict not in (None, Verdict.SKIP),
         )
         self._host = _slower(self._host or figure, figure)
+
+    def _add_transfer(self, row: KvRow) -> None:
+        """Keep the slowest transfer of one block between GPUs, at the largest size."""
+        if row.bandwidth_gb_s is None:
+            return
+        self._note_data(are_verified=row.verified == Verified.LAST)
+        known = self._best.get(TRANSFERS)
+        if row.destination == HOST or row.blocks > 1 or (known is not None and known.size_bytes > row.size_bytes):
+            return
+        figure = SpeedFigure(
+            what=TRANSFERS,
+            gb_s=row.bandwidth_gb_s,
+            expected_gb_s=row.expected_gb_s,
+            limit_percent=None,
+            is_judged=row.verdict not in (None, Verdict.SKIP),
+            size_bytes=row.size_bytes,
+            time_us=row.p50_us,
+            shares_gpus=row.source_bus_id == row.destination_bus_id,
+        )
+        is_larger = known is None or row.size_bytes > known.size_bytes
+        self._best[TRANSFERS] = figure if known is None or is_larger else _slower(known, figure)
 
     def _note_data(self, *, are_verified: bool) -> None:
         self.checked = self.checked or are_verified

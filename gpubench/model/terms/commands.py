@@ -59,6 +59,14 @@ P2P = Command(
     page="p2p",
     streamed_section="pairs",
 )
+KV = Command(
+    "kv",
+    "Measure KV-cache transfers between two processes: UCX's or NIXL's path, and why it is slow.",
+    "kv",
+    page="kv",
+    main_section="kv",
+    streamed_section="kv",
+)
 LIBRARIES = Command(
     "libraries",
     "List the communication libraries that are installed, and who loads them.",
@@ -158,7 +166,7 @@ PROFILES = Command(
     writes_reports=False,
 )
 
-BEFORE_COLLECTIVES = (TOPO, P2P, LIBRARIES, CHECK, SCAN, WATCH, EXPLAIN, COMPARE, REPORT)
+BEFORE_COLLECTIVES = (TOPO, P2P, KV, LIBRARIES, CHECK, SCAN, WATCH, EXPLAIN, COMPARE, REPORT)
 # In the order of --help. OVERLAP, PLAN and PROFILES come after the collectives.
 AFTER_COLLECTIVES = (OVERLAP, PLAN, PROFILES)
 _BY_NAME = {command.name: command for command in (*BEFORE_COLLECTIVES, *AFTER_COLLECTIVES)}

@@ -1,0 +1,291 @@
+"""Measure KV-cache transfers between two processes on this machine, or simulate them."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from gpubench.backends.kv_pair import ProcessTransfers
+from gpubench.backends.nixl_agent import is_nixl_installed
+from gpubench.backends.transfer_libraries import UcxInstallation, find_ucx
+from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.jobs import runner
+from gpubench.jobs.kv_plan import Isolate, KvBackend, KvPlan, Visible
+from gpubench.jobs.machines import Machines, check_drivers
+from gpubench.jobs.metadata import build_metadata
+from gpubench.jobs.rank import usable_driver
+from gpubench.jobs.runner import Place, Steps
+from gpubench.jobs.sources import Replayed, Simulated
+from gpubench.machine import recorded
+from gpubench.machine.nvml import NvmlCounters
+from gpubench.measure.kv import FILE, VERSION, KvRequest, KvRun, Measured, RecordedKv, copy_gb_s
+from gpubench.measure.kv import SECTIONS as SECTIONS
+from gpubench.measure.p2p.request import CopyMachine, wiring_of_process
+from gpubench.model.facts.environment import detect_launcher
+from gpubench.model.paths.p2p import Pair
+from gpubench.model.paths.ucx import Allocation
+from gpubench.model.profiles.fault import COPIES
+from gpubench.model.results.kv import KvRow
+from gpubench.model.results.report import Report
+from gpubench.model.terms.operation import CopyGpu
+from gpubench.model.terms.units import format_size
+from gpubench.model.terms.verdict import Origin
+from gpubench.profiles import match_node
+from gpubench.readers.documents import check_version, read_json_line
+from gpubench.simulated.links import NoCounters, SimulatedCopies
+from gpubench.simulated.transfers import SimulatedTransfers
+
+if TYPE_CHECKING:
+    from gpubench.ports.copies import LinkCounters
+    from gpubench.ports.transfers import Transfers
+
+NAME = "kv"
+_SECONDS_TO_OPEN = 6.0  # Reading facts, and copies for comparison
+_HEADROOM_BYTES = 2**30  # For the CUDA contexts of two processes
+_UNSHARE = {
+    Isolate.PID: ("unshare", "--pid", "--fork", "--mount-proc"),
+    Isolate.IPC: ("unshare", "--ipc"),
+    Isolate.NET: ("unshare", "--net"),
+}
+_SECONDS_TO_ISOLATE = 10.0
+
+
+class KvSetup(Struct, frozen=True):
+    """Everything that a run needs. `copy_gb_s` returns the bandwidth of a plain copy between two GPUs.
+
+    `recorded` has the transfers of a recording, which are not measured again.
+    """
+
+    machines: Machines
+    machine: CopyMachine
+    request: KvRequest
+    transfers: "Transfers | None"
+    copy_gb_s: Callable[[Pair], float | None]
+    counters: "LinkCounters"
+    libraries: Mapping[str, str]
+    recorded: Sequence[Measured] | None = None
+
+
+def run(plan: KvPlan, arguments: Sequence[str]) -> int:
+    """Measure transfers and return the exit code. Raises GpubenchError if nothing can be measured."""
+    launch = detect_launcher(os.environ)
+    if launch is not None and launch.size > 1:
+        raise UsageError(
+            f"kv under {launch.launcher}",
+            expected="one process: kv starts the two processes of each transfer itself",
+            next_step="gpubench kv without the launcher",
+        )
+    return runner.run(STEPS, plan, arguments)
+
+
+@contextmanager
+def _open(place: Place) -> Iterator[KvSetup]:
+    plan: KvPlan = place.plan
+    if isinstance(plan.source, Replayed):
+        yield _replayed(plan.source)
+        return
+    if isinstance(plan.source, Simulated):
+        yield _simulated(plan, plan.source)
+        return
+    place.presenter.waiting("reading this machine", _SECONDS_TO_OPEN)
+    ucx, version = _library(plan)
+    prefix = _isolating(plan.isolate)
+    driver = usable_driver(NAME)
+    machines = plan.source.machines()
+    from gpubench.backends.copies import open_copies
+
+    copies = open_copies(driver, {gpu.bus_id: gpu.device for gpu in machines.nodes[0].gpus if gpu.bus_id})
+    try:
+        _check_memory(copies.free_bytes(), max(plan.sizes))
+        machine = _machine(machines, copies.gpus, Origin.MEASURED)
+        request = _request(plan, machine, plan.allocations(os.environ))
+        ordered = [pair for one, other in request.pairs for pair in ((one, other), (other, one))]
+        rates = {pair: copy_gb_s(copies, pair) for pair in dict.fromkeys(ordered)}
+    finally:
+        copies.close()
+    counters = NvmlCounters([gpu.bus_id for gpu in machine.gpus])
+    transfers = ProcessTransfers(
+        plan.backend,
+        None if ucx is None else ucx.library,
+        machine.gpus,
+        max(plan.sizes),
+        plan.timeout_s,
+        own_gpu_only=plan.visible is Visible.OWN,
+        prefix=prefix,
+    )
+    try:
+        yield KvSetup(machines, machine, request, transfers, rates.get, counters, version)
+    finally:
+        counters.close()
+
+
+def _machine(machines: Machines, gpus: Sequence[CopyGpu], origin: Origin) -> CopyMachine:
+    (node,) = machines.nodes[:1]
+    matched = match_node(node, os.environ, None)
+    return CopyMachine(wiring_of_process(node, gpus), gpus, machines.processes, matched, origin)
+
+
+def _request(plan: KvPlan, machine: CopyMachine, allocations: tuple[Allocation, ...]) -> KvRequest:
+    """Return the transfers to measure. Raises UsageError if --pairs names a GPU that is not there."""
+    count = len(machine.gpus)
+    pairs = tuple(combinations(range(count), 2)) or ((0, 0),)
+    if plan.pairs is not None:
+        positions = {gpu.device.removeprefix("GPU"): at for at, gpu in enumerate(machine.gpus)}
+        missing = next((str(gpu) for pair in plan.pairs for gpu in pair if str(gpu) not in positions), None)
+        if missing is not None:
+            raise UsageError(
+                f"--pairs names GPU {missing}",
+                expected=f"GPUs of this machine: {', '.join(positions)}",
+                next_step="gpubench topo",
+            )
+        asked = [tuple(sorted(positions[str(gpu)] for gpu in pair)) for pair in plan.pairs]
+        pairs = tuple(dict.fromkeys((pair[0], pair[1]) for pair in asked))
+    return KvRequest(plan.backend, pairs, allocations, plan.sizes, plan.blocks, to_host=plan.host)
+
+
+def _library(plan: KvPlan) -> tuple[UcxInstallation | None, dict[str, str]]:
+    """Return the UCX to load, and the names of the libraries. Raises CouldNotMeasureError if it is missing."""
+    if plan.backend is KvBackend.NIXL:
+        if not is_nixl_installed():
+            raise CouldNotMeasureError(
+                "--backend nixl: NIXL is not in this Python environment",
+                expected="the environment of the inference engine, with nixl and torch",
+                next_step="pip install nixl, or gpubench kv --backend ucx",
+            )
+        return None, {}
+    found = find_ucx()
+    usable = next((ucx for ucx in found if "cuda" in ucx.transports), None)
+    if usable is None:
+        without = f"{found[0].library} has no CUDA module" if found else "no UCX is installed here"
+        raise CouldNotMeasureError(
+            f"--backend ucx: {without}",
+            expected="UCX with CUDA: its module libuct_cuda.so",
+            next_step="pip install libucx-cu13 (CUDA 12: libucx-cu12)",
+        )
+    return usable, {"UCX": f"{usable.version} from {usable.package}"}
+
+
+def _isolating(isolate: Isolate | None) -> tuple[str, ...]:
+    """Return the command that starts a process in a namespace of its own. Raises CouldNotMeasureError."""
+    if isolate is None:
+        return ()
+    prefix = _UNSHARE[isolate]
+    try:
+        subprocess.run([*prefix, "true"], check=True, capture_output=True, text=True, timeout=_SECONDS_TO_ISOLATE)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", "") or str(error)).strip()
+        raise CouldNotMeasureError(
+            f"--isolate {isolate}: {said}",
+            expected="the right to create namespaces (root, or CAP_SYS_ADMIN)",
+            reason="containers usually do not have it; nothing was tested",
+            next_step=f"sudo -E gpubench kv --isolate {isolate}",
+        ) from error
+    return prefix
+
+
+def _check_memory(free: Mapping[str, int], size_bytes: int) -> None:
+    """Raise CouldNotMeasureError if a GPU has no room for the buffers of two processes."""
+    needed = 4 * size_bytes + _HEADROOM_BYTES
+    short = next((f"{gpu} has {format_size(left)} free" for gpu, left in free.items() if left < needed), None)
+    if short is not None:
+        raise CouldNotMeasureError(
+            f"{short}: transfers of {format_size(size_bytes)} need {format_size(needed)}",
+            expected="free GPU memory",
+            reason="other processes hold it: nvidia-smi names them",
+            next_step="gpubench kv --sizes 4K:16M:16",
+        )
+
+
+def _simulated(plan: KvPlan, source: Simulated) -> KvSetup:
+    simulation, machines = source.simulation, source.machines()
+    check_drivers([machines.nodes[0].snapshot], NAME, simulation.source)
+    simulation.note_effects(COPIES, by=NAME)
+    copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
+    machine = _machine(machines, copies.gpus, Origin.SIMULATED)
+    rates: dict[Pair, float | None] = {}
+
+    def rate(pair: Pair) -> float | None:
+        if pair not in rates:
+            rates[pair] = copy_gb_s(copies, pair)
+        return rates[pair]
+
+    transfers = SimulatedTransfers(copies, simulation.faults, simulation.seed, rate)
+    asked = plan.allocations(simulation.environment)
+    allocations = tuple(dict.fromkeys(map(transfers.allocation, asked)))
+    request = _request(plan, machine, allocations)
+    return KvSetup(machines, machine, request, transfers, rate, NoCounters(), {})
+
+
+def _replayed(source: Replayed) -> KvSetup:
+    machines = source.machines()
+    lines = recorded.read_samples(source.directory, FILE, NAME)
+    if not lines:
+        raise UsageError(f"{source.text}, {FILE}: empty", expected="a recorded run of kv", reason="it was interrupted")
+    found = read_json_line(RecordedKv, *lines[0])
+    check_version(found.schema_version, VERSION, lines[0][1])
+    measured = [read_json_line(Measured, *line) for line in lines[1:]]
+    for one, (_, where) in zip(measured, lines[1:], strict=True):
+        if not all(0 <= gpu < len(found.gpus) for gpu in one.pair):
+            raise UsageError(f"{where}: the pair {list(one.pair)}", expected=f"two of {len(found.gpus)} GPUs")
+    origin = Origin.RECORDED if found.origin is Origin.MEASURED else found.origin
+    machine = _machine(machines, found.gpus, origin)
+    return KvSetup(machines, machine, found.request, None, lambda _: None, NoCounters(), found.libraries, measured)
+
+
+@contextmanager
+def _recording(plan: KvPlan, setup: KvSetup) -> Iterator[Callable[[object], object]]:
+    """Yield the function that records what was measured. Without --record, it does nothing."""
+    directory = plan.recording.record
+    if directory is None:
+        yield lambda _: None
+        return
+    recorded.write_recording(directory, setup.machines.snapshots, setup.machine.processes)
+    with recorded.recording_samples(directory, FILE) as write:
+        write(
+            RecordedKv(
+                schema_version=VERSION,
+                origin=setup.machine.origin,
+                request=setup.request,
+                gpus=tuple(setup.machine.gpus),
+                strict=plan.strict,
+                libraries=setup.libraries,
+            )
+        )
+        yield write
+
+
+def _measure(place: Place, setup: KvSetup) -> Report:
+    plan: KvPlan = place.plan
+    machine, request = setup.machine, setup.request
+    metadata = build_metadata(
+        place.arguments,
+        NAME,
+        machines=setup.machines,
+        matched=machine.matched,
+        origin=machine.origin,
+        backend=request.backend,
+        libraries=setup.libraries,
+        options={
+            "pairs": [[machine.label(gpu) for gpu in pair] for pair in request.pairs],
+            "sizes": sorted(request.sizes),
+            "blocks": list(request.blocks),
+            "memory": list(request.allocations),
+            "visible": plan.visible,
+            "isolate": plan.isolate,
+            "strict": plan.strict,
+            "gpus": {machine.label(gpu): machine.describe(gpu) for gpu in range(len(machine.gpus))},
+        },
+    )
+    place.listener.begin(metadata, KvRow.columns())
+    kv = KvRun(request, setup.transfers, machine, setup.copy_gb_s, setup.counters, place.listener)
+    if setup.recorded is not None:
+        return kv.replay(setup.recorded)
+    with _recording(plan, setup) as write:
+        return kv.run(write)
+
+
+STEPS = Steps(NAME, _open, _measure, shows_progress=True)

@@ -1,0 +1,106 @@
+"""The options of `kv`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpubench.errors import UsageError
+from gpubench.jobs.plans import MachinePlan, parse_pair_option
+from gpubench.model.paths.ucx import Allocation
+from gpubench.model.terms.options import flag, one_of, option, step_timeout
+from gpubench.model.terms.units import parse_sizes
+
+
+class KvBackend(StrEnum):
+    """The library that `kv` measures."""
+
+    UCX = "ucx"
+    NIXL = "nixl"
+
+
+class Visible(StrEnum):
+    """Which GPUs each process of `kv` sees: all of them, or only its own."""
+
+    ALL = "all"
+    OWN = "own"
+
+
+class Isolate(StrEnum):
+    """The namespaces of Linux that each process of `kv` gets for itself, as in containers."""
+
+    PID = "pid"
+    IPC = "ipc"
+    NET = "net"
+
+
+def _parse_blocks(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise UsageError(f"--blocks {text!r}", expected="numbers of blocks", next_step="--blocks 1,256,4096")
+    return counts
+
+
+def _parse_allocations(text: str) -> tuple[Allocation, ...]:
+    choose = one_of("--memory", Allocation)
+    return tuple(dict.fromkeys(choose(part) for part in text.split(",")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPlan(MachinePlan):
+    """Options of `kv`. `pairs` has GPU indices. None selects all pairs."""
+
+    backend: KvBackend = option(
+        "|".join(KvBackend),
+        "The library that moves the data.",
+        default=KvBackend.UCX.value,
+        read=one_of("--backend", KvBackend),
+        common=True,
+    )
+    sizes: tuple[int, ...] = option(
+        "SIZES", "Sizes of a transfer, all blocks together.", default="4K:256M:16", read=parse_sizes, common=True
+    )
+    blocks: tuple[int, ...] = option(
+        "COUNTS",
+        "Numbers of blocks of a transfer. Blocks below 1 KiB are left out.",
+        default="1,256,4096",
+        read=_parse_blocks,
+        common=True,
+    )
+    memory: tuple[Allocation, ...] | None = option(
+        ",".join(Allocation),
+        "How both processes allocate GPU memory: cudaMalloc, as PyTorch's expandable_segments, cudaMallocAsync, or "
+        "cudaMallocManaged (default: malloc, and what PYTORCH_CUDA_ALLOC_CONF selects).",
+        read=_parse_allocations,
+        common=True,
+    )
+    visible: Visible = option(
+        "|".join(Visible),
+        "GPUs that each process sees.",
+        default=Visible.ALL.value,
+        read=one_of("--visible", Visible),
+        common=True,
+    )
+    isolate: Isolate | None = option(
+        "|".join(Isolate),
+        "Give each process a namespace of its own, as containers have; needs root.",
+        read=one_of("--isolate", Isolate),
+        common=True,
+    )
+    pairs: tuple[tuple[int, int], ...] | None = option(
+        "I-J", "Measure only these pairs of GPUs: 0-1,2-3.", read=parse_pair_option, several=True, common=True
+    )
+    host: bool = flag("Also transfer from a GPU to host memory.", name="--host/--no-host", default=True)
+    timeout_s: float = step_timeout("one transfer", default=30.0)
+
+    def allocations(self, environment: Mapping[str, str]) -> tuple[Allocation, ...]:
+        """Return the kinds of memory to measure: by default plain memory, and what PyTorch would allocate."""
+        from gpubench.conditions.kv import ALLOCATORS, EXPANDABLE, POOL
+
+        if self.memory is not None:
+            return self.memory
+        settings = ",".join(environment.get(name, "") for name in ALLOCATORS).lower()
+        of_torch = {EXPANDABLE: Allocation.EXPANDABLE, POOL: Allocation.ASYNC}
+        return (Allocation.MALLOC, *(kind for word, kind in of_torch.items() if word in settings))

@@ -1,0 +1,498 @@
+"""Measure transfers of GPU memory between two processes, and judge the path and the bandwidth of every pair."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median, quantiles
+
+from msgspec import field
+from msgspec.structs import replace
+
+from gpubench.conditions.checks import copy_findings, transfer_findings
+from gpubench.errors import CouldNotMeasureError
+from gpubench.measure.p2p.request import CopyMachine
+from gpubench.measure.path_outcome import report_on
+from gpubench.measure.paths import Meter
+from gpubench.model.paths import p2p
+from gpubench.model.paths.topology import round_gb_s
+from gpubench.model.paths.transport import Conclusion, Evidence, PathEvidence, State, Transport, TransportKind
+from gpubench.model.paths.ucx import Allocation, ProtocolRange, Transfer, UcxRoute
+from gpubench.model.results.fallback import End, Explanation, KnownPath, fallback_rows, make_findings
+from gpubench.model.results.kv import KvRow
+from gpubench.model.results.report import Report, Verified
+from gpubench.model.terms.operation import CopyGpu, Direction, Engine
+from gpubench.model.terms.plain import StrictStruct as Struct
+from gpubench.model.terms.ranks import DevicePlace
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, format_size, percent
+from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Origin, Verdict, worst_verdict
+from gpubench.ports.backend import Region
+from gpubench.ports.copies import Copies, CopyStream, LinkCounters
+from gpubench.ports.group import Listener
+from gpubench.ports.transfers import Moved, OpenTransfers, ProcessEnd, TransferCase, Transfers
+
+SECTIONS = (KvRow.section, "evidence", "fallback", "causes", "findings")
+HOST = "host"
+FILE, VERSION = "kv.jsonl", 1  # Of recordings
+SMALLEST_BLOCK = 1024  # Smaller blocks than in any KV cache are not measured
+SLOW_SHARE, FAILED_SHARE = 0.75, 0.5
+"""Shares of the bandwidth of a plain copy to warn and fail below.
+
+One transfer of 64 MiB or more reached 0.85 to 0.99 of it on H200s, with UCX 1.22 and NIXL 1.5.
+"""
+
+_COPY_BYTES, _COPY_REPEATS, _COPY_SAMPLES = 256 * 2**20, 8, 3
+_LEAST_FOR_P99 = 20
+_WHY_NO_SPEED = "speed not judged: both processes use one GPU"
+
+
+class KvRequest(Struct, frozen=True):
+    """The transfers to measure. `pairs` are unordered pairs of GPU positions: equal positions are one GPU."""
+
+    backend: str
+    pairs: tuple[p2p.Pair, ...]
+    allocations: tuple[Allocation, ...]
+    sizes: tuple[int, ...]
+    blocks: tuple[int, ...]
+    to_host: bool = True
+
+    def cases(self) -> Iterator[TransferCase]:
+        """Yield the cases of one ordered pair, the largest transfer first, since it shows the path soonest."""
+        for size_bytes in sorted(self.sizes, reverse=True):
+            for blocks in self.blocks:
+                if blocks == 1 or size_bytes // blocks >= SMALLEST_BLOCK:
+                    for direction in (Direction.WRITE, Direction.READ):
+                        yield TransferCase(direction, size_bytes, blocks)
+        if self.to_host:
+            yield TransferCase(Direction.WRITE, max(self.sizes), to_host=True)
+
+    @property
+    def steps(self) -> int:
+        """The number of rows."""
+        ordered = sum(1 if one == other else 2 for one, other in self.pairs)
+        return ordered * len(self.allocations) * len(list(self.cases()))
+
+
+class RecordedKv(Struct, frozen=True, kw_only=True):
+    """The first line of a recording. Each later line is a `Measured`."""
+
+    schema_version: int
+    origin: Origin
+    request: KvRequest
+    gpus: tuple[CopyGpu, ...]
+    strict: bool = False
+    libraries: Mapping[str, str] = field(default_factory=dict)
+
+
+class Measured(Struct, frozen=True):
+    """Everything that was measured from one GPU to another, with one kind of memory."""
+
+    pair: p2p.Pair
+    allocation: Allocation
+    ends: tuple[ProcessEnd, ProcessEnd] | None
+    expected_gb_s: float | None
+    cases: tuple[tuple[TransferCase, Moved], ...]
+    error: str = ""
+
+    @property
+    def largest(self) -> list[tuple[TransferCase, Moved]]:
+        """The largest transfers of one block between the two GPUs that succeeded: a write and a read."""
+        single = [(case, moved) for case, moved in self.cases if case.blocks == 1 and not case.to_host]
+        most = max((case.size_bytes for case, moved in single if moved.seconds), default=0)
+        return [(case, moved) for case, moved in single if case.size_bytes == most and moved.seconds]
+
+
+def gb_s(case: TransferCase, moved: Moved) -> float | None:
+    """Return the bandwidth of the median transfer in GB/s."""
+    return case.size_bytes / median(moved.seconds) / BYTES_PER_GB if moved.seconds else None
+
+
+def copy_gb_s(copies: Copies, pair: p2p.Pair) -> float | None:
+    """Return the bandwidth of a copy by copy engine between two GPUs in GB/s, with peer access if that is possible.
+
+    It is None within one GPU.
+    """
+    source, destination = pair
+    if source == destination:
+        return None
+    if copies.can_reach(source, destination):
+        copies.enable(source, destination)
+    begin, end = (Region(copies.allocate(gpu, _COPY_BYTES), 0) for gpu in pair)
+    stream = CopyStream(source, Engine.CE, begin, end, _COPY_BYTES)
+    copies.seconds([stream], 1)
+    samples = [copies.seconds([stream], _COPY_REPEATS) / _COPY_REPEATS for _ in range(_COPY_SAMPLES)]
+    return _COPY_BYTES / median(samples) / BYTES_PER_GB
+
+
+class KvRun:
+    """Measures all transfers and reports on them."""
+
+    def __init__(
+        self,
+        request: KvRequest,
+        transfers: Transfers | None,
+        machine: CopyMachine,
+        copy_gb_s: Callable[[p2p.Pair], float | None],
+        counters: LinkCounters,
+        listener: Listener[KvRow],
+    ) -> None:
+        self._request, self._transfers = request, transfers
+        self._machine, self._copy_gb_s, self._listener = machine, copy_gb_s, listener
+        self._meter = Meter(counters)
+        self._done = 0
+
+    def run(self, write: Callable[[Measured], object]) -> Report:
+        """Measure all pairs with all kinds of memory. A pair that fails does not stop the others.
+
+        `write` records what was measured from one GPU to another.
+        """
+        measured: list[Measured] = []
+        for pair in self._request.pairs:
+            for allocation in self._request.allocations:
+                for found in self._measure(pair, allocation):
+                    measured.append(found)
+                    write(found)
+        return self._report(measured)
+
+    def replay(self, measured: Sequence[Measured]) -> Report:
+        """Report on recorded transfers again."""
+        for one in measured:
+            for case, moved in one.cases:
+                self._listener.row(self._row(one.pair, one.allocation, case, moved, one.expected_gb_s))
+        return self._report(measured)
+
+    def _measure(self, pair: p2p.Pair, allocation: Allocation) -> Iterator[Measured]:
+        ways = [(pair, False)] if pair[0] == pair[1] else [(pair, False), (pair[::-1], True)]
+        assert self._transfers is not None
+        try:
+            with self._transfers.open(pair, allocation) as opened:
+                for ordered, backwards in ways:
+                    yield self._measure_way((ordered[0], ordered[1]), allocation, opened, backwards=backwards)
+        except CouldNotMeasureError as error:
+            for ordered, _ in ways:
+                yield Measured((ordered[0], ordered[1]), allocation, None, None, (), str(error))
+
+    def _measure_way(
+        self, pair: p2p.Pair, allocation: Allocation, opened: OpenTransfers, *, backwards: bool
+    ) -> Measured:
+        expected = self._copy_gb_s(pair)
+        cases: list[tuple[TransferCase, Moved]] = []
+        for case in self._request.cases():
+            size = format_size(case.size_bytes)
+            names = f"{self._name(pair[0])} → {self._name(pair[1])}"
+            self._listener.progress(self._done, self._request.steps, f"{names} {allocation} {size}")
+            moved = self._move(pair, opened, case, backwards=backwards)
+            cases.append((case, moved))
+            self._done += 1
+            self._listener.row(self._row(pair, allocation, case, moved, expected))
+            if moved.error:
+                break  # The processes are in an unknown state
+        return Measured(pair, allocation, opened.ends, expected, tuple(cases))
+
+    def _move(self, pair: p2p.Pair, opened: OpenTransfers, case: TransferCase, *, backwards: bool) -> Moved:
+        """Measure one case, count the bytes on the links meanwhile, and verify the data."""
+        try:
+            opened.clear(case, backwards=backwards)
+            before = [self._meter.read(gpu) for gpu in pair]
+            moved = opened.move(case, backwards=backwards)
+            expected = moved.transfers * case.size_bytes
+            sent, received = (
+                self._meter.since(reading, expected, receives=receives)
+                for reading, receives in zip(before, (False, True), strict=True)
+            )
+            wrong = opened.count_wrong(case, backwards=backwards)
+        except CouldNotMeasureError as error:
+            return Moved(error=str(error))
+        return replace(moved, sent=sent, received=received, wrong=wrong)
+
+    def _name(self, gpu: int) -> str:
+        return self._machine.gpus[gpu].device
+
+    def _row(
+        self, pair: p2p.Pair, allocation: Allocation, case: TransferCase, moved: Moved, expected: float | None
+    ) -> KvRow:
+        source, destination = (self._machine.gpus[gpu] for gpu in pair)
+        times = [seconds * MICROSECONDS_PER_SECOND for seconds in moved.seconds]
+        p50 = median(times) if times else None
+        rate = gb_s(case, moved)
+        expected = None if case.to_host else expected
+        staged = None if case.to_host or moved.chosen is None else moved.chosen.route.host_staged
+        verdict, note = self._judge_row(pair, case, moved, expected)
+        return KvRow(
+            node=self._machine.host(0),
+            source=source.device,
+            destination=HOST if case.to_host else destination.device,
+            source_bus_id=source.bus_id,
+            destination_bus_id=None if case.to_host else destination.bus_id,
+            origin=self._machine.origin,
+            backend=self._request.backend,
+            direction=case.direction,
+            memory=allocation,
+            size_bytes=case.size_bytes,
+            blocks=case.blocks,
+            bandwidth_gb_s=rate,
+            p50_us=p50,
+            p99_us=quantiles(times, n=100)[98] if len(times) >= _LEAST_FOR_P99 else None,
+            block_us=None if p50 is None else p50 / case.blocks,
+            expected_gb_s=round_gb_s(expected),
+            expected_percent=percent(rate, expected),
+            transport=None if moved.chosen is None else moved.chosen.config,
+            protocol=None if moved.chosen is None else moved.chosen.description,
+            host_staged=staged,
+            nvlink_bytes=moved.sent.nvlink_bytes,
+            pcie_bytes=moved.sent.pcie_bytes,
+            verified=None if not moved.seconds else Verified.NO if moved.wrong is None else Verified.LAST,
+            verdict=verdict,
+            note=note or None,
+        )
+
+    def _judge_row(
+        self, pair: p2p.Pair, case: TransferCase, moved: Moved, expected: float | None
+    ) -> tuple[Verdict | None, str]:
+        if moved.error:
+            return Verdict.ERROR, moved.error
+        if moved.wrong:
+            return Verdict.FAIL, f"{moved.wrong} wrong words"
+        if case.to_host:
+            return None, "not judged: to host memory"
+        if moved.chosen is not None and moved.chosen.route.host_staged:
+            by_design = self._machine.wiring.why_refused(pair)
+            return (Verdict.SKIP, by_design) if by_design else (Verdict.FAIL, "")
+        rate = gb_s(case, moved)
+        if expected is None or rate is None or case.blocks > 1 or not p2p.is_large_copy(case.size_bytes):
+            is_one_gpu = pair[0] == pair[1] and p2p.is_large_copy(case.size_bytes)
+            return None, _WHY_NO_SPEED if is_one_gpu else ""
+        if users := self._machine.users(*pair):
+            return Verdict.SKIP, f"not judged: {users}"
+        share = rate / expected
+        verdict = Verdict.PASS if share >= SLOW_SHARE else Verdict.WARN if share >= FAILED_SHARE else Verdict.FAIL
+        return verdict, ""
+
+    def _report(self, measured: Sequence[Measured]) -> Report:
+        causes = transfer_findings([self._transfer(one) for one in measured if one.largest])
+        by_name = {name: finding for finding in causes for name in finding.subjects}
+        paths = [self._path(one, by_name) for one in measured if one.largest]
+        rows = fallback_rows(
+            paths, self._machine.origin, lambda members: _explanation(by_name.get(members[0].pair)), _no_path(measured)
+        )
+        outcome = report_on(paths, rows, self._machine.origin, ())
+        doubts = make_findings([row for row in rows if row.conclusion != Conclusion.STAGED], paths)
+        designs = {path.pair for path in paths if path.evidence.by_design}
+        staged = [
+            replace(finding, severity=Verdict.SKIP) if set(finding.subjects) <= designs else finding
+            for finding in causes
+        ]
+        findings = (
+            *self._wrong(measured),
+            *staged,
+            *doubts,
+            *self._slow(measured),
+            *self._failed(measured),
+            *copy_findings(self._machine.facts(())),
+        )
+        verdicts = [path.judgement.verdict for path in paths] + [finding.severity for finding in findings]
+        return Report(
+            verdict=worst_verdict(verdicts),
+            complete=True,
+            findings=findings,
+            sections=outcome.sections,
+            main=KvRow.section,
+        )
+
+    def _title(self, measured: Measured) -> str:
+        several = len(self._request.allocations) > 1
+        memory = f" ({measured.allocation})" if several else ""
+        return f"{self._name(measured.pair[0])} → {self._name(measured.pair[1])}{memory}"
+
+    def _transfer(self, measured: Measured) -> Transfer:
+        """Return the facts that may explain the path: those of the slower of the write and the read."""
+        case, moved = _worst(measured)
+        ends, pair, wiring = measured.ends, measured.pair, self._machine.wiring
+        route = UcxRoute.UNKNOWN if moved.chosen is None else moved.chosen.route
+        return Transfer(
+            name=self._title(measured),
+            route=route,
+            places=tuple(dict.fromkeys(map(wiring.place, pair))),
+            transport="" if moved.chosen is None else moved.chosen.config,
+            local=moved.local,
+            remote=moved.remote,
+            allocation=measured.allocation,
+            exportable=_exportable(ends),
+            same_node=True,
+            same_pid_namespace=_share_pid_namespace(ends),
+            peer_access=wiring.peer_access(pair).possible,
+            variables={} if ends is None else {**ends[1].variables, **ends[0].variables},
+            rdma_devices=None if ends is None else ends[0].rdma_devices,
+            size_bytes=case.size_bytes,
+            gb_s=gb_s(case, moved),
+            expected_gb_s=measured.expected_gb_s,
+        )
+
+    def _path(self, measured: Measured, causes: Mapping[str, Finding]) -> KnownPath:
+        pair, wiring = measured.pair, self._machine.wiring
+        case, moved = _worst(measured)
+        source, destination = (self._machine.gpus[gpu] for gpu in pair)
+        several = len(self._request.allocations) > 1
+        name = f"{destination.device} ({measured.allocation})" if several else destination.device
+        cause = causes.get(self._title(measured))
+        return KnownPath(
+            source=End(source.device, source.device, self._machine.host(0), source.bus_id, source.device),
+            destination=End(name, name, self._machine.host(0), destination.bus_id, destination.device),
+            evidence=PathEvidence(
+                capability=self._capability(measured),
+                selection=_selection(moved.chosen),
+                measurement=self._measurement(measured, case, moved),
+                correctness=_correctness(measured),
+                by_design=wiring.why_refused(pair),
+                in_doubt=wiring.is_refusal_doubtful(pair),
+            ),
+            transports=() if moved.chosen is None else (_transport(moved.chosen),),
+            path_class=None if pair[0] == pair[1] else wiring.path(pair),
+            bandwidth_gb_s=gb_s(case, moved),
+            limit_gb_s=wiring.limit(pair).gb_s,
+            cause=cause.id if cause is not None and moved.chosen and moved.chosen.route.host_staged else "",
+        )
+
+    def _capability(self, measured: Measured) -> Evidence:
+        ends = measured.ends
+        if _exportable(ends) is False:
+            return Evidence(State.CONTRADICTING, f"CUDA IPC cannot export {measured.allocation} memory")
+        if _share_pid_namespace(ends) is False:
+            return Evidence(State.CONTRADICTING, "the processes are in different PID namespaces")
+        wired = self._machine.wiring.capability(measured.pair)
+        if wired.state is State.PRESENT and _exportable(ends):
+            return replace(wired, seen=f"CUDA IPC can export the memory; {wired.seen}")
+        return wired
+
+    def _measurement(self, measured: Measured, case: TransferCase, moved: Moved) -> Evidence:
+        pair, wiring, rate = measured.pair, self._machine.wiring, gb_s(case, moved)
+        if pair[0] == pair[1]:
+            limit = wiring.host_limit(pair[0]).gb_s
+            if rate is not None and limit is not None and rate > p2p.ABOVE_HOST * limit:
+                return Evidence(State.PRESENT, f"{rate:.3g} GB/s, more than host memory's {limit:.3g} GB/s")
+            return Evidence(seen="within one GPU, counters and bandwidth do not show the path")
+        speed = None
+        if rate is not None:
+            speed = p2p.Speed(size_bytes=case.size_bytes, passed_gb_s=rate, busbw_gb_s=rate)
+        flow = p2p.Flow(
+            ends=(moved.sent, moved.received),
+            speed=speed,
+            has_nvlinks=wiring.has_nvlinks(pair),
+            limit_gb_s=wiring.limit(pair).gb_s,
+            staged_gb_s=wiring.staged_gb_s(pair),
+        )
+        return p2p.flow_evidence(flow)
+
+    def _wrong(self, measured: Sequence[Measured]) -> Iterator[Finding]:
+        wrong = [one for one in measured if any(moved.wrong for _, moved in one.cases)]
+        if wrong:
+            names = tuple(map(self._title, wrong))
+            most = max(moved.wrong or 0 for one in wrong for _, moved in one.cases)
+            yield Finding(
+                id=WRONG_DATA,
+                severity=Verdict.FAIL,
+                subject=names[0] if len(names) == 1 else f"{len(names)} transfers",
+                seen=f"wrong data arrived: {most} wrong words of 8 bytes",
+                expected="the destination has exactly what the source sent",
+                cause="peer access that corrupts data (ACS, IOMMU, hypervisor), or faulty memory",
+                cure=Cure.of("gpubench p2p"),
+                subjects=names,
+                places=self._places(wrong),
+            )
+
+    def _slow(self, measured: Sequence[Measured]) -> Iterator[Finding]:
+        for one in measured:
+            for case, moved in one.largest:
+                verdict, _ = self._judge_row(one.pair, case, moved, one.expected_gb_s)
+                staged = moved.chosen is not None and moved.chosen.route.host_staged
+                if verdict in (Verdict.WARN, Verdict.FAIL) and not staged and not moved.wrong:
+                    yield Finding(
+                        id="kv-slow",
+                        severity=verdict,
+                        subject=self._title(one),
+                        seen=f"{gb_s(case, moved):.3g} GB/s ({case.direction}, {format_size(case.size_bytes)})",
+                        expected=f"{one.expected_gb_s:.3g} GB/s, as a plain copy between them in this run",
+                        cause="unexplained: the path is direct",
+                        cure=Cure.of("gpubench check"),
+                        subjects=(self._title(one),),
+                        places=self._places([one]),
+                    )
+
+    def _failed(self, measured: Sequence[Measured]) -> Iterator[Finding]:
+        by_error: dict[str, list[Measured]] = {}
+        for one in measured:
+            errors = [moved.error for _, moved in one.cases if moved.error]
+            if one.error or errors:
+                by_error.setdefault(one.error or str(errors[0]), []).append(one)
+        for error, failed in by_error.items():
+            names = tuple(map(self._title, failed))
+            yield Finding(
+                id="kv-transfer-failed",
+                severity=Verdict.ERROR,
+                subject=names[0] if len(names) == 1 else f"{len(names)} transfers",
+                seen=error,
+                expected="a transfer that completes",
+                cause="UCX cannot connect the two processes, or one of them ended",
+                cure=Cure.of("UCX_LOG_LEVEL=info gpubench kv -v", comment="It shows UCX's own messages."),
+                subjects=names,
+                places=self._places(failed),
+            )
+
+    def _places(self, measured: Sequence[Measured]) -> tuple[DevicePlace, ...]:
+        return tuple(dict.fromkeys(self._machine.wiring.place(gpu) for one in measured for gpu in one.pair))
+
+
+def _worst(measured: Measured) -> tuple[TransferCase, Moved]:
+    """Return the write or the read whose path is worse: staged before unknown before direct, then the slower one."""
+
+    def rank(found: tuple[TransferCase, Moved]) -> tuple[int, float]:
+        case, moved = found
+        staged = None if moved.chosen is None else moved.chosen.route.host_staged
+        return (True, None, False).index(staged), gb_s(case, moved) or 0.0
+
+    return min(measured.largest, key=rank)
+
+
+def _selection(chosen: ProtocolRange | None) -> Evidence:
+    if chosen is None:
+        return Evidence(seen="UCX printed no protocol for this transfer")
+    seen = f"UCX chose {chosen.description} over {chosen.config or 'nothing that it names'}"
+    staged = chosen.route.host_staged
+    return Evidence(
+        State.ABSENT if staged is None else State.CONTRADICTING if staged else State.PRESENT,
+        seen if staged is not None else f"{seen}, which gpubench does not know",
+    )
+
+
+def _correctness(measured: Measured) -> Evidence:
+    checked = [moved.wrong for case, moved in measured.cases if moved.seconds and not case.to_host]
+    if any(checked):
+        return Evidence(State.CONTRADICTING, "wrong data arrived")
+    if None in checked or not checked:
+        return Evidence(seen="data were not verified")
+    return Evidence(State.PRESENT, "data were verified")
+
+
+def _transport(chosen: ProtocolRange) -> Transport:
+    if chosen.route is UcxRoute.UNKNOWN:
+        return Transport(chosen.config, TransportKind.UNKNOWN)
+    kind = TransportKind.P2P if chosen.route is UcxRoute.PEER else TransportKind.NET
+    return Transport(chosen.config or chosen.description, kind, gdr=chosen.route is UcxRoute.RDMA)
+
+
+def _explanation(finding: Finding | None) -> Explanation:
+    if finding is None:
+        return Explanation("unknown", "nothing explains it", Cure.of("UCX_LOG_LEVEL=debug gpubench kv -v"))
+    return Explanation(finding.id, finding.seen, finding.cure)
+
+
+def _no_path(measured: Sequence[Measured]) -> str:
+    return "" if any(one.largest for one in measured) else "no transfer completed"
+
+
+def _exportable(ends: tuple[ProcessEnd, ProcessEnd] | None) -> bool | None:
+    """Return whether CUDA IPC can export the memory of both processes. None if unknown."""
+    values = [end.exportable for end in ends or ()]
+    return None if None in values or not values else all(values)
+
+
+def _share_pid_namespace(ends: tuple[ProcessEnd, ProcessEnd] | None) -> bool | None:
+    values = {end.pid_namespace for end in ends or ()}
+    return None if None in values or not values else len(values) == 1
