@@ -95,7 +95,7 @@ def _others(group: tuple[int, ...], gpus: Sequence[GpuRates]) -> dict[str, str]:
         gpu.bus_id: _also_uses(process, gpu)
         for gpu in gpus
         if len(gpu.processes or ()) > 1
-        for process in _users(gpu)
+        for process in gpu_users(gpu)
         if process.pid not in group
     }
 
@@ -107,10 +107,10 @@ def _partners_over_nvlink(group: tuple[int, ...], gpus: Sequence[GpuRates], rate
     owner = {pid: group for group in group_by_job(tasks.values()) for pid in group}
     used: dict[tuple[int, ...], set[str]] = {}
     for gpu in rates.gpus:
-        for process in _users(gpu):
+        for process in gpu_users(gpu):
             used.setdefault(owner.get(process.pid, ()), set()).add(gpu.bus_id)
     for gpu in gpus:
-        for process in _users(gpu):
+        for process in gpu_users(gpu):
             if process.pid not in group and len(used[owner.get(process.pid, ())]) > 1:
                 return _also_uses(process, gpu)
     return ""
@@ -120,7 +120,8 @@ def _also_uses(process: GpuProcess, gpu: GpuRates) -> str:
     return f"{process.label} uses {gpu.device} as well"
 
 
-def _users(gpu: GpuRates) -> Iterator[GpuProcess]:
+def gpu_users(gpu: GpuRates) -> Iterator[GpuProcess]:
+    """Yield the processes that use a GPU, without services such as the MPS server."""
     return (process for process in gpu.processes or () if not _is_service(process.name))
 
 

@@ -10,6 +10,7 @@ from gpubench.conditions.gpu import GPU
 from gpubench.measure.watch.jobs import RunningJob, explain, running_jobs
 from gpubench.measure.watch.jobs import WatchedJobs as WatchedJobs
 from gpubench.measure.watch.signals import QUIET_GB_S, Joined, Members, Pcie, Signals, decide, signals
+from gpubench.measure.watch.transfers import HostTransfer, TransferFinder, transferring_pids
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuRates, NicRates, NodeRates, NodeReading, compute_rates
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology
@@ -33,12 +34,23 @@ unexplained, or staged only briefly. One such interval is always tolerated, beca
 
 
 class Observed(Struct, frozen=True, kw_only=True):
-    """A job during one interval: its signals, the path of its data (`way`), and the meaning of that path as text."""
+    """A job during one interval: its signals, the path of its data (`way`), and the meaning of that path as text.
+
+    `transfer` is set if the job stands for two jobs with a transfer between them.
+    """
 
     job: RunningJob
     seen: Signals
     way: Way
     meaning: str
+    transfer: HostTransfer | None = None
+
+    @property
+    def may_be_intended(self) -> bool:
+        """True if no library took the path: the program copies through host memory itself."""
+        if self.transfer is not None:
+            return not self.transfer.by_ucx
+        return self.job.one_process and not self.job.by_nccl
 
 
 def observe(rates: NodeRates, joined: Joined) -> tuple[Observed, ...]:
@@ -49,6 +61,16 @@ def observe(rates: NodeRates, joined: Joined) -> tuple[Observed, ...]:
         way, meaning = decide(seen)
         found.append(Observed(job=job, seen=seen, way=way, meaning=meaning))
     return tuple(found)
+
+
+def observe_transfers(rates: NodeRates, observed: Sequence[Observed], finder: TransferFinder) -> Iterator[Observed]:
+    """Yield the transfers between jobs during one interval, except those of jobs that raise an alarm themselves."""
+    alarming = {gpu.bus_id for one in observed if one.way in (Way.STAGED, Way.SOCKETS) for gpu in one.job.gpus}
+    for transfer in finder.observe(rates, [one.job for one in observed]):
+        job = transfer.job
+        if alarming.isdisjoint(gpu.bus_id for gpu in job.gpus):
+            seen = replace(signals(job, rates.nics, finder.joined), staged_ends=transfer.ends, odd_rails=(), doubts=())
+            yield Observed(job=job, seen=seen, way=transfer.way, meaning=transfer.meaning, transfer=transfer)
 
 
 def needs_closer_look(observed: Sequence[Observed]) -> frozenset[int]:
@@ -81,8 +103,9 @@ class PathTime(Struct):
 
     @property
     def is_steady(self) -> bool:
-        """True if the job used the path long enough to raise an alarm."""
-        return self.longest_run >= STEADY_INTERVALS.get(self.way, 1)
+        """True if the job used the path long enough to raise an alarm. A transfer is found after several intervals."""
+        is_transfer = self.last is not None and self.last.transfer is not None
+        return is_transfer or self.longest_run >= STEADY_INTERVALS.get(self.way, 1)
 
     def add(self, observed: Observed, seconds: float) -> None:
         self.seconds += seconds
@@ -128,6 +151,8 @@ class JobCourse(Struct):
         if alarm is not None:
             return alarm
         stretches = list(self.stretches.values())
+        if any(stretch.last is not None and stretch.last.transfer is not None for stretch in stretches):
+            return min(stretches, key=lambda stretch: list(Way).index(stretch.way))
         calm = [stretch for stretch in stretches if stretch.way not in (Way.IDLE, *ALARMS)]
         idle = [stretch for stretch in stretches if stretch.way is Way.IDLE]
         longest = max(calm or idle or stretches, key=lambda stretch: stretch.seconds)
@@ -151,9 +176,7 @@ def judge_path(stretch: PathTime, explanation: Explanation | None) -> Verdict:
     if way in (Way.STAGED, Way.SOCKETS) and stretch.is_steady:
         if explanation is not None and explanation.by_design:
             return Verdict.SKIP
-        observed = stretch.last
-        may_be_intended = observed is not None and observed.job.one_process and not observed.job.by_nccl
-        return Verdict.WARN if may_be_intended else Verdict.FAIL
+        return Verdict.WARN if stretch.last is not None and stretch.last.may_be_intended else Verdict.FAIL
     if way in ALARMS:
         return Verdict.WARN
     return {Way.DIRECT: Verdict.PASS, Way.UNKNOWN: Verdict.WARN}.get(way, Verdict.SKIP)
@@ -172,13 +195,18 @@ class Course:
         self.seconds = 0.0
         self.traffic_seen = False
         self._topology = topology
-        self._joined: dict[str, Joined] = {}
+        self._transfers: dict[str, TransferFinder] = {}
 
     def observe(self, rates: NodeRates) -> tuple[Observed, ...]:
-        """Return the jobs on a node during one interval, without adding them to the history."""
-        if rates.host not in self._joined:
-            self._joined[rates.host] = nvlink_finder(self._topology(rates.host))
-        return observe(rates, self._joined[rates.host])
+        """Return the transfers between jobs, and the jobs, on a node during the next interval.
+
+        Only the history of transfers is kept here. `add` keeps the history of jobs.
+        """
+        if rates.host not in self._transfers:
+            self._transfers[rates.host] = TransferFinder(nvlink_finder(self._topology(rates.host)))
+        finder = self._transfers[rates.host]
+        observed = observe(rates, finder.joined)
+        return (*observe_transfers(rates, observed, finder), *observed)
 
     def add(self, rates: NodeRates, observed: Sequence[Observed], now: float) -> None:
         """Add an interval on a node to the history. The interval ended `now` seconds after the watch began."""
@@ -194,7 +222,9 @@ class Course:
             course = self.jobs.setdefault(key, JobCourse(*key))
             course.add(one, rates.end - rates.begin, now)
             self.traffic_seen = self.traffic_seen or one.way is not Way.IDLE
-            if one.way in (Way.STAGED, Way.SOCKETS) and course.explained is not one.way:
+            if one.transfer is not None and one.way is not Way.NOT_TOLD:
+                course.explanation, course.explained = one.transfer.explain(), one.way
+            elif one.way in (Way.STAGED, Way.SOCKETS) and course.explained is not one.way:
                 node = self._topology(rates.host) if course.stretches[one.way].is_steady else None
                 if node is not None:
                     course.explanation = explain(one.job, one.way, node, one.seen.staged_ends)
@@ -246,8 +276,9 @@ class NodeWatch:
             return None
         if reading.driver_silent is None:
             if self._before is not None and not all(task.communicators for task in reading.tasks):
-                observed = observe(compute_rates(self._before, self._selection.of(reading)), self._joined)
-                pids = needs_closer_look(observed)
+                rates = compute_rates(self._before, self._selection.of(reading))
+                observed = observe(rates, self._joined)
+                pids = needs_closer_look(observed) | transferring_pids(rates, [one.job for one in observed])
                 tasks = self._reader.look_closely(pids) if pids else None
                 if tasks is not None:
                     reading = replace(reading, tasks=tasks)
@@ -491,6 +522,8 @@ def _findings(course: Course) -> Iterator[Finding]:
     for job in sorted(course.jobs.values(), key=lambda job: list(Way).index(job.main.way)):
         observed = job.main.last
         make = _FINDINGS.get(job.main.way) if job.main.is_steady else _unknown_path
+        if observed is not None and observed.transfer is not None:
+            make = _transfer
         if observed is not None and make is not None:
             found = replace(make(job, observed.job), places=_places(job.node, observed.job.gpus))
             if job.main.way is Way.NOT_TOLD and job.name in direct:
@@ -571,6 +604,24 @@ def _staged(course: JobCourse, job: RunningJob) -> Finding:
         cause="no known cause was found" if found is None else found.evidence,
         cure=_LOOK_CLOSER if found is None else found.cure,
         subjects=tuple(gpu.device for gpu in job.gpus if not hop or gpu.device in hop.replace(",", "").split()),
+    )
+
+
+def _transfer(course: JobCourse, job: RunningJob) -> Finding:
+    main, found, observed = course.main, course.explanation, course.main.last
+    hop = "" if observed is None else observed.seen.staged_hop
+    rate = _gb_s(min(main.rate("pcie_sent_gb_s") or 0.0, main.rate("pcie_received_gb_s") or 0.0))
+    is_proven = main.way is Way.SOCKETS
+    how = "host-staged, {}, through TCP on the loopback interface" if is_proven else "perhaps host-staged, {}"
+    return Finding(
+        id=HOST_STAGED if is_proven else PATH_UNKNOWN,
+        severity=course.verdict,
+        subject=f"{hop} on {course.node} ({course.name})",
+        seen=f"{how.format(f'{rate} GB/s')}, for {main.seconds:.0f} s: {_describe(main)}",
+        expected=f"traffic {hop} over NVLink",
+        cause="unrelated copies show the same rates" if found is None else found.evidence,
+        cure=Cure.of("gpubench kv", comment="It measures such a transfer.") if found is None else found.cure,
+        subjects=tuple(gpu.device for gpu in job.gpus),
     )
 
 

@@ -183,7 +183,7 @@ def _nvlinks(job: RunningJob, nvlink: float | None, pcie_sent: float | None, joi
         return Nvlinks.UNKNOWN
     if nvlink <= max(QUIET_GB_S, NVLINK_QUIET_SHARE * (pcie_sent or 0.0)):
         return Nvlinks.QUIET
-    return Nvlinks.BUSY if any(_nvlink_rate(gpu) >= BUSY_GB_S for gpu in job.gpus) else Nvlinks.LITTLE
+    return Nvlinks.BUSY if any(nvlink_rate(gpu) >= BUSY_GB_S for gpu in job.gpus) else Nvlinks.LITTLE
 
 
 def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
@@ -202,12 +202,12 @@ def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
     # A process without NCCL that copies between host memory and every GPU looks the same. Without NCCL, a single
     # process certainly copies between GPUs only if some GPUs only send and others only receive.
     is_certain = out.isdisjoint(into) or job.by_nccl or not job.one_process
-    do_match = _match(sum(map(_data_sent, job.gpus)), received)
+    do_match = _match(sum(map(data_sent, job.gpus)), received)
     return Pcie.ACROSS if is_certain and do_match and not _uses_copy_engines(job) else Pcie.BOTH
 
 
 def _senders(job: RunningJob) -> set[str]:
-    return {gpu.bus_id for gpu in job.gpus if _data_sent(gpu) >= BUSY_GB_S}
+    return {gpu.bus_id for gpu in job.gpus if data_sent(gpu) >= BUSY_GB_S}
 
 
 def _receivers(job: RunningJob) -> set[str]:
@@ -237,13 +237,14 @@ def _other_source(job: RunningJob, nvlinks: Nvlinks) -> str:
     if not job.others or nvlinks not in (Nvlinks.QUIET, Nvlinks.NONE, Nvlinks.PARTLY):
         return ""
     unshared = replace(job, gpus=tuple(gpu for gpu in job.gpus if gpu.bus_id not in job.others))
-    sent, received = sum(map(_data_sent, unshared.gpus)), sum(gpu.pcie_received or 0.0 for gpu in unshared.gpus)
+    sent, received = sum(map(data_sent, unshared.gpus)), sum(gpu.pcie_received or 0.0 for gpu in unshared.gpus)
     exchanged = job.by_nccl and min(sent, received) >= BUSY_GB_S and _match(sent, received)
     shown = (exchanged and not _uses_copy_engines(unshared)) or _pcie(unshared, sent, received) is Pcie.ACROSS
     return "" if shown else next(iter(job.others.values()))
 
 
-def _data_sent(gpu: GpuRates) -> float:
+def data_sent(gpu: GpuRates) -> float:
+    """Return what a GPU sends over PCIe without its read requests, in GB/s."""
     return max((gpu.pcie_sent or 0.0) - REQUESTS_SHARE * (gpu.pcie_received or 0.0), 0.0)
 
 
@@ -259,9 +260,9 @@ def _uses_copy_engines(job: RunningJob) -> bool:
 def _has_idle_nvlinks(job: RunningJob) -> bool:
     """True if some GPU has idle NVLinks, and sends as much over PCIe as it receives."""
     return any(
-        _nvlink_rate(gpu) <= QUIET_GB_S and min(sent, received) >= BUSY_GB_S and _match(sent, received)
+        nvlink_rate(gpu) <= QUIET_GB_S and min(sent, received) >= BUSY_GB_S and _match(sent, received)
         for gpu in job.gpus
-        for sent, received in [(_data_sent(gpu), gpu.pcie_received or 0.0)]
+        for sent, received in [(data_sent(gpu), gpu.pcie_received or 0.0)]
     )
 
 
@@ -273,12 +274,12 @@ def _staged_ends(job: RunningJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
     memory and back.
     """
     usual = {way: max((getattr(gpu, way) or 0.0 for gpu in job.gpus), default=0.0) for way in _NVLINK_RATES}
-    moved = {gpu.bus_id: (_data_sent(gpu), gpu.pcie_received or 0.0) for gpu in job.gpus}
+    moved = {gpu.bus_id: (data_sent(gpu), gpu.pcie_received or 0.0) for gpu in job.gpus}
     ends: list[list[str]] = [[], []]
     for gpu in job.gpus:
         busy = [rate >= BUSY_GB_S for rate in moved[gpu.bus_id]]
         lacks = [usual[way] - (getattr(gpu, way) or 0.0) for way in _NVLINK_RATES]
-        if all(busy) and _nvlink_rate(gpu) > QUIET_GB_S:
+        if all(busy) and nvlink_rate(gpu) > QUIET_GB_S:
             return (), ()
         for side, rate in enumerate(moved[gpu.bus_id]):
             if busy[side] and not _match(rate, lacks[side]):
@@ -292,8 +293,8 @@ _NVLINK_RATES = ("nvlink_sent", "nvlink_received")
 
 def _may_be_between_gpus(job: RunningJob) -> bool:
     """True if one GPU's PCIe traffic may go to another GPU, in addition to the NVLink traffic."""
-    least = {gpu.index: max(BUSY_GB_S, BESIDE_SHARE * _nvlink_rate(gpu)) for gpu in job.gpus}
-    out = [gpu.index for gpu in job.gpus if _data_sent(gpu) > least[gpu.index]]
+    least = {gpu.index: max(BUSY_GB_S, BESIDE_SHARE * nvlink_rate(gpu)) for gpu in job.gpus}
+    out = [gpu.index for gpu in job.gpus if data_sent(gpu) > least[gpu.index]]
     into = [gpu.index for gpu in job.gpus if (gpu.pcie_received or 0.0) > least[gpu.index]]
     return any(one != other for one in out for other in into)
 
@@ -305,7 +306,7 @@ def _is_network_traffic(job: RunningJob, nics: Sequence[NicRates], network: Netw
     sends data out of a node through GPUs near a NIC (PXN). A host-staged hop would show on its two GPUs only.
     """
     if network not in (NetworkUse.RDMA, NetworkUse.ETHERNET) or not all(
-        _nvlink_rate(gpu) >= BUSY_GB_S for gpu in job.gpus
+        nvlink_rate(gpu) >= BUSY_GB_S for gpu in job.gpus
     ):
         return False
     used = [nic for nic in nics if nic.rdma is (network is NetworkUse.RDMA) and nic.name != LOOPBACK]
@@ -318,7 +319,8 @@ def _is_network_traffic(job: RunningJob, nics: Sequence[NicRates], network: Netw
     return True
 
 
-def _nvlink_rate(gpu: GpuRates) -> float:
+def nvlink_rate(gpu: GpuRates) -> float:
+    """Return the rate of a GPU's NVLinks in their busier direction, in GB/s."""
     return max(gpu.nvlink_sent or 0.0, gpu.nvlink_received or 0.0)
 
 
