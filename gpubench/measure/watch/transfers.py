@@ -11,9 +11,11 @@ from itertools import chain
 
 from msgspec import Struct, field
 
+from gpubench.conditions.checks import transfer_findings
 from gpubench.measure.watch.jobs import RunningJob, gpu_users
 from gpubench.measure.watch.signals import MATCHING, QUIET_GB_S, Joined, data_sent, nvlink_rate
 from gpubench.model.facts.traffic import LOOPBACK, GpuRates, NodeRates, TaskFacts
+from gpubench.model.paths.ucx import Transfer, UcxRoute
 from gpubench.model.results.fallback import Explanation
 from gpubench.model.results.watch import Way
 from gpubench.model.terms.verdict import Cure
@@ -30,9 +32,9 @@ LEAST_STARTS = 3  # Unrelated copies may have the same rate, but they do not als
 
 _UCX = "libucp"
 
-_WITH_UCX = Explanation(
-    "unknown",
-    "UCX transfers a KV cache without CUDA IPC",
+_UNEXPLAINED = Explanation(
+    "kv-staged-unexplained",
+    "UCX moves a KV cache without CUDA IPC",
     Cure.of("gpubench kv", comment="It names the cause. UCX_PROTO_INFO=y in the job prints the path."),
 )
 _UNREAD = Explanation(
@@ -114,7 +116,22 @@ class HostTransfer(Struct, frozen=True, kw_only=True):
         return f"{sides}, as in transfers through shared memory or a container's network{alike}"
 
     def explain(self) -> Explanation:
-        return _UNREAD if self.by_ucx is None else _WITH_UCX if self.by_ucx else _WITHOUT_UCX
+        """Return the most likely cause, from the environment and the namespaces of the processes."""
+        if not self.by_ucx:
+            return _UNREAD if self.by_ucx is None else _WITHOUT_UCX
+        facts = [[task.facts for task in side if task.facts is not None] for side in self.tasks]
+        before, after = ({known.namespaces.get("pid") for known in side} for side in facts)
+        transfer = Transfer(
+            name="",
+            route=UcxRoute.STAGED,
+            same_node=True,
+            same_pid_namespace=None if None in before | after else not before.isdisjoint(after),
+            variables={name: value for known in chain(*facts) for name, value in known.environment.items()},
+        )
+        found = next(iter(transfer_findings([transfer])), None)
+        if found is None or found.id == _UNEXPLAINED.id:
+            return _UNEXPLAINED
+        return Explanation(found.id, f"{found.cause} ({found.seen.partition(': ')[2]})", found.cure)
 
 
 Ends = tuple[frozenset[str], frozenset[str]]  # Bus IDs of the GPUs that send, and of those that receive

@@ -6,13 +6,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpubench.measure.watch.report import observe
-from gpubench.measure.watch.transfers import transferring_pids
 from gpubench.model.facts.traffic import NodeRates, TaskFacts
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
 from tests.measure.watch.test_course import rows, watched
-from tests.measure.watch.traffic import KEY, NVLINK, Ways, facts, gpu, nic, node, task
+from tests.measure.watch.traffic import Ways, facts, gpu, nic, node, task
 
 IDLE = 0.02
 
@@ -73,3 +71,23 @@ def test_a_transfer_over_the_loopback_fails_at_any_rate(intervals: Sequence[Node
     assert finding.next_command == "gpubench kv"
     assert "process 100 (python)" in finding.subject
     assert {row.way for row in rows(report)} >= {"sockets", "idle"} or len(intervals) == 3
+
+
+@pytest.mark.parametrize(
+    ("environment", "namespaces", "cause"),
+    [
+        ({}, (1, 1), "kv-staged-unexplained"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, (1, 1), "kv-memory-expandable"),
+        ({"UCX_TLS": "^cuda_ipc"}, (1, 1), "ucx-tls"),
+        ({}, (1, 2), "kv-pid-namespaces"),
+    ],
+)
+def test_the_cause_of_a_transfer_is_in_its_processes(environment: Any, namespaces: Any, cause: str) -> None:
+    rates = transfer()
+    tasks = [server(each.pid, **environment) for each in rates.tasks]
+    known = [replace(each.facts, namespaces={"pid": number}) for each, number in zip(tasks, namespaces, strict=True)]
+    tasks = [replace(each, facts=of_task) for each, of_task in zip(tasks, known, strict=True)]
+    report = watched([replace(rates, tasks=tuple(tasks))] * 3)
+    row = next(row for row in rows(report) if row.way == "sockets")
+    assert (row.cause, row.verdict) == (cause, Verdict.FAIL)
+    assert report.findings[0].cause == row.cause_seen
