@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpubench.measure.watch.transfers import transferring_pids
 from gpubench.model.facts.traffic import NodeRates, TaskFacts
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
 from tests.measure.watch.test_course import rows, watched
-from tests.measure.watch.traffic import Ways, facts, gpu, nic, node, task
+from tests.measure.watch.traffic import KEY, Ways, facts, gpu, nic, node, task
 
 IDLE = 0.02
 
@@ -91,3 +92,63 @@ def test_the_cause_of_a_transfer_is_in_its_processes(environment: Any, namespace
     row = next(row for row in rows(report) if row.way == "sockets")
     assert (row.cause, row.verdict) == (cause, Verdict.FAIL)
     assert report.findings[0].cause == row.cause_seen
+
+
+def test_a_program_that_sends_copies_itself_is_a_doubt() -> None:
+    (finding,) = watched([transfer(ucx=False)] * 3).findings
+    assert (finding.id, finding.severity) == ("host-staged", Verdict.WARN)
+    assert "may be their wish" in finding.cause
+    closed = [replace(each, facts=None, communicators=None) for each in transfer().tasks]
+    (finding,) = watched([replace(transfer(), tasks=tuple(closed))] * 3).findings
+    assert (finding.severity, finding.next_command) == (Verdict.WARN, "sudo gpubench watch")
+
+
+@pytest.mark.parametrize(
+    ("intervals", "expected"),
+    [
+        ([transfer(loopback=0.0)] * 3, Verdict.WARN),
+        # Without UCX, only transfers that start together several times are more than a coincidence.
+        ([transfer(loopback=0.0, ucx=False)] * 8, Verdict.SKIP),
+        ([QUIET_WITHOUT_UCX, transfer(loopback=0.0, ucx=False)] * 4, Verdict.WARN),
+    ],
+)
+def test_a_transfer_without_the_loopback_is_never_certain(intervals: Sequence[NodeRates], expected: Verdict) -> None:
+    assert found(watched(intervals)) == [("path-unknown", expected, "GPU0 → GPU1")]
+    # Without NVLinks, direct copies over PCIe look the same.
+    assert found(watched(intervals, name="l40s-8")) == []
+
+
+@pytest.mark.parametrize(
+    "intervals",
+    [
+        [transfer()] * 2,
+        [transfer(), servers(sends(0.39), receives(0.1)), servers(sends(0.1), receives(0.39))] * 4,
+        # The file system of the network holds the checkpoint of one GPU and the weights of the other.
+        [servers(sends(0.4), receives(0.4), nics=[nic("eth0", 0.38, rdma=False)])] * 5,
+        # Each GPU copies to host memory and back.
+        [servers((0.0, 0.0, 0.4, 0.4), (0.0, 0.0, 0.38, 0.38), loopback=0.4)] * 5,
+        [servers(sends(0.4), receives(0.2), loopback=0.2)] * 5,
+        [servers(receives(0.4), receives(0.4), loopback=0.4)] * 5,
+        [servers((None, None, None, None), receives(0.4), loopback=0.4)] * 5,
+        # One job that uses its NVLinks saves, loads and synchronizes its CPUs.
+        [
+            node(
+                [gpu(0, sends(0.4, nvlink=30.0), 100), gpu(1, receives(0.4, nvlink=30.0), 101)],
+                [server(100, KEY), server(101, KEY)],
+                nic("lo", 0.37, rdma=False),
+            )
+        ]
+        * 5,
+        # One process that copies
+        [node([gpu(0, sends(0.4), 100), gpu(1, receives(0.4), 100)], [server(100)], nic("lo", 0.37, rdma=False))] * 5,
+    ],
+)
+def test_other_traffic_is_no_transfer(intervals: Sequence[NodeRates]) -> None:
+    assert not {row.way for row in rows(watched(intervals))} & {"sockets", "staged"}
+    assert all(" → " not in subject for _, _, subject in found(watched(intervals)))
+
+
+def test_only_processes_that_may_transfer_are_inspected() -> None:
+    assert transferring_pids(transfer(), []) == {100, 101}
+    assert transferring_pids(QUIET, []) == frozenset()
+    assert transferring_pids(servers(sends(0.4), receives(0.1)), []) == frozenset()
