@@ -151,8 +151,6 @@ class JobCourse(Struct):
         if alarm is not None:
             return alarm
         stretches = list(self.stretches.values())
-        if any(stretch.last is not None and stretch.last.transfer is not None for stretch in stretches):
-            return min(stretches, key=lambda stretch: list(Way).index(stretch.way))
         calm = [stretch for stretch in stretches if stretch.way not in (Way.IDLE, *ALARMS)]
         idle = [stretch for stretch in stretches if stretch.way is Way.IDLE]
         longest = max(calm or idle or stretches, key=lambda stretch: stretch.seconds)
@@ -278,7 +276,7 @@ class NodeWatch:
             if self._before is not None and not all(task.communicators for task in reading.tasks):
                 rates = compute_rates(self._before, self._selection.of(reading))
                 observed = observe(rates, self._joined)
-                pids = needs_closer_look(observed) | transferring_pids(rates, [one.job for one in observed])
+                pids = needs_closer_look(observed) | transferring_pids(rates)
                 tasks = self._reader.look_closely(pids) if pids else None
                 if tasks is not None:
                     reading = replace(reading, tasks=tasks)

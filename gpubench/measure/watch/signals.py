@@ -25,6 +25,8 @@ received bytes. On H200s the share was 0.06 during copies into a GPU by a copy e
 size.
 """
 
+SOCKETS_SHARE = 0.25  # GPUs whose PCIe links send at most this share of the traffic on sockets do not cause it
+
 MATCHING = 1.3
 """Staged traffic leaves some GPUs for host memory and enters other GPUs, so sent and received bytes agree within
 this factor. Staged copies on H200s sent 1.094 bytes per 1.079 bytes received.
@@ -132,6 +134,8 @@ def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signal
     )
     pcie = _pcie(job, sent, received)
     network, network_gb_s = _network(job, nics)
+    if network is NetworkUse.SOCKETS and _sends_nothing(job, sent, network_gb_s):
+        network = NetworkUse.QUIET
     nvlinks = _nvlinks(job, nvlink, sent, joined)
     ends = _staged_ends(job)
     if pcie is Pcie.ACROSS and not _are_joined(job, joined):
@@ -162,6 +166,12 @@ def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signal
         idle_gpus=_idle_gpus(job, nvlink, pcie),
         doubts=tuple(_doubts(job, nvlinks, pcie, others)),
     )
+
+
+def _sends_nothing(job: RunningJob, sent: float | None, network_gb_s: float | None) -> bool:
+    """True if sockets carry data of the CPUs, for example of Gloo, because almost nothing leaves the GPUs over PCIe."""
+    is_little = sent is not None and sent <= SOCKETS_SHARE * (network_gb_s or 0.0)
+    return is_little and sum(map(data_sent, job.gpus)) <= QUIET_GB_S
 
 
 def _members(job: RunningJob) -> Members:

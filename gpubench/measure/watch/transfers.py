@@ -5,15 +5,15 @@ Here the evidence is that several links carry the same rate, at the same times.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from enum import StrEnum
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from msgspec import Struct, field
+from msgspec.structs import astuple
 
 from gpubench.conditions.checks import transfer_findings
 from gpubench.measure.watch.jobs import RunningJob, gpu_users
-from gpubench.measure.watch.signals import MATCHING, QUIET_GB_S, Joined, data_sent, nvlink_rate
+from gpubench.measure.watch.signals import QUIET_GB_S, Joined, data_sent, nvlink_rate
 from gpubench.model.facts.traffic import LOOPBACK, GpuRates, NodeRates, TaskFacts
 from gpubench.model.paths.ucx import Transfer, UcxRoute
 from gpubench.model.results.fallback import Explanation
@@ -23,12 +23,22 @@ from gpubench.model.terms.verdict import Cure
 IDLE_GB_S = 0.02  # Idle PCIe links of four H200s carried up to this rate
 MOVING_GB_S = 2 * IDLE_GB_S  # From this rate on, a link carries data
 ONE_WAY_SHARE = 0.5  # A GPU only sends if it receives at most this share of what it sends, and the reverse
-WINDOW, LEAST_ALIKE, MOST_OTHER = 10, 3, 1
-"""Report a transfer if the rates agreed in at least 3 of the last 10 intervals with data, and disagreed in at most 1.
-An interval that begins or ends within a transfer may count its bytes on one link only.
+LEAST_INTERVALS, MOST_INTERVALS = 3, 10
+"""Compare rates over at least 3 intervals with data, and without a pause over the last 10.
+
+The driver's PCIe rates lag behind by up to 0.2 s, differently on each GPU. A burst may therefore appear in the next
+interval on one GPU and not on the other, so single intervals cannot be compared.
 """
 
-LEAST_STARTS = 3  # Unrelated copies may have the same rate, but they do not also start at the same time this often
+MOST_OTHER = 1  # One of the last bursts may disagree
+LEAST_BURSTS = 3  # Unrelated copies may have the same rate, but do not start and end together this often
+MATCHING = 1.2
+"""Rates agree within this factor, so that the launches of kernels do not hide a transfer. On two H200s, a GPU sent
+1.01 bytes per byte that the other received, and 1.09 per byte on the loopback.
+"""
+
+EQUAL, LEAST_PAYLOAD = 1.03, 0.8
+"""Rates are equal if they agree within 3 %, and the loopback carries at least 0.8 of them: PCIe counts headers too."""
 
 _UCX = "libucp"
 
@@ -49,31 +59,65 @@ _WITHOUT_UCX = Explanation(
 )
 
 
-class Agreement(StrEnum):
-    """How the PCIe rate out of some GPUs compares with the rate into others in one interval.
+class Flow(Struct, frozen=True):
+    """Data out of some GPUs, into others, in the reverse direction, over the loopback, and over the busiest network.
 
-    QUIET     the GPUs move no data
-    LOOPBACK  the GPUs and the loopback interface carry the same rate
-    ALIKE     the GPUs carry the same rate, and no network carries as much
-    OTHER     anything else
+    In one interval, these are rates in GB/s. For several intervals, they are sums of rates. `together` is the lower of
+    `out` and `into` in each interval.
     """
 
-    QUIET = "quiet"
-    LOOPBACK = "loopback"
-    ALIKE = "alike"
-    OTHER = "other"
+    out: float = 0.0
+    into: float = 0.0
+    together: float = 0.0
+    reverse: float = 0.0
+    loopback: float = 0.0
+    network: float = 0.0
+    intervals: int = 1
+
+    @property
+    def is_quiet(self) -> bool:
+        return max(self.out, self.into, self.loopback) < MOVING_GB_S
+
+    @property
+    def agrees(self) -> bool:
+        """True if the GPUs receive what the others send, at the same time, and no other network carries it."""
+        is_one_way = self.together >= ONE_WAY_SHARE * self.out and self.reverse <= ONE_WAY_SHARE * self.out
+        elsewhere = self.network > ONE_WAY_SHARE * self.out and not self.by_loopback
+        return is_one_way and not elsewhere and _differ(self.out, self.into) <= MATCHING
+
+    @property
+    def by_loopback(self) -> bool:
+        """True if the loopback carries what the GPUs send."""
+        return _differ(self.out, self.loopback) <= MATCHING
+
+    @property
+    def is_equal(self) -> bool:
+        """True if the rates are so similar that a coincidence is unlikely."""
+        is_payload = LEAST_PAYLOAD * self.out <= self.loopback <= self.out
+        return _differ(self.out, self.into) <= EQUAL and (is_payload or not self.by_loopback)
+
+
+def _differ(one: float, other: float) -> float:
+    return max(one, other) / max(min(one, other), 1e-9)
+
+
+def total(flows: Iterable[Flow]) -> Flow:
+    """Return the sum of several intervals."""
+    sums = [sum(values) for values in zip(*map(astuple, flows), strict=True)]
+    return Flow(*sums) if sums else Flow(intervals=0)
 
 
 class HostTransfer(Struct, frozen=True, kw_only=True):
     """A transfer through host memory in one interval, with the processes on both sides.
 
-    `in_step` means that both sides started at the same time repeatedly.
+    `equal` means that the rates are the same within 3 %, and `in_step` that several bursts began and ended together.
     """
 
     senders: tuple[GpuRates, ...]
     receivers: tuple[GpuRates, ...]
     tasks: tuple[tuple[TaskFacts, ...], tuple[TaskFacts, ...]]
     loopback: bool
+    equal: bool
     in_step: bool
 
     @property
@@ -104,16 +148,16 @@ class HostTransfer(Struct, frozen=True, kw_only=True):
     @property
     def way(self) -> Way:
         if self.loopback:
-            return Way.SOCKETS
-        return Way.UNKNOWN if self.by_ucx or self.in_step else Way.NOT_TOLD
+            return Way.SOCKETS if self.by_ucx or self.equal or self.in_step else Way.NOT_TOLD
+        return Way.UNKNOWN if (self.by_ucx and self.equal) or self.in_step else Way.NOT_TOLD
 
     @property
     def meaning(self) -> str:
         sides = " what ".join((f"{', '.join(self.ends[0])} sends over PCIe", f"{', '.join(self.ends[1])} receives"))
-        if self.loopback:
-            return f"{sides}, and the loopback interface carries the same"
-        alike = "" if self.way is Way.UNKNOWN else "; unrelated copies may look alike"
-        return f"{sides}, as in transfers through shared memory or a container's network{alike}"
+        medium = "the loopback interface carries the same"
+        if not self.loopback:
+            medium = "as in transfers through shared memory or a container's network"
+        return f"{sides}, {medium}" + ("; unrelated copies may look alike" if self.way is Way.NOT_TOLD else "")
 
     def explain(self) -> Explanation:
         """Return the most likely cause, from the environment and the namespaces of the processes."""
@@ -138,22 +182,36 @@ Ends = tuple[frozenset[str], frozenset[str]]  # Bus IDs of the GPUs that send, a
 
 
 class _History(Struct):
-    """The last intervals in which these GPUs moved data. `starts` is true for each that followed a quiet interval."""
+    """What some GPUs moved: the intervals since the last pause, and the last bursts between two pauses."""
 
-    agreements: deque[Agreement] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    starts: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    was_quiet: bool = False
+    current: deque[Flow] = field(default_factory=lambda: deque(maxlen=MOST_INTERVALS))
+    bursts: deque[Flow] = field(default_factory=lambda: deque(maxlen=MOST_INTERVALS))
+    after_pause: bool = False
 
-    def add(self, agreement: Agreement) -> None:
-        if agreement is not Agreement.QUIET:
-            self.agreements.append(agreement)
-            self.starts.append(self.was_quiet)
-        self.was_quiet = agreement is Agreement.QUIET
+    def add(self, flow: Flow) -> None:
+        if not flow.is_quiet:
+            self.current.append(flow)
+            return
+        if self.current and self.after_pause:
+            self.bursts.append(total(self.current))
+        self.current.clear()
+        self.after_pause = True
 
-    def shows(self, agreement: Agreement) -> bool:
-        """True if the intervals agree often enough for a report."""
-        count = self.agreements.count(agreement)
-        return count >= LEAST_ALIKE and len(self.agreements) - count <= MOST_OTHER
+    @property
+    def bursts_alike(self) -> int:
+        """The number of bursts that agree."""
+        return sum(burst.agrees for burst in self.bursts)
+
+    @property
+    def seen(self) -> Flow | None:
+        """The data of all bursts that agree, with those since the last pause. None if too few agree."""
+        present = total(self.current)
+        # A burst that has just begun may have reached one GPU only.
+        is_complete = present.agrees or len(self.current) >= LEAST_INTERVALS
+        flows = [*self.bursts, *([present] if is_complete else [])]
+        alike = total(flow for flow in flows if flow.agrees)
+        is_seen = alike.intervals >= LEAST_INTERVALS and sum(not flow.agrees for flow in flows) <= MOST_OTHER
+        return alike if is_seen else None
 
 
 class TransferFinder:
@@ -162,99 +220,101 @@ class TransferFinder:
     def __init__(self, joined: Joined) -> None:
         self.joined = joined
         self._histories: dict[Ends, _History] = {}
+        self._is_running = False
 
     def observe(self, rates: NodeRates, jobs: Sequence[RunningJob]) -> tuple[HostTransfer, ...]:
         """Add an interval, and return the transfers that moved data in it."""
-        found: list[tuple[Ends, Agreement]] = []
-        for ends in candidates(rates, jobs):
-            self._histories.setdefault(ends, _History())
-        for ends, history in list(self._histories.items()):
-            agreement = compare(rates, ends)
-            history.add(agreement)
-            is_seen = agreement is Agreement.LOOPBACK or (agreement is Agreement.ALIKE and self._have_nvlinks(ends))
-            if is_seen and history.shows(agreement):
-                found.append((ends, agreement))
-            elif len(history.agreements) == WINDOW:
-                del self._histories[ends]
-        # Two pairs that transfer at the same time also agree as one group of four GPUs
-        found.sort(key=lambda one: -len(self._histories[one[0]].agreements))
+        for ends in (*pairs(rates), group(rates)):
+            self._histories.setdefault(ends, _History(after_pause=self._is_running))
+        self._is_running = True
+        found: list[tuple[Flow, Ends]] = []
+        for ends, history in self._histories.items():
+            flow = measure_flow(rates, ends)
+            history.add(flow)
+            seen = None if flow.is_quiet else history.seen
+            if seen is not None and are_apart(rates, ends, jobs) and (seen.by_loopback or self._have_nvlinks(ends)):
+                found.append((seen, ends))
+        # Two pairs that transfer at different times also agree as one group of four GPUs.
+        found.sort(key=lambda one: -one[0].intervals)
         taken: set[str] = set()
         chosen = []
-        for ends, agreement in found:
+        for seen, ends in found:
             if taken.isdisjoint(chain(*ends)):
                 taken.update(*ends)
-                chosen.append(self._transfer(rates, ends, agreement))
+                chosen.append(self._transfer(rates, ends, seen))
         return tuple(chosen)
 
     def _have_nvlinks(self, ends: Ends) -> bool:
         """True if NVLinks connect all GPUs. Otherwise direct copies over PCIe show the same rates."""
         return all(self.joined(one, other) for one in ends[0] for other in ends[1])
 
-    def _transfer(self, rates: NodeRates, ends: Ends, agreement: Agreement) -> HostTransfer:
-        senders, receivers = (tuple(gpu for gpu in rates.gpus if gpu.bus_id in side) for side in ends)
-        tasks = {task.pid: task for task in rates.tasks}
-        before, after = (
-            tuple(tasks[pid] for pid in sorted(_pids(side)) if pid in tasks) for side in (senders, receivers)
-        )
+    def _transfer(self, rates: NodeRates, ends: Ends, seen: Flow) -> HostTransfer:
+        sides = [tuple(gpu for gpu in rates.gpus if gpu.bus_id in side) for side in ends]
+        tasks = [tuple(task for task in rates.tasks if task.pid in _pids(side)) for side in sides]
         return HostTransfer(
-            senders=senders,
-            receivers=receivers,
-            tasks=(before, after),
-            loopback=agreement is Agreement.LOOPBACK,
-            in_step=sum(self._histories[ends].starts) >= LEAST_STARTS,
+            senders=sides[0],
+            receivers=sides[1],
+            tasks=(tasks[0], tasks[1]),
+            loopback=seen.by_loopback,
+            equal=seen.is_equal,
+            in_step=self._histories[ends].bursts_alike >= LEAST_BURSTS,
         )
 
 
-def candidates(rates: NodeRates, jobs: Sequence[RunningJob]) -> Iterator[Ends]:
-    """Yield the GPUs that may send to others through host memory: all together, and each pair.
+def pairs(rates: NodeRates) -> Iterator[Ends]:
+    """Yield all ordered pairs of GPUs."""
+    for sender in rates.gpus:
+        for receiver in rates.gpus:
+            if sender is not receiver:
+                yield frozenset((sender.bus_id,)), frozenset((receiver.bus_id,))
 
-    The GPUs of a job that uses its NVLinks do not count, because it would use them for this transfer too.
+
+def group(rates: NodeRates) -> Ends:
+    """Return all GPUs that only send, and all that only receive."""
+    sent = {gpu.bus_id: data_sent(gpu) for gpu in rates.gpus}
+    received = {gpu.bus_id: gpu.pcie_received or 0.0 for gpu in rates.gpus}
+    return (
+        frozenset(gpu for gpu in sent if sent[gpu] >= MOVING_GB_S and received[gpu] <= ONE_WAY_SHARE * sent[gpu]),
+        frozenset(gpu for gpu in sent if received[gpu] >= MOVING_GB_S and sent[gpu] <= ONE_WAY_SHARE * received[gpu]),
+    )
+
+
+def are_apart(rates: NodeRates, ends: Ends, jobs: Sequence[RunningJob]) -> bool:
+    """True if different processes use the GPUs on both sides.
+
+    If they belong to one job, its NVLinks must be idle. Otherwise the job would use them for this transfer too.
     """
-    out = [gpu for gpu in rates.gpus if data_sent(gpu) >= MOVING_GB_S and _is_one_way(gpu, sends=True)]
-    into = [gpu for gpu in rates.gpus if (gpu.pcie_received or 0.0) >= MOVING_GB_S and _is_one_way(gpu, sends=False)]
-    groups = [(out, into)] + [([one], [other]) for one in out for other in into]
+    senders, receivers = ([gpu for gpu in rates.gpus if gpu.bus_id in side] for side in ends)
     job_of = {gpu.bus_id: job.name for job in jobs for gpu in job.gpus}
-    for senders, receivers in groups:
-        within = {job_of.get(gpu.bus_id) for gpu in senders} & {job_of.get(gpu.bus_id) for gpu in receivers}
-        links = max((nvlink_rate(gpu) for gpu in (*senders, *receivers)), default=0.0)
-        are_apart = senders and receivers and _pids(senders).isdisjoint(_pids(receivers))
-        if are_apart and (not within or links <= QUIET_GB_S):
-            yield frozenset(gpu.bus_id for gpu in senders), frozenset(gpu.bus_id for gpu in receivers)
+    within = {job_of.get(bus_id) for bus_id in ends[0]} & {job_of.get(bus_id) for bus_id in ends[1]}
+    links = max((nvlink_rate(gpu) for gpu in (*senders, *receivers)), default=0.0)
+    return _pids(senders).isdisjoint(_pids(receivers)) and (not within or links <= QUIET_GB_S)
 
 
-def transferring_pids(rates: NodeRates, jobs: Sequence[RunningJob]) -> frozenset[int]:
+def transferring_pids(rates: NodeRates) -> frozenset[int]:
     """Return the processes that may send to each other through host memory, to find out whether they use UCX."""
-    moving = [ends for ends in candidates(rates, jobs) if compare(rates, ends) is not Agreement.OTHER]
-    gpus = [gpu for gpu in rates.gpus if any(gpu.bus_id in side for ends in moving for side in ends)]
-    return frozenset(_pids(gpus))
+    alike = [ends for ends in (*pairs(rates), group(rates)) if _moves_alike(measure_flow(rates, ends))]
+    return frozenset(_pids([gpu for gpu in rates.gpus if any(gpu.bus_id in side for ends in alike for side in ends)]))
 
 
-def _is_one_way(gpu: GpuRates, *, sends: bool) -> bool:
-    sent, received = data_sent(gpu), gpu.pcie_received or 0.0
-    return received <= ONE_WAY_SHARE * sent if sends else sent <= ONE_WAY_SHARE * received
+def _moves_alike(flow: Flow) -> bool:
+    return not flow.is_quiet and flow.agrees
 
 
 def _pids(gpus: Sequence[GpuRates]) -> set[int]:
     return {process.pid for gpu in gpus for process in gpu_users(gpu)}
 
 
-def compare(rates: NodeRates, ends: Ends) -> Agreement:
-    """Compare the rates of these GPUs and of the node's networks in one interval."""
+def measure_flow(rates: NodeRates, ends: Ends) -> Flow:
+    """Return the rates of these GPUs and of the node's networks in one interval. Unknown rates count as 0."""
     senders, receivers = ([gpu for gpu in rates.gpus if gpu.bus_id in side] for side in ends)
-    if any(gpu.pcie_sent is None or gpu.pcie_received is None for gpu in (*senders, *receivers)):
-        return Agreement.OTHER
-    out, back = sum(map(data_sent, senders)), sum(gpu.pcie_received or 0.0 for gpu in senders)
-    into, answer = sum(gpu.pcie_received or 0.0 for gpu in receivers), sum(map(data_sent, receivers))
-    if max(out, into) < MOVING_GB_S:
-        return Agreement.QUIET
-    if back > ONE_WAY_SHARE * out or answer > ONE_WAY_SHARE * into or not _alike(out, into):
-        return Agreement.OTHER
-    loopback = next((nic.sent or 0.0 for nic in rates.nics if nic.name == LOOPBACK), 0.0)
-    if _alike(loopback, out):
-        return Agreement.LOOPBACK
-    networks = [rate or 0.0 for nic in rates.nics for rate in (nic.sent, nic.received)]
-    return Agreement.OTHER if max(networks, default=0.0) > ONE_WAY_SHARE * out else Agreement.ALIKE
-
-
-def _alike(one: float, other: float) -> bool:
-    return max(one, other) - IDLE_GB_S <= MATCHING * min(one, other)
+    out, into = sum(map(data_sent, senders)), sum(gpu.pcie_received or 0.0 for gpu in receivers)
+    back, answer = sum(gpu.pcie_received or 0.0 for gpu in senders), sum(map(data_sent, receivers))
+    return Flow(
+        out=out,
+        into=into,
+        together=min(out, into),
+        reverse=max(back, answer),
+        loopback=next((nic.sent or 0.0 for nic in rates.nics if nic.name == LOOPBACK), 0.0),
+        network=max((rate or 0.0 for nic in rates.nics for rate in (nic.sent, nic.received)), default=0.0),
+    )
