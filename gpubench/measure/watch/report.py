@@ -605,21 +605,22 @@ def _staged(course: JobCourse, job: RunningJob) -> Finding:
     )
 
 
-def _transfer(course: JobCourse, job: RunningJob) -> Finding:
+def _transfer(course: JobCourse, _job: RunningJob) -> Finding:
     main, found, observed = course.main, course.explanation, course.main.last
     hop = "" if observed is None else observed.seen.staged_hop
-    rate = _gb_s(min(main.rate("pcie_sent_gb_s") or 0.0, main.rate("pcie_received_gb_s") or 0.0))
     is_proven = main.way is Way.SOCKETS
-    how = "host-staged, {}, through TCP on the loopback interface" if is_proven else "perhaps host-staged, {}"
+    # PCIe rates include headers, and the loopback may carry other data.
+    links = ("pcie_sent_gb_s", "pcie_received_gb_s", *(["network_gb_s"] if is_proven else []))
+    rate = _gb_s(min(main.rate(link) or 0.0 for link in links))
+    how = f"host-staged, {rate} GB/s, through TCP on the loopback interface" if is_proven else f"{rate} GB/s"
     return Finding(
         id=HOST_STAGED if is_proven else PATH_UNKNOWN,
         severity=course.verdict,
-        subject=f"{hop} on {course.node} ({course.name})",
-        seen=f"{how.format(f'{rate} GB/s')}, for {main.seconds:.0f} s: {_describe(main)}",
+        subject=f"{hop} on {course.node}",
+        seen=f"{how}, for {main.seconds:.0f} s; {course.name}, {_describe(main)}",
         expected=f"traffic {hop} over NVLink",
         cause="unrelated copies show the same rates" if found is None else found.evidence,
         cure=Cure.of("gpubench kv", comment="It measures such a transfer.") if found is None else found.cure,
-        subjects=tuple(gpu.device for gpu in job.gpus),
     )
 
 

@@ -24,13 +24,13 @@ IDLE_GB_S = 0.02  # Idle PCIe links of four H200s carried up to this rate
 MOVING_GB_S = 2 * IDLE_GB_S  # From this rate on, a link carries data
 ONE_WAY_SHARE = 0.5  # A GPU only sends if it receives at most this share of what it sends, and the reverse
 LEAST_INTERVALS, MOST_INTERVALS = 3, 10
-"""Compare rates over at least 3 intervals with data, and without a pause over the last 10.
+"""Compare rates over at least 3 intervals with data. Without a pause, compare the last 10 intervals.
 
 The driver's PCIe rates lag behind by up to 0.2 s, differently on each GPU. A burst may therefore appear in the next
 interval on one GPU and not on the other, so single intervals cannot be compared.
 """
 
-MOST_OTHER = 1  # One of the last bursts may disagree
+MOST_BURSTS, MOST_OTHER = 5, 1  # Of the last 5 bursts, one may disagree
 LEAST_BURSTS = 3  # Unrelated copies may have the same rate, but do not start and end together this often
 MATCHING = 1.2
 """Rates agree within this factor, so that the launches of kernels do not hide a transfer. On two H200s, a GPU sent
@@ -185,7 +185,7 @@ class _History(Struct):
     """What some GPUs moved: the intervals since the last pause, and the last bursts between two pauses."""
 
     current: deque[Flow] = field(default_factory=lambda: deque(maxlen=MOST_INTERVALS))
-    bursts: deque[Flow] = field(default_factory=lambda: deque(maxlen=MOST_INTERVALS))
+    bursts: deque[Flow] = field(default_factory=lambda: deque(maxlen=MOST_BURSTS))
     after_pause: bool = False
 
     def add(self, flow: Flow) -> None:
@@ -198,17 +198,12 @@ class _History(Struct):
         self.after_pause = True
 
     @property
-    def bursts_alike(self) -> int:
-        """The number of bursts that agree."""
-        return sum(burst.agrees for burst in self.bursts)
-
-    @property
     def seen(self) -> Flow | None:
         """The data of all bursts that agree, with those since the last pause. None if too few agree."""
         present = total(self.current)
-        # A burst that has just begun may have reached one GPU only.
-        is_complete = present.agrees or len(self.current) >= LEAST_INTERVALS
-        flows = [*self.bursts, *([present] if is_complete else [])]
+        flows = [] if len(self.current) == MOST_INTERVALS else [*self.bursts]
+        if present.agrees or len(self.current) >= LEAST_INTERVALS:  # A new burst may have reached one GPU only
+            flows.append(present)
         alike = total(flow for flow in flows if flow.agrees)
         is_seen = alike.intervals >= LEAST_INTERVALS and sum(not flow.agrees for flow in flows) <= MOST_OTHER
         return alike if is_seen else None
@@ -231,33 +226,43 @@ class TransferFinder:
         for ends, history in self._histories.items():
             flow = measure_flow(rates, ends)
             history.add(flow)
-            seen = None if flow.is_quiet else history.seen
-            if seen is not None and are_apart(rates, ends, jobs) and (seen.by_loopback or self._have_nvlinks(ends)):
+            seen = history.seen
+            if seen is None or flow.is_quiet or not are_apart(rates, ends, jobs):
+                continue
+            # Without NVLinks, direct copies over PCIe show the same rates.
+            if seen.by_loopback or all(self.joined(one, other) for one in ends[0] for other in ends[1]):
                 found.append((seen, ends))
+        self._drop_groups()
         # Two pairs that transfer at different times also agree as one group of four GPUs.
-        found.sort(key=lambda one: -one[0].intervals)
+        chosen: list[HostTransfer] = []
         taken: set[str] = set()
-        chosen = []
-        for seen, ends in found:
+        for seen, ends in sorted(found, key=lambda one: -one[0].intervals):
             if taken.isdisjoint(chain(*ends)):
                 taken.update(*ends)
                 chosen.append(self._transfer(rates, ends, seen))
         return tuple(chosen)
 
-    def _have_nvlinks(self, ends: Ends) -> bool:
-        """True if NVLinks connect all GPUs. Otherwise direct copies over PCIe show the same rates."""
-        return all(self.joined(one, other) for one in ends[0] for other in ends[1])
+    def _drop_groups(self) -> None:
+        """Drop groups of GPUs whose last burst disagrees, because their number grows. Keep all pairs."""
+        for ends, history in list(self._histories.items()):
+            disagrees = not history.current and not (history.bursts and history.bursts[-1].agrees)
+            if disagrees and any(len(side) != 1 for side in ends):
+                del self._histories[ends]
 
     def _transfer(self, rates: NodeRates, ends: Ends, seen: Flow) -> HostTransfer:
         sides = [tuple(gpu for gpu in rates.gpus if gpu.bus_id in side) for side in ends]
-        tasks = [tuple(task for task in rates.tasks if task.pid in _pids(side)) for side in sides]
+        before, after = map(_pids, sides)
+        tasks = [
+            tuple(task for task in rates.tasks if task.pid in pids)
+            for pids in (before - after or before, after - before or after)
+        ]
         return HostTransfer(
             senders=sides[0],
             receivers=sides[1],
             tasks=(tasks[0], tasks[1]),
             loopback=seen.by_loopback,
             equal=seen.is_equal,
-            in_step=self._histories[ends].bursts_alike >= LEAST_BURSTS,
+            in_step=sum(burst.agrees for burst in self._histories[ends].bursts) >= LEAST_BURSTS,
         )
 
 
@@ -288,17 +293,14 @@ def are_apart(rates: NodeRates, ends: Ends, jobs: Sequence[RunningJob]) -> bool:
     job_of = {gpu.bus_id: job.name for job in jobs for gpu in job.gpus}
     within = {job_of.get(bus_id) for bus_id in ends[0]} & {job_of.get(bus_id) for bus_id in ends[1]}
     links = max((nvlink_rate(gpu) for gpu in (*senders, *receivers)), default=0.0)
-    return _pids(senders).isdisjoint(_pids(receivers)) and (not within or links <= QUIET_GB_S)
+    users = _pids(senders), _pids(receivers)
+    return (users[0] != users[1] or not users[0]) and (not within or links <= QUIET_GB_S)
 
 
 def transferring_pids(rates: NodeRates) -> frozenset[int]:
     """Return the processes that may send to each other through host memory, to find out whether they use UCX."""
-    alike = [ends for ends in (*pairs(rates), group(rates)) if _moves_alike(measure_flow(rates, ends))]
-    return frozenset(_pids([gpu for gpu in rates.gpus if any(gpu.bus_id in side for ends in alike for side in ends)]))
-
-
-def _moves_alike(flow: Flow) -> bool:
-    return not flow.is_quiet and flow.agrees
+    senders, receivers = (_pids([gpu for gpu in rates.gpus if gpu.bus_id in side]) for side in group(rates))
+    return frozenset(senders | receivers if senders and receivers else ())
 
 
 def _pids(gpus: Sequence[GpuRates]) -> set[int]:

@@ -101,8 +101,10 @@ def test_recorded_healthy_jobs_raise_no_alarm(name: str, merged: int) -> None:
         ([transfer(0.06)] * 3, "GPU0 → GPU1"),
         # A request every few seconds
         ([pause(), *[transfer(0.1), *[pause()] * 4] * 3], "GPU0 → GPU1"),
-        # Weights were loaded first.
-        ([servers(receives(0.0), receives(9.0)), pause(), *[transfer()] * 3], "GPU0 → GPU1"),
+        # Weights were loaded twice before.
+        ([*[pause(), servers(receives(0.0), receives(9.0))] * 2, pause(), *[transfer()] * 10], "GPU0 → GPU1"),
+        # The receiver has a context on the sender's GPU too.
+        ([replace(transfer(), gpus=(gpu(0, sends(0.4), 100, 101), *transfer().gpus[1:]))] * 3, "GPU0 → GPU1"),
         # Servers with two GPUs each, which use their NVLinks inside a server
         (
             [servers(*[sends(0.4, nvlink=30.0)] * 2, *[receives(0.4, nvlink=20.0)] * 2, loopback=0.74)] * 3,
@@ -119,9 +121,11 @@ def test_a_transfer_over_the_loopback_fails(intervals: Sequence[NodeRates], ends
     assert "through TCP on the loopback interface" in finding.seen
     assert finding.expected == f"traffic {ends} over NVLink"
     assert finding.next_command == "gpubench kv"
-    assert "process 100 (python)" in finding.subject
+    assert finding.subject == f"{ends} on node0"
     (row,) = [row for row in rows(report) if row.way == "sockets"]
-    assert (row.verdict, row.job) == (Verdict.FAIL, finding.subject.partition("(")[2][:-1])
+    assert row.verdict is Verdict.FAIL
+    assert row.job.startswith("process 100 (python)")
+    assert f"; {row.job}, NVLink" in finding.seen
 
 
 @pytest.mark.parametrize(
@@ -193,4 +197,4 @@ def test_too_few_intervals_or_bursts_that_differ_are_no_transfer() -> None:
 def test_only_processes_that_may_transfer_are_inspected() -> None:
     assert transferring_pids(transfer()) == {100, 101}
     assert transferring_pids(pause()) == frozenset()
-    assert transferring_pids(servers(sends(0.4), receives(0.1))) == frozenset()
+    assert transferring_pids(servers(receives(0.4), receives(0.1))) == frozenset()
