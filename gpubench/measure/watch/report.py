@@ -605,7 +605,7 @@ def _staged(course: JobCourse, job: RunningJob) -> Finding:
     )
 
 
-def _transfer(course: JobCourse, _job: RunningJob) -> Finding:
+def _transfer(course: JobCourse, job: RunningJob) -> Finding:
     main, found, observed = course.main, course.explanation, course.main.last
     hop = "" if observed is None else observed.seen.staged_hop
     is_proven = main.way is Way.SOCKETS
@@ -617,7 +617,7 @@ def _transfer(course: JobCourse, _job: RunningJob) -> Finding:
         id=HOST_STAGED if is_proven else PATH_UNKNOWN,
         severity=course.verdict,
         subject=f"{hop} on {course.node}",
-        seen=f"{how}, for {main.seconds:.0f} s; {course.name}, {_describe(main)}",
+        seen=f"{how}, for {main.seconds:.0f} s; {job.name}, {_describe(main)}",
         expected=f"traffic {hop} over NVLink",
         cause="unrelated copies show the same rates" if found is None else found.evidence,
         cure=Cure.of("gpubench kv", comment="It measures such a transfer.") if found is None else found.cure,

@@ -5,8 +5,8 @@ Here the evidence is that several links carry the same rate, at the same times.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
+from itertools import chain, permutations
 
 from msgspec import Struct, field
 from msgspec.structs import astuple
@@ -47,11 +47,7 @@ _UNEXPLAINED = Explanation(
     "UCX moves a KV cache without CUDA IPC",
     Cure.of("gpubench kv", comment="It names the cause. UCX_PROTO_INFO=y in the job prints the path."),
 )
-_UNREAD = Explanation(
-    "unknown",
-    "the libraries of the processes cannot be read",
-    Cure.of("sudo gpubench watch", comment="Or run it as the user of these processes."),
-)
+_UNREAD = Explanation("unknown", "the libraries of the processes cannot be read", Cure.of("sudo gpubench watch"))
 _WITHOUT_UCX = Explanation(
     "unknown",
     "the processes have not loaded UCX: they send copies in host memory, which may be their wish",
@@ -153,11 +149,10 @@ class HostTransfer(Struct, frozen=True, kw_only=True):
 
     @property
     def meaning(self) -> str:
-        sides = " what ".join((f"{', '.join(self.ends[0])} sends over PCIe", f"{', '.join(self.ends[1])} receives"))
-        medium = "the loopback interface carries the same"
-        if not self.loopback:
-            medium = "as in transfers through shared memory or a container's network"
-        return f"{sides}, {medium}" + ("; unrelated copies may look alike" if self.way is Way.NOT_TOLD else "")
+        senders, receivers = map(", ".join, self.ends)
+        through = "through the loopback" if self.loopback else "as through shared memory or a container's network"
+        doubt = "; unrelated copies may look alike" if self.way is Way.NOT_TOLD else ""
+        return f"{receivers} receives over PCIe what {senders} sends, {through}{doubt}"
 
     def explain(self) -> Explanation:
         """Return the most likely cause, from the environment and the namespaces of the processes."""
@@ -172,10 +167,10 @@ class HostTransfer(Struct, frozen=True, kw_only=True):
             same_pid_namespace=None if None in before | after else not before.isdisjoint(after),
             variables={name: value for known in chain(*facts) for name, value in known.environment.items()},
         )
-        found = next(iter(transfer_findings([transfer])), None)
-        if found is None or found.id == _UNEXPLAINED.id:
-            return _UNEXPLAINED
-        return Explanation(found.id, f"{found.cause} ({found.seen.partition(': ')[2]})", found.cure)
+        for found in transfer_findings([transfer]):
+            if found.id != _UNEXPLAINED.id:
+                return Explanation(found.id, f"{found.cause} ({found.seen.partition(': ')[2]})", found.cure)
+        return _UNEXPLAINED
 
 
 Ends = tuple[frozenset[str], frozenset[str]]  # Bus IDs of the GPUs that send, and of those that receive
@@ -219,7 +214,8 @@ class TransferFinder:
 
     def observe(self, rates: NodeRates, jobs: Sequence[RunningJob]) -> tuple[HostTransfer, ...]:
         """Add an interval, and return the transfers that moved data in it."""
-        for ends in (*pairs(rates), group(rates)):
+        pairs = [(frozenset((one.bus_id,)), frozenset((other.bus_id,))) for one, other in permutations(rates.gpus, 2)]
+        for ends in (*pairs, group(rates)):
             self._histories.setdefault(ends, _History(after_pause=self._is_running))
         self._is_running = True
         found: list[tuple[Flow, Ends]] = []
@@ -264,14 +260,6 @@ class TransferFinder:
             equal=seen.is_equal,
             in_step=sum(burst.agrees for burst in self._histories[ends].bursts) >= LEAST_BURSTS,
         )
-
-
-def pairs(rates: NodeRates) -> Iterator[Ends]:
-    """Yield all ordered pairs of GPUs."""
-    for sender in rates.gpus:
-        for receiver in rates.gpus:
-            if sender is not receiver:
-                yield frozenset((sender.bus_id,)), frozenset((receiver.bus_id,))
 
 
 def group(rates: NodeRates) -> Ends:

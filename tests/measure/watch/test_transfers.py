@@ -23,8 +23,9 @@ RECORDED: dict[str, list[list[float]]] = json.loads((Path(__file__).parent / "h2
 HEALTHY = [name for name in RECORDED if not name.startswith("sick")]
 
 
-def server(pid: int, *together: str, ucx: bool = True, **environment: str) -> TaskFacts:
-    known = replace(facts(pid, **environment), libraries={"libucp": "/opt/nixl/libucp.so.0"} if ucx else {})
+def server(pid: int, *together: str, ucx: bool = True, pid_namespace: int = 1, **environment: str) -> TaskFacts:
+    libraries = {"libucp": "/opt/nixl/libucp.so.0"} if ucx else {}
+    known = replace(facts(pid, **environment), libraries=libraries, namespaces={"pid": pid_namespace})
     return task(pid, *together, communicators=False, facts=known)
 
 
@@ -40,7 +41,7 @@ def recorded(name: str, *, ucx: bool, merged: int = 1) -> list[NodeRates]:
     intervals = RECORDED[name]
     groups = [intervals[begin : begin + merged] for begin in range(0, len(intervals) - merged + 1, merged)]
     means = [[sum(values) / merged for values in zip(*group, strict=True)] for group in groups]
-    one = [servers(tuple(each[:4]), tuple(each[4:8]), loopback=each[8], ucx=ucx) for each in means]  # type: ignore[arg-type]
+    one = [servers(tuple(each[:4]), tuple(each[4:8]), loopback=each[8], ucx=ucx) for each in means]
     if name.startswith("ddp"):
         return [replace(each, tasks=(task(100, KEY), task(101, KEY))) for each in one]
     return one
@@ -138,11 +139,8 @@ def test_a_transfer_over_the_loopback_fails(intervals: Sequence[NodeRates], ends
     ],
 )
 def test_the_cause_of_a_transfer_is_in_its_processes(environment: Any, namespaces: Any, cause: str) -> None:
-    rates = transfer()
-    tasks = [server(each.pid, **environment) for each in rates.tasks]
-    known = [replace(each.facts, namespaces={"pid": number}) for each, number in zip(tasks, namespaces, strict=True)]
-    tasks = [replace(each, facts=of_task) for each, of_task in zip(tasks, known, strict=True)]
-    report = watched([replace(rates, tasks=tuple(tasks))] * 3)
+    tasks = [server(100 + gpu, pid_namespace=namespace, **environment) for gpu, namespace in enumerate(namespaces)]
+    report = watched([replace(transfer(), tasks=tuple(tasks))] * 3)
     row = next(row for row in rows(report) if row.way == "sockets")
     assert (row.cause, row.verdict) == (cause, Verdict.FAIL)
     assert report.findings[0].cause == row.cause_seen
