@@ -144,6 +144,29 @@ def test_a_recording_is_judged_again_and_says_the_same(tmp_path: Path) -> None:
     assert (empty.returncode, "holds no readings" in empty.stderr) == (2, True)
 
 
+def test_a_transfer_between_two_idle_jobs_over_the_loopback_fails(tmp_path: Path) -> None:
+    gpubench(*fault("idle"), "--record", str(tmp_path))
+    file = tmp_path / "watch.jsonl"
+    readings = [json.loads(line) for line in file.read_text().splitlines()]
+    for second, reading in enumerate(readings):
+        reading["gpus"][0] |= {"pcie_sent_gb_s": 0.43, "pcie_received_gb_s": 0.0}
+        reading["gpus"][1] |= {"pcie_sent_gb_s": 0.03, "pcie_received_gb_s": 0.43}
+        for each in reading["tasks"]:
+            each |= {"together": [], "communicators": False}
+            each["facts"]["libraries"] = {"libucp": "/opt/nixl/libucp.so.0"}
+        for nic in reading["nics"]:
+            carried = second * 4 * 10**8 * (nic["name"] == "lo")
+            nic |= {"sent_bytes": carried, "received_bytes": carried}
+    file.write_text("".join(json.dumps(reading) + "\n" for reading in readings))
+    done = gpubench("watch", "--replay", str(tmp_path), "--strict")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == (
+        "FAIL: GPU0 → GPU1 on node0: host-staged, 0.40 GB/s, through TCP on the loopback interface, for 2 s. "
+        "Try: gpubench kv"
+    )
+    assert "sockets GPU0-1  NVLink 0.00" in done.stdout
+
+
 def test_a_recording_that_no_watch_wrote_is_refused_with_its_line(tmp_path: Path) -> None:
     """A reading out of order made an interval, and jobs, of less than no time."""
     gpubench(*MACHINE, "--record", str(tmp_path))

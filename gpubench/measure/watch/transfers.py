@@ -55,7 +55,7 @@ _WITHOUT_UCX = Explanation(
 )
 
 
-class Flow(Struct, frozen=True):
+class MovedData(Struct, frozen=True):
     """Data out of some GPUs, into others, in the reverse direction, over the loopback, and over the busiest network.
 
     In one interval, these are rates in GB/s. For several intervals, they are sums of rates. `together` is the lower of
@@ -97,10 +97,10 @@ def _differ(one: float, other: float) -> float:
     return max(one, other) / max(min(one, other), 1e-9)
 
 
-def total(flows: Iterable[Flow]) -> Flow:
+def total(flows: Iterable[MovedData]) -> MovedData:
     """Return the sum of several intervals."""
     sums = [sum(values) for values in zip(*map(astuple, flows), strict=True)]
-    return Flow(*sums) if sums else Flow(intervals=0)
+    return MovedData(*sums) if sums else MovedData(intervals=0)
 
 
 class HostTransfer(Struct, frozen=True, kw_only=True):
@@ -179,11 +179,11 @@ Ends = tuple[frozenset[str], frozenset[str]]  # Bus IDs of the GPUs that send, a
 class _History(Struct):
     """What some GPUs moved: the intervals since the last pause, and the last bursts between two pauses."""
 
-    current: deque[Flow] = field(default_factory=lambda: deque(maxlen=MOST_INTERVALS))
-    bursts: deque[Flow] = field(default_factory=lambda: deque(maxlen=MOST_BURSTS))
+    current: deque[MovedData] = field(default_factory=lambda: deque(maxlen=MOST_INTERVALS))
+    bursts: deque[MovedData] = field(default_factory=lambda: deque(maxlen=MOST_BURSTS))
     after_pause: bool = False
 
-    def add(self, flow: Flow) -> None:
+    def add(self, flow: MovedData) -> None:
         if not flow.is_quiet:
             self.current.append(flow)
             return
@@ -193,7 +193,7 @@ class _History(Struct):
         self.after_pause = True
 
     @property
-    def seen(self) -> Flow | None:
+    def seen(self) -> MovedData | None:
         """The data of all bursts that agree, with those since the last pause. None if too few agree."""
         present = total(self.current)
         flows = [] if len(self.current) == MOST_INTERVALS else [*self.bursts]
@@ -218,7 +218,7 @@ class TransferFinder:
         for ends in (*pairs, group(rates)):
             self._histories.setdefault(ends, _History(after_pause=self._is_running))
         self._is_running = True
-        found: list[tuple[Flow, Ends]] = []
+        found: list[tuple[MovedData, Ends]] = []
         for ends, history in self._histories.items():
             flow = measure_flow(rates, ends)
             history.add(flow)
@@ -245,7 +245,7 @@ class TransferFinder:
             if disagrees and any(len(side) != 1 for side in ends):
                 del self._histories[ends]
 
-    def _transfer(self, rates: NodeRates, ends: Ends, seen: Flow) -> HostTransfer:
+    def _transfer(self, rates: NodeRates, ends: Ends, seen: MovedData) -> HostTransfer:
         sides = [tuple(gpu for gpu in rates.gpus if gpu.bus_id in side) for side in ends]
         before, after = map(_pids, sides)
         tasks = [
@@ -295,12 +295,12 @@ def _pids(gpus: Sequence[GpuRates]) -> set[int]:
     return {process.pid for gpu in gpus for process in gpu_users(gpu)}
 
 
-def measure_flow(rates: NodeRates, ends: Ends) -> Flow:
+def measure_flow(rates: NodeRates, ends: Ends) -> MovedData:
     """Return the rates of these GPUs and of the node's networks in one interval. Unknown rates count as 0."""
     senders, receivers = ([gpu for gpu in rates.gpus if gpu.bus_id in side] for side in ends)
     out, into = sum(map(data_sent, senders)), sum(gpu.pcie_received or 0.0 for gpu in receivers)
     back, answer = sum(gpu.pcie_received or 0.0 for gpu in senders), sum(map(data_sent, receivers))
-    return Flow(
+    return MovedData(
         out=out,
         into=into,
         together=min(out, into),
