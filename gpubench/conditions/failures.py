@@ -452,6 +452,18 @@ NCCL_TRANSFERS = Family.of(
         refine=_add_mixed_fabrics,
     ),
     logged_condition(
+        "kv-transfer-failed",
+        "NIXL_ERR_BACKEND, NIXL_ERR_REMOTE_DISCONNECT, UCX cannot find remote protocol: a KV-cache transfer failed",
+        r"NIXL_ERR_(?:BACKEND|REMOTE_DISCONNECT|CANCELED|UNKNOWN)|UCX +ERROR (?:cannot find remote protocol"
+        r"|No zero-copy protocol found)|Unexpected UCX error|ucx send failed|UCX +DIAG .* will not be handled",
+        "UCX has no protocol for the memory, or its connection to the peer broke",
+        "export UCX_PROTO_INFO=y UCX_LOG_LEVEL=info",
+        "Start both processes again: the last lines before the error name the transport and the memory.",
+        expected="transfers without an error",
+        link="https://github.com/ai-dynamo/nixl/issues/1614",
+        refine=lambda sighting, _facts: replace(sighting, subject="a KV-cache transfer"),
+    ),
+    logged_condition(
         "nic-failed-over",
         "A NIC failed and NCCL goes on with another one: slower, and it need not come back",
         r"NET/IB: .*\b(?:marked as failed|failed devices?)\b|resiliency .*outstanding recovery",

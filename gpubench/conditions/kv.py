@@ -18,7 +18,7 @@ _MOST_BLOCK_US = 20.0  # UCX 1.23 needs 7 to 8 µs per block with cuda_ipc on an
 _HEALTHY_SHARE = 0.9  # Share of the expected bandwidth from which a transfer is not slow
 
 _SETTLES = "UCX_PROTO_INFO=y prints the protocol that UCX chose"
-_IN_NODE, _BETWEEN_NODES = "zero-copy over cuda_ipc", "GPUDirect RDMA"
+CUDA_IPC, _BETWEEN_NODES = "zero-copy over cuda_ipc", "GPUDirect RDMA"
 _BETWEEN_NVLINKS = "cuda_ipc over NVLinks between the nodes"
 
 
@@ -51,12 +51,15 @@ _RESTART = "Set this for both processes and start them again."
 def _expandable(run: Circumstances) -> Found:
     for transfer in filter(lambda transfer: transfer.misses_cuda_ipc, run.transfers):
         setting = allocator_setting(transfer.variables, EXPANDABLE)
-        if transfer.allocation is Allocation.EXPANDABLE or (transfer.allocation is None and setting):
+        # NIXL and UCX do not name the allocator, but IPC handles exist for all memory except cuMemCreate and pools.
+        unexportable = transfer.exportable is False and not transfer.local.startswith("cuda-managed")
+        if transfer.allocation is Allocation.EXPANDABLE or (transfer.allocation is None and (setting or unexportable)):
             # UCX names the GPU of a peer whose memory it can reach: cuda/dev[2].
-            refused = transfer.allocation is not None or transfer.exportable is False or transfer.remote == "cuda"
+            refused = transfer.allocation is not None or (setting and (unexportable or transfer.remote == "cuda"))
+            made = "the memory is allocated with cuMemCreate"
             yield transfer_sighting(
                 transfer,
-                setting or "the memory is allocated with cuMemCreate",
+                setting or (made if transfer.allocation else "CUDA IPC cannot export the memory"),
                 Confidence.PROVEN if refused else Confidence.LIKELY,
                 cure=_without(transfer.variables, EXPANDABLE),
             )
@@ -130,6 +133,10 @@ def _nic_inside(transfer: Transfer) -> str:
     return "a NIC carries data between two GPUs of one node" if inside and transfer.route is UcxRoute.RDMA else ""
 
 
+def _get_disabled(transfer: Transfer) -> str:
+    return "UCX found no NVLinks and disabled GET" if transfer.misses_cuda_ipc and transfer.get_disabled else ""
+
+
 def _no_rdma_device(transfer: Transfer) -> str:
     absent = transfer.staged_between_nodes and transfer.rdma_devices == 0
     return "the process can open no RDMA device" if absent and "tcp" in transfer.transport else ""
@@ -151,7 +158,7 @@ def _unexplained(run: Circumstances) -> Found:
             # Nodes without RDMA NICs have only TCP, which is then by design.
             by_design = transfer.same_node is False and "tcp" in transfer.transport
             severity = {"severity": Verdict.WARN} if by_design else {}
-            yield transfer_sighting(transfer, "no known cause was found", Confidence.WEAK, **severity)
+            yield transfer_sighting(transfer, "the cause is unknown", Confidence.WEAK, **severity)
 
 
 KV = Family.of(
@@ -173,7 +180,7 @@ KV = Family.of(
         settles=_SETTLES,
         command="unset PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF",
         comment=f"{_RESTART} vLLM's --enable-sleep-mode allocates the KV cache with cuMemCreate too.",
-        expected=_IN_NODE,
+        expected=CUDA_IPC,
         link="https://github.com/ai-dynamo/nixl/issues/1754",
         look=_expandable,
     ),
@@ -183,7 +190,7 @@ KV = Family.of(
         settles=_SETTLES,
         command="export PYTORCH_CUDA_ALLOC_CONF=backend:native",
         comment="Or allocate the KV cache with cudaMalloc, for example with CuPy's MemoryPool.",
-        expected=_IN_NODE,
+        expected=CUDA_IPC,
         link="https://github.com/openucx/ucx/issues/11548",
         look=_pool,
     ),
@@ -192,7 +199,7 @@ KV = Family.of(
         title="cudaMallocManaged: CUDA IPC cannot export managed memory, so UCX bypasses NVLink",
         settles=_SETTLES,
         comment="Allocate the KV cache with cudaMalloc.",
-        expected=_IN_NODE,
+        expected=CUDA_IPC,
         link="https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html",
         look=_managed,
     ),
@@ -205,6 +212,16 @@ KV = Family.of(
         expected="one PID namespace",
         link="https://github.com/vllm-project/vllm/pull/55906",
         look=_detector(_pid_namespaces),
+    ),
+    Condition(
+        id="kv-get-without-nvlink",
+        title="cuda-ipc get zcopy disabled as no nvlinks detected: UCX reads the KV cache through host memory",
+        settles=_SETTLES,
+        command=f"{VERIFIED_COPIES} && export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on",
+        comment="Writes (PUT) use CUDA IPC without it.",
+        expected=CUDA_IPC,
+        link="https://github.com/ai-dynamo/nixl/issues/1097",
+        look=_detector(_get_disabled),
     ),
     Condition(
         id="kv-no-rdma-device",
@@ -253,7 +270,7 @@ KV = Family.of(
         settles=_SETTLES,
         command=f"{VERIFIED_COPIES} && export UCX_TLS=cuda_ipc,cuda_copy,sm,self,tcp",
         comment="Set UCX_TLS only for processes that send to no other node.",
-        expected=_IN_NODE,
+        expected=CUDA_IPC,
         link="https://github.com/ai-dynamo/nixl/issues/1195",
         look=_detector(_nic_inside, Confidence.WEAK),
     ),
@@ -268,11 +285,12 @@ KV = Family.of(
     ),
     Condition(
         id="kv-staged-unexplained",
-        title="UCX moves the KV cache through host memory, and no known cause was found",
+        title="UCX moves the KV cache through host memory for an unknown reason",
         settles=_SETTLES,
-        command="export UCX_PROTO_INFO=y UCX_LOG_LEVEL=debug",
-        comment="Start both processes again: their logs show which transports UCX excluded, and why.",
-        expected=f"{_IN_NODE} or {_BETWEEN_NODES}",
+        likely="often expandable_segments:True, a PID namespace per process, or UCX_TLS without cuda_ipc",
+        command="env | grep -E 'UCX_|ALLOC_CONF'; readlink /proc/self/ns/pid",
+        comment="Run it in both processes. UCX_LOG_LEVEL=debug also shows which transports UCX excludes.",
+        expected=f"{CUDA_IPC} or {_BETWEEN_NODES}",
         link="https://github.com/llm-d/llm-d/pull/2371",
         look=_unexplained,
         general=True,

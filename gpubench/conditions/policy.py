@@ -146,6 +146,7 @@ _ROWS: tuple[tuple[Explains, str], ...] = (
     (_APPLICATION, "namespaces-differ ptrace-blocked visible-devices-differ mpi-cuda-off ucx-tls"),
     (_APPLICATION, "ucx-without-cuda mpi-not-cuda-aware peer-access-not-enabled"),
     (_APPLICATION, "kv-no-peer-access kv-memory-expandable kv-memory-pool kv-memory-managed kv-pid-namespaces"),
+    (_APPLICATION, "kv-get-without-nvlink"),
     (_APPLICATION, "kv-no-rdma-device kv-no-gpudirect kv-mnnvl-off kv-memory-not-fabric kv-staged-unexplained"),
     (_SLOW, "kv-nic-inside-node kv-block-cost"),
 )
@@ -314,10 +315,11 @@ SEVERITIES: Mapping[str, Grade] = {
     **dict.fromkeys(
         (
             *("kv-memory-expandable", "kv-memory-pool", "kv-memory-managed", "kv-pid-namespaces"),
-            "kv-staged-unexplained",
+            *("kv-get-without-nvlink", "kv-staged-unexplained"),
         ),
         _NO_CUDA_IPC,
     ),
+    "kv-transfer-failed": Grade(FAIL, "the KV cache did not arrive", own_fault=False),
     "kv-no-peer-access": Grade(WARN, "the hardware may allow no more; gpubench p2p shows that", own_fault=False),
     "kv-no-rdma-device": Grade(WARN, "the node may have no RDMA NIC", own_fault=False),
     "kv-no-gpudirect": Grade(FAIL, "RDMA through host memory is slower than NIC and PCIe allow", own_fault=False),

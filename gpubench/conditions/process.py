@@ -19,7 +19,7 @@ from gpubench.conditions.circumstances import (
     transfer_sighting,
 )
 from gpubench.conditions.condition import Condition, Family, unread
-from gpubench.conditions.kv import EXPANDABLE, allocator_setting
+from gpubench.conditions.kv import CUDA_IPC, EXPANDABLE, allocator_setting
 from gpubench.conditions.logged import Complained, LoggedReason, Staged
 from gpubench.conditions.nccl_settings import blame, nccl_number
 from gpubench.conditions.node import cpus_in
@@ -494,10 +494,15 @@ def _ucx_tls(run: Circumstances) -> Found:
             yield run.rank_sighting([facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
     for transfer in run.transfers:
         listed = transfer.variables.get(_UCX_TLS, "")
-        if transfer.misses_cuda_ipc and "cuda_ipc" in _excluded_transports(listed):
-            yield transfer_sighting(transfer, f"{_UCX_TLS}={listed} excludes cuda_ipc")
+        may_use_ipc = transfer.misses_cuda_ipc and not transfer.local.startswith("rocm")
+        if may_use_ipc and "cuda_ipc" in _excluded_transports(listed):
+            yield transfer_sighting(transfer, f"{_UCX_TLS}={listed} excludes cuda_ipc", expected=CUDA_IPC)
+        elif may_use_ipc and "cuda_ipc" in transfer.excluded_transports:
+            seen = "UCX closed cuda_ipc, because UCX_TLS or UCX_NET_DEVICES excludes it"
+            yield transfer_sighting(transfer, seen, expected=CUDA_IPC)
         if transfer.staged_between_nodes and transfer.variables.get(_UCX_RDMA, "").lower() in _OFF_VALUES:
-            yield transfer_sighting(transfer, f"{_UCX_RDMA}={transfer.variables[_UCX_RDMA]}")
+            seen = f"{_UCX_RDMA}={transfer.variables[_UCX_RDMA]}"
+            yield transfer_sighting(transfer, seen, expected="GPUDirect RDMA")
 
 
 def _ucx_without_cuda(run: Circumstances) -> Found:
@@ -507,7 +512,8 @@ def _ucx_without_cuda(run: Circumstances) -> Found:
     for transfer in run.transfers:
         names = transfer.ucx_transports
         if transfer.route.host_staged and names is not None and not any(name[:4] in ("cuda", "rocm") for name in names):
-            yield transfer_sighting(transfer, f"UCX has no transport for GPU memory, only {joined(names)}")
+            seen = f"UCX has no transport for GPU memory, only {joined(names)}"
+            yield transfer_sighting(transfer, seen, expected=CUDA_IPC)
 
 
 def _not_enabled(run: Circumstances) -> Found:

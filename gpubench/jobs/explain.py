@@ -1,4 +1,4 @@
-"""Read NCCL logs and report what they show."""
+"""Read logs of NCCL, UCX and NIXL, and report what they show."""
 
 import sys
 from collections.abc import Sequence
@@ -74,7 +74,9 @@ def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, file
         origin=Origin.RECORDED,
         hosts=list(hosts) or ["unknown"],
         libraries={
-            name: ", ".join(found) for name, found in (("NCCL", facts.versions), ("network", facts.networks)) if found
+            name: ", ".join(found)
+            for name, found in (("NCCL", facts.versions), ("network", facts.networks), ("UCX", facts.ucx.releases))
+            if found
         },
         environment={name: " or ".join(found) for name, found in values.items()},
         options={

@@ -1,54 +1,204 @@
-"""UCX's protocol tables in a log, as `UCX_PROTO_INFO=y` prints them."""
+"""UCX's and NIXL's lines in a log: the protocol tables of `UCX_PROTO_INFO=y`, and lines that explain them.
+
+The tables of UCX 1.13 to 1.23 differ in their layout. Users paste them without borders, prefixes or process names.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
 
-from gpubench.model.paths.ucx import ProtocolRange, ProtocolTable
+from gpubench.model.paths.ucx import ProtocolRange, ProtocolTable, UcxLog
 
 # "[1795845584.493850] [vm:1654 :0]   | 0..inf | zero-copy | cuda_ipc/cuda |": the host and the process ID come first
-_LINE = re.compile(r"(?:.*?\[(?P<host>[^\]\s:]+):(?P<pid>\d+)\s*:\d+\])?[^|+]*(?P<table>[|+].*[|+])\s*$")
-_CONTEXT = re.compile(r"\S.* (?:self|intra-node|inter-node) cfg#\d+$|\S.* cfg#\d+$")
-_TWO_ENDS = re.compile(r"(?P<operation>.+?) (?:from|into) (?P<local>\S+(?: memory)?)(?: (?:to|from) (?P<remote>\S+))?$")
-_RANGE = re.compile(r"(?P<first>\d+[KMGT]?)(?:\.\.(?P<last>\d+[KMGT]?|inf))?$")
+_HEAD = re.compile(r".*?\[(?=[^\]:]*[A-Za-z])(?P<host>[^\]\s:\[]{1,255}):(?P<pid>\d{1,10})\s*:\w{1,10}\]\s*")
+_STAMP = re.compile(r"\s*(?:\[\d+\.\d+\]|#)\s*")
+_CONTEXT = re.compile(r"(?:\S.{0,200} )?(?:(?:self|intra-node|inter-node) cfg#\d+|ep_cfg\[\d+\]|cfg#\d+)$")
+_MEMORY = r"(?:(?:iov|generic|sgl|strided)\S* )?((?:host|cuda|rocm|ze|rdma|gaudi|unknown)[\w-]*(?:/\S+| memory)?)"
+_TITLE = re.compile(
+    r"((?:remote memory|tagged message|synchronous tagged|active message|stream message|rendezvous data)\b.{1,100}?)"
+    rf" (?:from|into) {_MEMORY}(?: (?:to|from) {_MEMORY})?$"
+)
+_MESSAGE = re.compile(r"(?:synchronous )?tagged|active|stream|rendezvous")
+_RANGE = re.compile(r"(\d{1,20}[KMGT]?)(?:\.\.(\d{1,20}[KMGT]?|inf))?$")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_MOST_TABLES = _MOST_PROCESSES = 2**14
+_LONGEST_LINE = 2**15
+_MOST_RANGES = 64  # UCX selects at most about ten protocols per table
 
 
 class _OpenTable:
-    """The lines of a table that is not complete yet."""
+    """The lines of a process's table that is not complete yet."""
 
-    def __init__(self, process: str, context: str) -> None:
-        self.process, self.context = process, context
-        self.operation = self.local = self.remote = ""
+    def __init__(self) -> None:
+        self.context = self.operation = self.local = self.remote = ""
         self.ranges: list[ProtocolRange] = []
 
-    def close(self) -> Iterator[ProtocolTable]:
+    def close(self, process: str) -> Iterator[ProtocolTable]:
+        """Yield the table if it has rows, and keep no row of it."""
         if self.operation and self.ranges:
-            yield ProtocolTable(self.process, self.context, self.operation, self.local, self.remote, tuple(self.ranges))
+            yield ProtocolTable(process, self.context, self.operation, self.local, self.remote, tuple(self.ranges))
+        self.ranges, self.operation = [], ""
 
 
-def read_tables(lines: Iterable[str]) -> Iterator[ProtocolTable]:
-    """Yield the tables of all processes whose lines are in a log. Tables of several processes may be interleaved."""
-    opened: dict[str, _OpenTable] = {}
-    for line in lines:
-        found = _LINE.match(line)
-        if found is None:
-            continue
-        process = f"{found['host']}:{found['pid']}" if found["host"] else ""
-        cells = [cell.strip() for cell in found["table"].strip("|+").split("|")]
-        table = opened.get(process)
-        if len(cells) == 1 and _CONTEXT.fullmatch(cells[0]):
-            if table is not None:
-                yield from table.close()
-            opened[process] = _OpenTable(process, cells[0])
-        elif table is not None and len(cells) == 1 and not table.operation and (ends := _TWO_ENDS.fullmatch(cells[0])):
-            table.operation, table.local, table.remote = ends["operation"], ends["local"], ends["remote"] or ""
-        elif table is not None and len(cells) == 3 and (sizes := _RANGE.fullmatch(cells[0])):
-            first, last = sizes["first"], sizes["last"] or sizes["first"]
-            row = ProtocolRange(_bytes(first), None if last == "inf" else _bytes(last), cells[1], cells[2])
+class TableReader:
+    """Reads protocol tables line by line. Tables of several processes may be interleaved."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, _OpenTable] = {}
+
+    def add(self, process: str, text: str) -> Iterator[ProtocolTable]:
+        """Read a line without its prefix. Yield the process's previous table when the line begins a new one."""
+        cells = [cell.strip() for cell in text.strip().removeprefix("|").split("|")]
+        table = self._opened.get(process)
+        if table is None:
+            table = _OpenTable()
+            if len(self._opened) < _MOST_PROCESSES:
+                self._opened[process] = table
+        for cell in cells[:2]:
+            if _CONTEXT.match(cell):
+                yield from table.close(process)
+                table.context = cell
+            elif title := _TITLE.match(cell):
+                if table.operation:  # The line with the context of this table is lost.
+                    yield from table.close(process)
+                    table.context = ""
+                table.operation, table.local, table.remote = title[1], title[2], title[3] or ""
+        if table.operation and (row := _parse_range(cells, table.operation)) and len(table.ranges) < _MOST_RANGES:
             table.ranges.append(row)
-    for table in opened.values():
-        yield from table.close()
+
+    def end(self) -> Iterator[ProtocolTable]:
+        """Yield the tables that no other line has ended."""
+        for process, table in self._opened.items():
+            yield from table.close(process)
+
+
+def _parse_range(cells: list[str], operation: str) -> ProtocolRange | None:
+    """Return the row of a table, with UCX_PROTO_INFO=used after its first column."""
+    if len(cells) > 3 and cells[0].isdigit() and _RANGE.match(cells[1]):
+        cells = cells[1:]
+    if len(cells) < 3 or not (sizes := _RANGE.match(cells[0])):
+        return None
+    first, last = sizes[1], sizes[2] or sizes[1]
+    is_message = _MESSAGE.match(operation) is not None
+    return ProtocolRange(_bytes(first), None if last == "inf" else _bytes(last), cells[1], cells[2], is_message)
 
 
 def _bytes(text: str) -> int:
     return int(text.rstrip("KMGT")) * _UNITS.get(text[-1], 1)
+
+
+def _split_head(line: str) -> tuple[str, str]:
+    """Return a line's process and the text after the prefix. The process is '' if the line does not name it."""
+    if head := _HEAD.match(line):
+        return f"{head['host']}:{head['pid']}", line[head.end() :]
+    while stamp := _STAMP.match(line):
+        line = line[stamp.end() :]
+    return "", line
+
+
+def read_tables(lines: Iterable[str]) -> Iterator[ProtocolTable]:
+    """Yield the tables of all processes whose lines are in a log."""
+    reader = TableReader()
+    for line in lines:
+        yield from reader.add(*_split_head(line))
+    yield from reader.end()
+
+
+_VERSION = re.compile(r"\bUCX +INFO +(?:Version |UCP version is )(\d[\w.]*)(.*)")
+_VARIABLES = re.compile(r"UCX_\* env variables?: (.*)")
+_ASSIGNED = re.compile(r"\b(UCX_[A-Z0-9_]{2,50}|PYTORCH_(?:CUDA_)?ALLOC_CONF)[=:] ?[\"']?([^\s\"'\\]{1,500})")
+_MISSING = re.compile(
+    r"transports? ((?:'\w+',?)+) (?:is|are) not available(?:, please use one or more of: ([\w, .]+))?"
+)
+_EXCLUDED = re.compile(r"closing md (\w+) because it has no selected transport resources")
+_GET_DISABLED = "cuda-ipc get zcopy disabled"
+_PID_NAMESPACE = re.compile(r"different (?:PID|pid) namespace")
+_IPC_REFUSED = re.compile(r"not (?:legacy )?CUDA[ -]IPC[ -]capable", re.IGNORECASE)
+_WORDS = (
+    b"UCX",
+    b"NIXL",
+    b"ucp_",
+    b"cfg#",
+    b"ep_cfg[",
+    b"rendezvous data",
+    b"_ALLOC_CONF",
+    b"zero-copy",
+    b"..inf",
+    b"KV Tr",
+)
+"""A block without these words has no line of UCX or NIXL."""
+
+
+class UcxLines:
+    """Collects UCX's and NIXL's lines from the blocks of a log."""
+
+    def __init__(self) -> None:
+        self._reader = TableReader()
+        self._tables: dict[ProtocolTable, None] = {}
+        self._versions: dict[str, dict[str, None]] = {}
+        self._loaded: dict[tuple[str, str], dict[str, None]] = {}
+        self._variables: dict[str, dict[str, str]] = {}
+        self._available, self._missing, self._excluded = dict[str, None](), dict[str, None](), dict[str, None]()
+        self._get_disabled = self._namespaces_differ = self._ipc_refused = False
+        self._lines = 0
+
+    def add(self, block: bytes) -> tuple[bytes, int]:
+        """Read complete lines. Return the block without lines that only a table of UCX has, and their number."""
+        if not any(word in block for word in _WORDS):
+            return block, 0
+        others, count = list[str](), 0
+        for line in block.decode("utf-8", "surrogateescape").split("\n"):
+            is_row = "]   |" in line or "]   +-" in line
+            count += is_row
+            if not is_row:
+                others.append(line)
+            if len(line) > _LONGEST_LINE or "]   +-" in line:
+                continue
+            self._lines += "UCX " in line or "UCXPY" in line or "NIXL" in line or "cfg#" in line or "KV Trans" in line
+            if is_row or "|" in line or "cfg" in line or "ucp_" in line or "rendezvous data" in line:
+                self._keep(self._reader.add(*_split_head(line)))
+            if "UCX" in line or "_ALLOC_CONF" in line or "IPC" in line or "cuda-ipc" in line:
+                self._note(line)
+        return "\n".join(others).encode("utf-8", "surrogateescape"), count
+
+    def _keep(self, tables: Iterable[ProtocolTable]) -> None:
+        for table in tables:
+            if len(self._tables) < _MOST_TABLES:
+                self._tables[table] = None
+
+    def _note(self, line: str) -> None:
+        process = _split_head(line)[0]
+        if len(self._variables) + len(self._loaded) > _MOST_PROCESSES:
+            return
+        if version := _VERSION.search(line):
+            self._versions.setdefault(process, {})[version[1]] = None
+            # A process prints this line once per copy of the library.
+            self._loaded.setdefault((process, version[1] + version[2]), {})[line] = None
+        if "ALLOC_CONF" in line or "UCX_" in line:
+            listed = _VARIABLES.search(line)
+            for name, value in _ASSIGNED.findall(listed[1] if listed else line):
+                self._variables.setdefault(process, {})[name] = value
+        if missing := _MISSING.search(line):
+            self._missing.update(dict.fromkeys(missing[1].replace("'", "").split(",")))
+            self._available.update(dict.fromkeys((missing[2] or "").replace(" ", "").split(",")))
+        if excluded := _EXCLUDED.search(line):
+            self._excluded[excluded[1]] = None
+        self._get_disabled |= _GET_DISABLED in line
+        self._namespaces_differ |= _PID_NAMESPACE.search(line) is not None
+        self._ipc_refused |= _IPC_REFUSED.search(line) is not None
+
+    def facts(self) -> UcxLog:
+        """Return everything that was read so far."""
+        self._keep(self._reader.end())
+        return UcxLog(
+            tables=tuple(self._tables),
+            versions={process: tuple(found) for process, found in self._versions.items()},
+            shared_names=tuple(process for (process, _), lines in self._loaded.items() if process and len(lines) > 1),
+            variables=self._variables,
+            available=tuple(filter(None, self._available)),
+            missing=tuple(self._missing),
+            excluded=tuple(self._excluded),
+            get_disabled=self._get_disabled,
+            pid_namespaces_differ=self._namespaces_differ,
+            ipc_refused=self._ipc_refused,
+            lines=self._lines,
+        )

@@ -398,6 +398,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant("kv-memory-managed", lambda: _transfer(local="cuda-managed memory", remote="cuda-managed")),
     Plant("kv-pid-namespaces", lambda: _transfer(same_pid_namespace=False)),
     Plant("kv-pid-namespaces", lambda: _transfer(UcxRoute.RDMA, "rc_mlx5/mlx5_0:1", same_pid_namespace=False)),
+    Plant("kv-get-without-nvlink", lambda: _transfer(get_disabled=True)),
     Plant("kv-no-peer-access", lambda: _transfer(peer_access=False, allocation=Allocation.EXPANDABLE)),
     Plant("kv-nic-inside-node", lambda: _transfer(UcxRoute.RDMA, "rc_mlx5/mlx5_0:1", peer_access=True)),
     Plant("kv-no-rdma-device", lambda: _transfer_to_another_node(UcxRoute.STAGED, "tcp/eth0", rdma_devices=0)),

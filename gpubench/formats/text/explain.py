@@ -5,16 +5,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpubench.formats.layout import INDENT, Column, figure, table_lines
 from gpubench.formats.table import Page, ReportView
 from gpubench.model.paths.hang import Hang
+from gpubench.model.paths.ucx import UcxRoute
 from gpubench.model.results.fallback import (
     CommunicatorRow,
     HangRow,
+    KvPathRow,
     MemberRow,
     OperationRow,
     TransportRow,
     name_candidates,
 )
 from gpubench.model.results.report import Report
-from gpubench.model.terms.units import compress_names, group_by, plural, shorten
+from gpubench.model.terms.units import compress_names, format_size, group_by, plural, shorten
 from gpubench.model.terms.verdict import Verdict
 
 _MOST_HANGS = 10
@@ -23,6 +25,7 @@ _MOST_RANK_LINES = 16
 _MOST_WARNINGS = 3
 _MOST_SIZES = 16
 _MOST_PAIRS = 8
+_MOST_KV_PATHS = 16
 _PLACES = {"node": "inside a node", "network": "between nodes", "unknown": "?"}
 _WORDS = {True: "yes", False: "no", None: "?"}
 _VERDICTS = {Verdict.SKIP: "by design"}
@@ -47,6 +50,16 @@ OPERATIONS = (
     Column("operations", "operations", right=True),
     Column("time µs", lambda row: figure(row.time_us), right=True),
     Column("busbw GB/s", lambda row: figure(row.busbw_gb_s), right=True),
+)
+_SHORT_ROUTES: dict[str, str] = {UcxRoute.EMULATED: "emulated"}
+KV_PATHS = (
+    Column("process", lambda row: row.process or "?", 2),
+    Column("operation", "operation", 1),
+    Column("memory", lambda row: f"{row.source} → {row.destination or 'the receiver'}"),
+    Column("sizes", lambda row: _sizes(row)),
+    Column("how", lambda row: _SHORT_ROUTES.get(row.route, row.route) + " (estimate)" * row.estimated),
+    Column("transport", "transport"),
+    Column("verdict", lambda row: row.verdict),
 )
 _MEMBERS = (
     Column("rank", "rank", right=True),
@@ -75,7 +88,12 @@ def _transport_columns(examples: int) -> list[Column]:
     return columns + ([Column("who", lambda row: _examples(row, examples))] if examples else [])
 
 
-COLUMNS = {OperationRow: OPERATIONS, HangRow: HANGS, TransportRow: _transport_columns(_MOST_PAIRS)}
+COLUMNS = {
+    OperationRow: OPERATIONS,
+    HangRow: HANGS,
+    TransportRow: _transport_columns(_MOST_PAIRS),
+    KvPathRow: KV_PATHS,
+}
 
 
 class ExplainView(ReportView):
@@ -94,6 +112,7 @@ class ExplainView(ReportView):
                 left = sum(1 + more for _, _, more in kinds[_MOST_KINDS:])
                 self._page.wrap(f"and {plural(left, 'communicator')} more: --format csv --section transports")
             self._ranks(communicators, report.rows(MemberRow))
+            self._kv_paths(report.rows(KvPathRow))
             self._operations(report.rows(OperationRow))
             print_hangs(self._page, report.rows(HangRow))
             self._page.print("")
@@ -143,6 +162,16 @@ class ExplainView(ReportView):
         if len(rows) > len(shown):
             self._page.wrap(f"and {len(rows) - len(shown)} more: --format csv --section {OperationRow.section}")
 
+    def _kv_paths(self, rows: Sequence[KvPathRow]) -> None:
+        """Print how large messages go. Small messages are often copied by design."""
+        large = [row for row in rows if row.last_bytes is None or row.verdict != Verdict.SKIP]
+        if large:
+            self._page.print("", "GPU memory that UCX moves between processes")
+            self._page.table(KV_PATHS, large[:_MOST_KV_PATHS])
+        if len(rows) > len(large[:_MOST_KV_PATHS]):
+            hidden = plural(len(rows) - len(large[:_MOST_KV_PATHS]), "row")
+            self._page.wrap(f"and {hidden} more: --format csv --section {KvPathRow.section}")
+
     def _ranks(self, communicators: Sequence[CommunicatorRow], members: Sequence[MemberRow]) -> None:
         """Print each rank of the largest communicator with its GPU. With many ranks, print only their hosts."""
         largest = max((row for row in communicators if row.hosts), key=lambda row: row.ranks or 0, default=None)
@@ -182,6 +211,11 @@ def _described(communicator: CommunicatorRow, more: int) -> str:
 def _examples(row: TransportRow, most: int) -> str:
     shown = [f"{source}→{'switch' if source == target else target}" for source, target in row.first[:most]]
     return ", ".join((*shown, "...") if row.pairs > len(shown) else shown)
+
+
+def _sizes(row: KvPathRow) -> str:
+    last = "inf" if row.last_bytes is None else format_size(row.last_bytes)
+    return f"{format_size(row.first_bytes)}..{last}"
 
 
 def _range(least: int, most: int) -> str:

@@ -1,4 +1,4 @@
-"""Report on a job from its NCCL log: every path, causes of host staging, failures, and gaps in the log."""
+"""Report on a job from its log: every path, causes of host staging, failures, and gaps in the log."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from gpubench.conditions.circumstances import joined
 from gpubench.conditions.logged import Complained
 from gpubench.conditions.registry import CAUSES, CONDITIONS
+from gpubench.measure.explain import ucx
 from gpubench.measure.explain.hangs import find_hangs_in_log
 from gpubench.measure.explain.pairs import (
     Examples,
@@ -142,7 +143,9 @@ def _findings(
         )
         for limit in facts.limits
     ]
-    return (*failed, *staged, *doubted, *(() if failed else _gap_findings(facts, summary, logs, others)), *unread)
+    by_ucx = sorted(ucx.findings(facts.ucx), key=lambda finding: gravity(finding.severity))
+    gaps = () if failed else _gap_findings(facts, summary, logs, others)
+    return (*failed, *staged, *by_ucx, *doubted, *gaps, *unread)
 
 
 def _staged_finding(summary: JobSummary, explanation: fallback.Explanation, staged: StagedPaths) -> Finding:
@@ -178,17 +181,7 @@ def _gap_findings(
 ) -> Iterator[Finding]:
     if not any(part.pairs for part in summary.parts):
         yield from _network_findings(facts)
-        if others and (facts.nccl_lines or not _has_other_evidence(facts)):
-            yield _error(
-                NO_CONNECTIONS,
-                _join_names([other.name for other in others]),
-                f"{others[0].what} in {plural(facts.lines, 'line')}, without NCCL lines",
-                "NCCL's log, with lines of connections: ... via P2P/CUMEM",
-                "the output of another program, or of a benchmark without NCCL_DEBUG=INFO",
-                others[0].cure,
-            )
-        elif facts.nccl_lines or not _has_other_evidence(facts):
-            yield _no_connections(facts, logs)
+        yield from _unconnected(facts, logs, others)
         if len(facts.records) == 1 and not facts.ras:
             yield _doubt(
                 "ranks-missing",
@@ -229,6 +222,27 @@ def _gap_findings(
             "the file was truncated while it was written or copied",
             Cure.of(f"gzip -t {facts.cut_files[0]}"),
         )
+
+
+def _unconnected(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherText]) -> Iterator[Finding]:
+    """Report a log without any connection of NCCL, unless it shows something else."""
+    has_other_evidence = _has_other_evidence(facts)
+    # The output of UCX's own programs, such as ucx_perftest, shows no path.
+    is_program = any(other.what.startswith("ucx_") for other in others) and not facts.ucx.tables
+    kv_gap = ucx.missing_payload(facts.ucx, _join_names(logs))
+    if kv_gap is not None and not (facts.nccl_lines or has_other_evidence or is_program):
+        yield kv_gap
+    elif others and (facts.nccl_lines or not has_other_evidence):
+        yield _error(
+            NO_CONNECTIONS,
+            _join_names([other.name for other in others]),
+            f"{others[0].what} in {plural(facts.lines, 'line')}, without NCCL lines",
+            "NCCL's log, with lines of connections: ... via P2P/CUMEM",
+            "the output of another program, or of a benchmark without NCCL_DEBUG=INFO",
+            others[0].cure,
+        )
+    elif facts.communicators or not has_other_evidence or (facts.nccl_lines and not ucx.is_judged(facts.ucx)):
+        yield _no_connections(facts, logs)
 
 
 def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
@@ -435,7 +449,7 @@ def _numbers(numbers: Sequence[int]) -> str:
     return shorten(ranges, _MOST_NUMBERS) + (" ranges" if len(ranges) > _MOST_NUMBERS else "")
 
 
-SECTIONS = ("paths", "causes", "transports", "communicators", "members", "hangs", "operations", "findings")
+SECTIONS = ("paths", "kv_paths", "causes", "transports", "communicators", "members", "hangs", "operations", "findings")
 
 
 def explain(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherText] = ()) -> Report:
@@ -450,6 +464,7 @@ def explain(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherText] = 
     sections = Table.group_by_section(
         {
             fallback.PathRow: lambda: _path_rows(facts, judge),
+            fallback.KvPathRow: lambda: ucx.rows(facts.ucx),
             CauseRow: lambda: _cause_rows(summary),
             fallback.TransportRow: lambda: [row for part in summary.parts for row in part.transports],
             fallback.CommunicatorRow: lambda: _communicator_rows(summary),
@@ -482,8 +497,8 @@ def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
 
 
 def _has_other_evidence(facts: LogFacts) -> bool:
-    """True if dumps, RAS answers or operation times were read."""
-    return bool(facts.records or facts.ras or facts.inspected)
+    """True if dumps, RAS answers, operation times or UCX's choice of a path were read."""
+    return bool(facts.records or facts.ras or facts.inspected) or ucx.is_judged(facts.ucx)
 
 
 def _path_rows(facts: LogFacts, judge: PairJudge) -> Iterator[fallback.PathRow]:

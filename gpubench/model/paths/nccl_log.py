@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from gpubench.model.paths.hang import Hang, ProcessStack, RankRecord, RasCommunicator
 from gpubench.model.paths.transport import LoggedChannels, Route, Transport, TransportKind, Tuning, routes
+from gpubench.model.paths.ucx import UcxLog
 from gpubench.model.terms.operation import algbw_gb_s, all_but_own_factor, ring_allreduce_factor, whole_factor
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, group_by
 
@@ -353,6 +354,7 @@ class LogFacts(Struct, frozen=True, kw_only=True):
     - `missed_barrier`: ranks that missed a monitored barrier
     - `ras`, `stacks`, `inspected`: data from NCCL's RAS, py-spy and NCCL's Inspector
     - `hangs`: hangs that were found in all of this data
+    - `ucx`: what UCX and NIXL logged
     """
 
     versions: tuple[str, ...] = ()
@@ -379,6 +381,7 @@ class LogFacts(Struct, frozen=True, kw_only=True):
     stacks: tuple[ProcessStack, ...] = ()
     inspected: tuple["InspectedOperation", ...] = ()
     hangs: tuple[Hang, ...] = ()
+    ucx: UcxLog = UcxLog()
 
 
 INSPECTED: Mapping[str, tuple[str, Callable[[int], float]]] = {

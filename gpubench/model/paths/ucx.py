@@ -33,11 +33,28 @@ class UcxRoute(StrEnum):
 
 
 _PEER = frozenset(("cuda_ipc", "rocm_ipc", "ze_ipc"))
-RDMA_TRANSPORTS = frozenset(("rc_mlx5", "dc_mlx5", "ud_mlx5", "rc_verbs", "ud_verbs", "gga_mlx5", "srd"))
-_HOST = frozenset(("tcp", "sysv", "posix", "cma", "knem", "xpmem", "self", "mm", "cuda_copy", "rocm_copy", "ze_copy"))
-_STAGED_WORDS = re.compile(r"copy-in|copy-out|\b(?:cuda|rocm|ze)_copy\b|frag host|attached|mapped remote|fragmented")
-_DIRECT_WORDS = re.compile(r"zero-copy|\b(?:read from|write to) remote\b|\bshort\b")
-_TRANSPORT = re.compile(r"([a-z][a-z0-9_]*)/\S+")
+RDMA_TRANSPORTS = frozenset(
+    (
+        *("rc_mlx5", "rc_verbs", "rc_x", "rc", "dc_mlx5", "dc_x", "dc", "ud_mlx5", "ud_verbs", "ud_x", "ud"),
+        *("gga_mlx5", "gga", "srd"),
+    )
+)
+_HOST = frozenset(
+    (
+        *("tcp", "sysv", "posix", "cma", "knem", "xpmem", "self", "mm"),
+        *("cuda_copy", "rocm_copy", "ze_copy", "gdr_copy"),
+    )
+)
+_ESTIMATE = "(?) "
+_EMULATED = re.compile(r"(?<!sgl )software emulation")
+_SILENT = re.compile(r"no data fetch|stub protocol|$")
+# UCX cuts descriptions: up to 1.18, "cuda_copy" at the end of a long one may be only "cuda".
+_COPIES = re.compile(
+    r"\b(?:cuda|rocm|ze|gdr)_copy\b|, (?:cuda|rocm|ze)(?:_\w*)?$|copy-in|copy-out|attached|mapped remote"
+)
+_GPU_FRAGMENTS = re.compile(r"frag (?:cuda|rocm|ze)")
+_DIRECT = re.compile(r"zero-copy (?:\w+ )?(?:read from|write to) remote|tag offload|sgl|short|zero-copy$")
+_TRANSPORT = re.compile(r"([a-z][a-z0-9_]*)/[^\s,]+")
 
 
 class ProtocolRange(Struct, frozen=True):
@@ -46,12 +63,15 @@ class ProtocolRange(Struct, frozen=True):
     - `first_bytes`, `last_bytes`: the message sizes; `last_bytes` is None without an upper limit
     - `description`: UCX's words for the protocol, such as `zero-copy` or `software emulation`
     - `config`: transports and devices that carry the data, such as `cuda_ipc/cuda` or `tcp/lo`
+    - `is_message`: true for active, tagged and stream messages, and for a rendezvous. The receiver of a message copies
+      the data, even if its sender does not.
     """
 
     first_bytes: int
     last_bytes: int | None
     description: str
     config: str
+    is_message: bool = False
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -59,18 +79,42 @@ class ProtocolRange(Struct, frozen=True):
         return tuple(dict.fromkeys(_TRANSPORT.findall(self.config)))
 
     @property
+    def devices(self) -> str:
+        """Transports with their devices, without shares and paths: `rc_mlx5/mlx5_0:1, rc_mlx5/mlx5_1:1`."""
+        return ", ".join(dict.fromkeys(found[0] for found in _TRANSPORT.finditer(self.config)))
+
+    @property
+    def is_estimate(self) -> bool:
+        """True if UCX marks the row with `(?)`, because the peer decides."""
+        return self.description.startswith(_ESTIMATE)
+
+    @property
+    def moves_data(self) -> bool:
+        """False if the row is not about data: a message of no bytes, or endpoints that are not connected yet."""
+        return not _SILENT.match(self._protocol)
+
+    @property
+    def _protocol(self) -> str:
+        words = self.description.removeprefix(_ESTIMATE)
+        for prefix in ("rendezvous ", "rndv using ", "pipeline ", "multi-frag "):
+            words = words.removeprefix(prefix)
+        return words
+
+    @property
     def route(self) -> UcxRoute:
         """The route of data between GPUs. It has no meaning if an end of the table is host memory."""
-        if "software emulation" in self.description:
+        if _EMULATED.search(self.description):
             return UcxRoute.EMULATED
-        names = set(self.transports)
-        if _STAGED_WORDS.search(self.description) or names & _HOST:
-            return UcxRoute.STAGED
-        if not names or not _DIRECT_WORDS.search(self.description):
+        names, protocol = set(self.transports), self._protocol
+        if not self.moves_data or not names <= _PEER | RDMA_TRANSPORTS | _HOST:
             return UcxRoute.UNKNOWN
-        if names <= _PEER:
-            return UcxRoute.PEER
-        return UcxRoute.RDMA if names <= _PEER | RDMA_TRANSPORTS else UcxRoute.UNKNOWN
+        fragments_on_gpu = _GPU_FRAGMENTS.search(protocol) and "frag host" not in protocol
+        by_receiver = protocol == "zero-copy" and (self.is_message or "rndv using" in self.description)
+        if names & _HOST or by_receiver or (_COPIES.search(protocol) and not fragments_on_gpu):
+            return UcxRoute.STAGED
+        if not names or not (fragments_on_gpu or _DIRECT.match(protocol)):
+            return UcxRoute.UNKNOWN
+        return UcxRoute.PEER if names <= _PEER else UcxRoute.RDMA
 
 
 class ProtocolTable(Struct, frozen=True):
@@ -94,14 +138,21 @@ class ProtocolTable(Struct, frozen=True):
     def is_payload(self) -> bool:
         """True if both ends are GPU memory, or the local end is and the remote one is not named.
 
-        All other tables are about metadata and notifications, which go over TCP even in a healthy job.
+        All other tables are about metadata and notifications, which go over TCP even in a healthy job. An endpoint
+        with the scope `self` connects a process to itself.
         """
-        return is_gpu_memory(self.local) and (not self.remote or is_gpu_memory(self.remote))
+        is_self = re.search(r"\bself cfg#", self.context) is not None
+        return not is_self and is_gpu_memory(self.local) and (not self.remote or is_gpu_memory(self.remote))
 
     @property
     def is_intra_node(self) -> bool:
         """True if UCX regards the two processes as processes of one node."""
         return "intra-node" in self.context
+
+    @property
+    def same_node(self) -> bool | None:
+        """Whether UCX regards the two processes as processes of one node. None if the table does not say it."""
+        return True if self.is_intra_node else False if "inter-node" in self.context else None
 
     def at(self, size_bytes: int) -> ProtocolRange | None:
         """Return the row for a message size in bytes. None if the table has none."""
@@ -115,7 +166,7 @@ class ProtocolTable(Struct, frozen=True):
         )
 
 
-_GPU_MEMORY = re.compile(r"(?:cuda|rocm|ze)(?:-managed|-device|-shared)?\b")
+_GPU_MEMORY = re.compile(r"(?:cuda|rocm|ze-device|ze-managed|ze-shared)(?:-managed)?\b")
 
 
 def is_gpu_memory(words: str) -> bool:
@@ -148,6 +199,8 @@ class Transfer(Struct, frozen=True, kw_only=True):
     - `variables`: environment variables of either process, such as UCX_TLS and PYTORCH_CUDA_ALLOC_CONF
     - `rdma_devices`: number of RDMA devices that the process can open
     - `ucx_transports`: transports that UCX has for this process, such as `cuda_ipc`, `rc_mlx5`, `tcp`
+    - `excluded_transports`: transports that UCX has, but that its settings exclude
+    - `get_disabled`: whether UCX disabled reads over CUDA IPC, as it does on GPUs without NVLink
     - `block_us`: time per block in µs, for a transfer of several blocks
     """
 
@@ -166,6 +219,8 @@ class Transfer(Struct, frozen=True, kw_only=True):
     variables: Mapping[str, str] = field(default_factory=dict)
     rdma_devices: int | None = None
     ucx_transports: tuple[str, ...] | None = None
+    excluded_transports: tuple[str, ...] = ()
+    get_disabled: bool | None = None
     size_bytes: int | None = None
     blocks: int = 1
     gb_s: float | None = None
@@ -186,3 +241,41 @@ class Transfer(Struct, frozen=True, kw_only=True):
     def staged_between_nodes(self) -> bool:
         """True if the data pass through host memory on their way to another node."""
         return self.route.host_staged is True and self.same_node is False
+
+
+class UcxLog(Struct, frozen=True):
+    """What the log of a job shows about UCX and NIXL.
+
+    - `tables`: distinct protocol tables of all processes
+    - `versions`: UCX releases by process
+    - `shared_names`: host and process ID of two processes, which are then in different PID namespaces
+    - `variables`: UCX's and PyTorch's variables by process. The process is an empty text if the log does not name it.
+    - `available`: transports that UCX lists in place of missing ones
+    - `missing`, `excluded`: transports that UCX does not have, and transports that its settings exclude
+    - `get_disabled`: true if UCX disabled reads over CUDA IPC, because it found no NVLinks
+    - `pid_namespaces_differ`: true if UCX reports a peer in another PID namespace
+    - `ipc_refused`: true if NIXL warns that CUDA IPC cannot export the memory
+    - `lines`: number of lines by UCX and NIXL, except tables
+    """
+
+    tables: tuple[ProtocolTable, ...] = ()
+    versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    shared_names: tuple[str, ...] = ()
+    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    available: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    get_disabled: bool = False
+    pid_namespaces_differ: bool = False
+    ipc_refused: bool = False
+    lines: int = 0
+
+    @property
+    def payloads(self) -> list[ProtocolTable]:
+        """Tables about GPU memory of two processes."""
+        return [table for table in self.tables if table.is_payload]
+
+    @property
+    def releases(self) -> tuple[str, ...]:
+        """UCX releases of all processes."""
+        return tuple(dict.fromkeys(release for found in self.versions.values() for release in found))

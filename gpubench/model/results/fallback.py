@@ -315,6 +315,27 @@ class PathRow(report.Record, frozen=True, kw_only=True):
     cause: str | None  #: ID of the cause of host staging
 
 
+class KvPathRow(report.Record, frozen=True, kw_only=True):
+    """A protocol that UCX selects for GPU memory of two processes, for a range of sizes."""
+
+    section = "kv_paths"
+
+    process: str  #: host and process ID; empty: the log does not name them
+    scope: Annotated[str, _SCOPES]  #: node: UCX sees both processes on one machine; network: on different machines
+    operation: str  #: put, get, message, or one side of a rendezvous: fetch, send
+    source: str  #: memory that is read, as UCX names it: cuda/GPU0, cuda/dev[2]
+    destination: str  #: memory that is written; empty: the receiver's memory is unknown to the sender
+    first_bytes: int  #: smallest size in bytes
+    last_bytes: int | None  #: largest size in bytes; null: no limit
+    protocol: str  #: UCX's description: zero-copy, software emulation, ...
+    transport: str  #: transports and devices that carry the data: cuda_ipc/cuda, rc_mlx5/mlx5_0:1, tcp/lo
+    route: str  #: direct, GPUDirect RDMA, host-staged, host-staged by software emulation, or unknown
+    host_staged: bool | None  #: whether data went through host memory
+    estimated: bool  #: true: UCX only estimates what the peer will select
+    #: verdict on the path for large sizes; SKIP: small sizes, or a row from which the path cannot be known
+    verdict: Annotated[str, _VERDICTS]
+
+
 class HangRow(report.Record, frozen=True, kw_only=True):
     """A collective that did not finish, and the ranks that keep the others waiting."""
 

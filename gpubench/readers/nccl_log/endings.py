@@ -94,6 +94,7 @@ _PROGRAM_ERROR = re.compile(
     rb"|Exception raised from \w+ at \S*ProcessGroupNCCL.*|frame #\d+: .*WorkNCCL::(?:checkTimeout|handleException).*"
     rb"|\bDeepEP (?:error|timeout)\b.*|\bDeepEP (?:\w+ ){1,6}timeout\b.*channel.*|"
     rb"\bnvshmem\w*\b(?!.*init failed for transport).*failed.*"
+    rb"|\bUCX +DIAG .* will not be handled since no error.*|Unexpected UCX error: .*|\bError: ucx send failed.*"
     rb"|\bnon-?zero status: -?[1-9]\d*.*|aborting due to error in nvshmem.*|NVSHMEM API called before .*"
     rb"|\bNVSHMEM (?:ERROR|FATAL) .*|\bUCX +(?:ERROR|FATAL) .*|\bNIXL_ERR_\w+.*|\[TensorRT-LLM\]\[ERROR\] .*"
     rb"|\b(?:mlx\d|bnxt_re|irdma)_?\w*:? Port:? \d+:? Link DOWN.*|\bib\w*\d\w*: [Ll]ink (?:is )?[Dd]own.*"

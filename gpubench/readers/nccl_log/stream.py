@@ -27,6 +27,7 @@ from gpubench.readers.nccl_log.lines import (
 from gpubench.readers.nccl_log.notes import Notes, OwnGpu, may_be_noted, parse_failed_call
 from gpubench.readers.nccl_log.parts import PastedParts
 from gpubench.readers.results.nccl_inspector import InspectorLines
+from gpubench.readers.ucx_log import UcxLines
 
 if TYPE_CHECKING:
     from gpubench.model.paths.hang import ProcessStack, RankRecord, RasCommunicator
@@ -130,6 +131,7 @@ class NcclLogReader:
         self.stacks: list[ProcessStack] = []
         self.inspector = InspectorLines()
         self._watchdogs = WatchdogLines()
+        self._ucx = UcxLines()
 
     @property
     def nccl_lines(self) -> int:
@@ -161,7 +163,10 @@ class NcclLogReader:
                 rest, is_endless, without_end = b"", True, 0
                 self.lines += 1
                 self._other_lines += 1
-            parts.add(clean_block(block[:end]))
+            others, tables = self._ucx.add(clean_block(block[:end]))
+            self.count_others(tables)
+            parts.add(others)
+        self._ucx.add(clean_block(rest))
         parts.end(rest)
 
     def count_others(self, count: int) -> None:
@@ -221,6 +226,7 @@ class NcclLogReader:
             ras=tuple(self.ras),
             stacks=tuple(self.stacks),
             inspected=self.inspector.operations(),
+            ucx=self._ucx.facts(),
         )
 
     def read_lines(self, block: bytes) -> None:

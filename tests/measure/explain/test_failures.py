@@ -65,6 +65,16 @@ FAILED = {
     "nccl-ranks-disagree": [
         f"{WARNED}NET/IB : req 0/1 tag 0 peer 10.0.0.2<58683> collective mismatch error, local size 8 remote size 4"
     ],
+    "kv-transfer-failed": [
+        "E0506 01:57:14.458004 726538 nixl_agent.cpp:1116] postXferReq: backend failed: NIXL_ERR_BACKEND",
+        "[1.0] [h:7:0] proto_reconfig.c:48  UCX  ERROR cannot find remote protocol for: c cfg#2 | put to rocm",
+        "W0616 05:58:30.439247   10805 ucx_utils.cpp:43] Unexpected UCX error: Endpoint timeout",
+        "pml_ucx.c:934  Error: ucx send failed: Input/output error",
+        (
+            "[1.0] [h:7:0] ucp_ep.c:1508 UCX  DIAG  ep 0x7f: error 'Input/output error' on rc_mlx5/mlx5_0:1 will "
+            "not be handled since no error callback is installed"
+        ),
+    ],
     "nic-failed-over": [
         f"{WARNED}NET/IB: ncclIbResiliencyHandleDeviceFailure: Device 0 marked as failed. Initiating recovery? Yes",
         f"{WARNED}NET/IB: Device 1 marked as failed. Initiating recovery? No (recv comm=0x7f, outstandingRecovery=1)",

@@ -1,0 +1,184 @@
+"""How UCX moves GPU memory between processes, from the protocol tables in its log: rows, causes and gaps."""
+
+from collections.abc import Iterator
+
+from gpubench.conditions.checks import transfer_findings
+from gpubench.conditions.circumstances import Sighting, joined
+from gpubench.conditions.registry import CONDITIONS
+from gpubench.model.paths.ucx import ProtocolRange, ProtocolTable, Transfer, UcxLog, UcxRoute
+from gpubench.model.results.fallback import KvPathRow
+from gpubench.model.terms.units import format_size, plural
+from gpubench.model.terms.verdict import Cure, Finding, Verdict
+
+PATH_UNKNOWN, NO_PAYLOAD_TABLES, LOADED_TWICE = "path-unknown", "no-payload-tables", "ucx-loaded-twice"
+_LARGE_BYTES = 2**20  # Frameworks send a KV cache in blocks of 64 KiB to some MiB. Smaller messages are often copied.
+_OPERATIONS = {
+    "remote memory write": "put",
+    "remote memory read": "get",
+    "rendezvous data fetch": "fetch",
+    "rendezvous data send": "send",
+}
+_SCOPES = {True: "node", False: "network", None: "unknown"}
+_TABLES = Cure.of(
+    "export UCX_PROTO_INFO=y",
+    comment="Start both processes again with it, let them transfer, and give both logs to `gpubench explain`.",
+)
+_KNOWN = "protocols of UCX 1.13 to 1.23"
+
+
+def rows(log: UcxLog) -> Iterator[KvPathRow]:
+    """Yield one row per range of sizes in each table of GPU memory."""
+    verdicts = {
+        subject: finding.severity for finding in transfer_findings(transfers(log)) for subject in finding.subjects
+    }
+    for table in log.payloads:
+        source, destination = _ends(table)
+        for row in table.ranges:
+            yield KvPathRow(
+                process=table.process,
+                scope=_SCOPES[table.same_node],
+                operation=_operation(table),
+                source=source,
+                destination=destination,
+                first_bytes=row.first_bytes,
+                last_bytes=row.last_bytes,
+                protocol=row.description,
+                transport=row.devices,
+                route=row.route,
+                host_staged=row.route.host_staged,
+                estimated=row.is_estimate,
+                verdict=_verdict(table, row, verdicts.get(_name(table))),
+            )
+
+
+def _verdict(table: ProtocolTable, row: ProtocolRange, of_cause: Verdict | None) -> Verdict:
+    if row.last_bytes is not None:
+        return Verdict.WARN if _is_staged_large(row) else Verdict.SKIP
+    if not row.moves_data or _is_guess(table, row):
+        return Verdict.SKIP
+    if row.route is UcxRoute.UNKNOWN:
+        return Verdict.WARN
+    return of_cause or Verdict.PASS if row.route is not UcxRoute.PEER else Verdict.PASS
+
+
+def _is_staged_large(row: ProtocolRange) -> bool:
+    """True if messages of 1 MiB are host-staged, although larger ones may not be."""
+    return row.route.host_staged is True and row.last_bytes is not None and row.last_bytes >= _LARGE_BYTES
+
+
+def _is_guess(table: ProtocolTable, row: ProtocolRange) -> bool:
+    """True if the row says that a message goes directly, but its receiver decides."""
+    return row.is_estimate and _operation(table) == "message" and row.route.host_staged is False
+
+
+def _large_row(table: ProtocolTable) -> ProtocolRange | None:
+    """Return the row for the largest messages. None if the log lacks it, or if it moves no data."""
+    return next((row for row in table.ranges if row.last_bytes is None and row.moves_data), None)
+
+
+def transfers(log: UcxLog) -> list[Transfer]:
+    """Return one transfer per table of GPU memory, with the facts in the log that may explain its path."""
+    apart = log.pid_namespaces_differ or bool(log.shared_names) or _same_pid_on_two_hosts(log)
+    found: dict[tuple[str, str, str], Transfer] = {}
+    for table in log.payloads:
+        row = _large_row(table)
+        if row is None or row.route is UcxRoute.UNKNOWN or _is_guess(table, row):
+            continue
+        # UCX prints up to three tables per operation, which differ in when the operation is complete.
+        found[_name(table), row.route, row.devices] = Transfer(
+            name=_name(table),
+            route=row.route,
+            transport=row.devices,
+            local=table.local,
+            remote=table.remote,
+            exportable=False if log.ipc_refused else None,
+            same_node=table.same_node,
+            same_pid_namespace=False if apart else None,
+            variables={**log.variables.get("", {}), **log.variables.get(table.process, {})},
+            ucx_transports=log.available or None,
+            excluded_transports=log.excluded,
+            get_disabled=(log.get_disabled and _operation(table) == "get") or None,
+        )
+    return list(found.values())
+
+
+def _same_pid_on_two_hosts(log: UcxLog) -> bool:
+    """True if two hosts are containers of one node: UCX sees their processes on one node, with the same process ID."""
+    processes = {table.process for table in log.tables if table.is_intra_node and table.process}
+    numbers = [process.rpartition(":")[2] for process in processes]
+    return len(numbers) > len(set(numbers))
+
+
+def _operation(table: ProtocolTable) -> str:
+    return next((word for words, word in _OPERATIONS.items() if table.operation.startswith(words)), "message")
+
+
+def _ends(table: ProtocolTable) -> tuple[str, str]:
+    """Return the memory that is read, and the memory that is written."""
+    is_read = _operation(table) in ("get", "fetch")
+    return (table.remote, table.local) if is_read else (table.local, table.remote)
+
+
+def _name(table: ProtocolTable) -> str:
+    source, destination = _ends(table)
+    named = f"{source} → {destination}" if destination else f"message from {source}"
+    return f"{table.process} {named}" if table.process else named
+
+
+def findings(log: UcxLog) -> Iterator[Finding]:
+    """Yield causes of host-staged transfers, then everything else that UCX's tables and lines leave in doubt."""
+    yield from transfer_findings(transfers(log))
+    unknown: dict[tuple[str, str], list[str]] = {}
+    for table in log.payloads:
+        row, name = _large_row(table), _name(table)
+        if row is not None and row.route is UcxRoute.UNKNOWN:
+            unknown.setdefault((row.description, row.config), []).append(name)
+        partly = [row for row in table.ranges if _is_staged_large(row)]
+        if partly and row is not None and row.route.host_staged is False:
+            last = format_size(partly[-1].last_bytes or 0)
+            seen = f"{partly[-1].description} over {partly[-1].devices} up to {last}"
+            yield _doubt("kv-staged-unexplained", name, seen, "a direct path for blocks of 1M", "UCX's own threshold")
+    for (description, config), names in unknown.items():
+        seen = f"unknown protocol {description!r} over {config!r}"
+        yield _doubt(PATH_UNKNOWN, joined(names), seen, _KNOWN, "a newer UCX, or a damaged line")
+    if missing := [name for name in log.missing if name in ("cuda_copy", "cuda_ipc")]:
+        condition = next(condition for condition in CONDITIONS if condition.id == "ucx-without-cuda")
+        seen = f"UCX warns that {joined(missing)} {'are' if len(missing) > 1 else 'is'} not available"
+        yield from condition.to_findings([Sighting(subject="UCX", seen=seen, severity=Verdict.WARN)])
+    for process, versions in log.versions.items():
+        if process and len(versions) > 1:
+            seen = f"UCX {' and '.join(versions)} in one process"
+            cause = "a framework and NIXL load copies of their own"
+            yield _doubt(LOADED_TWICE, process, seen, "one UCX", cause)
+
+
+def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str) -> Finding:
+    return Finding(id_, Verdict.WARN, subject, seen, expected, cause, _TABLES)
+
+
+def missing_payload(log: UcxLog, name: str) -> Finding | None:
+    """Return the finding for a log of UCX or NIXL that does not show how GPU memory moves. None for other logs."""
+    guesses = [table for table in log.payloads for row in table.ranges if row.last_bytes is None]
+    if log.payloads:
+        seen = "the path of large messages is not in the log" if not guesses else "the sender only estimates the path"
+    elif log.tables:
+        seen = f"{plural(len(log.tables), 'protocol table')}, none of GPU memory at both ends"
+    elif log.lines:
+        seen = f"{plural(log.lines, 'line')} by UCX or NIXL, without protocol tables"
+    else:
+        return None
+    return Finding(
+        NO_PAYLOAD_TABLES,
+        Verdict.SKIP,
+        name,
+        seen,
+        "a protocol table such as: remote memory write by ucp_put* from cuda/GPU0 to cuda/dev[1]",
+        "UCX prints it for UCX_PROTO_INFO=y, in the process that starts the first transfer of GPU memory",
+        _TABLES,
+    )
+
+
+def is_judged(log: UcxLog) -> bool:
+    """True if the log shows how UCX moves large messages between some GPUs."""
+    rows_of_tables = ((table, _large_row(table)) for table in log.payloads)
+    return any(row is not None and not _is_guess(table, row) for table, row in rows_of_tables)

@@ -1,0 +1,117 @@
+"""How GPU memory moves between processes, as UCX's protocol tables say it."""
+
+from pathlib import Path
+
+import pytest
+
+from gpubench.model.terms.verdict import Verdict
+from tests.fakes.nccl_logs import Job
+from tests.measure.explain.test_report import ids, report_of, rows, via
+
+LOGS = Path(__file__).parents[2] / "ucx"
+PUT = "remote memory write by ucp_put*(multi) from cuda/GPU0 to cuda/dev[1]"
+GET = "remote memory read by ucp_get*(multi) into cuda/GPU0 from cuda/dev[1]"
+DIRECT, EMULATED = "zero-copy | cuda_ipc/cuda", "software emulation | tcp/lo"
+
+
+def table(*ranges: str, title: str = PUT, scope: str = "intra-node", process: str = "node1:7") -> str:
+    lines = [f"agent {scope} cfg#2", title, *ranges]
+    return "".join(f"[1.0] [{process}:0]   | {line} |\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("log", "verdict", "found"),
+    [
+        ("nixl-write-direct.log", Verdict.PASS, []),
+        ("nixl-write-direct-one-gpu-each.log", Verdict.PASS, []),
+        ("nixl-read-direct.log", Verdict.PASS, []),
+        ("perftest-tag-direct.client.log", Verdict.PASS, []),
+        ("nixl-write-mnnvl-asked.log", Verdict.WARN, ["program-exception"]),
+        ("nixl-write-expandable-segments.log", Verdict.FAIL, ["kv-staged-unexplained"]),
+        ("nixl-write-malloc-async.log", Verdict.FAIL, ["kv-memory-pool"]),
+        ("perftest-put-managed.client.log", Verdict.FAIL, ["kv-memory-managed"]),
+        ("perftest-tag-no-cuda-ipc.client.log", Verdict.FAIL, ["kv-staged-unexplained"]),
+    ],
+)
+def test_logs_of_two_h200s(log: str, verdict: Verdict, found: list[str]) -> None:
+    """The healthy logs have tables of host memory over TCP, too."""
+    report = report_of((LOGS / log).read_bytes())
+    assert (report.verdict, ids(report)) == (verdict, found)
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "found"),
+    [
+        (table("0..inf | " + DIRECT), Verdict.PASS, []),
+        (table("0..64 | " + EMULATED, "65..inf | " + DIRECT), Verdict.PASS, []),
+        (table("0..2M | " + EMULATED, f"{2**21 + 1}..inf | " + DIRECT), Verdict.WARN, ["kv-staged-unexplained"]),
+        (table("0..inf | zero-copy | rc_mlx5/mlx5_0:1"), Verdict.WARN, ["kv-nic-inside-node"]),
+        (table("0..inf | zero-copy | rc_mlx5/mlx5_0:1", scope="inter-node"), Verdict.PASS, []),
+        (table("0..inf | copy-in | rc_mlx5/mlx5_0:1", scope="inter-node"), Verdict.FAIL, ["kv-no-gpudirect"]),
+        (table("0..inf | zero-copy | tcp/eth0", scope="inter-node"), Verdict.WARN, ["kv-staged-unexplained"]),
+        (table("0..inf | teleport | cuda_ipc/cuda"), Verdict.WARN, ["path-unknown"]),
+        (table("0..inf | zero-copy | warp/9"), Verdict.WARN, ["path-unknown"]),
+        (table("0..64 | " + DIRECT), Verdict.SKIP, ["no-payload-tables"]),
+        (table("0..inf | " + EMULATED, title=PUT.replace("cuda/GPU0", "host memory")), Verdict.SKIP, None),
+        (table("0..inf | " + EMULATED, scope="self"), Verdict.SKIP, None),
+        ("2026-11-28 05:59:17 NIXL INFO    _api.py:405 Backend UCX was instantiated\n", Verdict.SKIP, None),
+        (
+            table("0..inf | (?) rendezvous zero-copy read from remote | cuda_ipc/cuda",
+                  title="tagged message by ucp_tag_send* from cuda/GPU0"),
+            Verdict.SKIP,
+            None,
+        ),
+    ],
+)  # fmt: skip
+def test_only_large_messages_between_gpus_are_judged(text: str, verdict: Verdict, found: list[str] | None) -> None:
+    report = report_of(text)
+    assert (report.verdict, ids(report)) == (verdict, ["no-payload-tables"] if found is None else found)
+
+
+@pytest.mark.parametrize(
+    ("line", "title", "cause"),
+    [
+        ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", PUT, "kv-memory-expandable"),
+        ("[1.0] [node1:7:0] parser.c:1 UCX  INFO  UCX_* env variables: UCX_TLS=tcp,cuda_copy", PUT, "ucx-tls"),
+        ("[1.0] [node1:7:0] c.c:1 UCX  DEBUG closing md cuda_ipc because it has no selected", PUT, "ucx-tls"),
+        ("x.c:1 UCX  DEBUG cuda-ipc get zcopy disabled as no nvlinks detected", GET, "kv-get-without-nvlink"),
+        ("x.c:1 UCX  DEBUG cuda-ipc get zcopy disabled as no nvlinks detected", PUT, "kv-staged-unexplained"),
+        ("x.c:1 UCX  DEBUG posix_fd import: peer is in a different pid namespace", PUT, "kv-pid-namespaces"),
+        ("[1.0] [node2:9:0] parser.c:1 UCX  INFO  UCX_* env variables: UCX_TLS=tcp", PUT, "kv-staged-unexplained"),
+    ],
+)
+def test_the_log_names_the_cause(line: str, title: str, cause: str) -> None:
+    line = line.replace("no selected", "no selected transport resources")
+    report = report_of(f"{line}\n" + table("0..inf | " + EMULATED, title=title))
+    assert ids(report) == [cause]
+
+
+def test_two_containers_of_one_node_have_the_same_process_id() -> None:
+    first, second = (table("0..inf | " + EMULATED, process=f"{pod}:1") for pod in ("prefill-0", "decode-0"))
+    assert ids(report_of(first + second)) == ["kv-pid-namespaces"]
+    assert ids(report_of(first + second.replace("decode-0:1", "decode-0:8"))) == ["kv-staged-unexplained"]
+
+
+def test_two_releases_of_ucx_in_one_process_are_named() -> None:
+    lines = "".join(
+        f"[1.0] [node1:7:0] c.c:1 UCX  INFO  Version {release} (loaded)\n" for release in ("1.20.0", "1.23.0")
+    )
+    assert ids(report_of(lines + table("0..inf | " + DIRECT))) == ["ucx-loaded-twice"]
+
+
+def test_logs_of_nccl_and_ucx_are_both_judged() -> None:
+    report = report_of(*Job(via=via("SHM/direct")).logs(), table("0..inf | " + DIRECT))
+    assert report.verdict is Verdict.FAIL
+    assert len(rows(report, "kv_paths")) == 1
+
+
+def test_a_version_of_nccl_in_a_log_of_ucx_is_no_missing_connection() -> None:
+    version = "node1:7:7 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n"
+    assert ids(report_of(version)) == ["no-connections"]
+    assert report_of(version + table("0..inf | " + DIRECT)).verdict is Verdict.PASS
+
+
+def test_rows_have_the_direction_of_the_data() -> None:
+    (row,) = rows(report_of(table("0..inf | " + DIRECT, title=GET)), "kv_paths")
+    assert (row["source"], row["destination"], row["scope"]) == ("cuda/dev[1]", "cuda/GPU0", "node")
+    assert (row["route"], row["host_staged"], row["verdict"]) == ("direct", False, "PASS")
