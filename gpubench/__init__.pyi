@@ -200,7 +200,7 @@ def explain(
     save_baseline: One | None = None,
     exit_zero: Literal[True] | None = None,
 ) -> RunResult:
-    """Read the NCCL logs of any job: which path each connection took, and why."""
+    """Read logs of NCCL, UCX and NIXL from any job: which path each connection took, and why."""
 
 def compare(
     *files: str | os.PathLike[str],

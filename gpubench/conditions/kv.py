@@ -269,7 +269,8 @@ KV = Family.of(
         title="UCX sends the KV cache over a NIC between GPUs of one node, instead of NVLink or PCIe",
         settles=_SETTLES,
         command=f"{VERIFIED_COPIES} && export UCX_TLS=cuda_ipc,cuda_copy,sm,self,tcp",
-        comment="Set UCX_TLS only for processes that send to no other node.",
+        comment="First give both containers all GPUs of the node. Set UCX_TLS only for processes that send to no other "
+        "node.",
         expected=CUDA_IPC,
         link="https://github.com/ai-dynamo/nixl/issues/1195",
         look=_detector(_nic_inside, Confidence.WEAK),

@@ -14,7 +14,7 @@ from gpubench.model.paths.transport import Conclusion
 from gpubench.model.results import ending
 from gpubench.model.results.backends import BackendRow, LibraryRow, describe_paths, describe_speed
 from gpubench.model.results.compare import Change, ComparisonRow, MachineRow, Status, bandwidth_lost
-from gpubench.model.results.fallback import CommunicatorRow, OperationRow, PathRow, TransportRow
+from gpubench.model.results.fallback import CommunicatorRow, KvPathRow, OperationRow, PathRow, TransportRow
 from gpubench.model.results.figures import COLLECTIVE_NAMES, HOST_COPIES, PEER_COPIES, SpeedFigure, SpeedFigures
 from gpubench.model.results.overlap import overlap_parts
 from gpubench.model.results.report import (
@@ -406,6 +406,8 @@ def _paths(report: Report) -> Iterator[str]:
         yield "some paths through host memory by design, others not seen" if some else "through host memory by design"
     elif Conclusion.UNKNOWN in conclusions:
         yield "paths not seen"
+    if direct := [row.transport for row in report.rows(KvPathRow) if row.verdict == Verdict.PASS]:
+        yield f"UCX moves GPU memory directly over {shorten(direct)}"
 
 
 def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:

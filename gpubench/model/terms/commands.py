@@ -109,7 +109,7 @@ WATCH = Command(
 )
 EXPLAIN = Command(
     "explain",
-    "Read the NCCL logs of any job: which path each connection took, and why.",
+    "Read logs of NCCL, UCX and NIXL from any job: which path each connection took, and why.",
     "diagnose",
     _ALONE,
     page="explain",

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.model.terms.verdict import Verdict
+from tests.cli.running import gpubench
 from tests.fakes.nccl_logs import Job
 from tests.measure.explain.test_report import ids, report_of, rows, via
 
@@ -115,3 +116,11 @@ def test_rows_have_the_direction_of_the_data() -> None:
     (row,) = rows(report_of(table("0..inf | " + DIRECT, title=GET)), "kv_paths")
     assert (row["source"], row["destination"], row["scope"]) == ("cuda/dev[1]", "cuda/GPU0", "node")
     assert (row["route"], row["host_staged"], row["verdict"]) == ("direct", False, "PASS")
+
+
+def test_the_terminal_shows_large_messages_and_the_last_line_the_transport() -> None:
+    shown = " ".join(gpubench("explain", str(LOGS / "perftest-tag-direct.client.log")).stdout.split())
+    assert "fetch cuda → cuda/GPU0 1..inf direct cuda_ipc/cuda PASS and 2 rows more" in shown
+    assert shown.endswith("PASS: UCX moves GPU memory directly over cuda_ipc/cuda")
+    skipped = gpubench("explain", str(LOGS / "perftest-put-latency.client.log"))
+    assert (skipped.returncode, "ucx_perftest's output" in skipped.stdout) == (3, True)
