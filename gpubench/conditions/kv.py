@@ -90,9 +90,13 @@ def _managed(run: Circumstances) -> Found:
             yield transfer_sighting(transfer, "UCX detects cuda-managed memory", Confidence.LIKELY)
 
 
-def _pid_namespaces(transfer: Transfer) -> str:
-    apart = transfer.misses_cuda_ipc and transfer.same_pid_namespace is False
-    return "the two processes have different PID namespaces" if apart else ""
+def _pid_namespaces(run: Circumstances) -> Found:
+    for transfer in filter(lambda transfer: transfer.misses_cuda_ipc, run.transfers):
+        if transfer.same_pid_namespace is False:
+            yield transfer_sighting(transfer, "the two processes have different PID namespaces")
+        elif transfer.shares_pid:
+            why = "two host names of one node have processes with the same process ID, as two containers have"
+            yield transfer_sighting(transfer, why, Confidence.LIKELY)
 
 
 def _bypasses_nvlinks_between_nodes(transfer: Transfer) -> bool:
@@ -211,7 +215,7 @@ KV = Family.of(
         "processes in one pod with `shareProcessNamespace: true`.",
         expected="one PID namespace",
         link="https://github.com/vllm-project/vllm/pull/55906",
-        look=_detector(_pid_namespaces),
+        look=_pid_namespaces,
     ),
     Condition(
         id="kv-get-without-nvlink",

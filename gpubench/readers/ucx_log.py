@@ -6,7 +6,7 @@ The tables of UCX 1.13 to 1.23 differ in their layout. Users paste them without 
 import re
 from collections.abc import Iterable, Iterator
 
-from gpubench.model.paths.ucx import ProtocolRange, ProtocolTable, UcxLog
+from gpubench.model.paths.ucx import KvMetrics, ProtocolRange, ProtocolTable, UcxLog
 
 # "[1795845584.493850] [vm:1654 :0]   | 0..inf | zero-copy | cuda_ipc/cuda |": the host and the process ID come first
 _HEAD = re.compile(r".*?\[(?=[^\]:]*[A-Za-z])(?P<host>[^\]\s:\[]{1,255}):(?P<pid>\d{1,10})\s*:\w{1,10}\]\s*")
@@ -18,7 +18,7 @@ _TITLE = re.compile(
     rf" (?:from|into) {_MEMORY}(?: (?:to|from) {_MEMORY})?$"
 )
 _MESSAGE = re.compile(r"(?:synchronous )?tagged|active|stream|rendezvous")
-_RANGE = re.compile(r"(\d{1,20}[KMGT]?)(?:\.\.(\d{1,20}[KMGT]?|inf))?$")
+_RANGE = re.compile(r"(\d{1,12}[KMGT]?)(?:\.\.(\d{1,12}[KMGT]?|inf))?$")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MOST_TABLES = _MOST_PROCESSES = 2**14
 _LONGEST_LINE = 2**15
@@ -110,6 +110,11 @@ _MISSING = re.compile(
     r"transports? ((?:'\w+',?)+) (?:is|are) not available(?:, please use one or more of: ([\w, .]+))?"
 )
 _EXCLUDED = re.compile(r"closing md (\w+) because it has no selected transport resources")
+_NUMBER = r"(\d{1,12}(?:\.\d{1,12})?)"
+_METRICS = re.compile(
+    rf"KV Transfer metrics: .*?Avg xfer time \(ms\)={_NUMBER}.*?Throughput \(MB/s\)={_NUMBER}"
+    rf".*?Avg number of descriptors={_NUMBER}"
+)
 _GET_DISABLED = "cuda-ipc get zcopy disabled"
 _PID_NAMESPACE = re.compile(r"different (?:PID|pid) namespace")
 _IPC_REFUSED = re.compile(r"not (?:legacy )?CUDA[ -]IPC[ -]capable", re.IGNORECASE)
@@ -140,6 +145,7 @@ class UcxLines:
         self._available, self._missing, self._excluded = dict[str, None](), dict[str, None](), dict[str, None]()
         self._get_disabled = self._namespaces_differ = self._ipc_refused = False
         self._lines = 0
+        self._metrics: KvMetrics | None = None
 
     def add(self, block: bytes) -> tuple[bytes, int]:
         """Read complete lines. Return the block without lines that only a table of UCX has, and their number."""
@@ -158,6 +164,9 @@ class UcxLines:
                 self._keep(self._reader.add(*_split_head(line)))
             if "UCX" in line or "_ALLOC_CONF" in line or "IPC" in line or "cuda-ipc" in line:
                 self._note(line)
+            if "KV Transfer metrics" in line and (found := _METRICS.search(line)):
+                time_ms, mb_s, blocks = map(float, found.groups())
+                self._metrics = KvMetrics(mb_s, blocks, 1e3 * time_ms / max(blocks, 1))
         return "\n".join(others).encode("utf-8", "surrogateescape"), count
 
     def _keep(self, tables: Iterable[ProtocolTable]) -> None:
@@ -201,4 +210,5 @@ class UcxLines:
             pid_namespaces_differ=self._namespaces_differ,
             ipc_refused=self._ipc_refused,
             lines=self._lines,
+            metrics=self._metrics,
         )

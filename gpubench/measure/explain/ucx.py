@@ -78,7 +78,7 @@ def _large_row(table: ProtocolTable) -> ProtocolRange | None:
 
 def transfers(log: UcxLog) -> list[Transfer]:
     """Return one transfer per table of GPU memory, with the facts in the log that may explain its path."""
-    apart = log.pid_namespaces_differ or bool(log.shared_names) or _same_pid_on_two_hosts(log)
+    apart, shares_pid = log.pid_namespaces_differ or bool(log.shared_names), _same_pid_on_two_hosts(log)
     found: dict[tuple[str, str, str], Transfer] = {}
     for table in log.payloads:
         row = _large_row(table)
@@ -94,6 +94,7 @@ def transfers(log: UcxLog) -> list[Transfer]:
             exportable=False if log.ipc_refused else None,
             same_node=table.same_node,
             same_pid_namespace=False if apart else None,
+            shares_pid=shares_pid and table.is_intra_node,
             variables={**log.variables.get("", {}), **log.variables.get(table.process, {})},
             ucx_transports=log.available or None,
             excluded_transports=log.excluded,
@@ -103,7 +104,7 @@ def transfers(log: UcxLog) -> list[Transfer]:
 
 
 def _same_pid_on_two_hosts(log: UcxLog) -> bool:
-    """True if two hosts are containers of one node: UCX sees their processes on one node, with the same process ID."""
+    """True if two hosts may be containers of one node: both have a peer on their node, and the same process ID."""
     processes = {table.process for table in log.tables if table.is_intra_node and table.process}
     numbers = [process.rpartition(":")[2] for process in processes]
     return len(numbers) > len(set(numbers))
@@ -167,6 +168,9 @@ def missing_payload(log: UcxLog, name: str) -> Finding | None:
         seen = f"{plural(log.lines, 'line')} by UCX or NIXL, without protocol tables"
     else:
         return None
+    if log.metrics is not None:
+        per_block = f"{log.metrics.block_us:.1f} µs per block ({log.metrics.blocks:,.0f})"
+        seen += f"; vLLM reports {log.metrics.mb_s:,.0f} MB/s, and {per_block}"
     return Finding(
         NO_PAYLOAD_TABLES,
         Verdict.SKIP,

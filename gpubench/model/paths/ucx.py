@@ -195,6 +195,7 @@ class Transfer(Struct, frozen=True, kw_only=True):
     - `local`, `remote`: UCX's words for the memory at the two ends
     - `exportable`: whether CUDA IPC can export the memory (cuIpcGetMemHandle)
     - `same_pid_namespace`, `same_node`: whether the two processes share them
+    - `shares_pid`: whether another host name of this node has a process with the same process ID
     - `same_nvlink_domain`: whether the two GPUs are in one NVLink domain (clique)
     - `variables`: environment variables of either process, such as UCX_TLS and PYTORCH_CUDA_ALLOC_CONF
     - `rdma_devices`: number of RDMA devices that the process can open
@@ -214,6 +215,7 @@ class Transfer(Struct, frozen=True, kw_only=True):
     exportable: bool | None = None
     same_node: bool | None = None
     same_pid_namespace: bool | None = None
+    shares_pid: bool | None = None
     same_nvlink_domain: bool | None = None
     peer_access: bool | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -243,6 +245,14 @@ class Transfer(Struct, frozen=True, kw_only=True):
         return self.route.host_staged is True and self.same_node is False
 
 
+class KvMetrics(Struct, frozen=True):
+    """Averages that vLLM logs about its transfers: bandwidth in vLLM's MB/s, blocks per transfer, and µs per block."""
+
+    mb_s: float
+    blocks: float
+    block_us: float
+
+
 class UcxLog(Struct, frozen=True):
     """What the log of a job shows about UCX and NIXL.
 
@@ -256,6 +266,7 @@ class UcxLog(Struct, frozen=True):
     - `pid_namespaces_differ`: true if UCX reports a peer in another PID namespace
     - `ipc_refused`: true if NIXL warns that CUDA IPC cannot export the memory
     - `lines`: number of lines by UCX and NIXL, except tables
+    - `metrics`: the last transfers that vLLM counted
     """
 
     tables: tuple[ProtocolTable, ...] = ()
@@ -269,6 +280,7 @@ class UcxLog(Struct, frozen=True):
     pid_namespaces_differ: bool = False
     ipc_refused: bool = False
     lines: int = 0
+    metrics: KvMetrics | None = None
 
     @property
     def payloads(self) -> list[ProtocolTable]:

@@ -90,6 +90,10 @@ def test_the_log_names_the_cause(line: str, title: str, cause: str) -> None:
 def test_two_containers_of_one_node_have_the_same_process_id() -> None:
     first, second = (table("0..inf | " + EMULATED, process=f"{pod}:1") for pod in ("prefill-0", "decode-0"))
     assert ids(report_of(first + second)) == ["kv-pid-namespaces"]
+    proven = "".join(
+        f"[1.0] [{pod}:1:0] p.c:1 UCX  INFO  UCX_* env variables: UCX_TLS=tcp\n" for pod in ("prefill-0", "decode-0")
+    )
+    assert ids(report_of(proven + first + second)) == ["ucx-tls"]
     assert ids(report_of(first + second.replace("decode-0:1", "decode-0:8"))) == ["kv-staged-unexplained"]
 
 
@@ -124,3 +128,12 @@ def test_the_terminal_shows_large_messages_and_the_last_line_the_transport() -> 
     assert shown.endswith("PASS: UCX moves GPU memory directly over cuda_ipc/cuda")
     skipped = gpubench("explain", str(LOGS / "perftest-put-latency.client.log"))
     assert (skipped.returncode, "ucx_perftest's output" in skipped.stdout) == (3, True)
+
+
+def test_metrics_of_vllm_show_the_cost_of_a_block() -> None:
+    line = (
+        "KV Transfer metrics: Num successful transfers=80, Avg xfer time (ms)=200.0, P90 xfer time (ms)=235.7, "
+        "Avg MB per transfer=313.0, Throughput (MB/s)=1800.9, Avg number of descriptors=40000.0\n"
+    )
+    (found,) = report_of(line).findings
+    assert "1,801 MB/s, and 5.0 µs per block (40,000)" in found.seen
