@@ -74,19 +74,21 @@ class Worker:
         prepared = self._process.prepare(own, peers, cut, writes=writes)
         move = self._process.transfer
         times: list[float] = []
+        transfers = 0
         start = perf_counter()
-        warm_ups = 0
-        while warm_ups < _WARM_UPS:
-            move(prepared)
-            warm_ups += 1
-            if perf_counter() - start > seconds:
+        while transfers < _WARM_UPS or (
+            len(times) < _MOST_SAMPLES and (len(times) < _LEAST_SAMPLES or perf_counter() - start < seconds)
+        ):
+            took = move(prepared)
+            transfers += 1
+            if took > seconds:
+                times.append(took)  # Far longer than what the first transfer takes more than others
                 break
-        start = perf_counter()
-        while len(times) < _MOST_SAMPLES:
-            times.append(move(prepared))
-            if perf_counter() - start > seconds and (len(times) >= _LEAST_SAMPLES or times[-1] > seconds):
-                break
-        return {"seconds": times, "transfers": warm_ups + len(times)}
+            if transfers > _WARM_UPS:
+                times.append(took)
+            else:
+                start = perf_counter()
+        return {"seconds": times, "transfers": transfers}
 
     def clear(self, to: str, size_bytes: int) -> None:
         self._buffers[to].clear(size_bytes)

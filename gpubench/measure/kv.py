@@ -269,9 +269,7 @@ class KvRun:
         causes = transfer_findings([self._transfer(one) for one in measured if one.largest])
         by_name = {name: finding for finding in causes for name in finding.subjects}
         paths = [self._path(one, by_name) for one in measured if one.largest]
-        rows = fallback_rows(
-            paths, self._machine.origin, lambda members: _explanation(by_name.get(members[0].pair)), _no_path(measured)
-        )
+        rows = fallback_rows(paths, self._machine.origin, lambda members: _explanation(by_name.get(members[0].pair)))
         outcome = report_on(paths, rows, self._machine.origin, ())
         doubts = make_findings([row for row in rows if row.conclusion != Conclusion.STAGED], paths)
         designs = {path.pair for path in paths if path.evidence.by_design}
@@ -320,6 +318,7 @@ class KvRun:
             peer_access=wiring.peer_access(pair).possible,
             variables={} if ends is None else {**ends[1].variables, **ends[0].variables},
             rdma_devices=None if ends is None else ends[0].rdma_devices,
+            get_disabled=_are_only_reads_staged(measured) or None,
             size_bytes=case.size_bytes,
             gb_s=gb_s(case, moved),
             expected_gb_s=measured.expected_gb_s,
@@ -424,7 +423,7 @@ class KvRun:
         for error, failed in by_error.items():
             names = tuple(map(self._title, failed))
             yield Finding(
-                id="kv-transfer-failed",
+                id="not-measured",
                 severity=Verdict.ERROR,
                 subject=names[0] if len(names) == 1 else f"{len(names)} transfers",
                 seen=error,
@@ -448,6 +447,13 @@ def _worst(measured: Measured) -> tuple[TransferCase, Moved]:
         return (True, None, False).index(staged), gb_s(case, moved) or 0.0
 
     return min(measured.largest, key=rank)
+
+
+def _are_only_reads_staged(measured: Measured) -> bool:
+    staged = {
+        case.direction: moved.chosen is not None and moved.chosen.route.host_staged for case, moved in measured.largest
+    }
+    return staged == {Direction.WRITE: False, Direction.READ: True}
 
 
 def _selection(chosen: ProtocolRange | None) -> Evidence:
@@ -481,10 +487,6 @@ def _explanation(finding: Finding | None) -> Explanation:
     if finding is None:
         return Explanation("unknown", "nothing explains it", Cure.of("UCX_LOG_LEVEL=debug gpubench kv -v"))
     return Explanation(finding.id, finding.seen, finding.cure)
-
-
-def _no_path(measured: Sequence[Measured]) -> str:
-    return "" if any(one.largest for one in measured) else "no transfer completed"
 
 
 def _exportable(ends: tuple[ProcessEnd, ProcessEnd] | None) -> bool | None:

@@ -36,6 +36,9 @@ class SimulatedTransfers:
     ) -> None:
         self._copies, self._copy_gb_s, self._seed = copies, copy_gb_s, seed
         self._kv = {value for fault in faults if (value := fault.get("kv"))}
+        # UCX looks at the first GPU, and disables reads over CUDA IPC unless all its NVLinks are active.
+        nvlinks = copies.snapshot.gpus[0].nvlinks or ()
+        self._reads_directly = bool(nvlinks) and all(link.active for link in nvlinks)
         self._no_ipc = {frozenset((fault.index, fault.second)) for fault in faults if fault.get("ipc")}
 
     def allocation(self, asked: Allocation) -> Allocation:
@@ -63,7 +66,8 @@ class SimulatedTransfers:
 
     def moved(self, pair: Pair, case: TransferCase, allocation: Allocation, *, direct: bool) -> Moved:
         """Return the simulated measurement of one transfer."""
-        direct = direct and not case.to_host
+        reads = case.direction is Direction.READ
+        direct = direct and not case.to_host and (self._reads_directly or not reads)
         rate = _STAGED_GB_S
         if direct:
             copied = self._copy_gb_s(pair)
@@ -72,7 +76,6 @@ class SimulatedTransfers:
         seconds = start + case.blocks * _BLOCK_SECONDS + case.size_bytes / rate / BYTES_PER_GB
         noise = random.Random(f"{self._seed}/kv/{pair}/{allocation}/{case}")
         words = "cuda-managed" if allocation in (Allocation.ASYNC, Allocation.MANAGED) else "cuda"
-        reads = case.direction is Direction.READ
         near, far = (pair[1], pair[0]) if reads else pair
         return Moved(
             transfers=_SAMPLES,
