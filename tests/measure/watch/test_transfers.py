@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpubench.measure.watch.transfers import transferring_pids
+from gpubench.measure.watch.transfers import TransferFinder, transferring_pids
 from gpubench.model.facts.traffic import NodeRates, TaskFacts
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
@@ -102,6 +102,10 @@ def test_recorded_healthy_jobs_raise_no_alarm(name: str, merged: int) -> None:
         ([transfer(0.06)] * 3, "GPU0 → GPU1"),
         # A request every few seconds
         ([pause(), *[transfer(0.1), *[pause()] * 4] * 3], "GPU0 → GPU1"),
+        # One of five bursts may disagree.
+        ([pause(), servers(receives(0.0), receives(0.1)), *[pause(), transfer()] * 3], "GPU0 → GPU1"),
+        # Weights were loaded twice, and later there are several requests.
+        ([*[pause(), servers(receives(0.0), receives(9.0))] * 2, *[pause(), transfer()] * 6], "GPU0 → GPU1"),
         # Weights were loaded twice before.
         ([*[pause(), servers(receives(0.0), receives(9.0))] * 2, pause(), *[transfer()] * 10], "GPU0 → GPU1"),
         # The receiver has a context on the sender's GPU too.
@@ -153,6 +157,9 @@ def test_a_program_that_sends_copies_itself_is_a_doubt() -> None:
     closed = [replace(each, facts=None, communicators=None) for each in transfer().tasks]
     (finding,) = watched([replace(transfer(), tasks=tuple(closed))] * 3).findings
     assert (finding.severity, finding.next_command) == (Verdict.WARN, "sudo gpubench watch")
+    hidden = [replace(each, processes=None) for each in transfer().gpus]
+    (finding,) = watched([replace(transfer(), gpus=tuple(hidden), tasks=())] * 3).findings
+    assert (finding.severity, finding.next_command) == (Verdict.WARN, "sudo gpubench watch")
 
 
 def test_bursts_without_the_loopback_are_a_doubt_only_between_nvlinks() -> None:
@@ -186,8 +193,26 @@ def test_other_traffic_is_no_transfer(rates: NodeRates) -> None:
     assert all(" → " not in subject for _, _, subject in found(report))
 
 
+def test_servers_with_several_gpus_are_one_transfer_without_the_loopback() -> None:
+    four = servers(*[sends(0.4, nvlink=30.0)] * 2, *[receives(0.396, nvlink=20.0)] * 2)
+    assert found(watched([four] * 3)) == [("path-unknown", Verdict.WARN, "GPU0, GPU1 → GPU2, GPU3")]
+
+
+def test_groups_of_gpus_that_disagree_are_forgotten() -> None:
+    finder = TransferFinder(lambda *_: True)
+    for sender in range(4):
+        for receiver in range(4):
+            ways = [sends(0.4) if each in (sender, (sender + 1) % 4) else receives(2.0) for each in range(4)]
+            ways[receiver] = sends(0.02)
+            for rates in (servers(*ways), servers(*[sends(0.02)] * 4)):
+                assert finder.observe(rates, []) == ()
+    assert len(finder.histories) == 12
+
+
 def test_too_few_intervals_or_bursts_that_differ_are_no_transfer() -> None:
     assert found(watched([transfer()] * 2)) == []
+    turns = [servers(sends(0.39), receives(0.0)), servers(sends(0.0), receives(0.39)), pause()]
+    assert found(watched([pause(), *turns * 5])) == []
     other = servers(sends(0.39), receives(0.1), loopback=0.36)
     assert found(watched([pause(), *[other, pause(), transfer(), pause()] * 4])) == []
 
