@@ -453,7 +453,7 @@ NCCL_TRANSFERS = Family.of(
     ),
     logged_condition(
         "kv-transfer-failed",
-        "NIXL_ERR_BACKEND, NIXL_ERR_REMOTE_DISCONNECT, UCX cannot find remote protocol: a KV-cache transfer failed",
+        "NIXL_ERR_BACKEND, NIXL_ERR_REMOTE_DISCONNECT, cannot find remote protocol: a transfer of GPU memory failed",
         r"NIXL_ERR_(?:BACKEND|REMOTE_DISCONNECT|CANCELED|UNKNOWN)|UCX +ERROR (?:cannot find remote protocol"
         r"|No zero-copy protocol found)|Unexpected UCX error|ucx send failed|UCX +DIAG .* will not be handled",
         "UCX has no protocol for the memory, or its connection to the peer broke",
@@ -461,7 +461,7 @@ NCCL_TRANSFERS = Family.of(
         "Start both processes again: the last lines before the error name the transport and the memory.",
         expected="transfers without an error",
         link="https://github.com/ai-dynamo/nixl/issues/1614",
-        refine=lambda sighting, _facts: replace(sighting, subject="a KV-cache transfer"),
+        refine=lambda sighting, _facts: replace(sighting, subject="a transfer by UCX or NIXL"),
     ),
     logged_condition(
         "nic-failed-over",

@@ -170,7 +170,7 @@ KV = Family.of(
     "KV-cache transfers between processes (NIXL, UCX)",
     Condition(
         id="kv-no-peer-access",
-        title="The two GPUs have no peer access, so UCX copies the KV cache through host memory",
+        title="The two GPUs have no peer access, so UCX copies through host memory",
         settles="gpubench p2p",
         command=VERIFIED_COPIES,
         comment="It shows whether the hardware, the driver or a setting refuses peer access.",
@@ -209,7 +209,7 @@ KV = Family.of(
     ),
     Condition(
         id="kv-pid-namespaces",
-        title="Different PID namespaces (two containers or pods): UCX cannot use CUDA IPC for the KV cache",
+        title="Different PID namespaces (two containers or pods): UCX cannot use CUDA IPC",
         settles="readlink /proc/self/ns/pid in both processes",
         comment="Start both containers with `docker run --pid=host` (Kubernetes: `hostPID: true`), or run both "
         "processes in one pod with `shareProcessNamespace: true`.",
@@ -219,7 +219,7 @@ KV = Family.of(
     ),
     Condition(
         id="kv-get-without-nvlink",
-        title="cuda-ipc get zcopy disabled as no nvlinks detected: UCX reads the KV cache through host memory",
+        title="cuda-ipc get zcopy disabled as no nvlinks detected: UCX reads GPU memory through host memory",
         settles=_SETTLES,
         command=f"{VERIFIED_COPIES} && export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on",
         comment="Writes (PUT) use CUDA IPC without it.",
@@ -229,7 +229,7 @@ KV = Family.of(
     ),
     Condition(
         id="kv-no-rdma-device",
-        title="No /dev/infiniband in the container: the KV cache goes to other nodes over TCP",
+        title="No /dev/infiniband in the container: UCX sends to other nodes over TCP",
         settles="ls /sys/class/infiniband /dev/infiniband",
         command="ls /sys/class/infiniband /dev/infiniband",
         comment="If the node has RDMA NICs, start the container with `docker run --device=/dev/infiniband "
@@ -240,7 +240,7 @@ KV = Family.of(
     ),
     Condition(
         id="kv-no-gpudirect",
-        title="UCX does not use GPUDirect RDMA: the KV cache is copied to host memory before the NIC sends it",
+        title="UCX does not use GPUDirect RDMA: GPU memory is copied to host memory before the NIC sends it",
         settles="ucx_info -d | grep -A20 mlx5 | grep memory",
         command="lsmod | grep -E 'nvidia_peermem|^mlx5_ib'",
         comment="UCX needs dma-buf (open kernel modules) or nvidia-peermem, and cuda_copy in UCX_TLS.",
@@ -250,7 +250,7 @@ KV = Family.of(
     ),
     Condition(
         id="kv-mnnvl-off",
-        title=f"GPUs of one NVLink domain on two nodes, but {_MNNVL}=n: the KV cache takes the network",
+        title=f"GPUs of one NVLink domain on two nodes, but {_MNNVL}=n: UCX takes the network",
         settles=f"{_MNNVL}=try UCX_PROTO_INFO=y prints cuda_ipc",
         command=f"unset {_MNNVL}",
         comment="UCX 1.18 and newer use these NVLinks by default. An older UCX needs the value y.",
@@ -270,7 +270,7 @@ KV = Family.of(
     ),
     Condition(
         id="kv-nic-inside-node",
-        title="UCX sends the KV cache over a NIC between GPUs of one node, instead of NVLink or PCIe",
+        title="UCX uses a NIC between GPUs of one node, instead of NVLink or PCIe",
         settles=_SETTLES,
         command=f"{VERIFIED_COPIES} && export UCX_TLS=cuda_ipc,cuda_copy,sm,self,tcp",
         comment="First give both containers all GPUs of the node. Set UCX_TLS only for processes that send to no other "
@@ -281,7 +281,7 @@ KV = Family.of(
     ),
     Condition(
         id="kv-block-cost",
-        title="Many small blocks: each block of the KV cache costs microseconds, although the path is direct",
+        title="Many small blocks: each block costs microseconds, although the path is direct",
         settles="a transfer with larger blocks",
         comment="Choose larger blocks (vLLM --block-size), or a KV layout that has all layers in one block.",
         expected="blocks that are large enough for the full bandwidth",
@@ -290,7 +290,7 @@ KV = Family.of(
     ),
     Condition(
         id="kv-staged-unexplained",
-        title="UCX moves the KV cache through host memory for an unknown reason",
+        title="UCX moves GPU memory through host memory for an unknown reason",
         settles=_SETTLES,
         likely="often expandable_segments:True, a PID namespace per process, or UCX_TLS without cuda_ipc",
         command="env | grep -E 'UCX_|ALLOC_CONF'; readlink /proc/self/ns/pid",
