@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from gpubench.errors import UsageError, add_advice
 from gpubench.model.results import result_file
+from gpubench.model.results.kv import KvRow
 from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import (
     COLLECTIVE_COLUMNS,
@@ -361,6 +362,7 @@ _STREAMED: Mapping[str, Sequence[str]] = {
     PairRow.section: PAIR_COLUMNS,
     TRAFFIC_SECTION: TrafficRow.columns(),
     OVERLAP_SECTION: OverlapRow.columns(),
+    KvRow.section: KvRow.columns(),
 }
 
 
