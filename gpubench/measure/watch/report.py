@@ -45,12 +45,11 @@ class Observed(Struct, frozen=True, kw_only=True):
     meaning: str
     transfer: HostTransfer | None = None
 
-    @property
-    def may_be_intended(self) -> bool:
-        """True if no library took the path: the program copies through host memory itself."""
-        if self.transfer is not None:
-            return not self.transfer.by_ucx
-        return self.job.one_process and not self.job.by_nccl
+    def is_doubtful(self, explanation: Explanation | None) -> bool:
+        """True if no library took the path, so that it may be intended, or if the hardware may allow no other."""
+        if self.transfer is None:
+            return self.job.one_process and not self.job.by_nccl
+        return not self.transfer.by_ucx or (explanation is not None and explanation.in_doubt)
 
 
 def observe(rates: NodeRates, joined: Joined) -> tuple[Observed, ...]:
@@ -174,7 +173,8 @@ def judge_path(stretch: PathTime, explanation: Explanation | None) -> Verdict:
     if way in (Way.STAGED, Way.SOCKETS) and stretch.is_steady:
         if explanation is not None and explanation.by_design:
             return Verdict.SKIP
-        return Verdict.WARN if stretch.last is not None and stretch.last.may_be_intended else Verdict.FAIL
+        is_doubtful = stretch.last is not None and stretch.last.is_doubtful(explanation)
+        return Verdict.WARN if is_doubtful else Verdict.FAIL
     if way in ALARMS:
         return Verdict.WARN
     return {Way.DIRECT: Verdict.PASS, Way.UNKNOWN: Verdict.WARN}.get(way, Verdict.SKIP)
@@ -221,7 +221,7 @@ class Course:
             course.add(one, rates.end - rates.begin, now)
             self.traffic_seen = self.traffic_seen or one.way is not Way.IDLE
             if one.transfer is not None and one.way is not Way.NOT_TOLD:
-                course.explanation, course.explained = one.transfer.explain(), one.way
+                course.explanation, course.explained = one.transfer.explain(self._topology(rates.host)), one.way
             elif one.way in (Way.STAGED, Way.SOCKETS) and course.explained is not one.way:
                 node = self._topology(rates.host) if course.stretches[one.way].is_steady else None
                 if node is not None:
@@ -618,7 +618,7 @@ def _transfer(course: JobCourse, job: RunningJob) -> Finding:
         severity=course.verdict,
         subject=f"{hop} on {course.node}",
         seen=f"{how}, for {main.seconds:.0f} s; {job.name}, {_describe(main)}",
-        expected=f"traffic {hop} over NVLink",
+        expected=f"direct traffic {hop}, over NVLink or PCIe",
         cause="unrelated copies show the same rates" if found is None else found.evidence,
         cure=Cure.of("gpubench kv", comment="It measures such a transfer.") if found is None else found.cure,
     )

@@ -6,7 +6,7 @@ Here the evidence is that several links carry the same rate, at the same times.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import chain, permutations
+from itertools import chain, permutations, product
 
 from msgspec import Struct, field
 from msgspec.structs import astuple
@@ -15,10 +15,11 @@ from gpubench.conditions.checks import transfer_findings
 from gpubench.measure.watch.jobs import RunningJob, gpu_users
 from gpubench.measure.watch.signals import QUIET_GB_S, Joined, data_sent, nvlink_rate
 from gpubench.model.facts.traffic import LOOPBACK, GpuRates, NodeRates, TaskFacts
+from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.ucx import Transfer, UcxRoute
 from gpubench.model.results.fallback import Explanation
 from gpubench.model.results.watch import Way
-from gpubench.model.terms.verdict import Cure
+from gpubench.model.terms.verdict import Cure, Verdict
 
 IDLE_GB_S = 0.02  # Idle PCIe links of four H200s carried up to this rate
 MOVING_GB_S = 2 * IDLE_GB_S  # From this rate on, a link carries data
@@ -152,8 +153,8 @@ class HostTransfer(Struct, frozen=True, kw_only=True):
         doubt = "; unrelated copies may look alike" if self.way is Way.NOT_TOLD else ""
         return f"{receivers} receives over PCIe what {senders} sends, {through}{doubt}"
 
-    def explain(self) -> Explanation:
-        """Return the most likely cause, from the environment and the namespaces of the processes."""
+    def explain(self, node: Topology | None) -> Explanation:
+        """Return the most likely cause, from the node and from the environment and namespaces of the processes."""
         if not self.by_ucx:
             return _UNREAD if self.by_ucx is None else _WITHOUT_UCX
         facts = [[task.facts for task in side if task.facts is not None] for side in self.tasks]
@@ -162,13 +163,23 @@ class HostTransfer(Struct, frozen=True, kw_only=True):
             name="",
             route=UcxRoute.STAGED,
             same_node=True,
+            peer_access=False if self._is_refused(node) else None,
             same_pid_namespace=None if None in before | after else not before.isdisjoint(after),
             variables={name: value for known in chain(*facts) for name, value in known.environment.items()},
         )
         for found in transfer_findings([transfer]):
             if found.id != _UNEXPLAINED.id:
-                return Explanation(found.id, f"{found.cause} ({found.seen.partition(': ')[2]})", found.cure)
+                evidence, in_doubt = (
+                    f"{found.cause} ({found.seen.partition(': ')[2]})",
+                    found.severity is not Verdict.FAIL,
+                )
+                return Explanation(found.id, evidence, found.cure, in_doubt=in_doubt)
         return _UNEXPLAINED
+
+    def _is_refused(self, node: Topology | None) -> bool:
+        gpus = {} if node is None else {gpu.bus_id: gpu for gpu in node.gpus}
+        ends = ([gpus[gpu.bus_id] for gpu in side if gpu.bus_id in gpus] for side in (self.senders, self.receivers))
+        return node is not None and any(node.peer_access(*pair).possible is False for pair in product(*ends))
 
 
 Ends = tuple[frozenset[str], frozenset[str]]  # Bus IDs of the GPUs that send, and of those that receive

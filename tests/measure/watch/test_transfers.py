@@ -124,7 +124,7 @@ def test_a_transfer_over_the_loopback_fails(intervals: Sequence[NodeRates], ends
     assert found(report) == [("host-staged", Verdict.FAIL, ends)]
     (finding,) = report.findings
     assert "through TCP on the loopback interface" in finding.seen
-    assert finding.expected == f"traffic {ends} over NVLink"
+    assert finding.expected == f"direct traffic {ends}, over NVLink or PCIe"
     assert finding.next_command == "gpubench kv"
     assert finding.subject == f"{ends} on node0"
     (row,) = [row for row in rows(report) if row.way == "sockets"]
@@ -148,6 +148,12 @@ def test_the_cause_of_a_transfer_is_in_its_processes(environment: Any, namespace
     row = next(row for row in rows(report) if row.way == "sockets")
     assert (row.cause, row.verdict) == (cause, Verdict.FAIL)
     assert report.findings[0].cause == row.cause_seen
+
+
+def test_a_transfer_between_gpus_without_peer_access_is_a_doubt() -> None:
+    (finding,) = watched([transfer()] * 3, name="rtx-4090-2").findings
+    assert (finding.severity, finding.id) == (Verdict.WARN, "host-staged")
+    assert "no peer access" in finding.cause
 
 
 def test_a_program_that_sends_copies_itself_is_a_doubt() -> None:
