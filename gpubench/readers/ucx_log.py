@@ -195,9 +195,14 @@ class UcxLines:
         self._namespaces_differ |= _PID_NAMESPACE.search(line) is not None
         self._ipc_refused |= _IPC_REFUSED.search(line) is not None
 
+    def end_file(self) -> None:
+        """End all tables, because rows of the next file belong to other tables."""
+        self._keep(self._reader.end())
+        self._reader = TableReader()
+
     def facts(self) -> UcxLog:
         """Return everything that was read so far."""
-        self._keep(self._reader.end())
+        self.end_file()
         return UcxLog(
             tables=tuple(self._tables),
             versions={process: tuple(found) for process, found in self._versions.items()},

@@ -187,7 +187,7 @@ SHARED = [
 
 
 def test_the_tables_that_pages_share_with_the_terminal_are_known() -> None:
-    assert {page for page, _ in SHARED} == {"collective", "p2p", "plan", "compare", "explain", "watch", "overlap"}
+    assert {page for page, _ in SHARED} == {"collective", "p2p", "kv", "plan", "compare", "explain", "watch", "overlap"}
 
 
 @pytest.mark.parametrize(("page", "kind"), SHARED, ids=lambda each: getattr(each, "section", each))

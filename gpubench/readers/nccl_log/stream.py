@@ -167,6 +167,7 @@ class NcclLogReader:
             self.count_others(tables)
             parts.add(others)
         self._ucx.add(clean_block(rest))
+        self._ucx.end_file()
         parts.end(rest)
 
     def count_others(self, count: int) -> None:

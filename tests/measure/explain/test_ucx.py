@@ -116,6 +116,13 @@ def test_a_version_of_nccl_in_a_log_of_ucx_is_no_missing_connection() -> None:
     assert report_of(version + table("0..inf | " + DIRECT)).verdict is Verdict.PASS
 
 
+def test_rows_at_the_beginning_of_a_file_belong_to_no_table() -> None:
+    """A scrollback may begin in the middle of a table."""
+    title = table().replace("[node1:7:0]   ", "")
+    report = report_of(title + "| 0..64 | zero-copy | cuda_ipc/cuda |\n", "| 65..inf | zero-copy | cuda_ipc/cuda |\n")
+    assert ids(report) == ["no-payload-tables"]
+
+
 def test_rows_have_the_direction_of_the_data() -> None:
     (row,) = rows(report_of(table("0..inf | " + DIRECT, title=GET)), "kv_paths")
     assert (row["source"], row["destination"], row["scope"]) == ("cuda/dev[1]", "cuda/GPU0", "node")
