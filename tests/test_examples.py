@@ -19,7 +19,7 @@ from tests.fakes.nccl_tests import Half, Output, Result
 
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("check", "compare", "explain", "index", "reading", "recordings", "scan")),
+    *(f"docs/{name}.md" for name in ("check", "compare", "explain", "index", "kv", "reading", "recordings", "scan")),
 )
 STAND_INS = {
     "mpirun": shells.LAUNCHER,
@@ -68,6 +68,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fill(folder: Path) -> None:
     shutil.copy(next((ROOT / "tests/machines/h200x4-nccl-xml").glob("*.xml")), folder / "topo.xml")
     shutil.copy(ROOT / "tests/results/h200x4/all_reduce.txt", folder / "before.txt")
+    (folder / "ucx-logs").mkdir()
+    shutil.copy(ROOT / "tests/ucx/nixl-write-malloc-async.log", folder / "ucx-logs")
     seconds, ranks = 0.0044, 16
     algbw = 2**30 / seconds / 1e9
     half = Half(time_us=seconds * 1e6, algbw=algbw, busbw=algbw * 2 * (ranks - 1) / ranks)
