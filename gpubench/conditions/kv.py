@@ -285,7 +285,7 @@ KV = Family.of(
         settles="a transfer with larger blocks",
         comment="Choose larger blocks (vLLM --block-size), or a KV layout that has all layers in one block.",
         expected="blocks that are large enough for the full bandwidth",
-        link="https://github.com/ai-dynamo/nixl",
+        link="https://github.com/vllm-project/vllm/issues/55434",
         look=_detector(_block_cost),
     ),
     Condition(
