@@ -5,11 +5,14 @@ The tables of UCX 1.13 to 1.23 differ in their layout. Users paste them without 
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from gpubench.model.paths.ucx import KvMetrics, ProtocolRange, ProtocolTable, UcxLog
 
 # "[1795845584.493850] [vm:1654 :0]   | 0..inf | zero-copy | cuda_ipc/cuda |": the host and the process ID come first
-_HEAD = re.compile(r".*?\[(?=[^\]:]*[A-Za-z])(?P<host>[^\]\s:\[]{1,255}):(?P<pid>\d{1,10})\s*:\w{1,10}\]\s*")
+_HEAD = re.compile(
+    r".*?\[(?=[^\]:]*[A-Za-z])(?P<host>[^\]\s:\[]{1,255}):(?P<pid>\d{1,10})\s*:(?P<thread>\w{1,10})\]\s*"
+)
 _STAMP = re.compile(r"\s*(?:\[\d+\.\d+\]|#)\s*")
 _CONTEXT = re.compile(r"(?:\S.{0,200} )?(?:(?:self|intra-node|inter-node) cfg#\d+|ep_cfg\[\d+\]|cfg#\d+)$")
 _MEMORY = r"(?:(?:iov|generic|sgl|strided)\S* )?((?:host|cuda|rocm|ze|rdma|gaudi|unknown)[\w-]*(?:/\S+| memory)?)"
@@ -20,13 +23,20 @@ _TITLE = re.compile(
 _MESSAGE = re.compile(r"(?:synchronous )?tagged|active|stream|rendezvous")
 _RANGE = re.compile(r"(\d{1,12}[KMGT]?)(?:\.\.(\d{1,12}[KMGT]?|inf))?$")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_MOST_TABLES = _MOST_PROCESSES = 2**14
+_MOST_TABLES = _MOST_SOURCES = 2**14
 _LONGEST_LINE = 2**15
 _MOST_RANGES = 64  # UCX selects at most about ten protocols per table
 
 
+class _Source(NamedTuple):
+    """The process and the thread that wrote a line. Both are '' if the line does not name them."""
+
+    process: str = ""
+    thread: str = ""
+
+
 class _OpenTable:
-    """The lines of a process's table that is not complete yet."""
+    """The lines of a thread's table that is not complete yet."""
 
     def __init__(self) -> None:
         self.context = self.operation = self.local = self.remote = ""
@@ -40,26 +50,26 @@ class _OpenTable:
 
 
 class TableReader:
-    """Reads protocol tables line by line. Tables of several processes may be interleaved."""
+    """Reads protocol tables line by line. Tables of several threads may be interleaved."""
 
     def __init__(self) -> None:
-        self._opened: dict[str, _OpenTable] = {}
+        self._opened: dict[_Source, _OpenTable] = {}
 
-    def add(self, process: str, text: str) -> Iterator[ProtocolTable]:
-        """Read a line without its prefix. Yield the process's previous table when the line begins a new one."""
+    def add(self, source: _Source, text: str) -> Iterator[ProtocolTable]:
+        """Read a line without its prefix. Yield the thread's previous table when the line begins a new one."""
         cells = [cell.strip() for cell in text.strip().removeprefix("|").split("|")]
-        table = self._opened.get(process)
+        table = self._opened.get(source)
         if table is None:
             table = _OpenTable()
-            if len(self._opened) < _MOST_PROCESSES:
-                self._opened[process] = table
+            if len(self._opened) < _MOST_SOURCES:
+                self._opened[source] = table
         for cell in cells[:2]:
             if _CONTEXT.match(cell):
-                yield from table.close(process)
+                yield from table.close(source.process)
                 table.context = cell
             elif title := _TITLE.match(cell):
                 if table.operation:  # The line with the context of this table is lost.
-                    yield from table.close(process)
+                    yield from table.close(source.process)
                     table.context = ""
                 table.operation, table.local, table.remote = title[1], title[2], title[3] or ""
         if table.operation and (row := _parse_range(cells, table.operation)) and len(table.ranges) < _MOST_RANGES:
@@ -67,8 +77,8 @@ class TableReader:
 
     def end(self) -> Iterator[ProtocolTable]:
         """Yield the tables that no other line has ended."""
-        for process, table in self._opened.items():
-            yield from table.close(process)
+        for source, table in self._opened.items():
+            yield from table.close(source.process)
 
 
 def _parse_range(cells: list[str], operation: str) -> ProtocolRange | None:
@@ -86,13 +96,13 @@ def _bytes(text: str) -> int:
     return int(text.rstrip("KMGT")) * _UNITS.get(text[-1], 1)
 
 
-def _split_head(line: str) -> tuple[str, str]:
-    """Return a line's process and the text after the prefix. The process is '' if the line does not name it."""
+def _split_head(line: str) -> tuple[_Source, str]:
+    """Return who wrote a line, and the text after the prefix."""
     if head := _HEAD.match(line):
-        return f"{head['host']}:{head['pid']}", line[head.end() :]
+        return _Source(f"{head['host']}:{head['pid']}", head["thread"]), line[head.end() :]
     while stamp := _STAMP.match(line):
         line = line[stamp.end() :]
-    return "", line
+    return _Source(), line
 
 
 def read_tables(lines: Iterable[str]) -> Iterator[ProtocolTable]:
@@ -175,8 +185,8 @@ class UcxLines:
                 self._tables[table] = None
 
     def _note(self, line: str) -> None:
-        process = _split_head(line)[0]
-        if len(self._variables) + len(self._loaded) > _MOST_PROCESSES:
+        process = _split_head(line)[0].process
+        if len(self._variables) + len(self._loaded) > _MOST_SOURCES:
             return
         if version := _VERSION.search(line):
             self._versions.setdefault(process, {})[version[1]] = None

@@ -150,6 +150,15 @@ def test_tables_of_all_releases_and_as_people_paste_them(
     assert [(row.first_bytes, row.last_bytes) for row in table.ranges] == sizes
 
 
+def test_rows_of_another_thread_belong_to_no_table() -> None:
+    title = "[1.0] [h:7:0]   | c intra-node cfg#2 | remote memory write by ucp_put* from cuda/GPU0 to cuda |"
+    rows = [
+        f"[1.0] [h:7:{thread}]   | {first}..inf | zero-copy | cuda_ipc/cuda |" for thread, first in ((1, 0), (0, 9))
+    ]
+    (table,) = read_tables([title, *rows])
+    assert [row.first_bytes for row in table.ranges] == [9]
+
+
 def test_a_table_without_its_first_line_has_no_scope() -> None:
     """Lines of other processes overwrite the beginning of lines."""
     title = "[1.0] [h:7:0]   | remote memory write by ucp_put* from cuda/GPU0 to cuda/dev[1] |"
