@@ -214,7 +214,7 @@ def _simulated(plan: KvPlan, source: Simulated) -> KvSetup:
         return rates[pair]
 
     transfers = SimulatedTransfers(copies, simulation.faults, simulation.seed, rate)
-    asked = plan.allocations(simulation.environment)
+    asked = plan.allocations(os.environ)
     allocations = tuple(dict.fromkeys(map(transfers.allocation, asked)))
     request = _request(plan, machine, allocations)
     return KvSetup(machines, machine, request, transfers, rate, NoCounters(), {})
