@@ -169,11 +169,8 @@ class HostTransfer(Struct, frozen=True, kw_only=True):
         )
         for found in transfer_findings([transfer]):
             if found.id != _UNEXPLAINED.id:
-                evidence, in_doubt = (
-                    f"{found.cause} ({found.seen.partition(': ')[2]})",
-                    found.severity is not Verdict.FAIL,
-                )
-                return Explanation(found.id, evidence, found.cure, in_doubt=in_doubt)
+                evidence = f"{found.cause} ({found.seen.partition(': ')[2]})"
+                return Explanation(found.id, evidence, found.cure, in_doubt=found.severity is not Verdict.FAIL)
         return _UNEXPLAINED
 
     def _is_refused(self, node: Topology | None) -> bool:
@@ -248,10 +245,11 @@ class TransferFinder:
         return tuple(chosen)
 
     def _drop_groups(self) -> None:
-        """Drop groups of GPUs whose last burst disagrees, because their number grows. Keep all pairs."""
+        """Drop groups of GPUs whose rates disagree, because their number grows. Keep all pairs."""
         for ends, history in list(self.histories.items()):
-            disagrees = not history.current and not (history.bursts and history.bursts[-1].agrees)
-            if disagrees and any(len(side) != 1 for side in ends):
+            is_begun = 0 < len(history.current) < LEAST_INTERVALS
+            last = [total(history.current)] if history.current else [*history.bursts][-1:]
+            if any(len(side) != 1 for side in ends) and not is_begun and not any(data.agrees for data in last):
                 del self.histories[ends]
 
     def _transfer(self, rates: NodeRates, ends: Ends, seen: MovedData) -> HostTransfer:
