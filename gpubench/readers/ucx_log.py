@@ -115,7 +115,7 @@ def read_tables(lines: Iterable[str]) -> Iterator[ProtocolTable]:
 
 _VERSION = re.compile(r"\bUCX +INFO +(?:Version |UCP version is )(\d[\w.]*)(.*)")
 _VARIABLES = re.compile(r"UCX_\* env variables?: (.*)")
-_ASSIGNED = re.compile(r"\b(UCX_[A-Z0-9_]{2,50}|PYTORCH_(?:CUDA_)?ALLOC_CONF)[=:] ?[\"']?([^\s\"'\\]{1,500})")
+_ASSIGNED = re.compile(r"\b(UCX_[A-Z0-9_]{2,50}|PYTORCH_(?:CUDA_)?ALLOC_CONF)[=:] ?[\"']?([^\s\"'`|*\\]{1,500})")
 _MISSING = re.compile(
     r"transports? ((?:'\w+',?)+) (?:is|are) not available(?:, please use one or more of: ([\w, .]+))?"
 )
@@ -148,7 +148,7 @@ class UcxLines:
 
     def __init__(self) -> None:
         self._reader = TableReader()
-        self._tables: dict[ProtocolTable, None] = {}
+        self._tables, self._tables_of_file = dict[ProtocolTable, None](), dict[ProtocolTable, None]()
         self._versions: dict[str, dict[str, None]] = {}
         self._loaded: dict[tuple[str, str], dict[str, None]] = {}
         self._variables: dict[str, dict[str, str]] = {}
@@ -181,8 +181,8 @@ class UcxLines:
 
     def _keep(self, tables: Iterable[ProtocolTable]) -> None:
         for table in tables:
-            if len(self._tables) < _MOST_TABLES:
-                self._tables[table] = None
+            if len(self._tables) + len(self._tables_of_file) < _MOST_TABLES:
+                self._tables_of_file[table] = None
 
     def _note(self, line: str) -> None:
         process = _split_head(line)[0].process
@@ -205,10 +205,15 @@ class UcxLines:
         self._namespaces_differ |= _PID_NAMESPACE.search(line) is not None
         self._ipc_refused |= _IPC_REFUSED.search(line) is not None
 
-    def end_file(self) -> None:
-        """End all tables, because rows of the next file belong to other tables."""
+    def end_file(self, *, is_document: bool = False) -> None:
+        """End all tables, because rows of the next file belong to other tables.
+
+        A Markdown document also has tables as examples, which name no process.
+        """
         self._keep(self._reader.end())
         self._reader = TableReader()
+        self._tables |= {table: None for table in self._tables_of_file if table.process or not is_document}
+        self._tables_of_file.clear()
 
     def facts(self) -> UcxLog:
         """Return everything that was read so far."""

@@ -26,6 +26,7 @@ from gpubench.readers.nccl_log.lines import (
 )
 from gpubench.readers.nccl_log.notes import Notes, OwnGpu, may_be_noted, parse_failed_call
 from gpubench.readers.nccl_log.parts import PastedParts
+from gpubench.readers.pasted import is_markdown
 from gpubench.readers.results.nccl_inspector import InspectorLines
 from gpubench.readers.ucx_log import UcxLines
 
@@ -167,7 +168,7 @@ class NcclLogReader:
             self.count_others(tables)
             parts.add(others)
         self._ucx.add(clean_block(rest))
-        self._ucx.end_file()
+        self._ucx.end_file(is_document=is_markdown(self.beginning.decode("utf-8", "replace").split("\n")))
         parts.end(rest)
 
     def count_others(self, count: int) -> None:

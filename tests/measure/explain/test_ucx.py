@@ -123,6 +123,13 @@ def test_rows_at_the_beginning_of_a_file_belong_to_no_table() -> None:
     assert ids(report) == ["no-payload-tables"]
 
 
+def test_a_table_in_a_document_is_an_example_unless_it_names_its_process() -> None:
+    document = "# Transfers\n## Slow\n```text\n{}```\n## Fast\n[see](https://a.b/c)\n"
+    found = table("0..inf | " + EMULATED)
+    assert ids(report_of(document.format(found))) == ["kv-staged-unexplained"]
+    assert ids(report_of(document.format(found.replace("[node1:7:0]   ", "")))) == ["no-payload-tables"]
+
+
 def test_rows_have_the_direction_of_the_data() -> None:
     (row,) = rows(report_of(table("0..inf | " + DIRECT, title=GET)), "kv_paths")
     assert (row["source"], row["destination"], row["scope"]) == ("cuda/dev[1]", "cuda/GPU0", "node")
