@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gpubench.errors import CouldNotMeasureError
 from gpubench.machine.drivers import load_cuda
 from gpubench.model.paths.ucx import Allocation
+from gpubench.ports.transfers import WORD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +90,7 @@ class TransferMemory:
 
     def count_wrong(self, seed: int, size_bytes: int) -> int:
         """Return how many words differ from those that `fill` writes for this seed."""
-        arrived = self._numpy.empty(size_bytes // 8, "uint64")
+        arrived = self._numpy.empty(size_bytes // WORD_BYTES, "uint64")
         self._copy(arrived.ctypes.data, self.address, size_bytes)
         return int((arrived != self._words(seed, size_bytes)).sum())
 
@@ -98,10 +99,10 @@ class TransferMemory:
 
     def _words(self, seed: int, size_bytes: int) -> Any:
         if self._known_seed != seed:  # Computing them takes longer than most transfers
-            positions = self._numpy.arange(self.size_bytes // 8, dtype="uint64")
+            positions = self._numpy.arange(self.size_bytes // WORD_BYTES, dtype="uint64")
             self._known = (positions + self._numpy.uint64(seed << 32)) * self._numpy.uint64(_MULTIPLIER)
             self._known_seed = seed
-        return self._known[: size_bytes // 8]
+        return self._known[: size_bytes // WORD_BYTES]
 
     def _copy(self, to: int, origin: int, size_bytes: int) -> None:
         any_direction = 4  # cudaMemcpyDefault

@@ -23,6 +23,7 @@ from gpubench.readers.ucx_log import read_tables
 _STARTING_SECONDS = 60.0  # Importing CuPy and creating a CUDA context takes 2 s, and much longer on a busy machine
 _SAMPLING_SECONDS = 0.1
 _LAST_LINES = 3
+_MOST_SHOWN = 100  # Characters of an answer that cannot be parsed
 _OWN_SETTINGS = {"UCX_PROTO_INFO": "y", "UCX_LOG_FILE": ""}
 _RELEVANT = ("UCX_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES", "NIXL_")
 _OPERATIONS = {Direction.WRITE: "ucp_put", Direction.READ: "ucp_get"}
@@ -41,6 +42,7 @@ class TransferProcess:
                 stderr=messages,
                 env={**os.environ, **environment},
                 start_new_session=True,
+                bufsize=0,  # So that closing the pipe to a dead process has nothing left to write
             )
         self._held = b""
 
@@ -57,16 +59,20 @@ class TransferProcess:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
-            self._process.stdin.flush()
         except BrokenPipeError as error:
             raise self._ended(do) from error
 
     def answer(self, timeout_s: float, do: str) -> Any:
         """Return the answer to the last command."""
-        answer = json.loads(self._line(timeout_s, do))
-        if "error" in answer:
-            raise CouldNotMeasureError(str(answer["error"]))
-        return answer["value"]
+        line = self._line(timeout_s, do)
+        try:
+            answer: dict[str, Any] = json.loads(line)
+            if "error" not in answer:
+                return answer["value"]
+        except (ValueError, TypeError, KeyError) as error:
+            shown = line.decode(errors="replace")[:_MOST_SHOWN]
+            raise CouldNotMeasureError(f"a process answered {shown!r} to {do}, which is no answer") from error
+        raise CouldNotMeasureError(str(answer["error"]))
 
     def _line(self, timeout_s: float, do: str) -> bytes:
         assert self._process.stdout is not None

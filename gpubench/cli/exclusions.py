@@ -33,6 +33,12 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
         "--as": (("--sizes", "--memory"), "nvbandwidth copies 512M of plain memory"),
         "--veto": (("--format", "--json"), _STDOUT),
     },
+    "kv": {
+        "--replay": (("--simulate", "--record", "--sizes", "--blocks", "--memory", "--pairs"), _RECORDING),
+        "--isolate": (("--simulate", "--replay"), "--fault node0:kv=pid simulates two containers"),
+        "--visible": (("--simulate", "--replay"), "only real processes can be limited to their own GPUs"),
+        "--backend": (("--simulate", "--replay"), "transfers by UCX are simulated"),
+    },
     "libraries": {"--replay": (("--record",), _RECORDING)},
     "check": {
         "--replay": (("--simulate", "--record"), _RECORDING),

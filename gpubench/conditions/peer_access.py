@@ -13,6 +13,7 @@ from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 _REFUSED = "peer-access-refused"
+_KV = "kv-no-peer-access"
 _MIB = 2**20
 
 
@@ -169,7 +170,7 @@ PEER_ACCESS = Family.of(
         "0 -i GPU` removes them and restores peer access, which `gpubench p2p` verifies.",
         link="https://github.com/NVIDIA/nccl/issues/1716",
         look=_mig,
-        implies=("cuda-nvml-disagree", _REFUSED),
+        implies=("cuda-nvml-disagree", _REFUSED, _KV),
         by_design=True,
     ),
     Condition(
@@ -396,7 +397,7 @@ DISPUTED_ACCESS = Family.of(
         comment="It shows which answer is right. If the driver was updated, restart the container.",
         link="https://github.com/pytorch/pytorch/issues/84803",
         look=_disagree,
-        implies=(_REFUSED,),
+        implies=(_REFUSED, _KV),
     ),
     Condition(
         id="peer-access-corrupts",
@@ -448,6 +449,7 @@ DISPUTED_ACCESS = Family.of(
         comment="It shows the driver's reason; `nvidia-smi -q` shows MIG and the fabric's state.",
         link=_WAIVED,
         look=_any_refusal,
+        implies=(_KV,),
         in_log=_log_refused,
         general=True,
     ),

@@ -12,7 +12,7 @@ from msgspec import Struct
 from gpubench.backends.kv_pair import ProcessTransfers
 from gpubench.backends.nixl_agent import is_nixl_installed
 from gpubench.backends.transfer_libraries import UcxInstallation, find_ucx
-from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
 from gpubench.jobs import runner
 from gpubench.jobs.kv_plan import Isolate, KvBackend, KvPlan, Visible
 from gpubench.jobs.machines import Machines, check_drivers
@@ -22,7 +22,7 @@ from gpubench.jobs.runner import Place, Steps
 from gpubench.jobs.sources import Replayed, Simulated
 from gpubench.machine import recorded
 from gpubench.machine.nvml import NvmlCounters
-from gpubench.measure.kv import FILE, VERSION, KvRequest, KvRun, Measured, RecordedKv, copy_gb_s
+from gpubench.measure.kv import FILE, SMALLEST_BLOCK, VERSION, KvRequest, KvRun, Measured, RecordedKv, copy_gb_s
 from gpubench.measure.kv import SECTIONS as SECTIONS
 from gpubench.measure.p2p.request import CopyMachine, wiring_of_process
 from gpubench.model.facts.environment import detect_launcher
@@ -34,6 +34,7 @@ from gpubench.model.results.report import Report
 from gpubench.model.terms.operation import CopyGpu
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Origin
+from gpubench.ports.transfers import WORD_BYTES
 from gpubench.profiles import match_node
 from gpubench.readers.documents import check_version, read_json_line
 from gpubench.simulated.links import NoCounters, SimulatedCopies
@@ -79,7 +80,28 @@ def run(plan: KvPlan, arguments: Sequence[str]) -> int:
             expected="one process: kv starts the two processes of each transfer itself",
             next_step="gpubench kv without the launcher",
         )
+    _check_sizes(plan)
     return runner.run(STEPS, plan, arguments)
+
+
+def _check_sizes(plan: KvPlan) -> None:
+    """Raise UsageError if transfers of these sizes cannot be cut into equal blocks and verified."""
+    odd = next((size for size in plan.sizes if size % WORD_BYTES), None)
+    if odd is not None:
+        raise UsageError(
+            f"--sizes {odd}",
+            expected=f"multiples of {WORD_BYTES} bytes, because the data are verified in words of {WORD_BYTES} bytes",
+            next_step="--sizes 4K:256M:16",
+        )
+    cases = list(KvRequest(plan.backend, (), (), plan.sizes, plan.blocks, to_host=False).cases())
+    uneven = [(case.size_bytes, case.blocks) for case in cases if case.size_bytes % case.blocks]
+    if uneven or not cases:
+        size_bytes, blocks = uneven[0] if uneven else (max(plan.sizes), min(plan.blocks))
+        raise UsageError(
+            f"--sizes {format_size(size_bytes)} with --blocks {blocks}",
+            expected=f"blocks of equal size, of {format_size(SMALLEST_BLOCK)} or more",
+            next_step="--sizes 4K:256M:16 --blocks 1,256,4096",
+        )
 
 
 @contextmanager
@@ -132,6 +154,8 @@ def _machine(machines: Machines, gpus: Sequence[CopyGpu], origin: Origin) -> Cop
 def _request(plan: KvPlan, machine: CopyMachine, allocations: tuple[Allocation, ...]) -> KvRequest:
     """Return the transfers to measure. Raises UsageError if --pairs names a GPU that is not there."""
     count = len(machine.gpus)
+    if not count:
+        raise no_gpu(machine.nodes[0].snapshot.driver.absent or "this machine has none", for_what=NAME)
     pairs = tuple(combinations(range(count), 2)) or ((0, 0),)
     if plan.pairs is not None:
         positions = {gpu.device.removeprefix("GPU"): at for at, gpu in enumerate(machine.gpus)}

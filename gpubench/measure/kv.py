@@ -6,22 +6,33 @@ from statistics import median, quantiles
 from msgspec import field
 from msgspec.structs import replace
 
-from gpubench.conditions.checks import copy_findings, transfer_findings
+from gpubench.conditions.checks import copy_findings, fact_findings, transfer_findings
+from gpubench.conditions.folding import fold
 from gpubench.errors import CouldNotMeasureError
 from gpubench.measure.p2p.request import CopyMachine
+from gpubench.measure.p2p.rows import pair_row
 from gpubench.measure.path_outcome import report_on
 from gpubench.measure.paths import Meter
 from gpubench.model.paths import p2p
 from gpubench.model.paths.topology import round_gb_s
 from gpubench.model.paths.transport import Conclusion, Evidence, PathEvidence, State, Transport, TransportKind
 from gpubench.model.paths.ucx import Allocation, ProtocolRange, Transfer, UcxRoute
+from gpubench.model.profiles.copies import CopyJudge
 from gpubench.model.results.fallback import End, Explanation, KnownPath, fallback_rows, make_findings
 from gpubench.model.results.kv import KvRow
-from gpubench.model.results.report import Report, Verified
+from gpubench.model.results.report import PairRow, Report, Verified
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine
 from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, format_size, percent
+from gpubench.model.terms.units import (
+    BYTES_PER_GB,
+    MICROSECONDS_PER_SECOND,
+    format_size,
+    group_by,
+    percent,
+    plural,
+    shorten,
+)
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Origin, Verdict, worst_verdict
 from gpubench.ports.backend import Region
 from gpubench.ports.copies import Copies, CopyStream, LinkCounters
@@ -92,11 +103,20 @@ class Measured(Struct, frozen=True):
     error: str = ""
 
     @property
+    def completed(self) -> list[tuple[TransferCase, Moved]]:
+        """The transfers between the two GPUs that succeeded."""
+        return [(case, moved) for case, moved in self.cases if moved.seconds and not case.to_host]
+
+    @property
     def largest(self) -> list[tuple[TransferCase, Moved]]:
-        """The largest transfers of one block between the two GPUs that succeeded: a write and a read."""
-        single = [(case, moved) for case, moved in self.cases if case.blocks == 1 and not case.to_host]
-        most = max((case.size_bytes for case, moved in single if moved.seconds), default=0)
-        return [(case, moved) for case, moved in single if case.size_bytes == most and moved.seconds]
+        """The largest transfers between the two GPUs that succeeded, with the fewest blocks: a write and a read."""
+        most = max(((case.size_bytes, -case.blocks) for case, _ in self.completed), default=(0, 0))
+        return [(case, moved) for case, moved in self.completed if (case.size_bytes, -case.blocks) == most]
+
+    @property
+    def failure(self) -> str:
+        """Why the processes failed. Empty if all transfers succeeded."""
+        return self.error or next((moved.error for _, moved in self.cases if moved.error), "")
 
 
 def gb_s(case: TransferCase, moved: Moved) -> float | None:
@@ -159,15 +179,19 @@ class KvRun:
         return self._report(measured)
 
     def _measure(self, pair: p2p.Pair, allocation: Allocation) -> Iterator[Measured]:
-        ways = [(pair, False)] if pair[0] == pair[1] else [(pair, False), (pair[::-1], True)]
+        ways = [pair] if pair[0] == pair[1] else [pair, (pair[1], pair[0])]
         assert self._transfers is not None
+        failure = ""
         try:
             with self._transfers.open(pair, allocation) as opened:
-                for ordered, backwards in ways:
-                    yield self._measure_way((ordered[0], ordered[1]), allocation, opened, backwards=backwards)
+                while ways and not failure:  # After a failure, the processes are in an unknown state
+                    way = ways.pop(0)
+                    found = self._measure_way(way, allocation, opened, backwards=way != pair)
+                    failure = found.failure
+                    yield found
         except CouldNotMeasureError as error:
-            for ordered, _ in ways:
-                yield Measured((ordered[0], ordered[1]), allocation, None, None, (), str(error))
+            failure = str(error)
+        yield from (Measured(way, allocation, None, None, (), failure) for way in ways)
 
     def _measure_way(
         self, pair: p2p.Pair, allocation: Allocation, opened: OpenTransfers, *, backwards: bool
@@ -183,7 +207,7 @@ class KvRun:
             self._done += 1
             self._listener.row(self._row(pair, allocation, case, moved, expected))
             if moved.error:
-                break  # The processes are in an unknown state
+                break
         return Measured(pair, allocation, opened.ends, expected, tuple(cases))
 
     def _move(self, pair: p2p.Pair, opened: OpenTransfers, case: TransferCase, *, backwards: bool) -> Moved:
@@ -249,12 +273,14 @@ class KvRun:
         if moved.error:
             return Verdict.ERROR, moved.error
         if moved.wrong:
-            return Verdict.FAIL, f"{moved.wrong} wrong words"
+            return Verdict.FAIL, plural(moved.wrong, "wrong word")
         if case.to_host:
             return None, "not judged: to host memory"
         if moved.chosen is not None and moved.chosen.route.host_staged:
-            by_design = self._machine.wiring.why_refused(pair)
-            return (Verdict.SKIP, by_design) if by_design else (Verdict.FAIL, "")
+            wiring = self._machine.wiring
+            if by_design := wiring.why_refused(pair):
+                return Verdict.SKIP, by_design
+            return Verdict.WARN if wiring.is_refusal_doubtful(pair) else Verdict.FAIL, ""
         rate = gb_s(case, moved)
         if expected is None or rate is None or case.blocks > 1 or not p2p.is_large_copy(case.size_bytes):
             is_one_gpu = pair[0] == pair[1] and p2p.is_large_copy(case.size_bytes)
@@ -273,6 +299,7 @@ class KvRun:
         outcome = report_on(paths, rows, self._machine.origin, ())
         doubts = make_findings([row for row in rows if row.conclusion != Conclusion.STAGED], paths)
         designs = {path.pair for path in paths if path.evidence.by_design}
+        facts = self._machine.facts(self._copies(measured))
         staged = [
             replace(finding, severity=Verdict.SKIP) if set(finding.subjects) <= designs else finding
             for finding in causes
@@ -283,8 +310,10 @@ class KvRun:
             *doubts,
             *self._slow(measured),
             *self._failed(measured),
-            *copy_findings(self._machine.facts(())),
+            *self._mixed(measured),
+            *copy_findings(facts),
         )
+        findings = fold(findings, self._machine.nodes, fact_findings(facts))
         verdicts = [path.judgement.verdict for path in paths] + [finding.severity for finding in findings]
         return Report(
             verdict=worst_verdict(verdicts),
@@ -387,8 +416,8 @@ class KvRun:
             yield Finding(
                 id=WRONG_DATA,
                 severity=Verdict.FAIL,
-                subject=names[0] if len(names) == 1 else f"{len(names)} transfers",
-                seen=f"wrong data arrived: {most} wrong words of 8 bytes",
+                subject=shorten(names),
+                seen=f"wrong data arrived: {plural(most, 'wrong word')} of 8 bytes",
                 expected="the destination has exactly what the source sent",
                 cause="peer access that corrupts data (ACS, IOMMU, hypervisor), or faulty memory",
                 cure=Cure.of("gpubench p2p"),
@@ -414,18 +443,48 @@ class KvRun:
                         places=self._places([one]),
                     )
 
+    def _copies(self, measured: Sequence[Measured]) -> list[PairRow]:
+        """Return the judged copies for comparison, since a transfer as slow as a slow copy is not healthy.
+
+        They have too few samples for a warning.
+        """
+        series = p2p.Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=_COPY_BYTES)
+        known = {one.pair: one.expected_gb_s for one in measured if one.expected_gb_s}
+        rows = [
+            pair_row(self._machine, series, pair, p2p.Cell((_COPY_BYTES / gb_s / BYTES_PER_GB,)), (Verdict.PASS, ""))
+            for pair, gb_s in known.items()
+            if self._machine.wiring.peer_access(pair).possible is not False and not self._machine.users(*pair)
+        ]
+        matched = self._machine.matched
+        nodes = {node.snapshot.host: node for node in self._machine.nodes}
+        judged = CopyJudge(None if matched is None else matched.profile, nodes).judge(rows)
+        return [row if row.verdict == Verdict.FAIL else replace(row, verdict=None) for row in judged]
+
+    def _mixed(self, measured: Sequence[Measured]) -> Iterator[Finding]:
+        mixed = [one for one in measured if any(len(end.ucx_files) > 1 for end in one.ends or ())]
+        if mixed:
+            names = tuple(map(self._title, mixed))
+            files = sorted({file for one in mixed for end in one.ends or () for file in end.ucx_files})
+            yield Finding(
+                id="kv-two-ucx",
+                severity=Verdict.WARN,
+                subject=shorten(names),
+                seen=f"a process has loaded several copies of UCX: {', '.join(files)}",
+                expected="one copy of UCX per process",
+                cause="libraries that bring their own UCX, such as NIXL and Open MPI",
+                cure=Cure.of("gpubench libraries"),
+                subjects=names,
+                places=self._places(mixed),
+            )
+
     def _failed(self, measured: Sequence[Measured]) -> Iterator[Finding]:
-        by_error: dict[str, list[Measured]] = {}
-        for one in measured:
-            errors = [moved.error for _, moved in one.cases if moved.error]
-            if one.error or errors:
-                by_error.setdefault(one.error or str(errors[0]), []).append(one)
+        by_error = group_by([one for one in measured if one.failure], lambda one: one.failure)
         for error, failed in by_error.items():
             names = tuple(map(self._title, failed))
             yield Finding(
                 id="not-measured",
                 severity=Verdict.ERROR,
-                subject=names[0] if len(names) == 1 else f"{len(names)} transfers",
+                subject=shorten(names),
                 seen=error,
                 expected="a transfer that completes",
                 cause="UCX cannot connect the two processes, or one of them ended",
@@ -439,14 +498,15 @@ class KvRun:
 
 
 def _worst(measured: Measured) -> tuple[TransferCase, Moved]:
-    """Return the write or the read whose path is worse: staged before unknown before direct, then the slower one."""
+    """Return the transfer whose path is worst: the largest staged one, else the slower of the largest two."""
 
-    def rank(found: tuple[TransferCase, Moved]) -> tuple[int, float]:
+    def rank(found: tuple[TransferCase, Moved]) -> tuple[int, int, float]:
         case, moved = found
         staged = None if moved.chosen is None else moved.chosen.route.host_staged
-        return (True, None, False).index(staged), gb_s(case, moved) or 0.0
+        return (True, None, False).index(staged), -case.size_bytes, gb_s(case, moved) or 0.0
 
-    return min(measured.largest, key=rank)
+    staged = [found for found in measured.completed if rank(found)[0] == 0]
+    return min(staged or measured.largest, key=rank)
 
 
 def _are_only_reads_staged(measured: Measured) -> bool:

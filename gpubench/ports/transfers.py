@@ -12,6 +12,8 @@ from gpubench.model.terms.operation import Direction
 from gpubench.model.terms.plain import Bytes, Count, MeasuredSeconds
 from gpubench.model.terms.plain import StrictStruct as Struct
 
+WORD_BYTES = 8  # Data are verified in words of this size
+
 
 class TransferCase(Struct, frozen=True):
     """One kind of transfer. It writes from the source process or reads from the destination process.

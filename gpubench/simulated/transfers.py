@@ -9,7 +9,7 @@ from gpubench.model.paths.ucx import Allocation, ProtocolRange
 from gpubench.model.profiles.fault import Fault
 from gpubench.model.terms.operation import Direction
 from gpubench.model.terms.units import BYTES_PER_GB
-from gpubench.ports.transfers import Moved, OpenTransfers, ProcessEnd, TransferCase
+from gpubench.ports.transfers import WORD_BYTES, Moved, OpenTransfers, ProcessEnd, TransferCase
 from gpubench.simulated.links import SimulatedCopies
 
 _COPY_SHARE = 0.985  # UCX reached 389 GB/s where plain copies reached 394
@@ -87,7 +87,7 @@ class SimulatedTransfers:
 
     def count_wrong(self, pair: Pair, case: TransferCase, *, direct: bool) -> int:
         is_lost = direct and not case.to_host and self._copies.is_lost(*pair)
-        return case.size_bytes // 8 if is_lost else 0
+        return case.size_bytes // WORD_BYTES if is_lost else 0
 
 
 class _Opened:

@@ -182,25 +182,25 @@ class SpeedFigures(Struct):
         self._host = _slower(self._host or figure, figure)
 
     def _add_transfer(self, row: KvRow) -> None:
-        """Keep the slowest transfer of one block between GPUs, at the largest size."""
+        """Keep the slowest transfer of one block between GPUs, at the largest size. Prefer those that are judged."""
         if row.bandwidth_gb_s is None:
             return
         self._note_data(are_verified=row.verified == Verified.LAST)
-        known = self._best.get(TRANSFERS)
-        if row.destination == HOST or row.blocks > 1 or (known is not None and known.size_bytes > row.size_bytes):
+        if row.destination == HOST or row.blocks > 1:
             return
+        is_judged = row.verdict not in (None, Verdict.SKIP)
         figure = SpeedFigure(
             what=TRANSFERS,
             gb_s=row.bandwidth_gb_s,
-            expected_gb_s=row.expected_gb_s,
+            expected_gb_s=row.expected_gb_s if is_judged else None,
             limit_percent=None,
-            is_judged=row.verdict not in (None, Verdict.SKIP),
+            is_judged=is_judged,
             size_bytes=row.size_bytes,
             time_us=row.p50_us,
             shares_gpus=row.source_bus_id == row.destination_bus_id,
         )
-        is_larger = known is None or row.size_bytes > known.size_bytes
-        self._best[TRANSFERS] = figure if known is None or is_larger else _slower(known, figure)
+        known = self._best.get(TRANSFERS, figure)
+        self._best[TRANSFERS] = min(known, figure, key=lambda one: (not one.is_judged, -one.size_bytes, one.gb_s))
 
     def _note_data(self, *, are_verified: bool) -> None:
         self.checked = self.checked or are_verified
