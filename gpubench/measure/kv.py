@@ -15,7 +15,7 @@ from gpubench.measure.path_outcome import report_on
 from gpubench.measure.paths import Meter
 from gpubench.model.paths import p2p
 from gpubench.model.paths.topology import round_gb_s
-from gpubench.model.paths.transport import Conclusion, Evidence, PathEvidence, State, Transport, TransportKind
+from gpubench.model.paths.transport import Evidence, PathEvidence, State, Transport, TransportKind
 from gpubench.model.paths.ucx import Allocation, ProtocolRange, Transfer, UcxRoute
 from gpubench.model.profiles.copies import CopyJudge
 from gpubench.model.results.fallback import End, Explanation, KnownPath, fallback_rows, make_findings
@@ -297,7 +297,7 @@ class KvRun:
         paths = [self._path(one, by_name) for one in measured if one.largest]
         rows = fallback_rows(paths, self._machine.origin, lambda members: _explanation(by_name.get(members[0].pair)))
         outcome = report_on(paths, rows, self._machine.origin, ())
-        doubts = make_findings([row for row in rows if row.conclusion != Conclusion.STAGED], paths)
+        doubts = make_findings([row for row in rows if not by_name.keys() & row.pairs], paths)
         designs = {path.pair for path in paths if path.evidence.by_design}
         facts = self._machine.facts(self._copies(measured))
         staged = [
@@ -437,7 +437,7 @@ class KvRun:
                         subject=self._title(one),
                         seen=f"{gb_s(case, moved):.3g} GB/s ({case.direction}, {format_size(case.size_bytes)})",
                         expected=f"{one.expected_gb_s:.3g} GB/s, as a plain copy between them in this run",
-                        cause="unexplained: the path is direct",
+                        cause=f"unexplained: the path is {'not known' if moved.chosen is None else 'direct'}",
                         cure=Cure.of("gpubench check"),
                         subjects=(self._title(one),),
                         places=self._places([one]),
@@ -464,7 +464,7 @@ class KvRun:
         mixed = [one for one in measured if any(len(end.ucx_files) > 1 for end in one.ends or ())]
         if mixed:
             names = tuple(map(self._title, mixed))
-            files = sorted({file for one in mixed for end in one.ends or () for file in end.ucx_files})
+            files = next(end.ucx_files for end in mixed[0].ends or () if len(end.ucx_files) > 1)
             yield Finding(
                 id="kv-two-ucx",
                 severity=Verdict.WARN,
