@@ -14,6 +14,7 @@ RUNS = (
     SIMULATED,
     ("p2p", "--simulate", "hgx-h200-4", "--fault", "link0-1:staged=yes"),
     ("p2p", "--simulate", "hgx-h200-4", "--sizes", "8:64M:8", "--plot"),
+    ("kv", "--simulate", "hgx-h200-4", "--fault", "node0:kv=pid"),
     ("topo", "--replay", str(ROOT / "tests" / "machines" / "h100x8-nic8")),
     ("explain", str(ROOT / "tests" / "logs" / "h200x4-p2p-disabled")),
 )
@@ -70,7 +71,7 @@ def test_the_help_that_is_named_is_that_of_the_command() -> None:
     assert "try:      gpubench check --help" in gpubench("check", "--timeout").stderr
 
 
-HELP = [(name, "--help") for name in ("allreduce", "topo", "p2p", "check", "explain", "compare", "profiles")]
+HELP = [(name, "--help") for name in ("allreduce", "topo", "p2p", "kv", "check", "explain", "compare", "profiles")]
 
 
 @pytest.mark.parametrize("arguments", [*HELP, ("profiles", "show", "hgx-h200-8")], ids=lambda each: each[0])

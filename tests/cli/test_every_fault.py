@@ -13,6 +13,7 @@ COMMANDS = {
     "topo": (),
     "check": ("--quick",),
     "p2p": (),
+    "kv": ("--blocks", "1"),
     "allreduce": ("--sizes", "1M"),
     "watch": ("--for", "2s"),
     "overlap": ("--sizes", "1M"),
@@ -24,7 +25,7 @@ MACHINES = {"allreduce": "hgx-h200-4", "overlap": "hgx-h200-4", "scan": "hgx-h10
 KEYS = [(key, value) for key in FAULT_KEYS for value in key.words or [value_of(key)]]
 """All values of words, one of the others."""
 
-OF_ONE_VALUE = ("allreduce", "overlap", "scan", "p2p", "watch")
+OF_ONE_VALUE = ("allreduce", "overlap", "scan", "p2p", "watch", "kv")
 """Commands that look at a machine as check and topo do: of words each of them tries one, not the same one."""
 
 

@@ -29,6 +29,8 @@ RUNS = (
     ("sendrecv", "--simulate", "a10-4", "--sizes", "1K:1G:32"),
     *(("p2p", "--simulate", name) for name in ("a10-4", "hgx-h200-4", "h100-nvl-2", "rtx-4090-2", "gh200-1")),
     ("p2p", "--simulate", "hgx-h100-4", "--fault", "link0-3:staged=yes", "--fault", "gpu2:lost=yes"),
+    *(("kv", "--simulate", name, "--blocks", "1,256") for name in ("hgx-h200-4", "rtx-4090-2", "gh200-1")),
+    ("kv", "--simulate", "hgx-h200-2", "--memory", "malloc,async", "--fault", "link0-1:ipc=no"),
     ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1G", "--fault", "link0-1:staged=yes", "--strict"),
     ("scan", "--simulate", "hgx-h100-8*8", "--fault", "node3.nic5:bandwidth=0.5"),
     ("plan", "--parameters", "7B", "--simulate", "hgx-h200-8"),

@@ -12,6 +12,7 @@ RUNS = {
     "": BROKEN,
     "topo": BROKEN,
     "p2p": (*BROKEN, "--no-patterns"),
+    "kv": ("--simulate", "hgx-h200-4", "--fault", "node0:kv=pid"),
     "allreduce": (*BROKEN, "--sizes", "1G"),
     "alltoall": (*BROKEN, "--sizes", "1G"),
     "check": (*BROKEN, "--quick"),

@@ -135,7 +135,7 @@ def test_json_is_a_short_form_of_its_format(monkeypatch: pytest.MonkeyPatch) -> 
     assert "--json and --format exclude each other" in refused.stderr
 
 
-@pytest.mark.parametrize("command", ["p2p", "scan", "watch"])
+@pytest.mark.parametrize("command", ["p2p", "kv", "scan", "watch"])
 def test_every_key_of_faults_is_in_the_help_of_the_commands_that_know_it(command: str) -> None:
     text = shown(command, "--help-all")
     assert "--help-all lists the keys" in " ".join(shown("topo", "--help").split())

@@ -12,6 +12,7 @@ from gpubench.model.terms.verdict import FIGURES, WRONG_DATA
 COMMANDS = {
     "topo": ("topo",),
     "p2p": ("p2p",),
+    "kv": ("kv", "--blocks", "1"),
     "allreduce": ("allreduce", "--sizes", "256M"),
     "quick": ("check", "--quick"),
     "check": ("check",),
@@ -21,9 +22,9 @@ SCAN = {"scan": ("scan", "--quick")}  # Of three nodes or more
 CHECKS = ("quick", "check", "bare")  # Those that look at clocks, memory, NICs' redirection and versions too
 FACTS = ("topo", *CHECKS)
 JOBS = (*FACTS, "allreduce")
-ALL = (*JOBS, "p2p")
+ALL = (*JOBS, "p2p", "kv")
 COPIES = ("p2p", "check", "bare")
-USED = ("p2p", *CHECKS)
+USED = ("p2p", "kv", *CHECKS)
 
 PART, PCIE, TWO, THREE = "hgx-h200-4", "l40s-8", "hgx-h100-4*2", "hgx-h100-4*3"
 

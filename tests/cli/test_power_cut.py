@@ -11,6 +11,7 @@ SIMULATED = ("--simulate", "hgx-h200-4")
 RECORDED = {
     "topo": SIMULATED,
     "p2p": SIMULATED,
+    "kv": (*SIMULATED, "--blocks", "1"),
     "check": (*SIMULATED, "--quick"),
     "allreduce": (*SIMULATED, "--sizes", "1K:1M:32"),
     "watch": (*SIMULATED, "--for", "2s"),

@@ -19,6 +19,7 @@ RUNS = {
     "": SIMULATED,
     "topo": SIMULATED,
     "p2p": SIMULATED,
+    "kv": SIMULATED,
     "libraries": (),
     "check": (*SIMULATED, "--quick"),
     "scan": ("--simulate", "hgx-h100-8*4", "--quick"),

@@ -19,6 +19,7 @@ GPUS = ("--simulate", "hgx-h100-8*2", "--sizes", "1M,64M")
     [
         ("allreduce", *GPUS),
         ("p2p", "--simulate", "hgx-h200-2"),
+        ("kv", "--simulate", "hgx-h200-2"),
         ("topo", "--simulate", "hgx-h100-8*2", "--section", "gpus"),
         ("topo", "--simulate", "hgx-h100-8", "--section", "matrix"),
         ("check", "--simulate", "hgx-h100-8", "--fault", "gpu5:nvlink=12"),

@@ -87,7 +87,7 @@ def _stored(content: bytes) -> None:
 def _stored_seeds() -> list[bytes]:
     """Return a sweep and copies of a simulated machine, as a document and as lines."""
     found = []
-    for command in (("allreduce", "--sizes", "1K:4K"), ("p2p", "--no-patterns", "--no-host")):
+    for command in (("allreduce", "--sizes", "1K:4K"), ("p2p", "--no-patterns", "--no-host"), ("kv",)):
         with tempfile.TemporaryDirectory() as folder:
             paths = [Path(folder, name) for name in ("a.json", "a.jsonl")]
             given = [word for path in paths for word in ("-o", str(path))]

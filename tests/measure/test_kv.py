@@ -11,7 +11,8 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.jobs.runner import NullListener
 from gpubench.measure.kv import KvRequest, KvRun, Measured
 from gpubench.measure.p2p.request import CopyMachine, wiring_of_process
-from gpubench.model.facts.snapshot import GpuProcess, Snapshot
+from gpubench.model.facts.process import GpuProcess
+from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.p2p import Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.ucx import Allocation, ProtocolRange
