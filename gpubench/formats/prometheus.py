@@ -59,7 +59,7 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
             ("collective_host_staged", "host_staged", "1 where bytes went through host memory."),
         ),
     ),
-    "nvlink_bytes": (
+    "latency_us": (
         _WHICH_PAIR,
         (
             ("pair_bandwidth_bytes_per_second", "bandwidth_gb_s", "Copied from GPU to GPU."),
@@ -68,6 +68,14 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
             ("pair_expected_seconds", "expected_us", "Of a healthy machine."),
             ("pair_expected_ratio", "expected_percent", _OF_EXPECTED),
             ("pair_host_staged", "host_staged", "1 where a copy went through host memory."),
+        ),
+    ),
+    "block_us": (
+        ("node", "source", "destination", "backend", "direction", "memory", "size_bytes", "blocks"),
+        (
+            ("kv_bandwidth_bytes_per_second", "bandwidth_gb_s", "Of a KV transfer between two processes."),
+            ("kv_seconds", "p50_us", "Median time of a KV transfer."),
+            ("kv_host_staged", "host_staged", "1 where a KV transfer went through host memory."),
         ),
     ),
     "slowest": (
@@ -201,7 +209,7 @@ def render(run: DocumentRun, *, pairs: bool = False) -> Iterator[str]:
     _add_subjects(exposition, report)
     slowest: dict[tuple[object, ...], Mapping[str, Any]] = {}
     for record in _records(run):
-        is_pair = "nvlink_bytes" in record
+        is_pair = "latency_us" in record
         if pairs or not is_pair:
             _add_samples(exposition, record, metadata)
         if is_pair and record["bandwidth_gb_s"] is not None and HOST not in (record["source"], record["destination"]):

@@ -147,6 +147,8 @@ def _open(place: Place) -> Iterator[KvSetup]:
 
 def _machine(machines: Machines, gpus: Sequence[CopyGpu], origin: Origin) -> CopyMachine:
     (node,) = machines.nodes[:1]
+    if not gpus:
+        raise no_gpu(node.snapshot.driver.absent or "this machine has none", for_what=NAME)
     matched = match_node(node, os.environ, None)
     return CopyMachine(wiring_of_process(node, gpus), gpus, machines.processes, matched, origin)
 
@@ -154,8 +156,6 @@ def _machine(machines: Machines, gpus: Sequence[CopyGpu], origin: Origin) -> Cop
 def _request(plan: KvPlan, machine: CopyMachine, allocations: tuple[Allocation, ...]) -> KvRequest:
     """Return the transfers to measure. Raises UsageError if --pairs names a GPU that is not there."""
     count = len(machine.gpus)
-    if not count:
-        raise no_gpu(machine.nodes[0].snapshot.driver.absent or "this machine has none", for_what=NAME)
     pairs = tuple(combinations(range(count), 2)) or ((0, 0),)
     if plan.pairs is not None:
         positions = {gpu.device.removeprefix("GPU"): at for at, gpu in enumerate(machine.gpus)}

@@ -24,7 +24,7 @@ from tests.machines.test_machines import FOLDER as RECORDED
 
 MACHINES = [profile.name for profile in all_profiles() if profile.match.visible]
 JUDGING_ALL = ("check --full --strict", "allreduce --sizes 1K:1G:32 --strict")
-JUDGING_A_PART = ("", "p2p --strict", "--quick", "p2p --sizes 256M --strict", "overlap --strict", "kv")
+JUDGING_A_PART = ("", "p2p --strict", "--quick", "p2p --sizes 256M --strict", "overlap --strict")
 """Topo, a usual check and watch are tried with several nodes."""
 
 OF_MIG = ("topo --strict", "watch --for 4s --strict")
@@ -39,7 +39,6 @@ RARE = (
     *("topo --strict", "check", "watch --for 2s --strict"),
     "p2p --sizes 8:256M:8 --strict",
     "p2p --memory managed --strict",
-    "kv --blocks 1,256",
     "check --strict",
     "check --quick --strict",
     *(f"{collective} --sizes {sizes} --strict" for collective in SUMMARIES for sizes in ("1G", "1K:1G:32")),
@@ -144,7 +143,7 @@ def test_recordings_of_healthy_machines_of_other_kinds_pass(
 
 def can_run(name: str, command: str) -> bool:
     """False for what needs a second GPU, where a machine has one."""
-    alone = ("", "--quick", "topo --strict", "p2p --strict", "check", "watch --for 2s --strict", "kv --blocks 1,256")
+    alone = ("", "--quick", "topo --strict", "p2p --strict", "check", "watch --for 2s --strict")
     return load(name).match.visible > 1 or command in alone or command.startswith("check ")
 
 

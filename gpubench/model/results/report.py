@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gpubench.model.paths.transport import Conclusion, Confidence, State
 from gpubench.model.terms.commands import Command, find_command
-from gpubench.model.terms.operation import ROW_BACKENDS, DataType, Placement, ReduceOp
+from gpubench.model.terms.operation import ROW_BACKENDS, TRANSFER_BACKENDS, DataType, Placement, ReduceOp
 from gpubench.model.terms.overlap import OVERLAP
 from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.ranks import RankIdentity
@@ -388,7 +388,8 @@ class Metadata(Struct, frozen=True, kw_only=True):
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     hosts: Annotated[Sequence[str], {"minItems": 1}]  #: host names of all nodes, in the order of the job
     collective: str | None = None  #: collective in the rows; null: the rows are not from a collective
-    backend: Annotated[str | None, BACKENDS] = None  #: backend that ran the collective; null: no collective ran
+    #: backend that ran the collective or the transfers; null: neither ran
+    backend: Annotated[str | None, (*BACKENDS, *TRANSFER_BACKENDS)] = None
     ranks: Sequence[RankIdentity] = ()  #: all ranks, with their hosts
     libraries: Mapping[str, str] = field(default_factory=dict)  #: versions and paths of libraries
     #: environment variables that change results, selected by an allow-list
