@@ -104,7 +104,7 @@ class ExplainView(ReportView):
         if report.sections:
             communicators = report.rows(CommunicatorRow)
             transports = report.rows(TransportRow)
-            self._header(communicators)
+            self._header(communicators, len(report.rows(KvPathRow)))
             kinds = list(_kinds(communicators, transports))
             for kind in kinds[:_MOST_KINDS]:
                 self._kind(kind)
@@ -120,16 +120,18 @@ class ExplainView(ReportView):
                 self._page.wrap(_total(transports))
         self._page.outcome(report)
 
-    def _header(self, communicators: Sequence[CommunicatorRow]) -> None:
+    def _header(self, communicators: Sequence[CommunicatorRow], kv_paths: int) -> None:
         metadata, options = self._metadata, self._metadata.options
         largest = max((row.ranks or 0 for row in communicators), default=0)
         found = plural(len(communicators), "communicator") if communicators else ""
         self._page.heading(metadata, "explain", found, f"up to {plural(largest, 'rank')}" if largest else "")
-        without = options["files_without_nccl"]
+        is_of_ucx_alone = kv_paths and not options["nccl_lines"]
+        without = 0 if is_of_ucx_alone else options["files_without_nccl"]
         files = plural(options["files"], "file") + (f", {without} without a line of NCCL's" if without else "")
         self._page.wrap(f"{INDENT}{metadata.source}: {files}")
         dumps = f", and dumps of {plural(options['dumps'], 'rank')}" if options.get("dumps") else ""
-        self._page.wrap(f"{INDENT}{plural(options['lines'], 'line')}, {options['nccl_lines']} of NCCL's{dumps}")
+        lines = f"{INDENT}{plural(options['lines'], 'line')}"
+        self._page.wrap(lines if is_of_ucx_alone else f"{lines}, {options['nccl_lines']} of NCCL's{dumps}")
         self._page.software(metadata)
         warnings = sorted(options["warnings"].items(), key=lambda item: -item[1])
         for text, count in warnings[:_MOST_WARNINGS]:

@@ -6,11 +6,11 @@ from gpubench.conditions.checks import transfer_findings
 from gpubench.conditions.circumstances import Sighting, joined
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.paths.ucx import ProtocolRange, ProtocolTable, Transfer, UcxLog, UcxRoute
-from gpubench.model.results.fallback import KvPathRow
+from gpubench.model.results.fallback import NO_PAYLOAD_TABLES, PATH_UNKNOWN, KvPathRow
 from gpubench.model.terms.units import format_size, plural
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
-PATH_UNKNOWN, NO_PAYLOAD_TABLES, LOADED_TWICE = "path-unknown", "no-payload-tables", "ucx-loaded-twice"
+LOADED_TWICE = "ucx-loaded-twice"
 _LARGE_BYTES = 2**20  # Frameworks send a KV cache in blocks of 64 KiB to some MiB. Smaller messages are often copied.
 _OPERATIONS = {
     "remote memory write": "put",

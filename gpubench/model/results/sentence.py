@@ -14,7 +14,14 @@ from gpubench.model.paths.transport import Conclusion
 from gpubench.model.results import ending
 from gpubench.model.results.backends import BackendRow, LibraryRow, describe_paths, describe_speed
 from gpubench.model.results.compare import Change, ComparisonRow, MachineRow, Status, bandwidth_lost
-from gpubench.model.results.fallback import CommunicatorRow, KvPathRow, OperationRow, PathRow, TransportRow
+from gpubench.model.results.fallback import (
+    NO_PAYLOAD_TABLES,
+    CommunicatorRow,
+    KvPathRow,
+    OperationRow,
+    PathRow,
+    TransportRow,
+)
 from gpubench.model.results.figures import COLLECTIVE_NAMES, HOST_COPIES, PEER_COPIES, SpeedFigure, SpeedFigures
 from gpubench.model.results.overlap import overlap_parts
 from gpubench.model.results.report import (
@@ -74,6 +81,9 @@ def sentence(
         )
     parts, root = list(_line_parts(metadata, report, figures)), find_worst(report.findings)
     command = "" if root is None or report.verdict in _GOOD else root.next_command
+    gap = next((finding for finding in report.findings if finding.id == NO_PAYLOAD_TABLES), None)
+    if gap is not None and report.verdict is Verdict.SKIP:
+        parts, root, command = [ending.part(gap.seen)], gap, gap.next_command
     ends = (f"Try: {command}" if command and passes(command) else "", f"See {root.id}" if root and command else "")
     return ending.last_line(report.verdict, metadata.origin, parts, ends, most)
 

@@ -136,10 +136,14 @@ def test_rows_have_the_direction_of_the_data() -> None:
     assert (row["route"], row["host_staged"], row["verdict"]) == ("direct", False, "PASS")
 
 
-def test_the_terminal_shows_large_messages_and_the_last_line_the_transport() -> None:
+def test_the_terminal_shows_large_messages_and_the_last_line_the_transport(tmp_path: Path) -> None:
     shown = " ".join(gpubench("explain", str(LOGS / "perftest-tag-direct.client.log")).stdout.split())
     assert "fetch cuda → cuda/GPU0 1..inf direct cuda_ipc/cuda PASS and 2 rows more" in shown
     assert shown.endswith("PASS: UCX moves GPU memory directly over cuda_ipc/cuda")
+    log = tmp_path / "nixl.log"
+    log.write_text("NIXL INFO    _api.py:405 Backend UCX was instantiated\n")
+    last_line = gpubench("explain", str(log)).stdout.splitlines()[-1]
+    assert last_line == "SKIP: 1 line by UCX or NIXL, without protocol tables. Try: export UCX_PROTO_INFO=y"
     skipped = gpubench("explain", str(LOGS / "perftest-put-latency.client.log"))
     assert (skipped.returncode, "ucx_perftest's output" in skipped.stdout) == (3, True)
 
