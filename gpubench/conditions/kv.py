@@ -51,15 +51,12 @@ _RESTART = "Set this for both processes and start them again."
 def _expandable(run: Circumstances) -> Found:
     for transfer in filter(lambda transfer: transfer.misses_cuda_ipc, run.transfers):
         setting = allocator_setting(transfer.variables, EXPANDABLE)
-        # NIXL and UCX do not name the allocator, but IPC handles exist for all memory except cuMemCreate and pools.
-        unexportable = transfer.exportable is False and not transfer.local.startswith("cuda-managed")
-        if transfer.allocation is Allocation.EXPANDABLE or (transfer.allocation is None and (setting or unexportable)):
+        if transfer.allocation is Allocation.EXPANDABLE or (transfer.allocation is None and setting):
             # UCX names the GPU of a peer whose memory it can reach: cuda/dev[2].
-            refused = transfer.allocation is not None or (setting and (unexportable or transfer.remote == "cuda"))
-            made = "the memory is allocated with cuMemCreate"
+            refused = transfer.allocation is not None or transfer.exportable is False or transfer.remote == "cuda"
             yield transfer_sighting(
                 transfer,
-                setting or (made if transfer.allocation else "CUDA IPC cannot export the memory"),
+                setting or "the memory is allocated with cuMemCreate",
                 Confidence.PROVEN if refused else Confidence.LIKELY,
                 cure=_without(transfer.variables, EXPANDABLE),
             )

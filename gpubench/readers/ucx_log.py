@@ -113,7 +113,7 @@ def read_tables(lines: Iterable[str]) -> Iterator[ProtocolTable]:
     yield from reader.end()
 
 
-_VERSION = re.compile(r"\bUCX +INFO +(?:Version |UCP version is )(\d[\w.]*)(.*)")
+_VERSION = re.compile(r"\bUCX +INFO +(?:Version |UCP version is )(\d[\w.]*)")
 _VARIABLES = re.compile(r"UCX_\* env variables?: (.*)")
 _ASSIGNED = re.compile(r"\b(UCX_[A-Z0-9_]{2,50}|PYTORCH_(?:CUDA_)?ALLOC_CONF)[=:] ?[\"']?([^\s\"'`|*\\]{1,500})")
 _MISSING = re.compile(
@@ -127,7 +127,6 @@ _METRICS = re.compile(
 )
 _GET_DISABLED = "cuda-ipc get zcopy disabled"
 _PID_NAMESPACE = re.compile(r"different (?:PID|pid) namespace")
-_IPC_REFUSED = re.compile(r"not (?:legacy )?CUDA[ -]IPC[ -]capable", re.IGNORECASE)
 _WORDS = (
     b"UCX",
     b"NIXL",
@@ -150,10 +149,9 @@ class UcxLines:
         self._reader = TableReader()
         self._tables, self._tables_of_file = dict[ProtocolTable, None](), dict[ProtocolTable, None]()
         self._versions: dict[str, dict[str, None]] = {}
-        self._loaded: dict[tuple[str, str], dict[str, None]] = {}
         self._variables: dict[str, dict[str, str]] = {}
         self._available, self._missing, self._excluded = dict[str, None](), dict[str, None](), dict[str, None]()
-        self._get_disabled = self._namespaces_differ = self._ipc_refused = False
+        self._get_disabled = self._namespaces_differ = False
         self._lines = 0
         self._metrics: KvMetrics | None = None
 
@@ -172,7 +170,7 @@ class UcxLines:
             self._lines += "UCX " in line or "UCXPY" in line or "NIXL" in line or "cfg#" in line or "KV Trans" in line
             if is_row or "|" in line or "cfg" in line or "ucp_" in line or "rendezvous data" in line:
                 self._keep(self._reader.add(*_split_head(line)))
-            if "UCX" in line or "_ALLOC_CONF" in line or "IPC" in line or "cuda-ipc" in line:
+            if "UCX" in line or "_ALLOC_CONF" in line or "cuda-ipc" in line or "namespace" in line:
                 self._note(line)
             if "KV Transfer metrics" in line and (found := _METRICS.search(line)):
                 time_ms, mb_s, blocks = map(float, found.groups())
@@ -186,12 +184,10 @@ class UcxLines:
 
     def _note(self, line: str) -> None:
         process = _split_head(line)[0].process
-        if len(self._variables) + len(self._loaded) > _MOST_SOURCES:
+        if len(self._variables) + len(self._versions) > _MOST_SOURCES:
             return
         if version := _VERSION.search(line):
             self._versions.setdefault(process, {})[version[1]] = None
-            # A process prints this line once per copy of the library.
-            self._loaded.setdefault((process, version[1] + version[2]), {})[line] = None
         if "ALLOC_CONF" in line or "UCX_" in line:
             listed = _VARIABLES.search(line)
             for name, value in _ASSIGNED.findall(listed[1] if listed else line):
@@ -203,7 +199,6 @@ class UcxLines:
             self._excluded[excluded[1]] = None
         self._get_disabled |= _GET_DISABLED in line
         self._namespaces_differ |= _PID_NAMESPACE.search(line) is not None
-        self._ipc_refused |= _IPC_REFUSED.search(line) is not None
 
     def end_file(self, *, is_document: bool = False) -> None:
         """End all tables, because rows of the next file belong to other tables.
@@ -221,14 +216,12 @@ class UcxLines:
         return UcxLog(
             tables=tuple(self._tables),
             versions={process: tuple(found) for process, found in self._versions.items()},
-            shared_names=tuple(process for (process, _), lines in self._loaded.items() if process and len(lines) > 1),
             variables=self._variables,
             available=tuple(filter(None, self._available)),
             missing=tuple(self._missing),
             excluded=tuple(self._excluded),
             get_disabled=self._get_disabled,
             pid_namespaces_differ=self._namespaces_differ,
-            ipc_refused=self._ipc_refused,
             lines=self._lines,
             metrics=self._metrics,
         )

@@ -78,7 +78,7 @@ def _large_row(table: ProtocolTable) -> ProtocolRange | None:
 
 def transfers(log: UcxLog) -> list[Transfer]:
     """Return one transfer per table of GPU memory, with the facts in the log that may explain its path."""
-    apart, shares_pid = log.pid_namespaces_differ or bool(log.shared_names), _same_pid_on_two_hosts(log)
+    shares_pid = _same_pid_on_two_hosts(log)
     found: dict[tuple[str, str, str], Transfer] = {}
     for table in log.payloads:
         row = _large_row(table)
@@ -91,9 +91,8 @@ def transfers(log: UcxLog) -> list[Transfer]:
             transport=row.devices,
             local=table.local,
             remote=table.remote,
-            exportable=False if log.ipc_refused else None,
             same_node=table.same_node,
-            same_pid_namespace=False if apart else None,
+            same_pid_namespace=False if log.pid_namespaces_differ else None,
             shares_pid=shares_pid and table.is_intra_node,
             variables={**log.variables.get("", {}), **log.variables.get(table.process, {})},
             ucx_transports=log.available or None,

@@ -258,27 +258,23 @@ class UcxLog(Struct, frozen=True):
 
     - `tables`: distinct protocol tables of all processes
     - `versions`: UCX releases by process
-    - `shared_names`: host and process ID of two processes, which are then in different PID namespaces
     - `variables`: UCX's and PyTorch's variables by process. The process is an empty text if the log does not name it.
     - `available`: transports that UCX lists in place of missing ones
     - `missing`, `excluded`: transports that UCX does not have, and transports that its settings exclude
     - `get_disabled`: true if UCX disabled reads over CUDA IPC, because it found no NVLinks
     - `pid_namespaces_differ`: true if UCX reports a peer in another PID namespace
-    - `ipc_refused`: true if NIXL warns that CUDA IPC cannot export the memory
     - `lines`: number of lines by UCX and NIXL, except tables
     - `metrics`: the last transfers that vLLM counted
     """
 
     tables: tuple[ProtocolTable, ...] = ()
     versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    shared_names: tuple[str, ...] = ()
     variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     available: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     get_disabled: bool = False
     pid_namespaces_differ: bool = False
-    ipc_refused: bool = False
     lines: int = 0
     metrics: KvMetrics | None = None
 
