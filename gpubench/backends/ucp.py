@@ -19,7 +19,8 @@ _PEER_ERRORS = 1  # UCP_ERR_HANDLING_MODE_PEER, NIXL's default, which excludes s
 _MEMH = 1 << 8  # UCP_OP_ATTR_FIELD_MEMH
 _LIBRARIES = ("libucs.so.0", "libuct.so.0", "libucp.so.0")
 
-_ON_ERROR = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_int)
+_STATUS = ctypes.c_int8  # ucs_status_t is a packed enum, so the other bytes of a returned register are undefined
+_ON_ERROR = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, _STATUS)
 
 
 class _ContextParameters(Structure):
@@ -131,6 +132,7 @@ def load_ucp(library: Path) -> Any:
     ucp.ucp_ep_flush_nbx.argtypes = (c_void_p, POINTER(_RequestParameters))
     ucp.ucp_worker_progress.restype = c_uint
     ucp.ucp_worker_progress.argtypes = (c_void_p,)
+    ucp.ucp_request_check_status.restype = _STATUS
     ucp.ucp_request_check_status.argtypes = (c_void_p,)
     ucp.ucp_request_free.argtypes = (c_void_p,)
     ucp.ucp_request_free.restype = None
@@ -153,6 +155,7 @@ class UcxProcess:
         self._ucp = load_ucp(library)
         self._words = ctypes.CDLL(None).ucs_status_string
         self._words.restype = c_char_p
+        self._words.argtypes = (_STATUS,)
         self._context, self._worker, self._endpoint = c_void_p(), c_void_p(), c_void_p()
         self._requests: dict[str, _RequestParameters] = {}
         self._keys: dict[str, c_void_p] = {}
@@ -226,7 +229,9 @@ class UcxProcess:
             raise UcxError(self._describe("the transfer", status))
 
     def _call(self, function: str, *arguments: object) -> None:
-        status = getattr(self._ucp, function)(*arguments)
+        called = getattr(self._ucp, function)
+        called.restype = _STATUS
+        status = called(*arguments)
         if status < 0:
             raise UcxError(self._describe(function, status))
 

@@ -1,0 +1,192 @@
+"""Two child processes of a KV transfer: answers, hangs, deaths and garbage; afterwards no process is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpubench.backends.kv_pair import ProcessTransfers, TransferProcess
+from gpubench.backends.transfer_libraries import find_ucx
+from gpubench.errors import CouldNotMeasureError
+from gpubench.model.paths.ucx import Allocation, UcxRoute
+from gpubench.model.terms.operation import CopyGpu, Direction
+from gpubench.ports.transfers import TransferCase
+from tests.cli.running import ROOT, environment
+from tests.fakes.transfer_worker import GARBAGE
+
+SIZE = 2**20
+CASE = TransferCase(Direction.WRITE, SIZE)
+TO_HOST = TransferCase(Direction.WRITE, SIZE, to_host=True)
+GPUS = [CopyGpu(device=f"GPU{index}", index=index, bus_id="", uuid=f"GPU-{index}", name="") for index in range(2)]
+
+
+def worker(behavior: str) -> tuple[str, ...]:
+    return sys.executable, "-m", "tests.fakes.transfer_worker", behavior
+
+
+def transfers(behavior: str, library: Path | None = None, timeout_s: float = 5.0) -> ProcessTransfers:
+    return ProcessTransfers("ucx", library, GPUS, SIZE, timeout_s, prefix=worker(behavior))
+
+
+def descendants() -> set[str]:
+    listed = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    words = ("transfer_worker", "kv_worker", "sleep 600")
+    return {line.split()[0] for line in listed.splitlines() if any(word in line for word in words)}
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(ROOT)
+    before = descendants()
+    yield
+    assert descendants() <= before
+
+
+def test_a_transfer_has_the_times_and_the_table_of_its_own_buffers() -> None:
+    with transfers("answers").open((0, 1), Allocation.MALLOC) as opened:
+        opened.clear(CASE, backwards=False)
+        moved, to_host = (
+            opened.move(case, backwards=True) for case in (CASE, TransferCase(Direction.WRITE, SIZE, 1, True))
+        )
+        assert opened.count_wrong(CASE, backwards=False) == 3
+        first, _ = opened.ends
+    assert (moved.seconds, moved.transfers, moved.wrong) == ((0.001,) * 5, 7, None)
+    assert moved.chosen is not None
+    assert (moved.chosen.route, moved.local, moved.remote) == (UcxRoute.PEER, "cuda/GPU0", "cuda/dev[1]")
+    assert to_host.remote == "host memory"
+    assert (first.version, first.ucx_files, first.exportable, first.pid_namespace) == (
+        "UCX 1.22.0", ("/ucx/libucp.so.0",), True, 1
+    )  # fmt: skip
+
+
+def test_a_table_of_writes_is_no_evidence_for_reads() -> None:
+    with transfers("answers").open((0, 1), Allocation.MALLOC) as opened:
+        assert opened.move(TransferCase(Direction.READ, SIZE), backwards=False).chosen is None
+
+
+@pytest.mark.parametrize(
+    ("behavior", "said"),
+    [
+        ("hangs", "no answer within 0.7 s: transfer"),
+        ("forks", "no answer within 0.7 s: transfer"),
+        ("dies", "a process was ended by signal 9 during transfer: .*GPU has fallen off the bus"),
+        ("fails", "UcxError: the transfer failed: Connection reset by remote peer"),
+        *((behavior, "a process answered .* to transfer, which is no answer") for behavior in GARBAGE),
+    ],
+)
+def test_a_transfer_that_fails_is_one_clear_error(behavior: str, said: str) -> None:
+    opening = transfers(behavior, timeout_s=0.5).open((0, 1), Allocation.MALLOC)
+    with opening as opened, pytest.raises(CouldNotMeasureError, match=said):
+        opened.move(CASE, backwards=False)
+
+
+def test_a_process_that_does_not_start_is_one_clear_error() -> None:
+    with (
+        pytest.raises(CouldNotMeasureError, match=r"ended with code 1 during open: libcuda.so.1: cannot open"),
+        transfers("dies at the start").open((0, 1), Allocation.MALLOC),
+    ):
+        pass
+
+
+def test_a_dead_process_is_an_error_at_the_next_command_and_closes(tmp_path: Path) -> None:
+    process = TransferProcess(tmp_path / "log", {}, worker("dies"))
+    with pytest.raises(CouldNotMeasureError):
+        process.ask(30.0, "transfer")
+    with pytest.raises(CouldNotMeasureError, match="ended by signal 9 during clear"):
+        process.ask(30.0, "clear", to="x" * 10**6)
+    process.close()
+
+
+def test_each_process_sees_only_its_own_gpu_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Noting(TransferProcess):
+        def __init__(self, log: Path, environment: dict[str, str], prefix: tuple[str, ...] = ()) -> None:
+            seen.append(environment)
+            super().__init__(log, environment, prefix)
+
+    monkeypatch.setattr("gpubench.backends.kv_pair.TransferProcess", Noting)
+    with ProcessTransfers("ucx", None, GPUS, SIZE, 5.0, own_gpu_only=True, prefix=worker("answers")).open(
+        (0, 1), Allocation.MALLOC
+    ):
+        pass
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in seen] == ["GPU-0", "GPU-1"]
+    assert {each["UCX_PROTO_INFO"] for each in seen} == {"y"}
+
+
+def test_processes_end_with_gpubench_even_if_it_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from gpubench.backends.kv_pair import TransferProcess\n"
+        "started = TransferProcess(Path(sys.argv[1]), {})\n"
+        "print(started._process.pid, flush=True); time.sleep(600)\n"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "log")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment()) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        time.sleep(0.5)
+        parent.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while os.path.exists(f"/proc/{child}") and time.monotonic() < deadline:  # noqa: PTH110
+        time.sleep(0.1)
+    assert not Path(f"/proc/{child}").exists()
+
+
+UCX = next((copy.library for copy in find_ucx()), None)
+
+
+@pytest.mark.skipif(UCX is None, reason="no UCX is installed: pip install libucx-cu13")
+class TestUcx:
+    """UCX itself, with host memory in place of GPU memory."""
+
+    @pytest.mark.parametrize("direction", [Direction.WRITE, Direction.READ])
+    @pytest.mark.parametrize("backwards", [False, True])
+    @pytest.mark.parametrize("blocks", [1, 256])
+    def test_data_arrive(self, direction: Direction, backwards: bool, blocks: int) -> None:
+        case = TransferCase(direction, SIZE, blocks)
+        with transfers("host", UCX).open((0, 1), Allocation.MALLOC) as opened:
+            opened.clear(case, backwards=backwards)
+            assert opened.count_wrong(case, backwards=backwards) > SIZE // 16
+            moved = opened.move(case, backwards=backwards)
+            assert opened.count_wrong(case, backwards=backwards) == 0
+            assert opened.ends[0].version.startswith("UCX 1.")
+        assert len(moved.seconds) >= 5
+        assert moved.transfers > len(moved.seconds)
+
+    def test_a_peer_that_dies_is_an_error(self) -> None:
+        with transfers("host", UCX).open((0, 1), Allocation.MALLOC) as opened:
+            opened.move(CASE, backwards=False)
+            os.kill(opened._workers[1]._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            with pytest.raises(CouldNotMeasureError, match=r"UcxError|no answer within"):
+                opened.move(CASE, backwards=False)
+
+    def test_a_wrong_address_is_an_error(self, tmp_path: Path) -> None:
+        process = TransferProcess(tmp_path / "log", {}, worker("host"))
+        asked = {
+            "backend": "ucx",
+            "library": str(UCX),
+            "device": 0,
+            "allocation": "malloc",
+            "size_bytes": 64,
+            "seed": 1,
+        }
+        process.ask(60.0, "open", **asked)
+        try:
+            with pytest.raises(CouldNotMeasureError):
+                process.ask(5.0, "connect", address="AAAA", keys={"in": "AAAA"}, buffers={"in": 0})
+        finally:
+            process.close()
+
+    def test_settings_that_leave_no_transport_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """UCX returns a status of one byte: read as an int, -16 was 240, and a later call crashed."""
+        monkeypatch.setenv("UCX_TLS", "nothing")
+        with (
+            pytest.raises(CouldNotMeasureError, match="UcxError: ucp_init_version failed: No such device"),
+            transfers("host", UCX).open((0, 1), Allocation.MALLOC),
+        ):
+            pass
