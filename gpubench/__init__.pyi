@@ -128,6 +128,7 @@ def check(
     deadline_s: float | None = None,
     quick: Literal[True] | None = None,
     full: Literal[True] | None = None,
+    kv: Literal[True] | None = None,
     profile: One | None = None,
     expect_gpus: int | None = None,
     hosts: One | None = None,

@@ -42,7 +42,7 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
     "libraries": {"--replay": (("--record",), _RECORDING)},
     "check": {
         "--replay": (("--simulate", "--record"), _RECORDING),
-        "--quick": (("--full",), ""),
+        "--quick": (("--full", "--kv"), ""),
         "--hosts": (("--slurm", "--simulate", "--replay"), _REAL_MACHINES),
         "--slurm": (("--simulate", "--replay"), _REAL_MACHINES),
         "--ranks-per-gpu": (("--hosts", "--slurm", "--simulate", "--replay", "--quick"), _OWN_GPUS),

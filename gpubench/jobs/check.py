@@ -32,7 +32,7 @@ from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Generic
-from gpubench.model.results.figures import QUICK, Measurements, Need, host_copy_row
+from gpubench.model.results.figures import QUICK, Measurements, Need, Transferred, host_copy_row
 from gpubench.model.results.report import EvidenceRow, FallbackRow, PatternRow, Report
 from gpubench.model.results.topo import device_sections
 from gpubench.model.terms.operation import CopyPattern
@@ -85,6 +85,7 @@ class CheckMeasurer(Protocol):
 Waiting = Callable[[str, float], None]
 SECONDS_TO_READ = 3.0
 _SECONDS_TO_START = 4.0  # Time to start a gpubench command with its ranks, on two to eight H200s
+_SECONDS_TO_TRANSFER = 15.0
 _SECONDS_A_PAIR = {Depth.BRIEF: 0.14, Depth.DEFAULT: 0.5, Depth.FULL: 0.6}
 _SECONDS_A_COLLECTIVE = {Depth.BRIEF: 1.0, Depth.DEFAULT: 3.0, Depth.FULL: 3.0}
 
@@ -173,6 +174,25 @@ class ChildCommands:
             return replace(found, left_out={Need.PEER_COPIES: "one GPU: copies need two"})
         return replace(found, left_out={Need.HOST_COPIES: "gpubench check measures them"} if brief else {})
 
+    def transfers(self) -> Measurements:
+        """Make a KV transfer between the first two GPUs, with `gpubench kv`."""
+        from gpubench.jobs.kv import CHECK_BYTES, choose_library
+        from gpubench.jobs.kv_plan import KvPlan
+
+        if not self._gpus:
+            return _no_transfers("no GPU")
+        try:
+            choose_library(KvPlan(timeout_s=self._timeout_s))
+        except errors.CouldNotMeasureError as error:
+            return _no_transfers(f"not measured: {error.seen}")
+        ends = [gpu.device.removeprefix("GPU") for gpu in self._nodes[0].gpus[:2]]
+        pair = ("--pairs", "-".join(ends)) if len(ends) > 1 else ()
+        try:
+            found = _document(["kv", *pair, "--sizes", str(CHECK_BYTES), "--blocks", "1", "--no-host"], self._timeout_s)
+        except errors.CouldNotMeasureError as error:
+            return Measurements(transferred=Transferred(verdict=Verdict.ERROR, note=str(error)))
+        return health.kv_measurements(found)
+
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """Run the gpubench command for a collective on all GPUs of this host, or on two CPU ranks.
 
@@ -182,6 +202,10 @@ class ChildCommands:
         timed = ("--mode", Mode.THROUGHPUT, "--iters", AUTO, "--budget", f"{budget:g}")
         options = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *timed, *self._judged_by, *self._sharing]
         return health.collective_measurements(_document([collective.name, *options], self._timeout_s))
+
+
+def _no_transfers(reason: str) -> Measurements:
+    return Measurements(transferred=Transferred(verdict=Verdict.SKIP, note=reason))
 
 
 def _measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:
@@ -304,6 +328,18 @@ class SimulatedMeasurer:
             collectives=tuple(collector.collectives),
             findings=health.drop_path_findings(health.findings_beside_speed(report.findings)),
         )
+
+    def transfers(self) -> Measurements:
+        """Simulate a KV transfer between the first two GPUs of the first node."""
+        from gpubench.jobs.kv import simulate_pair
+
+        collector = ReportCollector()
+        try:
+            report = simulate_pair(sources.Simulated(self._simulation), collector)
+        except errors.CouldNotMeasureError as error:
+            return _no_transfers(f"not measured: {error.seen}")
+        outcome = Transferred(verdict=report.verdict, rows=tuple(collector.transfers))
+        return Measurements(findings=health.findings_beside_speed(report.findings), transferred=outcome)
 
     def _node_copies(self, number: int, node: Topology) -> Measurements:
         from gpubench.jobs import p2p as p2p_job
@@ -439,8 +475,13 @@ def _recorded_measurements(directory: Path, machines: Machines, asked: str | Non
     found = health.merge([read_json_line(Measurements, line, where) for line, where in lines])
     from gpubench.jobs.collective.recorded_rows import judge_again
 
+    transferred = found.transferred
+    if transferred is not None:
+        rows = tuple(replace(row, origin=_recorded_origin(row.origin)) for row in transferred.rows)
+        transferred = replace(transferred, rows=rows)
     return replace(
         found,
+        transferred=transferred,
         pairs=tuple(replace(row, origin=_recorded_origin(row.origin)) for row in found.pairs),
         collectives=tuple(
             replace(row, origin=_recorded_origin(row.origin))
@@ -539,6 +580,8 @@ def _measure(place: Place, machines: Machines) -> Report | None:
         matches = agree(rank.group, lambda: _match_profiles(plan, machines))
         nodes = machines.visible().nodes
         measurements = measured(plan.depth, nodes, RankMeasurer(rank.group, rank.progress, rank.identity, nodes, plan))
+        if plan.kv:
+            measurements = health.merge([measurements, _no_transfers("not measured under a launcher: gpubench kv")])
         before = [machines.snapshots[rank.identity.node]] if rank.identity.local_rank == 0 else []
     if watches:
         own = [watch_errors(node, plan.facts_timeout_s, os.environ) for node in before]
@@ -554,6 +597,13 @@ def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
     """Check in one process or as one rank of a job; return the exit code. Raises GpubenchError if nothing is
     checked.
     """
+    simulated = () if plan.simulation is None else plan.simulation.faults
+    if not plan.kv and any(fault.command for fault in simulated):
+        raise errors.UsageError(
+            "--fault of a KV transfer without --kv",
+            expected="--kv, which measures such a transfer",
+            next_step="gpubench check --kv, with the same options",
+        )
     return runner.run(STEPS, plan, arguments)
 
 
@@ -561,7 +611,13 @@ def _measured(plan: CheckPlan, machines: Machines, waiting: Waiting | None) -> M
     source = plan.source
     if isinstance(source, sources.Replayed):
         return _recorded_measurements(source.directory, machines, plan.profile)
-    by: CheckMeasurer = ChildCommands(machines.nodes, plan.depth, plan.timeout_s, plan.profile, plan.ranks_per_gpu)
+    by: ChildCommands | SimulatedMeasurer
+    by = ChildCommands(machines.nodes, plan.depth, plan.timeout_s, plan.profile, plan.ranks_per_gpu)
     if isinstance(source, sources.Simulated):
         by = SimulatedMeasurer(source.simulation, machines.nodes, plan.depth, profile=plan.profile)
-    return measured(plan.depth, machines.nodes, by, waiting)
+    found = measured(plan.depth, machines.nodes, by, waiting)
+    if not plan.kv:
+        return found
+    if waiting is not None:
+        waiting("a KV transfer between two processes", _SECONDS_TO_TRANSFER)
+    return health.merge([found, by.transfers()])

@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.backends.kv_pair import ProcessTransfers
 from gpubench.backends.nixl_agent import is_nixl_installed
@@ -42,9 +43,11 @@ from gpubench.simulated.transfers import SimulatedTransfers
 
 if TYPE_CHECKING:
     from gpubench.ports.copies import LinkCounters
+    from gpubench.ports.group import Listener
     from gpubench.ports.transfers import Transfers
 
 NAME = "kv"
+CHECK_BYTES = 64 * 2**20  # Size of the transfer of `gpubench check --kv`, the smallest whose speed is judged
 _SECONDS_TO_OPEN = 6.0  # Reading facts, and copies for comparison
 _HEADROOM_BYTES = 2**30  # For the CUDA contexts of two processes
 _UNSHARE = {
@@ -111,10 +114,11 @@ def _open(place: Place) -> Iterator[KvSetup]:
         yield _replayed(plan.source)
         return
     if isinstance(plan.source, Simulated):
+        plan.source.simulation.note_effects(COPIES, by=NAME)
         yield _simulated(plan, plan.source)
         return
     place.presenter.waiting("reading this machine", _SECONDS_TO_OPEN)
-    ucx, version = _library(plan)
+    ucx, version = choose_library(plan)
     prefix = _isolating(plan.isolate)
     driver = usable_driver(NAME)
     machines = plan.source.machines()
@@ -171,7 +175,7 @@ def _request(plan: KvPlan, machine: CopyMachine, allocations: tuple[Allocation, 
     return KvRequest(plan.backend, pairs, allocations, plan.sizes, plan.blocks, to_host=plan.host)
 
 
-def _library(plan: KvPlan) -> tuple[UcxInstallation | None, dict[str, str]]:
+def choose_library(plan: KvPlan) -> tuple[UcxInstallation | None, dict[str, str]]:
     """Return the UCX to load, and the names of the libraries. Raises CouldNotMeasureError if it is missing."""
     if plan.backend is KvBackend.NIXL:
         if not is_nixl_installed():
@@ -227,7 +231,6 @@ def _check_memory(free: Mapping[str, int], size_bytes: int) -> None:
 def _simulated(plan: KvPlan, source: Simulated) -> KvSetup:
     simulation, machines = source.simulation, source.machines()
     check_drivers([machines.nodes[0].snapshot], NAME, simulation.source)
-    simulation.note_effects(COPIES, by=NAME)
     copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
     machine = _machine(machines, copies.gpus, Origin.SIMULATED)
     rates: dict[Pair, float | None] = {}
@@ -242,6 +245,14 @@ def _simulated(plan: KvPlan, source: Simulated) -> KvSetup:
     allocations = tuple(dict.fromkeys(map(transfers.allocation, asked)))
     request = _request(plan, machine, allocations)
     return KvSetup(machines, machine, request, transfers, rate, NoCounters(), {})
+
+
+def simulate_pair(source: Simulated, listener: "Listener[KvRow]") -> Report:
+    """Simulate the transfer of `gpubench check --kv` between the first two GPUs. Raises CouldNotMeasureError."""
+    plan = KvPlan(sizes=(CHECK_BYTES,), blocks=(1,), host=False, timeout_s=1.0)
+    setup = _simulated(plan, source)
+    request = replace(setup.request, pairs=setup.request.pairs[:1])
+    return KvRun(request, setup.transfers, setup.machine, setup.copy_gb_s, setup.counters, listener).run(lambda _: None)
 
 
 def _replayed(source: Replayed) -> KvSetup:

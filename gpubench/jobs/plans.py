@@ -496,6 +496,7 @@ class CheckPlan(MachinePlan):
 
     quick: bool = flag("Read facts only, measure nothing.", common=True)
     full: bool = flag("Measure all collectives and all ways of copying.", common=True)
+    kv: bool = flag("Also measure a KV transfer between two processes, if UCX is installed.", common=True)
     profile: str | None = option(
         "NAME|FILE",
         "Judge by this profile, with its number of GPUs and NICs (host: a machine without GPUs).",

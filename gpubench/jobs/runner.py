@@ -23,6 +23,7 @@ from gpubench.model.terms.ranks import Phase
 if TYPE_CHECKING:
     from gpubench.backends.mpi.group import MpiGroup
     from gpubench.formats.presenter import Presenter
+    from gpubench.model.results.kv import KvRow
     from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Report, Row
     from gpubench.model.terms.ranks import RankIdentity
     from gpubench.ranks.watchdog.rank import RankProgress
@@ -104,18 +105,22 @@ class ReportCollector(NullListener):
         self.metadata: Metadata | None = None
         self.pairs: list[PairRow] = []
         self.collectives: list[CollectiveRow] = []
+        self.transfers: list[KvRow] = []
         self.report: Report | None = None
 
     def begin(self, metadata: "Metadata", columns: Sequence[str] | None = None) -> None:  # noqa: ARG002
         self.metadata = metadata
 
     def row(self, row: "Row") -> None:
+        from gpubench.model.results.kv import KvRow
         from gpubench.model.results.report import CollectiveRow, PairRow
 
         if isinstance(row, PairRow):
             self.pairs.append(row)
         elif isinstance(row, CollectiveRow):
             self.collectives.append(row)
+        elif isinstance(row, KvRow):
+            self.transfers.append(row)
 
     def end(self, report: "Report") -> None:
         self.report = report

@@ -168,7 +168,8 @@ class SimulationOptions:
         simulation = parse_simulation(self.simulate, faults, self.seed, recorded_settings(os.environ))
         if command == "scan":
             simulation = simulation.drop_variables()
-        unfit = next((fault for fault in simulation.faults if fault.command not in ("", command)), None)
+        known = ("", command, "kv" if command == "check" else "")  # check --kv knows the faults of kv
+        unfit = next((fault for fault in simulation.faults if fault.command not in known), None)
         if unfit is not None:
             raise UsageError(
                 f"--fault {unfit} has an effect on gpubench {unfit.command} only",

@@ -15,9 +15,13 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.errors import GpubenchError
+from gpubench.jobs.check import ChildCommands
 from gpubench.jobs.kv_plan import KvPlan
+from gpubench.jobs.plans import Depth
+from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.ucx import Allocation
 from gpubench.profiles import all_profiles, load
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.cli.running import environment, gpubench, without_gpus
 
 H200 = ("--simulate", "hgx-h200-4")
@@ -218,3 +222,78 @@ def test_kv_ends_when_it_is_interrupted() -> None:
         os.kill(started.pid, signal.SIGINT)
         started.communicate(timeout=60)
     assert started.returncode in (0, 130)
+
+
+def check(*words: str) -> tuple[int, dict[str, Any]]:
+    ended = CliRunner().invoke(app, ["check", *words, "--format", "json"], catch_exceptions=False)
+    return ended.exit_code, json.loads(ended.stdout)
+
+
+def kv_check(document: dict[str, Any]) -> list[tuple[str, int, str | None]]:
+    return [(row["verdict"], row["findings"], row["note"]) for row in document["checks"] if row["check"] == "kv"]
+
+
+def test_check_makes_a_transfer_only_if_it_is_asked_for(tmp_path: Path) -> None:
+    folder = str(tmp_path / "seen")
+    code, plain = check(*H200)
+    asked_code, asked = check(*H200, "--kv", "--record", folder)
+    assert (code, asked_code, plain.get("kv"), kv_check(plain)) == (0, 0, None, [])
+    assert [(row["source"], row["destination"], row["direction"], row["verdict"]) for row in asked["kv"]] == [
+        (f"GPU{source}", f"GPU{1 - source}", way, "PASS") for source in (0, 1) for way in ("write", "read")
+    ]
+    assert kv_check(asked) == [("PASS", 0, None)]
+    assert asked["findings"] == plain["findings"]
+    assert check("--replay", folder)[1]["kv"] == asked["kv"]
+
+
+@pytest.mark.parametrize("fault", KINDS)
+def test_a_fault_of_transfers_is_the_same_finding_in_check(fault: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "seen")
+    code, document = check(*H200, "--kv", "--fault", fault, "--record", folder)
+    (finding,) = document["findings"]
+    _, alone = report(*H200, "--fault", fault, "--pairs", "0-1")
+    assert (code, finding, kv_check(document)) == (1, alone["findings"][0], [("FAIL", 1, None)])
+    replayed_code, replayed = check("--replay", folder)
+    assert (replayed_code, replayed["findings"]) == (1, [finding])
+
+
+def test_an_edited_check_passes_no_transfer_through_host_memory(tmp_path: Path) -> None:
+    folder = tmp_path / "seen"
+    check(*H200, "--kv", "--fault", "node0:kv=pid", "--record", str(folder))
+    path = folder / "check.jsonl"
+    line = json.loads(path.read_text())
+    line["findings"], line["transferred"]["verdict"] = [], "PASS"
+    path.write_text(json.dumps(line) + "\n")
+    code, document = check("--replay", str(folder))
+    assert (code, document["verdict"], kv_check(document)) == (1, "FAIL", [("FAIL", 0, None)])
+
+
+@pytest.mark.parametrize("fault", ["link0-1:speed=0.4", "gpu2:nvlink=9"])
+def test_a_fault_of_the_links_is_no_finding_about_transfers(fault: str) -> None:
+    _, document = check(*H200, "--kv", "--fault", fault)
+    assert [found[0] for found in kv_check(document)] == ["PASS"]
+
+
+def test_faults_of_transfers_need_a_check_of_transfers() -> None:
+    error = CliRunner().invoke(app, ["check", *H200, "--fault", "node0:kv=pid"]).exception
+    assert isinstance(error, GpubenchError)
+    assert (error.exit_code, error.seen) == (2, "--fault of a KV transfer without --kv")
+
+
+def test_check_without_ucx_says_that_it_made_no_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpubench.jobs.kv.find_ucx", list)
+    nodes = [Topology(snapshots(parse_machine("hgx-h200-2"))[0])]
+    found = ChildCommands(nodes, Depth.DEFAULT, 30.0).transfers().transferred
+    assert found is not None
+    assert (found.verdict, found.rows) == ("SKIP", ())
+    assert found.note == "not measured: --backend ucx: no UCX is installed here"
+
+
+def test_a_transfer_that_ends_without_a_report_is_an_error_of_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without a GPU, the child of check cannot measure anything."""
+    monkeypatch.setattr("gpubench.jobs.kv.choose_library", lambda _: (None, {}))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    nodes = [Topology(snapshots(parse_machine("hgx-h200-2"))[0])]
+    found = ChildCommands(nodes, Depth.DEFAULT, 60.0).transfers().transferred
+    assert found is not None
+    assert (found.verdict, found.note.startswith("gpubench kv ended with exit code 3")) == ("ERROR", True)

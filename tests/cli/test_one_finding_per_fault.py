@@ -101,7 +101,7 @@ ELSEWHERE = {
     *("driver", "cuda", "peermem"),  # versions and modules of one node are facts, and no fault
     *("clique", "imex", "mnnvl"),  # NVLink domains of several nodes
     *("silent", "driver_missing"),  # ERROR: nothing could be measured
-    *("bandwidth", "traffic", "dips", "dies", "hangs", "uplink", "hang"),  # of other commands alone
+    *("bandwidth", "traffic", "dips", "dies", "hangs", "uplink", "hang", "kv", "ipc"),  # of other commands alone
 }
 """Keys of --fault of which no line is."""
 

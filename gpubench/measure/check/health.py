@@ -20,7 +20,8 @@ from gpubench.model.results import report
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.fallback import PATH_DISPUTED, PATH_UNKNOWN
 from gpubench.model.results.fallback import make_findings as path_findings
-from gpubench.model.results.figures import FailedOnNode, Measurements, Need, is_pinned
+from gpubench.model.results.figures import FailedOnNode, Measurements, Need, Transferred, is_pinned
+from gpubench.model.results.kv import KvRow
 from gpubench.model.results.topo import TreeRow, tree_rows
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, DevicePlace, RankIdentity
@@ -70,6 +71,14 @@ def collective_measurements(document: Mapping[str, Any]) -> Measurements:
     )
 
 
+def kv_measurements(document: Mapping[str, Any]) -> Measurements:
+    """Return the rows, findings and verdict in a report by `gpubench kv`."""
+    return Measurements(
+        findings=_findings(document),
+        transferred=Transferred(verdict=Verdict(document["verdict"]), rows=_rows(document, KvRow)),
+    )
+
+
 def add_host(measured: Measurements, host: str) -> Measurements:
     """Add the host name to all rows and findings that were measured on one node."""
     return replace(
@@ -95,6 +104,7 @@ def merge(parts: Sequence[Measurements]) -> Measurements:
         ranks=next((part.ranks for part in parts if part.ranks), ()),
         evidence=tuple(row for part in parts for row in part.evidence),
         patterns=tuple(row for part in parts for row in part.patterns),
+        transferred=next((part.transferred for part in parts if part.transferred is not None), None),
         findings=tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
         left_out={need: reason for part in parts for need, reason in part.left_out.items()},
         failed={need: reason for part in parts for need, reason in part.failed.items()},
@@ -191,7 +201,7 @@ def _rows(document: Mapping[str, Any], kind: type[R]) -> tuple[R, ...]:
 
 _DRIVER_IDS = {condition.id for condition in CONDITIONS if condition.check == "driver"}
 _SILENCE_CHECKS = ("driver", "measured")  # These checks report nodes whose driver did not answer
-SECTIONS = ("checks", "verdicts", "pairs", "rows", "tree", report.FINDINGS_SECTION)
+SECTIONS = ("checks", "verdicts", "pairs", "rows", KvRow.section, "tree", report.FINDINGS_SECTION)
 
 _MOST_TREES = 4  # Limit on PCI trees per report, because most nodes are alike. Nodes with findings come first
 # A finding with a known cause replaces these, and that cause names the node
@@ -222,23 +232,43 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> report.Report:
     check_rows = tuple(_judge_check(facts, outcome, origin) for outcome in outcomes)
     passed = any(row.verdict is Verdict.PASS for row in check_rows if row.check != "measured")
     best = Verdict.PASS if passed else Verdict.SKIP
-    verdict = worst_verdict([best, *(finding.severity for finding in found)])
+    transfers = tuple(_transfer_checks(facts.measurements, origin))
+    severities = [finding.severity for finding in found]
+    verdict = worst_verdict([best, *(Verdict(row.verdict) for row in transfers), *severities])
     ids = {finding.id for finding in found}
     on_devices = [finding for finding in every if finding.id not in _JOB_FINDINGS or finding.id in ids]
     verdict_rows = tuple(_verdict_rows(facts, on_devices))
     measured = facts.measurements
     sections = report.Table.group_by_section(
         {
-            report.CheckRow: check_rows,
+            report.CheckRow: (*check_rows, *transfers),
             report.VerdictRow: verdict_rows,
             report.PairRow: measured.pairs,
             report.CollectiveRow: measured.collectives,
+            **({KvRow: measured.transferred.rows} if measured.transferred is not None else {}),
             TreeRow: lambda: chain.from_iterable(map(tree_rows, _nodes_with_trees(facts, found))),
         }
     )
     return report.Report(
         verdict=verdict, complete=True, findings=found, sections=sections, main=report.FINDINGS_SECTION
     )
+
+
+def _transfer_checks(measured: Measurements, origin: str) -> Iterator[report.CheckRow]:
+    """Yield the check of --kv, if it was asked for. Its rows count too, because a recording may have been edited."""
+    found = measured.transferred
+    if found is not None:
+        own = [finding for finding in measured.findings if finding.id.startswith((KvRow.section, "ucx-"))]
+        verdicts = [Verdict(row.verdict) for row in found.rows if row.verdict]
+        verdicts += [finding.severity for finding in own]
+        yield report.CheckRow(
+            check=KvRow.section,
+            verdict=worst_verdict(verdicts or [found.verdict]),
+            findings=len(own),
+            looks_for="a KV transfer between two processes takes a direct path",
+            note=found.note or None,
+            origin=origin,
+        )
 
 
 def _judge_copies(facts: Facts) -> Measurements:

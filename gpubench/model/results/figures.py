@@ -271,12 +271,21 @@ class FailedOnNode(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     reason: str
 
 
+class Transferred(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The outcome of `gpubench kv` in a check. `note` is the reason if nothing was measured."""
+
+    verdict: Verdict
+    rows: tuple[KvRow, ...] = ()
+    note: str = ""
+
+
 class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """The measurements of a run, and the findings made while measuring: wrong data, failed copies, host-staged
     paths.
 
     `left_out` contains the reason for each skipped measurement (--quick, a single GPU). `failed` contains the reason
-    for each measurement that failed on all nodes, and `failed_on` those that failed on single nodes.
+    for each measurement that failed on all nodes, and `failed_on` those that failed on single nodes. `transferred` is
+    None without --kv.
     """
 
     pairs: tuple[PairRow, ...] = ()
@@ -285,6 +294,7 @@ class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     evidence: tuple[EvidenceRow, ...] = ()
     findings: tuple[Finding, ...] = ()
     patterns: tuple[PatternRow, ...] = ()
+    transferred: Transferred | None = None
     left_out: Mapping[Need, str] = field(default_factory=dict)
     failed: Mapping[Need, str] = field(default_factory=dict)
     failed_on: tuple[FailedOnNode, ...] = ()
