@@ -146,8 +146,7 @@ _ROWS: tuple[tuple[Explains, str], ...] = (
     (_APPLICATION, "namespaces-differ ptrace-blocked visible-devices-differ mpi-cuda-off ucx-tls"),
     (_APPLICATION, "ucx-without-cuda mpi-not-cuda-aware peer-access-not-enabled"),
     (_APPLICATION, "kv-no-peer-access kv-memory-expandable kv-memory-pool kv-memory-managed kv-pid-namespaces"),
-    (_APPLICATION, "kv-get-without-nvlink"),
-    (_APPLICATION, "kv-no-rdma-device kv-no-gpudirect kv-mnnvl-off kv-memory-not-fabric kv-staged-unexplained"),
+    (_APPLICATION, "kv-get-without-nvlink kv-no-rdma-device kv-no-gpudirect kv-staged-unexplained"),
     (_SLOW, "kv-nic-inside-node kv-block-cost"),
 )
 
@@ -181,7 +180,6 @@ class Grade(Struct, frozen=True):
 _NOT_READ = Grade(ERROR, "health checks that exit 0 where they could not look certify broken nodes", own_fault=False)
 _DRIVER_IS_DOWN = Grade(ERROR, "a job that gets these GPUs fails or hangs")
 _NO_JOB = Grade(FAIL, "NCCL stops the job", own_fault=False)
-_AROUND_NVLINKS = Grade(FAIL, "the network has a quarter of the bandwidth", own_fault=False)
 _JOB_HANGS = Grade(FAIL, "the job hangs", own_fault=False)
 _ON_THE_WAY = Grade(WARN, "some releases go on after it, and others stop")
 _NO_MANAGER = Grade(
@@ -312,19 +310,16 @@ SEVERITIES: Mapping[str, Grade] = {
     "straggler": Grade(WARN, "one late rank may be a busy host"),
     "slow-range": Grade(WARN, "the other sizes are as fast as they should be"),
     "figures-too-noisy": Grade(Verdict.INCONCLUSIVE, "noise says nothing of a machine"),
-    **dict.fromkeys(
-        (
-            *("kv-memory-expandable", "kv-memory-pool", "kv-memory-managed", "kv-pid-namespaces"),
-            *("kv-get-without-nvlink", "kv-staged-unexplained"),
-        ),
-        _NO_CUDA_IPC,
-    ),
+    "kv-memory-expandable": _NO_CUDA_IPC,
+    "kv-memory-pool": _NO_CUDA_IPC,
+    "kv-memory-managed": _NO_CUDA_IPC,
+    "kv-pid-namespaces": _NO_CUDA_IPC,
+    "kv-get-without-nvlink": _NO_CUDA_IPC,
+    "kv-staged-unexplained": _NO_CUDA_IPC,
     "kv-transfer-failed": Grade(FAIL, "the KV cache did not arrive", own_fault=False),
     "kv-no-peer-access": Grade(WARN, "the hardware may allow no more; gpubench p2p shows that", own_fault=False),
     "kv-no-rdma-device": Grade(WARN, "the node may have no RDMA NIC", own_fault=False),
     "kv-no-gpudirect": Grade(FAIL, "RDMA through host memory is slower than NIC and PCIe allow", own_fault=False),
-    "kv-mnnvl-off": _AROUND_NVLINKS,
-    "kv-memory-not-fabric": _AROUND_NVLINKS,
     "kv-nic-inside-node": Grade(WARN, "the path is direct", own_fault=False),
     "kv-block-cost": Grade(WARN, "the path is direct", own_fault=False),
     "nccl-diag-failed": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_VOLATILE_DBE_DETECTED (isolate)"),

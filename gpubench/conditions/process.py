@@ -510,10 +510,9 @@ def _ucx_without_cuda(run: Circumstances) -> Found:
         if facts.ucx_cuda is False:
             yield run.rank_sighting([facts], "the loaded UCX has no libuct_cuda.so", Confidence.LIKELY)
     for transfer in run.transfers:
-        names = transfer.ucx_transports
-        if transfer.route.host_staged and names is not None and not any(name[:4] in ("cuda", "rocm") for name in names):
-            seen = f"UCX has no transport for GPU memory, only {joined(names)}"
-            yield transfer_sighting(transfer, seen, expected=CUDA_IPC)
+        missing = [name for name in transfer.missing_transports if name in ("cuda_copy", "cuda_ipc")]
+        if transfer.route.host_staged and missing:
+            yield transfer_sighting(transfer, f"UCX lacks {joined(missing)}", expected=CUDA_IPC)
 
 
 def _not_enabled(run: Circumstances) -> Found:

@@ -404,19 +404,6 @@ PLANTS: tuple[Plant, ...] = (
     Plant("kv-no-rdma-device", lambda: _transfer_to_another_node(UcxRoute.STAGED, "tcp/eth0", rdma_devices=0)),
     Plant("kv-no-gpudirect", lambda: _transfer_to_another_node(UcxRoute.STAGED, "rc_mlx5/mlx5_0:1")),
     Plant(
-        "kv-mnnvl-off",
-        lambda: _transfer_to_another_node(
-            UcxRoute.RDMA,
-            "rc_mlx5/mlx5_0:1",
-            same_nvlink_domain=True,
-            variables={"UCX_CUDA_IPC_ENABLE_MNNVL": "n"},
-        ),
-    ),
-    Plant(
-        "kv-memory-not-fabric",
-        lambda: _transfer_to_another_node(UcxRoute.RDMA, "rc_mlx5/mlx5_0:1", same_nvlink_domain=True),
-    ),
-    Plant(
         "kv-block-cost",
         lambda: _transfer(UcxRoute.PEER, "cuda_ipc/cuda", blocks=4096, block_us=7.3, gb_s=9.0, expected_gb_s=366.0),
     ),
@@ -720,7 +707,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant("ucx-tls", lambda: _set(_board(), UCX_TLS="rc,sm,self")),
     Plant("ucx-tls", lambda: _set(_board(), UCX_TLS="^cuda_ipc")),
     Plant("ucx-tls", lambda: _transfer(variables={"UCX_TLS": "tcp,cuda_copy"})),
-    Plant("ucx-without-cuda", lambda: _transfer(ucx_transports=("tcp", "rc_mlx5"))),
+    Plant("ucx-without-cuda", lambda: _transfer(missing_transports=("cuda_copy", "cuda_ipc"))),
     Plant("ucx-without-cuda", lambda: with_ranks(_board(), lambda each: replace(each, ucx_cuda=False))),
     Plant(
         "mpi-not-cuda-aware", lambda: with_ranks(_board(), lambda each: replace(each, mpi=MpiFacts(cuda_aware=False)))

@@ -57,7 +57,7 @@ KV_PATHS = (
     Column("operation", "operation", 1),
     Column("memory", lambda row: f"{row.source} → {row.destination or 'the receiver'}"),
     Column("sizes", lambda row: _sizes(row)),
-    Column("how", lambda row: _SHORT_ROUTES.get(row.route, row.route) + " (estimate)" * row.estimated),
+    Column("how", lambda row: _SHORT_ROUTES.get(row.route, row.route) + " (estimate)" * row.protocol.startswith("(?)")),
     Column("transport", "transport"),
     Column("verdict", lambda row: row.verdict),
 )

@@ -10,7 +10,6 @@ from gpubench.model.results.fallback import NO_PAYLOAD_TABLES, PATH_UNKNOWN, KvP
 from gpubench.model.terms.units import format_size, plural
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
-LOADED_TWICE = "ucx-loaded-twice"
 _LARGE_BYTES = 2**20  # Frameworks send a KV cache in blocks of 64 KiB to some MiB. Smaller messages are often copied.
 _OPERATIONS = {
     "remote memory write": "put",
@@ -46,19 +45,18 @@ def rows(log: UcxLog) -> Iterator[KvPathRow]:
                 transport=row.devices,
                 route=row.route,
                 host_staged=row.route.host_staged,
-                estimated=row.is_estimate,
-                verdict=_verdict(table, row, verdicts.get(_name(table))),
+                verdict=_verdict(table, row, verdicts.get(_name(table), Verdict.PASS)),
             )
 
 
-def _verdict(table: ProtocolTable, row: ProtocolRange, of_cause: Verdict | None) -> Verdict:
+def _verdict(table: ProtocolTable, row: ProtocolRange, of_transfer: Verdict) -> Verdict:
     if row.last_bytes is not None:
         return Verdict.WARN if _is_staged_large(row) else Verdict.SKIP
     if not row.moves_data or _is_guess(table, row):
         return Verdict.SKIP
-    if row.route is UcxRoute.UNKNOWN:
-        return Verdict.WARN
-    return of_cause or Verdict.PASS if row.route is not UcxRoute.PEER else Verdict.PASS
+    if row.route is UcxRoute.PEER:
+        return Verdict.PASS
+    return Verdict.WARN if row.route is UcxRoute.UNKNOWN else of_transfer
 
 
 def _is_staged_large(row: ProtocolRange) -> bool:
@@ -78,7 +76,9 @@ def _large_row(table: ProtocolTable) -> ProtocolRange | None:
 
 def transfers(log: UcxLog) -> list[Transfer]:
     """Return one transfer per table of GPU memory, with the facts in the log that may explain its path."""
-    shares_pid = _same_pid_on_two_hosts(log)
+    # Two host names with the same process ID may be containers of one node, if both have a peer on their node.
+    processes = {table.process for table in log.tables if table.same_node and table.process}
+    shares_pid = len({process.rpartition(":")[2] for process in processes}) < len(processes)
     found: dict[tuple[str, str, str], Transfer] = {}
     for table in log.payloads:
         row = _large_row(table)
@@ -93,20 +93,13 @@ def transfers(log: UcxLog) -> list[Transfer]:
             remote=table.remote,
             same_node=table.same_node,
             same_pid_namespace=False if log.pid_namespaces_differ else None,
-            shares_pid=shares_pid and table.is_intra_node,
+            shares_pid=shares_pid and table.same_node,
             variables={**log.variables.get("", {}), **log.variables.get(table.process, {})},
-            ucx_transports=log.available or None,
+            missing_transports=log.missing,
             excluded_transports=log.excluded,
             get_disabled=(log.get_disabled and _operation(table) == "get") or None,
         )
     return list(found.values())
-
-
-def _same_pid_on_two_hosts(log: UcxLog) -> bool:
-    """True if two hosts may be containers of one node: both have a peer on their node, and the same process ID."""
-    processes = {table.process for table in log.tables if table.is_intra_node and table.process}
-    numbers = [process.rpartition(":")[2] for process in processes]
-    return len(numbers) > len(set(numbers))
 
 
 def _operation(table: ProtocolTable) -> str:
@@ -145,11 +138,6 @@ def findings(log: UcxLog) -> Iterator[Finding]:
         condition = next(condition for condition in CONDITIONS if condition.id == "ucx-without-cuda")
         seen = f"UCX warns that {joined(missing)} {'are' if len(missing) > 1 else 'is'} not available"
         yield from condition.to_findings([Sighting(subject="UCX", seen=seen, severity=Verdict.WARN)])
-    for process, versions in log.versions.items():
-        if process and len(versions) > 1:
-            seen = f"UCX {' and '.join(versions)} in one process"
-            cause = "a framework and NIXL load copies of their own"
-            yield _doubt(LOADED_TWICE, process, seen, "one UCX", cause)
 
 
 def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str) -> Finding:
@@ -158,9 +146,9 @@ def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str) -> Find
 
 def missing_payload(log: UcxLog, name: str) -> Finding | None:
     """Return the finding for a log of UCX or NIXL that does not show how GPU memory moves. None for other logs."""
-    guesses = [table for table in log.payloads for row in table.ranges if row.last_bytes is None]
     if log.payloads:
-        seen = "the path of large messages is not in the log" if not guesses else "the sender only estimates the path"
+        has_large = any(row.last_bytes is None for table in log.payloads for row in table.ranges)
+        seen = "the sender only estimates the path" if has_large else "the path of large messages is not in the log"
     elif log.tables:
         seen = f"{plural(len(log.tables), 'protocol table')}, none of GPU memory at both ends"
     elif log.lines:
@@ -183,5 +171,4 @@ def missing_payload(log: UcxLog, name: str) -> Finding | None:
 
 def is_judged(log: UcxLog) -> bool:
     """True if the log shows how UCX moves large messages between some GPUs."""
-    rows_of_tables = ((table, _large_row(table)) for table in log.payloads)
-    return any(row is not None and not _is_guess(table, row) for table, row in rows_of_tables)
+    return any((row := _large_row(table)) is not None and not _is_guess(table, row) for table in log.payloads)

@@ -33,19 +33,11 @@ class UcxRoute(StrEnum):
 
 
 _PEER = frozenset(("cuda_ipc", "rocm_ipc", "ze_ipc"))
-RDMA_TRANSPORTS = frozenset(
-    (
-        *("rc_mlx5", "rc_verbs", "rc_x", "rc", "dc_mlx5", "dc_x", "dc", "ud_mlx5", "ud_verbs", "ud_x", "ud"),
-        *("gga_mlx5", "gga", "srd"),
-    )
-)
+RDMA_TRANSPORTS = frozenset(("rc_mlx5", "rc_verbs", "dc_mlx5", "ud_mlx5", "ud_verbs", "gga_mlx5", "srd"))
 _HOST = frozenset(
-    (
-        *("tcp", "sysv", "posix", "cma", "knem", "xpmem", "self", "mm"),
-        *("cuda_copy", "rocm_copy", "ze_copy", "gdr_copy"),
-    )
+    ("tcp", "sysv", "posix", "cma", "knem", "xpmem", "self", "cuda_copy", "rocm_copy", "ze_copy", "gdr_copy")
 )
-_ESTIMATE = "(?) "
+_PREFIXES = re.compile(r"^(?:\(\?\) |rendezvous |rndv using |pipeline |multi-frag )*")
 _EMULATED = re.compile(r"(?<!sgl )software emulation")
 _SILENT = re.compile(r"no data fetch|stub protocol|$")
 # UCX cuts descriptions: up to 1.18, "cuda_copy" at the end of a long one may be only "cuda".
@@ -74,11 +66,6 @@ class ProtocolRange(Struct, frozen=True):
     is_message: bool = False
 
     @property
-    def transports(self) -> tuple[str, ...]:
-        """Names of the transports without their devices: `('rc_mlx5', 'cuda_ipc')`."""
-        return tuple(dict.fromkeys(_TRANSPORT.findall(self.config)))
-
-    @property
     def devices(self) -> str:
         """Transports with their devices, without shares and paths: `rc_mlx5/mlx5_0:1, rc_mlx5/mlx5_1:1`."""
         return ", ".join(dict.fromkeys(found[0] for found in _TRANSPORT.finditer(self.config)))
@@ -86,7 +73,7 @@ class ProtocolRange(Struct, frozen=True):
     @property
     def is_estimate(self) -> bool:
         """True if UCX marks the row with `(?)`, because the peer decides."""
-        return self.description.startswith(_ESTIMATE)
+        return self.description.startswith("(?) ")
 
     @property
     def moves_data(self) -> bool:
@@ -95,17 +82,14 @@ class ProtocolRange(Struct, frozen=True):
 
     @property
     def _protocol(self) -> str:
-        words = self.description.removeprefix(_ESTIMATE)
-        for prefix in ("rendezvous ", "rndv using ", "pipeline ", "multi-frag "):
-            words = words.removeprefix(prefix)
-        return words
+        return _PREFIXES.sub("", self.description)
 
     @property
     def route(self) -> UcxRoute:
         """The route of data between GPUs. It has no meaning if an end of the table is host memory."""
         if _EMULATED.search(self.description):
             return UcxRoute.EMULATED
-        names, protocol = set(self.transports), self._protocol
+        names, protocol = set(_TRANSPORT.findall(self.config)), self._protocol
         if not self.moves_data or not names <= _PEER | RDMA_TRANSPORTS | _HOST:
             return UcxRoute.UNKNOWN
         fragments_on_gpu = _GPU_FRAGMENTS.search(protocol) and "frag host" not in protocol
@@ -138,32 +122,26 @@ class ProtocolTable(Struct, frozen=True):
     def is_payload(self) -> bool:
         """True if both ends are GPU memory, or the local end is and the remote one is not named.
 
-        All other tables are about metadata and notifications, which go over TCP even in a healthy job. An endpoint
-        with the scope `self` connects a process to itself.
+        All other tables are about metadata and notifications, which go over TCP even in a healthy job. `self` is the
+        scope of an endpoint between a process and itself.
         """
-        is_self = re.search(r"\bself cfg#", self.context) is not None
-        return not is_self and is_gpu_memory(self.local) and (not self.remote or is_gpu_memory(self.remote))
-
-    @property
-    def is_intra_node(self) -> bool:
-        """True if UCX regards the two processes as processes of one node."""
-        return "intra-node" in self.context
+        return (
+            not re.search(r"\bself cfg#", self.context)
+            and is_gpu_memory(self.local)
+            and (not self.remote or is_gpu_memory(self.remote))
+        )
 
     @property
     def same_node(self) -> bool | None:
-        """Whether UCX regards the two processes as processes of one node. None if the table does not say it."""
-        return True if self.is_intra_node else False if "inter-node" in self.context else None
+        """Whether UCX regards the two processes as processes of one node. None if unknown."""
+        return True if "intra-node" in self.context else False if "inter-node" in self.context else None
 
     def at(self, size_bytes: int) -> ProtocolRange | None:
         """Return the row for a message size in bytes. None if the table has none."""
-        return next(
-            (
-                row
-                for row in self.ranges
-                if row.first_bytes <= size_bytes and (row.last_bytes is None or size_bytes <= row.last_bytes)
-            ),
-            None,
-        )
+        for row in self.ranges:
+            if row.first_bytes <= size_bytes and (row.last_bytes is None or size_bytes <= row.last_bytes):
+                return row
+        return None
 
 
 _GPU_MEMORY = re.compile(r"(?:cuda|rocm|ze-device|ze-managed|ze-shared)(?:-managed)?\b")
@@ -196,11 +174,9 @@ class Transfer(Struct, frozen=True, kw_only=True):
     - `exportable`: whether CUDA IPC can export the memory (cuIpcGetMemHandle)
     - `same_pid_namespace`, `same_node`: whether the two processes share them
     - `shares_pid`: whether another host name of this node has a process with the same process ID
-    - `same_nvlink_domain`: whether the two GPUs are in one NVLink domain (clique)
     - `variables`: environment variables of either process, such as UCX_TLS and PYTORCH_CUDA_ALLOC_CONF
     - `rdma_devices`: number of RDMA devices that the process can open
-    - `ucx_transports`: transports that UCX has for this process, such as `cuda_ipc`, `rc_mlx5`, `tcp`
-    - `excluded_transports`: transports that UCX has, but that its settings exclude
+    - `missing_transports`, `excluded_transports`: transports that UCX lacks, and those that its settings exclude
     - `get_disabled`: whether UCX disabled reads over CUDA IPC, as it does on GPUs without NVLink
     - `block_us`: time per block in µs, for a transfer of several blocks
     """
@@ -216,11 +192,10 @@ class Transfer(Struct, frozen=True, kw_only=True):
     same_node: bool | None = None
     same_pid_namespace: bool | None = None
     shares_pid: bool | None = None
-    same_nvlink_domain: bool | None = None
     peer_access: bool | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     rdma_devices: int | None = None
-    ucx_transports: tuple[str, ...] | None = None
+    missing_transports: tuple[str, ...] = ()
     excluded_transports: tuple[str, ...] = ()
     get_disabled: bool | None = None
     size_bytes: int | None = None
@@ -257,9 +232,8 @@ class UcxLog(Struct, frozen=True):
     """What the log of a job shows about UCX and NIXL.
 
     - `tables`: distinct protocol tables of all processes
-    - `versions`: UCX releases by process
+    - `releases`: UCX releases of all processes
     - `variables`: UCX's and PyTorch's variables by process. The process is an empty text if the log does not name it.
-    - `available`: transports that UCX lists in place of missing ones
     - `missing`, `excluded`: transports that UCX does not have, and transports that its settings exclude
     - `get_disabled`: true if UCX disabled reads over CUDA IPC, because it found no NVLinks
     - `pid_namespaces_differ`: true if UCX reports a peer in another PID namespace
@@ -268,9 +242,8 @@ class UcxLog(Struct, frozen=True):
     """
 
     tables: tuple[ProtocolTable, ...] = ()
-    versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    releases: tuple[str, ...] = ()
     variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    available: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     get_disabled: bool = False
@@ -282,8 +255,3 @@ class UcxLog(Struct, frozen=True):
     def payloads(self) -> list[ProtocolTable]:
         """Tables about GPU memory of two processes."""
         return [table for table in self.tables if table.is_payload]
-
-    @property
-    def releases(self) -> tuple[str, ...]:
-        """UCX releases of all processes."""
-        return tuple(dict.fromkeys(release for found in self.versions.values() for release in found))

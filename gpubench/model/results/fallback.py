@@ -328,11 +328,10 @@ class KvPathRow(report.Record, frozen=True, kw_only=True):
     destination: str  #: memory that is written; empty: the receiver's memory is unknown to the sender
     first_bytes: int  #: smallest size in bytes
     last_bytes: int | None  #: largest size in bytes; null: no limit
-    protocol: str  #: UCX's description: zero-copy, software emulation, ...
+    protocol: str  #: UCX's description: zero-copy, software emulation, ...; (?) marks an estimate
     transport: str  #: transports and devices that carry the data: cuda_ipc/cuda, rc_mlx5/mlx5_0:1, tcp/lo
     route: str  #: direct, GPUDirect RDMA, host-staged, host-staged by software emulation, or unknown
     host_staged: bool | None  #: whether data went through host memory
-    estimated: bool  #: true: UCX only estimates what the peer will select
     #: verdict on the path for large sizes; SKIP: small sizes, or a row from which the path cannot be known
     verdict: Annotated[str, _VERDICTS]
 

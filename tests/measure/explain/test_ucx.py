@@ -97,13 +97,6 @@ def test_two_containers_of_one_node_have_the_same_process_id() -> None:
     assert ids(report_of(first + second.replace("decode-0:1", "decode-0:8"))) == ["kv-staged-unexplained"]
 
 
-def test_two_releases_of_ucx_in_one_process_are_named() -> None:
-    lines = "".join(
-        f"[1.0] [node1:7:0] c.c:1 UCX  INFO  Version {release} (loaded)\n" for release in ("1.20.0", "1.23.0")
-    )
-    assert ids(report_of(lines + table("0..inf | " + DIRECT))) == ["ucx-loaded-twice"]
-
-
 def test_logs_of_nccl_and_ucx_are_both_judged() -> None:
     report = report_of(*Job(via=via("SHM/direct")).logs(), table("0..inf | " + DIRECT))
     assert report.verdict is Verdict.FAIL
