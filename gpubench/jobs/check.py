@@ -185,7 +185,8 @@ class ChildCommands:
             choose_library(KvPlan(timeout_s=self._timeout_s))
         except errors.CouldNotMeasureError as error:
             return _no_transfers(f"not measured: {error.seen}")
-        ends = [gpu.device.removeprefix("GPU") for gpu in self._nodes[0].gpus[:2]]
+        known = [gpu for gpu in self._nodes[0].gpus if gpu.cuda_index is not None]
+        ends = [gpu.device.removeprefix("GPU") for gpu in (known or self._nodes[0].gpus)[:2]]
         pair = ("--pairs", "-".join(ends)) if len(ends) > 1 else ()
         try:
             found = _document(["kv", *pair, "--sizes", str(CHECK_BYTES), "--blocks", "1", "--no-host"], self._timeout_s)

@@ -6,7 +6,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -33,18 +35,23 @@ def transfers(behavior: str, library: Path | None = None, timeout_s: float = 5.0
     return ProcessTransfers("ucx", library, GPUS, SIZE, timeout_s, prefix=worker(behavior))
 
 
-def descendants() -> set[str]:
-    listed = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
-    words = ("transfer_worker", "kv_worker", "sleep 600")
-    return {line.split()[0] for line in listed.splitlines() if any(word in line for word in words)}
+def processes_with(word: str) -> list[str]:
+    """Return the processes that inherited a word in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if word.encode() in path.read_bytes():
+                found.append(path.parent.name)
+    return found
 
 
 @pytest.fixture(autouse=True)
 def no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(ROOT)
-    before = descendants()
+    mark = f"of-test-{uuid4()}"
+    monkeypatch.setenv("GPUBENCH_TEST_MARK", mark)
     yield
-    assert descendants() <= before
+    assert processes_with(mark) == []
 
 
 def test_a_transfer_has_the_times_and_the_table_of_its_own_buffers() -> None:
