@@ -217,7 +217,7 @@ def _gap_findings(
         yield _doubt(
             "log-cut-off",
             _join_names(facts.cut_files),
-            "a truncated gzip file",
+            "a truncated or damaged gzip file",
             "a complete gzip file",
             "the file was truncated while it was written or copied",
             Cure.of(f"gzip -t {facts.cut_files[0]}"),

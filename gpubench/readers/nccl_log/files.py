@@ -257,9 +257,13 @@ class _Gunzipped:
     def _text(self) -> bytes:
         while not self.is_damaged:
             if self._unpacker.eof:
-                self._packed, self._unpacker = self._unpacker.unused_data.lstrip(b"\0"), _unpacker()
-                if not (self._packed or self._more()):
+                # Zeros may pad a member. At the end, keep the finished unpacker, because `read` may be called again.
+                packed = self._unpacker.unused_data.lstrip(b"\0")
+                while not packed and self._more():
+                    packed = self._packed.lstrip(b"\0")
+                if not packed:
                     return b""
+                self._packed, self._unpacker = packed, _unpacker()
             elif not (self._packed or self._more()):
                 self.is_damaged = True
                 return b""

@@ -50,11 +50,14 @@ def test_standard_input() -> None:
     assert pairs(read(["-"], gzip.compress(b"".join(LOGS)))[0]) == 2
 
 
-def test_gzips_also_several_behind_each_other(folder: Path) -> None:
+@pytest.mark.parametrize("zeros", [0, 20, 5000])
+@pytest.mark.parametrize("members", [[b"".join(LOGS)], LOGS, [*LOGS, b""]], ids=["one", "two", "an empty one"])
+def test_whole_gzips_are_not_damaged(folder: Path, members: Sequence[bytes], zeros: int) -> None:
     packed = folder / "all.log"
-    packed.write_bytes(b"".join(gzip.compress(log) for log in LOGS))
+    packed.write_bytes(b"".join(gzip.compress(member) + bytes(zeros) for member in members))
     reader, files = read([packed])
-    assert (pairs(reader), files[0].nccl_lines) == (2, sum(LINES))
+    assert (pairs(reader), files) == (2, (LogFile(str(packed), sum(LINES)),))
+    assert not read(["-"], packed.read_bytes())[1][0].is_damaged
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "followed"])
