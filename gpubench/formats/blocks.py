@@ -10,10 +10,11 @@ from msgspec import Struct
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.layout import Column, Grid, GridCell, field_text
 from gpubench.formats.table import text_module
-from gpubench.formats.text import collective, overlap, p2p
+from gpubench.formats.text import collective, kv, overlap, p2p
 from gpubench.model.facts.environment import performance_variables
 from gpubench.model.results import result_file
 from gpubench.model.results.compare import HOST, Chart, ComparisonRow, charts, compared_charts
+from gpubench.model.results.kv import KvRow
 from gpubench.model.results.overlap import OverlapRow, overlap_charts
 from gpubench.model.results.report import CollectiveRow, Matrix, Metadata, OnPage, PairRow, Record, Report, Table
 from gpubench.model.results.scan import ScanCellRow
@@ -96,6 +97,9 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
     if pairs:
         gpus = run.metadata.options.get("gpus")
         yield from _copy_blocks(pairs, gpus if isinstance(gpus, Mapping) else ())
+    transfers = [row for row in run.rows if isinstance(row, KvRow)]
+    if transfers:
+        yield _listing("Transfers", kv.COLUMNS[KvRow], transfers)
     yield from _overlap_blocks([row for row in run.rows if isinstance(row, OverlapRow)])
     yield from _map(run.report)
     yield from _section_blocks(run.metadata, run.report)

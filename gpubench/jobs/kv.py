@@ -20,7 +20,7 @@ from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.rank import usable_driver
 from gpubench.jobs.runner import Place, Steps
-from gpubench.jobs.sources import Replayed, Simulated
+from gpubench.jobs.sources import Replayed, Simulated, Simulation, first_node
 from gpubench.machine import recorded
 from gpubench.machine.nvml import NvmlCounters
 from gpubench.measure.kv import FILE, SMALLEST_BLOCK, VERSION, KvRequest, KvRun, Measured, RecordedKv, copy_gb_s
@@ -115,7 +115,8 @@ def _open(place: Place) -> Iterator[KvSetup]:
         return
     if isinstance(plan.source, Simulated):
         plan.source.simulation.note_effects(COPIES, by=NAME)
-        yield _simulated(plan, plan.source)
+        simulation = plan.source.simulation
+        yield _simulated(plan, simulation, first_node(simulation, plan.source.machines(), NAME))
         return
     place.presenter.waiting("reading this machine", _SECONDS_TO_OPEN)
     ucx, version = choose_library(plan)
@@ -188,7 +189,7 @@ def choose_library(plan: KvPlan) -> tuple[UcxInstallation | None, dict[str, str]
     found = find_ucx()
     usable = next((ucx for ucx in found if "cuda" in ucx.transports), None)
     if usable is None:
-        without = f"{found[0].library} has no CUDA module" if found else "no UCX is installed here"
+        without = f"{found[0].library} has no CUDA module" if found else "no UCX was found"
         raise CouldNotMeasureError(
             f"--backend ucx: {without}",
             expected="UCX with CUDA: its module libuct_cuda.so",
@@ -228,9 +229,7 @@ def _check_memory(free: Mapping[str, int], size_bytes: int) -> None:
         )
 
 
-def _simulated(plan: KvPlan, source: Simulated) -> KvSetup:
-    simulation, machines = source.simulation, source.machines()
-    check_drivers([machines.nodes[0].snapshot], NAME, simulation.source)
+def _simulated(plan: KvPlan, simulation: Simulation, machines: Machines) -> KvSetup:
     copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
     machine = _machine(machines, copies.gpus, Origin.SIMULATED)
     rates: dict[Pair, float | None] = {}
@@ -240,7 +239,8 @@ def _simulated(plan: KvPlan, source: Simulated) -> KvSetup:
             rates[pair] = copy_gb_s(copies, pair)
         return rates[pair]
 
-    transfers = SimulatedTransfers(copies, simulation.faults, simulation.seed, rate)
+    faults = [fault for fault in simulation.faults if fault.node_number == 0]
+    transfers = SimulatedTransfers(copies, faults, simulation.seed, rate)
     asked = plan.allocations(os.environ)
     allocations = tuple(dict.fromkeys(map(transfers.allocation, asked)))
     request = _request(plan, machine, allocations)
@@ -250,7 +250,9 @@ def _simulated(plan: KvPlan, source: Simulated) -> KvSetup:
 def simulate_pair(source: Simulated, listener: "Listener[KvRow]") -> Report:
     """Simulate the transfer of `gpubench check --kv` between the first two GPUs. Raises CouldNotMeasureError."""
     plan = KvPlan(sizes=(CHECK_BYTES,), blocks=(1,), host=False, timeout_s=1.0)
-    setup = _simulated(plan, source)
+    machines = source.machines()
+    check_drivers([machines.nodes[0].snapshot], NAME, source.text)
+    setup = _simulated(plan, source.simulation, replace(machines, nodes=machines.nodes[:1]))
     request = replace(setup.request, pairs=setup.request.pairs[:1])
     return KvRun(request, setup.transfers, setup.machine, setup.copy_gb_s, setup.counters, listener).run(lambda _: None)
 

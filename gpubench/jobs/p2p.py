@@ -19,12 +19,12 @@ from gpubench.backends.nccl.debug_log import NcclLog
 from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs import runner
-from gpubench.jobs.machines import Machines, check_drivers
+from gpubench.jobs.machines import Machines
 from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.plans import P2P_NAME, MemoryKind, P2pPlan
 from gpubench.jobs.rank import agree, open_gpu, usable_driver
 from gpubench.jobs.runner import Place, RankPlace, Steps
-from gpubench.jobs.sources import Replayed, Simulated, Simulation, gathered, own_process
+from gpubench.jobs.sources import Replayed, Simulated, first_node, gathered, own_process
 from gpubench.machine import recorded
 from gpubench.machine.environment import nccl_settings
 from gpubench.machine.nvml import NvmlCounters
@@ -447,27 +447,12 @@ def measured(
 
 def _simulated(plan: P2pPlan, source: Simulated) -> CopySetup:
     simulation, machines = source.simulation, source.machines()
-    _check_first_node(simulation, machines.nodes[0])
-    first = replace(machines, nodes=machines.nodes[:1])
+    first = first_node(simulation, machines, P2P_NAME)
     simulation.note_effects(COPIES)
     copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
     managed = SimulatedManaged(copies) if plan.memory is MemoryKind.MANAGED else None
     plan = dataclasses.replace(plan, check=plan.check and copies.corrupts)
     return _setup(plan, first, copies, NoCounters(), {}, managed=managed)
-
-
-def _check_first_node(simulation: Simulation, node: Topology) -> None:
-    """Raise UsageError for a fault on a node that is not measured, and CouldNotMeasureError if the driver does not
-    respond.
-    """
-    elsewhere = next((fault for fault in simulation.faults if fault.node_number > 0 and fault.breaks_hardware), None)
-    if elsewhere is not None:
-        raise UsageError(
-            f"--fault {elsewhere} is on a node that p2p does not measure",
-            expected="node0: one process measures the GPUs of one host",
-            next_step=f"gpubench check {simulation.source}",
-        )
-    check_drivers([node.snapshot], P2P_NAME, simulation.source)
 
 
 @contextmanager

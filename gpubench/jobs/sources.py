@@ -312,6 +312,24 @@ def refuse_under_launcher(command: str, source: Source, launch: LaunchedRank | N
         )
 
 
+def first_node(simulation: Simulation, machines: "Machines", command: str) -> "Machines":
+    """Return the first simulated node, for a command that measures one host.
+
+    Raises UsageError for a fault of another node, and CouldNotMeasureError if the driver does not respond.
+    """
+    from gpubench.jobs.machines import check_drivers
+
+    elsewhere = next((fault for fault in simulation.faults if fault.node_number > 0 and fault.breaks_hardware), None)
+    if elsewhere is not None:
+        raise UsageError(
+            f"--fault {elsewhere} is on a node that {command} does not measure",
+            expected=f"node0: {command} measures the GPUs of one host",
+            next_step=f"gpubench check {simulation.source}",
+        )
+    check_drivers([machines.nodes[0].snapshot], command, simulation.source)
+    return replace(machines, nodes=machines.nodes[:1])
+
+
 def gathered(
     group: "Group", snapshots: Sequence["Snapshot"], process: "RankFacts", source: Source | None = None
 ) -> "Machines | None":

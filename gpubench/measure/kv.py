@@ -397,7 +397,7 @@ class KvRun:
                 return Evidence(State.PRESENT, f"{rate:.3g} GB/s, more than host memory's {limit:.3g} GB/s")
             return Evidence(seen="within one GPU, counters and bandwidth do not show the path")
         speed = None
-        if rate is not None:
+        if rate is not None and case.blocks == 1:  # Many blocks are slow on a direct path, too
             speed = p2p.Speed(size_bytes=case.size_bytes, passed_gb_s=rate, busbw_gb_s=rate)
         flow = p2p.Flow(
             ends=(moved.sent, moved.received),
@@ -498,12 +498,14 @@ class KvRun:
 
 
 def _worst(measured: Measured) -> tuple[TransferCase, Moved]:
-    """Return the transfer whose path is worst: the largest staged one, else the slower of the largest two."""
+    """Return the transfer whose path is worst: the largest staged one with the fewest blocks, else the slower of the
+    largest two.
+    """
 
-    def rank(found: tuple[TransferCase, Moved]) -> tuple[int, int, float]:
+    def rank(found: tuple[TransferCase, Moved]) -> tuple[int, int, int, float]:
         case, moved = found
         staged = None if moved.chosen is None else moved.chosen.route.host_staged
-        return (True, None, False).index(staged), -case.size_bytes, gb_s(case, moved) or 0.0
+        return (True, None, False).index(staged), -case.size_bytes, case.blocks, gb_s(case, moved) or 0.0
 
     staged = [found for found in measured.completed if rank(found)[0] == 0]
     return min(staged or measured.largest, key=rank)

@@ -186,7 +186,7 @@ def test_a_machine_without_gpus_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("words", "said", "cure"),
-    [((), "--backend ucx: no UCX is installed here", "pip install libucx-cu13"),
+    [((), "--backend ucx: no UCX was found", "pip install libucx-cu13"),
      (("--backend", "nixl"), "--backend nixl: NIXL is not in this Python environment", "pip install nixl")],
 )  # fmt: skip
 def test_missing_libraries_are_named_with_their_package(
@@ -284,7 +284,7 @@ def test_check_without_ucx_says_that_it_made_no_transfer(monkeypatch: pytest.Mon
     found = ChildCommands(nodes, Depth.DEFAULT, 30.0).transfers().transferred
     assert found is not None
     assert (found.verdict, found.rows) == ("SKIP", ())
-    assert found.note == "not measured: --backend ucx: no UCX is installed here"
+    assert found.note == "not measured: --backend ucx: no UCX was found"
 
 
 def test_a_transfer_that_ends_without_a_report_is_an_error_of_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,3 +295,17 @@ def test_a_transfer_that_ends_without_a_report_is_an_error_of_check(monkeypatch:
     found = ChildCommands(nodes, Depth.DEFAULT, 60.0).transfers().transferred
     assert found is not None
     assert (found.verdict, found.note.startswith("gpubench kv ended with exit code 3")) == ("ERROR", True)
+
+
+def test_a_cluster_is_measured_on_its_first_node() -> None:
+    machine = ("kv", "--simulate", "hgx-h100-8*2", "--pairs", "0-1", *QUICK)
+    healthy = gpubench(*machine)
+    assert (healthy.returncode, "node1" in healthy.stdout) == (0, False)
+    elsewhere = gpubench(*machine, "--fault", "node1:kv=pid")
+    assert elsewhere.returncode == 2
+    assert "on a node that kv does not measure" in elsewhere.stderr
+
+
+def test_many_blocks_alone_leave_the_path_of_a_healthy_machine_undisputed() -> None:
+    found = gpubench("kv", "--simulate", "hgx-h200-4/2", "--sizes", "256M", "--blocks", "4096")
+    assert (found.returncode, "path-disputed" in found.stdout) == (0, False)
