@@ -21,7 +21,6 @@ from gpubench.backends.transfer_libraries import (
     SYSTEM,
     find_transfer_packages,
     ucx_copies,
-    ucx_modules,
     ucx_transports,
     ucx_wheel_version,
 )
@@ -360,14 +359,11 @@ def _merged_libraries(
         for user in users
     ]
     modules = [from_plain(process.KernelModule, module) for module in found.get("modules", ())]
-    return list(map(_add_transports, files.values())), users, modules
-
-
-def _add_transports(file: process.LibraryFile) -> process.LibraryFile:
-    modules = ucx_modules(Path(file.path)) if file.library == process.UCX_LIB else None
-    if modules is None:
-        return file
-    return replace(file, modules=printable(str(modules)), transports=ucx_transports(modules))
+    with_transports = [
+        replace(file, transports=ucx_transports(Path(file.path))) if file.library == process.UCX_LIB else file
+        for file in files.values()
+    ]
+    return with_transports, users, modules
 
 
 def _add_version(file: process.LibraryFile, result: StageResult) -> process.LibraryFile:

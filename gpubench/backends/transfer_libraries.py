@@ -32,16 +32,12 @@ class UcxInstallation(NamedTuple):
     """One copy of UCX.
 
     - `library`: libucp.so.0, or the renamed copy in a wheel of another package
-    - `modules`: the folder of its transport modules; None if there is none next to the library
-    - `programs`: the folder of its ucx_perftest and ucx_info; None if it has none
     - `version`: the version that the library reports, or else that of its wheel; '' if unknown
     - `transports`: the transport modules that it was built with, without those of every UCX (tcp and shared memory)
     - `package`: 'libucx-cu13 1.22.0', 'conda', or SYSTEM
     """
 
     library: Path
-    modules: Path | None
-    programs: Path | None
     version: str
     transports: tuple[str, ...]
     package: str
@@ -57,21 +53,11 @@ def find_ucx(environment: Mapping[str, str] = os.environ, root: Path = Path("/")
         for library in copies
     }
     answers = run_stages(commands, package_environment(environment), _SECONDS_FOR_VERSIONS) if commands else {}
-    found = []
-    for library, package in copies.items():
-        version = (answers[str(library)].document or {}).get("version")
-        modules = ucx_modules(library)
-        found.append(
-            UcxInstallation(
-                library=library,
-                modules=modules,
-                programs=_ucx_programs(library),
-                version=version or ucx_wheel_version(package),
-                transports=ucx_transports(modules) if modules else (),
-                package=package,
-            )
-        )
-    return found
+    versions = {path: (answer.document or {}).get("version") for path, answer in answers.items()}
+    return [
+        UcxInstallation(library, versions[str(library)] or ucx_wheel_version(package), ucx_transports(library), package)
+        for library, package in copies.items()
+    ]
 
 
 def ucx_copies(environment: Mapping[str, str], root: Path = Path("/")) -> dict[Path, str]:
@@ -108,26 +94,11 @@ def ucx_wheel_version(package: str) -> str:
     return version if _UCX_WHEEL.fullmatch(name) else ""
 
 
-def ucx_modules(library: Path) -> Path | None:
-    """Return the folder of UCX's transport modules, which UCX looks for next to its library."""
-    for folder in (library.parent / "ucx", Path(os.path.realpath(library)).parent / "ucx"):
-        if exists(folder):
-            return folder
-    return None
-
-
-def ucx_transports(modules: Path) -> tuple[str, ...]:
-    """Return the transports in a module folder, such as 'cma', 'cuda', 'ib' and 'mlx5'."""
-    found = filter(None, map(_MODULE.match, list_names(modules)))
+def ucx_transports(library: Path) -> tuple[str, ...]:
+    """Return the transports of a UCX, such as 'cma', 'cuda', 'ib' and 'mlx5', from the modules next to its library."""
+    names = list_names(library.parent / "ucx") or list_names(Path(os.path.realpath(library)).parent / "ucx")
+    found = filter(None, map(_MODULE.match, names))
     return tuple(sorted({match[1].removeprefix("ib_").removeprefix("cuda_") for match in found}))
-
-
-def _ucx_programs(library: Path) -> Path | None:
-    # Debian has /usr/lib/x86_64-linux-gnu/libucp.so.0 and /usr/bin, most others <prefix>/lib and <prefix>/bin.
-    for prefix in library.parents[1:3]:
-        if exists(prefix / "bin" / "ucx_perftest"):
-            return prefix / "bin"
-    return None
 
 
 def find_transfer_packages(environment: Mapping[str, str]) -> Iterator[process.LibraryUser]:
@@ -155,10 +126,11 @@ def _nixl_user(name: str, distribution: Distribution, environment: Mapping[str, 
     module = name.lower().replace("-", "_")
     # The plugins that NIXL loads: its variable, else those next to libnixl.so, where Meson's or pip's builds have them.
     places = [environment.get("NIXL_PLUGIN_DIR"), f".{module}.mesonpy.libs/plugins", f"{module}.libs/nixl"]
-    folders = [Path(str(distribution.locate_file(place))) for place in places if place]
-    folder = next((folder for folder in folders if any(map(_PLUGIN.match, list_names(folder)))), None)
-    plugins = () if folder is None else tuple(sorted(m[1] for m in map(_PLUGIN.match, list_names(folder)) if m))
-    linked = {} if folder is None else linked_files(folder / "libplugin_UCX.so")
+    plugins: dict[str, Path] = {}
+    for folder in (Path(str(distribution.locate_file(place))) for place in places if place):
+        found = {match[1]: folder / match[0] for match in map(_PLUGIN.match, list_names(folder)) if match}
+        plugins = plugins or found
+    linked = linked_files(plugins["UCX"]) if "UCX" in plugins else {}
     ucx = next((path for file, path in linked.items() if file.startswith("libucp") and path), None)
     return process.LibraryUser(
         name=process.NIXL,
@@ -167,6 +139,5 @@ def _nixl_user(name: str, distribution: Distribution, environment: Mapping[str, 
         purpose="KV cache transfers of vLLM, SGLang and Dynamo",
         note=name,
         loads={process.UCX_LIB: printable(ucx)} if ucx else {},
-        modules=None if folder is None else printable(str(folder)),
-        transports=plugins,
+        transports=tuple(sorted(plugins)),
     )

@@ -109,7 +109,6 @@ def _rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
                 version=package.version,
                 path=package.path,
                 used_by=[package.purpose],
-                modules=package.modules,
                 transports=package.transports,
                 note="; ".join(filter(None, (package.note, package.unread))) or None,
                 origin=origin,
@@ -135,7 +134,6 @@ def _file_row(facts: process.LibrariesFacts, file: process.LibraryFile, origin: 
         package=file.package,
         used_by=[_user_text(user) for user in facts.users if user.loads.get(file.library) == file.path],
         cuda=file.cuda,
-        modules=file.modules,
         transports=file.transports,
         note="; ".join(notes) or None,
         origin=origin,
@@ -143,7 +141,7 @@ def _file_row(facts: process.LibrariesFacts, file: process.LibraryFile, origin: 
 
 
 def _ucx_notes(file: process.LibraryFile, facts: process.LibrariesFacts) -> Iterator[str]:
-    if file.modules and not {"cuda", "rocm", "ze"}.intersection(file.transports):
+    if file.transports and not {"cuda", "rocm", "ze"}.intersection(file.transports):
         yield "no cuda module there, which GPU memory needs"
     versions = {other.version for other in facts.files if other.library == process.UCX_LIB and other.version}
     others = sorted(versions - {file.version})

@@ -55,7 +55,7 @@ class LibrariesView(ReportView):
 
 
 def _details(row: LibraryRow) -> Iterator[str]:
-    inside = f"{', '.join(row.transports)} in {row.modules}" if row.transports else ""
+    inside = f"with {', '.join(row.transports)}" if row.transports else ""
     words = [row.path or "", f"of {row.package}" if row.package else "", inside, row.note or ""]
     if any(words):
         yield f"{row.library}: {'; '.join(filter(None, words))}"

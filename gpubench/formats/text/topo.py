@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from gpubench.formats.layout import INDENT, Column, fitting_table, grid_of_words, or_dash
 from gpubench.formats.table import ReportView, line_text, setting_lines
@@ -85,24 +85,13 @@ def _unknown_sentences(gpus: Sequence[GpuRow], silent: Sequence[str]) -> Iterato
         yield f"not known ({reason}): {', '.join(everywhere + some).replace('_', ' ')}"
 
 
-def _sharing_columns(names: Mapping[str, str]) -> list[Column]:
-    """Return the columns that show how processes can share GPU memory. `names` has the GPUs that share each row."""
-    return [
-        Column("memory sharing", lambda row: names[row.gpu]),
-        *(Column(sharing.name, partial(_sharing_cell, field)) for field, sharing in _SHARING.items()),
-    ]
-
-
-def _sharing_cell(field: str, row: GpuRow) -> str:
-    return {True: _SHARING[field].supported, False: "no", None: _UNKNOWN}[getattr(row, field)]
-
-
-def _missing_sharing(gpus: Sequence[GpuRow]) -> Iterator[str]:
-    for field, sharing in _SHARING.items():
-        missing = [row.gpu for row in gpus if getattr(row, field) is False]
-        if missing:
-            some = f" on {compress_names(missing)}" if len(missing) < len(gpus) else ""
-            yield f"no {sharing.name}{some}: {sharing.effect}"
+def _sharing_sentences(gpus: Sequence[GpuRow]) -> Iterator[str]:
+    """Yield how processes can share GPU memory, and what does not work on GPUs that lack a way to do it."""
+    for field, (name, supported, effect) in _SHARING.items():
+        answers = group_by(gpus, attrgetter(field))
+        for answer, rows in answers.items():
+            some = f" on {compress_names([row.gpu for row in rows])}" if len(answers) > 1 else ""
+            yield f"{name}{some}: {({True: supported, False: f'no, {effect}', None: 'not known'})[answer]}"
 
 
 def _phrase(head: str, value: str) -> str:
@@ -245,27 +234,23 @@ _FIELDS = {
 """The fields behind each head in `_FACTS`. If the reason for an unknown field is recorded, a sentence gives it."""
 
 
-class _Sharing(NamedTuple):
-    """A way to share GPU memory, what does not work without it, and the cell if the driver supports it."""
-
-    name: str
-    effect: str
-    supported: str = "yes"
-
-
 _SHARING = {
-    "cuda_ipc": _Sharing("CUDA IPC", "UCX and NIXL cannot use cuda_ipc for cudaMalloc memory"),
-    "virtual_memory": _Sharing(
-        "VMM", "NCCL runs without symmetric memory and NVLS, torch without symmetric memory and expandable segments"
+    "cuda_ipc": ("CUDA IPC", "yes", "so UCX and NIXL cannot use cuda_ipc for cudaMalloc memory"),
+    "virtual_memory": (
+        "VMM",
+        "yes",
+        "so NCCL runs without symmetric memory and NVLS, torch without symmetric memory and expandable segments",
     ),
     # The attribute is true on every H100 and H200, also without the IMEX channel that fabric handles need.
-    "fabric_handles": _Sharing(
-        "fabric handles", "NCCL (MNNVL) and UCX cannot use NVLink between nodes", "yes, IMEX untested"
+    "fabric_handles": (
+        "fabric handles",
+        "yes, IMEX untested",
+        "so NCCL (MNNVL) and UCX cannot use NVLink between nodes",
     ),
-    "multicast": _Sharing("multicast", "NCCL runs without NVLS, torch symmetric memory without multimem"),
+    "multicast": ("multicast", "yes", "so NCCL runs without NVLS, torch symmetric memory without multimem"),
 }
-"""Columns of GpuRow. NCCL checks them in cudawrap.cc, nvls.cc and mnnvl.cc, UCX in cuda_ipc_md.c, and PyTorch in
-CUDASymmetricMemory.cu.
+"""Columns of GpuRow with their name, what is printed if the driver supports them, and the effect if it does not. NCCL
+checks them in cudawrap.cc, nvls.cc and mnnvl.cc, UCX in cuda_ipc_md.c, and PyTorch in CUDASymmetricMemory.cu.
 """
 
 
@@ -377,22 +362,11 @@ class TopoView(ReportView):
             for sentence in _gpu_sentences(gpus, fitting_table(columns, gpus, width), verbose=verbose):
                 self._page.wrap(f"{INDENT}{sentence}")
             if verbose:
-                self._sharing([row for row in gpus if not row.lost])
+                for sentence in _sharing_sentences([row for row in gpus if not row.lost]):
+                    self._page.wrap(f"{INDENT}{sentence}")
         if nics:
             self._page.print("")
             self._page.table(*_nic_table(nics, verbose=verbose))
-
-    def _sharing(self, gpus: Sequence[GpuRow]) -> None:
-        alike = group_by(gpus, lambda row: tuple(getattr(row, field) for field in _SHARING))
-        if not any(value is not None for values in alike for value in values):
-            if gpus:
-                self._page.wrap(f"{INDENT}not known: {', '.join(sharing.name for sharing in _SHARING.values())}")
-            return
-        names = {rows[0].gpu: compress_names([row.gpu for row in rows]) for rows in alike.values()}
-        self._page.print("")
-        self._page.table(_sharing_columns(names), [rows[0] for rows in alike.values()])
-        for sentence in _missing_sharing(gpus):
-            self._page.wrap(f"{INDENT}{sentence}")
 
     def _paths_between_gpus(self, kind: KindRow, gpus: Sequence[str]) -> None:
         if len(gpus) > 1:

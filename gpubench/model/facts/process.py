@@ -142,8 +142,8 @@ LOADER = "other programs"  # Programs such as nccl-tests, which use the library 
 class LibraryFile(Struct, frozen=True, kw_only=True):
     """A file of a communication library. `package` is the package that contains it.
 
-    `version` is the version that the library reports. If it is None, `unread` has the reason. UCX has `transports` in
-    files in the folder `modules`.
+    `version` is the version that the library reports. If it is None, `unread` has the reason. `transports` has the
+    transport modules of UCX.
     """
 
     library: str
@@ -152,7 +152,6 @@ class LibraryFile(Struct, frozen=True, kw_only=True):
     version: str | None = None
     unread: str = ""
     cuda: bool | None = None
-    modules: str | None = None
     transports: tuple[str, ...] = ()
 
 
@@ -162,7 +161,6 @@ class LibraryUser(Struct, frozen=True, kw_only=True):
     - `loads`: the files that it loads, by library
     - `inside`: the versions of libraries that it contains, by library
     - `unread`: the reason why its libraries could not be read
-    - `modules`: the folder of NIXL's plugins
     - `transports`: NIXL's plugins
     """
 
@@ -174,7 +172,6 @@ class LibraryUser(Struct, frozen=True, kw_only=True):
     loads: Mapping[str, str] = field(default_factory=dict)
     inside: Mapping[str, str] = field(default_factory=dict)
     unread: str = ""
-    modules: str | None = None
     transports: tuple[str, ...] = ()
 
     @property

@@ -567,7 +567,6 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     used_by: Sequence[str] = ()  #: programs that would load the library, with their purpose
     cuda: bool | None = None  #: for MPI: whether the library reports support for GPU memory
     transports: Sequence[str] = ()  #: transport modules of UCX, such as cuda, ib or efa; plugins of NIXL
-    modules: str | None = None  #: folder of these modules or plugins
     note: str | None = None  #: remark on the row
     origin: Annotated[str, Origin]  #: origin of the values: measured or recorded
 

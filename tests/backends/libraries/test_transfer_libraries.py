@@ -23,12 +23,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "site"
 
 
-def add_modules(library: Path, *names: str) -> Path:
+def add_modules(library: Path, *names: str) -> None:
     folder = library.parent / "ucx"
     folder.mkdir()
     for name in names:
         (folder / name).touch()
-    return folder
 
 
 def found_below(folder: Path) -> list[UcxInstallation]:
@@ -39,14 +38,11 @@ def test_the_wheel_of_ucx_comes_before_the_copy_that_nixl_brought(site: Path) ->
     bundled = wheel(site, "nixl-cu13", "1.5.1", "nixl_cu13.libs/libucp-b39b3ed9.so.0.0.0")
     add_modules(bundled, "libuct_cuda.so.0.0.0", "libuct_ib.so.0.0.0", "libuct_ib_efa.so.0.0.0", "libucm_cuda.so.0.0.0")
     own = wheel(site, "libucx-cu13", "1.22.0", "libucx/lib/libucp.so.0")
-    modules = add_modules(own, "libuct_cuda.a", "libuct_cuda.so", "libuct_cuda.so.0", "libuct_cma.so.0")
-    programs = site / "libucx/bin"
-    programs.mkdir()
-    (programs / "ucx_perftest").touch()
+    add_modules(own, "libuct_cuda.a", "libuct_cuda.so", "libuct_cuda.so.0", "libuct_cma.so.0")
     assert found_below(site) == [
-        UcxInstallation(own, modules, programs, "1.22.0", ("cma", "cuda"), "libucx-cu13 1.22.0"),
+        UcxInstallation(own, "1.22.0", ("cma", "cuda"), "libucx-cu13 1.22.0"),
         # This copy does not load, and NIXL's version is not the version of the UCX inside it.
-        UcxInstallation(bundled, bundled.parent / "ucx", None, "", ("cuda", "efa", "ib"), "nixl-cu13 1.5.1"),
+        UcxInstallation(bundled, "", ("cuda", "efa", "ib"), "nixl-cu13 1.5.1"),
     ]
 
 
@@ -59,22 +55,14 @@ def test_a_ucx_of_the_loader_is_found_once_and_may_lack_modules(
     system = tmp_path / "usr/lib/x86_64-linux-gnu/libucp.so.0"
     system.parent.mkdir(parents=True)
     system.write_bytes(shared_object("libc.so.6"))
-    (tmp_path / "usr/bin").mkdir()
-    (tmp_path / "usr/bin/ucx_perftest").touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", str(system.parent))
-    assert found_below(tmp_path)[1:] == [UcxInstallation(system, None, tmp_path / "usr/bin", "", (), SYSTEM)]
+    assert found_below(tmp_path)[1:] == [UcxInstallation(system, "", (), SYSTEM)]
 
 
 def test_transports_are_named_by_their_modules(tmp_path: Path) -> None:
-    for name in (
-        "libuct_ib_mlx5.so.0",
-        "libuct_cuda_gdrcopy.so.0",
-        "libuct_rdmacm.so",
-        "libuct_xpmem.la",
-        "libucm_cuda.so",
-    ):
-        (tmp_path / name).touch()
-    assert ucx_transports(tmp_path) == ("gdrcopy", "mlx5", "rdmacm")
+    names = ("ib_mlx5.so.0", "cuda_gdrcopy.so.0", "rdmacm.so", "xpmem.la")
+    add_modules(tmp_path / "libucp.so.0", "libucm_cuda.so", *(f"libuct_{name}" for name in names))
+    assert ucx_transports(tmp_path / "libucp.so.0") == ("gdrcopy", "mlx5", "rdmacm")
 
 
 def add_plugin(folder: Path, name: str, *, ucx: str = "") -> Path:
@@ -96,7 +84,7 @@ def test_nixl_is_found_with_the_plugins_and_the_ucx_that_it_loads(site: Path) ->
     add_plugin(site / "nixl_cu13.libs/nixl", "GDS")
     nixl, mooncake = find_transfer_packages({})
     assert (nixl.label, nixl.path, nixl.note) == (f"{NIXL} 1.5.1", str(site / "nixl_cu13"), "nixl-cu13")
-    assert (nixl.modules, nixl.transports) == (str(plugins), ("POSIX", "UCX"))
+    assert nixl.transports == ("POSIX", "UCX")
     assert nixl.loads == {UCX_LIB: str(plugins / "libucp-b39b3ed9.so.0.0.0")}
     assert (mooncake.label, mooncake.path) == (f"{MOONCAKE} 0.3.14", str(site / "mooncake"))
 
@@ -107,4 +95,4 @@ def test_the_variable_replaces_the_plugins_of_nixl(site: Path, tmp_path: Path) -
     other = tmp_path / "nixl"
     add_plugin(other, "GDS")
     (nixl,) = find_transfer_packages({"NIXL_PLUGIN_DIR": str(other)})
-    assert (nixl.modules, nixl.transports, nixl.loads) == (str(other), ("GDS",), {})
+    assert (nixl.transports, nixl.loads) == (("GDS",), {})

@@ -106,9 +106,7 @@ def test_a_version_from_another_source_is_noted() -> None:
     assert rows(report(host(files=(named,))))[NCCL_LIB].note == "version by its package"
 
 
-UCX = LibraryFile(
-    library=UCX_LIB, path="/venv/libucx/lib/libucp.so.0", version="1.22.0", modules="/m", transports=("cma", "cuda")
-)
+UCX = LibraryFile(library=UCX_LIB, path="/venv/libucx/lib/libucp.so.0", version="1.22.0", transports=("cma", "cuda"))
 
 
 def test_two_ucx_versions_are_a_note_and_no_finding() -> None:
@@ -126,7 +124,7 @@ def test_a_ucx_without_modules_for_gpus_is_noted_if_its_modules_are_known() -> N
     for file, note in (
         (replace(UCX, transports=("cma", "ib")), "no cuda module there, which GPU memory needs"),
         (replace(UCX, transports=("rocm",)), None),
-        (replace(UCX, modules=None, transports=()), None),
+        (replace(UCX, transports=()), None),
     ):
         assert rows(report(host(files=(file,))))[UCX_LIB].note == note
 
@@ -134,9 +132,9 @@ def test_a_ucx_without_modules_for_gpus_is_noted_if_its_modules_are_known() -> N
 def test_transfer_packages_have_a_row_only_if_they_were_searched_for() -> None:
     """Older recordings do not say whether NIXL is installed."""
     assert not {"NIXL", "Mooncake"} & set(rows(report(host())))
-    nixl = LibraryUser(name="NIXL", version="1.5.1", note="nixl-cu13", modules="/p", transports=("GDS", "UCX"))
+    nixl = LibraryUser(name="NIXL", version="1.5.1", note="nixl-cu13", transports=("GDS", "UCX"))
     found = rows(report(host(users=(nixl,), absent=("Mooncake",))))
-    assert (found["NIXL"].found, found["NIXL"].transports, found["NIXL"].modules) == (True, ("GDS", "UCX"), "/p")
+    assert (found["NIXL"].found, found["NIXL"].transports) == (True, ("GDS", "UCX"))
     assert (found["Mooncake"].found, found["Mooncake"].note) == (False, "not installed here")
     unread = rows(report(host(failures={"search": "no answer within 30 s"})))["NIXL"]
     assert (unread.found, unread.note) == (None, "not read: no answer within 30 s")
