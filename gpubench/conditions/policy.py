@@ -147,7 +147,7 @@ _ROWS: tuple[tuple[Explains, str], ...] = (
     (_APPLICATION, "ucx-without-cuda mpi-not-cuda-aware peer-access-not-enabled"),
     (_APPLICATION, "kv-no-peer-access kv-memory-expandable kv-memory-pool kv-memory-managed kv-pid-namespaces"),
     (_APPLICATION, "kv-get-without-nvlink kv-no-rdma-device kv-no-gpudirect kv-staged-unexplained"),
-    (_SLOW, "kv-nic-inside-node kv-block-cost"),
+    (_SLOW, "kv-nic-inside-node"),
 )
 
 EXPLAINS: Mapping[str, Explains] = {id_: row for row, ids in _ROWS for id_ in ids.split()}
@@ -189,7 +189,7 @@ _COUNTED = Grade(WARN, "a total without a rate is a doubt", "FAIL if it grows wh
 _NO_CUDA_IPC = Grade(
     FAIL,
     "the KV cache takes 150 to 900 times longer than over NVLink",
-    "WARN over a NIC or between nodes",
+    "WARN over a NIC",
     own_fault=False,
 )
 _OF_A_BOARD = "SKIP if no sibling has more: the board's limit; WARN if a slot has less, or one card alone does"
@@ -321,7 +321,6 @@ SEVERITIES: Mapping[str, Grade] = {
     "kv-no-rdma-device": Grade(WARN, "the node may have no RDMA NIC", own_fault=False),
     "kv-no-gpudirect": Grade(FAIL, "RDMA through host memory is slower than NIC and PCIe allow", own_fault=False),
     "kv-nic-inside-node": Grade(WARN, "the path is direct", own_fault=False),
-    "kv-block-cost": Grade(WARN, "the path is direct", own_fault=False),
     "nccl-diag-failed": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_VOLATILE_DBE_DETECTED (isolate)"),
     "nccl-diag-doubt": Grade(WARN, "NCCL reports it and goes on"),
     "gpu-xid": Grade(FAIL, "NVIDIA's Xid catalogue: reset, or replace"),

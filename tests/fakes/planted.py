@@ -401,12 +401,8 @@ PLANTS: tuple[Plant, ...] = (
     Plant("kv-get-without-nvlink", lambda: _transfer(get_disabled=True)),
     Plant("kv-no-peer-access", lambda: _transfer(peer_access=False, allocation=Allocation.EXPANDABLE)),
     Plant("kv-nic-inside-node", lambda: _transfer(UcxRoute.RDMA, "rc_mlx5/mlx5_0:1", peer_access=True)),
-    Plant("kv-no-rdma-device", lambda: _transfer_to_another_node(UcxRoute.STAGED, "tcp/eth0", rdma_devices=0)),
+    Plant("kv-no-rdma-device", lambda: _transfer_to_another_node(UcxRoute.STAGED, "tcp/eth0")),
     Plant("kv-no-gpudirect", lambda: _transfer_to_another_node(UcxRoute.STAGED, "rc_mlx5/mlx5_0:1")),
-    Plant(
-        "kv-block-cost",
-        lambda: _transfer(UcxRoute.PEER, "cuda_ipc/cuda", blocks=4096, block_us=7.3, gb_s=9.0, expected_gb_s=366.0),
-    ),
     Plant("kv-staged-unexplained", _transfer),
     Plant("foreign-nvlink-traffic", _copying),
     Plant("foreign-pcie-traffic", lambda: _idle(gpu1=IdleGpu(rates=LinkRates(pcie_sent=0.01, pcie_received=59.0)))),

@@ -97,22 +97,20 @@ def _differ(one: float, other: float) -> float:
 
 
 def total(flows: Iterable[MovedData]) -> MovedData:
-    """Return the sum of several intervals."""
     sums = [sum(values) for values in zip(*map(astuple, flows), strict=True)]
     return MovedData(*sums) if sums else MovedData(intervals=0)
 
 
 class HostTransfer(Struct, frozen=True, kw_only=True):
-    """A transfer through host memory in one interval, with the processes on both sides.
+    """A transfer through host memory: the GPUs and processes on both sides, and the data of several intervals.
 
-    `equal` means that the rates are the same within 3 %, and `in_step` that several bursts began and ended together.
+    `in_step` means that several bursts began and ended together.
     """
 
     senders: tuple[GpuRates, ...]
     receivers: tuple[GpuRates, ...]
     tasks: tuple[tuple[TaskFacts, ...], tuple[TaskFacts, ...]]
-    loopback: bool
-    equal: bool
+    seen: MovedData
     in_step: bool
 
     @property
@@ -142,14 +140,16 @@ class HostTransfer(Struct, frozen=True, kw_only=True):
 
     @property
     def way(self) -> Way:
-        if self.loopback:
-            return Way.SOCKETS if self.by_ucx or self.equal or self.in_step else Way.NOT_TOLD
-        return Way.UNKNOWN if (self.by_ucx and self.equal) or self.in_step else Way.NOT_TOLD
+        if self.seen.by_loopback:
+            return Way.SOCKETS if self.by_ucx or self.seen.is_equal or self.in_step else Way.NOT_TOLD
+        return Way.UNKNOWN if (self.by_ucx and self.seen.is_equal) or self.in_step else Way.NOT_TOLD
 
     @property
     def meaning(self) -> str:
         senders, receivers = map(", ".join, self.ends)
-        through = "through the loopback" if self.loopback else "as through shared memory or a container's network"
+        through = (
+            "through the loopback" if self.seen.by_loopback else "as through shared memory or a container's network"
+        )
         doubt = "; unrelated copies may look alike" if self.way is Way.NOT_TOLD else ""
         return f"{receivers} receives over PCIe what {senders} sends, {through}{doubt}"
 
@@ -220,7 +220,7 @@ class TransferFinder:
 
     def observe(self, rates: NodeRates, jobs: Sequence[RunningJob]) -> tuple[HostTransfer, ...]:
         """Add an interval, and return the transfers that moved data in it."""
-        pairs = [(frozenset((one.bus_id,)), frozenset((other.bus_id,))) for one, other in permutations(rates.gpus, 2)]
+        pairs = permutations([frozenset((gpu.bus_id,)) for gpu in rates.gpus], 2)
         for ends in (*pairs, group(rates)):
             self.histories.setdefault(ends, _History(after_pause=self._is_running))
         self._is_running = True
@@ -263,8 +263,7 @@ class TransferFinder:
             senders=sides[0],
             receivers=sides[1],
             tasks=(tasks[0], tasks[1]),
-            loopback=seen.by_loopback,
-            equal=seen.is_equal,
+            seen=seen,
             in_step=sum(burst.agrees for burst in self.histories[ends].bursts) >= LEAST_BURSTS,
         )
 

@@ -178,7 +178,6 @@ class Transfer(Struct, frozen=True, kw_only=True):
     - `rdma_devices`: number of RDMA devices that the process can open
     - `missing_transports`, `excluded_transports`: transports that UCX lacks, and those that its settings exclude
     - `get_disabled`: whether UCX disabled reads over CUDA IPC, as it does on GPUs without NVLink
-    - `block_us`: time per block in µs, for a transfer of several blocks
     """
 
     name: str
@@ -199,10 +198,8 @@ class Transfer(Struct, frozen=True, kw_only=True):
     excluded_transports: tuple[str, ...] = ()
     get_disabled: bool | None = None
     size_bytes: int | None = None
-    blocks: int = 1
     gb_s: float | None = None
     expected_gb_s: float | None = None
-    block_us: float | None = None
 
     @property
     def misses_cuda_ipc(self) -> bool:

@@ -49,7 +49,7 @@ def test_logs_of_two_h200s(log: str, verdict: Verdict, found: list[str]) -> None
         (table("0..inf | zero-copy | rc_mlx5/mlx5_0:1"), Verdict.WARN, ["kv-nic-inside-node"]),
         (table("0..inf | zero-copy | rc_mlx5/mlx5_0:1", scope="inter-node"), Verdict.PASS, []),
         (table("0..inf | copy-in | rc_mlx5/mlx5_0:1", scope="inter-node"), Verdict.FAIL, ["kv-no-gpudirect"]),
-        (table("0..inf | zero-copy | tcp/eth0", scope="inter-node"), Verdict.WARN, ["kv-staged-unexplained"]),
+        (table("0..inf | zero-copy | tcp/eth0", scope="inter-node"), Verdict.WARN, ["kv-no-rdma-device"]),
         (table("0..inf | teleport | cuda_ipc/cuda"), Verdict.WARN, ["path-unknown"]),
         (table("0..inf | zero-copy | warp/9"), Verdict.WARN, ["path-unknown"]),
         (table("0..64 | " + DIRECT), Verdict.SKIP, ["no-payload-tables"]),
