@@ -188,11 +188,13 @@ Answer = Mapping[str, Any]
 def search(root: Path, environment: Mapping[str, str]) -> Answer:
     """Search for libraries and the packages that load them. No library is loaded."""
     search_path = environment.get("LD_LIBRARY_PATH", "")
-    packages = list(find_transfer_packages(environment))
     return {
         "files": [*wheel_files(), *_conda_files(Path(sys.prefix)), *_ucx_files(environment, root)],
-        "users": [*filter(None, (_cupy_user(), torch_user())), *packages, _loader_user(search_path, root)],
-        "absent": sorted({process.NIXL, process.MOONCAKE} - {user.name for user in packages}),
+        "users": [
+            *filter(None, (_cupy_user(), torch_user())),
+            *find_transfer_packages(environment),
+            _loader_user(search_path, root),
+        ],
         "modules": kernel_modules(root),
     }
 
@@ -318,8 +320,7 @@ def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> process.
     asked = {file.path: _command(VERSION, file.library, file.path) for file in files if file.version is None}
     answers = run_stages(asked, inner, timeout_s) if asked else {}
     files = [_add_version(file, answers[file.path]) if file.path in answers else file for file in files]
-    absent = tuple((first[SEARCH].document or {}).get("absent", ()))
-    return _facts(files=tuple(files), users=tuple(users), absent=absent, modules=tuple(modules), failures=failures)
+    return _facts(files=tuple(files), users=tuple(users), modules=tuple(modules), failures=failures)
 
 
 def _facts(**values: Any) -> process.LibrariesFacts:

@@ -70,11 +70,8 @@ def ucx_copies(environment: Mapping[str, str], root: Path = Path("/")) -> dict[P
 
 
 def _ucx_candidates(environment: Mapping[str, str], root: Path) -> Iterator[tuple[Path, str]]:
-    for distribution in distributions():
-        name = distribution.metadata["Name"] or ""
-        if _UCX_WHEEL.fullmatch(name):
-            library = Path(str(distribution.locate_file(f"libucx/lib/{UCX_FILE}")))
-            yield library, f"{name} {distribution.version}"
+    for name, wheel in _distributions(_UCX_WHEEL):
+        yield Path(str(wheel.locate_file(f"libucx/lib/{UCX_FILE}"))), f"{name} {wheel.version}"
     if exists(Path(sys.prefix) / "conda-meta"):
         yield Path(sys.prefix) / "lib" / UCX_FILE, "conda"
     loaded = find_libraries((UCX_FILE,), {}, environment.get("LD_LIBRARY_PATH", ""), root)[UCX_FILE]

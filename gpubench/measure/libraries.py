@@ -22,8 +22,7 @@ _FILES = (
     process.MSCCLPP_LIB,
 )
 _ALWAYS = (process.NCCL_LIB, process.MPI_LIB, process.UCX_LIB, process.NVSHMEM_LIB, process.MSCCLPP_LIB)
-_PACKAGES = ("nccl4py", "CuPy", "torch", "mpi4py")
-_TRANSFER_PACKAGES = (process.NIXL, process.MOONCAKE)
+_PACKAGES = ("nccl4py", "CuPy", "torch", "mpi4py", process.NIXL, process.MOONCAKE)
 _RDMA = "NCCL and UCX: RDMA into GPU memory"
 _MODULE_USES = {
     "nvidia_peermem": f"{_RDMA}, where dma-buf is not there",
@@ -96,9 +95,8 @@ def _rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
         if library in _ALWAYS and not inside and library not in by_library:
             yield _absent_row(facts, library, LibraryKind.LIBRARY, origin)
     packages = group_by(facts.users, lambda user: user.name)
-    searched = (*_PACKAGES, *(_TRANSFER_PACKAGES if "search" in facts.failures else facts.absent))
-    for name in (*_PACKAGES, *_TRANSFER_PACKAGES):
-        if name in searched and name not in packages:
+    for name in _PACKAGES:
+        if name not in packages:
             yield _absent_row(facts, name, LibraryKind.PACKAGE, origin)
         for package in packages.get(name, ()):
             yield LibraryRow(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpubench.conditions.checks import transfer_findings
+from gpubench.conditions.checks import merged, transfer_findings
 from gpubench.conditions.circumstances import Sighting, joined
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.paths.ucx import ProtocolRange, ProtocolTable, Transfer, UcxLog, UcxRoute
@@ -121,19 +121,18 @@ def _name(table: ProtocolTable) -> str:
 def findings(log: UcxLog) -> Iterator[Finding]:
     """Yield causes of host-staged transfers, then everything else that UCX's tables and lines leave in doubt."""
     yield from transfer_findings(transfers(log))
-    unknown: dict[tuple[str, str], list[str]] = {}
+    unknown: list[Finding] = []
     for table in log.payloads:
         row, name = _large_row(table), _name(table)
         if row is not None and row.route is UcxRoute.UNKNOWN:
-            unknown.setdefault((row.description, row.config), []).append(name)
+            seen = f"unknown protocol {row.description!r} over {row.config!r}"
+            unknown.append(_doubt(PATH_UNKNOWN, name, seen, _KNOWN, "a newer UCX, or a damaged line"))
         partly = [row for row in table.ranges if _is_staged_large(row)]
         if partly and row is not None and row.route.host_staged is False:
             last = format_size(partly[-1].last_bytes or 0)
             seen = f"{partly[-1].description} over {partly[-1].devices} up to {last}"
             yield _doubt("kv-staged-unexplained", name, seen, "a direct path for blocks of 1M", "UCX's own threshold")
-    for (description, config), names in unknown.items():
-        seen = f"unknown protocol {description!r} over {config!r}"
-        yield _doubt(PATH_UNKNOWN, joined(names), seen, _KNOWN, "a newer UCX, or a damaged line")
+    yield from merged(unknown)
     if missing := [name for name in log.missing if name in ("cuda_copy", "cuda_ipc")]:
         condition = next(condition for condition in CONDITIONS if condition.id == "ucx-without-cuda")
         seen = f"UCX warns that {joined(missing)} {'are' if len(missing) > 1 else 'is'} not available"

@@ -188,16 +188,12 @@ class KernelModule(Struct, frozen=True, kw_only=True):
 
 
 class LibrariesFacts(Struct, frozen=True, kw_only=True):
-    """The libraries that one Python environment uses. `failures` has the reasons for missing facts.
-
-    `absent` has NIXL and Mooncake if they are not installed. Older recordings do not mention them.
-    """
+    """The libraries that one Python environment uses. `failures` has the reasons for missing facts."""
 
     host: str
     python: str
     files: tuple[LibraryFile, ...] = ()
     users: tuple[LibraryUser, ...] = ()
-    absent: tuple[str, ...] = ()
     modules: tuple[KernelModule, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = LIBRARIES_VERSION
