@@ -119,9 +119,9 @@ def _open(place: Place) -> Iterator[KvSetup]:
         yield _simulated(plan, simulation, first_node(simulation, plan.source.machines(), NAME))
         return
     place.presenter.waiting("reading this machine", _SECONDS_TO_OPEN)
+    driver = usable_driver(NAME)
     ucx, version = choose_library(plan)
     prefix = _isolating(plan.isolate)
-    driver = usable_driver(NAME)
     machines = plan.source.machines()
     from gpubench.backends.copies import open_copies
 

@@ -182,6 +182,8 @@ def test_bad_input_is_one_clear_message(words: tuple[str, ...], said: str, expec
 def test_a_machine_without_gpus_is_an_error() -> None:
     error = refused("--simulate", "host")
     assert (error.exit_code, error.seen) == (3, "no usable GPU: this machine has none")
+    with_isolation = refused("--isolate", "pid")  # Advice to install UCX would not help here
+    assert with_isolation.seen.startswith("no usable GPU")
 
 
 @pytest.mark.parametrize(
@@ -194,6 +196,7 @@ def test_missing_libraries_are_named_with_their_package(
 ) -> None:
     monkeypatch.setattr("gpubench.jobs.kv.find_ucx", list)
     monkeypatch.setattr("gpubench.jobs.kv.is_nixl_installed", lambda: False)
+    monkeypatch.setattr("gpubench.jobs.kv.usable_driver", lambda _: None)
     error = refused(*words)
     assert (error.exit_code, error.seen) == (3, said)
     assert cure in error.next_step
