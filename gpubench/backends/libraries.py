@@ -21,6 +21,7 @@ from gpubench.backends.transfer_libraries import (
     SYSTEM,
     find_transfer_packages,
     ucx_copies,
+    ucx_modules,
     ucx_transports,
     ucx_wheel_version,
 )
@@ -360,11 +361,13 @@ def _merged_libraries(
         for user in users
     ]
     modules = [from_plain(process.KernelModule, module) for module in found.get("modules", ())]
-    with_transports = [
-        replace(file, transports=ucx_transports(Path(file.path))) if file.library == process.UCX_LIB else file
-        for file in files.values()
-    ]
-    return with_transports, users, modules
+    return [_add_modules(file) if file.library == process.UCX_LIB else file for file in files.values()], users, modules
+
+
+def _add_modules(file: process.LibraryFile) -> process.LibraryFile:
+    library = Path(file.path)
+    folder = ucx_modules(library)
+    return replace(file, transports=ucx_transports(library), modules=None if folder is None else printable(str(folder)))
 
 
 def _add_version(file: process.LibraryFile, result: StageResult) -> process.LibraryFile:

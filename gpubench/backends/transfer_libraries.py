@@ -91,10 +91,16 @@ def ucx_wheel_version(package: str) -> str:
     return version if _UCX_WHEEL.fullmatch(name) else ""
 
 
+def ucx_modules(library: Path) -> Path | None:
+    """Return the folder of UCX's transport modules, which UCX looks for next to its library."""
+    folders = library.parent / "ucx", Path(os.path.realpath(library)).parent / "ucx"
+    return next(filter(list_names, folders), None)
+
+
 def ucx_transports(library: Path) -> tuple[str, ...]:
-    """Return the transports of a UCX, such as 'cma', 'cuda', 'ib' and 'mlx5', from the modules next to its library."""
-    names = list_names(library.parent / "ucx") or list_names(Path(os.path.realpath(library)).parent / "ucx")
-    found = filter(None, map(_MODULE.match, names))
+    """Return the transports of a UCX, such as 'cma', 'cuda', 'ib' and 'mlx5', from the names of its modules."""
+    folder = ucx_modules(library)
+    found = filter(None, map(_MODULE.match, list_names(folder) if folder else ()))
     return tuple(sorted({match[1].removeprefix("ib_").removeprefix("cuda_") for match in found}))
 
 

@@ -139,6 +139,8 @@ def _file_row(facts: process.LibrariesFacts, file: process.LibraryFile, origin: 
 
 
 def _ucx_notes(file: process.LibraryFile, facts: process.LibrariesFacts) -> Iterator[str]:
+    if file.modules:
+        yield f"modules in {file.modules}"
     if file.transports and not {"cuda", "rocm", "ze"}.intersection(file.transports):
         yield "no cuda module there, which GPU memory needs"
     versions = {other.version for other in facts.files if other.library == process.UCX_LIB and other.version}

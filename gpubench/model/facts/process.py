@@ -143,7 +143,7 @@ class LibraryFile(Struct, frozen=True, kw_only=True):
     """A file of a communication library. `package` is the package that contains it.
 
     `version` is the version that the library reports. If it is None, `unread` has the reason. `transports` has the
-    transport modules of UCX.
+    transport modules of UCX in the folder `modules`.
     """
 
     library: str
@@ -152,6 +152,7 @@ class LibraryFile(Struct, frozen=True, kw_only=True):
     version: str | None = None
     unread: str = ""
     cuda: bool | None = None
+    modules: str | None = None
     transports: tuple[str, ...] = ()
 
 
