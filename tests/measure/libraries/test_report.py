@@ -155,3 +155,8 @@ def test_several_variants_of_nixl_have_a_row_each() -> None:
     users = tuple(LibraryUser(name="NIXL", version="1.5.1", note=f"nixl-cu{cuda}") for cuda in (12, 13))
     found = report(host(users=users)).rows(LibraryRow)
     assert [row.note for row in found if row.library == "NIXL"] == ["nixl-cu12", "nixl-cu13"]
+
+
+def test_the_folder_of_ucx_modules_is_named() -> None:
+    ucx = LibraryFile(library=UCX_LIB, path="/opt/libucp.so.0", transports=("cuda",), modules="/opt/ucx")
+    assert rows(report(host(files=(ucx,))))[UCX_LIB].note == "modules in /opt/ucx"
