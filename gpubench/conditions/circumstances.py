@@ -387,15 +387,13 @@ def transfer_sighting(
     transfer: Transfer, why: str, confidence: Confidence = Confidence.PROVEN, **more: Any
 ) -> Sighting:
     """Return a sighting for one transfer. A NIC inside a node is only a WARN, because it bypasses host memory."""
-    carrier = f" over {transfer.transport}" if transfer.transport else ""
     found = {"severity": Verdict.WARN} if transfer.route is UcxRoute.RDMA else {}
     return Sighting(
         subject=transfer.name,
-        seen=f"{transfer.route}{carrier}: {why}",
         confidence=confidence,
         names=(transfer.name,),
         places=transfer.places,
-        **{**found, **more},
+        **{"seen": f"{why} ({transfer.path})", **found, **more},
     )
 
 

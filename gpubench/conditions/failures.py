@@ -464,6 +464,18 @@ NCCL_TRANSFERS = Family.of(
         refine=lambda sighting, _facts: replace(sighting, subject="a transfer by UCX or NIXL"),
     ),
     logged_condition(
+        "kv-mnnvl-refused",
+        "multi-node NVLINK support is requested but not supported: UCX continues without it",
+        r"multi-node NVLINK support is requested but not supported",
+        "UCX_CUDA_IPC_ENABLE_MNNVL=y on GPUs without multi-node NVLink, or without an IMEX channel",
+        "unset UCX_CUDA_IPC_ENABLE_MNNVL",
+        "UCX then uses multi-node NVLink where it can.",
+        expected="UCX_CUDA_IPC_ENABLE_MNNVL=try, the default",
+        link="https://github.com/openucx/ucx/pull/10285",
+        severity=Verdict.WARN,
+        refine=lambda sighting, _facts: replace(sighting, subject="UCX"),
+    ),
+    logged_condition(
         "nic-failed-over",
         "A NIC failed and NCCL goes on with another one: slower, and it need not come back",
         r"NET/IB: .*\b(?:marked as failed|failed devices?)\b|resiliency .*outstanding recovery",
@@ -563,7 +575,7 @@ NCCL_TRANSFERS = Family.of(
     ),
     logged_condition(
         "program-failed",
-        "The program that uses NCCL ended with an error",
+        "A program of the job ended with an error",
         r"^a process ended: |^Test |^Failed: |terminate called|Fatal Python|ChildFailedError|exitcode|death signal"
         r"|MPI_ABORT|Process received|died|Killed|Aborted|Segmentation fault|Bus error"
         r"|\*\*\* SIG|Fatal error in|An error occurred in MPI|MPI_ERRORS"
@@ -582,7 +594,7 @@ NCCL_TRANSFERS = Family.of(
     ),
     logged_condition(
         "program-exception",
-        "The program that uses NCCL printed an exception",
+        "A program of the job printed an exception",
         r"(?:Error|Exception)\w*: |^a Traceback of Python|UCX +ERROR|NIXL_ERR_|\[ERROR\]"
         r"|shared memory broadcast block",
         "the program ended with it or continued; the text does not show which",

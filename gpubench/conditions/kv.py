@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from gpubench.conditions.circumstances import VERIFIED_COPIES, Sighting, transfer_sighting
 from gpubench.conditions.condition import Condition, Family, Look
@@ -13,7 +14,7 @@ ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 EXPANDABLE, POOL = "expandable_segments:true", "backend:cudamallocasync"
 
 _SETTLES = "UCX_PROTO_INFO=y prints the protocol that UCX chose"
-CUDA_IPC, _BETWEEN_NODES = "zero-copy over cuda_ipc", "GPUDirect RDMA"
+CUDA_IPC, _ROCM_IPC, _BETWEEN_NODES = "zero-copy over cuda_ipc", "zero-copy over rocm_ipc", "GPUDirect RDMA"
 
 
 def allocator_setting(variables: Mapping[str, str], word: str) -> str:
@@ -32,7 +33,7 @@ def _without(variables: Mapping[str, str], word: str) -> Cure:
     return Cure(tuple(commands), _RESTART) if commands else NO_CURE
 
 
-_RESTART = "Set this for both processes and start them again."
+_RESTART = "Do this for both processes, and restart them."
 
 
 def _detector(look: Callable[[Transfer], Sighting | None]) -> Look:
@@ -84,13 +85,18 @@ def _pid_namespaces(transfer: Transfer) -> Sighting | None:
 
 
 def _get_disabled(transfer: Transfer) -> Sighting | None:
-    return transfer_sighting(transfer, "UCX found no NVLinks and disabled GET") if transfer.get_disabled else None
+    seen = "UCX disabled reads (GET) over CUDA IPC: it found no NVLinks, or an inactive one, on the first GPU"
+    return transfer_sighting(transfer, seen) if transfer.get_disabled else None
 
 
 def _nic_inside(transfer: Transfer) -> Sighting | None:
-    if transfer.route is not UcxRoute.RDMA:
+    if transfer.route is not UcxRoute.RDMA or transfer.same_node is not True or transfer.peer_access is False:
         return None
-    return transfer_sighting(transfer, "a NIC carries data between two GPUs of one node", Confidence.WEAK)
+    of_amd = {"expected": _ROCM_IPC, "cure": Cure(comment=_GPUS_SEEN)} if transfer.is_of_amd else {}
+    return transfer_sighting(transfer, "a NIC carries data between two GPUs of one node", Confidence.WEAK, **of_amd)
+
+
+_GPUS_SEEN = "Both processes must see both GPUs."
 
 
 def _no_rdma_device(transfer: Transfer) -> Sighting | None:
@@ -114,7 +120,18 @@ def _no_peer_access(transfer: Transfer) -> Sighting | None:
 def _unexplained(transfer: Transfer) -> Sighting | None:
     if not transfer.route.host_staged:
         return None
-    return transfer_sighting(transfer, "the cause is unknown", Confidence.WEAK)
+    more: dict[str, Any] = {"seen": f"{transfer.path} (cause unknown)"}
+    if transfer.same_node is not True and any(name in transfer.transport for name in RDMA_TRANSPORTS):
+        more |= {"expected": _BETWEEN_NODES, "likely": "often no GPUDirect RDMA"}
+        more["cure"] = Cure.of("lsmod | grep -E 'nvidia_peermem|^mlx5_ib'; env | grep UCX_", comment=_IN_BOTH)
+    elif transfer.is_of_amd:
+        why = "often UCX_TLS without rocm_ipc, or NIXL's peer error handling, which rocm_ipc of UCX 1.22 lacks"
+        more |= {"expected": f"{_ROCM_IPC} or {_BETWEEN_NODES}", "likely": why}
+        more["cure"] = Cure.of("env | grep UCX_", comment=_IN_BOTH)
+    return transfer_sighting(transfer, "", Confidence.WEAK, **more)
+
+
+_IN_BOTH = "Run it in both processes. UCX_LOG_LEVEL=debug also shows which transports UCX excludes."
 
 
 KV = Family.of(
@@ -164,17 +181,19 @@ KV = Family.of(
         title="Different PID namespaces (two containers or pods): UCX cannot use CUDA IPC",
         settles="readlink /proc/self/ns/pid in both processes",
         comment="Start both containers with `docker run --pid=host` (Kubernetes: `hostPID: true`), or run both "
-        "processes in one pod with `shareProcessNamespace: true`.",
+        "processes in one pod with `shareProcessNamespace: true`. Both containers must see both GPUs. In Kubernetes, "
+        "two pods may also need `privileged: true`.",
         expected="one PID namespace",
         link="https://github.com/vllm-project/vllm/pull/55906",
         look=_ipc_detector(_pid_namespaces),
     ),
     Condition(
         id="kv-get-without-nvlink",
-        title="cuda-ipc get zcopy disabled as no nvlinks detected: UCX reads GPU memory through host memory",
+        title="UCX disables reads (GET) over CUDA IPC where it finds no NVLinks ('cuda-ipc get zcopy disabled as no "
+        "nvlinks detected'), and reads through host memory",
         settles=_SETTLES,
         command=f"{VERIFIED_COPIES} && export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on",
-        comment="Writes (PUT) use CUDA IPC without it.",
+        comment="`gpubench p2p` first proves that direct copies are correct. Writes (PUT) use CUDA IPC without this.",
         expected=CUDA_IPC,
         link="https://github.com/ai-dynamo/nixl/issues/1097",
         look=_ipc_detector(_get_disabled),
@@ -204,12 +223,12 @@ KV = Family.of(
         id="kv-nic-inside-node",
         title="UCX uses a NIC between GPUs of one node, instead of NVLink or PCIe",
         settles=_SETTLES,
-        command=f"{VERIFIED_COPIES} && export UCX_TLS=cuda_ipc,cuda_copy,sm,self,tcp",
-        comment="First give both containers all GPUs of the node. Set UCX_TLS only for processes that send to no other "
-        "node.",
+        command="nvidia-smi -L",
+        comment="Run it in both containers: each must list both GPUs, or UCX cannot use CUDA IPC. Only if it does, and "
+        "the processes send to no other node, try UCX_TLS=cuda_ipc,cuda_copy,sm,self,tcp.",
         expected=CUDA_IPC,
         link="https://github.com/ai-dynamo/nixl/issues/1195",
-        look=_ipc_detector(_nic_inside),
+        look=_detector(_nic_inside),
     ),
     Condition(
         id="kv-staged-unexplained",
@@ -217,7 +236,7 @@ KV = Family.of(
         settles=_SETTLES,
         likely="often expandable_segments:True, a PID namespace per process, or UCX_TLS without cuda_ipc",
         command="env | grep -E 'UCX_|ALLOC_CONF'; readlink /proc/self/ns/pid",
-        comment="Run it in both processes. UCX_LOG_LEVEL=debug also shows which transports UCX excludes.",
+        comment=_IN_BOTH,
         expected=f"{CUDA_IPC} or {_BETWEEN_NODES}",
         link="https://github.com/llm-d/llm-d/pull/2371",
         look=_detector(_unexplained),

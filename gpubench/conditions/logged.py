@@ -187,7 +187,7 @@ class Complained(Struct, frozen=True):
             meaning = call.warning[:_LONGEST_SEEN] or _CODES.get(call.code, "the call failed")
             place = f"{call.place} -> {call.code}"
             seen = f"{meaning} ({place})" if call.warning else f"{place}: {meaning}"
-        subject = joined(name for names in writers for name in names) or "a program that uses NCCL"
+        subject = joined(name for names in writers for name in names) or "a program of the job"
         sighting = Sighting(subject=subject, seen=seen, severity=self.severity)
         yield sighting if self.refine is None else self.refine(sighting, facts)
 

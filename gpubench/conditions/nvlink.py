@@ -464,6 +464,7 @@ NVLINK = Family.of(
         comment="If a link stays down, reseat or replace the board or bridge.",
         link="https://github.com/NVIDIA/nccl/issues/2329",
         look=_down,
+        implies=("kv-get-without-nvlink",),
     ),
     Condition(
         id="nvlink-doubtful",

@@ -317,6 +317,7 @@ SEVERITIES: Mapping[str, Grade] = {
     "kv-get-without-nvlink": _NO_CUDA_IPC,
     "kv-staged-unexplained": _NO_CUDA_IPC,
     "kv-transfer-failed": Grade(FAIL, "the KV cache did not arrive", own_fault=False),
+    "kv-mnnvl-refused": Grade(WARN, "UCX continues without it", own_fault=False),
     "kv-no-peer-access": Grade(WARN, "the hardware may allow no more; gpubench p2p shows that", own_fault=False),
     "kv-no-rdma-device": Grade(WARN, "the node may have no RDMA NIC", own_fault=False),
     "kv-no-gpudirect": Grade(FAIL, "RDMA through host memory is slower than NIC and PCIe allow", own_fault=False),

@@ -483,26 +483,31 @@ def _excluded_transports(listed: str) -> tuple[str, ...]:
     return tuple(name for name, is_listed in listed_here.items() if listed and is_listed == listed.startswith("^"))
 
 
+_UNSET_TLS = Cure.of("unset UCX_TLS", comment="Or add cuda_copy,cuda_ipc to UCX_TLS.")
+_UNSET_RDMA = Cure.of("unset UCX_IB_GPU_DIRECT_RDMA", comment="Verify the data that the next run receives.")
+
+
 def _ucx_tls(run: Circumstances) -> Found:
     for facts in run.facts:
         listed = facts.environment.get(_UCX_TLS, "")
         excluded = _excluded_transports(listed)
         if "cuda_copy" in excluded or (excluded and len(run.node_ranks(facts.node)) > 1):
             seen = f"{_UCX_TLS}={listed} excludes {' and '.join(excluded)}"
-            yield run.rank_sighting([facts], seen, Confidence.LIKELY)
+            yield run.rank_sighting([facts], seen, Confidence.LIKELY, cure=_UNSET_TLS)
         if facts.environment.get(_UCX_RDMA, "").lower() in _OFF_VALUES:
-            yield run.rank_sighting([facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
+            seen = f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}"
+            yield run.rank_sighting([facts], seen, Confidence.LIKELY, cure=_UNSET_RDMA)
     for transfer in run.transfers:
         listed = transfer.variables.get(_UCX_TLS, "")
-        may_use_ipc = transfer.misses_cuda_ipc and not transfer.local.startswith("rocm")
-        if may_use_ipc and "cuda_ipc" in _excluded_transports(listed):
-            yield transfer_sighting(transfer, f"{_UCX_TLS}={listed} excludes cuda_ipc", expected=CUDA_IPC)
-        elif may_use_ipc and "cuda_ipc" in transfer.excluded_transports:
+        if transfer.misses_cuda_ipc and "cuda_ipc" in _excluded_transports(listed):
+            seen = f"{_UCX_TLS}={listed} excludes cuda_ipc"
+            yield transfer_sighting(transfer, seen, expected=CUDA_IPC, cure=_UNSET_TLS)
+        elif transfer.misses_cuda_ipc and "cuda_ipc" in transfer.excluded_transports:
             seen = "UCX closed cuda_ipc, because UCX_TLS or UCX_NET_DEVICES excludes it"
             yield transfer_sighting(transfer, seen, expected=CUDA_IPC)
         if transfer.staged_between_nodes and transfer.variables.get(_UCX_RDMA, "").lower() in _OFF_VALUES:
             seen = f"{_UCX_RDMA}={transfer.variables[_UCX_RDMA]}"
-            yield transfer_sighting(transfer, seen, expected="GPUDirect RDMA")
+            yield transfer_sighting(transfer, seen, expected="GPUDirect RDMA", cure=_UNSET_RDMA)
 
 
 def _ucx_without_cuda(run: Circumstances) -> Found:
@@ -511,7 +516,7 @@ def _ucx_without_cuda(run: Circumstances) -> Found:
             yield run.rank_sighting([facts], "the loaded UCX has no libuct_cuda.so", Confidence.LIKELY)
     for transfer in run.transfers:
         missing = [name for name in transfer.missing_transports if name in ("cuda_copy", "cuda_ipc")]
-        if transfer.route.host_staged and missing:
+        if transfer.route.host_staged and missing and not transfer.is_of_amd:
             yield transfer_sighting(transfer, f"UCX lacks {joined(missing)}", expected=CUDA_IPC)
 
 
@@ -559,7 +564,7 @@ MPI = Family.of(
         id="ucx-tls",
         title="UCX_TLS excludes cuda_copy or cuda_ipc: GPU memory is staged, or the program crashes",
         settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
-        command=f"{VERIFIED_COPIES} && unset UCX_TLS UCX_IB_GPU_DIRECT_RDMA",
+        command="unset UCX_TLS",
         comment="Or add cuda_copy,cuda_ipc to UCX_TLS.",
         link="https://github.com/openucx/ucx/issues/10929",
         look=_ucx_tls,

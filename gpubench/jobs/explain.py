@@ -85,6 +85,7 @@ def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, file
             "files_without_nccl": sum(not file.nccl_lines for file in files),
             "lines": facts.lines,
             "nccl_lines": facts.nccl_lines,
+            "ucx_lines": facts.ucx.lines + len(facts.ucx.tables),
             "dumps": len(facts.records),
             "ras": len({each.id for each in facts.ras}),
             "warnings": {complaint.text: complaint.count for complaint in facts.complaints if complaint.processes},

@@ -128,7 +128,7 @@ class UcxLines:
         self._variables: dict[str, dict[str, str]] = {}
         self._releases, self._missing, self._excluded = dict[str, None](), dict[str, None](), dict[str, None]()
         self._get_disabled = self._namespaces_differ = False
-        self._lines = 0
+        self._lines = self._rows = 0
         self._metrics: KvMetrics | None = None
 
     def add(self, block: bytes) -> tuple[bytes, int]:
@@ -137,6 +137,7 @@ class UcxLines:
             return block, 0
         lines = block.decode("utf-8", "surrogateescape").split("\n")
         others = [line for line in lines if "]   |" not in line and "]   +-" not in line]
+        self._rows += len(lines) - len(others)
         for line in lines:
             if len(line) > _LONGEST_LINE:
                 continue
@@ -191,6 +192,6 @@ class UcxLines:
             excluded=tuple(self._excluded),
             get_disabled=self._get_disabled,
             pid_namespaces_differ=self._namespaces_differ,
-            lines=self._lines,
+            lines=self._lines or self._rows,  # A scrollback may begin in the middle of a table.
             metrics=self._metrics,
         )

@@ -9,7 +9,7 @@ from tests.cli.running import ROOT, gpubench
 PASTED = ROOT / "tests" / "pasted"
 
 ANSWERS = [
-    ("report report_failure_line_inside.txt", 1, "FAIL nccl-call-failed: a program that uses NCCL"),
+    ("report report_failure_line_inside.txt", 1, "FAIL nccl-call-failed: a program of the job"),
     ("report report_trailer_failed.txt", 1, "seen: Out of bounds values: 12, in the last lines of the run"),
     ("report report_negative_time.txt", 0, "1 row left out: line 36 (1073741824 bytes): '-5.00' is no valid value"),
     ("report report-failed-before-rows.txt", 1, "seen: Test NCCL failure alltoall.cu:274 'remote process exited"),

@@ -125,7 +125,7 @@ class ExplainView(ReportView):
         largest = max((row.ranks or 0 for row in communicators), default=0)
         found = plural(len(communicators), "communicator") if communicators else ""
         self._page.heading(metadata, "explain", found, f"up to {plural(largest, 'rank')}" if largest else "")
-        is_of_ucx_alone = kv_paths and not options["nccl_lines"]
+        is_of_ucx_alone = (kv_paths or options.get("ucx_lines")) and not options["nccl_lines"]
         without = 0 if is_of_ucx_alone else options["files_without_nccl"]
         files = plural(options["files"], "file") + (f", {without} without a line of NCCL's" if without else "")
         self._page.wrap(f"{INDENT}{metadata.source}: {files}")

@@ -227,10 +227,10 @@ def _gap_findings(
 def _unconnected(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherText]) -> Iterator[Finding]:
     """Report a log without any connection of NCCL, unless it shows something else."""
     has_other_evidence = _has_other_evidence(facts)
-    # The output of UCX's own programs, such as ucx_perftest, shows no path.
-    is_program = any(other.what.startswith("ucx_") for other in others) and not facts.ucx.tables
-    kv_gap = ucx.missing_payload(facts.ucx, _join_names(logs))
-    if kv_gap is not None and not (facts.nccl_lines or has_other_evidence or is_program):
+    programs = {other.what.partition("'")[0] for other in others}
+    kv_gap = ucx.missing_payload(facts.ucx, _join_names(logs), is_perftest="ucx_perftest" in programs)
+    is_other = bool(programs & {"ucx_info", "a Markdown document"}) and not facts.ucx.tables
+    if kv_gap is not None and not (facts.nccl_lines or has_other_evidence or is_other):
         yield kv_gap
     elif others and (facts.nccl_lines or not has_other_evidence):
         yield _error(

@@ -202,12 +202,22 @@ class Transfer(Struct, frozen=True, kw_only=True):
     expected_gb_s: float | None = None
 
     @property
+    def path(self) -> str:
+        """The route and the transports: `host-staged over tcp/lo`."""
+        return f"{self.route} over {self.transport}" if self.transport else str(self.route)
+
+    @property
+    def is_of_amd(self) -> bool:
+        """True if UCX says that the memory belongs to an AMD GPU."""
+        return self.local.startswith("rocm")
+
+    @property
     def misses_cuda_ipc(self) -> bool:
         """True if CUDA IPC could carry the data between two GPUs of one node, but UCX takes another path.
 
         The other path is host memory, or a NIC if both processes are known to be on one node.
         """
-        if self.same_node is False or self.peer_access is False:
+        if self.same_node is False or self.peer_access is False or self.is_of_amd:
             return False
         return self.route.host_staged is True or (self.route is UcxRoute.RDMA and self.same_node is True)
 

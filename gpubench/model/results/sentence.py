@@ -178,7 +178,8 @@ def _cause_part(root: Finding) -> ending.LinePart:
 
 
 _IN_ENVIRONMENT = " in the environment"
-_NOBODY = "a program that uses NCCL"
+_NOBODY = "a program of the job"
+_UCX_PATH = re.compile(r" \((?:host-staged|direct|GPUDirect RDMA|cause unknown)\b[^()]*\)$")
 _CUT_AT = (120, 100, 80, 60)
 
 
@@ -202,10 +203,11 @@ def _place_and_symptom(metadata: Metadata, root: Finding) -> Iterator[ending.Lin
     if metadata.subject == "explain":  # These texts come from other programs, and their colons do not separate details
         whole = _LINES.sub("", first)
         named = "" if short == _NOBODY else f"{short}: "
-        cut = [_cut_text(whole, most) for most in _CUT_AT]
-        yield ending.part(
-            f"{where}: {first}", *(f"{named}{words}" for words in (whole, *cut)), *(words for words in cut)
-        )
+        brief = _UCX_PATH.sub("", whole)
+        cut = [_cut_text(brief, most) for most in _CUT_AT]
+        alone = () if brief == whole else (brief,)  # A cause of UCX's path is worth more than its place
+        named_cut = [f"{named}{words}" for words in cut]
+        yield ending.part(f"{where}: {first}", f"{named}{whole}", f"{named}{brief}", *alone, *named_cut, *cut)
     else:
         shorter = (_LINES.sub("", first), first.partition(" (")[0], first.partition(". ")[0], least)
         brief = min(*(first.partition(end)[0] for end in (": ", " (", ", and ", _IN_ENVIRONMENT)), key=len)
