@@ -107,7 +107,7 @@ def _no_rdma_device(transfer: Transfer) -> Sighting | None:
 
 def _no_gpudirect(transfer: Transfer) -> Sighting | None:
     if transfer.staged_between_nodes and any(name in transfer.transport for name in RDMA_TRANSPORTS):
-        return transfer_sighting(transfer, "a NIC sends copies in host memory")
+        return transfer_sighting(transfer, "a NIC sends copies in host memory", Confidence.LIKELY)
     return None
 
 

@@ -483,8 +483,9 @@ def _excluded_transports(listed: str) -> tuple[str, ...]:
     return tuple(name for name, is_listed in listed_here.items() if listed and is_listed == listed.startswith("^"))
 
 
-_UNSET_TLS = Cure.of("unset UCX_TLS", comment="Or add cuda_copy,cuda_ipc to UCX_TLS.")
-_UNSET_RDMA = Cure.of("unset UCX_IB_GPU_DIRECT_RDMA", comment="Verify the data that the next run receives.")
+_PROVES = "`gpubench p2p` first proves that direct copies are correct."
+_UNSET_TLS = Cure.of(f"{VERIFIED_COPIES} && unset UCX_TLS", comment=f"{_PROVES} Or add cuda_copy,cuda_ipc to UCX_TLS.")
+_UNSET_RDMA = Cure.of(f"{VERIFIED_COPIES} && unset UCX_IB_GPU_DIRECT_RDMA", comment=_PROVES)
 
 
 def _ucx_tls(run: Circumstances) -> Found:
@@ -564,8 +565,8 @@ MPI = Family.of(
         id="ucx-tls",
         title="UCX_TLS excludes cuda_copy or cuda_ipc: GPU memory is staged, or the program crashes",
         settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
-        command="unset UCX_TLS",
-        comment="Or add cuda_copy,cuda_ipc to UCX_TLS.",
+        command=_UNSET_TLS.commands[0],
+        comment=_UNSET_TLS.comment,
         link="https://github.com/openucx/ucx/issues/10929",
         look=_ucx_tls,
     ),

@@ -62,7 +62,7 @@ KINDS = {
     "node0:kv=async": ("kv-memory-pool", "export PYTORCH_CUDA_ALLOC_CONF=backend:native"),
     "node0:kv=managed": ("kv-memory-managed", ""),
     "node0:kv=pid": ("kv-pid-namespaces", ""),
-    "node0:kv=ucx_tls": ("ucx-tls", "unset UCX_TLS"),
+    "node0:kv=ucx_tls": ("ucx-tls", "gpubench p2p && unset UCX_TLS"),
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gpubench.conditions.checks import transfer_findings
+from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.paths.ucx import Allocation, Transfer, UcxRoute
 from gpubench.model.terms.verdict import Verdict
 
@@ -106,3 +107,34 @@ def test_a_nic_inside_a_node_is_a_doubt_and_the_cause_is_named() -> None:
 def test_tcp_between_nodes_may_be_by_design() -> None:
     (found,) = transfer_findings([transfer(route=UcxRoute.STAGED, same_node=False)])
     assert (found.id, found.severity) == ("kv-no-rdma-device", Verdict.WARN)
+
+
+@pytest.mark.parametrize(
+    ("facts", "command"),
+    [
+        ({"variables": {"UCX_TLS": "tcp"}}, "gpubench p2p && unset UCX_TLS"),
+        (
+            {"variables": {"UCX_IB_GPU_DIRECT_RDMA": "n"}, "same_node": False, "transport": "rc_mlx5/mlx5_0:1"},
+            "gpubench p2p && unset UCX_IB_GPU_DIRECT_RDMA",
+        ),
+        ({"route": UcxRoute.RDMA, "transport": "rc_mlx5/mlx5_0:1"}, "nvidia-smi -L"),
+    ],
+)
+def test_a_cure_changes_only_the_setting_that_was_seen(facts: Mapping[str, Any], command: str) -> None:
+    causes = transfer_findings([transfer(**facts)])
+    assert [finding.next_command for finding in causes] == [command]
+
+
+def test_the_cause_comes_before_the_path() -> None:
+    (found,) = transfer_findings([transfer(same_pid_namespace=False)])
+    path = "host-staged by software emulation over tcp/lo"
+    assert found.seen == f"the two processes have different PID namespaces ({path})"
+    (found,) = transfer_findings([transfer()])
+    assert found.seen == f"{path} (cause unknown)"
+
+
+def test_an_inactive_nvlink_explains_disabled_reads() -> None:
+    down = next(condition for condition in CONDITIONS if condition.id == "nvlink-down")
+    assert "kv-get-without-nvlink" in down.implies
+    (found,) = transfer_findings([transfer(get_disabled=True)])
+    assert found.seen.startswith("UCX disabled reads (GET) over CUDA IPC: it found no NVLinks, or an inactive one")

@@ -150,7 +150,7 @@ def test_a_healthy_run_passes_without_findings() -> None:
          "kv-memory-pool", "export PYTORCH_CUDA_ALLOC_CONF=backend:native"),
         (always("emulated", 0.4), {"ends": (HEALTHY, replace(HEALTHY, pid_namespace=2))}, "kv-pid-namespaces", ""),
         (always("staged", 2.6), {"ends": (replace(HEALTHY, variables={"UCX_TLS": "^cuda_ipc"}), HEALTHY)},
-         "ucx-tls", "unset UCX_TLS"),
+         "ucx-tls", "gpubench p2p && unset UCX_TLS"),
         (always("staged", 2.6), {}, "kv-staged-unexplained", "env | grep"),
         # UCX's word counts even if the bandwidth looks fine.
         (always("staged", 300.0), {}, "kv-staged-unexplained", "env | grep"),

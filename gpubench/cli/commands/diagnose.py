@@ -110,6 +110,8 @@ _EXPLAIN = HelpPage(
         ("Read the output of all ranks in one file", "zcat slurm-4711.out.gz | gpubench explain -"),
         ("Find the rank that hangs, in PyTorch's dumps", "gpubench explain dumps/"),
         ("Fail if any path is in doubt", "gpubench explain logs/ --strict"),
+        ("Show how NIXL or UCX moves a KV cache", "UCX_PROTO_INFO=y python serve.py 2>&1 | tee ucx.log"),
+        ("Read that output", "gpubench explain ucx.log"),
     ),
     """
 Any program that uses NCCL writes such logs (PyTorch, nccl-tests, ...). One log of all ranks together, as mpirun or srun

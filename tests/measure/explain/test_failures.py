@@ -65,6 +65,9 @@ FAILED = {
     "nccl-ranks-disagree": [
         f"{WARNED}NET/IB : req 0/1 tag 0 peer 10.0.0.2<58683> collective mismatch error, local size 8 remote size 4"
     ],
+    "kv-mnnvl-refused": [
+        "[1.0] [vm:1477:0] cuda_ipc_md.c:421 UCX  ERROR multi-node NVLINK support is requested but not supported"
+    ],
     "kv-transfer-failed": [
         "E0506 01:57:14.458004 726538 nixl_agent.cpp:1116] postXferReq: backend failed: NIXL_ERR_BACKEND",
         "[1.0] [h:7:0] proto_reconfig.c:48  UCX  ERROR cannot find remote protocol for: c cfg#2 | put to rocm",

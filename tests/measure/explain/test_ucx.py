@@ -27,7 +27,7 @@ def table(*ranges: str, title: str = PUT, scope: str = "intra-node", process: st
         ("nixl-write-direct-one-gpu-each.log", Verdict.PASS, []),
         ("nixl-read-direct.log", Verdict.PASS, []),
         ("perftest-tag-direct.client.log", Verdict.PASS, []),
-        ("nixl-write-mnnvl-asked.log", Verdict.WARN, ["program-exception"]),
+        ("nixl-write-mnnvl-asked.log", Verdict.WARN, ["kv-mnnvl-refused"]),
         ("nixl-write-expandable-segments.log", Verdict.FAIL, ["kv-staged-unexplained"]),
         ("nixl-write-malloc-async.log", Verdict.FAIL, ["kv-memory-pool"]),
         ("perftest-put-managed.client.log", Verdict.FAIL, ["kv-memory-managed"]),
@@ -137,8 +137,40 @@ def test_the_terminal_shows_large_messages_and_the_last_line_the_transport(tmp_p
     log.write_text("NIXL INFO    _api.py:405 Backend UCX was instantiated\n")
     last_line = gpubench("explain", str(log)).stdout.splitlines()[-1]
     assert last_line == "SKIP: 1 line by UCX or NIXL, without protocol tables. Try: export UCX_PROTO_INFO=y"
-    skipped = gpubench("explain", str(LOGS / "perftest-put-latency.client.log"))
-    assert (skipped.returncode, "ucx_perftest's output" in skipped.stdout) == (3, True)
+    skipped = gpubench("explain", str(LOGS / "perftest-put-latency.client.log")).stdout
+    assert skipped.splitlines()[-1].startswith("SKIP: ucx_perftest's output, without protocol tables. Try: export UCX_")
+    assert "NCCL" not in skipped
+
+
+def test_the_last_line_keeps_the_cause_and_the_cure() -> None:
+    last_line = gpubench("explain", str(LOGS / "nixl-write-malloc-async.log")).stdout.splitlines()[-1]
+    assert last_line == (
+        "FAIL: UCX detects cuda-managed/GPU0, as it does for cudaMallocAsync. "
+        "Try: export PYTORCH_CUDA_ALLOC_CONF=backend:native"
+    )
+
+
+def test_rows_without_the_beginning_of_their_table_ask_for_tables_of_ucx() -> None:
+    """A scrollback may begin in the middle of a table."""
+    report = report_of("[1.0] [node1:7:0]   | 515..inf | eager short | rc_mlx5/mlx5_0:1 |\n")
+    assert (report.verdict, ids(report)) == (Verdict.SKIP, ["no-payload-tables"])
+
+
+@pytest.mark.parametrize(
+    ("title", "scope", "transport"),
+    [
+        (PUT.replace("cuda/", "rocm/"), "intra-node", "tcp/lo"),
+        (GET.replace("cuda/", "rocm/"), "intra-node", "cma/memory"),
+        ("tagged message by ucp_tag_send*() from cuda/GPU0", "mpi", "rc_mlx5/mlx5_0:1"),
+    ],
+)
+def test_amd_gpus_and_two_hosts_get_no_advice_for_cuda_ipc(title: str, scope: str, transport: str) -> None:
+    log = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True UCX_TLS=tcp\n" * title.count("rocm")
+    (found,) = report_of(log + table(f"0..inf | copy-in | {transport}", title=title, scope=scope)).findings
+    said = " ".join((found.expected, found.cause, *found.commands, found.comment))
+    assert found.id == "kv-staged-unexplained"
+    assert not any(words in said for words in ("cuda_ipc", "expandable", "PID", "/ns/pid"))
+    assert ("rocm_ipc" in said) is ("rocm" in title)
 
 
 def test_metrics_of_vllm_show_the_cost_of_a_block() -> None:
