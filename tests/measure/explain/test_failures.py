@@ -258,6 +258,7 @@ DOUBTS = (
         "communicators-aborted",
         "nccl-diag-doubt",
         "program-exception",
+        "kv-mnnvl-refused",
     ),
     *("pcie-error-doubt", "network-link-down", "nic-failed-over", "gin-not-enabled"),
     *("imex-service-stopped", "fabric-not-ready", "nccl-tests-unfinished", "nccl-tests-apart"),
