@@ -80,6 +80,15 @@ def test_a_fault_of_all_transfers_is_one_finding_with_its_cure(fault: str, machi
     assert {(row["verdict"], row["host_staged"], row["transport"]) for row in between} == {("FAIL", True, "tcp/lo")}
 
 
+def test_the_last_line_keeps_cause_and_cure_if_all_pairs_are_host_staged() -> None:
+    options = ("--simulate", "hgx-h200-8", "--fault", "node0:kv=async", "--sizes", "1M", "--blocks", "1", "--no-host")
+    last_line = gpubench("kv", *options).stdout.splitlines()[-1]
+    assert last_line == (
+        "FAIL (simulated): node0 GPU0 → GPU1 and 55 more: the memory is allocated with cudaMallocAsync. "
+        "Try: export PYTORCH_CUDA_ALLOC_CONF=backend:native"
+    )
+
+
 def test_a_pair_without_cuda_ipc_fails_and_no_other() -> None:
     code, document = report(*H200, "--fault", "link1-2:ipc=no")
     (finding,) = document["findings"]

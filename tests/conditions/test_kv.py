@@ -125,6 +125,12 @@ def test_a_cure_changes_only_the_setting_that_was_seen(facts: Mapping[str, Any],
     assert [finding.next_command for finding in causes] == [command]
 
 
+def test_a_nic_between_amd_gpus_is_compared_with_rocm_ipc() -> None:
+    (found,) = transfer_findings([transfer(route=UcxRoute.RDMA, transport="rc_mlx5/mlx5_0:1", local="rocm/GPU0")])
+    assert (found.id, found.severity, found.expected) == ("kv-nic-inside-node", Verdict.WARN, "zero-copy over rocm_ipc")
+    assert not found.commands
+
+
 def test_the_cause_comes_before_the_path() -> None:
     (found,) = transfer_findings([transfer(same_pid_namespace=False)])
     path = "host-staged by software emulation over tcp/lo"
