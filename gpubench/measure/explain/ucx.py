@@ -11,6 +11,7 @@ from gpubench.model.terms.units import format_size, plural
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
 _LARGE_BYTES = 2**20  # Frameworks send a KV cache in blocks of 64 KiB to some MiB. Smaller messages are often copied.
+_MANY_BLOCKS, _MOST_BLOCK_US = 256, 20.0  # A block that is copied by software emulation takes longer
 _OPERATIONS = {
     "remote memory write": "put",
     "remote memory read": "get",
@@ -133,10 +134,29 @@ def findings(log: UcxLog) -> Iterator[Finding]:
             seen = f"{partly[-1].description} over {partly[-1].devices} up to {last}"
             yield _doubt("kv-staged-unexplained", name, seen, "a direct path for blocks of 1M", "UCX's own threshold")
     yield from merged(unknown)
+    yield from _block_cost(log)
     if missing := [name for name in log.missing if name in ("cuda_copy", "cuda_ipc")]:
         condition = next(condition for condition in CONDITIONS if condition.id == "ucx-without-cuda")
         seen = f"UCX warns that {joined(missing)} {'are' if len(missing) > 1 else 'is'} not available"
         yield from condition.to_findings([Sighting(subject="UCX", seen=seen, severity=Verdict.WARN)])
+
+
+def _block_cost(log: UcxLog) -> Iterator[Finding]:
+    """Yield a remark if many blocks slow down the transfers of vLLM, and the path is direct."""
+    metrics = log.metrics
+    large = [row for table in log.payloads if (row := _large_row(table)) is not None]
+    is_direct = bool(large) and all(row.route.host_staged is False for row in large)
+    if metrics is not None and is_direct and metrics.blocks >= _MANY_BLOCKS and metrics.block_us <= _MOST_BLOCK_US:
+        yield Finding(
+            "kv-block-cost",
+            Verdict.SKIP,
+            "vLLM's transfers",
+            f"{metrics.blocks:,.0f} blocks per transfer take {metrics.block_us:.1f} µs each, {metrics.mb_s:,.0f} MB/s: "
+            "a cost per block, not a fallback",
+            "blocks that are large enough for the full bandwidth",
+            "each block is a copy of its own, which takes 4 to 11 µs on a direct path, whatever its size",
+            Cure(comment="Choose larger blocks (vLLM --block-size), or a KV layout that has all layers in one block."),
+        )
 
 
 def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str) -> Finding:

@@ -180,3 +180,10 @@ def test_metrics_of_vllm_show_the_cost_of_a_block() -> None:
     )
     (found,) = report_of(line).findings
     assert "1,801 MB/s, and 5.0 µs per block (40,000)" in found.seen
+    direct = report_of(line + table(f"0..inf | {DIRECT}"))
+    assert (direct.verdict, ids(direct)) == (Verdict.PASS, ["kv-block-cost"])
+    assert "40,000 blocks per transfer take 5.0 µs each" in direct.findings[0].seen
+    staged = report_of(line + table(f"0..inf | {EMULATED}"))
+    assert (staged.verdict, ids(staged)) == (Verdict.FAIL, ["kv-staged-unexplained"])
+    few = line.replace("descriptors=40000.0", "descriptors=40.0")
+    assert report_of(few + table(f"0..inf | {DIRECT}")).findings == ()
