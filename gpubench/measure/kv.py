@@ -330,7 +330,7 @@ class KvRun:
 
     def _transfer(self, measured: Measured) -> Transfer:
         """Return the facts that may explain the path: those of the slower of the write and the read."""
-        case, moved = _worst(measured)
+        _, moved = _worst(measured)
         ends, pair, wiring = measured.ends, measured.pair, self._machine.wiring
         route = UcxRoute.UNKNOWN if moved.chosen is None else moved.chosen.route
         return Transfer(
@@ -341,16 +341,11 @@ class KvRun:
             local=moved.local,
             remote=moved.remote,
             allocation=measured.allocation,
-            exportable=_exportable(ends),
             same_node=True,
             same_pid_namespace=_share_pid_namespace(ends),
             peer_access=wiring.peer_access(pair).possible,
             variables={} if ends is None else {**ends[1].variables, **ends[0].variables},
-            rdma_devices=None if ends is None else ends[0].rdma_devices,
             get_disabled=_are_only_reads_staged(measured) or None,
-            size_bytes=case.size_bytes,
-            gb_s=gb_s(case, moved),
-            expected_gb_s=measured.expected_gb_s,
         )
 
     def _path(self, measured: Measured, causes: Mapping[str, Finding]) -> KnownPath:

@@ -171,11 +171,9 @@ class Transfer(Struct, frozen=True, kw_only=True):
     - `name`: the two ends, as findings name them: `GPU0 → GPU1` or `node1:861`
     - `transport`: what carries the data in UCX's words: `cuda_ipc/cuda`, `tcp/lo`
     - `local`, `remote`: UCX's words for the memory at the two ends
-    - `exportable`: whether CUDA IPC can export the memory (cuIpcGetMemHandle)
     - `same_pid_namespace`, `same_node`: whether the two processes share them
     - `shares_pid`: whether another host name of this node has a process with the same process ID
     - `variables`: environment variables of either process, such as UCX_TLS and PYTORCH_CUDA_ALLOC_CONF
-    - `rdma_devices`: number of RDMA devices that the process can open
     - `missing_transports`, `excluded_transports`: transports that UCX lacks, and those that its settings exclude
     - `get_disabled`: whether UCX disabled reads over CUDA IPC, as it does on GPUs without NVLink
     """
@@ -187,19 +185,14 @@ class Transfer(Struct, frozen=True, kw_only=True):
     local: str = ""
     remote: str = ""
     allocation: Allocation | None = None
-    exportable: bool | None = None
     same_node: bool | None = None
     same_pid_namespace: bool | None = None
     shares_pid: bool | None = None
     peer_access: bool | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
-    rdma_devices: int | None = None
     missing_transports: tuple[str, ...] = ()
     excluded_transports: tuple[str, ...] = ()
     get_disabled: bool | None = None
-    size_bytes: int | None = None
-    gb_s: float | None = None
-    expected_gb_s: float | None = None
 
     @property
     def path(self) -> str:
