@@ -20,9 +20,9 @@ DIRECT: Mapping[str, Any] = {"route": UcxRoute.PEER, "transport": "cuda_ipc/cuda
 
 def test_a_transfer_has_one_finding_with_its_most_certain_cause() -> None:
     likely, proven = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, {"UCX_TLS": "^cuda_ipc"}
-    (found,) = transfer_findings([transfer(variables=likely | proven, exportable=None)])
+    (found,) = transfer_findings([transfer(variables=likely | proven)])
     assert (found.id, found.severity) == ("ucx-tls", Verdict.FAIL)
-    (found,) = transfer_findings([transfer(variables=likely, exportable=None)])
+    (found,) = transfer_findings([transfer(variables=likely)])
     assert found.id == "kv-memory-expandable"
 
 
