@@ -21,7 +21,7 @@ _SAMPLES = 50
 _DIRECT = ProtocolRange(0, None, "zero-copy", "cuda_ipc/cuda")
 _EMULATED = ProtocolRange(0, None, "software emulation", "tcp/lo")
 
-NO_CUDA_IPC, NAMESPACES = "ucx_tls", "pid"  # Values of the fault `kv` that are no kind of memory
+NO_CUDA_IPC, NAMESPACES = "ucx_tls", "pid"  # Values of the fault `kv` that do not name a kind of memory
 
 
 class SimulatedTransfers:

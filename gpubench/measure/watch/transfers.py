@@ -23,7 +23,7 @@ from gpubench.model.terms.verdict import Cure, Verdict
 
 IDLE_GB_S = 0.02  # Idle PCIe links of four H200s carried up to this rate
 MOVING_GB_S = 2 * IDLE_GB_S  # From this rate on, a link carries data
-ONE_WAY_SHARE = 0.5  # A GPU only sends if it receives at most this share of what it sends, and the reverse
+ONE_WAY_SHARE = 0.5  # A GPU counts as a sender if it receives at most this share of what it sends, and vice versa
 LEAST_INTERVALS, MOST_INTERVALS = 3, 10
 """Compare rates over at least 3 intervals with data. Without a pause, compare the last 10 intervals.
 

@@ -197,6 +197,7 @@ class SpeedFigures(Struct):
             is_judged=is_judged,
             size_bytes=row.size_bytes,
             time_us=row.p50_us,
+            doubt=(row.note or "").partition("not judged: ")[2],
             shares_gpus=row.source_bus_id == row.destination_bus_id,
         )
         known = self._best.get(TRANSFERS, figure)

@@ -405,7 +405,8 @@ BACKEND_NAMES = (NCCL, TORCH_NCCL, TORCH_SYMM, "torch:rccl", "torch:xccl", MPI, 
 
 ROW_BACKENDS = (*BACKEND_NAMES, "rccl", "simulated")  # Rows also come from other programs and from the simulator.
 
-TRANSFER_BACKENDS = ("ucx", "nixl")  # Of gpubench kv
+UCX, NIXL = "ucx", "nixl"
+TRANSFER_BACKENDS = UCX, NIXL  # Of gpubench kv
 
 _ONE_BUFFER = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
 """torch.distributed collectives that write their result to the input buffer."""
