@@ -11,7 +11,7 @@ from gpubench.model.terms.options import INPUT, SIMULATE
 if TYPE_CHECKING:
     from gpubench.model.terms.options import Option
 
-_REAL_MACHINES = "ranks can be started on real machines only, in one way"
+_REAL_MACHINES = "ranks start on real hosts, in one way, one per GPU or slot: --hosts node1:2,node2:2"
 _OWN_GPUS = "its ranks measure this machine's GPUs"
 _STDOUT = "both write to stdout"
 _ONE_SOURCE = "computation time has one source"
@@ -24,6 +24,8 @@ _EVERYWHERE: _Excluded = {
     "--quiet": (("--verbose",), ""),
     "--summary": (("--exit-style", "--format", "--json"), _STDOUT),
     "--exit-style": (("--format", "--json"), _STDOUT + "; --output FILE writes another format"),
+    "--hosts": (("--slurm", "--simulate", "--replay", "--from", "--np", "-g", "--ranks-per-gpu"), _REAL_MACHINES),
+    "--slurm": (("--simulate", "--replay", "--from", "--np", "-g", "--ranks-per-gpu"), _REAL_MACHINES),
     "--exit-zero": (("--strict", "--exit-style"), "--exit-zero hides the codes that the other asks for"),
 }
 _BY_COMMAND: Mapping[str, _Excluded] = {
@@ -43,9 +45,7 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
     "check": {
         "--replay": (("--simulate", "--record"), _RECORDING),
         "--quick": (("--full", "--kv"), ""),
-        "--hosts": (("--slurm", "--simulate", "--replay"), _REAL_MACHINES),
-        "--slurm": (("--simulate", "--replay"), _REAL_MACHINES),
-        "--ranks-per-gpu": (("--hosts", "--slurm", "--simulate", "--replay", "--quick"), _OWN_GPUS),
+        "--ranks-per-gpu": (("--simulate", "--replay", "--quick"), _OWN_GPUS),
     },
     "scan": {
         "--rounds": (("--resume", "--replay"), "--rounds starts a scan, --resume continues one, --replay judges one"),

@@ -19,6 +19,7 @@ from gpubench.model.terms.commands import Command
 
 if TYPE_CHECKING:
     from gpubench.cli.defaults import Defaults
+    from gpubench.jobs.plans import Targets
     from gpubench.model.terms.options import Option
 
 _DEFAULTS = "gpubench.defaults"
@@ -285,14 +286,20 @@ def make_app(
 
 
 def job_runner(job: str, checked: Callable[[Plan], Plan] | None = None) -> Callable[[Plan], int]:
-    """Return a function that runs a plan in the module `job`.
+    """Return a function that runs a plan in the module `job`, or on other hosts.
 
     `checked` checks and completes the plan, or raises UsageError. Without it, only the presentation is checked.
     """
 
     def run(plan: Plan) -> int:
         module = import_module(job)
-        code: int = module.run(checked(plan) if checked else check_presentation(plan, module.SECTIONS), sys.argv[1:])
+        plan = checked(plan) if checked else check_presentation(plan, module.SECTIONS)
+        targets: Targets | None = getattr(plan, "targets", None)
+        if targets is not None and targets.are_elsewhere:
+            from gpubench.jobs.several_hosts import run_there
+
+            return run_there(plan, targets, sys.argv[1:])
+        code: int = module.run(plan, sys.argv[1:])
         return code
 
     return run

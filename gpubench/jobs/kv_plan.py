@@ -1,11 +1,11 @@
 """The options of `kv`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpubench.errors import UsageError
-from gpubench.jobs.plans import MachinePlan, parse_pair_option
+from gpubench.jobs.plans import MachinePlan, Targets, parse_pair_option
 from gpubench.model.paths.ucx import Allocation
 from gpubench.model.terms.options import flag, one_of, option, step_timeout
 from gpubench.model.terms.units import parse_sizes
@@ -93,6 +93,7 @@ class KvPlan(MachinePlan):
         "I-J", "Measure only these pairs of GPUs: 0-1,2-3.", read=parse_pair_option, several=True, common=True
     )
     host: bool = flag("Also transfer from a GPU to host memory.", name="--host/--no-host", default=True)
+    targets: Targets = field(default_factory=Targets)
     timeout_s: float = step_timeout("one transfer", default=30.0)
 
     def allocations(self, environment: Mapping[str, str]) -> tuple[Allocation, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gpubench.errors import UsageError, invalid_choice
 from gpubench.formats.registry import Presentation
@@ -95,6 +95,55 @@ class ExplainPlan(CommandPlan):
     logs: list[str] = required_argument("LOG", "Files, folders of files, or - for standard input.")
 
 
+_GPUS = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
+
+
+def parse_gpus(text: str) -> tuple[int, ...]:
+    """Parse GPU numbers and ranges, for example '0,2-3'. Raises UsageError."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = _GPUS.fullmatch(part.strip())
+        first, last = (-1, -2) if match is None else (int(match[1]), int(match[2] or match[1]))
+        if last < first:
+            raise UsageError(f"--gpus {text!r} is not a list of GPUs", expected="numbers and ranges: 0,2-3")
+        found += range(first, last + 1)
+    repeated = next((gpu for gpu in found if found.count(gpu) > 1), None)
+    if repeated is not None:
+        raise UsageError(f"--gpus {text!r} names GPU{repeated} twice", expected="each GPU once: 0,2-3")
+    return tuple(found)
+
+
+def _read_hosts(text: str) -> Mapping[str, int | None]:
+    from gpubench.ranks.launch import read_hosts
+
+    return read_hosts(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Hosts and GPUs of a run.
+
+    - `hosts`: names of hosts with their slots, or None for this host or the ranks of a launcher
+    - `typed`: values of all options on the command line, for the ranks on other hosts
+    """
+
+    help_group: ClassVar = MEASURE
+
+    hosts: Mapping[str, int | None] | None = option(
+        "FILE|A,B",
+        "Start one rank per GPU by mpirun on these hosts: a file with one per line, or names with commas.",
+        read=_read_hosts,
+        common=True,
+    )
+    slurm: bool = flag("Start one rank per GPU by srun on all nodes of this allocation.", name="--slurm/--no-slurm")
+    typed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def are_elsewhere(self) -> bool:
+        """True if this process only starts ranks, by mpirun or srun, and presents their report."""
+        return self.hosts is not None or self.slurm
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopoPlan(MachinePlan):
     from_file: Path | None = option(
@@ -113,6 +162,7 @@ class TopoPlan(MachinePlan):
     )
     profile: str | None = judging_profile()
     expected_gpus: int | None = expected_gpus()
+    targets: Targets = field(default_factory=Targets)
 
     @property
     def source(self) -> Source:
@@ -272,7 +322,6 @@ _DURATION = re.compile(r"(?P<number>\d{1,6}(?:\.\d{1,6})?)\s*(?P<unit>ms|s|m|h|)
 _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _LEAST_INTERVAL, _MOST_INTERVAL = 0.1, 3600.0
 _JOB = re.compile(r"\d+|[0-9A-Fa-f]{4,64}", re.ASCII)
-_GPUS = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 
 INTERVAL_SECONDS, LONGER_INTERVAL_SECONDS = 1.0, 2.0
 """Default time between two readings. The longer one applies to nodes with more than four GPUs."""
@@ -322,18 +371,6 @@ def _parse_job(text: str) -> str:
     return text
 
 
-def _parse_gpus(text: str) -> tuple[int, ...]:
-    """Parse GPU numbers and ranges, for example '0,2-3'."""
-    found: dict[int, None] = {}
-    for part in text.split(","):
-        match = _GPUS.fullmatch(part.strip())
-        first, last = (-1, -2) if match is None else (int(match[1]), int(match[2] or match[1]))
-        if last < first:
-            raise UsageError(f"--gpus {text!r} is not a list of GPUs", expected="numbers and ranges: 0,2-3")
-        found.update(dict.fromkeys(range(first, last + 1)))
-    return tuple(found)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPlan(MachinePlan):
     """Options of `watch`.
@@ -368,7 +405,7 @@ class WatchPlan(MachinePlan):
         common=True,
     )
     gpus: tuple[int, ...] | None = option(
-        "LIST", "Watch only these GPUs, numbered as in nvidia-smi: 0,2-3.", read=_parse_gpus, common=True
+        "LIST", "Watch only these GPUs, numbered as in nvidia-smi: 0,2-3.", read=parse_gpus, common=True
     )
 
     @property
@@ -480,16 +517,6 @@ class Depth(StrEnum):
     FULL = "full"
 
 
-def _parse_hosts(text: str) -> Path:
-    if not text:
-        raise UsageError(
-            "--hosts without a file's name",
-            expected="a file with one host per line",
-            reason="the variable is probably not set; only this machine would be checked",
-        )
-    return Path(text)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckPlan(MachinePlan):
     """Options of `check`. `gpubench` without a command is a `brief` check."""
@@ -505,12 +532,7 @@ class CheckPlan(MachinePlan):
         group=JUDGE,
     )
     expected_gpus: int | None = expected_gpus()
-    hosts: Path | None = option(
-        "FILE", "Start one rank per GPU by mpirun on these hosts, one per line.", read=_parse_hosts, common=True
-    )
-    slurm: bool = flag(
-        "Start one rank per GPU by srun on all nodes of this allocation.", name="--slurm/--no-slurm", common=True
-    )
+    targets: Targets = field(default_factory=Targets)
     ranks_per_gpu: int = sharing_ranks()
     timeout_s: float = step_timeout("reading a driver (20 s at most), or one measurement", default=120.0)
     brief: bool = False
@@ -604,6 +626,7 @@ class P2pPlan(MachinePlan):
         common=True,
         group=OUTPUT,
     )
+    targets: Targets = field(default_factory=Targets)
     timeout_s: float = step_timeout("reading a driver, or one copy between ranks", default=20.0)
     profile: str | None = judging_profile()
     expected_gpus: int | None = expected_gpus()

@@ -1,4 +1,4 @@
-"""Start a check on the nodes of a Slurm allocation or on the hosts in a file, and present its report.
+"""Start the ranks of a command on named hosts or on the nodes of a Slurm allocation, and present their report.
 
 The first rank prints its report as JSON on stdout. Any other output of launchers is forwarded to stderr.
 """
@@ -9,19 +9,21 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from json import JSONDecodeError, JSONDecoder
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from gpubench.errors import WRONG_USAGE, UsageError
+from gpubench.errors import WRONG_USAGE, CouldNotMeasureError, UsageError
 from gpubench.formats.delivery import say
-from gpubench.jobs.check import NAME
+from gpubench.formats.registry import Presentation
 from gpubench.jobs.metadata import build_metadata, recorded_settings
-from gpubench.jobs.plans import CheckPlan
+from gpubench.jobs.plans import Targets
 from gpubench.jobs.runner import presenting
 from gpubench.machine.nvml import read_driver
-from gpubench.model.facts.environment import detect_launcher
+from gpubench.model.facts.environment import detect_launcher, performance_variables
 from gpubench.model.results.report import Report, Table, VerdictRow
+from gpubench.model.terms.commands import find_command
+from gpubench.model.terms.options import options_of
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import shorten
 from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, worst_verdict
@@ -32,7 +34,6 @@ from gpubench.ranks.launch import (
     find_launcher,
     find_named_hosts,
     mpirun_command,
-    read_hostfile,
     run_to_its_end,
     silent_hosts,
     srun_command,
@@ -42,25 +43,23 @@ from gpubench.readers.results.gpubench_json import StoredRun, parse_stored
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
 
-NO_RESULT = "hosts-gave-no-result"  # Finding if a launcher could not start the check on its hosts, or if ranks died
-_FOR_RANKS = ("--format", "json", "--no-progress")
+NO_RESULT = "hosts-gave-no-result"  # Finding if a launcher could not start ranks on its hosts, or if ranks died
 
 
-def run_there(plan: CheckPlan, arguments: Sequence[str], for_ranks: Sequence[str]) -> int:
-    """Start `gpubench` with the arguments `for_ranks`, by srun or by mpirun on the hosts in a file. Return the exit
-    code.
+def run_there(plan: Any, targets: Targets, arguments: Sequence[str]) -> int:
+    """Start the ranks of a plan by srun, or by mpirun on named hosts. Return the exit code.
 
     Hosts without a report get the verdict ERROR. Raises GpubenchError if there are no hosts, no allocation or no
     launcher.
     """
-    launch, hosts = detect_launcher(os.environ), None if plan.slurm else plan.hosts
+    launch = detect_launcher(os.environ)
     if launch is not None and launch.size > 1:
         raise UsageError(
-            f"{'--slurm' if hosts is None else '--hosts'} under {launch.launcher}",
+            f"{'--slurm' if targets.slurm else '--hosts'} under {launch.launcher}",
             expected="one process, which starts the ranks",
             next_step=launch.advice_without_launcher,
         )
-    start = _start_of(plan, [*for_ranks, *_FOR_RANKS])
+    start = _start_of(plan, targets)
     for host, silence in start.silent.items():
         say(f"gpubench: {host}: {silence.seen}", to=sys.stderr)
     expected = f"an answer from every host ({len(start.answering)} of {len(start.hosts)} answered)"
@@ -71,21 +70,44 @@ def run_there(plan: CheckPlan, arguments: Sequence[str], for_ranks: Sequence[str
         say(f"gpubench: {shlex.join(start.command)}", to=sys.stderr)
         job = run_to_its_end(start.command, start.environment, partial(say, to=sys.stderr))
         stored = _report_in(job.stdout)
+        if stored is None or not stored.report.complete:
+            lost = (*lost, *_findings_of_job(start.answering, job, by_slurm=targets.slurm))
         if stored is None:
-            lost = (*lost, *_findings_of_job(plan, start.answering, job))
             return _present_loss(plan, presenter, arguments, start.hosts, lost)
         metadata = replace(stored.metadata, command=["gpubench", *arguments])
         report = replace(stored.report, sentence="") if plan.presentation.exit_style else stored.report
         if lost:
             metadata = replace(metadata, hosts=[*metadata.hosts, *start.silent])
             report = _add_lost_hosts(report, lost, start.silent)
-        presenter.begin(metadata, ())
+        presenter.begin(metadata, stored.columns)
+        for row in stored.rows:
+            presenter.row(row)
         presenter.end(report)
     return presenter.exit_code
 
 
+def rank_arguments(plan: Any, typed: Mapping[str, Any]) -> list[str]:
+    """Return the command line of the ranks: all options except those for output and for the choice of hosts."""
+    here = {"hosts", "slurm", *(option.field for option in options_of(Presentation))}
+    words = [str(typed["command"])]
+    for option in options_of(type(plan)):
+        if option.field in here or not option.is_asked(typed):
+            continue
+        value = typed[option.field]
+        if isinstance(value, bool):
+            words.append(option.name if value else option.name_when_off)
+        else:
+            for text in value if isinstance(value, (list, tuple)) else [value]:
+                words += [option.name, str(text)]
+    streams = find_command(typed["command"], typed["command"]).streamed_section
+    return [*words, "--format", "jsonl" if streams else "json", "--no-progress"]
+
+
+_OWN_ERROR, _JSON_LINE = "gpubench: error: ", '{"kind": '
+
+
 class _Start(NamedTuple):
-    """The hosts of a check, the hosts that do not respond, and the command that starts ranks on the other hosts."""
+    """The hosts of a job, the hosts that do not respond, and the command that starts ranks on the other hosts."""
 
     hosts: Sequence[str]
     silent: Mapping[str, Silence]
@@ -97,26 +119,30 @@ class _Start(NamedTuple):
         return [host for host in self.hosts if host not in self.silent]
 
 
-def _start_of(plan: CheckPlan, words: Sequence[str]) -> _Start:
-    ranks = plan.expected_gpus or read_driver(os.environ).visible
-    if plan.slurm or plan.hosts is None:
-        return _Start(allocated_hosts(os.environ), {}, srun_command(os.environ, ranks or 1, words), dict(os.environ))
-    room, mpirun = read_hostfile(plan.hosts), find_launcher()
-    ranks = ranks or min((slots for slots in room.values() if slots is not None), default=1)
+def _start_of(plan: Any, targets: Targets) -> _Start:
+    words, room = rank_arguments(plan, targets.typed), targets.hosts or {}
+    slots = min((slots for slots in room.values() if slots is not None), default=None)
+    visible = read_driver(os.environ).visible
+    ranks = getattr(plan, "expected_gpus", None) or min(filter(None, (visible, slots)), default=1)
+    if targets.slurm:
+        return _Start(allocated_hosts(os.environ), {}, srun_command(os.environ, ranks, words), dict(os.environ))
+    mpirun = find_launcher()
     environment = mpirun.host_environment(os.environ)
     start = _Start(list(room), silent_hosts(list(room), environment), (), environment)
-    return start._replace(command=mpirun_command(mpirun, start.answering, ranks, words))
+    variables = performance_variables(os.environ)  # Without them, ranks on other hosts would measure other settings
+    return start._replace(command=mpirun_command(mpirun, start.answering, ranks, words, variables))
 
 
 def _add_lost_hosts(report: Report, lost: Sequence[Finding], hosts: Iterable[str]) -> Report:
-    """Add hosts that did not respond to the report, as nodes with the verdict ERROR."""
+    """Add findings to the report. If it judges nodes, hosts that did not respond get the verdict ERROR."""
     rows = [
         VerdictRow(
             scope="node", node=host, subject=host, verdict=Verdict.ERROR, findings=(NO_RESULT,), origin=Origin.MEASURED
         )
         for host in hosts
     ]
-    verdicts = Table.group_by_section({VerdictRow: [*report.rows(VerdictRow), *rows]})
+    judged = report.rows(VerdictRow)
+    verdicts = Table.group_by_section({VerdictRow: [*judged, *rows]} if judged else {})
     return replace(
         report,
         verdict=worst_verdict((report.verdict, Verdict.ERROR)),
@@ -130,7 +156,10 @@ def _report_in(stdout: str) -> StoredRun | None:
     """Parse the report of the first rank, or return None if there is none. Launchers may print text before and
     after it.
     """
+    lines = [line for line in stdout.splitlines() if line.startswith(_JSON_LINE)]
     start = stdout.find('{\n  "schema_version"')
+    if lines:
+        return parse_stored("\n".join([*lines, ""]), "the report of the first rank")
     if start < 0:
         return None
     try:
@@ -140,20 +169,26 @@ def _report_in(stdout: str) -> StoredRun | None:
     return parse_stored(stdout[start:end], "the report of the first rank")
 
 
-def _findings_of_job(plan: CheckPlan, hosts: Sequence[str], job: EndedJob) -> Iterator[Finding]:
+def _findings_of_job(hosts: Sequence[str], job: EndedJob, *, by_slurm: bool) -> Iterator[Finding]:
     """Yield findings for the hosts that the launcher names in its errors. If it names none, yield findings for all
     hosts.
     """
     printed = job.stdout.splitlines()
     for line in printed:
-        say(line, to=sys.stderr)
+        if not line.startswith(_JSON_LINE):
+            say(line, to=sys.stderr)
     ended = f"the launcher ended with exit code {job.exit_code} and no report"
     above = "what the launcher and the ranks printed stands above"
     if job.exit_code == WRONG_USAGE:
         raise UsageError(f"the ranks refuse what they are asked for: {ended}", reason=above)
+    error = next((line for line in job.stderr if line.startswith(_OWN_ERROR)), None)
+    if error is not None:  # A rank started and failed
+        failed = Silence(error.removeprefix(_OWN_ERROR), above, "")
+        yield from _findings_of(dict.fromkeys(hosts, failed), "a report of the first rank")
+        return
     cause = "a host is down, its name is not known here, or ssh to it asks for a password"
     named = find_named_hosts(hosts, [*job.stderr, *printed])
-    look = "scontrol show node {host}" if plan.slurm else "ssh {host} true"
+    look = "scontrol show node {host}" if by_slurm else "ssh {host} true"
     silent = {host: Silence(said, cause, look.format(host=host)) for host, said in named.items()}
     everywhere = {host: Silence(ended, above, look.format(host=host)) for host in hosts}
     yield from _findings_of(silent or everywhere, "ranks that start on every host, and a report of the first")
@@ -173,23 +208,34 @@ def _findings_of(silent: Mapping[str, Silence], expected: str) -> Iterator[Findi
             seen=seen,
             expected=expected,
             cause=first.cause,
-            cure=Cure.of(first.command),
+            cure=Cure.of(*filter(None, [first.command])),
             subjects=tuple(hosts),
             places=tuple(map(DevicePlace, hosts)),
         )
 
 
 def _present_loss(
-    plan: CheckPlan,
+    plan: Any,
     presenter: "Presenter",
     arguments: Sequence[str],
     hosts: Sequence[str],
     findings: Sequence[Finding],
 ) -> int:
-    """Present a report that has only findings, because no host returned a result. Return the exit code."""
+    """Present a check that has only findings, because no host returned a result. Return the exit code.
+
+    Raises CouldNotMeasureError with the first finding for every other command, which has nothing to show.
+    """
+    command, first = plan.targets.typed["command"], findings[0]
+    if command != "check":
+        raise CouldNotMeasureError(
+            f"{first.subject}: {first.seen}",
+            expected=first.expected,
+            reason=first.cause or "",
+            next_step=first.next_command,
+        )
     metadata = build_metadata(
         arguments,
-        NAME,
+        command,
         origin=Origin.MEASURED,
         hosts=list(hosts),
         environment=recorded_settings(os.environ),

@@ -11,7 +11,7 @@ import sysconfig
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -170,6 +170,23 @@ _SECONDS_FOR_LAST_LINES = 2.0  # A process that outlives the launcher may keep i
 _EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or node1 slots=8"
 
 
+def read_hosts(text: str) -> dict[str, int | None]:
+    """Return the slots of each host that --hosts names, in a hostfile or separated by commas. Raise UsageError."""
+    if not text:
+        raise UsageError(
+            "--hosts without a value",
+            expected=f"{_EXPECTED}, or node1,node2:8",
+            reason="the variable is probably not set; only this machine would be measured",
+        )
+    if "/" in text or Path(text).exists():
+        return read_hostfile(Path(text))
+    entries = [entry.strip() for entry in text.split(",")]
+    found = _parse_hosts(entries, text, "hosts with commas between them, as node1,node2:8, or the name of a file")
+    if len(found) < len(entries):
+        raise UsageError(f"--hosts {text}: a host appears twice", expected="each host once", next_step="node1:8")
+    return found
+
+
 def read_hostfile(path: Path) -> dict[str, int | None]:
     """Parse a hostfile with `node1 slots=8`, `node1:8` or `node1` per line, and return the slots per host.
 
@@ -179,7 +196,7 @@ def read_hostfile(path: Path) -> dict[str, int | None]:
         with open_file(path, _EXPECTED) as file:
             text = file.read(_MOST_BYTES + 1).decode()
     except UnicodeDecodeError:
-        raise _unfit(path, "it is no text") from None
+        raise UsageError(f"--hosts {path}: it is no text", expected=_EXPECTED) from None
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         raise UsageError(
@@ -188,24 +205,33 @@ def read_hostfile(path: Path) -> dict[str, int | None]:
             reason="a host, where a file is wanted" if missing else "its owner or mode forbids it, or it is a folder",
             next_step="printf 'node1\\nnode2\\n' > hosts.txt, then --hosts hosts.txt",
         ) from None
+    lines = filter(None, (line.partition("#")[0].strip() for line in text.splitlines()))
+    return _parse_hosts(lines, path, _EXPECTED)
+
+
+def _parse_hosts(entries: Iterable[str], source: Path | str, expected: str) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
-    for line in filter(None, (line.partition("#")[0].strip() for line in text.splitlines())):
-        match = _LINE.fullmatch(line)
+    for entry in entries:
+        match = _LINE.fullmatch(entry)
         if match is None or len(found) == _MOST_HOSTS:
-            raise _unfit(path, f"{line[:80]!r} is no host" if match is None else "too many hosts")
+            seen = f"{entry[:80]!r} is no host" if match is None else "too many hosts"
+            raise UsageError(f"--hosts {source}: {seen}", expected=expected)
         found[match["host"]] = None if match["slots"] is None else int(match["slots"])
     if not found:
-        raise _unfit(path, "no host")
+        raise UsageError(f"--hosts {source}: no host", expected=expected)
     return found
 
 
-def _unfit(path: Path, what: str) -> UsageError:
-    return UsageError(f"--hosts {path}: {what}", expected=_EXPECTED)
+def mpirun_command(
+    mpirun: Launcher,
+    hosts: Sequence[str],
+    ranks_per_host: int,
+    arguments: Sequence[str],
+    variables: Iterable[str] = (),
+) -> list[str]:
+    """Return the mpirun command for several hosts, whose ranks get these environment variables.
 
-
-def mpirun_command(mpirun: Launcher, hosts: Sequence[str], ranks_per_host: int, arguments: Sequence[str]) -> list[str]:
-    """Return the mpirun command for several hosts. It binds no rank to a core, because NCCL and MPI start threads
-    too.
+    It binds no rank to a core, because NCCL and MPI start threads too.
     """
     ranks = str(len(hosts) * ranks_per_host)
     if mpirun.flavour is Flavour.MPICH:
@@ -215,6 +241,7 @@ def mpirun_command(mpirun: Launcher, hosts: Sequence[str], ranks_per_host: int, 
         slots = ",".join(f"{host}:{ranks_per_host}" for host in hosts)
         placed = ["--host", slots, "--map-by", f"ppr:{ranks_per_host}:node:OVERSUBSCRIBE", "--bind-to", "none"]
         placed += ["-x", f"{DEFAULTS_VARIABLE}={NO_DEFAULTS_TO_READ}"]
+        placed += [word for name in variables for word in ("-x", name)]  # MPICH hands on all variables
     return [mpirun.path, "-n", ranks, *placed, *module_command("gpubench", *arguments)]
 
 
@@ -298,7 +325,7 @@ def srun_command(environment: Mapping[str, str], ranks_per_host: int, arguments:
         raise UsageError(
             "--slurm outside of an allocation",
             expected="SLURM_JOB_ID and SLURM_JOB_NUM_NODES, which salloc and sbatch set",
-            next_step="salloc -N 2 --gpus-per-node=8 --exclusive gpubench check --slurm",
+            next_step=f"salloc -N 2 --gpus-per-node=8 --exclusive gpubench {arguments[0]} --slurm",
         )
     srun = shutil.which("srun", path=environment.get("PATH"))
     if srun is None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from gpubench.collectives.registry import SUMMARIES
 from gpubench.errors import UsageError
 from gpubench.jobs.collective.plan import CollectivePlan, evidence_option, nccl_library_option, parse_dtypes
-from gpubench.jobs.plans import CommandPlan
+from gpubench.jobs.plans import CommandPlan, Targets
 from gpubench.jobs.sources import Simulation, SimulationOptions
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.options import (
@@ -110,6 +110,7 @@ class OverlapPlan(CommandPlan):
     ranks: int | None = option(
         "N", "Ranks to launch on this host (default: one per GPU).", name="--np", min=1, common=True
     )
+    targets: Targets = field(default_factory=Targets)
     ranks_per_gpu: int = sharing_ranks()
     timeout_s: float = step_timeout("one step of collective and computation", default=60.0, least=1)
     shows_evidence: bool | None = evidence_option()

@@ -195,7 +195,7 @@ def test_ranks_of_a_launcher_check_their_host_together() -> None:
         (("--profile", "/nowhere/mine.toml"), "cannot be read"),
         (("--simulate", "hgx-h200-4", "--replay", "x"), "exclude each other"),
         (("--replay", "/nowhere"), "holds no recording"),
-        (("--hosts", ""), "--hosts without a file's name"),
+        (("--hosts", ""), "--hosts without a value"),
         (("--fault", "gpu0:nvlink=1"), "without --simulate"),
         (("--section", "verdicts"), "without csv"),
     ],

@@ -29,7 +29,7 @@ def test_a_rank_knows_the_folder_of_earlier_results(folder: Path | None) -> None
 
 
 def test_a_rank_has_the_same_request_as_the_process_that_launched_it() -> None:
-    plan = options("broadcast", smallest="8", largest="4G", factor="2", gpus=3, dtypes=["half"], root=2, iters="7")
+    plan = options("broadcast", smallest="8", largest="4G", factor="2", gpu_count=3, dtypes=["half"], root=2, iters="7")
     of_rank = in_a_rank(plan)
     assert of_rank.request == plan.request
     assert (of_rank.ranks, of_rank.request.sizes[-1]) == (3, 2**32)

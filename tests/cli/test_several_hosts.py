@@ -1,4 +1,4 @@
-"""A check of an allocation or of named hosts in one command, with a real mpirun and a stand-in for srun."""
+"""Any command on an allocation or on named hosts, with a real mpirun and a stand-in for srun."""
 
 import json
 import os
@@ -7,14 +7,19 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpubench.cli.app import run_command_line
+from gpubench.cli.commands.collective import checked
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs import several_hosts
-from gpubench.jobs.plans import CheckPlan
-from gpubench.machine.nvml import read_driver
-from gpubench.model.terms.options import changed_options, plan_from
+from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.plans import CheckPlan, Targets
+from gpubench.jobs.several_hosts import rank_arguments
+from gpubench.machine.nvml import Driver, read_driver
+from gpubench.model.terms.options import plan_from
 from gpubench.ranks.launch import (
     EndedJob,
     Flavour,
@@ -23,6 +28,7 @@ from gpubench.ranks.launch import (
     find_named_hosts,
     mpirun_command,
     read_hostfile,
+    read_hosts,
     srun_command,
 )
 from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, environment, gpubench, without_gpus
@@ -59,7 +65,25 @@ def test_a_file_of_hosts_is_read_as_mpirun_reads_it(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=said):
             read_hostfile(path)
     with pytest.raises(UsageError, match="missing does not exist"):
-        read_hostfile(tmp_path / "missing")
+        read_hosts(str(tmp_path / "missing"))
+
+
+def test_hosts_are_named_with_commas_and_a_file_of_that_name_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_hosts("node1, node2:8,10.0.0.3 slots=4") == {"node1": None, "node2": 8, "10.0.0.3": 4}
+    (tmp_path / "node1").write_text("n7\nn7\nn8\n")  # As a batch system lists a host once per core
+    assert read_hosts("node1") == {"n7": None, "n8": None}
+    for text, said in (
+        ("", "without a value"),
+        ("a,b,a:2", "a host appears twice"),
+        ("a,,b", "'' is no host"),
+        ("root@a,b", "'root@a' is no host"),
+        ("a:0", "'a:0' is no host"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            read_hosts(text)
 
 
 def test_every_mpirun_gets_a_rank_a_gpu_and_no_binding() -> None:
@@ -174,8 +198,8 @@ def test_a_fault_of_a_host_that_answered_decides_over_one_that_did_not(
     monkeypatch.setattr(several_hosts, "silent_hosts", lambda *_: lost)
     monkeypatch.setattr(several_hosts, "run_to_its_end", lambda *_: EndedJob(code, told, ()))
     (tmp_path / "hosts").write_text("node0\nn9\n")
-    plan = plan_from(CheckPlan, {"quick": True, "hosts": tmp_path / "hosts"})
-    assert several_hosts.run_there(plan, ["check"], ["check"]) == code
+    plan = plan_from(CheckPlan, {"quick": True, "hosts": str(tmp_path / "hosts"), "command": "check"})
+    assert several_hosts.run_there(plan, plan.targets, ["check"]) == code
     said = capsys.readouterr().out
     assert said.splitlines()[-1].startswith(f"{verdict} (simulated): ")
     assert "ERROR hosts-gave-no-result: n9" in said
@@ -212,10 +236,74 @@ def test_what_a_launcher_complains_of_names_the_host() -> None:
     assert find_named_hosts(hosts, ["version 10.0.0.12 of prterun-n1-7"]) == {}
 
 
-def test_the_ranks_of_several_hosts_get_every_option_of_the_measurement() -> None:
-    given = {"full": True, "timeout_s": 7.5, "record": "seen", "output": ["a.json"], "verbose": True}
-    changed = [*changed_options(plan_from(CheckPlan, given))]
-    assert changed == [("--full", True), ("--timeout", 7.5), ("--record", Path("seen"))]
+@pytest.mark.parametrize(
+    ("command", "typed", "words"),
+    [
+        (
+            "check --format json",
+            "--full --timeout 7.5 --record seen -o a.json -v --hosts a,b",
+            "--full --timeout 7.5 --record seen",
+        ),
+        (
+            "allreduce --format jsonl",
+            "-b 8 -e 1K -f 2 -c 0 -n 5 -d half,bfloat16 --set NCCL_NTHREADS=64 --no-evidence --slurm",
+            "--sizes 8:1K:2 --dtype half,bfloat16 --set NCCL_NTHREADS=64 --iters 5 --no-check --no-evidence",
+        ),
+        ("p2p --format jsonl", "--pairs 0-1 --pairs 1-0 --no-host --hosts a", "--pairs 0-1 --pairs 1-0 --no-host"),
+        ("overlap --format jsonl", "--sizes 64M --ctas own,8 --hosts a", "--sizes 64M --ctas own,8"),
+    ],
+    ids=lambda text: text.split()[0],
+)
+def test_the_ranks_of_several_hosts_get_every_option_of_the_measurement(
+    command: str, typed: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    def start(plan: Any, targets: Targets, _: object) -> int:
+        started.append(rank_arguments(plan, targets.typed))
+        return 0
+
+    monkeypatch.setattr(several_hosts, "run_there", start)
+    name, form, kind = command.split()
+    monkeypatch.setattr(sys, "argv", ["gpubench", name, *typed.split()])
+    assert run_command_line(None) == 0
+    assert started == [[name, *words.split(), form, kind, "--no-progress"]]
+
+
+@pytest.mark.parametrize(
+    ("visible", "slots", "options", "ranks"),
+    [(8, "", (), 8), (8, ":96", (), 8), (8, ":2", (), 2), (0, ":4", (), 4), (0, "", (), 1), (0, "", ("4",), 4)],
+)
+def test_a_host_gets_a_rank_per_gpu_and_no_more_than_its_slots(
+    visible: int, slots: str, options: tuple[str, ...], ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several_hosts, "read_driver", lambda _: Driver(gpus=visible, visible=visible))
+    monkeypatch.setattr(several_hosts, "silent_hosts", lambda *_: {})
+    monkeypatch.setenv("NCCL_P2P_LEVEL", "SYS")
+    typed = {"hosts": f"a{slots},b{slots}", "command": "check", "expected_gpus": int(options[0]) if options else None}
+    plan = plan_from(CheckPlan, typed)
+    command = several_hosts._start_of(plan, plan.targets).command
+    assert command[1:5] == ["-n", str(2 * ranks), "--host", f"a:{ranks},b:{ranks}"]
+    assert command[command.index("NCCL_P2P_LEVEL") - 1] == "-x"
+
+
+def test_rows_that_were_measured_before_a_rank_died_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = gpubench("allreduce", "--simulate", "hgx-h100-8", "--sizes", "1K,1M", "--format", "jsonl").stdout
+    cut = "".join(line + "\n" for line in told.splitlines()[:3])
+    died = "gpubench: error: rank 3 on b: NCCL timed out"
+    monkeypatch.setattr(several_hosts, "silent_hosts", lambda *_: {})
+    monkeypatch.setattr(several_hosts, "run_to_its_end", lambda *_: EndedJob(3, f"a banner\n{cut}", (died,)))
+    plan = checked(plan_from(CollectivePlan, {"hosts": "a,b", "command": "allreduce"}, "allreduce"))
+    assert several_hosts.run_there(plan, plan.targets, ["allreduce"]) == 3
+    said = capsys.readouterr().out
+    assert re.search(r"^ +1K +[0-9.]+ ", said, re.MULTILINE)
+    assert "ERROR hosts-gave-no-result: a, b\n  seen:     rank 3 on b: NCCL timed out\n" in said
+    assert said.splitlines()[-1].startswith("ERROR (simulated): the run was cut short")
+    monkeypatch.setattr(several_hosts, "run_to_its_end", lambda *_: EndedJob(3, "", (died,)))
+    with pytest.raises(CouldNotMeasureError, match="a, b: rank 3 on b: NCCL timed out"):
+        several_hosts.run_there(plan, plan.targets, ["allreduce"])
 
 
 def test_an_allocation_is_checked_by_srun_and_defaults_do_not_start_it_twice(tmp_path: Path) -> None:
@@ -250,7 +338,8 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
         (("--slurm",), "--slurm outside of an allocation"),
         (("--hosts", str(tmp_path / "none")), "does not exist"),
         (("--slurm", "--simulate", "hgx-h100-8"), "--slurm and --simulate exclude each other"),
-        (("--hosts", "hosts", "--slurm"), "--hosts and --slurm exclude each other"),
+        (("--hosts", "a,b", "--slurm"), "--hosts and --slurm exclude each other"),
+        (("--hosts", "a,b", "--ranks-per-gpu", "2"), "--hosts and --ranks-per-gpu exclude each other"),
     ):
         variables = {name: value for name, value in environment().items() if not name.startswith("SLURM_")}
         result = gpubench("check", *arguments, env=variables)

@@ -64,6 +64,17 @@ class Hosts(Struct, frozen=True):
         with self.job(*arguments, **settings) as job:
             return job.finish()
 
+    def alone(self, *arguments: str) -> str:
+        """Return the output of one gpubench on the first host, which starts its ranks itself."""
+        settings = ENVIRONMENT | {"PRTE_MCA_plm_ssh_agent": str(self.agent())}
+        script = f"hostname {self.names[0]}; exec {shlex.join([*self.program, *arguments])}"
+        ended = subprocess.run(
+            ["ip", "netns", "exec", self.names[0], "unshare", "-u", "bash", "-c", script],
+            capture_output=True, text=True, cwd=ROOT, check=False,
+            env=environment(**settings), timeout=2 * SECONDS_TO_SPEAK,
+        )  # fmt: skip
+        return ended.stderr + ended.stdout
+
     @contextmanager
     def job(self, *arguments: str, **settings: str) -> Iterator["HostJob"]:
         """Start a job, and end it when the context exits."""

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,3 +39,16 @@ def test_a_rank_that_breaks_is_named_with_its_host(hosts: Hosts) -> None:
     text = hosts.run("allreduce", "--sizes", "1K:64K", "--iters", "3", until=said, **fault)
     assert said in text
     assert host_name() not in text.partition("RuntimeError")[0]
+
+
+def test_one_command_starts_the_ranks_of_two_hosts_and_shows_their_rows(hosts: Hosts, tmp_path: Path) -> None:
+    names, output = ",".join(f"{address}:2" for address in hosts.addresses), tmp_path / "result.json"
+    options = ("--hosts", names, "--sizes", "1K,64K", "--iters", "3", "--no-check", "--output", str(output))
+    said = hosts.alone("allreduce", *options)
+    assert f"mpirun -n 4 --host {names}" in said
+    assert "4 ranks on 2 hosts" in said
+    document = json.loads(output.read_text())
+    assert document["metadata"]["command"][2:4] == ["--hosts", names]
+    assert document["metadata"]["hosts"] == list(hosts.names)
+    assert {(row["ranks"], row["nodes"], row["wrong"]) for row in document["rows"]} == {(4, 2, None)}
+    assert "no usable GPU" in hosts.alone("p2p", "--hosts", names)

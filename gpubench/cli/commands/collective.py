@@ -158,7 +158,7 @@ def collective_help(collective: "Collective") -> HelpPage:
                 "Measure on all GPUs of this host, one rank per GPU, and keep the result",
                 f"gpubench {collective.name} --sizes 1K:4G --output result.json",
             ),
-            ("Measure on two nodes of eight GPUs", f"mpirun -n 16 gpubench {collective.name}"),
+            ("Measure on two hosts, one rank per GPU", f"gpubench {collective.name} --hosts node1,node2"),
             (example, f"gpubench {collective.name} {own}"),
             ("Write CSV", f"gpubench {collective.name} --format csv > result.csv"),
             (

@@ -12,7 +12,6 @@ from gpubench.cli.signature import HelpPage, check_presentation, job_runner, mak
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.plans import CheckPlan, ExplainPlan, ScanPlan, TypedSeconds, WatchPlan
 from gpubench.model.terms.commands import BARE, Command
-from gpubench.model.terms.options import changed_options
 
 _CHECK = HelpPage(
     (
@@ -22,7 +21,7 @@ _CHECK = HelpPage(
             "mpirun -n 16 gpubench check --strict --output node-gate.json",
         ),
         ("Read facts only, e.g. in a Slurm prolog", "gpubench check --quick"),
-        ("Start the ranks on these hosts", "gpubench check --hosts hosts.txt"),
+        ("Start the ranks on these hosts", "gpubench check --hosts node1,node2"),
         ("Start the ranks in a Slurm allocation", "salloc -N 4 --gpus-per-node=8 gpubench check --slurm"),
         (
             "Try it without a GPU",
@@ -134,18 +133,7 @@ def checked(plan: CheckPlan) -> CheckPlan:
     return check_presentation(plan, (*SECTIONS, *(("nodes", "gpus", "nics") if plan.brief else ())))
 
 
-def _run_check(plan: CheckPlan) -> int:
-    from gpubench.jobs import check
-
-    plan = checked(plan)
-    if not (plan.hosts or plan.slurm):
-        return check.run(plan, sys.argv[1:])
-    from gpubench.jobs.several_hosts import run_there
-
-    arguments = ["check"]
-    for name, value in changed_options(replace(plan, hosts=None, slurm=False)):
-        arguments += [name] if isinstance(value, bool) else [name, str(value)]
-    return run_there(plan, sys.argv[1:], arguments)
+_run_check = job_runner("gpubench.jobs.check", checked)
 
 
 def _run_briefly(plan: CheckPlan) -> int:

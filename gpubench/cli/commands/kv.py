@@ -26,4 +26,4 @@ def checked(plan: KvPlan) -> KvPlan:
     return check_presentation(plan, SECTIONS)
 
 
-app = make_app(_KV, KvPlan, job_runner("gpubench.jobs.kv", checked))
+app = make_app(_KV, KvPlan, job_runner("gpubench.jobs.kv", checked), without=("hosts", "slurm"))

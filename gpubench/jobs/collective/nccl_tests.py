@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from gpubench.errors import UsageError, add_advice
 from gpubench.model.facts.environment import detect_launcher
-from gpubench.model.terms.options import NCCL, option, plan_from
+from gpubench.model.terms.options import NCCL, option, options_of, plan_from
 from gpubench.model.terms.units import MOST_SIZES, parse_size
 
 _STEP = 2**20
@@ -24,7 +24,7 @@ class NcclTestsOptions:
     largest: str | None = option("SIZE", "Largest size, as in nccl-tests.", name="-e")
     factor: str | None = option("FACTOR", "Factor between sizes, as in nccl-tests.", name="-f")
     step: str | None = option("BYTES", "Step between sizes, as in nccl-tests: -i 1M.", name="-i")
-    gpus: int | None = option("N", "Same as --np. Under mpirun or srun: -g 1 only.", name="-g", min=1)
+    gpu_count: int | None = option("N", "Same as --np. Under mpirun or srun: -g 1 only.", name="-g", min=1)
     verified: int | None = option("0|1", "-c 0 is --no-check, -c 1 is --check.", name="-c", min=0)
     threads: str | None = option("N", "", name="-t", hidden=True)
     parallel_init: str | None = option("0|1", "", name="-p", hidden=True)
@@ -55,7 +55,7 @@ class NcclTestsOptions:
             raise UsageError(
                 f"-t {self.threads}",
                 expected="no -t: in gpubench every GPU has a process of its own, and no process has several threads",
-                next_step=f"--np {int(self.threads) * (self.gpus or 1) if self.threads.isdecimal() else 'N'}",
+                next_step=f"--np {int(self.threads) * (self.gpu_count or 1) if self.threads.isdecimal() else 'N'}",
             )
         if self.parallel_init not in (None, "0"):
             raise UsageError(
@@ -99,16 +99,16 @@ class NcclTestsOptions:
 
     def ranks(self, own: int | None) -> int | None:
         """Return the number of ranks. `own` is the value of --np. Raises UsageError for several GPUs per rank."""
-        if self.gpus is None:
+        if self.gpu_count is None:
             return own
         launch = detect_launcher(os.environ)
-        if launch is not None and self.gpus > 1:
+        if launch is not None and self.gpu_count > 1:
             raise UsageError(
-                f"-g {self.gpus} under {launch.launcher}",
+                f"-g {self.gpu_count} under {launch.launcher}",
                 expected="-g 1: in gpubench a rank has one GPU",
-                next_step=f"{launch.size * self.gpus} ranks in place of {launch.size}, without -g",
+                next_step=f"{launch.size * self.gpu_count} ranks in place of {launch.size}, without -g",
             )
-        return self.gpus if launch is None else own
+        return self.gpu_count if launch is None else own
 
     def check(self, *, own: bool) -> bool:
         """Return whether to verify data. `own` is the value of --check."""
@@ -135,6 +135,7 @@ def settle_nccl_tests(typed: Mapping[str, Any]) -> dict[str, Any]:
         return dict(typed)
     return {
         **typed,
+        **{option.field: None for option in options_of(NcclTestsOptions)},
         "sizes": theirs.sizes(typed.get("sizes")),
         "ranks": theirs.ranks(typed.get("ranks")),
         "check": theirs.check(own=typed.get("check", True)),

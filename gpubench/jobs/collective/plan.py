@@ -13,7 +13,7 @@ from gpubench.backends.registry import BACKENDS as BACKEND_KINDS
 from gpubench.backends.registry import BackendKind, backend_named, default_backend
 from gpubench.errors import UsageError, exclusive, no_gpu
 from gpubench.jobs.collective.nccl_tests import NcclTestsOptions
-from gpubench.jobs.plans import MachinePlan
+from gpubench.jobs.plans import MachinePlan, Targets
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import HIERARCHICAL_OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.operation import HOST, Allocator, DataType, Placement, ReduceOp
@@ -310,6 +310,7 @@ class CollectivePlan(MachinePlan):
     ranks: int | None = option(
         "N", "Ranks to launch on this host (default: one per GPU; 2 without GPUs).", name="--np", min=1, common=True
     )
+    targets: Targets = field(default_factory=Targets)
     ranks_per_gpu: int = sharing_ranks()
     timeout_s: float = step_timeout(
         f"one operation ({TIMES_TO_START} times as long, at least {LEAST_SECONDS_TO_START:g} s, to start ranks)",
