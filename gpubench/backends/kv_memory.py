@@ -2,15 +2,12 @@
 
 import ctypes
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.machine.drivers import load_cuda
 from gpubench.model.paths.ucx import Allocation
 from gpubench.ports.transfers import WORD_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _SEGMENT_BYTES = 20 * 2**20  # PyTorch's expandable segments consist of pieces of this size (kLargeBuffer)
 _PINNED, _ON_DEVICE, _FILE_DESCRIPTOR, _READ_WRITE = 1, 1, 1, 3
@@ -48,25 +45,22 @@ class TransferMemory:
     def __init__(self, cupy: Any, device: int, allocation: Allocation | None, size_bytes: int) -> None:
         import numpy
 
-        self._numpy, self._runtime = numpy, cupy.cuda.runtime
-        self._free: Callable[[int], object] = self._runtime.free
-        self.size_bytes = size_bytes
+        runtime = cupy.cuda.runtime
+        self._numpy, self._runtime, self.size_bytes = numpy, runtime, size_bytes
         self._known: Any = None
         self._known_seed: int | None = None
         match allocation:
             case None:
-                self.address = int(self._runtime.hostAlloc(size_bytes, 0))
-                self._free = self._runtime.freeHost
+                address = runtime.hostAlloc(size_bytes, 0)
             case Allocation.MALLOC:
-                self.address = int(self._runtime.malloc(size_bytes))
+                address = runtime.malloc(size_bytes)
             case Allocation.ASYNC:
-                self.address = int(self._runtime.mallocAsync(size_bytes, 0))
+                address = runtime.mallocAsync(size_bytes, 0)
             case Allocation.MANAGED:
-                self.address = int(self._runtime.mallocManaged(size_bytes))
-                self._free = self._runtime.free
+                address = runtime.mallocManaged(size_bytes)
             case Allocation.EXPANDABLE:
-                segments = ExpandableSegments(device, size_bytes)
-                self.address, self._free = segments.address, segments.free
+                address = _allocate_expandable(device, size_bytes)
+        self.address = int(address)
         self._runtime.deviceSynchronize()
 
     @property
@@ -94,9 +88,6 @@ class TransferMemory:
         self._copy(arrived.ctypes.data, self.address, size_bytes)
         return int((arrived != self._words(seed, size_bytes)).sum())
 
-    def free(self) -> None:
-        self._free(self.address)
-
     def _words(self, seed: int, size_bytes: int) -> Any:
         if self._known_seed != seed:  # Computing them takes longer than most transfers
             positions = self._numpy.arange(self.size_bytes // WORD_BYTES, dtype="uint64")
@@ -110,31 +101,26 @@ class TransferMemory:
         self._runtime.deviceSynchronize()
 
 
-class ExpandableSegments:
-    """Virtual memory of pieces with 20 MiB each, as PyTorch's expandable_segments:True allocates it."""
+def _allocate_expandable(device: int, size_bytes: int) -> int:
+    """Map pieces of 20 MiB into virtual memory, as PyTorch's expandable_segments:True does. Return the address."""
+    cuda = load_cuda()
 
-    def __init__(self, device: int, size_bytes: int) -> None:
-        self._cuda = load_cuda()
-        pieces = -(-size_bytes // _SEGMENT_BYTES)
-        self._bytes = pieces * _SEGMENT_BYTES
-        properties = _Properties(_PINNED, _FILE_DESCRIPTOR, _ON_DEVICE, device, gpu_direct_rdma=1)
-        address = c_uint64()
-        self._call("cuMemAddressReserve", byref(address), c_size_t(self._bytes), c_size_t(0), c_uint64(0), c_uint64(0))
-        self.address = address.value
-        for piece in range(pieces):
-            handle = c_uint64()
-            self._call("cuMemCreate", byref(handle), c_size_t(_SEGMENT_BYTES), byref(properties), c_uint64(0))
-            at = c_uint64(self.address + piece * _SEGMENT_BYTES)
-            self._call("cuMemMap", at, c_size_t(_SEGMENT_BYTES), c_size_t(0), handle, c_uint64(0))
-            self._call("cuMemRelease", handle)  # The mapping keeps the memory
-        access = _Access(_ON_DEVICE, device, _READ_WRITE)
-        self._call("cuMemSetAccess", address, c_size_t(self._bytes), byref(access), c_size_t(1))
-
-    def free(self, address: int) -> None:
-        self._call("cuMemUnmap", c_uint64(address), c_size_t(self._bytes))
-        self._call("cuMemAddressFree", c_uint64(address), c_size_t(self._bytes))
-
-    def _call(self, function: str, *arguments: object) -> None:
-        code = getattr(self._cuda, function)(*arguments)
+    def call(function: str, *arguments: object) -> None:
+        code = getattr(cuda, function)(*arguments)
         if code:
             raise CouldNotMeasureError(f"{function} failed with CUDA error {code}")
+
+    pieces = -(-size_bytes // _SEGMENT_BYTES)
+    total = c_size_t(pieces * _SEGMENT_BYTES)
+    properties = _Properties(_PINNED, _FILE_DESCRIPTOR, _ON_DEVICE, device, gpu_direct_rdma=1)
+    address = c_uint64()
+    call("cuMemAddressReserve", byref(address), total, c_size_t(0), c_uint64(0), c_uint64(0))
+    for piece in range(pieces):
+        handle = c_uint64()
+        call("cuMemCreate", byref(handle), c_size_t(_SEGMENT_BYTES), byref(properties), c_uint64(0))
+        at = c_uint64(address.value + piece * _SEGMENT_BYTES)
+        call("cuMemMap", at, c_size_t(_SEGMENT_BYTES), c_size_t(0), handle, c_uint64(0))
+        call("cuMemRelease", handle)  # The mapping keeps the memory
+    access = _Access(_ON_DEVICE, device, _READ_WRITE)
+    call("cuMemSetAccess", address, total, byref(access), c_size_t(1))
+    return address.value

@@ -1,8 +1,7 @@
 """Transfers by NIXL's Python API, with its UCX plugin, as vLLM and Dynamo make them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
@@ -33,43 +32,37 @@ class NixlProcess:
         self._agent = api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"]))
         self._peer: Any = ""
 
-    @property
-    def version(self) -> str:
-        package = type(self._agent).__module__.partition(".")[0]
-        names = packages_distributions().get(package, [package])
-        return f"NIXL {version(names[0])}"
+    def register(self, name: str, address: int, size_bytes: int) -> None:
+        self._agent.register_memory([(address, size_bytes, _DEVICE, "")], _kind(name))
 
     def address(self) -> bytes:
         """Return the agent's metadata, with which the peer connects. All memory must be registered before."""
         return bytes(self._agent.get_agent_metadata())
 
-    def register(self, name: str, address: int, size_bytes: int) -> bytes:
-        """Register memory of this process. Return an empty key, because NIXL's metadata contain the keys."""
-        self._agent.register_memory([(address, size_bytes, _DEVICE, "")], _kind(name))
-        return b""
+    def connect(self, peer: bytes) -> None:
+        self._peer = self._agent.add_remote_agent(peer)
 
-    def connect(self, address: bytes, keys: Mapping[str, bytes]) -> None:  # noqa: ARG002
-        self._peer = self._agent.add_remote_agent(address)
-
-    def prepare(self, own: str, peers: str, blocks: Sequence[TransferBlock], *, writes: bool) -> Any:
-        """Return NIXL's handle of a transfer, which can be started repeatedly."""
+    def prepare(self, own: str, peers: str, blocks: Sequence[TransferBlock], *, writes: bool) -> Callable[[], float]:
+        """Return a function that moves all blocks, waits until NIXL reports that they have arrived, and returns the
+        time in seconds.
+        """
         local = [(block.local, block.size_bytes, _DEVICE) for block in blocks]
         remote = [(block.remote, block.size_bytes, _DEVICE) for block in blocks]
         agent = self._agent
         descriptors = agent.get_xfer_descs(local, _kind(own)), agent.get_xfer_descs(remote, _kind(peers))
-        return agent.initialize_xfer("WRITE" if writes else "READ", *descriptors, self._peer)
+        transfer = agent.initialize_xfer("WRITE" if writes else "READ", *descriptors, self._peer)
 
-    def transfer(self, prepared: Any) -> float:
-        """Start a transfer, wait until NIXL reports that it is done, and return the time in seconds."""
-        agent = self._agent
-        start = perf_counter()
-        state = agent.transfer(prepared)
-        while state == "PROC":
-            state = agent.check_xfer_state(prepared)
-        seconds = perf_counter() - start
-        if state != "DONE":
-            raise UcxError(f"NIXL's transfer ended in state {state}")
-        return seconds
+        def move() -> float:
+            start = perf_counter()
+            state = agent.transfer(transfer)
+            while state == "PROC":
+                state = agent.check_xfer_state(transfer)
+            seconds = perf_counter() - start
+            if state != "DONE":
+                raise UcxError(f"NIXL's transfer ended in state {state}")
+            return seconds
+
+        return move
 
     def progress(self) -> int:
         """Do nothing, because NIXL has a thread that lets UCX work."""

@@ -1,11 +1,11 @@
 """UCX's C API for one-sided transfers, through ctypes: one context, one worker and one peer for each process.
 
-Structures and constants are those of ucp.h of UCX 1.10 to 1.23. UCX only appends fields to structures, and reads the
-fields that `field_mask` names.
+Structures and constants are those of ucp.h of UCX 1.10 to 1.23. UCX only appends fields to structures, and reads only
+the fields that `field_mask` names, so the structures here end with the last field in use.
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 from time import perf_counter
@@ -24,38 +24,7 @@ _ON_ERROR = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, _STATUS)
 
 
 class _ContextParameters(Structure):
-    _fields_ = (
-        ("field_mask", c_uint64),
-        ("features", c_uint64),
-        ("request_size", c_size_t),
-        ("request_init", c_void_p),
-        ("request_cleanup", c_void_p),
-        ("tag_sender_mask", c_uint64),
-        ("mt_workers_shared", c_int),
-        ("estimated_num_eps", c_size_t),
-        ("estimated_num_ppn", c_size_t),
-        ("name", c_char_p),
-        ("node_local_id", c_size_t),
-    )
-
-
-class _WorkerParameters(Structure):
-    _fields_ = (
-        ("field_mask", c_uint64),
-        ("thread_mode", c_int),
-        ("cpu_mask", c_uint64 * 16),
-        ("events", c_uint),
-        ("user_data", c_void_p),
-        ("event_fd", c_int),
-        ("flags", c_uint64),
-        ("name", c_char_p),
-        ("am_alignment", c_size_t),
-        ("client_id", c_uint64),
-    )
-
-
-class _SocketAddress(Structure):
-    _fields_ = (("address", c_void_p), ("length", c_uint))
+    _fields_ = (("field_mask", c_uint64), ("features", c_uint64))
 
 
 class _EndpointParameters(Structure):
@@ -65,25 +34,11 @@ class _EndpointParameters(Structure):
         ("error_mode", c_int),
         ("on_error", _ON_ERROR),
         ("on_error_argument", c_void_p),
-        ("user_data", c_void_p),
-        ("flags", c_uint),
-        ("socket_address", _SocketAddress),
-        ("connection_request", c_void_p),
-        ("name", c_char_p),
-        ("local_socket_address", _SocketAddress),
     )
 
 
 class _MemoryParameters(Structure):
-    _fields_ = (
-        ("field_mask", c_uint64),
-        ("address", c_void_p),
-        ("length", c_size_t),
-        ("flags", c_uint),
-        ("protection", c_uint),
-        ("memory_type", c_int),
-        ("exported", c_void_p),
-    )
+    _fields_ = (("field_mask", c_uint64), ("address", c_void_p), ("length", c_size_t))
 
 
 class _RequestParameters(Structure):
@@ -98,9 +53,6 @@ class _RequestParameters(Structure):
         ("memory_type", c_int),
         ("receive_info", c_void_p),
         ("memory", c_void_p),
-        ("remote_datatype", c_uint64),
-        ("remote", c_void_p),
-        ("remote_count", c_size_t),
     )
 
 
@@ -123,7 +75,6 @@ def load_ucp(library: Path) -> Any:
         if beside.exists():  # Else the dynamic loader finds them
             ctypes.CDLL(str(beside), ctypes.RTLD_GLOBAL)
     ucp = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-    ucp.ucp_get_version_string.restype = c_char_p
     for name in ("ucp_put_nbx", "ucp_get_nbx"):
         transfer = getattr(ucp, name)
         transfer.restype = c_uint64
@@ -139,80 +90,70 @@ def load_ucp(library: Path) -> Any:
     return ucp
 
 
-class UcxTransfer(NamedTuple):
-    """A transfer that can be repeated: UCX's function for one block, its arguments, and the blocks."""
-
-    issue: Any
-    key: c_void_p
-    request: _RequestParameters
-    blocks: Sequence[TransferBlock]
-
-
 class UcxProcess:
     """One of the two processes of a transfer: UCX's context and worker, its own memory, and the peer's."""
 
-    def __init__(self, library: Path, name: str) -> None:
+    def __init__(self, library: Path) -> None:
         self._ucp = load_ucp(library)
         self._words = ctypes.CDLL(None).ucs_status_string
         self._words.restype = c_char_p
         self._words.argtypes = (_STATUS,)
         self._context, self._worker, self._endpoint = c_void_p(), c_void_p(), c_void_p()
         self._requests: dict[str, _RequestParameters] = {}
-        self._keys: dict[str, c_void_p] = {}
+        self._own_keys: dict[str, bytes] = {}
+        self._peer_keys: dict[str, c_void_p] = {}
         self._peer_error = ""
         self._on_error = _ON_ERROR(self._note_peer_error)
-        parameters = _ContextParameters(field_mask=1 | 1 << 8, features=_RMA | _AM, name=name.encode())
-        config = c_void_p()
+        parameters = _ContextParameters(field_mask=1, features=_RMA | _AM)
+        config, no_parameters = c_void_p(), c_uint64()
         self._call("ucp_config_read", None, None, byref(config))
         self._call("ucp_init_version", *_API, byref(parameters), config, byref(self._context))
         self._ucp.ucp_config_release(config)
-        self._call("ucp_worker_create", self._context, byref(_WorkerParameters()), byref(self._worker))
+        self._call("ucp_worker_create", self._context, byref(no_parameters), byref(self._worker))
 
-    @property
-    def version(self) -> str:
-        return f"UCX {self._ucp.ucp_get_version_string().decode()}"
-
-    def address(self) -> bytes:
-        """Return the address with which the peer connects to this process."""
-        address, length = c_void_p(), c_size_t()
-        self._call("ucp_worker_get_address", self._worker, byref(address), byref(length))
-        return ctypes.string_at(address, length.value)
-
-    def register(self, name: str, address: int, size_bytes: int) -> bytes:
-        """Register memory of this process under a name. Return the key with which the peer may access it."""
+    def register(self, name: str, address: int, size_bytes: int) -> None:
+        """Register memory of this process under a name, which the peer uses too."""
         memory, key, length = c_void_p(), c_void_p(), c_size_t()
         parameters = _MemoryParameters(field_mask=1 | 1 << 1, address=address, length=size_bytes)
         self._call("ucp_mem_map", self._context, byref(parameters), byref(memory))
         self._requests[name] = _RequestParameters(op_attr_mask=_MEMH, memory=memory)
         self._call("ucp_rkey_pack", self._context, memory, byref(key), byref(length))
-        return ctypes.string_at(key, length.value)
+        self._own_keys[name] = ctypes.string_at(key, length.value)
 
-    def connect(self, address: bytes, keys: Mapping[str, bytes]) -> None:
-        """Connect to the peer, and unpack the keys to its memory by name."""
+    def address(self) -> tuple[bytes, dict[str, bytes]]:
+        """Return what the peer needs to connect: the worker's address, and the keys to registered memory."""
+        address, length = c_void_p(), c_size_t()
+        self._call("ucp_worker_get_address", self._worker, byref(address), byref(length))
+        return ctypes.string_at(address, length.value), self._own_keys
+
+    def connect(self, peer: tuple[bytes, dict[str, bytes]]) -> None:
+        address, keys = peer
         parameters = _EndpointParameters(
             field_mask=1 | 1 << 1 | 1 << 2, address=address, error_mode=_PEER_ERRORS, on_error=self._on_error
         )
         self._call("ucp_ep_create", self._worker, byref(parameters), byref(self._endpoint))
         for name, key in keys.items():
-            self._keys[name] = c_void_p()
-            self._call("ucp_ep_rkey_unpack", self._endpoint, c_char_p(key), byref(self._keys[name]))
+            self._peer_keys[name] = c_void_p()
+            self._call("ucp_ep_rkey_unpack", self._endpoint, c_char_p(key), byref(self._peer_keys[name]))
 
-    def prepare(self, own: str, peers: str, blocks: Sequence[TransferBlock], *, writes: bool) -> UcxTransfer:
-        """Return a transfer between this process's memory `own` and the peer's memory `peers`."""
+    def prepare(self, own: str, peers: str, blocks: Sequence[TransferBlock], *, writes: bool) -> Callable[[], float]:
+        """Return a function that moves all blocks between this process's memory `own` and the peer's memory `peers`,
+        waits until the data have arrived, and returns the time in seconds.
+        """
         issue = self._ucp.ucp_put_nbx if writes else self._ucp.ucp_get_nbx
-        return UcxTransfer(issue, self._keys[peers], self._requests[own], blocks)
+        flush, endpoint, key = self._ucp.ucp_ep_flush_nbx, self._endpoint, self._peer_keys[peers]
+        with_memory, without = byref(self._requests[own]), byref(_RequestParameters())
 
-    def transfer(self, prepared: UcxTransfer) -> float:
-        """Move all blocks, wait until the data have arrived, and return the time in seconds."""
-        issue, key, request, blocks = prepared
-        endpoint, parameters = self._endpoint, byref(request)
-        start = perf_counter()
-        pending = [issue(endpoint, local, size, remote, key, parameters) for local, remote, size in blocks]
-        pending.append(self._ucp.ucp_ep_flush_nbx(endpoint, byref(_RequestParameters())))
-        for started in pending:
-            if started:
-                self._wait(started)
-        return perf_counter() - start
+        def move() -> float:
+            start = perf_counter()
+            pending = [issue(endpoint, local, size, remote, key, with_memory) for local, remote, size in blocks]
+            pending.append(flush(endpoint, without))
+            for started in pending:
+                if started:
+                    self._wait(started)
+            return perf_counter() - start
+
+        return move
 
     def progress(self) -> int:
         """Let UCX work for a moment. Return 0 if there was nothing to do."""

@@ -136,7 +136,6 @@ def _open(place: Place) -> Iterator[KvSetup]:
         copies.close()
     counters = NvmlCounters([gpu.bus_id for gpu in machine.gpus])
     transfers = ProcessTransfers(
-        plan.backend,
         None if ucx is None else ucx.library,
         machine.gpus,
         max(plan.sizes),

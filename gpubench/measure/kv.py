@@ -342,8 +342,6 @@ class KvRun:
             route=route,
             places=tuple(dict.fromkeys(map(wiring.place, pair))),
             transport="" if moved.chosen is None else moved.chosen.config,
-            local=moved.local,
-            remote=moved.remote,
             allocation=measured.allocation,
             same_node=True,
             same_pid_namespace=_share_pid_namespace(ends),

@@ -31,19 +31,15 @@ class TransferCase(Struct, frozen=True):
 class ProcessEnd(Struct, frozen=True, kw_only=True):
     """One of the two processes of a transfer. None is unknown.
 
-    - `version`: the library that moves the data: `UCX 1.22.0`
     - `ucx_files`: the copies of UCX that the process has loaded
     - `exportable`: whether CUDA IPC can export its GPU memory
     - `pid_namespace`: inode of its PID namespace
-    - `rdma_devices`: number of RDMA devices in its /dev/infiniband
     - `variables`: environment variables that can change the path
     """
 
-    version: str = ""
     ucx_files: tuple[str, ...] = ()
     exportable: bool | None = None
     pid_namespace: int | None = None
-    rdma_devices: int | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -55,7 +51,6 @@ class Moved(Struct, frozen=True, kw_only=True):
     - `wrong`: number of wrong 8-byte words at the destination; None if not verified
     - `sent`, `received`: bytes on the links of the two GPUs
     - `chosen`: UCX's protocol for this size; None if UCX did not print it
-    - `local`, `remote`: UCX's words for the memory at the two ends
     - `error`: why the transfer failed
     """
 
@@ -65,8 +60,6 @@ class Moved(Struct, frozen=True, kw_only=True):
     sent: Carried = Carried()
     received: Carried = Carried()
     chosen: ProtocolRange | None = None
-    local: str = ""
-    remote: str = ""
     error: str | None = None
 
 

@@ -54,10 +54,8 @@ class SimulatedTransfers:
         variables = {"UCX_TLS": "^cuda_ipc"} if NO_CUDA_IPC in self._kv else {}
         ends = [
             ProcessEnd(
-                version="UCX, simulated",
                 exportable=exportable,
                 pid_namespace=0 if one_namespace else number,
-                rdma_devices=0,
                 variables=variables,
             )
             for number in range(2)
@@ -75,14 +73,10 @@ class SimulatedTransfers:
         start = _START_SECONDS if direct else _STAGED_SECONDS
         seconds = start + case.blocks * _BLOCK_SECONDS + case.size_bytes / rate / BYTES_PER_GB
         noise = random.Random(f"{self._seed}/kv/{pair}/{allocation}/{case}")
-        words = "cuda-managed" if allocation in (Allocation.ASYNC, Allocation.MANAGED) else "cuda"
-        near, far = (pair[1], pair[0]) if reads else pair
         return Moved(
             transfers=_SAMPLES,
             seconds=tuple(seconds * (1 + abs(noise.gauss(0.0, _SPREAD))) for _ in range(_SAMPLES)),
             chosen=_DIRECT if direct else _EMULATED,
-            local=f"{words}/GPU{near}",
-            remote="host" if case.to_host else f"{words}/dev[{far}]" if direct else words,
         )
 
     def count_wrong(self, pair: Pair, case: TransferCase, *, direct: bool) -> int:

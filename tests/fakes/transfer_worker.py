@@ -1,17 +1,17 @@
-"""A worker of a KV transfer without a GPU. Its first argument says how it behaves; all others are ignored."""
+"""A worker of a KV transfer without a GPU. Its first argument says how it behaves; its last one is the pipe."""
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
-from typing import Any, TextIO
+from typing import Any
 
 from gpubench.backends import kv_worker
-from gpubench.backends.kv_worker import HOST, IN, OUT
+from gpubench.ports.transfers import Moved, ProcessEnd
 
 TABLE = """[0] [vm:{pid} :0] +--------+
 [0] [vm:{pid} :0] | r0 intra-node cfg#2 |
@@ -35,11 +35,6 @@ class HostRuntime:
 
     mallocAsync = mallocManaged = hostAlloc = malloc  # noqa: N815
 
-    def free(self, address: int) -> None:
-        del self._held[address]
-
-    freeHost = free  # noqa: N815
-
     def memcpy(self, to: int, origin: int, size_bytes: int, _kind: int) -> None:
         ctypes.memmove(to, origin, size_bytes)
 
@@ -55,51 +50,40 @@ def host_cupy(*_: object) -> Any:
     return SimpleNamespace(cuda=SimpleNamespace(runtime=HostRuntime(), Device=lambda _: device))
 
 
-FACTS = {
-    "address": "",
-    "keys": dict.fromkeys((OUT, IN, HOST), ""),
-    "buffers": dict.fromkeys((OUT, IN, HOST), 0),
-    "version": "UCX 1.22.0",
-    "exportable": True,
-    "pid_namespace": 1,
-    "rdma_devices": 0,
-    "ucx": ["/ucx/libucp.so.0"],
-}
-ANSWERS = {"open": FACTS, "transfer": {"seconds": [0.001] * 5, "transfers": 7}, "count_wrong": 3}
+END = ProcessEnd(ucx_files=("/ucx/libucp.so.0",), exportable=True, pid_namespace=1)
+ANSWERS = {"open": (("", {}), END), "transfer": Moved(seconds=(0.001,) * 5, transfers=7), "count_wrong": 3}
 
 
-def say(text: str, to: TextIO = sys.stdout) -> None:
-    to.write(text + "\n")
-    to.flush()
+def say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
 
 
 def scripted(behavior: str) -> None:
-    for line in sys.stdin:
-        name = json.loads(line)["do"]
+    pipe = Connection(int(sys.argv[-1]))
+    while True:
+        try:
+            name, _ = pipe.recv()
+        except EOFError:
+            return
         if name == "transfer":
             _misbehave(behavior)
         if behavior == "dies at the start" and name == "open":
             sys.exit("libcuda.so.1: cannot open shared object file")
-        say(json.dumps({"value": ANSWERS.get(name)}))
+        failure = "UcxError: the transfer failed: Connection reset by remote peer" * (behavior == "fails")
+        pipe.send((ANSWERS.get(name), failure if name == "transfer" else ""))
 
 
 def _misbehave(behavior: str) -> None:
     for ends, protocol in (HOST_ENDS, GPU_ENDS, HOST_ENDS):
-        say(TABLE.format(pid=os.getpid(), ends=ends, protocol=protocol), to=sys.stderr)
+        say(TABLE.format(pid=os.getpid(), ends=ends, protocol=protocol))
     if behavior == "hangs":
         time.sleep(600)
     elif behavior == "forks":
         subprocess.run(["sleep", "600"], check=False)
     elif behavior == "dies":
-        say("GPU has fallen off the bus", to=sys.stderr)
+        say("GPU has fallen off the bus")
         os.kill(os.getpid(), signal.SIGKILL)
-    elif behavior == "fails":
-        say(json.dumps({"error": "UcxError: the transfer failed: Connection reset by remote peer"}))
-    elif behavior in GARBAGE:
-        say(GARBAGE[behavior])
-
-
-GARBAGE = {"text": "Hello \x1b[31m", "a list": "[]", "a number": "7", "no value": "{}", "half": '{"value": '}
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from gpubench.simulated.machine import parse_machine, snapshots
 
 SIZE = 64 * 2**20
 COPY_GB_S = 390.0
-HEALTHY = ProcessEnd(version="UCX 1.22.0", ucx_files=("/ucx/libucp.so.0",), exportable=True, pid_namespace=1)
+HEALTHY = ProcessEnd(ucx_files=("/ucx/libucp.so.0",), exportable=True, pid_namespace=1)
 EXPANDABLE = replace(HEALTHY, exportable=False)
 SCHEMES = {
     "direct": ProtocolRange(0, None, "zero-copy", "cuda_ipc/cuda"),

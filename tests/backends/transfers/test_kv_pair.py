@@ -1,4 +1,4 @@
-"""Two child processes of a KV transfer: answers, hangs, deaths and garbage; afterwards no process is left."""
+"""Two child processes of a KV transfer: answers, hangs and deaths; afterwards no process is left."""
 
 import os
 import signal
@@ -19,7 +19,6 @@ from gpubench.model.paths.ucx import Allocation, UcxRoute
 from gpubench.model.terms.operation import CopyGpu, Direction
 from gpubench.ports.transfers import TransferCase
 from tests.cli.running import ROOT, environment
-from tests.fakes.transfer_worker import GARBAGE
 
 SIZE = 2**20
 CASE = TransferCase(Direction.WRITE, SIZE)
@@ -32,7 +31,7 @@ def worker(behavior: str) -> tuple[str, ...]:
 
 
 def transfers(behavior: str, library: Path | None = None, timeout_s: float = 5.0) -> ProcessTransfers:
-    return ProcessTransfers("ucx", library, GPUS, SIZE, timeout_s, prefix=worker(behavior))
+    return ProcessTransfers(library, GPUS, SIZE, timeout_s, prefix=worker(behavior))
 
 
 def processes_with(word: str) -> list[str]:
@@ -64,11 +63,10 @@ def test_a_transfer_has_the_times_and_the_table_of_its_own_buffers() -> None:
         first, _ = opened.ends
     assert (moved.seconds, moved.transfers, moved.wrong) == ((0.001,) * 5, 7, None)
     assert moved.chosen is not None
-    assert (moved.chosen.route, moved.local, moved.remote) == (UcxRoute.PEER, "cuda/GPU0", "cuda/dev[1]")
-    assert to_host.remote == "host memory"
-    assert (first.version, first.ucx_files, first.exportable, first.pid_namespace) == (
-        "UCX 1.22.0", ("/ucx/libucp.so.0",), True, 1
-    )  # fmt: skip
+    assert moved.chosen.route is UcxRoute.PEER
+    assert to_host.chosen is not None
+    assert to_host.chosen.route is UcxRoute.EMULATED
+    assert (first.ucx_files, first.exportable, first.pid_namespace) == (("/ucx/libucp.so.0",), True, 1)
 
 
 def test_a_table_of_writes_is_no_evidence_for_reads() -> None:
@@ -83,7 +81,6 @@ def test_a_table_of_writes_is_no_evidence_for_reads() -> None:
         ("forks", "no answer within 0.7 s: transfer"),
         ("dies", "a process was ended by signal 9 during transfer: .*GPU has fallen off the bus"),
         ("fails", "UcxError: the transfer failed: Connection reset by remote peer"),
-        *((behavior, "a process answered .* to transfer, which is no answer") for behavior in GARBAGE),
     ],
 )
 def test_a_transfer_that_fails_is_one_clear_error(behavior: str, said: str) -> None:
@@ -105,7 +102,7 @@ def test_a_dead_process_is_an_error_at_the_next_command_and_closes(tmp_path: Pat
     with pytest.raises(CouldNotMeasureError):
         process.ask(30.0, "transfer")
     with pytest.raises(CouldNotMeasureError, match="ended by signal 9 during clear"):
-        process.ask(30.0, "clear", to="x" * 10**6)
+        process.ask(30.0, "clear", "x" * 10**6)
     process.close()
 
 
@@ -118,7 +115,7 @@ def test_each_process_sees_only_its_own_gpu_if_asked(monkeypatch: pytest.MonkeyP
             super().__init__(log, environment, prefix)
 
     monkeypatch.setattr("gpubench.backends.kv_pair.TransferProcess", Noting)
-    with ProcessTransfers("ucx", None, GPUS, SIZE, 5.0, own_gpu_only=True, prefix=worker("answers")).open(
+    with ProcessTransfers(None, GPUS, SIZE, 5.0, own_gpu_only=True, prefix=worker("answers")).open(
         (0, 1), Allocation.MALLOC
     ):
         pass
@@ -161,7 +158,7 @@ class TestUcx:
             assert opened.count_wrong(case, backwards=backwards) > SIZE // 16
             moved = opened.move(case, backwards=backwards)
             assert opened.count_wrong(case, backwards=backwards) == 0
-            assert opened.ends[0].version.startswith("UCX 1.")
+            assert any("libucp" in file for file in opened.ends[0].ucx_files)
         assert len(moved.seconds) >= 5
         assert moved.transfers > len(moved.seconds)
 
@@ -174,18 +171,10 @@ class TestUcx:
 
     def test_a_wrong_address_is_an_error(self, tmp_path: Path) -> None:
         process = TransferProcess(tmp_path / "log", {}, worker("host"))
-        asked = {
-            "backend": "ucx",
-            "library": str(UCX),
-            "device": 0,
-            "allocation": "malloc",
-            "size_bytes": 64,
-            "seed": 1,
-        }
-        process.ask(60.0, "open", **asked)
+        process.ask(60.0, "open", UCX, 0, Allocation.MALLOC, 64, 1)
         try:
             with pytest.raises(CouldNotMeasureError):
-                process.ask(5.0, "connect", address="AAAA", keys={"in": "AAAA"}, buffers={"in": 0})
+                process.ask(5.0, "connect", (b"AAAA", {"in": b"AAAA"}), {"in": 0})
         finally:
             process.close()
 
