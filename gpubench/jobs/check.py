@@ -177,12 +177,12 @@ class ChildCommands:
     def transfers(self) -> Measurements:
         """Make a KV transfer between the first two GPUs, with `gpubench kv`."""
         from gpubench.jobs.kv import CHECK_BYTES, choose_library
-        from gpubench.jobs.kv_plan import KvPlan
+        from gpubench.jobs.kv_plan import KvBackend
 
         if not self._gpus:
             return _no_transfers("no GPU")
         try:
-            choose_library(KvPlan(timeout_s=self._timeout_s))
+            choose_library(KvBackend.UCX)
         except errors.CouldNotMeasureError as error:
             return _no_transfers(f"not measured: {error.seen}")
         known = [gpu for gpu in self._nodes[0].gpus if gpu.cuda_index is not None]

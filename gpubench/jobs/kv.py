@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from gpubench.backends.kv_pair import ProcessTransfers
 from gpubench.backends.nixl_agent import is_nixl_installed
-from gpubench.backends.transfer_libraries import UcxInstallation, find_ucx
+from gpubench.backends.transfer_libraries import find_ucx
 from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
 from gpubench.jobs import runner
 from gpubench.jobs.kv_plan import Isolate, KvBackend, KvPlan, Visible
@@ -25,7 +26,7 @@ from gpubench.machine import recorded
 from gpubench.machine.nvml import NvmlCounters
 from gpubench.measure.kv import FILE, SMALLEST_BLOCK, VERSION, KvRequest, KvRun, Measured, RecordedKv, copy_gb_s
 from gpubench.measure.kv import SECTIONS as SECTIONS
-from gpubench.measure.p2p.request import CopyMachine, wiring_of_process
+from gpubench.measure.p2p.request import CopyMachine, find_pairs, wiring_of_process
 from gpubench.model.facts.environment import detect_launcher
 from gpubench.model.paths.p2p import Pair
 from gpubench.model.paths.ucx import Allocation
@@ -39,10 +40,10 @@ from gpubench.ports.transfers import WORD_BYTES
 from gpubench.profiles import match_node
 from gpubench.readers.documents import check_version, read_json_line
 from gpubench.simulated.links import NoCounters, SimulatedCopies
-from gpubench.simulated.transfers import SimulatedTransfers
+from gpubench.simulated.transfers import SimulatedTransfers, allocation_fault
 
 if TYPE_CHECKING:
-    from gpubench.ports.copies import LinkCounters
+    from gpubench.ports.copies import Copies, LinkCounters
     from gpubench.ports.group import Listener
     from gpubench.ports.transfers import Transfers
 
@@ -50,16 +51,11 @@ NAME = "kv"
 CHECK_BYTES = 64 * 2**20  # Size of the transfer of `gpubench check --kv`, the smallest whose speed is judged
 _SECONDS_TO_OPEN = 6.0  # Reading facts, and copies for comparison
 _HEADROOM_BYTES = 2**30  # For the CUDA contexts of two processes
-_UNSHARE = {
-    Isolate.PID: ("unshare", "--pid", "--fork", "--mount-proc"),
-    Isolate.IPC: ("unshare", "--ipc"),
-    Isolate.NET: ("unshare", "--net"),
-}
 _SECONDS_TO_ISOLATE = 10.0
 
 
-class KvSetup(Struct, frozen=True):
-    """Everything that a run needs. `copy_gb_s` returns the bandwidth of a plain copy between two GPUs.
+class KvSetup(Struct, frozen=True, kw_only=True):
+    """Everything that a run needs. `copies_gb_s` has the bandwidth of plain copies between two GPUs.
 
     `recorded` has the transfers of a recording, which are not measured again.
     """
@@ -67,10 +63,10 @@ class KvSetup(Struct, frozen=True):
     machines: Machines
     machine: CopyMachine
     request: KvRequest
-    transfers: "Transfers | None"
-    copy_gb_s: Callable[[Pair], float | None]
-    counters: "LinkCounters"
-    libraries: Mapping[str, str]
+    copies_gb_s: Mapping[Pair, float | None] = {}
+    transfers: "Transfers | None" = None
+    counters: "LinkCounters" = NoCounters()
+    libraries: Mapping[str, str] = {}
     recorded: Sequence[Measured] | None = None
 
 
@@ -120,7 +116,7 @@ def _open(place: Place) -> Iterator[KvSetup]:
         return
     place.presenter.waiting("reading this machine", _SECONDS_TO_OPEN)
     driver = usable_driver(NAME)
-    ucx, version = choose_library(plan)
+    library, libraries = choose_library(plan.backend)
     prefix = _isolating(plan.isolate)
     machines = plan.source.machines()
     from gpubench.backends.copies import open_copies
@@ -128,23 +124,17 @@ def _open(place: Place) -> Iterator[KvSetup]:
     copies = open_copies(driver, {gpu.bus_id: gpu.device for gpu in machines.nodes[0].gpus if gpu.bus_id})
     try:
         _check_memory(copies.free_bytes(), max(plan.sizes))
-        machine = _machine(machines, copies.gpus, Origin.MEASURED)
-        request = _request(plan, machine, plan.allocations(os.environ))
-        ordered = [pair for one, other in request.pairs for pair in ((one, other), (other, one))]
-        rates = {pair: copy_gb_s(copies, pair) for pair in dict.fromkeys(ordered)}
+        setup = _prepare(plan, machines, copies, Origin.MEASURED)
     finally:
         copies.close()
-    counters = NvmlCounters([gpu.bus_id for gpu in machine.gpus])
+    gpus = setup.machine.gpus
+    counters = NvmlCounters([gpu.bus_id for gpu in gpus])
+    own_gpu_only = plan.visible is Visible.OWN
     transfers = ProcessTransfers(
-        None if ucx is None else ucx.library,
-        machine.gpus,
-        max(plan.sizes),
-        plan.timeout_s,
-        own_gpu_only=plan.visible is Visible.OWN,
-        prefix=prefix,
+        library, gpus, max(plan.sizes), plan.timeout_s, own_gpu_only=own_gpu_only, prefix=prefix
     )
     try:
-        yield KvSetup(machines, machine, request, transfers, rates.get, counters, version)
+        yield replace(setup, transfers=transfers, counters=counters, libraries=libraries)
     finally:
         counters.close()
 
@@ -157,27 +147,27 @@ def _machine(machines: Machines, gpus: Sequence[CopyGpu], origin: Origin) -> Cop
     return CopyMachine(wiring_of_process(node, gpus), gpus, machines.processes, matched, origin)
 
 
-def _request(plan: KvPlan, machine: CopyMachine, allocations: tuple[Allocation, ...]) -> KvRequest:
-    """Return the transfers to measure. Raises UsageError if --pairs names a GPU that is not there."""
-    count = len(machine.gpus)
-    pairs = tuple(combinations(range(count), 2)) or ((0, 0),)
+def _prepare(
+    plan: KvPlan, machines: Machines, copies: "Copies", origin: Origin, fault: Allocation | None = None
+) -> KvSetup:
+    """Choose the transfers, and make a plain copy between their GPUs. Raises UsageError for unknown --pairs.
+
+    `fault` is the kind of memory that all processes allocate instead of the chosen ones.
+    """
+    machine = _machine(machines, copies.gpus, origin)
+    pairs = tuple(combinations(range(len(machine.gpus)), 2)) or ((0, 0),)
     if plan.pairs is not None:
-        positions = {gpu.device.removeprefix("GPU"): at for at, gpu in enumerate(machine.gpus)}
-        missing = next((str(gpu) for pair in plan.pairs for gpu in pair if str(gpu) not in positions), None)
-        if missing is not None:
-            raise UsageError(
-                f"--pairs names GPU {missing}",
-                expected=f"GPUs of this machine: {', '.join(positions)}",
-                next_step="gpubench topo",
-            )
-        asked = [tuple(sorted(positions[str(gpu)] for gpu in pair)) for pair in plan.pairs]
-        pairs = tuple(dict.fromkeys((pair[0], pair[1]) for pair in asked))
-    return KvRequest(plan.backend, pairs, allocations, plan.sizes, plan.blocks, to_host=plan.host)
+        pairs = tuple(dict.fromkeys((min(pair), max(pair)) for pair in find_pairs(plan.pairs, machine.gpus)))
+    kinds = plan.allocations(os.environ) if fault is None else (fault,)
+    request = KvRequest(plan.backend, pairs, kinds, plan.sizes, plan.blocks, to_host=plan.host)
+    ordered = [way for one, other in pairs for way in ((one, other), (other, one)) if one != other]
+    rates = {pair: copy_gb_s(copies, pair) for pair in ordered}
+    return KvSetup(machines=machines, machine=machine, request=request, copies_gb_s=rates)
 
 
-def choose_library(plan: KvPlan) -> tuple[UcxInstallation | None, dict[str, str]]:
-    """Return the UCX to load, and the names of the libraries. Raises CouldNotMeasureError if it is missing."""
-    if plan.backend is KvBackend.NIXL:
+def choose_library(backend: KvBackend) -> tuple[Path | None, dict[str, str]]:
+    """Return the UCX to load, and its name. Raises CouldNotMeasureError if the library is missing."""
+    if backend is KvBackend.NIXL:
         if not is_nixl_installed():
             raise CouldNotMeasureError(
                 "--backend nixl: NIXL is not in this Python environment",
@@ -194,14 +184,14 @@ def choose_library(plan: KvPlan) -> tuple[UcxInstallation | None, dict[str, str]
             expected="UCX with CUDA: its module libuct_cuda.so",
             next_step="pip install libucx-cu13 (CUDA 12: libucx-cu12)",
         )
-    return usable, {"UCX": f"{usable.version} from {usable.package}"}
+    return usable.library, {"UCX": f"{usable.version} from {usable.package}"}
 
 
 def _isolating(isolate: Isolate | None) -> tuple[str, ...]:
     """Return the command that starts a process in a namespace of its own. Raises CouldNotMeasureError."""
     if isolate is None:
         return ()
-    prefix = _UNSHARE[isolate]
+    prefix = ("unshare", f"--{isolate}", *(("--fork", "--mount-proc") if isolate is Isolate.PID else ()))
     try:
         subprocess.run([*prefix, "true"], check=True, capture_output=True, text=True, timeout=_SECONDS_TO_ISOLATE)
     except (OSError, subprocess.SubprocessError) as error:
@@ -230,20 +220,9 @@ def _check_memory(free: Mapping[str, int], size_bytes: int) -> None:
 
 def _simulated(plan: KvPlan, simulation: Simulation, machines: Machines) -> KvSetup:
     copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
-    machine = _machine(machines, copies.gpus, Origin.SIMULATED)
-    rates: dict[Pair, float | None] = {}
-
-    def rate(pair: Pair) -> float | None:
-        if pair not in rates:
-            rates[pair] = copy_gb_s(copies, pair)
-        return rates[pair]
-
     faults = [fault for fault in simulation.faults if fault.node_number == 0]
-    transfers = SimulatedTransfers(copies, faults, simulation.seed, rate)
-    asked = plan.allocations(os.environ)
-    allocations = tuple(dict.fromkeys(map(transfers.allocation, asked)))
-    request = _request(plan, machine, allocations)
-    return KvSetup(machines, machine, request, transfers, rate, NoCounters(), {})
+    setup = _prepare(plan, machines, copies, Origin.SIMULATED, allocation_fault(faults))
+    return replace(setup, transfers=SimulatedTransfers(copies, faults, simulation.seed, setup.copies_gb_s))
 
 
 def simulate_pair(source: Simulated, listener: "Listener[KvRow]") -> Report:
@@ -253,7 +232,11 @@ def simulate_pair(source: Simulated, listener: "Listener[KvRow]") -> Report:
     check_drivers([machines.nodes[0].snapshot], NAME, source.text)
     setup = _simulated(plan, source.simulation, replace(machines, nodes=machines.nodes[:1]))
     request = replace(setup.request, pairs=setup.request.pairs[:1])
-    return KvRun(request, setup.transfers, setup.machine, setup.copy_gb_s, setup.counters, listener).run(lambda _: None)
+    return _kv_run(replace(setup, request=request), listener).run(lambda _: None)
+
+
+def _kv_run(setup: KvSetup, listener: "Listener[KvRow]") -> KvRun:
+    return KvRun(setup.request, setup.transfers, setup.machine, setup.copies_gb_s, setup.counters, listener)
 
 
 def _replayed(source: Replayed) -> KvSetup:
@@ -268,8 +251,13 @@ def _replayed(source: Replayed) -> KvSetup:
         if not all(0 <= gpu < len(found.gpus) for gpu in one.pair):
             raise UsageError(f"{where}: the pair {list(one.pair)}", expected=f"two of {len(found.gpus)} GPUs")
     origin = Origin.RECORDED if found.origin is Origin.MEASURED else found.origin
-    machine = _machine(machines, found.gpus, origin)
-    return KvSetup(machines, machine, found.request, None, lambda _: None, NoCounters(), found.libraries, measured)
+    return KvSetup(
+        machines=machines,
+        machine=_machine(machines, found.gpus, origin),
+        request=found.request,
+        libraries=found.libraries,
+        recorded=measured,
+    )
 
 
 @contextmanager
@@ -287,7 +275,6 @@ def _recording(plan: KvPlan, setup: KvSetup) -> Iterator[Callable[[object], obje
                 origin=setup.machine.origin,
                 request=setup.request,
                 gpus=tuple(setup.machine.gpus),
-                strict=plan.strict,
                 libraries=setup.libraries,
             )
         )
@@ -317,7 +304,7 @@ def _measure(place: Place, setup: KvSetup) -> Report:
         },
     )
     place.listener.begin(metadata, KvRow.columns())
-    kv = KvRun(request, setup.transfers, machine, setup.copy_gb_s, setup.counters, place.listener)
+    kv = _kv_run(setup, place.listener)
     if setup.recorded is not None:
         return kv.replay(setup.recorded)
     with _recording(plan, setup) as write:

@@ -46,6 +46,7 @@ from gpubench.measure.p2p.request import (
     ReplayedBench,
     add_latency_series,
     default_series,
+    find_pairs,
     machine_of_ranks,
     read_samples,
     sweep_series,
@@ -174,19 +175,7 @@ def _size_and_method(plan: P2pPlan) -> tuple[int, Method]:
 
 
 def _pairs_of_gpus(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> tuple[Pair, ...]:
-    if plan.pairs is None:
-        return tuple(permutations(range(len(gpus)), 2))
-    positions = {gpu.device: position for position, gpu in enumerate(gpus)}
-    for pair in plan.pairs:
-        for index in pair:
-            if f"GPU{index}" not in positions:
-                raise UsageError(
-                    f"--pairs {pair[0]}-{pair[1]}: there is no GPU{index}",
-                    expected=f"GPUs among {', '.join(positions)}",
-                    reason="CUDA_VISIBLE_DEVICES hides it, or this machine has fewer",
-                    next_step="gpubench topo shows the GPUs and their numbers",
-                )
-    return tuple((positions[f"GPU{one}"], positions[f"GPU{other}"]) for one, other in plan.pairs)
+    return tuple(permutations(range(len(gpus)), 2)) if plan.pairs is None else find_pairs(plan.pairs, gpus)
 
 
 def check_managed(support: Sequence[ManagedSupport]) -> None:

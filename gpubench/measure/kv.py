@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median, quantiles
+from typing import Any
 
 from msgspec import field
 from msgspec.structs import replace
@@ -90,7 +91,6 @@ class RecordedKv(Struct, frozen=True, kw_only=True):
     origin: Origin
     request: KvRequest
     gpus: tuple[CopyGpu, ...]
-    strict: bool = False
     libraries: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -99,9 +99,9 @@ class Measured(Struct, frozen=True):
 
     pair: p2p.Pair
     allocation: Allocation
-    ends: tuple[ProcessEnd, ProcessEnd] | None
-    expected_gb_s: float | None
-    cases: tuple[tuple[TransferCase, Moved], ...]
+    ends: tuple[ProcessEnd, ...] = ()
+    expected_gb_s: float | None = None
+    cases: tuple[tuple[TransferCase, Moved], ...] = ()
     error: str = ""
 
     @property
@@ -120,24 +120,29 @@ class Measured(Struct, frozen=True):
         """Why the processes failed. Empty if all transfers succeeded."""
         return self.error or next((moved.error for _, moved in self.cases if moved.error), "")
 
+    @property
+    def is_exportable(self) -> bool | None:
+        """Whether CUDA IPC can export the memory of both processes. None if unknown."""
+        values = [end.exportable for end in self.ends]
+        return None if None in values or not values else all(values)
+
+    @property
+    def share_pid_namespace(self) -> bool | None:
+        values = {end.pid_namespace for end in self.ends}
+        return None if None in values or not values else len(values) == 1
+
 
 def gb_s(case: TransferCase, moved: Moved) -> float | None:
     """Return the bandwidth of the median transfer in GB/s."""
     return case.size_bytes / median(moved.seconds) / BYTES_PER_GB if moved.seconds else None
 
 
-def copy_gb_s(copies: Copies, pair: p2p.Pair) -> float | None:
-    """Return the bandwidth of a copy by copy engine between two GPUs in GB/s, with peer access if that is possible.
-
-    It is None within one GPU.
-    """
-    source, destination = pair
-    if source == destination:
-        return None
-    if copies.can_reach(source, destination):
-        copies.enable(source, destination)
+def copy_gb_s(copies: Copies, pair: p2p.Pair) -> float:
+    """Return the bandwidth of a copy by copy engine between two GPUs in GB/s, with peer access if that is possible."""
+    if copies.can_reach(*pair):
+        copies.enable(*pair)
     begin, end = (Region(copies.allocate(gpu, _COPY_BYTES), 0) for gpu in pair)
-    stream = CopyStream(source, Engine.CE, begin, end, _COPY_BYTES)
+    stream = CopyStream(pair[0], Engine.CE, begin, end, _COPY_BYTES)
     copies.seconds([stream], 1)
     samples = [copies.seconds([stream], _COPY_REPEATS) / _COPY_REPEATS for _ in range(_COPY_SAMPLES)]
     return _COPY_BYTES / median(samples) / BYTES_PER_GB
@@ -151,12 +156,12 @@ class KvRun:
         request: KvRequest,
         transfers: Transfers | None,
         machine: CopyMachine,
-        copy_gb_s: Callable[[p2p.Pair], float | None],
+        copies_gb_s: Mapping[p2p.Pair, float | None],
         counters: LinkCounters,
         listener: Listener[KvRow],
     ) -> None:
         self._request, self._transfers = request, transfers
-        self._machine, self._copy_gb_s, self._listener = machine, copy_gb_s, listener
+        self._machine, self._copies_gb_s, self._listener = machine, copies_gb_s, listener
         self._meter = Meter(counters)
         self._done = 0
 
@@ -177,7 +182,7 @@ class KvRun:
         """Report on recorded transfers again."""
         for one in measured:
             for case, moved in one.cases:
-                self._listener.row(self._row(one.pair, one.allocation, case, moved, one.expected_gb_s))
+                self._listener.row(self._row(one, case, moved))
         return self._report(measured)
 
     def _measure(self, pair: p2p.Pair, allocation: Allocation) -> Iterator[Measured]:
@@ -193,24 +198,22 @@ class KvRun:
                     yield found
         except CouldNotMeasureError as error:
             failure = str(error)
-        yield from (Measured(way, allocation, None, None, (), failure) for way in ways)
+        yield from (Measured(way, allocation, error=failure) for way in ways)
 
     def _measure_way(
         self, pair: p2p.Pair, allocation: Allocation, opened: OpenTransfers, *, backwards: bool
     ) -> Measured:
-        expected = self._copy_gb_s(pair)
-        cases: list[tuple[TransferCase, Moved]] = []
+        found = Measured(pair, allocation, opened.ends, self._copies_gb_s.get(pair))
         for case in self._request.cases():
-            size = format_size(case.size_bytes)
-            names = f"{self._name(pair[0])} → {self._name(pair[1])}"
+            names, size = self._names(pair), format_size(case.size_bytes)
             self._listener.progress(self._done, self._request.steps, f"{names} {allocation} {size}")
             moved = self._move(pair, opened, case, backwards=backwards)
-            cases.append((case, moved))
+            found = replace(found, cases=(*found.cases, (case, moved)))
             self._done += 1
-            self._listener.row(self._row(pair, allocation, case, moved, expected))
+            self._listener.row(self._row(found, case, moved))
             if moved.error:
                 break
-        return Measured(pair, allocation, opened.ends, expected, tuple(cases))
+        return found
 
     def _move(self, pair: p2p.Pair, opened: OpenTransfers, case: TransferCase, *, backwards: bool) -> Moved:
         """Measure one case, count the bytes on the links meanwhile, and verify the data."""
@@ -228,19 +231,16 @@ class KvRun:
             return Moved(error=str(error))
         return replace(moved, sent=sent, received=received, wrong=wrong)
 
-    def _name(self, gpu: int) -> str:
-        return self._machine.gpus[gpu].device
+    def _names(self, pair: p2p.Pair) -> str:
+        return " → ".join(self._machine.gpus[gpu].device for gpu in pair)
 
-    def _row(
-        self, pair: p2p.Pair, allocation: Allocation, case: TransferCase, moved: Moved, expected: float | None
-    ) -> KvRow:
-        source, destination = (self._machine.gpus[gpu] for gpu in pair)
+    def _row(self, found: Measured, case: TransferCase, moved: Moved) -> KvRow:
+        source, destination = (self._machine.gpus[gpu] for gpu in found.pair)
         times = [seconds * MICROSECONDS_PER_SECOND for seconds in moved.seconds]
         p50 = median(times) if times else None
         rate = gb_s(case, moved)
-        expected = None if case.to_host else expected
-        staged = None if case.to_host or moved.chosen is None else moved.chosen.route.host_staged
-        verdict, note = self._judge_row(pair, case, moved, expected)
+        expected = None if case.to_host else found.expected_gb_s
+        verdict, note = self._judge_row(found, case, moved)
         return KvRow(
             node=self._machine.host(0),
             source=source.device,
@@ -250,7 +250,7 @@ class KvRun:
             origin=self._machine.origin,
             backend=self._request.backend,
             direction=case.direction,
-            memory=allocation,
+            memory=found.allocation,
             size_bytes=case.size_bytes,
             blocks=case.blocks,
             bandwidth_gb_s=rate,
@@ -261,7 +261,7 @@ class KvRun:
             expected_percent=percent(rate, expected),
             transport=None if moved.chosen is None else moved.chosen.config,
             protocol=None if moved.chosen is None else moved.chosen.description,
-            host_staged=staged,
+            host_staged=None if case.to_host else moved.is_staged,
             nvlink_bytes=moved.sent.nvlink_bytes,
             pcie_bytes=moved.sent.pcie_bytes,
             verified=None if not moved.seconds else Verified.NO if moved.wrong is None else Verified.LAST,
@@ -269,31 +269,34 @@ class KvRun:
             note=note or None,
         )
 
-    def _judge_row(
-        self, pair: p2p.Pair, case: TransferCase, moved: Moved, expected: float | None
-    ) -> tuple[Verdict | None, str]:
+    def _judge_row(self, found: Measured, case: TransferCase, moved: Moved) -> tuple[Verdict | None, str]:
         if moved.error:
             return Verdict.ERROR, moved.error
         if moved.wrong:
             return Verdict.FAIL, plural(moved.wrong, "wrong word")
         if case.to_host:
             return None, "not judged: to host memory"
-        if moved.chosen is not None and moved.chosen.route.host_staged:
+        if moved.is_staged:
             wiring = self._machine.wiring
-            if by_design := wiring.why_refused(pair):
+            if by_design := wiring.why_refused(found.pair):
                 return Verdict.SKIP, by_design
-            return Verdict.WARN if wiring.is_refusal_doubtful(pair) else Verdict.FAIL, ""
-        rate = gb_s(case, moved)
-        if expected is None or rate is None or case.blocks > 1 or not p2p.is_large_copy(case.size_bytes):
-            is_one_gpu = pair[0] == pair[1] and p2p.is_large_copy(case.size_bytes)
-            return None, _WHY_NO_SPEED if is_one_gpu else ""
+            return Verdict.WARN if wiring.is_refusal_doubtful(found.pair) else Verdict.FAIL, ""
+        return self._judge_speed(found, case, gb_s(case, moved))
+
+    def _judge_speed(self, found: Measured, case: TransferCase, rate: float | None) -> tuple[Verdict | None, str]:
+        pair, expected = found.pair, found.expected_gb_s
+        if not p2p.is_large_copy(case.size_bytes):
+            return None, ""
+        if pair[0] == pair[1]:
+            return None, _WHY_NO_SPEED
+        if expected is None or rate is None or case.blocks > 1:
+            return None, ""
         if self._request.backend == NIXL:
             return None, _NIXL_VARIES
         if users := self._machine.users(*pair):
             return Verdict.SKIP, f"not judged: {users}"
         share = rate / expected
-        verdict = Verdict.PASS if share >= SLOW_SHARE else Verdict.WARN if share >= FAILED_SHARE else Verdict.FAIL
-        return verdict, ""
+        return Verdict.PASS if share >= SLOW_SHARE else Verdict.WARN if share >= FAILED_SHARE else Verdict.FAIL, ""
 
     def _report(self, measured: Sequence[Measured]) -> Report:
         causes = transfer_findings([self._transfer(one) for one in measured if one.largest])
@@ -327,26 +330,27 @@ class KvRun:
             main=KvRow.section,
         )
 
+    @property
+    def _has_several_kinds(self) -> bool:
+        return len(self._request.allocations) > 1
+
     def _title(self, measured: Measured) -> str:
-        several = len(self._request.allocations) > 1
-        memory = f" ({measured.allocation})" if several else ""
-        return f"{self._name(measured.pair[0])} → {self._name(measured.pair[1])}{memory}"
+        return self._names(measured.pair) + f" ({measured.allocation})" * self._has_several_kinds
 
     def _transfer(self, measured: Measured) -> Transfer:
         """Return the facts that may explain the path: those of the slower of the write and the read."""
         _, moved = _worst(measured)
-        ends, pair, wiring = measured.ends, measured.pair, self._machine.wiring
-        route = UcxRoute.UNKNOWN if moved.chosen is None else moved.chosen.route
+        wiring, chosen = self._machine.wiring, moved.chosen
         return Transfer(
             name=self._title(measured),
-            route=route,
-            places=tuple(dict.fromkeys(map(wiring.place, pair))),
-            transport="" if moved.chosen is None else moved.chosen.config,
+            route=UcxRoute.UNKNOWN if chosen is None else chosen.route,
+            places=self._places([measured]),
+            transport="" if chosen is None else chosen.config,
             allocation=measured.allocation,
             same_node=True,
-            same_pid_namespace=_share_pid_namespace(ends),
-            peer_access=wiring.peer_access(pair).possible,
-            variables={} if ends is None else {**ends[1].variables, **ends[0].variables},
+            same_pid_namespace=measured.share_pid_namespace,
+            peer_access=wiring.peer_access(measured.pair).possible,
+            variables={name: value for end in measured.ends for name, value in end.variables.items()},
             get_disabled=_are_only_reads_staged(measured) or None,
         )
 
@@ -354,8 +358,7 @@ class KvRun:
         pair, wiring = measured.pair, self._machine.wiring
         case, moved = _worst(measured)
         source, destination = (self._machine.gpus[gpu] for gpu in pair)
-        several = len(self._request.allocations) > 1
-        name = f"{destination.device} ({measured.allocation})" if several else destination.device
+        name = destination.device + f" ({measured.allocation})" * self._has_several_kinds
         cause = causes.get(self._title(measured))
         return KnownPath(
             source=End(source.device, source.device, self._machine.host(0), source.bus_id, source.device),
@@ -372,17 +375,16 @@ class KvRun:
             path_class=None if pair[0] == pair[1] else wiring.path(pair),
             bandwidth_gb_s=gb_s(case, moved),
             limit_gb_s=wiring.limit(pair).gb_s,
-            cause=cause.id if cause is not None and moved.chosen and moved.chosen.route.host_staged else "",
+            cause=cause.id if cause is not None and moved.is_staged else "",
         )
 
     def _capability(self, measured: Measured) -> Evidence:
-        ends = measured.ends
-        if _exportable(ends) is False:
+        if measured.is_exportable is False:
             return Evidence(State.CONTRADICTING, f"CUDA IPC cannot export {measured.allocation} memory")
-        if _share_pid_namespace(ends) is False:
+        if measured.share_pid_namespace is False:
             return Evidence(State.CONTRADICTING, "the processes are in different PID namespaces")
         wired = self._machine.wiring.capability(measured.pair)
-        if wired.state is State.PRESENT and _exportable(ends):
+        if wired.state is State.PRESENT and measured.is_exportable:
             return replace(wired, seen=f"CUDA IPC can export the memory; {wired.seen}")
         return wired
 
@@ -405,39 +407,38 @@ class KvRun:
         )
         return p2p.flow_evidence(flow)
 
+    def _finding(self, measured: Sequence[Measured], id_: str, severity: Verdict, **words: Any) -> Finding:
+        names = tuple(map(self._title, measured))
+        subject, places = shorten(names), self._places(measured)
+        return Finding(id=id_, severity=severity, subject=subject, subjects=names, places=places, **words)
+
     def _wrong(self, measured: Sequence[Measured]) -> Iterator[Finding]:
         wrong = [one for one in measured if any(moved.wrong for _, moved in one.cases)]
         if wrong:
-            names = tuple(map(self._title, wrong))
             most = max(moved.wrong or 0 for one in wrong for _, moved in one.cases)
-            yield Finding(
-                id=WRONG_DATA,
-                severity=Verdict.FAIL,
-                subject=shorten(names),
+            yield self._finding(
+                wrong,
+                WRONG_DATA,
+                Verdict.FAIL,
                 seen=f"wrong data arrived: {plural(most, 'wrong word')} of 8 bytes",
                 expected="the destination has exactly what the source sent",
                 cause="peer access that corrupts data (ACS, IOMMU, hypervisor), or faulty memory",
                 cure=Cure.of("gpubench p2p"),
-                subjects=names,
-                places=self._places(wrong),
             )
 
     def _slow(self, measured: Sequence[Measured]) -> Iterator[Finding]:
         for one in measured:
             for case, moved in one.largest:
-                verdict, _ = self._judge_row(one.pair, case, moved, one.expected_gb_s)
-                staged = moved.chosen is not None and moved.chosen.route.host_staged
-                if verdict in (Verdict.WARN, Verdict.FAIL) and not staged and not moved.wrong:
-                    yield Finding(
-                        id="kv-slow",
-                        severity=verdict,
-                        subject=self._title(one),
+                verdict, _ = self._judge_row(one, case, moved)
+                if verdict in (Verdict.WARN, Verdict.FAIL) and not moved.is_staged and not moved.wrong:
+                    yield self._finding(
+                        [one],
+                        "kv-slow",
+                        verdict,
                         seen=f"{gb_s(case, moved):.3g} GB/s ({case.direction}, {format_size(case.size_bytes)})",
                         expected=f"{one.expected_gb_s:.3g} GB/s, as a plain copy between them in this run",
                         cause=f"unexplained: the path is {'not known' if moved.chosen is None else 'direct'}",
                         cure=Cure.of("gpubench check"),
-                        subjects=(self._title(one),),
-                        places=self._places([one]),
                     )
 
     def _copies(self, measured: Sequence[Measured]) -> list[PairRow]:
@@ -458,36 +459,30 @@ class KvRun:
         return [row if row.verdict == Verdict.FAIL else replace(row, verdict=None) for row in judged]
 
     def _mixed(self, measured: Sequence[Measured]) -> Iterator[Finding]:
-        mixed = [one for one in measured if any(len(end.ucx_files) > 1 for end in one.ends or ())]
+        mixed = [one for one in measured if any(len(end.ucx_files) > 1 for end in one.ends)]
         if mixed:
-            names = tuple(map(self._title, mixed))
-            files = next(end.ucx_files for end in mixed[0].ends or () if len(end.ucx_files) > 1)
-            yield Finding(
-                id="kv-two-ucx",
-                severity=Verdict.WARN,
-                subject=shorten(names),
+            files = next(end.ucx_files for end in mixed[0].ends if len(end.ucx_files) > 1)
+            yield self._finding(
+                mixed,
+                "kv-two-ucx",
+                Verdict.WARN,
                 seen=f"a process has loaded several copies of UCX: {', '.join(files)}",
                 expected="one copy of UCX per process",
                 cause="libraries that bring their own UCX, such as NIXL and Open MPI",
                 cure=Cure.of("gpubench libraries"),
-                subjects=names,
-                places=self._places(mixed),
             )
 
     def _failed(self, measured: Sequence[Measured]) -> Iterator[Finding]:
         by_error = group_by([one for one in measured if one.failure], lambda one: one.failure)
         for error, failed in by_error.items():
-            names = tuple(map(self._title, failed))
-            yield Finding(
-                id="not-measured",
-                severity=Verdict.ERROR,
-                subject=shorten(names),
+            yield self._finding(
+                failed,
+                "not-measured",
+                Verdict.ERROR,
                 seen=error,
                 expected="a transfer that completes",
                 cause="UCX cannot connect the two processes, or one of them ended",
                 cure=Cure.of("UCX_LOG_LEVEL=info gpubench kv -v", comment="It shows UCX's own messages."),
-                subjects=names,
-                places=self._places(failed),
             )
 
     def _places(self, measured: Sequence[Measured]) -> tuple[DevicePlace, ...]:
@@ -501,17 +496,15 @@ def _worst(measured: Measured) -> tuple[TransferCase, Moved]:
 
     def rank(found: tuple[TransferCase, Moved]) -> tuple[int, int, int, float]:
         case, moved = found
-        staged = None if moved.chosen is None else moved.chosen.route.host_staged
-        return (True, None, False).index(staged), -case.size_bytes, case.blocks, gb_s(case, moved) or 0.0
+        order = (True, None, False).index(moved.is_staged)
+        return order, -case.size_bytes, case.blocks, gb_s(case, moved) or 0.0
 
     staged = [found for found in measured.completed if rank(found)[0] == 0]
     return min(staged or measured.largest, key=rank)
 
 
 def _are_only_reads_staged(measured: Measured) -> bool:
-    staged = {
-        case.direction: moved.chosen is not None and moved.chosen.route.host_staged for case, moved in measured.largest
-    }
+    staged = {case.direction: moved.is_staged for case, moved in measured.largest}
     return staged == {Direction.WRITE: False, Direction.READ: True}
 
 
@@ -546,14 +539,3 @@ def _explanation(finding: Finding | None) -> Explanation:
     if finding is None:
         return Explanation("unknown", "nothing explains it", Cure.of("UCX_LOG_LEVEL=debug gpubench kv -v"))
     return Explanation(finding.id, finding.seen, finding.cure)
-
-
-def _exportable(ends: tuple[ProcessEnd, ProcessEnd] | None) -> bool | None:
-    """Return whether CUDA IPC can export the memory of both processes. None if unknown."""
-    values = [end.exportable for end in ends or ()]
-    return None if None in values or not values else all(values)
-
-
-def _share_pid_namespace(ends: tuple[ProcessEnd, ProcessEnd] | None) -> bool | None:
-    values = {end.pid_namespace for end in ends or ()}
-    return None if None in values or not values else len(values) == 1

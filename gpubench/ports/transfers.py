@@ -62,6 +62,11 @@ class Moved(Struct, frozen=True, kw_only=True):
     chosen: ProtocolRange | None = None
     error: str | None = None
 
+    @property
+    def is_staged(self) -> bool | None:
+        """True if UCX chose a path through host memory. None if unknown."""
+        return None if self.chosen is None else self.chosen.route.host_staged
+
 
 class OpenTransfers(Protocol):
     """Two processes that are connected to each other. The first one is on the first GPU of the pair."""

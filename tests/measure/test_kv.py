@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -112,12 +113,10 @@ def measured(
     shown = CopyMachine(wiring_of_process(node, gpus), gpus, (), matched, Origin.MEASURED)
     transfers, listener, lines = Scripted(script, (ends[0], ends[1]), refused or {}), Rows(), list[Measured]()
 
-    def rate(pair: Pair) -> float | None:
-        return None if pair[0] == pair[1] else copy
-
-    report = KvRun(request, transfers, shown, rate, counters or NoCounters(), listener).run(lines.append)
+    rates = {} if copy is None else dict.fromkeys(permutations(range(len(gpus)), 2), copy)
+    report = KvRun(request, transfers, shown, rates, counters or NoCounters(), listener).run(lines.append)
     replayed = Rows()
-    again = KvRun(request, None, shown, rate, NoCounters(), replayed).replay(lines)
+    again = KvRun(request, None, shown, rates, NoCounters(), replayed).replay(lines)
     assert (again.verdict, again.findings) == (report.verdict, report.findings)
     assert replayed.rows == listener.rows
     assert transfers.opened == 0

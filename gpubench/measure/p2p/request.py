@@ -230,6 +230,21 @@ def random_data(
     return operation.DataPattern(dtype, None, senders), operation.Block(row, 1, offset + count, offset, count)
 
 
+def find_pairs(asked: Sequence[Pair], gpus: Sequence[operation.CopyGpu]) -> tuple[Pair, ...]:
+    """Return the positions of the GPUs in --pairs. Raises UsageError for a missing GPU."""
+    positions = {gpu.device: position for position, gpu in enumerate(gpus)}
+    for pair in asked:
+        for index in pair:
+            if f"GPU{index}" not in positions:
+                raise UsageError(
+                    f"--pairs {pair[0]}-{pair[1]}: there is no GPU{index}",
+                    expected=f"GPUs among {', '.join(positions)}",
+                    reason="CUDA_VISIBLE_DEVICES hides it, or this machine has fewer",
+                    next_step="gpubench topo shows the GPUs and their numbers",
+                )
+    return tuple((positions[f"GPU{one}"], positions[f"GPU{other}"]) for one, other in asked)
+
+
 PROCESS, IPC, NETWORK = "process", "ipc", "network"
 """Scopes of a pair of GPUs: both in one process, in two processes on a node, or on two nodes."""
 
