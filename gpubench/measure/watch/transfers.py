@@ -6,9 +6,9 @@ Here the evidence is that several links carry the same rate, at the same times.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import chain, permutations, product
+from itertools import chain, groupby, product
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import astuple
 
 from gpubench.conditions.checks import transfer_findings
@@ -24,6 +24,7 @@ from gpubench.model.terms.verdict import Cure, Verdict
 IDLE_GB_S = 0.02  # Idle PCIe links of four H200s carried up to this rate
 MOVING_GB_S = 2 * IDLE_GB_S  # From this rate on, a link carries data
 ONE_WAY_SHARE = 0.5  # A GPU counts as a sender if it receives at most this share of what it sends, and vice versa
+REMEMBERED_INTERVALS = 60  # Requests may be far apart
 LEAST_INTERVALS, MOST_INTERVALS = 3, 10
 """Compare rates over at least 3 intervals with data. Without a pause, compare the last 10 intervals.
 
@@ -169,7 +170,7 @@ class HostTransfer(Struct, frozen=True, kw_only=True):
         )
         for found in transfer_findings([transfer]):
             if found.id != _UNEXPLAINED.id:
-                evidence = f"{found.cause} ({found.seen.partition(': ')[2]})"
+                evidence = f"{found.cause} ({found.seen.partition(' (')[0]})"
                 return Explanation(found.id, evidence, found.cure, in_doubt=found.severity is not Verdict.FAIL)
         return _UNEXPLAINED
 
@@ -182,90 +183,69 @@ class HostTransfer(Struct, frozen=True, kw_only=True):
 Ends = tuple[frozenset[str], frozenset[str]]  # Bus IDs of the GPUs that send, and of those that receive
 
 
-class _History(Struct):
-    """What some GPUs moved: the intervals since the last pause, and the last bursts between two pauses."""
-
-    current: deque[MovedData] = field(default_factory=lambda: deque(maxlen=MOST_INTERVALS))
-    bursts: deque[MovedData] = field(default_factory=lambda: deque(maxlen=MOST_BURSTS))
-    after_pause: bool = False
-
-    def add(self, flow: MovedData) -> None:
-        if not flow.is_quiet:
-            self.current.append(flow)
-            return
-        if self.current and self.after_pause:
-            self.bursts.append(total(self.current))
-        self.current.clear()
-        self.after_pause = True
-
-    @property
-    def seen(self) -> MovedData | None:
-        """The data of all bursts that agree, with those since the last pause. None if too few agree."""
-        present = total(self.current)
-        flows = [] if len(self.current) == MOST_INTERVALS else [*self.bursts]
-        if present.agrees or len(self.current) >= LEAST_INTERVALS:  # A new burst may have reached one GPU only
-            flows.append(present)
-        alike = total(flow for flow in flows if flow.agrees)
-        is_seen = alike.intervals >= LEAST_INTERVALS and sum(not flow.agrees for flow in flows) <= MOST_OTHER
-        return alike if is_seen else None
-
-
 class TransferFinder:
-    """Compares the rates of a node's GPUs and its loopback interface over several intervals."""
+    """Compares the rates of a node's GPUs and its loopback interface over the last intervals."""
 
     def __init__(self, joined: Joined) -> None:
         self.joined = joined
-        self.histories: dict[Ends, _History] = {}
-        self._is_running = False
+        self._past: deque[NodeRates] = deque(maxlen=REMEMBERED_INTERVALS)
 
     def observe(self, rates: NodeRates, jobs: Sequence[RunningJob]) -> tuple[HostTransfer, ...]:
         """Add an interval, and return the transfers that moved data in it."""
-        pairs = permutations([frozenset((gpu.bus_id,)) for gpu in rates.gpus], 2)
-        for ends in (*pairs, group(rates)):
-            self.histories.setdefault(ends, _History(after_pause=self._is_running))
-        self._is_running = True
-        found: list[tuple[MovedData, Ends]] = []
-        for ends, history in self.histories.items():
-            flow = measure_flow(rates, ends)
-            history.add(flow)
-            seen = history.seen
-            if seen is None or flow.is_quiet or not are_apart(rates, ends, jobs):
-                continue
-            # Without NVLinks, direct copies over PCIe show the same rates.
-            if seen.by_loopback or all(self.joined(one, other) for one in ends[0] for other in ends[1]):
-                found.append((seen, ends))
-        self._drop_groups()
+        self._past.append(rates)
+        recent = list(self._past)[-2:]  # PCIe rates lag
+        senders = {gpu.bus_id for one in recent for gpu in one.gpus if data_sent(gpu) >= MOVING_GB_S}
+        receivers = {gpu.bus_id for one in recent for gpu in one.gpus if (gpu.pcie_received or 0.0) >= MOVING_GB_S}
+        pairs = {(frozenset((one,)), frozenset((other,))) for one in senders for other in receivers - {one}}
+        found = [
+            transfer
+            for ends in pairs | {group(rates)}
+            if are_apart(rates, ends, jobs) and (transfer := self._find(ends)) is not None
+        ]
         # Two pairs that transfer at the same time agree as one group of four GPUs.
+        found.sort(key=lambda one: (-one.seen.intervals, -len(one.senders), one.ends))
         chosen: list[HostTransfer] = []
         taken: set[str] = set()
-        for seen, ends in sorted(found, key=lambda one: (-one[0].intervals, -len(one[1][0]))):
-            if taken.isdisjoint(chain(*ends)):
-                taken.update(*ends)
-                chosen.append(self._transfer(rates, ends, seen))
+        for transfer in found:
+            names = set(chain(*transfer.ends))
+            if taken.isdisjoint(names):
+                taken |= names
+                chosen.append(transfer)
         return tuple(chosen)
 
-    def _drop_groups(self) -> None:
-        """Drop groups of GPUs whose rates disagree, because their number grows. Keep all pairs."""
-        for ends, history in list(self.histories.items()):
-            is_begun = 0 < len(history.current) < LEAST_INTERVALS
-            last = [total(history.current)] if history.current else [*history.bursts][-1:]
-            if any(len(side) != 1 for side in ends) and not is_begun and not any(data.agrees for data in last):
-                del self.histories[ends]
-
-    def _transfer(self, rates: NodeRates, ends: Ends, seen: MovedData) -> HostTransfer:
-        sides = [tuple(gpu for gpu in rates.gpus if gpu.bus_id in side) for side in ends]
-        before, after = map(_pids, sides)
-        tasks = [
-            tuple(task for task in rates.tasks if task.pid in pids)
-            for pids in (before - after or before, after - before or after)
+    def _find(self, ends: Ends) -> HostTransfer | None:
+        """Compare what some GPUs send with what others receive, in this interval, and in bursts before."""
+        if measure_flow(self._past[-1], ends).is_quiet:
+            return None
+        flows = [measure_flow(rates, ends) for rates in self._past]
+        *before, present = [
+            list(burst) for is_quiet, burst in groupby(flows, lambda flow: flow.is_quiet) if not is_quiet
         ]
-        return HostTransfer(
-            senders=sides[0],
-            receivers=sides[1],
-            tasks=(tasks[0], tasks[1]),
-            seen=seen,
-            in_step=sum(burst.agrees for burst in self.histories[ends].bursts) >= LEAST_BURSTS,
-        )
+        if before and not flows[0].is_quiet:
+            del before[0]  # Its beginning is not known
+        bursts = [total(burst[-MOST_INTERVALS:]) for burst in before[-MOST_BURSTS:]]
+        compared = [] if len(present) >= MOST_INTERVALS else [*bursts]
+        now = total(present[-MOST_INTERVALS:])
+        if now.agrees or len(present) >= LEAST_INTERVALS:  # A new burst may have reached one GPU only
+            compared.append(now)
+        alike = total(burst for burst in compared if burst.agrees)
+        if alike.intervals < LEAST_INTERVALS or sum(not burst.agrees for burst in compared) > MOST_OTHER:
+            return None
+        # Without NVLinks, direct copies over PCIe show the same rates.
+        if not alike.by_loopback and not all(self.joined(*pair) for pair in product(*ends)):
+            return None
+        in_step = sum(burst.agrees for burst in bursts) >= LEAST_BURSTS
+        return _transfer(self._past[-1], ends, alike, in_step=in_step)
+
+
+def _transfer(rates: NodeRates, ends: Ends, seen: MovedData, *, in_step: bool) -> HostTransfer:
+    senders, receivers = (tuple(gpu for gpu in rates.gpus if gpu.bus_id in side) for side in ends)
+    before, after = _pids(senders), _pids(receivers)
+    sending, receiving = (
+        tuple(task for task in rates.tasks if task.pid in pids)
+        for pids in (before - after or before, after - before or after)
+    )
+    return HostTransfer(senders=senders, receivers=receivers, tasks=(sending, receiving), seen=seen, in_step=in_step)
 
 
 def group(rates: NodeRates) -> Ends:

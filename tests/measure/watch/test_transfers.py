@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpubench.measure.watch.transfers import TransferFinder, transferring_pids
+from gpubench.measure.watch.transfers import transferring_pids
 from gpubench.model.facts.traffic import NodeRates, TaskFacts
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
@@ -203,18 +203,6 @@ def test_other_traffic_is_no_transfer(rates: NodeRates) -> None:
 def test_servers_with_several_gpus_are_one_transfer_without_the_loopback() -> None:
     four = servers(*[sends(0.4, nvlink=30.0)] * 2, *[receives(0.396, nvlink=20.0)] * 2)
     assert found(watched([four] * 3)) == [("path-unknown", Verdict.WARN, "GPU0, GPU1 → GPU2, GPU3")]
-
-
-@pytest.mark.parametrize("with_pauses", [True, False])
-def test_groups_of_gpus_that_disagree_are_forgotten(*, with_pauses: bool) -> None:
-    finder = TransferFinder(lambda *_: True)
-    for sender in range(4):
-        for receiver in range(4):
-            ways = [sends(0.4) if each in (sender, (sender + 1) % 4) else receives(2.0) for each in range(4)]
-            ways[receiver] = sends(0.02)
-            for rates in (servers(*ways), pause(gpus=4) if with_pauses else servers(*ways, loopback=0.1)):
-                assert finder.observe(rates, []) == ()
-    assert len(finder.histories) <= 12 + 4
 
 
 def test_too_few_intervals_or_bursts_that_differ_are_no_transfer() -> None:
