@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from gpubench.formats.layout import INDENT, Column, figure, verdict_mark
 from gpubench.formats.table import Page, ReportView
+from gpubench.formats.text.p2p import print_source_and_devices
 from gpubench.model.results.kv import KvRow
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.terms.operation import Direction
-from gpubench.model.terms.units import compress_names, format_size, group_by
-from gpubench.model.terms.verdict import Origin, Verdict, worst_verdict
+from gpubench.model.terms.units import format_share, format_size, group_by
+from gpubench.model.terms.verdict import Verdict, worst_verdict
 
 _HOST = "host"
-_ONE_DECIMAL = 9.95
 
 
 def _how(row: KvRow) -> str:
@@ -22,31 +22,23 @@ def _how(row: KvRow) -> str:
 
 
 def _percent(percent: float | None) -> str:
-    return "-" if percent is None else f"{percent:.1f}%" if percent < _ONE_DECIMAL else f"{percent:.0f}%"
+    return "-" if percent is None else f"{format_share(percent)}%"
 
 
 class _KvPair:
-    """The rows from one GPU to another, with one kind of memory."""
+    """The rows from one GPU to another, with one kind of memory. `largest` are those of one block, or the fewest."""
 
     def __init__(self, rows: Sequence[KvRow]) -> None:
-        self.rows = rows
-        single = [row for row in rows if row.blocks == min(row.blocks for row in rows)]
-        most = max(row.size_bytes for row in single)
-        self.largest = [row for row in single if row.size_bytes == most]
+        self.rows, self.first = rows, rows[0]
+        fewest, most = max((-row.blocks, row.size_bytes) for row in rows)
+        self.largest = [row for row in rows if (-row.blocks, row.size_bytes) == (fewest, most)]
         known = [row for row in self.largest if row.bandwidth_gb_s is not None]
         self.slowest = min(known, key=lambda row: row.bandwidth_gb_s or 0.0, default=self.largest[0])
-
-    @property
-    def first(self) -> KvRow:
-        return self.rows[0]
+        verdicts = [Verdict(row.verdict) for row in rows if row.verdict]
+        self.verdict = worst_verdict(verdicts) if verdicts else "not judged"
 
     def gb_s(self, direction: str) -> float | None:
         return next((row.bandwidth_gb_s for row in self.largest if row.direction == direction), None)
-
-    @property
-    def verdict(self) -> str:
-        verdicts = [Verdict(row.verdict) for row in self.rows if row.verdict]
-        return worst_verdict(verdicts) if verdicts else "not judged"
 
 
 _PAIRS = (
@@ -96,17 +88,8 @@ class KvView(ReportView):
 
     def end(self, report: Report) -> None:
         page, metadata = self._page, self._metadata
-        gpus = metadata.options["gpus"]
-        names = "; ".join(
-            f"{compress_names([name for name, _ in alike])}: {words}"
-            for words, alike in group_by(gpus.items(), lambda item: str(item[1])).items()
-        )
         page.heading(metadata, "kv", f"backend {metadata.backend}", ", ".join(metadata.hosts))
-        if metadata.origin == Origin.SIMULATED and metadata.profile:
-            page.wrap(f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured")
-        if metadata.source:
-            page.wrap(f"{INDENT}{metadata.source}")
-        page.wrap(f"{INDENT}{names}")
+        print_source_and_devices(page, metadata)
         page.software(metadata)
         page.wrap(f"{INDENT}{_processes(metadata)}")
         self._tables()

@@ -66,12 +66,7 @@ class P2pView:
         self._managed: list[PairRow] = []
         gpus = metadata.options["gpus"]
         page.heading(metadata, "p2p", _subject(metadata))
-        if metadata.origin == "simulated" and metadata.profile:
-            page.wrap(f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured")
-        if metadata.source:
-            page.wrap(f"{INDENT}{metadata.source}")
-        for line in _device_lines(gpus, "rank " if metadata.ranks else "", verbose=page.verbose):
-            page.wrap(line)
+        print_source_and_devices(page, metadata)
         if metadata.profile and metadata.origin != "simulated":
             page.wrap(f"{INDENT}profile {metadata.profile['name']}")
         page.software(metadata)
@@ -203,6 +198,17 @@ def _managed_memory(gpu: Mapping[str, Any]) -> str:
         way = "by the host's page tables" if gpu["host_page_tables"] else "HMM"
         words.append(f"kernels read memory of malloc ({way})" if gpu["pageable"] else "no HMM")
     return "; ".join(words)
+
+
+def print_source_and_devices(page: Page, metadata: Metadata) -> None:
+    """Print whether the report is simulated or replayed, and its GPUs."""
+    if metadata.origin == "simulated" and metadata.profile:
+        page.wrap(f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured")
+    if metadata.source:
+        page.wrap(f"{INDENT}{metadata.source}")
+    label = "rank " if metadata.ranks else ""
+    for line in _device_lines(metadata.options["gpus"], label, verbose=page.verbose):
+        page.wrap(line)
 
 
 def _device_lines(devices: Mapping[str, str], label: str, *, verbose: bool) -> Iterator[str]:

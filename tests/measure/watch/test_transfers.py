@@ -148,6 +148,7 @@ def test_the_cause_of_a_transfer_is_in_its_processes(environment: Any, namespace
     row = next(row for row in rows(report) if row.way == "sockets")
     assert (row.cause, row.verdict) == (cause, Verdict.FAIL)
     assert report.findings[0].cause == row.cause_seen
+    assert "()" not in report.findings[0].cause
 
 
 def test_a_transfer_between_gpus_without_peer_access_is_a_doubt() -> None:
