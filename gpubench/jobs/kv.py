@@ -28,7 +28,6 @@ from gpubench.measure.kv import FILE, SMALLEST_BLOCK, VERSION, KvRequest, KvRun,
 from gpubench.measure.kv import SECTIONS as SECTIONS
 from gpubench.measure.p2p.request import CopyMachine, find_pairs, wiring_of_process
 from gpubench.model.facts.environment import detect_launcher
-from gpubench.model.paths.p2p import Pair
 from gpubench.model.paths.ucx import Allocation
 from gpubench.model.profiles.fault import COPIES
 from gpubench.model.results.kv import KvRow
@@ -43,9 +42,8 @@ from gpubench.simulated.links import NoCounters, SimulatedCopies
 from gpubench.simulated.transfers import SimulatedTransfers, allocation_fault
 
 if TYPE_CHECKING:
-    from gpubench.ports.copies import Copies, LinkCounters
+    from gpubench.ports.copies import Copies
     from gpubench.ports.group import Listener
-    from gpubench.ports.transfers import Transfers
 
 NAME = "kv"
 CHECK_BYTES = 64 * 2**20  # Size of the transfer of `gpubench check --kv`, the smallest whose speed is judged
@@ -55,17 +53,10 @@ _SECONDS_TO_ISOLATE = 10.0
 
 
 class KvSetup(Struct, frozen=True, kw_only=True):
-    """Everything that a run needs. `copies_gb_s` has the bandwidth of plain copies between two GPUs.
-
-    `recorded` has the transfers of a recording, which are not measured again.
-    """
+    """Everything that a run needs. `recorded` has the transfers of a recording, which are not measured again."""
 
     machines: Machines
-    machine: CopyMachine
-    request: KvRequest
-    copies_gb_s: Mapping[Pair, float | None] = {}
-    transfers: "Transfers | None" = None
-    counters: "LinkCounters" = NoCounters()
+    kv: KvRun
     libraries: Mapping[str, str] = {}
     recorded: Sequence[Measured] | None = None
 
@@ -124,17 +115,16 @@ def _open(place: Place) -> Iterator[KvSetup]:
     copies = open_copies(driver, {gpu.bus_id: gpu.device for gpu in machines.nodes[0].gpus if gpu.bus_id})
     try:
         _check_memory(copies.free_bytes(), max(plan.sizes))
-        setup = _prepare(plan, machines, copies, Origin.MEASURED)
+        kv = _prepare(plan, machines, copies, Origin.MEASURED)
     finally:
         copies.close()
-    gpus = setup.machine.gpus
-    counters = NvmlCounters([gpu.bus_id for gpu in gpus])
-    own_gpu_only = plan.visible is Visible.OWN
-    transfers = ProcessTransfers(
+    gpus, own_gpu_only = kv.machine.gpus, plan.visible is Visible.OWN
+    kv.counters = counters = NvmlCounters([gpu.bus_id for gpu in gpus])
+    kv.transfers = ProcessTransfers(
         library, gpus, max(plan.sizes), plan.timeout_s, own_gpu_only=own_gpu_only, prefix=prefix
     )
     try:
-        yield replace(setup, transfers=transfers, counters=counters, libraries=libraries)
+        yield KvSetup(machines=machines, kv=kv, libraries=libraries)
     finally:
         counters.close()
 
@@ -149,7 +139,7 @@ def _machine(machines: Machines, gpus: Sequence[CopyGpu], origin: Origin) -> Cop
 
 def _prepare(
     plan: KvPlan, machines: Machines, copies: "Copies", origin: Origin, fault: Allocation | None = None
-) -> KvSetup:
+) -> KvRun:
     """Choose the transfers, and make a plain copy between their GPUs. Raises UsageError for unknown --pairs.
 
     `fault` is the kind of memory that all processes allocate instead of the chosen ones.
@@ -162,7 +152,7 @@ def _prepare(
     request = KvRequest(plan.backend, pairs, kinds, plan.sizes, plan.blocks, to_host=plan.host)
     ordered = [way for one, other in pairs for way in ((one, other), (other, one)) if one != other]
     rates = {pair: copy_gb_s(copies, pair) for pair in ordered}
-    return KvSetup(machines=machines, machine=machine, request=request, copies_gb_s=rates)
+    return KvRun(machine=machine, request=request, copies_gb_s=rates)
 
 
 def choose_library(backend: KvBackend) -> tuple[Path | None, dict[str, str]]:
@@ -221,22 +211,20 @@ def _check_memory(free: Mapping[str, int], size_bytes: int) -> None:
 def _simulated(plan: KvPlan, simulation: Simulation, machines: Machines) -> KvSetup:
     copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
     faults = [fault for fault in simulation.faults if fault.node_number == 0]
-    setup = _prepare(plan, machines, copies, Origin.SIMULATED, allocation_fault(faults))
-    return replace(setup, transfers=SimulatedTransfers(copies, faults, simulation.seed, setup.copies_gb_s))
+    kv = _prepare(plan, machines, copies, Origin.SIMULATED, allocation_fault(faults))
+    kv.counters = NoCounters()
+    kv.transfers = SimulatedTransfers(copies, faults, simulation.seed, kv.copies_gb_s)
+    return KvSetup(machines=machines, kv=kv)
 
 
 def simulate_pair(source: Simulated, listener: "Listener[KvRow]") -> Report:
     """Simulate the transfer of `gpubench check --kv` between the first two GPUs. Raises CouldNotMeasureError."""
-    plan = KvPlan(sizes=(CHECK_BYTES,), blocks=(1,), host=False, timeout_s=1.0)
     machines = source.machines()
-    check_drivers([machines.nodes[0].snapshot], NAME, source.text)
-    setup = _simulated(plan, source.simulation, replace(machines, nodes=machines.nodes[:1]))
-    request = replace(setup.request, pairs=setup.request.pairs[:1])
-    return _kv_run(replace(setup, request=request), listener).run(lambda _: None)
-
-
-def _kv_run(setup: KvSetup, listener: "Listener[KvRow]") -> KvRun:
-    return KvRun(setup.request, setup.transfers, setup.machine, setup.copies_gb_s, setup.counters, listener)
+    first = replace(machines, nodes=machines.nodes[:1])
+    check_drivers([first.nodes[0].snapshot], NAME, source.text)
+    pairs = ((0, 1),) if len(first.nodes[0].gpus) > 1 else None
+    plan = KvPlan(sizes=(CHECK_BYTES,), blocks=(1,), host=False, pairs=pairs, timeout_s=1.0)
+    return _simulated(plan, source.simulation, first).kv.run(listener, lambda _: None)
 
 
 def _replayed(source: Replayed) -> KvSetup:
@@ -253,8 +241,7 @@ def _replayed(source: Replayed) -> KvSetup:
     origin = Origin.RECORDED if found.origin is Origin.MEASURED else found.origin
     return KvSetup(
         machines=machines,
-        machine=_machine(machines, found.gpus, origin),
-        request=found.request,
+        kv=KvRun(machine=_machine(machines, found.gpus, origin), request=found.request),
         libraries=found.libraries,
         recorded=measured,
     )
@@ -267,14 +254,15 @@ def _recording(plan: KvPlan, setup: KvSetup) -> Iterator[Callable[[object], obje
     if directory is None:
         yield lambda _: None
         return
-    recorded.write_recording(directory, setup.machines.snapshots, setup.machine.processes)
+    machine = setup.kv.machine
+    recorded.write_recording(directory, setup.machines.snapshots, machine.processes)
     with recorded.recording_samples(directory, FILE) as write:
         write(
             RecordedKv(
                 schema_version=VERSION,
-                origin=setup.machine.origin,
-                request=setup.request,
-                gpus=tuple(setup.machine.gpus),
+                origin=machine.origin,
+                request=setup.kv.request,
+                gpus=tuple(machine.gpus),
                 libraries=setup.libraries,
             )
         )
@@ -283,7 +271,7 @@ def _recording(plan: KvPlan, setup: KvSetup) -> Iterator[Callable[[object], obje
 
 def _measure(place: Place, setup: KvSetup) -> Report:
     plan: KvPlan = place.plan
-    machine, request = setup.machine, setup.request
+    machine, request = setup.kv.machine, setup.kv.request
     metadata = build_metadata(
         place.arguments,
         NAME,
@@ -304,11 +292,10 @@ def _measure(place: Place, setup: KvSetup) -> Report:
         },
     )
     place.listener.begin(metadata, KvRow.columns())
-    kv = _kv_run(setup, place.listener)
     if setup.recorded is not None:
-        return kv.replay(setup.recorded)
+        return setup.kv.replay(setup.recorded, place.listener)
     with _recording(plan, setup) as write:
-        return kv.run(write)
+        return setup.kv.run(place.listener, write)
 
 
 STEPS = Steps(NAME, _open, _measure, shows_progress=True)

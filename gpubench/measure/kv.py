@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
+import msgspec
 from msgspec import field
 from msgspec.structs import replace
 
@@ -148,52 +149,46 @@ def copy_gb_s(copies: Copies, pair: p2p.Pair) -> float:
     return _COPY_BYTES / median(samples) / BYTES_PER_GB
 
 
-class KvRun:
-    """Measures all transfers and reports on them."""
+class KvRun(msgspec.Struct, kw_only=True):
+    """Measures all transfers and reports on them. `copies_gb_s` has the bandwidth of plain copies between two GPUs."""
 
-    def __init__(
-        self,
-        request: KvRequest,
-        transfers: Transfers | None,
-        machine: CopyMachine,
-        copies_gb_s: Mapping[p2p.Pair, float | None],
-        counters: LinkCounters,
-        listener: Listener[KvRow],
-    ) -> None:
-        self._request, self._transfers = request, transfers
-        self._machine, self._copies_gb_s, self._listener = machine, copies_gb_s, listener
-        self._meter = Meter(counters)
-        self._done = 0
+    machine: CopyMachine
+    request: KvRequest
+    copies_gb_s: Mapping[p2p.Pair, float] = {}
+    transfers: Transfers | None = None
+    counters: LinkCounters | None = None
+    done: int = 0
 
-    def run(self, write: Callable[[Measured], object]) -> Report:
+    def run(self, listener: Listener[KvRow], write: Callable[[Measured], object]) -> Report:
         """Measure all pairs with all kinds of memory. A pair that fails does not stop the others.
 
         `write` records what was measured from one GPU to another.
         """
         measured: list[Measured] = []
-        for pair in self._request.pairs:
-            for allocation in self._request.allocations:
-                for found in self._measure(pair, allocation):
+        for pair in self.request.pairs:
+            for allocation in self.request.allocations:
+                for found in self._measure(pair, allocation, listener):
                     measured.append(found)
                     write(found)
         return self._report(measured)
 
-    def replay(self, measured: Sequence[Measured]) -> Report:
+    def replay(self, measured: Sequence[Measured], listener: Listener[KvRow]) -> Report:
         """Report on recorded transfers again."""
         for one in measured:
             for case, moved in one.cases:
-                self._listener.row(self._row(one, case, moved))
+                listener.row(self._row(one, case, moved))
         return self._report(measured)
 
-    def _measure(self, pair: p2p.Pair, allocation: Allocation) -> Iterator[Measured]:
+    def _measure(self, pair: p2p.Pair, allocation: Allocation, listener: Listener[KvRow]) -> Iterator[Measured]:
         ways = [pair] if pair[0] == pair[1] else [pair, (pair[1], pair[0])]
-        assert self._transfers is not None
+        assert self.transfers is not None
         failure = ""
         try:
-            with self._transfers.open(pair, allocation) as opened:
+            with self.transfers.open(pair, allocation) as opened:
                 while ways and not failure:  # After a failure, the processes are in an unknown state
                     way = ways.pop(0)
-                    found = self._measure_way(way, allocation, opened, backwards=way != pair)
+                    found = Measured(way, allocation, opened.ends, self.copies_gb_s.get(way))
+                    found = self._measure_way(found, opened, listener, backwards=way != pair)
                     failure = found.failure
                     yield found
         except CouldNotMeasureError as error:
@@ -201,29 +196,30 @@ class KvRun:
         yield from (Measured(way, allocation, error=failure) for way in ways)
 
     def _measure_way(
-        self, pair: p2p.Pair, allocation: Allocation, opened: OpenTransfers, *, backwards: bool
+        self, found: Measured, opened: OpenTransfers, listener: Listener[KvRow], *, backwards: bool
     ) -> Measured:
-        found = Measured(pair, allocation, opened.ends, self._copies_gb_s.get(pair))
-        for case in self._request.cases():
-            names, size = self._names(pair), format_size(case.size_bytes)
-            self._listener.progress(self._done, self._request.steps, f"{names} {allocation} {size}")
-            moved = self._move(pair, opened, case, backwards=backwards)
+        for case in self.request.cases():
+            names = f"{self._names(found.pair)} {found.allocation} {format_size(case.size_bytes)}"
+            listener.progress(self.done, self.request.steps, names)
+            moved = self._move(found.pair, opened, case, backwards=backwards)
             found = replace(found, cases=(*found.cases, (case, moved)))
-            self._done += 1
-            self._listener.row(self._row(found, case, moved))
+            self.done += 1
+            listener.row(self._row(found, case, moved))
             if moved.error:
                 break
         return found
 
     def _move(self, pair: p2p.Pair, opened: OpenTransfers, case: TransferCase, *, backwards: bool) -> Moved:
         """Measure one case, count the bytes on the links meanwhile, and verify the data."""
+        assert self.counters is not None
+        meter = Meter(self.counters)
         try:
             opened.clear(case, backwards=backwards)
-            before = [self._meter.read(gpu) for gpu in pair]
+            before = [meter.read(gpu) for gpu in pair]
             moved = opened.move(case, backwards=backwards)
             expected = moved.transfers * case.size_bytes
             sent, received = (
-                self._meter.since(reading, expected, receives=receives)
+                meter.since(reading, expected, receives=receives)
                 for reading, receives in zip(before, (False, True), strict=True)
             )
             wrong = opened.count_wrong(case, backwards=backwards)
@@ -232,23 +228,23 @@ class KvRun:
         return replace(moved, sent=sent, received=received, wrong=wrong)
 
     def _names(self, pair: p2p.Pair) -> str:
-        return " → ".join(self._machine.gpus[gpu].device for gpu in pair)
+        return " → ".join(self.machine.gpus[gpu].device for gpu in pair)
 
     def _row(self, found: Measured, case: TransferCase, moved: Moved) -> KvRow:
-        source, destination = (self._machine.gpus[gpu] for gpu in found.pair)
+        source, destination = (self.machine.gpus[gpu] for gpu in found.pair)
         times = [seconds * MICROSECONDS_PER_SECOND for seconds in moved.seconds]
         p50 = median(times) if times else None
         rate = gb_s(case, moved)
         expected = None if case.to_host else found.expected_gb_s
         verdict, note = self._judge_row(found, case, moved)
         return KvRow(
-            node=self._machine.host(0),
+            node=self.machine.host(0),
             source=source.device,
             destination=HOST if case.to_host else destination.device,
             source_bus_id=source.bus_id,
             destination_bus_id=None if case.to_host else destination.bus_id,
-            origin=self._machine.origin,
-            backend=self._request.backend,
+            origin=self.machine.origin,
+            backend=self.request.backend,
             direction=case.direction,
             memory=found.allocation,
             size_bytes=case.size_bytes,
@@ -277,7 +273,7 @@ class KvRun:
         if case.to_host:
             return None, "not judged: to host memory"
         if moved.is_staged:
-            wiring = self._machine.wiring
+            wiring = self.machine.wiring
             if by_design := wiring.why_refused(found.pair):
                 return Verdict.SKIP, by_design
             return Verdict.WARN if wiring.is_refusal_doubtful(found.pair) else Verdict.FAIL, ""
@@ -291,9 +287,9 @@ class KvRun:
             return None, _WHY_NO_SPEED
         if expected is None or rate is None or case.blocks > 1:
             return None, ""
-        if self._request.backend == NIXL:
+        if self.request.backend == NIXL:
             return None, _NIXL_VARIES
-        if users := self._machine.users(*pair):
+        if users := self.machine.users(*pair):
             return Verdict.SKIP, f"not judged: {users}"
         share = rate / expected
         return Verdict.PASS if share >= SLOW_SHARE else Verdict.WARN if share >= FAILED_SHARE else Verdict.FAIL, ""
@@ -302,11 +298,11 @@ class KvRun:
         causes = transfer_findings([self._transfer(one) for one in measured if one.largest])
         by_name = {name: finding for finding in causes for name in finding.subjects}
         paths = [self._path(one, by_name) for one in measured if one.largest]
-        rows = fallback_rows(paths, self._machine.origin, lambda members: _explanation(by_name.get(members[0].pair)))
-        outcome = report_on(paths, rows, self._machine.origin, ())
+        rows = fallback_rows(paths, self.machine.origin, lambda members: _explanation(by_name.get(members[0].pair)))
+        outcome = report_on(paths, rows, self.machine.origin, ())
         doubts = make_findings([row for row in rows if not by_name.keys() & row.pairs], paths)
         designs = {path.pair for path in paths if path.evidence.by_design}
-        facts = self._machine.facts(self._copies(measured))
+        facts = self.machine.facts(self._copies(measured))
         staged = [
             replace(finding, severity=Verdict.SKIP) if set(finding.subjects) <= designs else finding
             for finding in causes
@@ -320,7 +316,7 @@ class KvRun:
             *self._mixed(measured),
             *copy_findings(facts),
         )
-        findings = fold(findings, self._machine.nodes, fact_findings(facts))
+        findings = fold(findings, self.machine.nodes, fact_findings(facts))
         verdicts = [path.judgement.verdict for path in paths] + [finding.severity for finding in findings]
         return Report(
             verdict=worst_verdict(verdicts),
@@ -332,7 +328,7 @@ class KvRun:
 
     @property
     def _has_several_kinds(self) -> bool:
-        return len(self._request.allocations) > 1
+        return len(self.request.allocations) > 1
 
     def _title(self, measured: Measured) -> str:
         return self._names(measured.pair) + f" ({measured.allocation})" * self._has_several_kinds
@@ -340,7 +336,7 @@ class KvRun:
     def _transfer(self, measured: Measured) -> Transfer:
         """Return the facts that may explain the path: those of the slower of the write and the read."""
         _, moved = _worst(measured)
-        wiring, chosen = self._machine.wiring, moved.chosen
+        wiring, chosen = self.machine.wiring, moved.chosen
         return Transfer(
             name=self._title(measured),
             route=UcxRoute.UNKNOWN if chosen is None else chosen.route,
@@ -355,14 +351,14 @@ class KvRun:
         )
 
     def _path(self, measured: Measured, causes: Mapping[str, Finding]) -> KnownPath:
-        pair, wiring = measured.pair, self._machine.wiring
+        pair, wiring = measured.pair, self.machine.wiring
         case, moved = _worst(measured)
-        source, destination = (self._machine.gpus[gpu] for gpu in pair)
+        source, destination = (self.machine.gpus[gpu] for gpu in pair)
         name = destination.device + f" ({measured.allocation})" * self._has_several_kinds
         cause = causes.get(self._title(measured))
         return KnownPath(
-            source=End(source.device, source.device, self._machine.host(0), source.bus_id, source.device),
-            destination=End(name, name, self._machine.host(0), destination.bus_id, destination.device),
+            source=End(source.device, source.device, self.machine.host(0), source.bus_id, source.device),
+            destination=End(name, name, self.machine.host(0), destination.bus_id, destination.device),
             evidence=PathEvidence(
                 capability=self._capability(measured),
                 selection=_selection(moved.chosen),
@@ -383,13 +379,13 @@ class KvRun:
             return Evidence(State.CONTRADICTING, f"CUDA IPC cannot export {measured.allocation} memory")
         if measured.share_pid_namespace is False:
             return Evidence(State.CONTRADICTING, "the processes are in different PID namespaces")
-        wired = self._machine.wiring.capability(measured.pair)
+        wired = self.machine.wiring.capability(measured.pair)
         if wired.state is State.PRESENT and measured.is_exportable:
             return replace(wired, seen=f"CUDA IPC can export the memory; {wired.seen}")
         return wired
 
     def _measurement(self, measured: Measured, case: TransferCase, moved: Moved) -> Evidence:
-        pair, wiring, rate = measured.pair, self._machine.wiring, gb_s(case, moved)
+        pair, wiring, rate = measured.pair, self.machine.wiring, gb_s(case, moved)
         if pair[0] == pair[1]:
             limit = wiring.host_limit(pair[0]).gb_s
             if rate is not None and limit is not None and rate > p2p.ABOVE_HOST * limit:
@@ -449,12 +445,12 @@ class KvRun:
         series = p2p.Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=_COPY_BYTES)
         known = {one.pair: one.expected_gb_s for one in measured if one.expected_gb_s}
         rows = [
-            pair_row(self._machine, series, pair, p2p.Cell((_COPY_BYTES / gb_s / BYTES_PER_GB,)), (Verdict.PASS, ""))
+            pair_row(self.machine, series, pair, p2p.Cell((_COPY_BYTES / gb_s / BYTES_PER_GB,)), (Verdict.PASS, ""))
             for pair, gb_s in known.items()
-            if self._machine.wiring.peer_access(pair).possible is not False and not self._machine.users(*pair)
+            if self.machine.wiring.peer_access(pair).possible is not False and not self.machine.users(*pair)
         ]
-        matched = self._machine.matched
-        nodes = {node.snapshot.host: node for node in self._machine.nodes}
+        matched = self.machine.matched
+        nodes = {node.snapshot.host: node for node in self.machine.nodes}
         judged = CopyJudge(None if matched is None else matched.profile, nodes).judge(rows)
         return [row if row.verdict == Verdict.FAIL else replace(row, verdict=None) for row in judged]
 
@@ -486,7 +482,7 @@ class KvRun:
             )
 
     def _places(self, measured: Sequence[Measured]) -> tuple[DevicePlace, ...]:
-        return tuple(dict.fromkeys(self._machine.wiring.place(gpu) for one in measured for gpu in one.pair))
+        return tuple(dict.fromkeys(self.machine.wiring.place(gpu) for one in measured for gpu in one.pair))
 
 
 def _worst(measured: Measured) -> tuple[TransferCase, Moved]:

@@ -39,7 +39,7 @@ class SimulatedTransfers:
     """Simulates `ports.Transfers` on one node. `copies_gb_s` has the bandwidth of copies between two GPUs."""
 
     def __init__(
-        self, copies: SimulatedCopies, faults: Sequence[Fault], seed: int, copies_gb_s: Mapping[Pair, float | None]
+        self, copies: SimulatedCopies, faults: Sequence[Fault], seed: int, copies_gb_s: Mapping[Pair, float]
     ) -> None:
         self.copies, self.copies_gb_s, self.seed = copies, copies_gb_s, seed
         self._kv = _faults_of_kv(faults)

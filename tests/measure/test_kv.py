@@ -114,9 +114,10 @@ def measured(
     transfers, listener, lines = Scripted(script, (ends[0], ends[1]), refused or {}), Rows(), list[Measured]()
 
     rates = {} if copy is None else dict.fromkeys(permutations(range(len(gpus)), 2), copy)
-    report = KvRun(request, transfers, shown, rates, counters or NoCounters(), listener).run(lines.append)
+    kv = KvRun(machine=shown, request=request, copies_gb_s=rates)
     replayed = Rows()
-    again = KvRun(request, None, shown, rates, NoCounters(), replayed).replay(lines)
+    report = replace(kv, transfers=transfers, counters=counters or NoCounters()).run(listener, lines.append)
+    again = kv.replay(lines, replayed)
     assert (again.verdict, again.findings) == (report.verdict, report.findings)
     assert replayed.rows == listener.rows
     assert transfers.opened == 0
