@@ -58,7 +58,7 @@ class TransferMemory:
                 address = runtime.mallocAsync(size_bytes, 0)
             case Allocation.MANAGED:
                 address = runtime.mallocManaged(size_bytes)
-            case Allocation.EXPANDABLE:
+            case _:  # EXPANDABLE
                 address = _allocate_expandable(device, size_bytes)
         self.address = int(address)
         self._runtime.deviceSynchronize()

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import NamedTuple
 
 from gpubench.machine.children import module_command, package_environment
 from gpubench.machine.environment import find_libraries, linked_files
@@ -25,48 +24,25 @@ _MODULE = re.compile(r"libuct_(\w+)\.so")
 _NIXL = re.compile(r"nixl([-_]cu\d+)?", re.IGNORECASE)
 _MOONCAKE = re.compile(r"mooncake[-_]transfer[-_]engine([-_].*)?", re.IGNORECASE)
 _PLUGIN = re.compile(r"libplugin_(\w+)\.so")
-_SECONDS_FOR_VERSIONS = 10
-
-
-class UcxInstallation(NamedTuple):
-    """One copy of UCX.
-
-    - `library`: libucp.so.0, or the renamed copy in a wheel of another package
-    - `version`: the version that the library reports, or else that of its wheel; '' if unknown
-    - `transports`: the transport modules that it was built with, without those of every UCX (tcp and shared memory)
-    - `package`: 'libucx-cu13 1.22.0', 'conda', or SYSTEM
-    """
-
-    library: Path
-    version: str
-    transports: tuple[str, ...]
-    package: str
-
-
-def find_ucx(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[UcxInstallation]:
-    """Find all copies of UCX that a program can load: the wheel first, then conda's, the system's, and copies in
-    wheels of other packages. Child processes load them to read their versions.
-    """
-    copies = ucx_copies(environment, root)
-    commands = {
-        str(library): module_command("gpubench.backends.libraries", VERSION, process.UCX_LIB, str(library))
-        for library in copies
-    }
-    answers = run_stages(commands, package_environment(environment), _SECONDS_FOR_VERSIONS) if commands else {}
-    versions = {path: (answer.document or {}).get("version") for path, answer in answers.items()}
-    return [
-        UcxInstallation(library, versions[str(library)] or ucx_wheel_version(package), ucx_transports(library), package)
-        for library, package in copies.items()
-    ]
+_SECONDS_FOR_VERSION = 10
 
 
 def ucx_copies(environment: Mapping[str, str], root: Path = Path("/")) -> dict[Path, str]:
-    """Return the package of each copy of UCX, by the path of its library. No library is loaded."""
+    """Return the package of each copy of UCX that a program can load, by the path of its library: the wheel first, then
+    conda's, the system's, and copies in wheels of other packages. No library is loaded.
+    """
     by_file: dict[str, tuple[Path, str]] = {}
     for library, package in _ucx_candidates(environment, root):
         if exists(library):
             by_file.setdefault(os.path.realpath(library), (library, package))
     return dict(by_file.values())
+
+
+def read_ucx_version(library: Path, environment: Mapping[str, str]) -> str:
+    """Return the version that a UCX reports in a child process. Empty if it does not load."""
+    command = module_command("gpubench.backends.libraries", VERSION, process.UCX_LIB, str(library))
+    answers = run_stages({VERSION: command}, package_environment(environment), _SECONDS_FOR_VERSION)
+    return (answers[VERSION].document or {}).get("version") or ""
 
 
 def _ucx_candidates(environment: Mapping[str, str], root: Path) -> Iterator[tuple[Path, str]]:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpubench.backends.kv_pair import ProcessTransfers
 from gpubench.backends.nixl_agent import is_nixl_installed
-from gpubench.backends.transfer_libraries import find_ucx
+from gpubench.backends.transfer_libraries import read_ucx_version, ucx_copies, ucx_transports
 from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
 from gpubench.jobs import runner
 from gpubench.jobs.kv_plan import Isolate, KvBackend, KvPlan, Visible
@@ -165,16 +165,16 @@ def choose_library(backend: KvBackend) -> tuple[Path | None, dict[str, str]]:
                 next_step="pip install nixl, or gpubench kv --backend ucx",
             )
         return None, {}
-    found = find_ucx()
-    usable = next((ucx for ucx in found if "cuda" in ucx.transports), None)
+    copies = ucx_copies(os.environ)
+    usable = next((library for library in copies if "cuda" in ucx_transports(library)), None)
     if usable is None:
-        without = f"{found[0].library} has no CUDA module" if found else "no UCX was found"
+        without = f"{next(iter(copies))} has no CUDA module" if copies else "no UCX was found"
         raise CouldNotMeasureError(
             f"--backend ucx: {without}",
             expected="UCX with CUDA: its module libuct_cuda.so",
             next_step="pip install libucx-cu13 (CUDA 12: libucx-cu12)",
         )
-    return usable.library, {"UCX": f"{usable.version} from {usable.package}"}
+    return usable, {"UCX": f"{read_ucx_version(usable, os.environ)} from {copies[usable]}"}
 
 
 def _isolating(isolate: Isolate | None) -> tuple[str, ...]:

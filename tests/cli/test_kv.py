@@ -203,7 +203,7 @@ def test_a_machine_without_gpus_is_an_error() -> None:
 def test_missing_libraries_are_named_with_their_package(
     words: tuple[str, ...], said: str, cure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpubench.jobs.kv.find_ucx", list)
+    monkeypatch.setattr("gpubench.jobs.kv.ucx_copies", lambda _: {})
     monkeypatch.setattr("gpubench.jobs.kv.is_nixl_installed", lambda: False)
     monkeypatch.setattr("gpubench.jobs.kv.usable_driver", lambda _: None)
     error = refused(*words)
@@ -291,7 +291,7 @@ def test_faults_of_transfers_need_a_check_of_transfers() -> None:
 
 
 def test_check_without_ucx_says_that_it_made_no_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpubench.jobs.kv.find_ucx", list)
+    monkeypatch.setattr("gpubench.jobs.kv.ucx_copies", lambda _: {})
     nodes = [Topology(snapshots(parse_machine("hgx-h200-2"))[0])]
     found = ChildCommands(nodes, Depth.DEFAULT, 30.0).transfers().transferred
     assert found is not None

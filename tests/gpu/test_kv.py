@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from gpubench.backends.transfer_libraries import find_ucx
+from gpubench.backends.transfer_libraries import ucx_copies, ucx_transports
 from tests.cli.running import environment, gpubench
 from tests.gpu.machine import SHARES, between_gpus
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not any("cuda" in ucx.transports for ucx in find_ucx()), reason="no UCX with CUDA: pip install libucx-cu13"
+        not any("cuda" in ucx_transports(library) for library in ucx_copies(os.environ)),
+        reason="no UCX with CUDA: pip install libucx-cu13",
     ),
 ]
 QUICK = ("--sizes", "64K,64M", "--blocks", "1", "--pairs", "0-1")

@@ -7,9 +7,9 @@ import pytest
 
 from gpubench.backends.transfer_libraries import (
     SYSTEM,
-    UcxInstallation,
     find_transfer_packages,
-    find_ucx,
+    read_ucx_version,
+    ucx_copies,
     ucx_transports,
 )
 from gpubench.model.facts.process import MOONCAKE, NIXL, UCX_LIB
@@ -30,8 +30,8 @@ def add_modules(library: Path, *names: str) -> None:
         (folder / name).touch()
 
 
-def found_below(folder: Path) -> list[UcxInstallation]:
-    return [copy for copy in find_ucx(os.environ) if copy.library.is_relative_to(folder)]
+def found_below(folder: Path) -> list[tuple[Path, str]]:
+    return [(library, package) for library, package in ucx_copies(os.environ).items() if library.is_relative_to(folder)]
 
 
 def test_the_wheel_of_ucx_comes_before_the_copy_that_nixl_brought(site: Path) -> None:
@@ -39,11 +39,9 @@ def test_the_wheel_of_ucx_comes_before_the_copy_that_nixl_brought(site: Path) ->
     add_modules(bundled, "libuct_cuda.so.0.0.0", "libuct_ib.so.0.0.0", "libuct_ib_efa.so.0.0.0", "libucm_cuda.so.0.0.0")
     own = wheel(site, "libucx-cu13", "1.22.0", "libucx/lib/libucp.so.0")
     add_modules(own, "libuct_cuda.a", "libuct_cuda.so", "libuct_cuda.so.0", "libuct_cma.so.0")
-    assert found_below(site) == [
-        UcxInstallation(own, "1.22.0", ("cma", "cuda"), "libucx-cu13 1.22.0"),
-        # This copy does not load, and NIXL's version is not the version of the UCX inside it.
-        UcxInstallation(bundled, "", ("cuda", "efa", "ib"), "nixl-cu13 1.5.1"),
-    ]
+    assert found_below(site) == [(own, "libucx-cu13 1.22.0"), (bundled, "nixl-cu13 1.5.1")]
+    assert (ucx_transports(own), ucx_transports(bundled)) == (("cma", "cuda"), ("cuda", "efa", "ib"))
+    assert read_ucx_version(bundled, os.environ) == ""  # This copy does not load
 
 
 def test_a_ucx_of_the_loader_is_found_once_and_may_lack_modules(
@@ -51,12 +49,13 @@ def test_a_ucx_of_the_loader_is_found_once_and_may_lack_modules(
 ) -> None:
     own = wheel(site, "libucx-cu12", "1.20.0", "libucx/lib/libucp.so.0")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(own.parent))
-    assert [copy.package for copy in found_below(site)] == ["libucx-cu12 1.20.0"]
+    assert [package for _, package in found_below(site)] == ["libucx-cu12 1.20.0"]
     system = tmp_path / "usr/lib/x86_64-linux-gnu/libucp.so.0"
     system.parent.mkdir(parents=True)
     system.write_bytes(shared_object("libc.so.6"))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(system.parent))
-    assert found_below(tmp_path)[1:] == [UcxInstallation(system, "", (), SYSTEM)]
+    assert found_below(tmp_path)[1:] == [(system, SYSTEM)]
+    assert ucx_transports(system) == ()
 
 
 def test_transports_are_named_by_their_modules(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from gpubench.backends.kv_pair import ProcessTransfers, TransferProcess
-from gpubench.backends.transfer_libraries import find_ucx
+from gpubench.backends.transfer_libraries import ucx_copies
 from gpubench.errors import CouldNotMeasureError
 from gpubench.model.paths.ucx import Allocation, UcxRoute
 from gpubench.model.terms.operation import CopyGpu, Direction
@@ -141,7 +141,7 @@ def test_processes_end_with_gpubench_even_if_it_is_killed(tmp_path: Path) -> Non
     assert not Path(f"/proc/{child}").exists()
 
 
-UCX = next((copy.library for copy in find_ucx()), None)
+UCX = next(iter(ucx_copies(os.environ)), None)
 
 
 @pytest.mark.skipif(UCX is None, reason="no UCX is installed: pip install libucx-cu13")
