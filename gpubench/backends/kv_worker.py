@@ -6,7 +6,6 @@ import select
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from gpubench.backends.cuda import load_cupy
@@ -70,22 +69,13 @@ class Worker:
         order = (*range(0, blocks, 2), *range(1, blocks, 2))  # So that no library joins neighboring blocks
         cut = [TransferBlock(local + block * size, remote + block * size, size) for block in order]
         move = self._process.prepare(own, peers, cut, writes=writes)
-        times: list[float] = []
-        transfers = 0
-        start = perf_counter()
-        while transfers < _WARM_UPS or (
-            len(times) < _MOST_SAMPLES and (len(times) < _LEAST_SAMPLES or perf_counter() - start < seconds)
-        ):
-            took = move()
-            transfers += 1
-            if took > seconds:
-                times.append(took)  # Far longer than what the first transfer takes more than others
+        taken: list[float] = []
+        least, most = _WARM_UPS + _LEAST_SAMPLES, _WARM_UPS + _MOST_SAMPLES
+        while len(taken) < least or (len(taken) < most and sum(taken[_WARM_UPS:]) < seconds):
+            taken.append(move())
+            if taken[-1] > seconds:  # Far longer than what the first transfer takes more than others
                 break
-            if transfers > _WARM_UPS:
-                times.append(took)
-            else:
-                start = perf_counter()
-        return Moved(seconds=tuple(times), transfers=transfers)
+        return Moved(seconds=tuple(taken[_WARM_UPS:] or taken[-1:]), transfers=len(taken))
 
     def clear(self, case: TransferCase) -> None:
         self._buffers[_destination(case)].clear(case.size_bytes)
