@@ -26,6 +26,7 @@ _EVERYWHERE: _Excluded = {
     "--exit-style": (("--format", "--json"), _STDOUT + "; --output FILE writes another format"),
     "--hosts": (("--slurm", "--simulate", "--replay", "--from", "--np", "-g", "--ranks-per-gpu"), _REAL_MACHINES),
     "--slurm": (("--simulate", "--replay", "--from", "--np", "-g", "--ranks-per-gpu"), _REAL_MACHINES),
+    "--gpus": (("--replay", "--from"), "a recording shows the GPUs that it has"),
     "--exit-zero": (("--strict", "--exit-style"), "--exit-zero hides the codes that the other asks for"),
 }
 _BY_COMMAND: Mapping[str, _Excluded] = {

@@ -98,7 +98,7 @@ def _request_for_process(
         raise CouldNotMeasureError(
             f"{plural(len(gpus), 'GPU')}: copies need two",
             expected="two GPUs, for copies between them",
-            reason="CUDA_VISIBLE_DEVICES hides the others, or this machine has one",
+            reason="--gpus or CUDA_VISIBLE_DEVICES hides the others, or this machine has one",
             next_step="gpubench p2p, which copies between a single GPU and host memory",
         )
     pairs = _pairs_of_gpus(plan, gpus)

@@ -123,12 +123,16 @@ def _read_hosts(text: str) -> Mapping[str, int | None]:
 class Targets:
     """Hosts and GPUs of a run.
 
+    - `gpus`: GPUs of each host, or None for all that CUDA shows
     - `hosts`: names of hosts with their slots, or None for this host or the ranks of a launcher
     - `typed`: values of all options on the command line, for the ranks on other hosts
     """
 
     help_group: ClassVar = MEASURE
 
+    gpus: tuple[int, ...] | None = option(
+        "LIST", "Use only these GPUs of each host, numbered as in gpubench topo: 0,2-3.", read=parse_gpus, common=True
+    )
     hosts: Mapping[str, int | None] | None = option(
         "FILE|A,B",
         "Start one rank per GPU by mpirun on these hosts: a file with one per line, or names with commas.",

@@ -123,7 +123,8 @@ def _start_of(plan: Any, targets: Targets) -> _Start:
     words, room = rank_arguments(plan, targets.typed), targets.hosts or {}
     slots = min((slots for slots in room.values() if slots is not None), default=None)
     visible = read_driver(os.environ).visible
-    ranks = getattr(plan, "expected_gpus", None) or min(filter(None, (visible, slots)), default=1)
+    asked = len(targets.gpus or ()) or getattr(plan, "expected_gpus", None)
+    ranks = asked or min(filter(None, (visible, slots)), default=1)
     if targets.slurm:
         return _Start(allocated_hosts(os.environ), {}, srun_command(os.environ, ranks, words), dict(os.environ))
     mpirun = find_launcher()

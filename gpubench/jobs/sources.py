@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpubench.errors import UsageError
+from gpubench.errors import SIMULATED_INSTEAD, UsageError, no_gpu
 from gpubench.model.facts.environment import LaunchedRank, performance_variables
 from gpubench.model.terms.options import SIMULATE, option
+from gpubench.model.terms.units import format_ranges
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -38,6 +39,39 @@ class Recording:
     record: Path | None = option("DIR", "Also write all facts and raw samples to this folder.", read=Path)
 
 
+def check_gpus(asked: Sequence[int], present: Sequence[int], where: str) -> None:
+    """Raise UsageError if --gpus names a GPU that is not `present`."""
+    missing = next((gpu for gpu in asked if gpu not in present), None)
+    if missing is not None:
+        raise UsageError(
+            f"--gpus {','.join(map(str, asked))}: there is no GPU{missing} on {where}",
+            expected=f"GPUs of {where}: {format_ranges(present) or 'none'}",
+            next_step="gpubench topo shows the GPUs and their numbers",
+        )
+
+
+def choose_gpus(gpus: Sequence[int]) -> None:
+    """Let CUDA see only these GPUs of this host, numbered as in `gpubench topo`, in this process and its children.
+
+    Raises UsageError if the host does not have them or CUDA_VISIBLE_DEVICES hides them, and CouldNotMeasureError if it
+    has no GPU.
+    """
+    from gpubench.machine.nvml import read_driver, read_uuids
+
+    uuids, setting = read_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not uuids:
+        absent = read_driver(os.environ).absent or "the driver finds none on this host"
+        raise no_gpu(absent, "--gpus", SIMULATED_INSTEAD)
+    entries = [str(gpu) for gpu in range(len(uuids))] if setting is None else setting.replace(" ", "").split(",")
+    seen = [
+        gpu
+        for gpu, uuid in enumerate(uuids)
+        if uuid and any(entry == str(gpu) or (entry.startswith("GPU-") and uuid.startswith(entry)) for entry in entries)
+    ]
+    check_gpus(gpus, seen, "this host" if setting is None else f"this host with CUDA_VISIBLE_DEVICES={setting}")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuids[gpu] for gpu in gpus)
+
+
 class Simulation(Struct, frozen=True):
     """A simulated machine with its faults.
 
@@ -56,7 +90,8 @@ class Simulation(Struct, frozen=True):
     @property
     def source(self) -> str:
         """The command-line options that describe the simulation."""
-        return f"--simulate {self.text}" + "".join(f" --fault {text}" for text in self.broken)
+        chosen = "" if self.machine.gpus is None else f" --gpus {','.join(map(str, self.machine.gpus))}"
+        return f"--simulate {self.text}" + chosen + "".join(f" --fault {text}" for text in self.broken)
 
     @property
     def profile(self) -> dict[str, str]:
@@ -67,6 +102,14 @@ class Simulation(Struct, frozen=True):
         """One line with the NCCL variables that the simulation ignores. Empty if there are none."""
         ignored = " ".join(f"{name}={value}" for name, value in self.ignored.items())
         return f"ignored in simulation: {ignored}" if ignored else ""
+
+    def choose_gpus(self, gpus: Sequence[int]) -> "Simulation":
+        """Return the simulation with only these GPUs of each node. Raises UsageError if a node does not have them."""
+        renumbering = next((fault for fault in self.faults if fault.index is not None and fault.get("missing")), None)
+        if renumbering is not None:
+            raise UsageError(f"--gpus with --fault {renumbering}", expected="one of them: both take out GPUs")
+        check_gpus(gpus, range(self.machine.profile.match.visible), self.text)
+        return replace(self, machine=replace(self.machine, gpus=tuple(gpus)))
 
     def drop_variables(self) -> "Simulation":
         """Return the simulation without NCCL variables. Raises UsageError if a --fault option sets one."""

@@ -86,7 +86,7 @@ def _measure(place: Place, read: "Callable[[], Read]") -> "Report | None":
     from gpubench.measure.topo import examine
     from gpubench.profiles import match_nodes
 
-    nodes = machines.nodes
+    nodes = machines.nodes if plan.targets.gpus is None else machines.visible().nodes
     if plan.recording.record is not None:
         from gpubench.machine import recorded
 

@@ -119,6 +119,21 @@ def open_library() -> Any | None:
     return pynvml
 
 
+def read_uuids() -> list[str]:
+    """Return the UUIDs of the GPUs in NVML's order, '' for a GPU that does not respond. No GPUs without a driver."""
+    library = open_library()
+    if library is None:
+        return []
+    found = []
+    for index in range(library.nvmlDeviceGetCount()):
+        try:
+            found.append(decode(library.nvmlDeviceGetUUID(library.nvmlDeviceGetHandleByIndex(index))) or "")
+        except library.NVMLError:
+            found.append("")
+    library.nvmlShutdown()
+    return found
+
+
 def visible_count(gpus: int, setting: str | None) -> int:
     """Return the number of GPUs that CUDA_VISIBLE_DEVICES leaves. CUDA ignores all entries from the first invalid
     one on.

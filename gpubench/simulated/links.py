@@ -20,7 +20,7 @@ from gpubench.model.terms.operation import Block, CopyGpu, DataPattern, Engine, 
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.ports.backend import Array, Memory, Region
 from gpubench.ports.copies import HOST, CopyStream, LinkBytes
-from gpubench.simulated.machine import SimulatedMachine, not_joined, snapshots, wrong_value
+from gpubench.simulated.machine import SimulatedMachine, hidden_gpus, not_joined, snapshots, wrong_value
 from gpubench.simulated.node import healthy_node
 
 STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")  # Keys of faults that make copies host-staged
@@ -310,7 +310,7 @@ class SimulatedCopies:
             CopyGpu(gpu.device, position, gpu.bus_id or "", gpu.uuid or "", gpu.name or "")
             for position, gpu in enumerate(alive)
         )
-        self._links = node_links(machine.profile, node_faults)
+        self._links = node_links(machine.profile, [*node_faults, *hidden_gpus(machine, [node])])
         self._indices = [gpu.index for gpu in self._links.gpus]
         # An NVLink that is down makes a path slower, but does not change its type.
         healthy = Topology(healthy_node(machine.profile))

@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.facts import snapshot
-from gpubench.model.facts.health import decode_health
+from gpubench.model.facts.health import HIDDEN, decode_health, drop_hidden
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
@@ -329,10 +329,14 @@ OF_DOMAINS = ("clique", "imex", "mnnvl")  # Keys of faults that need an NVLink d
 
 
 class SimulatedMachine(Struct, frozen=True):
-    """A simulated machine: one or more nodes of the same profile."""
+    """A simulated machine: one or more nodes of the same profile.
+
+    `gpus` has the GPUs of each node that processes see, or None for all.
+    """
 
     profile: Profile
     nodes: int = 1
+    gpus: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         visible, name = self.profile.match.visible, self.profile.name
@@ -346,6 +350,12 @@ class SimulatedMachine(Struct, frozen=True):
             name, size = name if tray is None else tray.profile.name, 1
         count = self.nodes // size
         return name + part + (f"*{count}" if count > 1 else "")
+
+    @property
+    def hidden(self) -> frozenset[int]:
+        """The GPUs of each node that processes do not see."""
+        every = range(self.profile.match.visible)
+        return frozenset(every).difference(every if self.gpus is None else self.gpus)
 
     @property
     def domain_nodes(self) -> int:
@@ -450,6 +460,8 @@ def snapshots(
         else:
             broken = _apply_faults(_named(healthy, number, seed), node_faults)
             found.append(apply_surrounding_faults(add_surroundings(broken), node_faults))
+    if machine.hidden:
+        found = [_hide_gpus(node, machine.hidden) for node in found]
     if machine.domain_nodes == 1:
         return found
     stopped = {fault.node_number for fault in faults if fault.get("imex")}
@@ -457,6 +469,25 @@ def snapshots(
         _join_domain(node, _identity(seed, f"domain{number // machine.domain_nodes}"), imex=number not in stopped)
         for number, node in zip(numbers, found, strict=True)
     ]
+
+
+def hidden_gpus(machine: SimulatedMachine, numbers: Iterable[int]) -> list[Fault]:
+    """Return faults that take the hidden GPUs out of the links of the nodes with these numbers."""
+    missing = (("missing", "yes"),)
+    return [Fault(Subject.GPU, missing, number, index) for number in numbers for index in machine.hidden]
+
+
+def _hide_gpus(node: snapshot.Snapshot, hidden: Container[int]) -> snapshot.Snapshot:
+    """Return the node as processes see it if CUDA_VISIBLE_DEVICES hides these GPUs."""
+    marked = [
+        replace(gpu, unknown={**gpu.unknown, "cuda_index": HIDDEN}) if gpu.index in hidden else gpu for gpu in node.gpus
+    ]
+    node = drop_hidden(replace(node, gpus=tuple(marked)), ())
+    known = [gpu.index for gpu in node.gpus if gpu.cuda_index is not None]
+    return replace(
+        node,
+        gpus=tuple(replace(gpu, cuda_index=known.index(gpu.index)) if gpu.index in known else gpu for gpu in node.gpus),
+    )
 
 
 def _join_domain(node: snapshot.Snapshot, cluster: str, *, imex: bool) -> snapshot.Snapshot:

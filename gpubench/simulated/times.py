@@ -32,7 +32,7 @@ from gpubench.model.terms import overlap
 from gpubench.model.terms.settings import PER_COMMUNICATOR
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names, plural
 from gpubench.simulated.links import Hop, NodeLinks, corrupted_pairs, node_links, ring_hops
-from gpubench.simulated.machine import SimulatedMachine, check_nodes, faults_by_node, merge_domains
+from gpubench.simulated.machine import SimulatedMachine, check_nodes, faults_by_node, hidden_gpus, merge_domains
 from gpubench.simulated.settings import (
     NVLS,
     allows_nvls,
@@ -113,6 +113,7 @@ class CollectiveTimes:
     ) -> None:
         check_nodes(machine, faults)
         self._shape = shape
+        shape = (*shape, *hidden_gpus(machine, range(machine.nodes)))
         faults = (*shape, *faults)
         self._whole_nodes = whole_nodes
         self._requested = machine

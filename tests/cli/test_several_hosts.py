@@ -272,16 +272,18 @@ def test_the_ranks_of_several_hosts_get_every_option_of_the_measurement(
 
 @pytest.mark.parametrize(
     ("visible", "slots", "options", "ranks"),
-    [(8, "", (), 8), (8, ":96", (), 8), (8, ":2", (), 2), (0, ":4", (), 4), (0, "", (), 1), (0, "", ("4",), 4)],
+    [
+        *((8, "", {}, 8), (8, ":96", {}, 8), (8, ":2", {}, 2), (0, ":4", {}, 4), (0, "", {}, 1)),
+        *((0, "", {"expected_gpus": 4}, 4), (8, "", {"gpus": "0,2-3"}, 3)),
+    ],
 )
 def test_a_host_gets_a_rank_per_gpu_and_no_more_than_its_slots(
-    visible: int, slots: str, options: tuple[str, ...], ranks: int, monkeypatch: pytest.MonkeyPatch
+    visible: int, slots: str, options: dict[str, object], ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(several_hosts, "read_driver", lambda _: Driver(gpus=visible, visible=visible))
     monkeypatch.setattr(several_hosts, "silent_hosts", lambda *_: {})
     monkeypatch.setenv("NCCL_P2P_LEVEL", "SYS")
-    typed = {"hosts": f"a{slots},b{slots}", "command": "check", "expected_gpus": int(options[0]) if options else None}
-    plan = plan_from(CheckPlan, typed)
+    plan = plan_from(CheckPlan, {"hosts": f"a{slots},b{slots}", "command": "check", **options})
     command = several_hosts._start_of(plan, plan.targets).command
     assert command[1:5] == ["-n", str(2 * ranks), "--host", f"a:{ranks},b:{ranks}"]
     assert command[command.index("NCCL_P2P_LEVEL") - 1] == "-x"

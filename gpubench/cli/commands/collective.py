@@ -49,6 +49,8 @@ def checked(plan: CollectivePlan) -> CollectivePlan:
     if plan.simulation is not None:
         plan.refuse_gpu_options("a simulated machine has no real GPUs", but=plan.comparison_options)
     if plan.backend == HOST:
+        if plan.targets.gpus is not None:
+            raise exclusive(("--gpus", "--backend host"), "one of them: --backend host uses no GPU")
         plan.refuse_gpu_options("--backend host uses none")
     plan.refuse_what_backend_lacks()
     return plan

@@ -240,7 +240,7 @@ class CollectivePlan(MachinePlan):
         completed_as="op",
         common=True,
     )
-    root: int = option("RANK", "Root rank.", name="--root -r", default=0, common=True)
+    root: int = option("RANK", "Root rank.", name="--root -r", default=0)
     skew: float | None = option(
         "SHARE",
         "Measure alltoallv: rank 0 receives the size, the last rank this share less of it, the others in between.",

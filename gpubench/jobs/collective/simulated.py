@@ -255,7 +255,9 @@ def _left_out(simulation: Simulation, nodes: Sequence[int], local: frozenset[int
     missing = (("missing", "yes"),)
     for number, node in enumerate(nodes):
         on_gpus = [each for each in simulation.faults if each.subject is Subject.GPU and each.node_number == node]
-        gone = {fault.index for fault in on_gpus if fault.get("missing") or fault.get("lost")}
+        gone = {
+            fault.index for fault in on_gpus if fault.get("missing") or fault.get("lost")
+        } | simulation.machine.hidden
         there = [index for index in range(visible) if index not in gone]
         for place, index in enumerate(there):
             if place not in local:

@@ -239,7 +239,7 @@ def find_pairs(asked: Sequence[Pair], gpus: Sequence[operation.CopyGpu]) -> tupl
                 raise UsageError(
                     f"--pairs {pair[0]}-{pair[1]}: there is no GPU{index}",
                     expected=f"GPUs among {', '.join(positions)}",
-                    reason="CUDA_VISIBLE_DEVICES hides it, or this machine has fewer",
+                    reason="--gpus or CUDA_VISIBLE_DEVICES hides it, or this machine has fewer",
                     next_step="gpubench topo shows the GPUs and their numbers",
                 )
     return tuple((positions[f"GPU{one}"], positions[f"GPU{other}"]) for one, other in asked)
