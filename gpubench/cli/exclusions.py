@@ -41,6 +41,7 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
         "--isolate": (("--simulate", "--replay"), "--fault node0:kv=pid simulates two containers"),
         "--visible": (("--simulate", "--replay"), "only real processes can be limited to their own GPUs"),
         "--backend": (("--simulate", "--replay"), "transfers by UCX are simulated"),
+        "--pairs": (("--np",), "both select GPUs"),
     },
     "libraries": {"--replay": (("--record",), _RECORDING)},
     "check": {

@@ -17,6 +17,7 @@ from gpubench.model.results.compare import HOST, Chart, ComparisonRow, charts, c
 from gpubench.model.results.kv import KvRow
 from gpubench.model.results.overlap import OverlapRow, overlap_charts
 from gpubench.model.results.report import CollectiveRow, Matrix, Metadata, OnPage, PairRow, Record, Report, Table
+from gpubench.model.results.scaling import ScalingRow, drop_smaller_runs, scaling_charts
 from gpubench.model.results.scan import ScanCellRow
 from gpubench.model.terms.overlap import describe_cap
 from gpubench.model.terms.units import compress_names, format_size, group_by, shorten
@@ -87,7 +88,10 @@ def outcome(run: DocumentRun) -> str:
 
 def blocks(run: DocumentRun) -> Iterator[Block]:
     """Yield the charts, tables and grids that follow the header and the findings on a page."""
-    yield from charts(run.rows)
+    scaling = run.report.rows(ScalingRow)
+    drawn = drop_smaller_runs(run.rows, scaling)
+    yield from scaling_charts(scaling)
+    yield from charts(drawn)
     yield from compared_charts(run.report.rows(ComparisonRow))
     collectives = [row for row in (*run.rows, *run.report.rows(CollectiveRow)) if isinstance(row, CollectiveRow)]
     if collectives:
@@ -100,7 +104,10 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
     transfers = [row for row in run.rows if isinstance(row, KvRow)]
     if transfers:
         yield _listing("Transfers", kv.COLUMNS[KvRow], transfers)
-    yield from _overlap_blocks([row for row in run.rows if isinstance(row, OverlapRow)])
+    yield from _overlap_blocks([row for row in drawn if isinstance(row, OverlapRow)])
+    steps = [row for row in run.rows if isinstance(row, OverlapRow)]
+    if steps:
+        yield _listing("Every row", overlap.page_columns(run.metadata), steps)
     yield from _map(run.report)
     yield from _section_blocks(run.metadata, run.report)
 
@@ -221,7 +228,7 @@ def _cell_words(value: object) -> str:
 
 
 def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Block]:
-    """Yield curves, one grid of step times (size × CTA limit) per computation, and a table of all rows."""
+    """Yield curves, and one grid of step times (size × CTA limit) per computation."""
     yield from overlap_charts(rows)
     for partner, members in group_by(rows, lambda row: row.partner).items():
         lines: dict[str, dict[str, GridCell]] = {}
@@ -235,8 +242,6 @@ def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Block]:
             }
         columns = list(dict.fromkeys(describe_cap(row.ctas) for row in members))
         yield Grid(f"Step, by size and cap, µs, beside {partner}", "size", columns, lines)
-    if rows:
-        yield _listing("Every row", overlap.STEPS, rows)
 
 
 def _map(report: Report) -> Iterator[Grid]:

@@ -144,6 +144,10 @@ def _curves_figure(chart: Chart) -> Iterator[str]:
             yield _marker(
                 number, scale.x(size), scale.y(value), f"{line.name}: {format_size(size)}, {value:.4g} {chart.unit}"
             )
+    for size, words in chart.marks:
+        x = f"{scale.x(size):.1f}"
+        yield f'<line class="limit" x1="{x}" x2="{x}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>'
+        yield f'<circle class="hit" cx="{x}" cy="{_TOP + _HIT}" r="{_HIT}"><title>{html_text(words)}</title></circle>'
     yield '</svg><ul class="legend">'
     yield from _legend(chart)
     yield "</ul></figure>\n"
@@ -168,7 +172,7 @@ def _axes(chart: Chart, scale: _Scale) -> Iterator[str]:
     for size in sizes[:: math.ceil(len(sizes) / _MOST_TICKS)]:
         yield f'<text x="{scale.x(size):.1f}" y="{_HEIGHT - 32}" text-anchor="middle">{format_size(size)}</text>'
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
-    yield f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 8}" text-anchor="middle">size, log scale</text>'
+    yield f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 8}" text-anchor="middle">{chart.axis}</text>'
     _, named, what = chart.title.rpartition(": ")
     what = what.partition(",")[0] if named else ""
     words = ", ".join(filter(None, (what, chart.unit, "log scale" if scale.logarithmic else "")))
@@ -212,6 +216,8 @@ def _legend(chart: Chart) -> Iterator[str]:
         if points:
             levels = {value for _, value in points}
             yield _key(kind, f"{name} {levels.pop():g}" if len(levels) == 1 else name)
+    for size, words in chart.marks:
+        yield _key("limit", f"breaks at {size}: {words}")
     if chart.is_open_ended:
         yield f"<li>{html_text(OPEN_ENDED)}</li>"
 

@@ -214,6 +214,7 @@ class Presenter:
         if options.defaults or options.defaults_file is not None:
             metadata = replace(metadata, defaults=options.defaults, defaults_file=options.defaults_file)
         self._begun, self._metadata = True, metadata
+        self._figures.least_ranks = len(metadata.ranks) if "np" in metadata.options else 0
         with self._progress.hidden():
             self._write(lambda writer: writer.begin(metadata, columns))
             if not self._is_table:

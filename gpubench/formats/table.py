@@ -581,8 +581,11 @@ class TableWriter:
         if self._view is not None and self._page is not None:
             if self._shown.plot:
                 from gpubench.model.results.compare import charts
+                from gpubench.model.results.scaling import ScalingRow, drop_smaller_runs, scaling_charts
 
-                self._page.charts = [chart for chart in charts(self._rows) if not chart.logarithmic]
+                scaling = report.rows(ScalingRow)
+                found = [*scaling_charts(scaling), *charts(drop_smaller_runs(self._rows, scaling))]
+                self._page.charts = [chart for chart in found if not chart.logarithmic]
             self._view.end(report)
             self._page.close()
 

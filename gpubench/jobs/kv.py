@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from gpubench.backends.kv_pair import ProcessTransfers
 from gpubench.backends.nixl_agent import is_nixl_installed
 from gpubench.backends.transfer_libraries import read_ucx_version, ucx_copies, ucx_transports
-from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
+from gpubench.errors import CouldNotMeasureError, UsageError, more_ranks_than_gpus, no_gpu
 from gpubench.jobs import runner
 from gpubench.jobs.kv_plan import Isolate, KvBackend, KvPlan, Visible
 from gpubench.jobs.machines import Machines, check_drivers
@@ -24,6 +25,7 @@ from gpubench.jobs.runner import Place, Steps
 from gpubench.jobs.sources import Replayed, Simulated, Simulation, first_node
 from gpubench.machine import recorded
 from gpubench.machine.nvml import NvmlCounters
+from gpubench.measure import scaling
 from gpubench.measure.kv import FILE, SMALLEST_BLOCK, VERSION, KvRequest, KvRun, Measured, RecordedKv, copy_gb_s
 from gpubench.measure.kv import SECTIONS as SECTIONS
 from gpubench.measure.p2p.request import CopyMachine, find_pairs, wiring_of_process
@@ -31,7 +33,8 @@ from gpubench.model.facts.environment import detect_launcher
 from gpubench.model.paths.ucx import Allocation
 from gpubench.model.profiles.fault import COPIES
 from gpubench.model.results.kv import KvRow
-from gpubench.model.results.report import Report
+from gpubench.model.results.report import Report, Table
+from gpubench.model.results.scaling import ScalingRow
 from gpubench.model.terms.operation import CopyGpu
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Origin
@@ -140,12 +143,15 @@ def _machine(machines: Machines, gpus: Sequence[CopyGpu], origin: Origin) -> Cop
 def _prepare(
     plan: KvPlan, machines: Machines, copies: "Copies", origin: Origin, fault: Allocation | None = None
 ) -> KvRun:
-    """Choose the transfers, and make a plain copy between their GPUs. Raises UsageError for unknown --pairs.
+    """Choose the transfers, and make a plain copy between their GPUs. Raises UsageError for GPUs that are missing.
 
     `fault` is the kind of memory that all processes allocate instead of the chosen ones.
     """
     machine = _machine(machines, copies.gpus, origin)
-    pairs = tuple(combinations(range(len(machine.gpus)), 2)) or ((0, 0),)
+    count = max(plan.rank_counts, default=len(machine.gpus))
+    if count > len(machine.gpus):
+        raise more_ranks_than_gpus(count, len(machine.gpus), machine.nodes[0].snapshot.host)
+    pairs = tuple(combinations(range(count), 2)) or ((0, 0),)
     if plan.pairs is not None:
         pairs = tuple(dict.fromkeys((min(pair), max(pair)) for pair in find_pairs(plan.pairs, machine.gpus)))
     kinds = plan.allocations(os.environ) if fault is None else (fault,)
@@ -292,10 +298,27 @@ def _measure(place: Place, setup: KvSetup) -> Report:
         },
     )
     place.listener.begin(metadata, KvRow.columns())
+    if len(plan.rank_counts) > 1 and plan.rank_counts[0] == 1:
+        place.presenter.note(scaling.ALONE)
     if setup.recorded is not None:
-        return setup.kv.replay(setup.recorded, place.listener)
+        return _add_scaling(plan, setup.kv, setup.kv.replay(setup.recorded, place.listener))
     with _recording(plan, setup) as write:
-        return setup.kv.run(place.listener, write)
+        return _add_scaling(plan, setup.kv, setup.kv.run(place.listener, write))
+
+
+def _add_scaling(plan: KvPlan, kv: KvRun, report: Report) -> Report:
+    """Add the slowest pair among the first GPUs, for each number of GPUs in --np. Each pair was measured once."""
+    if not plan.rank_counts:
+        return report
+    gpus = [kv.machine.label(gpu) for gpu in range(len(kv.machine.gpus))]
+    found = [row for count in plan.rank_counts for row in scaling.kv_scaling(kv.rows, gpus[:count])]
+    staged = {(row.source, row.destination) for row in kv.rows if row.host_staged}
+
+    def is_staged(one: int, other: int) -> bool:
+        return (gpus[one], gpus[other]) in staged
+
+    table = scaling.scaling_table(found, partial(scaling.find_reason, kv.machine.wiring, is_staged))
+    return replace(report, sections={**report.sections, **Table.group_by_section({ScalingRow: table})})
 
 
 STEPS = Steps(NAME, _open, _measure, shows_progress=True)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from gpubench.errors import UsageError
 from gpubench.jobs.plans import MachinePlan, Targets, parse_pair_option
 from gpubench.model.paths.ucx import Allocation
-from gpubench.model.terms.options import flag, one_of, option, step_timeout
+from gpubench.model.terms.options import flag, one_of, option, rank_counts, step_timeout
 from gpubench.model.terms.units import parse_sizes
 
 
@@ -91,6 +91,9 @@ class KvPlan(MachinePlan):
     )
     pairs: tuple[tuple[int, int], ...] | None = option(
         "I-J", "Measure only these pairs of GPUs: 0-1,2-3.", read=parse_pair_option, several=True, common=True
+    )
+    rank_counts: tuple[int, ...] = rank_counts(
+        "Measure only between the first N GPUs. 2,4,8 shows how the slowest pair changes."
     )
     host: bool = flag("Also transfer from a GPU to host memory.", name="--host/--no-host", default=True)
     targets: Targets = field(default_factory=Targets)

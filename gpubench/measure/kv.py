@@ -41,7 +41,7 @@ from gpubench.ports.copies import Copies, CopyStream, LinkCounters
 from gpubench.ports.group import Listener
 from gpubench.ports.transfers import Moved, OpenTransfers, ProcessEnd, TransferCase, Transfers
 
-SECTIONS = (KvRow.section, "evidence", "fallback", "causes", "findings")
+SECTIONS = (KvRow.section, "scaling", "evidence", "fallback", "causes", "findings")
 HOST = "host"
 FILE, VERSION = "kv.jsonl", 1  # Of recordings
 SMALLEST_BLOCK = 1024  # Smaller blocks than in any KV cache are not measured
@@ -158,6 +158,7 @@ class KvRun(msgspec.Struct, kw_only=True):
     transfers: Transfers | None = None
     counters: LinkCounters | None = None
     done: int = 0
+    rows: list[KvRow] = []
 
     def run(self, listener: Listener[KvRow], write: Callable[[Measured], object]) -> Report:
         """Measure all pairs with all kinds of memory. A pair that fails does not stop the others.
@@ -176,8 +177,12 @@ class KvRun(msgspec.Struct, kw_only=True):
         """Report on recorded transfers again."""
         for one in measured:
             for case, moved in one.cases:
-                listener.row(self._row(one, case, moved))
+                self._deliver(self._row(one, case, moved), listener)
         return self._report(measured)
+
+    def _deliver(self, row: KvRow, listener: Listener[KvRow]) -> None:
+        self.rows.append(row)
+        listener.row(row)
 
     def _measure(self, pair: p2p.Pair, allocation: Allocation, listener: Listener[KvRow]) -> Iterator[Measured]:
         ways = [pair] if pair[0] == pair[1] else [pair, (pair[1], pair[0])]
@@ -204,7 +209,7 @@ class KvRun(msgspec.Struct, kw_only=True):
             moved = self._move(found.pair, opened, case, backwards=backwards)
             found = replace(found, cases=(*found.cases, (case, moved)))
             self.done += 1
-            listener.row(self._row(found, case, moved))
+            self._deliver(self._row(found, case, moved), listener)
             if moved.error:
                 break
         return found

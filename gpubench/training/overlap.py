@@ -27,9 +27,11 @@ def run(plan: OverlapPlan, arguments: Sequence[str]) -> int:
     refuse_under_launcher(OVERLAP, collective.source, launch)
     if isinstance(collective.source, Simulated):
         from gpubench.jobs import runner
+        from gpubench.jobs.collective.scaling import in_counts
         from gpubench.training.overlap_simulated import simulation_steps
 
-        return runner.run_alone(simulation_steps(plan), collective, arguments)
+        steps = simulation_steps(plan)
+        return runner.run_alone(in_counts(steps) if collective.scales else steps, collective, arguments)
     if launch is None:
         from gpubench.jobs.collective import job
 

@@ -17,6 +17,7 @@ from gpubench.model.terms.options import (
     judging_profile,
     option,
     parse_choices,
+    rank_counts,
     read_from,
     sharing_ranks,
     step_timeout,
@@ -107,8 +108,8 @@ class OverlapPlan(CommandPlan):
     )
     check: bool = flag("Verify the data on every rank, or not.", name="--check/--no-check", default=True)
     nccl_library: str | None = nccl_library_option()
-    ranks: int | None = option(
-        "N", "Ranks to launch on this host (default: one per GPU).", name="--np", min=1, common=True
+    rank_counts: tuple[int, ...] = rank_counts(
+        "Ranks to launch on this host (default: one per GPU). 2,4,8 shows how the step scales."
     )
     targets: Targets = field(default_factory=Targets)
     ranks_per_gpu: int = sharing_ranks()

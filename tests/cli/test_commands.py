@@ -224,11 +224,11 @@ HAS_GPUS = Driver(version="580", cuda=13000, gpus=4, visible=4)
     ("given", "driver", "ranks"),
     [
         ({}, Driver(), 2),
-        ({"ranks": 5}, Driver(), 5),
+        ({"rank_counts": "5"}, Driver(), 5),
         ({}, HAS_GPUS, 4),
-        ({"ranks": 2}, HAS_GPUS, 2),
+        ({"rank_counts": "2"}, HAS_GPUS, 2),
         ({"backends": "host"}, HAS_GPUS, 4),
-        ({"backends": "host", "ranks": 9}, HAS_GPUS, 9),
+        ({"backends": "host", "rank_counts": "9"}, HAS_GPUS, 9),
         ({}, Driver(gpus=4, visible=0), 2),
     ],
 )
@@ -242,7 +242,7 @@ def test_one_rank_a_gpu_else_two(
 @pytest.mark.parametrize(
     ("given", "driver", "error", "said"),
     [
-        ({"ranks": 8}, HAS_GPUS, UsageError, "shows 4 GPUs"),
+        ({"rank_counts": "8"}, HAS_GPUS, UsageError, "shows 4 GPUs"),
         ({"backends": "nccl"}, Driver(absent="no driver"), CouldNotMeasureError, "no driver"),
         ({"backends": "nccl"}, Driver(version="580"), CouldNotMeasureError, "the driver finds none"),
         ({"backends": "nccl"}, Driver(gpus=4), CouldNotMeasureError, "CUDA_VISIBLE_DEVICES hides the 4 GPUs"),

@@ -170,8 +170,8 @@ def test_copies_between_ranks_need_a_gpu_each(ranks: list[RankIdentity], driver:
     [
         ({"ranks_per_gpu": 4}, ONE, 4),
         ({"ranks_per_gpu": 2}, HAS_GPUS, 8),
-        ({"ranks_per_gpu": 4, "ranks": 3}, ONE, 3),
-        ({"ranks_per_gpu": 2, "ranks": 5}, HAS_GPUS, 5),
+        ({"ranks_per_gpu": 4, "rank_counts": "3"}, ONE, 3),
+        ({"ranks_per_gpu": 2, "rank_counts": "5"}, HAS_GPUS, 5),
     ],
 )
 def test_so_many_ranks_are_launched_on_each_gpu(
@@ -184,9 +184,9 @@ def test_so_many_ranks_are_launched_on_each_gpu(
 @pytest.mark.parametrize(
     ("given", "driver", "said"),
     [
-        ({"ranks": 4}, ONE, "--ranks-per-gpu 4, --np 1, or --backend host"),
-        ({"ranks": 5}, HAS_GPUS, "--ranks-per-gpu 2, --np 4, or --backend host"),
-        ({"ranks": 5, "ranks_per_gpu": 2}, ONE, "--ranks-per-gpu 5, --np 2"),
+        ({"rank_counts": "4"}, ONE, "--ranks-per-gpu 4, --np 1, or --backend host"),
+        ({"rank_counts": "5"}, HAS_GPUS, "--ranks-per-gpu 2, --np 4, or --backend host"),
+        ({"rank_counts": "5", "ranks_per_gpu": 2}, ONE, "--ranks-per-gpu 5, --np 2"),
         ({"ranks_per_gpu": 2}, Driver(), "leave --ranks-per-gpu out"),
     ],
 )

@@ -500,3 +500,22 @@ def test_a_killed_rank_is_told_and_its_rows_are_kept(tmp_path: Path) -> None:
     assert "the 4 rows measured before are kept" in result.stderr
     document = json.loads(output.read_text())
     assert (document["complete"], document["verdict"], len(document["rows"])) == (False, "ERROR", 4)
+
+
+def test_each_number_of_ranks_is_a_job_of_its_own() -> None:
+    result = gpubench("allreduce", *HOST, "--np", "1,2", "--sizes", "1K", "--iters", "3", "--format", "json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    VALIDATOR.validate(document)
+    assert [row["ranks"] for row in document["rows"]] == [2, 2, 1, 1]
+    found = [(row["ranks"], row["gpus"], row["efficiency_percent"], row["reason"]) for row in document["scaling"]]
+    copied = "a local copy: one rank has no bus bandwidth (nccl-tests shows 0)"
+    assert found == [(1, "CPU ranks", None, copied), (2, "CPU ranks", 100.0, None)] * 2
+    assert {row["wrong"] for row in document["rows"]} == {0}
+
+
+@pytest.mark.slow
+def test_several_numbers_of_ranks_under_mpirun_are_refused() -> None:
+    result = mpirun(2, "allreduce", *SMALL, "--np", "1,2")
+    assert result.returncode == 2
+    assert "expected: one process, which starts a job per number of ranks" in result.stderr

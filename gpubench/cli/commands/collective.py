@@ -43,6 +43,7 @@ def checked(plan: CollectivePlan) -> CollectivePlan:
             next_step=f"gpubench {plan.command}",
         )
     _check_compared(plan)
+    _check_counts(plan)
     _ = plan.request  # Raises UsageError if --iters, --budget and --graph contradict each other
     if plan.split is not None:
         _check_split(plan, plan.split)
@@ -77,6 +78,18 @@ def _check_split(plan: CollectivePlan, text: str) -> None:
         if is_given:
             instead = "--iters 100" if name == f"--iters {AUTO}" else f"leave {name} out"
             raise UsageError(f"{name} with --split {text}", expected=expected, reason=reason, next_step=instead)
+
+
+def _check_counts(plan: CollectivePlan) -> None:
+    """Raise UsageError for options that do not work with several numbers of ranks."""
+    once = {
+        "--split": plan.split is not None,
+        "--cycles": plan.cycles != 1,
+        **dict.fromkeys(plan.comparison_options, True),
+    }
+    for name in (name for name, is_given in once.items() if is_given and plan.scales):
+        counts = ",".join(map(str, plan.rank_counts))
+        raise exclusive((f"--np {counts}", name), "one of them, or one number of ranks")
 
 
 def _check_compared(plan: CollectivePlan) -> None:
@@ -123,7 +136,7 @@ def _check_replay(plan: CollectivePlan) -> None:
 
 
 SECTIONS = (
-    *("rows", "rank_times", "evidence", "fallback", "causes", "findings"),
+    *("rows", "scaling", "rank_times", "evidence", "fallback", "causes", "findings"),
     *("winners", "refused", "backends", "mpi_support"),
 )
 

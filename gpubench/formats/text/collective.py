@@ -11,10 +11,12 @@ from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.formats import layout
 from gpubench.formats.layout import INDENT, VERDICT_MARKS, Column, figure, or_dash, verdict_mark
 from gpubench.formats.table import Page, heading, software_lines
+from gpubench.formats.text.scaling import SCALING, print_scaling
 from gpubench.model.facts.process import TrialOutcome
 from gpubench.model.paths.wiring import NVLS_ASSUMED
 from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow, WinnerRow, crossings, describe_speed
 from gpubench.model.results.report import BACKENDS, CollectiveRow, Metadata, Report, Row
+from gpubench.model.results.scaling import ScalingRow
 from gpubench.model.terms import operation, settings
 from gpubench.model.terms.operation import NCCL, Placement
 from gpubench.model.terms.ranks import RankIdentity, count_nccl_hosts, group_by_device, why_not_judged
@@ -120,7 +122,7 @@ WINNERS = (
     Column("noise", lambda row: format_percent(row.noise_percent, "?", 1), 1, right=True),
     Column("drift", lambda row: format_percent(row.own_drift_percent, "?", 1), 2, right=True),
 )
-COLUMNS = {WinnerRow: WINNERS}
+COLUMNS = {WinnerRow: WINNERS, ScalingRow: SCALING}
 
 
 def page_columns(metadata: Metadata) -> list[Column]:
@@ -136,7 +138,9 @@ def page_columns(metadata: Metadata) -> list[Column]:
 
 
 def _labels(metadata: Metadata) -> tuple[str, Callable[[CollectiveRow], str]]:
-    """Return the first column: the setting if the run compares settings, otherwise the group of ranks."""
+    """Return the first column: the setting, the number of ranks or the group of ranks, whichever the run varies."""
+    if "np" in metadata.options:
+        return "ranks", lambda row: str(row.ranks)
     if not way_names(metadata):
         return "group", lambda row: row.group or ""
     several = bool(other_backends(metadata))
@@ -159,6 +163,7 @@ class CollectiveView:
         self._shows_evidence = metadata.options.get("evidence") == "shown"
         self._why_not_judged = why_not_judged(metadata.ranks)
         names = metadata.options.get("groups") or way_names(metadata)
+        names = ["ranks"] if "np" in metadata.options else names
         if "turns" in metadata.options:
             names = [settings.repeated_name(name) for name in names[1:-1]]
         self._head, self._label = _labels(metadata)
@@ -192,6 +197,7 @@ class CollectiveView:
         for rows in self._waiting.values():
             self._print(rows)
         self._page.print("")
+        print_scaling(self._page, report)
         for line in _footer_lines(self._rows, self._why_not_judged):
             self._page.wrap(line, hanging=_FOOTER_LABEL)
         self._winners(report)
@@ -536,13 +542,16 @@ def _taken(row: CollectiveRow) -> str:
 def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> Iterator[str]:
     """Yield the peak busbw, the busbw at the largest size and the time at the smallest size of the first backend.
 
+    If the run varies the number of ranks, only the most ranks count.
+
     In latency mode, yield percentiles instead. `why_not_judged` is the reason why these ranks have no expected values,
     or ''.
     """
     if not rows:
         yield "no row was measured"
         return
-    every, rows = rows, [row for row in rows if row.backend == rows[0].backend]
+    every, first = rows, rows[0]
+    rows = [row for row in rows if row.backend == first.backend and (row.group or row.ranks == first.ranks)]
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
     if rows[0].mode == Mode.LATENCY:
         largest = max(rows, key=lambda row: (row.size_bytes, -row.time_us))

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from gpubench.formats.layout import INDENT, Column, figure, verdict_mark
 from gpubench.formats.table import Page, ReportView
 from gpubench.formats.text.p2p import print_source_and_devices
+from gpubench.formats.text.scaling import SCALING, print_scaling
 from gpubench.model.results.kv import KvRow
 from gpubench.model.results.report import Metadata, Report, Row
+from gpubench.model.results.scaling import ScalingRow
 from gpubench.model.terms.operation import Direction
 from gpubench.model.terms.units import format_share, format_size, group_by
 from gpubench.model.terms.verdict import Verdict, worst_verdict
@@ -69,7 +71,8 @@ COLUMNS = {
         Column("memory", "memory"),
         *_SIZES[:-1],
         Column("verdict", lambda row: row.verdict or "not judged"),
-    )
+    ),
+    ScalingRow: SCALING,
 }
 
 
@@ -94,6 +97,7 @@ class KvView(ReportView):
         page.wrap(f"{INDENT}{_processes(metadata)}")
         self._tables()
         page.print("")
+        print_scaling(page, report)
         page.outcome(report)
 
     def _tables(self) -> None:

@@ -9,9 +9,11 @@ from gpubench.formats import layout
 from gpubench.formats.layout import INDENT, Column, figure, or_dash
 from gpubench.formats.table import Page, heading, software_lines
 from gpubench.formats.text.collective import rank_lines, ranks_on_hosts
+from gpubench.formats.text.scaling import SCALING, print_scaling
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
 from gpubench.model.results.report import Metadata, Report, Row
+from gpubench.model.results.scaling import ScalingRow
 from gpubench.model.terms.overlap import OWN_CTAS, Partner
 from gpubench.model.terms.units import describe_dropped, format_size
 
@@ -70,7 +72,13 @@ SHORTEST = (
     Column("shorter by", lambda row: _gain(row), right=True),
     Column("note", lambda row: _doubt(row), 1, optional=True),
 )
-COLUMNS = {ShortestStepRow: SHORTEST}
+COLUMNS = {ShortestStepRow: SHORTEST, ScalingRow: SCALING}
+_RANKS = Column("ranks", "ranks", width=6)
+
+
+def page_columns(metadata: Metadata) -> tuple[Column, ...]:
+    """Return the columns of each step. The number of ranks is the first if the run varies it."""
+    return (_RANKS, *STEPS) if "np" in metadata.options else STEPS
 
 
 class OverlapView:
@@ -80,7 +88,7 @@ class OverlapView:
         self._page = page
         self._metadata = metadata
         self._rows: list[OverlapRow] = []
-        columns = [column for column in STEPS if column.width]
+        columns = [column for column in page_columns(metadata) if column.width]
         self._columns = layout.fitting(columns, page.width, lambda column: column.width)
         for line in _header_lines(metadata, verbose=page.verbose):
             page.wrap(line)
@@ -109,6 +117,7 @@ class OverlapView:
             self._page.print("the cap with the shortest step:")
             self._page.table(SHORTEST if several else SHORTEST[1:], shortest, keys=1 + several, indent=INDENT)
             self._page.print("")
+        print_scaling(self._page, report)
         if self._metadata.options.get("evidence") == "shown":
             self._page.evidence(report)
         self._page.outcome(report)

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
@@ -63,6 +64,11 @@ def run_as_rank(
     """Run as one rank of a collective, or of the job that `make` returns. Return the exit code."""
     from gpubench.jobs import rank
 
+    if plan.scales:
+        from gpubench.jobs.collective.scaling import refuse_counts_under_launcher
+
+        refuse_counts_under_launcher(plan.rank_counts, launch)
+
     def make_job(group: "Group", progress: "RankProgress") -> "RankJob":
         from gpubench.jobs.collective.rank_job import CollectiveRankJob
 
@@ -103,6 +109,10 @@ def launch_ranks(plan: CollectivePlan, arguments: Sequence[str]) -> int:
         from gpubench.jobs.collective.turns import measure_in_turns
 
         return measure_in_turns(plan, start)
+    if plan.scales:
+        from gpubench.jobs.collective.scaling import launch_counts
+
+        return launch_counts(plan, start)
     with start.announced(plan) as take_back, ExitStack() as stack:
 
         def present() -> "Presenter":
@@ -154,7 +164,7 @@ class RankStart(Struct, frozen=True, kw_only=True):
         here.
         """
         driver = read_driver(os.environ)
-        ranks = choose_ranks(plan, driver)
+        ranks = max(choose_ranks(one, driver) for one in plan.each_count)
         sharing = sharing_settings(plan.ranks_per_gpu, plan.kernels_at_once)
         check_writable(plan.presentation.outputs, plan.recording.record)
         mpirun = launch.find_launcher()
@@ -403,9 +413,12 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     if not isinstance(source, Here):
         from gpubench.jobs import runner
         from gpubench.jobs.collective import simulated
+        from gpubench.jobs.collective.scaling import in_counts, recorded_counts
 
-        command = simulated.REPLAY if isinstance(source, Replayed) else simulated.SIMULATION
-        return runner.run_alone(command, plan, arguments)
+        command: runner.Steps[Any] = simulated.SIMULATION
+        if isinstance(source, Replayed):
+            command, plan = simulated.REPLAY, replace(plan, rank_counts=recorded_counts(source.directory))
+        return runner.run_alone(in_counts(command) if plan.scales else command, plan, arguments)
     if launch is None:
         return launch_ranks(plan, arguments)
     if plan.processes:

@@ -97,8 +97,8 @@ class NcclTestsOptions:
             next_step=f"{asked} -f 2{also}",
         )
 
-    def ranks(self, own: int | None) -> int | None:
-        """Return the number of ranks. `own` is the value of --np. Raises UsageError for several GPUs per rank."""
+    def ranks(self, own: str | None) -> str | None:
+        """Return the value for --np. `own` is its value so far. Raises UsageError for several GPUs per rank."""
         if self.gpu_count is None:
             return own
         launch = detect_launcher(os.environ)
@@ -108,7 +108,7 @@ class NcclTestsOptions:
                 expected="-g 1: in gpubench a rank has one GPU",
                 next_step=f"{launch.size * self.gpu_count} ranks in place of {launch.size}, without -g",
             )
-        return self.gpu_count if launch is None else own
+        return str(self.gpu_count) if launch is None else own
 
     def check(self, *, own: bool) -> bool:
         """Return whether to verify data. `own` is the value of --check."""
@@ -137,6 +137,6 @@ def settle_nccl_tests(typed: Mapping[str, Any]) -> dict[str, Any]:
         **typed,
         **{option.field: None for option in options_of(NcclTestsOptions)},
         "sizes": theirs.sizes(typed.get("sizes")),
-        "ranks": theirs.ranks(typed.get("ranks")),
+        "rank_counts": theirs.ranks(typed.get("rank_counts")),
         "check": theirs.check(own=typed.get("check", True)),
     }

@@ -1,5 +1,6 @@
 """The options of a collective, in one dataclass that is passed from the command line to the ranks."""
 
+import dataclasses
 import json
 import signal
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from gpubench.backends.registry import BackendKind, backend_named, default_backe
 from gpubench.errors import UsageError, exclusive, no_gpu
 from gpubench.jobs.collective.nccl_tests import NcclTestsOptions
 from gpubench.jobs.plans import MachinePlan, Targets
+from gpubench.jobs.sources import Recording
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import HIERARCHICAL_OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.operation import HOST, Allocator, DataType, Placement, ReduceOp
@@ -25,6 +27,7 @@ from gpubench.model.terms.options import (
     one_of,
     option,
     parse_choices,
+    rank_counts,
     sharing_ranks,
     step_timeout,
     unknown_choice,
@@ -59,6 +62,10 @@ BACKEND_SUMMARIES = "; ".join(kind.summary for kind in BACKEND_KINDS)
 DEFAULT_SIZES = {kind.name: kind.default_sizes for kind in BACKEND_KINDS}
 SHARING_OPTION = "--ranks-per-gpu"
 SOAK_ENDS = signal.SIGUSR1  # Signal that makes the first rank end a soak test on all ranks and report
+
+
+COUNT_FOLDERS = "np-"
+"""Beginning of the folder names, within a recording, of runs with several numbers of ranks."""
 
 
 _FRAMEWORKS_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
@@ -307,8 +314,8 @@ class CollectivePlan(MachinePlan):
         completed_as="allocator",
         group=NCCL,
     )
-    ranks: int | None = option(
-        "N", "Ranks to launch on this host (default: one per GPU; 2 without GPUs).", name="--np", min=1, common=True
+    rank_counts: tuple[int, ...] = rank_counts(
+        "Ranks to launch on this host (default: one per GPU; 2 without GPUs). 1,2,4,8 shows how the speed scales."
     )
     targets: Targets = field(default_factory=Targets)
     ranks_per_gpu: int = sharing_ranks()
@@ -346,6 +353,30 @@ class CollectivePlan(MachinePlan):
                 "results_folder": None if history is None else str(history),
             }
         )
+
+    @property
+    def ranks(self) -> int | None:
+        """The number of ranks in --np. None without it, or if it has several numbers."""
+        return self.rank_counts[0] if len(self.rank_counts) == 1 else None
+
+    @property
+    def scales(self) -> bool:
+        """True if the run is repeated for several numbers of ranks."""
+        return len(self.rank_counts) > 1
+
+    @property
+    def each_count(self) -> "list[CollectivePlan]":
+        """The plan for each number of ranks, or this plan alone."""
+        return [self.for_count(count) for count in self.rank_counts] if self.scales else [self]
+
+    def for_count(self, ranks: int) -> "CollectivePlan":
+        """Return the plan for one of several numbers of ranks. Each number has its own folder in a recording."""
+        replay, record = (
+            None if folder is None else folder / f"{COUNT_FOLDERS}{ranks}"
+            for folder in (self.recording.replay, self.recording.record)
+        )
+        typed = {**self.typed, "rank_counts": str(ranks)} | ({} if record is None else {"record": str(record)})
+        return dataclasses.replace(self, rank_counts=(ranks,), recording=Recording(replay, record), typed=typed)
 
     @property
     def collective(self) -> "Collective":

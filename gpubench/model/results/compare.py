@@ -328,7 +328,10 @@ class CurveLine(Struct, frozen=True):
 
 
 class Chart(Struct, frozen=True):
-    """Curves over size with the same unit, and for comparison the limit of the links and the expected values."""
+    """Curves over size with the same unit, and for comparison the limit of the links and the expected values.
+
+    `axis` names the horizontal axis. `marks` has values on it, each with the words to show there.
+    """
 
     title: str
     unit: str
@@ -336,6 +339,8 @@ class Chart(Struct, frozen=True):
     limit: Points = ()
     expected: Points = ()
     logarithmic: bool = False
+    axis: str = "size, log scale"
+    marks: tuple[tuple[int, str], ...] = ()
 
     @property
     def highest(self) -> float:

@@ -63,13 +63,17 @@ class SpeedFigure(Struct, frozen=True):
 
 
 class SpeedFigures(Struct):
-    """The best row of each collective, the slowest pair at the largest size, and all rows that are too slow."""
+    """The best row of each collective, the slowest pair at the largest size, and all rows that are too slow.
+
+    The best row has `least_ranks` ranks or more, so that a run over several numbers of ranks shows the largest.
+    """
 
     slowest: SpeedFigure | None = None
     checked: bool = False
     unchecked: bool = False
     wrong: int = 0
     rows: int = 0
+    least_ranks: int = 0
     _slow: dict[tuple[str, frozenset[str]], SpeedFigure] = field(default_factory=dict)
     _best: dict[str, SpeedFigure] = field(default_factory=dict)
     _largest: dict[str, SpeedFigure] = field(default_factory=dict)
@@ -131,6 +135,8 @@ class SpeedFigures(Struct):
             doubt=parse_doubt(row.note),
         )
         self._note_slow(figure, row.verdict)
+        if row.ranks < self.least_ranks:
+            return
         largest = self._largest.get(figure.what)
         if largest is None or (figure.size_bytes, figure.is_judged) > (largest.size_bytes, largest.is_judged):
             self._largest[figure.what] = figure

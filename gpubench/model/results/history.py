@@ -461,9 +461,10 @@ def headline_figures(rows: Iterable[Row]) -> dict[str, float]:
 
 def _peaks(rows: Sequence[CollectiveRow]) -> dict[str, float]:
     peaks: dict[str, float] = {}
+    most = max((row.ranks for row in rows), default=0)
     for row in rows:
         name = f"{row.collective}: peak busbw"
-        if row.mode == "throughput" and row.busbw_gb_s is not None:
+        if row.mode == "throughput" and row.busbw_gb_s is not None and (row.group or row.ranks == most):
             peaks[name] = max(row.busbw_gb_s, peaks.get(name, 0.0))
     return peaks
 

@@ -20,8 +20,8 @@ from gpubench.model.terms.units import format_size, group_by
 from gpubench.model.terms.verdict import Origin, Verdict
 
 SECTIONS = (
-    *(OVERLAP_SECTION, "shortest_steps", "rows", "rank_times", "evidence", "fallback", "causes", "refused"),
-    "findings",
+    *(OVERLAP_SECTION, "scaling", "shortest_steps", "rows", "rank_times", "evidence", "fallback", "causes"),
+    *("refused", "findings"),
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, field
 
-from gpubench.model.results import backends, compare, fallback, kv, overlap, plan, report, scan, topo, watch
+from gpubench.model.results import backends, compare, fallback, kv, overlap, plan, report, scaling, scan, topo, watch
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
     HIDDEN,
@@ -337,7 +337,7 @@ class UnfoldedRows:
             yield {**row, **own, **{key: column[number] for key, column in values.items()}}
 
 
-_MODULES = (report, topo, backends, fallback, compare, scan, watch, overlap, plan, kv)
+_MODULES = (report, topo, backends, fallback, compare, scan, watch, overlap, plan, kv, scaling)
 TABLES: Mapping[str, type[Struct]] = {
     **{
         kind.section: kind

@@ -21,6 +21,7 @@ GROUPS = (ARGUMENTS, INPUT, MEASURE, JUDGE, NCCL, SIMULATE, OUTPUT)
 
 _OPTION, _GROUP = "option", "group"
 _SECONDS_A_DAY = 86400
+_MOST_DIGITS = 6  # Of a number of ranks
 
 
 class Option(NamedTuple):
@@ -215,6 +216,26 @@ def sharing_ranks(how: str = "Needs NCCL 2.30 or newer") -> Any:
         "time, otherwise in turns."
     )
     return option("N", text, default=1, min=1, show_default=False, group=MEASURE)
+
+
+def rank_counts(help_text: str) -> Any:
+    """Declare `--np`: one number of ranks, or several with commas. The field is empty without it."""
+    return option("N", help_text, name="--np", read=parse_rank_counts, without=(), common=True)
+
+
+def parse_rank_counts(text: str) -> tuple[int, ...]:
+    """Parse numbers of ranks such as '8' or '1,2,4,8'. Raises UsageError unless they increase."""
+    parts = [part.strip() for part in text.split(",")]
+    counts = tuple(int(part) for part in parts if part.isdecimal() and len(part) <= _MOST_DIGITS)
+    if len(counts) == len(parts) and min(counts) > 0 and list(counts) == sorted(set(counts)):
+        return counts
+    if len(parts) == 1:
+        raise UsageError(f"--np {text}", expected="a whole number of 1 or more", next_step="--np 1")
+    raise UsageError(
+        f"--np {text}",
+        expected="whole numbers of 1 or more, each larger than the one before",
+        next_step="--np 1,2,4,8",
+    )
 
 
 def judging_profile() -> Any:

@@ -1,0 +1,156 @@
+"""`--np 1,2,4,8` on simulated machines: one report of several runs, its table, plot, recording and refusals."""
+
+import json
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gpubench.cli.app import app
+from gpubench.errors import GpubenchError
+from tests.formats.schema import VALIDATOR
+
+H200 = ("--simulate", "hgx-h200-8", "--sizes", "1M:1G:32", "--in-place")
+
+
+def ended(*words: str) -> Any:
+    return CliRunner().invoke(app, words)
+
+
+def report(*words: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(ended(*words, "--format", "json").stdout)
+    VALIDATOR.validate(document)
+    return document
+
+
+def scaling(document: dict[str, Any], *columns: str) -> list[tuple[Any, ...]]:
+    most = max(row["size_bytes"] for row in document["scaling"])
+    return [tuple(row[name] for name in columns) for row in document["scaling"] if row["size_bytes"] == most]
+
+
+def test_each_number_of_ranks_is_the_run_of_its_own() -> None:
+    whole = report("allreduce", *H200, "--np", "2,4,8")
+    alone = [row for count in ("8", "4", "2") for row in report("allreduce", *H200, "--np", count)["rows"]]
+    assert whole["rows"] == alone
+    speeds = {row["ranks"]: row["busbw_gb_s"] for row in alone if row["size_bytes"] == 2**30}
+    assert scaling(whole, "ranks", "gpus", "efficiency_percent", "breaks") == [
+        (count, f"GPU0-{count - 1}", pytest.approx(100 * speeds[count] / speeds[2]), False) for count in (2, 4, 8)
+    ]
+    assert whole["sentence"].startswith(f"PASS (simulated): 8 × H200, all-reduce {speeds[8]:.0f} GB/s")
+
+
+def test_the_last_line_has_the_speed_of_the_most_ranks_even_if_fewer_are_faster() -> None:
+    document = report("allreduce", "--simulate", "hgx-h100-8*16", "--np", "8,128", "--sizes", "1G", "--in-place")
+    (_, of_8), (_, of_128) = scaling(document, "ranks", "bandwidth_gb_s")
+    assert of_8 > of_128
+    assert f"128 × H100 80GB HBM3, all-reduce {of_128:.0f} GB/s" in document["sentence"]
+    assert scaling(document, "nodes", "gpus", "breaks", "reason")[1] == (
+        *(16, "node0-15: GPU0-7", True),
+        "as expected of this machine, because the added GPUs are on another node, behind NICs",
+    )
+
+
+def test_scaling_breaks_at_a_staged_pair_and_the_report_fails_with_its_run() -> None:
+    result = ended("allreduce", *H200, "--np", "2,4,8", "--fault", "link0-3:staged=yes")
+    assert result.exit_code == 1
+    assert "scaling breaks at 4 ranks: GPU0 → GPU3 goes through host memory" in result.stdout
+    document = report("allreduce", *H200, "--np", "2,4,8", "--fault", "link0-3:staged=yes")
+    assert scaling(document, "ranks", "breaks", "verdict") == [
+        (2, False, "PASS"),
+        (4, True, "FAIL"),
+        (8, False, "FAIL"),
+    ]
+    assert [finding["id"] for finding in document["findings"]] == ["host-staged"]
+
+
+def test_a_fault_of_a_node_that_is_not_used_yet_breaks_nothing_before() -> None:
+    machine = ("--simulate", "hgx-h100-8*2", "--sizes", "1G", "--in-place", "--fault", "node1.gpu5:nvlink=9")
+    document = report("allreduce", *machine, "--np", "4,8,16")
+    assert [row["verdict"] for row in document["scaling"]] == ["PASS", "PASS", "FAIL"]
+
+
+def test_the_page_draws_the_curve_and_marks_the_break(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    ended("allreduce", *H200, "--np", "2,4,8", "--fault", "link0-3:staged=yes", "--output", str(page))
+    text = unescape(page.read_text(encoding="utf-8"))
+    assert "allreduce float32 sum in place: bandwidth over GPUs, GB/s" in text
+    assert text.count('<line class="limit"') == 1
+    assert "breaks at 4: GPU0 → GPU3 goes through host memory" in text
+    assert text.count("<figcaption>allreduce float32 sum: bus bandwidth") == 1  # Of 8 ranks, not one line through all
+
+
+def test_the_terminal_plots_it_too() -> None:
+    said = ended("allreduce", *H200, "--np", "2,4,8", "--plot").stdout
+    assert "bandwidth over GPUs" in said
+    assert "ranks      size" in said
+
+
+def test_every_run_is_recorded_and_replayed(tmp_path: Path) -> None:
+    faulty = (*H200, "--fault", "link0-3:staged=yes")
+    before = report("allreduce", *faulty, "--np", "2,4,8", "--record", str(tmp_path / "seen"))
+    after = report("allreduce", "--replay", str(tmp_path / "seen"))
+    assert [path.name for path in sorted((tmp_path / "seen").iterdir())] == ["np-2", "np-4", "np-8"]
+    assert (after["scaling"], after["rows"], after["verdict"]) == (before["scaling"], before["rows"], "FAIL")
+    again = ended("allreduce", *faulty, "--np", "2,4", "--record", str(tmp_path / "seen"))
+    assert isinstance(again.exception, GpubenchError)
+    assert "holds a recording already" in str(again.exception)
+
+
+def test_csv_has_the_table() -> None:
+    lines = ended("allreduce", *H200, "--np", "2,8", "--format", "csv", "--section", "scaling").stdout.splitlines()
+    assert lines[0].startswith("measured,origin,size_bytes,ranks,nodes,gpus,time_us,bandwidth_gb_s")
+    assert len(lines) == 1 + 2 * 3
+
+
+def test_an_overlap_scales_by_its_step() -> None:
+    document = report("overlap", "--simulate", "hgx-h200-8", "--np", "1,2,8", "--sizes", "256M", "--ctas", "own")
+    (two, eight) = scaling(document, "ranks", "time_us", "bandwidth_gb_s", "efficiency_percent")
+    assert two == (2, two[1], None, 100.0)
+    assert eight == (8, eight[1], None, pytest.approx(100 * two[1] / eight[1]))
+    assert {row["ranks"]: row["step_us"] for row in document["overlap"]} == {8: eight[1], 2: two[1]}
+
+
+def test_kv_shows_the_slowest_pair_among_the_first_gpus() -> None:
+    words = ("kv", "--simulate", "dgx-1-v100", "--sizes", "64M", "--blocks", "1", "--no-host")
+    document = report(*words, "--np", "2,4,8")
+    for ranks, gb_s, gpus in scaling(document, "ranks", "bandwidth_gb_s", "gpus"):
+        first = [f"GPU{number}" for number in range(ranks)]
+        inside = [row for row in document["kv"] if {row["source"], row["destination"]} <= {*first}]
+        assert (gb_s, gpus) == (min(row["bandwidth_gb_s"] for row in inside), f"GPU0-{ranks - 1}")
+    assert scaling(document, "breaks", "reason")[-1] == (True, "GPU0 → GPU5 goes through host memory, by design")
+    assert len(report(*words, "--np", "4")["kv"]) == 4 * 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "seen", "expected"),
+    [
+        (("allreduce", "--np", "2,2"), "--np 2,2", "each larger than the one before"),
+        (("allreduce", "--np", "4,2"), "--np 4,2", "each larger than the one before"),
+        (("allreduce", "--np", "0,2"), "--np 0,2", "whole numbers of 1 or more"),
+        (("allreduce", "--np", "2,many"), "--np 2,many", "whole numbers of 1 or more"),
+        (("overlap", "--np", "2,"), "--np 2,", "whole numbers of 1 or more"),
+        (("allreduce", *H200, "--np", "8,16"), "--np 16 on hgx-h200-8, which has 8 GPUs", "at most 8"),
+        (("allreduce", "--simulate", "hgx-h100-8*2", "--np", "8,12"), "--np 12 on hgx-h100-8*2", "multiples of 8"),
+        (("kv", "--simulate", "hgx-h200-4", "--np", "2,8"), "8 ranks on node0, which shows 4 GPUs", "one rank per GPU"),
+        (("kv", "--simulate", "hgx-h200-4", "--np", "2", "--pairs", "0-1"), "--pairs and --np exclude each other", ""),
+        (("allreduce", "--np", "2,4", "--split", "2"), "--np 2,4 and --split exclude each other", "one number"),
+        (("allreduce", "--np", "2,4", "--cycles", "0"), "--np 2,4 and --cycles exclude each other", "one number"),
+        (("allreduce", "--np", "2,4", "--algo", "ring"), "--np 2,4 and --algo exclude each other", "one number"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_what_there_is(
+    words: tuple[str, ...], seen: str, expected: str
+) -> None:
+    error = ended(*words).exception
+    assert isinstance(error, GpubenchError), error
+    assert error.exit_code == 2
+    assert seen in error.seen
+    assert expected in error.expected
+
+
+def test_one_rank_is_left_out_where_it_has_nothing_to_exchange() -> None:
+    result = ended("allreduce", *H200, "--np", "1,2", "--format", "json")
+    assert "--np 1 is left out: one rank has no other to exchange data with" in result.stderr
+    assert {row["ranks"] for row in json.loads(result.stdout)["scaling"]} == {2}

@@ -1,0 +1,122 @@
+"""Efficiency over numbers of ranks, and where and why scaling breaks: on rows and on simulated wiring."""
+
+from itertools import product
+
+import pytest
+from msgspec.structs import replace
+
+from gpubench.jobs.collective.simulated import rank_identities
+from gpubench.measure import scaling
+from gpubench.model.paths.nodes import build_topologies
+from gpubench.model.paths.wiring import Wiring
+from gpubench.model.results.scaling import ScalingRow
+from gpubench.simulated.machine import parse_machine, snapshots
+
+LARGE, SMALL = 2**30, 2**20
+ROW = ScalingRow(measured="allreduce", origin="simulated", size_bytes=LARGE, ranks=2, nodes=1, gpus="GPU0-1")
+
+
+def rows(
+    *speeds: float | None, size: int = LARGE, expected: tuple[float, ...] = (), ci95: float = 0
+) -> list[ScalingRow]:
+    """Return rows for 1, 2, 4, ... ranks."""
+    return [
+        replace(
+            ROW,
+            ranks=2**power,
+            size_bytes=size,
+            time_us=1.0,
+            bandwidth_gb_s=speed,
+            expected_gb_s=expected[power] if expected else None,
+            ci95_percent=ci95,
+        )
+        for power, speed in enumerate(speeds)
+    ]
+
+
+def wiring(machine: str) -> Wiring:
+    nodes = snapshots(parse_machine(machine), (), 0)
+    return Wiring(rank_identities(nodes, len(nodes[0].gpus)), dict(enumerate(build_topologies(nodes))))
+
+
+def found(measured: list[ScalingRow], reason: str = "") -> list[tuple[int, float | None, str | None]]:
+    table = scaling.scaling_table(measured, lambda _before, _after: reason)
+    return [(row.ranks, row.efficiency_percent, row.reason if row.breaks else None) for row in table]
+
+
+def test_efficiency_is_relative_to_the_fewest_ranks_that_exchange_data() -> None:
+    assert found(rows(None, 100, 120, 95)) == [
+        (1, None, None),
+        (2, 100.0, None),
+        (4, 120.0, None),
+        (8, 95.0, scaling.NO_REASON),
+    ]
+
+
+def test_only_the_first_break_is_marked_and_has_the_reason_of_the_topology() -> None:
+    assert [reason for *_, reason in found(rows(None, 100, 80, 10), "SYS")] == [None, None, "SYS", None]
+
+
+@pytest.mark.parametrize(
+    ("measured", "reason"),
+    [
+        (rows(None, 100, 91), None),
+        (rows(None, 100, 80, ci95=15), None),
+        (rows(None, 100, 80, ci95=2), scaling.NO_REASON),
+        (rows(None, 100, 80, expected=(0, 100, 82)), f"{scaling.EXPECTED}, because NICs"),
+        (rows(None, 100, 40, expected=(0, 100, 82)), "NICs"),
+        (rows(None, 100, 40, size=SMALL), scaling.SMALL),
+    ],
+    ids=["less than 10 %", "within the noise", "beyond the noise", "expected", "more than expected", "latency"],
+)
+def test_a_loss_is_a_break_beyond_the_noise_and_names_what_is_expected(
+    measured: list[ScalingRow], reason: str | None
+) -> None:
+    because = "NICs" if reason and "NICs" in reason else ""
+    assert found(measured, because)[-1][2] == reason
+
+
+def test_small_sizes_break_nowhere_if_large_ones_were_measured() -> None:
+    table = scaling.scaling_table([*rows(None, 100, 99), *rows(None, 10, 5, size=SMALL)], lambda _one, _other: "")
+    assert not any(row.breaks for row in table)
+
+
+def test_an_overlap_scales_by_its_step_time() -> None:
+    steps = [replace(ROW, ranks=ranks, time_us=time) for ranks, time in ((2, 100.0), (4, 125.0))]
+    assert [efficiency for _, efficiency, _ in found(steps)] == [100.0, 80.0]
+
+
+@pytest.mark.parametrize(
+    ("machine", "before", "after", "said"),
+    [
+        ("hgx-h200-8", 2, 8, ""),
+        ("hgx-h100-8*2", 8, 16, "the added GPUs are on another node, behind NICs"),
+        ("gb200-nvl72", 4, 8, "the added GPUs are on another node of the NVLink domain"),
+        ("l40s-8", 4, 8, "pairs with the added GPUs cross a NUMA boundary (SYS)"),
+        ("a100-pcie-2", 1, 2, ""),
+    ],
+)
+def test_the_reason_is_the_slowest_new_path(machine: str, before: int, after: int, said: str) -> None:
+    assert scaling.find_reason(wiring(machine), lambda *_: False, before, after) == said
+
+
+def test_a_staged_pair_is_the_reason_only_if_the_added_gpus_have_it() -> None:
+    def staged(one: int, other: int) -> bool:
+        return (one, other) == (0, 3)
+
+    machine = wiring("hgx-h200-8")
+    reasons = [scaling.find_reason(machine, staged, before, after) for before, after in ((2, 4), (4, 8))]
+    assert reasons == ["GPU0 → GPU3 goes through host memory", ""]
+
+
+def test_leaving_nvlink_is_said() -> None:
+    machine = wiring("dgx-1-v100")
+    joined = {machine.path((one, other)) for one, other in product(range(4), repeat=2) if one != other}
+    assert all(path.startswith("NV") for path in joined)
+    assert scaling.find_reason(machine, lambda *_: False, 4, 8).endswith("(SYS), not NVLink")
+
+
+def test_gpus_are_named_by_host() -> None:
+    ranks = wiring("hgx-h100-8*2").gpus
+    assert scaling.describe_gpus(ranks[:4]) == "GPU0-3"  # type: ignore[arg-type]
+    assert scaling.describe_gpus(ranks) == "node0-1: GPU0-7"  # type: ignore[arg-type]
