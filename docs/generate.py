@@ -236,7 +236,7 @@ def fault_tables() -> str:
 
 def stub() -> str:
     """Return gpubench/__init__.pyi: the commands as functions, with the types of their options."""
-    functions = [command for command in COMMANDS if command.name != "profiles"]
+    functions = [command for command in COMMANDS if command.name not in ("profiles", "run")]
     names = sorted(("__version__", "RunResult", "load", "run", *(command.name for command in functions)))
     lines = [
         "# Written by python docs/generate.py.",

@@ -14,7 +14,8 @@ _OF_LIBRARY = ("RunResult", "load", "run")
 def _commands() -> list[str]:
     from importlib import import_module
 
-    return [command.name for command in import_module("gpubench.cli.process").COMMANDS if command.writes_reports]
+    commands = import_module("gpubench.cli.process").COMMANDS
+    return [command.name for command in commands if command.writes_reports and command.name not in _OF_LIBRARY]
 
 
 def __dir__() -> list[str]:

@@ -346,6 +346,7 @@ def typer_app(
 
     class OwnCommand(PlanCommand):
         options = declared
+        allow_interspersed_args = not command.starts_job
         page = help_page._replace(
             exit_codes=_EXIT_CODES.format(", or nothing was judged" if command.is_gate else ""),
             common=frozenset(name for name, option in declared.items() if option.is_common),

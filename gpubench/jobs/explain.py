@@ -4,6 +4,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from gpubench.backends.timing import no_garbage_collection
 from gpubench.jobs.failed_runs import drop_prose
 from gpubench.jobs.metadata import build_metadata
@@ -13,7 +15,7 @@ from gpubench.measure.explain.report import SECTIONS as SECTIONS
 from gpubench.measure.explain.report import explain
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.results.report import Metadata
-from gpubench.model.terms.verdict import Origin
+from gpubench.model.terms.verdict import Finding, Origin, Verdict
 from gpubench.readers.nccl_log.files import STDIN, LogFile, ReadSoFar, read_logs
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from gpubench.readers.registry import PROSE, STANDARD_INPUT, other_text
@@ -36,6 +38,14 @@ def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
 
     Raises GpubenchError if a log cannot be read, or an output cannot be written.
     """
+    return present(plan, arguments).exit_code
+
+
+def present(plan: ExplainPlan, arguments: Sequence[str], failure: Finding | None = None) -> "Presenter":
+    """Read the logs, present the report, and return the presenter. `failure` is reported if the logs show no failure.
+
+    Raises GpubenchError if a log cannot be read, or an output cannot be written.
+    """
     # Reading logs creates no reference cycles. Searching a million pairs for cycles takes a sixth of the time.
     with presenting(plan.presentation, progress=True) as presenter, no_garbage_collection():
         reader = NcclLogReader()
@@ -47,8 +57,10 @@ def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
         metadata = _metadata(plan, arguments, facts, files)
         presenter.begin(metadata, ())
         report = explain(facts, _names(plan.logs), list(filter(None, others)))
+        if failure is not None and report.verdict is not Verdict.FAIL:
+            report = replace(report, verdict=failure.severity, findings=(failure, *report.findings))
         presenter.end(report)
-    return presenter.exit_code
+    return presenter
 
 
 def _telling(presenter: "Presenter") -> ReadSoFar:

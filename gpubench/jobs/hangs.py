@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +72,7 @@ def _ask_again(plan: WatchPlan, course: RasCourse, interrupts: Interrupts) -> No
     while True:
         asked = time.monotonic()
         try:
-            answer = _answer(plan.recording.record, course.asked + 1)
+            answer = ask(plan.recording.record, course.asked + 1)
         except NobodyListensError:
             if not course.asked:
                 raise
@@ -104,24 +104,30 @@ def _simulate(plan: WatchPlan, source: Simulated, course: RasCourse) -> None:
             say(status_line(seconds, len(answer), course.hangs()))
 
 
-def _answer(record: Path | None, number: int) -> tuple[RasCommunicator, ...] | None:
+def ask(
+    record: Path | None, number: int, environment: Mapping[str, str] = os.environ
+) -> tuple[RasCommunicator, ...] | None:
     """Query RAS once. Return the communicators in its answer, or None if no process answers in time.
 
     Raises NobodyListensError if the port is closed, and UsageError if another program answers.
     """
     data = ask_ras(
-        _SECONDS_TO_ANSWER, question=AS_JSON, leg_seconds=_SECONDS_OF_A_LEG, most_bytes=limits.MOST_DUMP_BYTES
+        _SECONDS_TO_ANSWER,
+        environment,
+        question=AS_JSON,
+        leg_seconds=_SECONDS_OF_A_LEG,
+        most_bytes=limits.MOST_DUMP_BYTES,
     )
     if data is None:
         raise NobodyListensError(
-            f"nobody listens on {ras_address()}, the port of NCCL's RAS",
+            f"nobody listens on {ras_address(environment)}, the port of NCCL's RAS",
             expected="a running job with NCCL 2.24 or newer, on this host and in this network namespace",
             reason=f"no job runs here, NCCL_RAS_ENABLE=0, or the job has another {ADDRESS}",
             next_step=f"{ADDRESS}=HOST:PORT gpubench {NAME} --hang asks elsewhere; in a container, run it there",
         )
     if not data:
         return None
-    name = f"the answer of {ras_address()}"
+    name = f"the answer of {ras_address(environment)}"
     if not is_ras_answer(data):
         raise UsageError(
             f"{name} is not one of NCCL's RAS: {data[:60].decode(errors='replace')!r}",

@@ -280,7 +280,7 @@ def run(command: str, *arguments: str, deadline_s: float | None = None, **option
         )
     with tempfile.TemporaryDirectory(prefix="gpubench-") as folder:
         path = Path(folder) / "result.json"
-        words = [*arguments, *_words(options), "--output", str(path), "--quiet"]
+        words = [*_words(options), "--output", str(path), "--quiet", *arguments]
         ended = run_child(module_command("gpubench", command, *words), deadline_s)
         if ended is None:
             raise CouldNotMeasureError(f"gpubench {command} did not end within {deadline_s:g} s")

@@ -149,6 +149,26 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan(CommandPlan):
+    job: list[str] = required_argument("COMMAND", "The job as it is started without gpubench, with its arguments.")
+    logs: Path | None = option(
+        "DIR",
+        "New folder for the logs (default: gpubench-run-DATE). For several hosts, one that all of them share.",
+        read=Path,
+        common=True,
+        group=OUTPUT,
+    )
+    hang_s: float | None = option(
+        "TIME",
+        "While the job runs, name a rank that keeps the others waiting for this long, e.g. 60s.",
+        name="--hang",
+        read=lambda text: _parse_hang(text),
+        common=True,
+        group=MEASURE,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopoPlan(MachinePlan):
     from_file: Path | None = option(
         "FILE",
@@ -363,6 +383,12 @@ def _parse_interval(text: str) -> TypedSeconds:
     interval = TypedSeconds.of("--interval", text)
     interval.check("--interval", _LEAST_INTERVAL, _MOST_INTERVAL)
     return interval
+
+
+def _parse_hang(text: str) -> TypedSeconds:
+    seconds = TypedSeconds.of("--hang", text)
+    seconds.check("--hang", _LEAST_INTERVAL, _MOST_INTERVAL)
+    return seconds
 
 
 def _parse_job(text: str) -> str:

@@ -27,11 +27,16 @@ def package_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Resolve the symbol before any fork, because another thread may hold the dynamic loader's lock during a fork.
 _prctl = ctypes.CDLL(None).prctl
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends (`prctl(2)`, PR_SET_PDEATHSIG)."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends (`prctl(2)`, PR_SET_PDEATHSIG)."""
+    _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def set_subreaper() -> None:
+    """Have the kernel make orphaned descendants children of this process (`prctl(2)`, PR_SET_CHILD_SUBREAPER)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -10,7 +10,7 @@ import typer
 from gpubench.cli.exclusions import check_profile
 from gpubench.cli.signature import HelpPage, check_presentation, job_runner, make_app
 from gpubench.errors import UsageError, exclusive
-from gpubench.jobs.plans import CheckPlan, ExplainPlan, ScanPlan, TypedSeconds, WatchPlan
+from gpubench.jobs.plans import CheckPlan, ExplainPlan, RunPlan, ScanPlan, TypedSeconds, WatchPlan
 from gpubench.model.terms.commands import BARE, Command
 
 _CHECK = HelpPage(
@@ -98,12 +98,34 @@ longer --interval. --record DIR keeps the answers, and gpubench explain DIR read
 """,
 )
 
-_EXPLAIN = HelpPage(
+_RUN = HelpPage(
     (
         (
-            "Run any NCCL program with its log on, in every rank's environment",
-            "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log python train.py",
+            "Run a training job, and see which path its data took",
+            "gpubench run -- torchrun --nproc-per-node 8 train.py",
         ),
+        ("Name the rank that hangs, while the job runs", "gpubench run --hang 60s -- mpirun -n 8 python train.py"),
+        (
+            "Run a job on several hosts, with the logs in a folder that all of them share",
+            "gpubench run --logs /shared/run1 -- srun -N 4 --ntasks-per-node=8 python train.py",
+        ),
+        ("Pass the variables on to a container", "docker run --env-file DIR/.env -v DIR:DIR IMAGE COMMAND"),
+    ),
+    """
+run sets variables of NCCL, UCX and PyTorch's Flight Recorder, starts the job without a shell, passes signals on, and
+ends with the answer of gpubench explain. Your own variables are kept, except that NCCL_DEBUG=WARN becomes INFO.
+
+The exit code is the job's own if the job failed, 128+n after signal n. Otherwise it is that of explain, or 0 with
+--exit-zero. With a --format for programs, the job's output goes to stderr.
+
+The logs may take 512 MiB. If they take more, each file keeps its beginning and its newest part. torchrun, DeepSpeed,
+srun and a local mpirun pass the variables on. If no log appears, run says how your launcher can.
+""",
+)
+
+_EXPLAIN = HelpPage(
+    (
+        ("Run a job with its log on, and read it", "gpubench run -- torchrun --nproc-per-node 8 train.py"),
         ("Read the logs", "gpubench explain /tmp/nccl.*.log"),
         ("Write the paths as CSV", "gpubench explain logs/ --output paths.csv"),
         ("Read the output of all ranks in one file", "zcat slurm-4711.out.gz | gpubench explain -"),
@@ -213,6 +235,7 @@ _APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
     "check": make_app(_CHECK, CheckPlan, _run_check),
     "scan": make_app(_SCAN, ScanPlan, job_runner("gpubench.jobs.scan", _checked_scan)),
     "watch": make_app(_WATCH, WatchPlan, _run_watch),
+    "run": make_app(_RUN, RunPlan, job_runner("gpubench.jobs.run")),
     "explain": make_app(_EXPLAIN, ExplainPlan, job_runner("gpubench.jobs.explain")),
 }
 

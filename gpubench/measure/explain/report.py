@@ -102,6 +102,7 @@ def _finding(id_: str, severity: Verdict, subjects: Sequence[str], seen: str, ex
 
 PATH_UNKNOWN = "path-unknown"
 NO_CONNECTIONS = "no-connections"
+RANKS_MISSING = "ranks-missing"
 
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
 _LAZY_SINCE = (2, 22)
@@ -184,7 +185,7 @@ def _gap_findings(
         yield from _unconnected(facts, logs, others)
         if len(facts.records) == 1 and not facts.ras:
             yield _doubt(
-                "ranks-missing",
+                RANKS_MISSING,
                 _join_names(logs),
                 f"the dump of rank {facts.records[0].rank} alone",
                 "a dump of every rank",
@@ -303,7 +304,7 @@ def _missing_line_findings(facts: LogFacts, parts: Sequence[Part]) -> Iterator[F
         if part.communicator.missing_ranks
     }
     yield from _merged_finding(
-        "ranks-missing", missing, "a log of every rank", "these ranks write their log to another place"
+        RANKS_MISSING, missing, "a log of every rank", "these ranks write their log to another place"
     )
     quiet = {
         _communicator_name(part.communicator): f"a log without connections of rank {_numbers(part.unconnected_ranks)}"

@@ -27,6 +27,7 @@ class Command(NamedTuple):
     - `measures`: false if all values come from other programs
     - `findings_only`: the stored rows add nothing to the findings
     - `ranks`: the module whose `run_launched` runs in launched ranks
+    - `starts_job`: the first argument is a program, and all words after it are for this program
     """
 
     name: str
@@ -41,6 +42,7 @@ class Command(NamedTuple):
     findings_only: bool = False
     writes_reports: bool = True
     ranks: str = ""
+    starts_job: bool = False
 
 
 _ALONE = UnderTorchrun.ALONE
@@ -107,6 +109,16 @@ WATCH = Command(
     main_section="jobs",
     streamed_section="traffic",
 )
+RUN = Command(
+    "run",
+    "Run a job (torchrun, mpirun, srun, ...) with its logs on, and explain them when it ends.",
+    "diagnose",
+    page="explain",
+    main_section="paths",
+    is_gate=True,
+    measures=False,
+    starts_job=True,
+)
 EXPLAIN = Command(
     "explain",
     "Read logs of NCCL, UCX and NIXL from any job: which path each connection took, and why.",
@@ -166,7 +178,7 @@ PROFILES = Command(
     writes_reports=False,
 )
 
-BEFORE_COLLECTIVES = (TOPO, P2P, KV, LIBRARIES, CHECK, SCAN, WATCH, EXPLAIN, COMPARE, REPORT)
+BEFORE_COLLECTIVES = (TOPO, P2P, KV, LIBRARIES, CHECK, SCAN, WATCH, RUN, EXPLAIN, COMPARE, REPORT)
 # In the order of --help. OVERLAP, PLAN and PROFILES come after the collectives.
 AFTER_COLLECTIVES = (OVERLAP, PLAN, PROFILES)
 _BY_NAME = {command.name: command for command in (*BEFORE_COLLECTIVES, *AFTER_COLLECTIVES)}
