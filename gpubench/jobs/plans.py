@@ -150,17 +150,17 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan(CommandPlan):
-    job: list[str] = required_argument("COMMAND", "The job as it is started without gpubench, with its arguments.")
+    job: list[str] = required_argument("COMMAND", "The job, as you start it without gpubench.")
     logs: Path | None = option(
         "DIR",
-        "New folder for the logs (default: gpubench-run-DATE). For several hosts, one that all of them share.",
+        "New folder for the logs (default: gpubench-run-DATE-PID), shared by all hosts of the job.",
         read=Path,
         common=True,
         group=OUTPUT,
     )
     hang_s: float | None = option(
         "TIME",
-        "While the job runs, name a rank that keeps the others waiting for this long, e.g. 60s.",
+        "While the job runs, name the rank that makes others wait this long, e.g. 60s.",
         name="--hang",
         read=lambda text: _parse_hang(text),
         common=True,

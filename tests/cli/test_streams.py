@@ -24,6 +24,7 @@ RUNS = {
     "check": (*SIMULATED, "--quick"),
     "scan": ("--simulate", "hgx-h100-8*4", "--quick"),
     "watch": (*SIMULATED, "--for", "2s"),
+    "run": ("--", "true"),
     "explain": (LOG,),
     "compare": ("RESULT", "RESULT"),
     "report": ("RESULT",),

@@ -105,21 +105,12 @@ _RUN = HelpPage(
             "gpubench run -- torchrun --nproc-per-node 8 train.py",
         ),
         ("Name the rank that hangs, while the job runs", "gpubench run --hang 60s -- mpirun -n 8 python train.py"),
-        (
-            "Run a job on several hosts, with the logs in a folder that all of them share",
-            "gpubench run --logs /shared/run1 -- srun -N 4 --ntasks-per-node=8 python train.py",
-        ),
-        ("Pass the variables on to a container", "docker run --env-file DIR/.env -v DIR:DIR IMAGE COMMAND"),
+        ("Share one folder of logs between hosts", "gpubench run --logs /shared/run1 -- srun -n 16 python train.py"),
     ),
     """
-run sets variables of NCCL, UCX and PyTorch's Flight Recorder, starts the job without a shell, passes signals on, and
-ends with the answer of gpubench explain. Your own variables are kept, except that NCCL_DEBUG=WARN becomes INFO.
-
-The exit code is the job's own if the job failed, 128+n after signal n. Otherwise it is that of explain, or 0 with
---exit-zero. With a --format for programs, the job's output goes to stderr.
-
-The logs may take 512 MiB. If they take more, each file keeps its beginning and its newest part. torchrun, DeepSpeed,
-srun and a local mpirun pass the variables on. If no log appears, run says how your launcher can.
+run sets variables of NCCL, UCX and PyTorch's Flight Recorder, and keeps your own, but NCCL_DEBUG=WARN becomes INFO. Of
+logs beyond 512 MiB, the beginning and the newest part remain. With a --format for programs, the job writes to stderr. A
+job that fails keeps its exit code (128+n after signal n). Otherwise explain decides, unless --exit-zero is set.
 """,
 )
 
@@ -131,12 +122,10 @@ _EXPLAIN = HelpPage(
         ("Read the output of all ranks in one file", "zcat slurm-4711.out.gz | gpubench explain -"),
         ("Find the rank that hangs, in PyTorch's dumps", "gpubench explain dumps/"),
         ("Fail if any path is in doubt", "gpubench explain logs/ --strict"),
-        ("Show how NIXL or UCX moves a KV cache", "UCX_PROTO_INFO=y python serve.py 2>&1 | tee ucx.log"),
-        ("Read that output", "gpubench explain ucx.log"),
+        ("Show how NIXL or UCX moves a KV cache", "UCX_PROTO_INFO=y python serve.py 2>&1 | gpubench explain -"),
     ),
     """
-Any program that uses NCCL writes such logs (PyTorch, nccl-tests, ...). One log of all ranks together, as mpirun or srun
-collects it, works too, and so does gzip. NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING adds more about the causes.
+One log of all ranks together, as mpirun or srun collects it, works too, and so does gzip.
 
 It also reads dumps of PyTorch's Flight Recorder (TORCH_NCCL_DUMP_ON_TIMEOUT=1; one a rank, named after it), answers of
 NCCL's RAS (ncclras -v, as text or JSON), dumps of py-spy beside them and files of NCCL's Inspector, and names the rank

@@ -111,7 +111,7 @@ WATCH = Command(
 )
 RUN = Command(
     "run",
-    "Run a job (torchrun, mpirun, srun, ...) with its logs on, and explain them when it ends.",
+    "Run a job (torchrun, mpirun, srun, ...) with its logs on, and explain them.",
     "diagnose",
     page="explain",
     main_section="paths",

@@ -18,7 +18,7 @@ from gpubench.model.terms.verdict import Verdict
 from tests.model.results.test_sentence import CHANNELS, METADATA, report
 
 PAGE = Path(__file__).parents[3] / "docs/exit-codes.md"
-GATES = ("check", "scan", "explain", "compare")
+GATES = ("check", "scan", "run", "explain", "compare")
 OPTIONS = ("no option", "gate", "`--strict`", "`--exit-zero`", "`--exit-style nagios`", "`--exit-style npd`, `slurm`")
 PRESENTED = {
     "`--exit-zero`": Presentation(exit_zero=True),
