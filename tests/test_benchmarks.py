@@ -32,6 +32,7 @@ SMALL = {
     "plan_validation": [],
     "explain_speed": ["--ranks", "16", "--megabytes", "0.1"],
     "read_large_machine": ["--help"],
+    "run_cost": ["--runs", "1", "true"],
     "scan_control": ["--supervisors", "20", "--rounds", "2"],
     "scan_confusion": ["--nodes", "16", "--rails", "2", "--leaf", "8", "--seeds", "1", "--losses", "0.5"],
     "result_path": ["--ranks", "8,16", "--rows", "4"],

@@ -79,9 +79,9 @@ class JobLogs(Struct, frozen=True):
 
         Each file keeps the beginning and the newest part of its share of `most_bytes`.
         """
-        used = {path: path.stat().st_blocks * 512 for path in self.files()}
-        share = most_bytes // max(len(used), 1)
         try:
+            used = {path: path.stat().st_blocks * 512 for path in self.files()}
+            share = most_bytes // max(len(used), 1)
             for path in used if sum(used.values()) > most_bytes else ():
                 if used[path] > share:
                     _free_middle(path, share // 2 // _PAGE_BYTES * _PAGE_BYTES)
@@ -191,13 +191,12 @@ def _free_middle(path: Path, half: int) -> None:
 def _close_hole(path: Path) -> None:
     """Rewrite a file without its hole, and without the lines that the hole cut."""
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        hole = os.lseek(file.fileno(), 0, os.SEEK_HOLE)
+        opened, size = file.fileno(), path.stat().st_size
+        hole = os.lseek(opened, 0, os.SEEK_HOLE)
         if hole >= size:
             return
-        begin = file.read(hole)
-        file.seek(os.lseek(file.fileno(), hole, os.SEEK_DATA))
-        newest = file.read()
+        end = os.lseek(opened, hole, os.SEEK_DATA)
+        begin, newest = os.pread(opened, hole, 0), os.pread(opened, size - end, end)
     shorter = path.with_name(f".{path.name}")
     shorter.write_bytes(begin[: begin.rfind(b"\n") + 1] + newest[newest.find(b"\n") + 1 :])
     shorter.replace(path)

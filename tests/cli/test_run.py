@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubench.jobs.job_logs import make_logs
 from gpubench.ranks.launch import find_launcher
 from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, ROOT, SECONDS, environment
 from tests.cli.test_watch_hang import four
@@ -132,6 +133,31 @@ def test_logs_of_ucx_are_moved_into_the_folder(tmp_path: Path) -> None:
     assert not list(file.parent.glob(f"{file.name.partition('.')[0]}*"))
     assert [path.suffix for path in folder_of(done).glob("gpubench-run-*")] == [".log"]
     assert "GPU memory that UCX moves" in done.stdout
+
+
+def test_logs_beyond_the_limit_keep_their_beginning_and_the_newest_lines(tmp_path: Path) -> None:
+    logs = make_logs(tmp_path, {}, has_ras=False)
+    (tmp_path / "nccl.a.2.log").write_text("short\n")
+    with (tmp_path / "nccl.a.1.log").open("w") as writer:  # NCCL keeps its log open, too
+        writer.writelines(f"line {number:09}\n" for number in range(2**17))
+        writer.flush()
+        assert logs.limit_size(2**19)
+        assert (tmp_path / "nccl.a.1.log").stat().st_blocks * 512 <= 2**18 + 2**13
+        writer.write("the newest line\n")
+    logs.collect()
+    first, *lines = (tmp_path / "nccl.a.1.log").read_text().splitlines()
+    assert (first, lines[-2:]) == ("line 000000000", [f"line {2**17 - 1:09}", "the newest line"])
+    assert all(re.fullmatch(r"line \d{9}", line) for line in lines[:-1])
+    assert (tmp_path / "nccl.a.2.log").read_text() == "short\n"
+
+
+def test_logs_below_the_limit_stay_whole(tmp_path: Path) -> None:
+    logs = make_logs(tmp_path, {}, has_ras=False)
+    text = "".join(f"line {number:09}\n" for number in range(2**15))
+    (tmp_path / "nccl.a.1.log").write_text(text)
+    assert logs.limit_size(2**20)
+    logs.collect()
+    assert (tmp_path / "nccl.a.1.log").read_text() == text
 
 
 NO_PROGRAM = [
