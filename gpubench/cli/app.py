@@ -31,7 +31,7 @@ Start with:
   gpubench p2p           copies between every pair of GPUs
   gpubench allreduce     NCCL's all-reduce, one rank per GPU
   gpubench check         is everything as fast as it should be?
-  gpubench run -- JOB    runs a job and explains its NCCL logs: which paths, and why
+  gpubench run -- JOB    run a job, then explain its NCCL logs: paths and causes
 
 Without a GPU, try:
 
