@@ -31,7 +31,7 @@ Start with:
   gpubench p2p           copies between every pair of GPUs
   gpubench allreduce     NCCL's all-reduce, one rank per GPU
   gpubench check         is everything as fast as it should be?
-  gpubench run -- JOB    run a job, then explain its NCCL logs: paths and causes
+  gpubench run -- JOB    run a job, and explain the paths in its NCCL logs
 
 Without a GPU, try:
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -365,6 +366,9 @@ def test_the_job_is_ended_if_gpubench_is_killed(start: Callable[..., "subprocess
     process.kill()
     output, _ = process.communicate(timeout=60)
     assert f"got [{int(signal.SIGTERM)}]" in output
+    end = time.monotonic() + 10
+    while is_running(pid) and time.monotonic() < end:  # It closes its output before it has ended
+        time.sleep(0.01)
     assert not is_running(pid)
 
 
