@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from gpubench.errors import UsageError, add_advice
 from gpubench.model.facts.snapshot import NvlinkPeer, find_display_cards
-from gpubench.model.paths.topology import Topology, leads_to_switches
+from gpubench.model.paths.topology import Topology, is_gpu_link, leads_to_switches
 from gpubench.model.profiles.profile import Generic, Profile, check_profile
 from gpubench.model.terms.plain import from_plain, is_nested_deeper
 
@@ -420,5 +420,6 @@ def _traits(node: Topology) -> _Traits:
         models=tuple(sorted({gpu.name for gpu in computing if gpu.name})),
         gpus=len(computing),
         switched=leads_to_switches(node.gpus),
-        joined=any(link.active for gpu in node.gpus for link in gpu.nvlinks or ()),
+        joined=any(link.active for gpu in node.gpus for link in gpu.nvlinks or ())
+        or any(map(is_gpu_link, node.gpu_paths)),
     )

@@ -55,6 +55,8 @@ def test_expected_values_name_collectives_that_exist_and_derivations(profile: Pr
         # Nothing is expected that would be a scandal for the links: 40 % is what a host-staged collective reaches.
         large = each.size_bytes is None or each.size_bytes >= LARGE_BYTES
         exempt = each.quantity == "p2p.staged_gb_s" or each.nodes > 1 or not large
+        # RCCL builds rings of all xGMI links for 2, 4 and 8 GPUs only.
+        exempt |= profile.name.startswith("mi3") and each.gpus is not None
         assert ceiling is None or each.value >= 0.4 * ceiling or exempt
 
 

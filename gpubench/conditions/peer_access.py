@@ -8,7 +8,7 @@ from gpubench.conditions.condition import Condition, Family, Look, fill_ids, nod
 from gpubench.conditions.logged import Complained, LoggedReason, Staged, remark_detector
 from gpubench.conditions.nvlink import NVLINK, RESTART_FABRIC
 from gpubench.model.paths.nccl_log import RemarkKind
-from gpubench.model.paths.topology import P2P_STATUS, Refusal, Topology, is_nvlink, is_switched
+from gpubench.model.paths.topology import P2P_STATUS, ROCM, Refusal, Topology, is_nvlink, is_switched
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
@@ -282,6 +282,7 @@ PEER_ACCESS = Family.of(
 )
 
 _CUDA_REFUSES = "0"
+_SHOWS_ACCESS = Cure.of("amd-smi topology", comment="On a healthy machine, its access table says ENABLED everywhere.")
 _SHOWS_REASON = Cure.of("gpubench topo", comment="It shows the driver's reason.")
 
 
@@ -343,6 +344,7 @@ def _any_refusal(run: Circumstances) -> Found:
         gpus = len(run.node_gpus(node))
         is_every_pair = len(pairs) == gpus * (gpus - 1)
         names = joined(run.pair_name(pair).removeprefix(f"{run.host(node)} ") for pair in pairs)
+        cure = _SHOWS_ACCESS if ROCM in reason else NO_CURE
         by_driver = f"NVML reports {refusal.status} ({reason})" if refusal.status else reason
         yield run.pair_sighting(
             pairs,
@@ -352,7 +354,7 @@ def _any_refusal(run: Circumstances) -> Found:
             severity=refusal.severity,
             expected="host memory, by design" if refusal.is_by_design else "peer access",
             likely=why.title if why else "",
-            cure=fill_ids(why.cure, [place for sighting in seen[why] for place in sighting.places]) if why else NO_CURE,
+            cure=fill_ids(why.cure, [place for sighting in seen[why] for place in sighting.places]) if why else cure,
         )
 
 

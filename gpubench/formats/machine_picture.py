@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.formats.json import DocumentRun
+from gpubench.model.paths.topology import is_gpu_link
 from gpubench.model.results.report import PairRow
 from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.operation import Direction, HostMemory
@@ -28,7 +29,6 @@ def html_text(text: str) -> str:
 _MOST_MACHINES = 2
 _GOOD = (Verdict.PASS, Verdict.SKIP)
 _GPU = re.compile(r"GPU\d+", re.ASCII)
-_NVLINK = re.compile(r"NV\d+", re.ASCII)
 _MODEL = re.compile(r"(?:NVIDIA )?(?:Tesla |GeForce |Quadro |RTX (?=PRO ))?(.*?\d\w*)", re.ASCII)
 """Matches the model in a GPU's name, up to the first word with a digit: 'V100', 'RTX 4090', 'PRO 6000'."""
 _HOST = "host"
@@ -90,7 +90,7 @@ class Wire(Struct, frozen=True):
 
     @property
     def is_nvlink(self) -> bool:
-        return _NVLINK.fullmatch(self.path) is not None
+        return is_gpu_link(self.path)
 
 
 class Machine(Struct, frozen=True):
@@ -213,7 +213,7 @@ def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple
             verdict = _worse(*(Verdict(row.verdict) for row in measured if row.verdict))
         else:
             limit = members[0].limit_gb_s
-            reach = Reach(limit, best if path.startswith("NV") else None, "possible")
+            reach = Reach(limit, best if is_gpu_link(path) else None, "possible")
             title, verdict = f"{_ARROW.join(ends)}: {reach.words}", None
         found = odd.get(ends)
         verdict = _worse(*filter(None, (verdict, None if found is None else found[0])))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from gpubench.formats.json import DocumentRun, documents
 from gpubench.formats.registry import NAGIOS_STATES, ExitStyle, Presentation, Target
+from gpubench.model.paths.topology import is_gpu_link
 from gpubench.model.paths.transport import Conclusion, State
 from gpubench.model.results.report import CollectiveRow, EvidenceRow, Metadata, PairRow, Report, Row
 from gpubench.model.terms.units import plural, printable_line, shorten
@@ -210,7 +211,7 @@ def veto_line(paths: Sequence[EvidenceRow], *, complete: bool = True) -> str:
             seen = first.correctness_seen if conclusion is Conclusion.WRONG else first.selection_seen
             reason = first.by_design or seen or first.measurement_seen
             findings = f"{said} on {len(found)} of {plural(len(paths), 'pair')}: {names}"
-            nvlink_pairs = [path for path in paths if (path.path_class or "").startswith("NV")]
+            nvlink_pairs = [path for path in paths if is_gpu_link(path.path_class or "")]
             off = OFF_OVER_PCIE if nvlink_pairs and not any(path in nvlink_pairs for path in found) else OFF
             return f"export {off}  # {findings}{f' ({reason})' if reason else ''}"
     if not paths:

@@ -172,7 +172,7 @@ class RunPlan(CommandPlan):
 class TopoPlan(MachinePlan):
     from_file: Path | None = option(
         "FILE",
-        "Show a file: an NCCL topology XML, the text of nvidia-smi topo -m or -p2p, or a recorded snapshot.",
+        "Show a file: NCCL's XML, the text of nvidia-smi topo, rocm-smi --showtopo or amd-smi topology, or a snapshot.",
         name="--from",
         read=Path,
         common=True,

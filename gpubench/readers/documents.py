@@ -158,6 +158,11 @@ class Wanted(Struct, frozen=True):
 _OTHER_COMMANDS = (
     (re.compile(r"NCCL (?:INFO|WARN) "), "it is NCCL's log", "explain"),
     (re.compile(r"^\s*GPU0\s+X\s", re.MULTILINE), "it is a matrix of nvidia-smi topo", "topo --from"),
+    (
+        re.compile(r"(?i)link type (?:between two gpus|table:)|\"link_type\":"),
+        "it is a topology of AMD GPUs",
+        "topo --from",
+    ),
     (re.compile(r"\balgbw\b.*\bbusbw\b|\bmemcpy (?:CE|SM) [CG]PU\(row\)|# OSU "), "it is a table of results", "report"),
 )
 """Patterns that identify a text for another gpubench command, the reason for the error, and that command."""

@@ -28,7 +28,7 @@ class Program(NamedTuple):
         return UsageError(
             f"{file} is {self.name}'s output: {self.output}",
             expected=expected,
-            reason=f"gpubench does not read {self.name}",
+            reason=f"this command does not read {self.name}",
             next_step=self.instead.text,
         )
 
@@ -53,7 +53,10 @@ _NETWORK = Cure.of(
     comment="Start it on all hosts, with --hostfile. It measures GPUs over their NICs, and names a slow NIC or node.",
 )
 _UCX = Cure.of("gpubench p2p", comment="It measures copies between GPUs, and names the path of each pair.")
-_AMD = Cure.of("gpubench report rccl.txt", comment="Of AMD GPUs gpubench reads only the tables of rccl-tests.")
+_AMD = Cure.of(
+    "gpubench topo --from topo.txt",
+    comment="It reads rocm-smi --showtopo and amd-smi topology; `gpubench report` reads rccl-tests.",
+)
 
 PROGRAMS = (
     _program(
@@ -65,7 +68,7 @@ PROGRAMS = (
         _command("rocm-smi"),
         r"(?i:(?:weight|hops|link type) between two gpus)",
     ),
-    _program("amd-smi", "AMD GPUs", _AMD, _command("amd-smi"), r"AMDSMI Tool:", r"^\s*(?:LINK TYPE|HOPS) TABLE:"),
+    _program("amd-smi", "AMD GPUs", _AMD, _command("amd-smi"), r"AMDSMI Tool:", r"^\s*(?:ACCESS|WEIGHT|HOPS) TABLE:"),
     _program("rocm-bandwidth-test", "copies of AMD GPUs", _AMD, r"RocmBandwidthTest Version"),
     _program(
         "perftest",

@@ -28,12 +28,13 @@ class FileKind(Struct, Generic[T], frozen=True):
 
     The module has a function `recognises(text)` that checks the text, and a function `read(text, name)` that parses it.
     `read` raises a UsageError that starts with `name`. `takes` lists the further arguments of `read`, which a user
-    supplies.
+    supplies. `is_certain` is true if `recognises` matches no other program's text.
     """
 
     module: str
     summary: str
     takes: tuple[str, ...] = ()
+    is_certain: bool = False
 
     def recognises(self, text: str) -> bool:
         """Return True if a text looks like this format."""
@@ -54,8 +55,9 @@ def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wa
     except IncompleteResultError:
         raise
     except UsageError:
-        # A reader can match the table of another program. nvidia-smi's reader, for example, matches rocm-smi's table.
-        program = find_program(text)
+        # A reader can match the table of another program. nvidia-smi's reader, for example, matches rocm-smi's tables.
+        is_read = any(kind.is_certain and kind.recognises(text) for kind in READERS)
+        program = None if is_read else find_program(text)
         if program is None:
             raise
         raise program.refusal(name, wanted.kinds) from None
@@ -64,6 +66,11 @@ def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wa
 READERS: tuple[FileKind[Snapshot], ...] = (
     FileKind("gpubench.readers.machines.nccl_topology", "NCCL's topology XML"),
     FileKind("gpubench.readers.machines.snapshot", "a snapshot that gpubench recorded"),
+    FileKind(
+        "gpubench.readers.machines.amd_topology",
+        "the text of rocm-smi --showtopo or amd-smi topology",
+        is_certain=True,
+    ),
     FileKind("gpubench.readers.machines.topo_matrix", "the text of nvidia-smi topo -m"),
 )
 

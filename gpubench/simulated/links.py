@@ -13,7 +13,7 @@ from itertools import combinations, product
 from msgspec import Struct
 
 from gpubench.model.facts.snapshot import NicKind, NvlinkPeer
-from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, pcie_gb_s
+from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, is_gpu_link, pcie_gb_s
 from gpubench.model.profiles.fault import HALVE_CLOCKS, Fault, Subject
 from gpubench.model.profiles.profile import P2P_OK, NicKindOfMachine, NvlinkKind, Profile
 from gpubench.model.terms.operation import Block, CopyGpu, DataPattern, Engine, HostMemory, ManagedSupport, Place
@@ -413,7 +413,7 @@ class SimulatedCopies:
         if isinstance(source, HostMemory) or isinstance(destination, HostMemory):
             return False
         path = self._paths[self._indices[source], self._indices[destination]] if source != destination else ""
-        return path.startswith("NV") and self._is_direct(source, destination)
+        return is_gpu_link(path) and self._is_direct(source, destination)
 
     def _direct_gb_s(self, stream: CopyStream, source: int, destination: int) -> float:
         writes = stream.by == source

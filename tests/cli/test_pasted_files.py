@@ -18,8 +18,8 @@ ANSWERS = [
     ("report nvbandwidth-7-of-8.txt --machine hgx-b200-8", 0, "WARN: hgx-b200-8: 7 of the 8 GPUs"),
     ("report nvbandwidth-7-of-8.txt --machine hgx-b200-8 --strict", 1, "WARN: hgx-b200-8: 7 of the 8 GPUs"),
     ("report nvbandwidth-row-cut.txt --machine hgx-b200-8", 3, "7 of 8 rows, without GPU7"),
-    ("report rocm-smi-topo.txt", 2, "is rocm-smi's output: the topology of AMD GPUs"),
-    ("topo --from rocm-smi-topo.txt", 2, "is rocm-smi's output: the topology of AMD GPUs"),
+    ("report rocm-smi-topo.txt", 2, "a topology of AMD GPUs try: gpubench topo --from rocm-smi-topo.txt"),
+    ("topo --from rocm-smi-topo.txt", 0, "path GPU0 GPU1 GPU0 X XGMI GPU1 XGMI X"),
     (
         "topo --from topo-no-nic-rows.txt",
         0,

@@ -53,7 +53,8 @@ def output_of(lines: Sequence[Line], slower: float = 1.0) -> Output:
     for line in lines:
         size, busbw = int(line["size_bytes"]), float(line["busbw_gb_s"]) / slower
         half = Half(time_us=size * factor / busbw / 1e3, algbw=busbw / factor, busbw=busbw)
-        blocks = per_node * len(hosts) if collective.name in ("allgather", "alltoall", "reducescatter") else 1
+        in_blocks = collective.name in ("allgather", "alltoall", "gather", "reducescatter", "scatter")
+        blocks = per_node * len(hosts) if in_blocks else 1
         op, root = ("sum" if collective.reduces else "none"), (0 if collective.rooted else -1)
         results.append(Result(size=size, count=size // 4 // blocks, op=op, root=root, halves=(half, half)))
     return Output(

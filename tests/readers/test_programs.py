@@ -12,7 +12,7 @@ from gpubench.readers.registry import other_text, read_file, read_results
 ROCM = "====== ROCm System Management Interface ======\n       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n"
 ROCM_CUT = "===== Weight between two GPUs =====\n       GPU0  GPU1\nGPU0   0     15\nGPU1   15    0\n"
 ROCM_COMMAND = "me@box:~$ rocm-smi --showtopotype\n       GPU0  GPU1\nGPU0   0     PCIE\nGPU1   PCIE  0\n"
-AMD = "$ amd-smi topology\nLINK TYPE TABLE:\n       0000:05:00.0 0000:26:00.0\n0000:05:00.0 SELF XGMI\n"
+AMD = "$ amd-smi topology -w\nWEIGHT TABLE:\n       0000:05:00.0 0000:26:00.0\n0000:05:00.0 0 15\n"
 WRITE_BW = (
     "                    RDMA_Write BW Test\n Device : mlx5_0\n"
     " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
@@ -122,7 +122,7 @@ def test_what_another_command_reads_is_sent_there(
 @pytest.mark.parametrize(
     ("text", "what", "next_step"),
     [
-        ("ROCm System Management Interface\n", "rocm-smi's output", "report"),
+        ("ROCm System Management Interface\n", "rocm-smi's output", "topo --from"),
         ("   RDMA_Write BW Test\n", "perftest's output", "scan"),
         ("[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]\n", "p2pBandwidthLatencyTest's output", "p2p"),
         ("$ ucx_perftest -t tag_bw\n", "ucx_perftest's output", "p2p"),

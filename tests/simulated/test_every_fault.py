@@ -14,6 +14,7 @@ from msgspec.structs import fields
 
 from gpubench.errors import GpubenchError, UsageError
 from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.topology import XGMI_LINK
 from gpubench.model.profiles.fault import FAULT_KEYS, FaultKey, Subject, parse_fault
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.operation import Block, DataPattern, DataType, Engine, HostMemory, Place
@@ -59,6 +60,9 @@ def what_changes(key: FaultKey, profile: Profile) -> Changes:
     slot = Changes("gpu.pcie node.pci_devices", {OFF, WITH_HOST} if by_nvlink else {OFF, WITH_HOST, DIRECT})
     slot = slot._replace(collectives=set() if by_nvlink else COLLECTIVES, refused=NO_LINK)
     own_links = {DIRECT} if by_nvlink else {DIRECT, OFF, WITH_HOST}
+    # xGMI joins two GPUs by one link, so the fault takes all that they have.
+    is_xgmi = profile.nvlink is not None and profile.nvlink.version == XGMI_LINK
+    link_facts = "gpu.nvlinks pair.nvlink" if is_xgmi else "gpu.nvlinks"
     lines = {
         "gpu nvlink": Changes("gpu.nvlinks", {DIRECT}, COLLECTIVES, "NVLinks"),
         "gpu width": slot,
@@ -82,7 +86,7 @@ def what_changes(key: FaultKey, profile: Profile) -> Changes:
         "nic generation": Changes("nic.pcie node.pci_devices", refused=NO_LINK),
         "nic errors": Changes("node.rdma_ports", refused="no RDMA port"),
         "nic missing": Changes("nic.* node.rdma_ports node.pci_devices"),
-        "link nvlink": Changes("gpu.nvlinks", {DIRECT}, {RINGS, ALL_TO_ALL, AT_ROOT}, "no NVLink joins the two"),
+        "link nvlink": Changes(link_facts, {DIRECT}, {RINGS, ALL_TO_ALL, AT_ROOT}, "no NVLink joins the two"),
         "link p2p": Changes(REFUSED_PAIRS, {DIRECT}, COLLECTIVES),
         "link staged": Changes("", {DIRECT}, COLLECTIVES),
         "link corrupts": Changes("", {DATA}),

@@ -146,6 +146,7 @@ def test_data_sheets_are_known_of_the_gpus_of_most_profiles() -> None:
     unknown = {name for name in named if find_data_sheet(name) is None}
     assert unknown == {
         "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        *("AMD Instinct MI300X", "AMD Instinct MI325X", "AMD Instinct MI355X"),
         *("NVIDIA GB10", "NVIDIA GH200 120GB", "NVIDIA GH200 480GB", "NVIDIA H20", "NVIDIA H800"),
     }
 

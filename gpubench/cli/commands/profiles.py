@@ -197,7 +197,7 @@ def _described(profile: "Profile", *, verbose: bool) -> Iterator[str]:
         yield f"  to the host: {link if not profile.gpu.c2c_gb_s else 'NVLink-C2C'}, {profile.gpu.host_gb_s:g} GB/s"
     if profile.nvlink is not None:
         links = f"{profile.nvlink.links} per GPU to {profile.nvlink.to}"
-        yield f"  NVLink {profile.nvlink.version}: {links}, {profile.link_gb_s:g} GB/s"
+        yield f"  {profile.nvlink.label}: {links}, {profile.link_gb_s:g} GB/s"
     yield f"  machine: {profile.facts.kind}: {profile.facts.source}"
     for (kind, source), values in group_by(profile.all_expected, lambda value: (value.kind, value.source)).items():
         yield ""

@@ -9,7 +9,7 @@ from gpubench.formats.layout import INDENT, Column, fitting_table, grid_of_words
 from gpubench.formats.table import ReportView, line_text, setting_lines
 from gpubench.model.facts.environment import MPS
 from gpubench.model.facts.snapshot import NicKind, PcieLink
-from gpubench.model.paths.topology import PATH_CLASSES, PeerAccess, describe_pcie
+from gpubench.model.paths.topology import PATH_CLASSES, ROCM, PeerAccess, describe_pcie
 from gpubench.model.results.report import CauseRow, Report
 from gpubench.model.results.topo import GpuRow, KindRow, NicRow, NodeRow, RankRow, TreeRow
 from gpubench.model.terms.units import compress_names, format_memory, group_by, plural
@@ -459,7 +459,7 @@ def _access(cell: Mapping[str, Any]) -> PeerAccess:
 
 
 def _whose(access: PeerAccess) -> str:
-    if access.contradicts:
+    if access.contradicts or ROCM in access.reason:
         return access.reason
     if access.cuda is not None and access.nvml is not None:
         return "CUDA and NVML agree" if access.possible else f"{access.reason}; CUDA and NVML agree"

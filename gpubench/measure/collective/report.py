@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _MOST_TRIES = 3
 
 _SIMULATED, _HOST = "simulated", "host"
-_NCCL_BACKENDS = ("nccl", _SIMULATED)  # Profiles and link limits apply to these backends
+_NCCL_BACKENDS = ("nccl", "rccl", _SIMULATED)  # Profiles and link limits apply to these backends
 T = TypeVar("T")
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpubench.errors import UsageError
 from gpubench.measure.compare import judge
 from gpubench.measure.compare.noise import RunsByRow
+from gpubench.model.paths.topology import is_gpu_link
 from gpubench.model.paths.transport import Conclusion
 from gpubench.model.results.compare import HOST, CircumstanceRow, ComparisonRow, RowKey
 from gpubench.model.results.fallback import MOST_ROWS
@@ -313,7 +314,7 @@ class _Causes:
         shows_bandwidth = (judged.key.size_bytes or 0) >= _LARGE_BYTES
         percent = round(100 / (1 + judged.slower)) if judged.slower is not None and shows_bandwidth else None
         path_class = next((run.path_class for run in (*judged.base, *judged.new) if run.path_class), "")
-        nvlinked = path_class.startswith("NV") and judged.key.peer != "off"
+        nvlinked = is_gpu_link(path_class) and judged.key.peer != "off"
         number = self._find_cached(_finding_kind(judged), _pair_name(judged), percent, nvlinked)
         if number is not None:
             self._reasons.setdefault(number, []).extend(judged.reasons)

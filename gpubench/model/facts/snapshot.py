@@ -465,6 +465,7 @@ class PairFacts(Struct, frozen=True, kw_only=True):
     - `path`: path class that a file states (NV18, PIX, ...)
     - `pcie_path`: path class without NVLink
     - `cuda`: result of cudaDeviceCanAccessPeer
+    - `rocm`: whether AMD's driver says that the two GPUs can access each other's memory
     - `read`, `write`, `nvlink`, `atomics`, `pci`: NVML's P2P statuses, as printed by `nvidia-smi topo -p2p`
     """
 
@@ -473,6 +474,7 @@ class PairFacts(Struct, frozen=True, kw_only=True):
     path: str | None = None
     pcie_path: str | None = None
     cuda: bool | None = None
+    rocm: bool | None = None
     read: str | None = None
     write: str | None = None
     nvlink: str | None = None

@@ -37,9 +37,7 @@ PCIE_GB_S_PER_LANE = {
     5: 32.0 * 128 / 130 / 8,
     6: 64.0 * 242 / 256 / 8,
 }
-"""Usable bandwidth per lane: transfer rate × encoding / 8 bits. It includes packet headers, so copies reach 82 to
-90 %.
-
+"""Usable bandwidth per lane: transfer rate × encoding / 8 bits. Packet headers are included: copies reach 82 to 90 %.
 The encodings are 8b/10b, 128b/130b, and FLITs with 242 of 256 bytes (PCI Express Base Specification).
 """
 
@@ -47,7 +45,6 @@ PCIE_GENERATION_OF_GT_S = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 NVLINK_GB_S = {"1.0": 20.0, "2.0": 25.0, "2.2": 25.0, "4.0": 25.0, "5.0": 50.0}
 """Usable bandwidth per link and direction, by NVLink version.
-
 Version 3 is missing, because it has 25 GB/s on A100 and 14.0625 GB/s on GA102. The line rate tells them apart.
 """
 
@@ -120,13 +117,15 @@ def nvlink_gb_s(link: NvLink) -> float | None:
     for usable in _USABLE_GB_S:
         if -_ROUNDING < (link.raw_gb_s or 0.0) / usable - 1 < _MOST_OVERHEAD:
             return usable
-    return NVLINK_GB_S.get(link.version or "")
+    return link.raw_gb_s if link.version == XGMI_LINK else NVLINK_GB_S.get(link.version or "")
 
 
 SELF = "X"
 UNKNOWN_PATH = "?"
 ACROSS_SOCKETS = "SYS"
 PATH_CLASSES = ("PIX", "PXB", "PHB", "NODE", ACROSS_SOCKETS)  # Names as in `nvidia-smi topo -m`, nearest first
+XGMI = "XGMI"  # Path class between two AMD GPUs that xGMI links join, as rocm-smi and amd-smi print it
+XGMI_LINK = "xGMI"  # Version of an `NvLink` that is an AMD xGMI link
 BITS_PER_BYTE = 8
 
 P2P_STATUS = {
@@ -138,10 +137,10 @@ P2P_STATUS = {
     "NS": "not supported",
     "U": "unknown to the driver",
 }
-
 """Meanings of the statuses that `nvidia-smi topo -p2p` prints."""
 
 NOT_SAID = "U"
+ROCM = "ROCm"  # In the reason of a `PeerAccess` between AMD GPUs
 Device = GpuFacts | NicFacts
 
 
@@ -153,7 +152,7 @@ class Limit(Struct, frozen=True):
 
 
 class PeerAccess(Struct, frozen=True):
-    """Whether one GPU can access another GPU's memory, according to CUDA and NVML. `reason` describes their answers."""
+    """Whether one GPU can access another GPU's memory, according to CUDA (or ROCm) and NVML, and the reason."""
 
     cuda: bool | None
     nvml: str | None
@@ -215,7 +214,7 @@ class Topology:
 
     @_cached
     def path(self, source: Device, destination: Device) -> str:
-        """Return the path class: NV#, one of `PATH_CLASSES`, or `?` if unknown."""
+        """Return the path class: NV#, XGMI, one of `PATH_CLASSES`, or `?` if unknown."""
         return self._path(source, destination)
 
     def _path(self, source: Device, destination: Device) -> str:
@@ -224,16 +223,18 @@ class Topology:
             return SELF
         links = self.nvlinks(source, destination)
         if links:
-            return f"NV{links}"
+            own = source.nvlinks if isinstance(source, GpuFacts) else None
+            is_xgmi = any(link.version == XGMI_LINK for link in own or ())
+            return XGMI if is_xgmi or self.pair_facts(source, destination).path == XGMI else f"NV{links}"
         return self.pcie_path(source, destination) or UNKNOWN_PATH
 
     def nvlinks(self, source: Device, destination: Device) -> int | None:
-        """Return the number of active NVLinks between two GPUs, directly or through NVSwitches. None if unknown."""
+        """Return the number of active NVLinks or xGMI links (1 if stated) between two GPUs. None if unknown."""
         if not isinstance(source, GpuFacts) or not isinstance(destination, GpuFacts):
             return 0
         stated = self.pair_facts(source, destination).path
         if stated is not None:
-            return int(stated[2:]) if stated.startswith("NV") else 0
+            return int(stated[2:]) if stated.startswith("NV") else int(stated == XGMI)
         own, others = self._links[source.index], self._links[destination.index]
         if own is None or others is None:
             return None
@@ -316,6 +317,8 @@ class Topology:
             access = PeerAccess(facts.cuda, nvml, P2P_STATUS.get(nvml, nvml))
             both = f"CUDA says {'possible' if facts.cuda else 'refused'}, NVML says {access.reason}"
             return replace(access, reason=both) if access.contradicts else access
+        if facts.rocm is not None:
+            return PeerAccess(facts.rocm, None, f"possible ({ROCM})" if facts.rocm else f"refused by {ROCM}")
         if facts.cuda is not None:
             answer = "possible" if facts.cuda else "refused by CUDA"
             return PeerAccess(facts.cuda, None, "; ".join([answer, *silent]))
@@ -553,9 +556,14 @@ def is_nvlink(path: str | None) -> bool:
     return path in ("NVL", "NVB", "C2C")
 
 
+def is_gpu_link(path_class: str) -> bool:
+    """True for the path classes of GPUs that NVLinks or xGMI links join: NV# and XGMI."""
+    return path_class.startswith("NV") or path_class == XGMI
+
+
 def nccl_path_type(path_class: str) -> str | None:
     """Return NCCL's path type for a path class. NODE becomes PHB. None if NCCL has no such type."""
-    if path_class.startswith("NV"):
+    if is_gpu_link(path_class):
         return "NVL"
     return {"NODE": "PHB"}.get(path_class, path_class if path_class in _LEVELS else None)
 
@@ -635,9 +643,7 @@ def find_refusal(node: Topology, source: GpuFacts, destination: GpuFacts, access
 
 
 def is_beyond_policy(node: Topology, path_class: str) -> bool:
-    """True if NCCL does not use peer access over this path class by default (ncclTopoCheckP2p in
-    src/graph/paths.cc).
-    """
+    """True if NCCL does not use peer access over this path class by default (ncclTopoCheckP2p in graph/paths.cc)."""
     path = nccl_path_type(path_class)
     is_amd = "AMD" in (node.snapshot.machine.cpu or "")
     return path is not None and not is_within(path) and not (is_amd and amd_takes_all(len(node.gpus)))
@@ -648,6 +654,8 @@ def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> s
     path = node.path(source, destination)
     lost = lost_links_between(node, source, destination)
     lost = lost or any(lost_switch_links(node, gpu) for gpu in (source, destination))
+    # RCCL uses peer access over every path, unless the processors are from Intel.
+    lost = lost or node.pair_facts(source, destination).rocm is not None
     return f"{NCCL_POLICY}, and this is {path}" if is_beyond_policy(node, path) and not lost else ""
 
 
@@ -685,10 +693,7 @@ def lost_some_links(node: Topology, gpu: GpuFacts) -> bool:
 
 
 def is_switched(node: Topology, gpu: GpuFacts) -> bool:
-    """True if a GPU's NVLinks lead to NVSwitches.
-
-    The node lists NVSwitches, a link leads to one, or the GPU's fabric registration is completed.
-    """
+    """True if the node lists NVSwitches, a NVLink leads to one, or the GPU's fabric registration is completed."""
     registered = gpu.fabric is not None and gpu.fabric.state == "completed"
     leads = any(link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
     return bool(node.snapshot.nvswitches) or leads or registered

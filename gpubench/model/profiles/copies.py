@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.model.paths import p2p
-from gpubench.model.paths.topology import ACROSS_SOCKETS, Topology, link_under_load, pcie_ceiling_gb_s
+from gpubench.model.paths.topology import ACROSS_SOCKETS, Topology, is_gpu_link, link_under_load, pcie_ceiling_gb_s
 from gpubench.model.profiles.profile import SHARE, Profile
 from gpubench.model.results.figures import is_busy
 from gpubench.model.results.report import SIBLINGS, PairRow, PatternRow
@@ -313,8 +313,8 @@ def is_with_host(row: PairRow) -> bool:
 
 
 def is_over_nvlink(row: PairRow) -> bool:
-    """True for a copy between two GPUs that NVLinks join."""
-    return (row.path_class or "").startswith("NV") or row.path_class == "P2P/MNNVL"
+    """True for a copy between two GPUs that NVLinks or xGMI links join."""
+    return is_gpu_link(row.path_class or "") or row.path_class == "P2P/MNNVL"
 
 
 def is_slow_copy(row: PairRow) -> bool:

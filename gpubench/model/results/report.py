@@ -346,7 +346,7 @@ class PairRow(Record, frozen=True, kw_only=True):
     nvlink_bytes: Annotated[int | None, SIGNED] = None
     #: bytes counted by the source's PCIe counter around the last sample
     pcie_bytes: Annotated[int | None, SIGNED] = None
-    path_class: str | None  #: path class as in nvidia-smi topo -m: NV18, PIX, PXB, PHB, NODE, SYS; NET between nodes
+    path_class: str | None  #: path class as in nvidia-smi topo -m (NV18, PIX, PXB, PHB, NODE, SYS), XGMI or NET
     transport: str | None = None  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
     host_staged: bool | None = None  #: whether data went through host memory
     verified: str | None = None  #: verified output: last (of the timed copies), repeat (of one more copy), or no
@@ -536,7 +536,7 @@ class EvidenceRow(Record, frozen=True, kw_only=True):
     source_bus_id: str | None  #: PCI address of the source
     destination_bus_id: str | None  #: PCI address of the destination
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    path_class: str | None  #: path class as in nvidia-smi topo -m: NV18, PIX, PXB, PHB, NODE, SYS; NET between nodes
+    path_class: str | None  #: path class as in nvidia-smi topo -m (NV18, PIX, PXB, PHB, NODE, SYS), XGMI or NET
     transport: str | None  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
     host_staged: bool | None  #: whether data went through host memory
     bandwidth_gb_s: float | None  #: measured bandwidth in GB/s (1e9 bytes)

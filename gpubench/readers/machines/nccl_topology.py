@@ -29,7 +29,7 @@ from gpubench.model.facts.snapshot import (
     Snapshot,
     normalize_bus_id,
 )
-from gpubench.model.paths.topology import PCIE_GENERATION_OF_GT_S
+from gpubench.model.paths.topology import PCIE_GENERATION_OF_GT_S, XGMI_LINK
 from gpubench.model.terms.units import format_mask, plural
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
@@ -335,6 +335,7 @@ def _nvlinks(gpu: Element, own: str | None, sm: int | None) -> tuple[tuple[NvLin
             peer, far_end = NvlinkPeer.GPU, None
             why["nvlinks"] = "the file names the GPU itself as the far end"
         version, raw_gb_s = _VERSION_OF_SM.get(sm or 0), _RAW_GB_S_OF_SM.get(sm or 0)
+        version = XGMI_LINK if element.tag == "xgmi" else version
         link = NvLink(number=0, active=True, version=version, raw_gb_s=raw_gb_s, peer=peer, peer_bus_id=far_end)
         links += [replace(link, number=len(links) + i) for i in range(size)]
     return tuple(links), why

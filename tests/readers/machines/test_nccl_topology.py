@@ -312,7 +312,7 @@ def test_amd_gpus_have_xgmi_links_and_compute_units() -> None:
     assert (gpu.multiprocessors, gpu.compute_capability) == (64, None)
     assert gpu.nvlinks is not None
     assert [(link.version, link.peer, link.peer_bus_id) for link in gpu.nvlinks] == [
-        (None, NvlinkPeer.GPU, "0000:20:00.0")
+        ("xGMI", NvlinkPeer.GPU, "0000:20:00.0")
     ]
     assert snapshot.source == "NCCL topology topo.xml (RCCL: nvlinks are AMD xGMI)"
 
