@@ -75,7 +75,7 @@ class Worker:
             taken.append(move())
             if taken[-1] > seconds:  # Far longer than what the first transfer takes more than others
                 break
-        return Moved(seconds=tuple(taken[_WARM_UPS:] or taken[-1:]), transfers=len(taken))
+        return Moved(case=case, seconds=tuple(taken[_WARM_UPS:] or taken[-1:]), transfers=len(taken))
 
     def clear(self, case: TransferCase) -> None:
         self._buffers[_destination(case)].clear(case.size_bytes)

@@ -102,24 +102,24 @@ class Measured(Struct, frozen=True):
     allocation: Allocation
     ends: tuple[ProcessEnd, ...] = ()
     expected_gb_s: float | None = None
-    cases: tuple[tuple[TransferCase, Moved], ...] = ()
+    cases: tuple[Moved, ...] = ()
     error: str = ""
 
     @property
-    def completed(self) -> list[tuple[TransferCase, Moved]]:
+    def completed(self) -> list[Moved]:
         """The transfers between the two GPUs that succeeded."""
-        return [(case, moved) for case, moved in self.cases if moved.seconds and not case.to_host]
+        return [moved for moved in self.cases if moved.seconds and not moved.case.to_host]
 
     @property
-    def largest(self) -> list[tuple[TransferCase, Moved]]:
+    def largest(self) -> list[Moved]:
         """The largest transfers between the two GPUs that succeeded, with the fewest blocks: a write and a read."""
-        most = max(((case.size_bytes, -case.blocks) for case, _ in self.completed), default=(0, 0))
-        return [(case, moved) for case, moved in self.completed if (case.size_bytes, -case.blocks) == most]
+        sizes = [(moved.case.size_bytes, -moved.case.blocks) for moved in self.completed]
+        return [moved for moved, size in zip(self.completed, sizes, strict=True) if size == max(sizes)]
 
     @property
     def failure(self) -> str:
         """Why the processes failed. Empty if all transfers succeeded."""
-        return self.error or next((moved.error for _, moved in self.cases if moved.error), "")
+        return self.error or next((moved.error for moved in self.cases if moved.error), "")
 
     @property
     def is_exportable(self) -> bool | None:
@@ -131,11 +131,6 @@ class Measured(Struct, frozen=True):
     def share_pid_namespace(self) -> bool | None:
         values = {end.pid_namespace for end in self.ends}
         return None if None in values or not values else len(values) == 1
-
-
-def gb_s(case: TransferCase, moved: Moved) -> float | None:
-    """Return the bandwidth of the median transfer in GB/s."""
-    return case.size_bytes / median(moved.seconds) / BYTES_PER_GB if moved.seconds else None
 
 
 def copy_gb_s(copies: Copies, pair: p2p.Pair) -> float:
@@ -176,8 +171,8 @@ class KvRun(msgspec.Struct, kw_only=True):
     def replay(self, measured: Sequence[Measured], listener: Listener[KvRow]) -> Report:
         """Report on recorded transfers again."""
         for one in measured:
-            for case, moved in one.cases:
-                self._deliver(self._row(one, case, moved), listener)
+            for moved in one.cases:
+                self._deliver(self._row(one, moved), listener)
         return self._report(measured)
 
     def _deliver(self, row: KvRow, listener: Listener[KvRow]) -> None:
@@ -207,9 +202,9 @@ class KvRun(msgspec.Struct, kw_only=True):
             names = f"{self._names(found.pair)} {found.allocation} {format_size(case.size_bytes)}"
             listener.progress(self.done, self.request.steps, names)
             moved = self._move(found.pair, opened, case, backwards=backwards)
-            found = replace(found, cases=(*found.cases, (case, moved)))
+            found = replace(found, cases=(*found.cases, moved))
             self.done += 1
-            self._deliver(self._row(found, case, moved), listener)
+            self._deliver(self._row(found, moved), listener)
             if moved.error:
                 break
         return found
@@ -229,19 +224,19 @@ class KvRun(msgspec.Struct, kw_only=True):
             )
             wrong = opened.count_wrong(case, backwards=backwards)
         except CouldNotMeasureError as error:
-            return Moved(error=str(error))
+            return Moved(case=case, error=str(error))
         return replace(moved, sent=sent, received=received, wrong=wrong)
 
     def _names(self, pair: p2p.Pair) -> str:
         return " → ".join(self.machine.gpus[gpu].device for gpu in pair)
 
-    def _row(self, found: Measured, case: TransferCase, moved: Moved) -> KvRow:
+    def _row(self, found: Measured, moved: Moved) -> KvRow:
+        case = moved.case
         source, destination = (self.machine.gpus[gpu] for gpu in found.pair)
         times = [seconds * MICROSECONDS_PER_SECOND for seconds in moved.seconds]
         p50 = median(times) if times else None
-        rate = gb_s(case, moved)
         expected = None if case.to_host else found.expected_gb_s
-        verdict, note = self._judge_row(found, case, moved)
+        verdict, note = self._judge_row(found, moved)
         return KvRow(
             node=self.machine.host(0),
             source=source.device,
@@ -254,12 +249,12 @@ class KvRun(msgspec.Struct, kw_only=True):
             memory=found.allocation,
             size_bytes=case.size_bytes,
             blocks=case.blocks,
-            bandwidth_gb_s=rate,
+            bandwidth_gb_s=moved.gb_s,
             p50_us=p50,
             p99_us=quantiles(times, n=100)[98] if len(times) >= _LEAST_FOR_P99 else None,
             block_us=None if p50 is None else p50 / case.blocks,
             expected_gb_s=round_gb_s(expected),
-            expected_percent=percent(rate, expected),
+            expected_percent=percent(moved.gb_s, expected),
             transport=None if moved.chosen is None else moved.chosen.config,
             protocol=None if moved.chosen is None else moved.chosen.description,
             host_staged=None if case.to_host else moved.is_staged,
@@ -270,19 +265,19 @@ class KvRun(msgspec.Struct, kw_only=True):
             note=note or None,
         )
 
-    def _judge_row(self, found: Measured, case: TransferCase, moved: Moved) -> tuple[Verdict | None, str]:
+    def _judge_row(self, found: Measured, moved: Moved) -> tuple[Verdict | None, str]:
         if moved.error:
             return Verdict.ERROR, moved.error
         if moved.wrong:
             return Verdict.FAIL, plural(moved.wrong, "wrong word")
-        if case.to_host:
+        if moved.case.to_host:
             return None, "not judged: to host memory"
         if moved.is_staged:
             wiring = self.machine.wiring
             if by_design := wiring.why_refused(found.pair):
                 return Verdict.SKIP, by_design
             return Verdict.WARN if wiring.is_refusal_doubtful(found.pair) else Verdict.FAIL, ""
-        return self._judge_speed(found, case, gb_s(case, moved))
+        return self._judge_speed(found, moved.case, moved.gb_s)
 
     def _judge_speed(self, found: Measured, case: TransferCase, rate: float | None) -> tuple[Verdict | None, str]:
         pair, expected = found.pair, found.expected_gb_s
@@ -340,8 +335,7 @@ class KvRun(msgspec.Struct, kw_only=True):
 
     def _transfer(self, measured: Measured) -> Transfer:
         """Return the facts that may explain the path: those of the slower of the write and the read."""
-        _, moved = _worst(measured)
-        wiring, chosen = self.machine.wiring, moved.chosen
+        wiring, chosen = self.machine.wiring, _worst(measured).chosen
         return Transfer(
             name=self._title(measured),
             route=UcxRoute.UNKNOWN if chosen is None else chosen.route,
@@ -357,7 +351,7 @@ class KvRun(msgspec.Struct, kw_only=True):
 
     def _path(self, measured: Measured, causes: Mapping[str, Finding]) -> KnownPath:
         pair, wiring = measured.pair, self.machine.wiring
-        case, moved = _worst(measured)
+        moved = _worst(measured)
         source, destination = (self.machine.gpus[gpu] for gpu in pair)
         name = destination.device + f" ({measured.allocation})" * self._has_several_kinds
         cause = causes.get(self._title(measured))
@@ -367,14 +361,14 @@ class KvRun(msgspec.Struct, kw_only=True):
             evidence=PathEvidence(
                 capability=self._capability(measured),
                 selection=_selection(moved.chosen),
-                measurement=self._measurement(measured, case, moved),
+                measurement=self._measurement(measured, moved),
                 correctness=_correctness(measured),
                 by_design=wiring.why_refused(pair),
                 in_doubt=wiring.is_refusal_doubtful(pair),
             ),
             transports=() if moved.chosen is None else (_transport(moved.chosen),),
             path_class=None if pair[0] == pair[1] else wiring.path(pair),
-            bandwidth_gb_s=gb_s(case, moved),
+            bandwidth_gb_s=moved.gb_s,
             limit_gb_s=wiring.limit(pair).gb_s,
             cause=cause.id if cause is not None and moved.is_staged else "",
         )
@@ -389,8 +383,8 @@ class KvRun(msgspec.Struct, kw_only=True):
             return replace(wired, seen=f"CUDA IPC can export the memory; {wired.seen}")
         return wired
 
-    def _measurement(self, measured: Measured, case: TransferCase, moved: Moved) -> Evidence:
-        pair, wiring, rate = measured.pair, self.machine.wiring, gb_s(case, moved)
+    def _measurement(self, measured: Measured, moved: Moved) -> Evidence:
+        pair, wiring, case, rate = measured.pair, self.machine.wiring, moved.case, moved.gb_s
         if pair[0] == pair[1]:
             limit = wiring.host_limit(pair[0]).gb_s
             if rate is not None and limit is not None and rate > p2p.ABOVE_HOST * limit:
@@ -414,9 +408,9 @@ class KvRun(msgspec.Struct, kw_only=True):
         return Finding(id=id_, severity=severity, subject=subject, subjects=names, places=places, **words)
 
     def _wrong(self, measured: Sequence[Measured]) -> Iterator[Finding]:
-        wrong = [one for one in measured if any(moved.wrong for _, moved in one.cases)]
+        wrong = [one for one in measured if any(moved.wrong for moved in one.cases)]
         if wrong:
-            most = max(moved.wrong or 0 for one in wrong for _, moved in one.cases)
+            most = max(moved.wrong or 0 for one in wrong for moved in one.cases)
             yield self._finding(
                 wrong,
                 WRONG_DATA,
@@ -429,14 +423,14 @@ class KvRun(msgspec.Struct, kw_only=True):
 
     def _slow(self, measured: Sequence[Measured]) -> Iterator[Finding]:
         for one in measured:
-            for case, moved in one.largest:
-                verdict, _ = self._judge_row(one, case, moved)
+            for moved in one.largest:
+                verdict, _ = self._judge_row(one, moved)
                 if verdict in (Verdict.WARN, Verdict.FAIL) and not moved.is_staged and not moved.wrong:
                     yield self._finding(
                         [one],
                         "kv-slow",
                         verdict,
-                        seen=f"{gb_s(case, moved):.3g} GB/s ({case.direction}, {format_size(case.size_bytes)})",
+                        seen=f"{moved.gb_s:.3g} GB/s ({moved.case.direction}, {format_size(moved.case.size_bytes)})",
                         expected=f"{one.expected_gb_s:.3g} GB/s, as a plain copy between them in this run",
                         cause=f"unexplained: the path is {'not known' if moved.chosen is None else 'direct'}",
                         cure=Cure.of("gpubench check"),
@@ -490,22 +484,21 @@ class KvRun(msgspec.Struct, kw_only=True):
         return tuple(dict.fromkeys(self.machine.wiring.place(gpu) for one in measured for gpu in one.pair))
 
 
-def _worst(measured: Measured) -> tuple[TransferCase, Moved]:
+def _worst(measured: Measured) -> Moved:
     """Return the transfer whose path is worst: the largest staged one with the fewest blocks, else the slower of the
     largest two.
     """
 
-    def rank(found: tuple[TransferCase, Moved]) -> tuple[int, int, int, float]:
-        case, moved = found
+    def rank(moved: Moved) -> tuple[int, int, int, float]:
         order = (True, None, False).index(moved.is_staged)
-        return order, -case.size_bytes, case.blocks, gb_s(case, moved) or 0.0
+        return order, -moved.case.size_bytes, moved.case.blocks, moved.gb_s or 0.0
 
-    staged = [found for found in measured.completed if rank(found)[0] == 0]
+    staged = [moved for moved in measured.completed if moved.is_staged]
     return min(staged or measured.largest, key=rank)
 
 
 def _are_only_reads_staged(measured: Measured) -> bool:
-    staged = {case.direction: moved.is_staged for case, moved in measured.largest}
+    staged = {moved.case.direction: moved.is_staged for moved in measured.largest}
     return staged == {Direction.WRITE: False, Direction.READ: True}
 
 
@@ -521,7 +514,7 @@ def _selection(chosen: ProtocolRange | None) -> Evidence:
 
 
 def _correctness(measured: Measured) -> Evidence:
-    checked = [moved.wrong for case, moved in measured.cases if moved.seconds and not case.to_host]
+    checked = [moved.wrong for moved in measured.completed]
     if any(checked):
         return Evidence(State.CONTRADICTING, "wrong data arrived")
     if None in checked or not checked:

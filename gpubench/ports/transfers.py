@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from statistics import median
 from typing import Protocol
 
 from msgspec import field
@@ -11,6 +12,7 @@ from gpubench.model.paths.ucx import Allocation, ProtocolRange
 from gpubench.model.terms.operation import Direction
 from gpubench.model.terms.plain import Bytes, Count, MeasuredSeconds
 from gpubench.model.terms.plain import StrictStruct as Struct
+from gpubench.model.terms.units import BYTES_PER_GB
 
 WORD_BYTES = 8  # Data are verified in words of this size
 
@@ -54,6 +56,7 @@ class Moved(Struct, frozen=True, kw_only=True):
     - `error`: why the transfer failed
     """
 
+    case: TransferCase
     seconds: tuple[MeasuredSeconds, ...] = ()
     transfers: Count = 0
     wrong: Count | None = None
@@ -61,6 +64,11 @@ class Moved(Struct, frozen=True, kw_only=True):
     received: Carried = Carried()
     chosen: ProtocolRange | None = None
     error: str | None = None
+
+    @property
+    def gb_s(self) -> float | None:
+        """Bandwidth of the median transfer in GB/s."""
+        return self.case.size_bytes / median(self.seconds) / BYTES_PER_GB if self.seconds else None
 
     @property
     def is_staged(self) -> bool | None:

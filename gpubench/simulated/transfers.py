@@ -84,6 +84,7 @@ class _Opened(Struct, frozen=True):
         seconds = start + case.blocks * _BLOCK_SECONDS + case.size_bytes / rate / BYTES_PER_GB
         noise = random.Random(f"{model.seed}/kv/{pair}/{self.allocation}/{case}")
         return Moved(
+            case=case,
             transfers=_SAMPLES,
             seconds=tuple(seconds * (1 + abs(noise.gauss(0.0, _SPREAD))) for _ in range(_SAMPLES)),
             chosen=_DIRECT if direct else _EMULATED,

@@ -51,7 +51,7 @@ def host_cupy(*_: object) -> Any:
 
 
 END = ProcessEnd(ucx_files=("/ucx/libucp.so.0",), exportable=True, pid_namespace=1)
-ANSWERS = {"open": (("", {}), END), "transfer": Moved(seconds=(0.001,) * 5, transfers=7), "count_wrong": 3}
+ANSWERS = {"open": (("", {}), END), "count_wrong": 3}
 
 
 def say(text: str) -> None:
@@ -63,7 +63,7 @@ def scripted(behavior: str) -> None:
     pipe = Connection(int(sys.argv[-1]))
     while True:
         try:
-            name, _ = pipe.recv()
+            name, arguments = pipe.recv()
         except EOFError:
             return
         if name == "transfer":
@@ -71,7 +71,10 @@ def scripted(behavior: str) -> None:
         if behavior == "dies at the start" and name == "open":
             sys.exit("libcuda.so.1: cannot open shared object file")
         failure = "UcxError: the transfer failed: Connection reset by remote peer" * (behavior == "fails")
-        pipe.send((ANSWERS.get(name), failure if name == "transfer" else ""))
+        answer = ANSWERS.get(name)
+        if name == "transfer" and len(arguments) == 2:
+            answer = Moved(case=arguments[0], seconds=(0.001,) * 5, transfers=7)
+        pipe.send((answer, failure if name == "transfer" else ""))
 
 
 def _misbehave(behavior: str) -> None:

@@ -43,7 +43,8 @@ Script = Callable[[Pair, TransferCase], Moved]
 def moved(scheme: str | None = "direct", gb_s: float = 380.0, size_bytes: int = SIZE, **changes: Any) -> Moved:
     seconds = size_bytes / gb_s / 1e9
     chosen = None if scheme is None else SCHEMES[scheme]
-    return replace(Moved(seconds=(seconds,) * 30, transfers=32, chosen=chosen, wrong=0), **changes)
+    case = TransferCase(Direction.WRITE, size_bytes)
+    return replace(Moved(case=case, seconds=(seconds,) * 30, transfers=32, chosen=chosen, wrong=0), **changes)
 
 
 def always(scheme: str | None = "direct", gb_s: float = 380.0, **changes: Any) -> Script:
@@ -73,7 +74,7 @@ class Scripted:
     def move(self, case: TransferCase, *, backwards: bool) -> Moved:
         ordered = (self.pair[1], self.pair[0]) if backwards else self.pair
         self.asked.append((ordered, case))
-        found = self.script(ordered, case)
+        found = replace(self.script(ordered, case), case=case)
         if found.error:
             raise CouldNotMeasureError(found.error)
         self.last = found
@@ -238,7 +239,7 @@ def test_transfers_to_host_memory_are_not_judged() -> None:
 def test_a_peer_that_dies_is_an_error_and_other_pairs_go_on() -> None:
     def script(pair: Pair, case: TransferCase) -> Moved:
         dies = set(pair) == {0, 1} and case.direction is Direction.READ
-        return Moved(error="no answer within 30 s: transfer") if dies else moved()
+        return Moved(case=case, error="no answer within 30 s: transfer") if dies else moved()
 
     report, rows, transfers = measured(script, machine="hgx-h200-4")
     finding = only(report)
