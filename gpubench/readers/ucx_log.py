@@ -6,6 +6,8 @@ The tables of UCX 1.13 to 1.23 differ in their layout. Users paste them without 
 import re
 from collections.abc import Iterable, Iterator
 
+from msgspec.structs import replace
+
 from gpubench.model.paths.ucx import KvMetrics, ProtocolRange, ProtocolTable, UcxLog
 
 # "[1795845584.493850] [vm:1654 :0]   | 0..inf | zero-copy | cuda_ipc/cuda |": the host and the process ID come first
@@ -27,50 +29,38 @@ _LONGEST_LINE = 2**15
 _MOST_RANGES = 64  # UCX selects at most about ten protocols per table
 
 
-class _OpenTable:
-    """The lines of a thread's table that is not complete yet."""
-
-    def __init__(self, process: str) -> None:
-        self.process = process
-        self.context = self.operation = self.local = self.remote = ""
-        self.ranges: list[ProtocolRange] = []
-
-    def close(self) -> Iterator[ProtocolTable]:
-        """Yield the table if it has rows, and keep no row of it."""
-        if self.ranges:
-            yield ProtocolTable(self.process, self.context, self.operation, self.local, self.remote, tuple(self.ranges))
-        self.ranges, self.operation = [], ""
-
-
 class _TableReader:
     """Reads protocol tables line by line. Tables of several threads may be interleaved."""
 
     def __init__(self) -> None:
-        self._opened: dict[tuple[str, str], _OpenTable] = {}
+        self._opened: dict[tuple[str, str], ProtocolTable] = {}
 
     def add(self, line: str) -> Iterator[ProtocolTable]:
         """Read a line. Yield the thread's previous table when the line begins a new one."""
         process, thread, text = _split_head(line)
         if len(self._opened) >= _MOST_SOURCES and (process, thread) not in self._opened:
             return
-        table = self._opened.setdefault((process, thread), _OpenTable(process))
+        new = ProtocolTable(process=process)
+        table = self._opened.get((process, thread), new)
         cells = [cell.strip() for cell in text.strip().removeprefix("|").split("|")]
         for cell in cells[:2]:
             if _CONTEXT.match(cell):
-                yield from table.close()
-                table.context = cell
+                if table.ranges:
+                    yield table
+                table = replace(new, context=cell)
             elif title := _TITLE.match(cell):
                 if table.operation:  # The line with the context of this table is lost.
-                    yield from table.close()
-                    table.context = ""
-                table.operation, table.local, table.remote = title[1], title[2], title[3] or ""
+                    if table.ranges:
+                        yield table
+                    table = new
+                table = replace(table, operation=title[1], local=title[2], remote=title[3] or "")
         if table.operation and (row := _parse_range(cells, table.operation)) and len(table.ranges) < _MOST_RANGES:
-            table.ranges.append(row)
+            table = replace(table, ranges=(*table.ranges, row))
+        self._opened[process, thread] = table
 
     def end(self) -> Iterator[ProtocolTable]:
         """Yield the tables that no other line has ended."""
-        for table in self._opened.values():
-            yield from table.close()
+        return (table for table in self._opened.values() if table.ranges)
 
 
 def _parse_range(cells: list[str], operation: str) -> ProtocolRange | None:
@@ -124,12 +114,9 @@ class UcxLines:
 
     def __init__(self) -> None:
         self._reader = _TableReader()
-        self._tables, self._tables_of_file = dict[ProtocolTable, None](), dict[ProtocolTable, None]()
-        self._variables: dict[str, dict[str, str]] = {}
-        self._releases, self._missing, self._excluded = dict[str, None](), dict[str, None](), dict[str, None]()
-        self._get_disabled = self._namespaces_differ = False
-        self._lines = self._rows = 0
-        self._metrics: KvMetrics | None = None
+        self._log = UcxLog()
+        self._tables_of_file: dict[ProtocolTable, None] = {}
+        self._rows = 0
 
     def add(self, block: bytes) -> tuple[bytes, int]:
         """Read complete lines. Return the block without lines that only a table of UCX has, and their number."""
@@ -141,7 +128,7 @@ class UcxLines:
         for line in lines:
             if len(line) > _LONGEST_LINE:
                 continue
-            self._lines += any(word in line for word in _LINE_WORDS)
+            self._log.lines += any(word in line for word in _LINE_WORDS)
             if any(word in line for word in _TABLE_WORDS):
                 self._keep(self._reader.add(line))
             if any(word in line for word in _NOTE_WORDS):
@@ -150,26 +137,26 @@ class UcxLines:
 
     def _keep(self, tables: Iterable[ProtocolTable]) -> None:
         for table in tables:
-            if len(self._tables) + len(self._tables_of_file) < _MOST_TABLES:
+            if len(self._log.tables) + len(self._tables_of_file) < _MOST_TABLES:
                 self._tables_of_file[table] = None
 
     def _note(self, line: str) -> None:
-        process = _split_head(line)[0]
+        log, process = self._log, _split_head(line)[0]
         if version := _VERSION.search(line):
-            self._releases[version[1]] = None
+            log.releases[version[1]] = None
         listed = _VARIABLES.search(line)
         for name, value in _ASSIGNED.findall(listed[1] if listed else line):
-            if process in self._variables or len(self._variables) < _MOST_SOURCES:
-                self._variables.setdefault(process, {})[name] = value
+            if process in log.variables or len(log.variables) < _MOST_SOURCES:
+                log.variables.setdefault(process, {})[name] = value
         if missing := _MISSING.search(line):
-            self._missing.update(dict.fromkeys(missing[1].replace("'", "").split(",")))
+            log.missing.update(dict.fromkeys(missing[1].replace("'", "").split(",")))
         if excluded := _EXCLUDED.search(line):
-            self._excluded[excluded[1]] = None
+            log.excluded[excluded[1]] = None
         if metrics := _METRICS.search(line):
             time_ms, mb_s, blocks = map(float, metrics.groups())
-            self._metrics = KvMetrics(mb_s, blocks, 1e3 * time_ms / max(blocks, 1))
-        self._get_disabled |= "cuda-ipc get zcopy disabled" in line
-        self._namespaces_differ |= "different pid namespace" in line.lower()
+            log.metrics = KvMetrics(mb_s, blocks, 1e3 * time_ms / max(blocks, 1))
+        log.get_disabled |= "cuda-ipc get zcopy disabled" in line
+        log.pid_namespaces_differ |= "different pid namespace" in line.lower()
 
     def end_file(self, *, is_document: bool = False) -> None:
         """End all tables, because rows of the next file belong to other tables.
@@ -178,20 +165,11 @@ class UcxLines:
         """
         self._keep(self._reader.end())
         self._reader = _TableReader()
-        self._tables |= {table: None for table in self._tables_of_file if table.process or not is_document}
+        self._log.tables |= {table: None for table in self._tables_of_file if table.process or not is_document}
         self._tables_of_file.clear()
 
     def facts(self) -> UcxLog:
         """Return everything that was read so far."""
         self.end_file()
-        return UcxLog(
-            tables=tuple(self._tables),
-            releases=tuple(self._releases),
-            variables=self._variables,
-            missing=tuple(self._missing),
-            excluded=tuple(self._excluded),
-            get_disabled=self._get_disabled,
-            pid_namespaces_differ=self._namespaces_differ,
-            lines=self._lines or self._rows,  # A scrollback may begin in the middle of a table.
-            metrics=self._metrics,
-        )
+        self._log.lines = self._log.lines or self._rows  # A scrollback may begin in the middle of a table.
+        return self._log

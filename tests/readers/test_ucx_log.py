@@ -191,9 +191,9 @@ def test_lines_that_explain_a_path() -> None:
         "": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
         "h:2": {"UCX_TLS": "^cuda_ipc", "UCX_LOG_LEVEL": "info"},
     }
-    assert found.releases == ("1.23.0",)
-    assert found.missing == ("cuda_ipc", "cuda_copy")
-    assert (found.excluded, found.get_disabled) == (("cuda_ipc",), True)
+    assert list(found.releases) == ["1.23.0"]
+    assert list(found.missing) == ["cuda_ipc", "cuda_copy"]
+    assert (list(found.excluded), found.get_disabled) == (["cuda_ipc"], True)
 
 
 def test_a_block_of_another_program_is_left_as_it_is() -> None:

@@ -96,8 +96,8 @@ def transfers(log: UcxLog) -> list[Transfer]:
             same_pid_namespace=False if log.pid_namespaces_differ else None,
             shares_pid=shares_pid and table.same_node,
             variables={**log.variables.get("", {}), **log.variables.get(table.process, {})},
-            missing_transports=log.missing,
-            excluded_transports=log.excluded,
+            missing_transports=tuple(log.missing),
+            excluded_transports=tuple(log.excluded),
             get_disabled=(log.get_disabled and _operation(table) == "get") or None,
         )
     return list(found.values())

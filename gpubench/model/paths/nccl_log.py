@@ -381,7 +381,7 @@ class LogFacts(Struct, frozen=True, kw_only=True):
     stacks: tuple[ProcessStack, ...] = ()
     inspected: tuple["InspectedOperation", ...] = ()
     hangs: tuple[Hang, ...] = ()
-    ucx: UcxLog = UcxLog()
+    ucx: UcxLog = field(default_factory=UcxLog)
 
 
 INSPECTED: Mapping[str, tuple[str, Callable[[int], float]]] = {

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 
+import msgspec
 from msgspec import field
 
 from gpubench.model.terms.plain import StrictStruct as Struct
@@ -111,12 +112,12 @@ class ProtocolTable(Struct, frozen=True):
       messages, `remote` is an empty text, because the sender does not know the receiver's buffer.
     """
 
-    process: str
-    context: str
-    operation: str
-    local: str
-    remote: str
-    ranges: tuple[ProtocolRange, ...]
+    process: str = ""
+    context: str = ""
+    operation: str = ""
+    local: str = ""
+    remote: str = ""
+    ranges: tuple[ProtocolRange, ...] = ()
 
     @property
     def is_payload(self) -> bool:
@@ -228,8 +229,8 @@ class KvMetrics(Struct, frozen=True):
     block_us: float
 
 
-class UcxLog(Struct, frozen=True):
-    """What the log of a job shows about UCX and NIXL.
+class UcxLog(msgspec.Struct):
+    """What the log of a job shows about UCX and NIXL. Dicts without values keep the order of the log.
 
     - `tables`: distinct protocol tables of all processes
     - `releases`: UCX releases of all processes
@@ -241,11 +242,11 @@ class UcxLog(Struct, frozen=True):
     - `metrics`: the last transfers that vLLM counted
     """
 
-    tables: tuple[ProtocolTable, ...] = ()
-    releases: tuple[str, ...] = ()
-    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-    excluded: tuple[str, ...] = ()
+    tables: dict[ProtocolTable, None] = {}
+    releases: dict[str, None] = {}
+    variables: dict[str, dict[str, str]] = {}
+    missing: dict[str, None] = {}
+    excluded: dict[str, None] = {}
     get_disabled: bool = False
     pid_namespaces_differ: bool = False
     lines: int = 0
