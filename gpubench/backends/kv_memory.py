@@ -33,12 +33,6 @@ class _Properties(ctypes.Structure):
     )
 
 
-class _Access(ctypes.Structure):
-    """CUmemAccessDesc in cuda.h."""
-
-    _fields_ = (("location_type", c_int), ("location_id", c_int), ("flags", c_int))
-
-
 class TransferMemory:
     """A buffer on a GPU or, without an allocation, in pinned host memory."""
 
@@ -121,6 +115,6 @@ def _allocate_expandable(device: int, size_bytes: int) -> int:
         at = c_uint64(address.value + piece * _SEGMENT_BYTES)
         call("cuMemMap", at, c_size_t(_SEGMENT_BYTES), c_size_t(0), handle, c_uint64(0))
         call("cuMemRelease", handle)  # The mapping keeps the memory
-    access = _Access(_ON_DEVICE, device, _READ_WRITE)
+    access = (c_int * 3)(_ON_DEVICE, device, _READ_WRITE)  # CUmemAccessDesc in cuda.h
     call("cuMemSetAccess", address, total, byref(access), c_size_t(1))
     return address.value

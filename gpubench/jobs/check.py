@@ -35,7 +35,7 @@ from gpubench.model.profiles.profile import Generic
 from gpubench.model.results.figures import QUICK, Measurements, Need, Transferred, host_copy_row
 from gpubench.model.results.report import EvidenceRow, FallbackRow, PatternRow, Report
 from gpubench.model.results.topo import device_sections
-from gpubench.model.terms.operation import CopyPattern
+from gpubench.model.terms.operation import CopyPattern, TransferBackend
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import AUTO, Mode, Sampling
 from gpubench.model.terms.units import format_size
@@ -177,12 +177,11 @@ class ChildCommands:
     def transfers(self) -> Measurements:
         """Make a KV transfer between the first two GPUs, with `gpubench kv`."""
         from gpubench.jobs.kv import CHECK_BYTES, choose_library
-        from gpubench.jobs.kv_plan import KvBackend
 
         if not self._gpus:
             return _no_transfers("no GPU")
         try:
-            choose_library(KvBackend.UCX)
+            choose_library(TransferBackend.UCX)
         except errors.CouldNotMeasureError as error:
             return _no_transfers(f"not measured: {error.seen}")
         known = [gpu for gpu in self._nodes[0].gpus if gpu.cuda_index is not None]

@@ -17,7 +17,7 @@ from gpubench.backends.nixl_agent import is_nixl_installed
 from gpubench.backends.transfer_libraries import read_ucx_version, ucx_copies, ucx_transports
 from gpubench.errors import CouldNotMeasureError, UsageError, more_ranks_than_gpus, no_gpu
 from gpubench.jobs import runner
-from gpubench.jobs.kv_plan import Isolate, KvBackend, KvPlan, Visible
+from gpubench.jobs.kv_plan import Isolate, KvPlan, Visible
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.rank import usable_driver
@@ -29,13 +29,14 @@ from gpubench.measure import scaling
 from gpubench.measure.kv import FILE, SMALLEST_BLOCK, VERSION, KvRequest, KvRun, Measured, RecordedKv, copy_gb_s
 from gpubench.measure.kv import SECTIONS as SECTIONS
 from gpubench.measure.p2p.request import CopyMachine, find_pairs, wiring_of_process
+from gpubench.measure.paths import Meter
 from gpubench.model.facts.environment import detect_launcher
 from gpubench.model.paths.ucx import Allocation
 from gpubench.model.profiles.fault import COPIES
 from gpubench.model.results.kv import KvRow
 from gpubench.model.results.report import Report, Table
 from gpubench.model.results.scaling import ScalingRow
-from gpubench.model.terms.operation import CopyGpu
+from gpubench.model.terms.operation import CopyGpu, TransferBackend
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.transfers import WORD_BYTES
@@ -122,7 +123,8 @@ def _open(place: Place) -> Iterator[KvSetup]:
     finally:
         copies.close()
     gpus, own_gpu_only = kv.machine.gpus, plan.visible is Visible.OWN
-    kv.counters = counters = NvmlCounters([gpu.bus_id for gpu in gpus])
+    counters = NvmlCounters([gpu.bus_id for gpu in gpus])
+    kv.meter = Meter(counters)
     kv.transfers = ProcessTransfers(
         library, gpus, max(plan.sizes), plan.timeout_s, own_gpu_only=own_gpu_only, prefix=prefix
     )
@@ -161,9 +163,9 @@ def _prepare(
     return KvRun(machine=machine, request=request, copies_gb_s=rates)
 
 
-def choose_library(backend: KvBackend) -> tuple[Path | None, dict[str, str]]:
+def choose_library(backend: TransferBackend) -> tuple[Path | None, dict[str, str]]:
     """Return the UCX to load, and its name. Raises CouldNotMeasureError if the library is missing."""
-    if backend is KvBackend.NIXL:
+    if backend is TransferBackend.NIXL:
         if not is_nixl_installed():
             raise CouldNotMeasureError(
                 "--backend nixl: NIXL is not in this Python environment",
@@ -218,7 +220,7 @@ def _simulated(plan: KvPlan, simulation: Simulation, machines: Machines) -> KvSe
     copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
     faults = [fault for fault in simulation.faults if fault.node_number == 0]
     kv = _prepare(plan, machines, copies, Origin.SIMULATED, allocation_fault(faults))
-    kv.counters = NoCounters()
+    kv.meter = Meter(NoCounters())
     kv.transfers = SimulatedTransfers(copies, faults, simulation.seed, kv.copies_gb_s)
     return KvSetup(machines=machines, kv=kv)
 

@@ -7,15 +7,9 @@ from enum import StrEnum
 from gpubench.errors import UsageError
 from gpubench.jobs.plans import MachinePlan, Targets, parse_pair_option
 from gpubench.model.paths.ucx import Allocation
+from gpubench.model.terms.operation import TransferBackend
 from gpubench.model.terms.options import flag, one_of, option, rank_counts, step_timeout
 from gpubench.model.terms.units import parse_sizes
-
-
-class KvBackend(StrEnum):
-    """The library that `kv` measures."""
-
-    UCX = "ucx"
-    NIXL = "nixl"
 
 
 class Visible(StrEnum):
@@ -52,11 +46,11 @@ def _parse_allocations(text: str) -> tuple[Allocation, ...]:
 class KvPlan(MachinePlan):
     """Options of `kv`. `pairs` has GPU indices. None selects all pairs."""
 
-    backend: KvBackend = option(
-        "|".join(KvBackend),
+    backend: TransferBackend = option(
+        "|".join(TransferBackend),
         "The library that moves the data.",
-        default=KvBackend.UCX.value,
-        read=one_of("--backend", KvBackend),
+        default=TransferBackend.UCX.value,
+        read=one_of("--backend", TransferBackend),
         common=True,
     )
     sizes: tuple[int, ...] = option(

@@ -23,7 +23,7 @@ from gpubench.model.profiles.copies import CopyJudge
 from gpubench.model.results.fallback import End, Explanation, KnownPath, fallback_rows, make_findings
 from gpubench.model.results.kv import KvRow
 from gpubench.model.results.report import PairRow, Report, Verified
-from gpubench.model.terms.operation import NIXL, CopyGpu, Direction, Engine
+from gpubench.model.terms.operation import CopyGpu, Direction, Engine, TransferBackend
 from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import (
@@ -37,7 +37,7 @@ from gpubench.model.terms.units import (
 )
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Origin, Verdict, worst_verdict
 from gpubench.ports.backend import Region
-from gpubench.ports.copies import Copies, CopyStream, LinkCounters
+from gpubench.ports.copies import Copies, CopyStream
 from gpubench.ports.group import Listener
 from gpubench.ports.transfers import Moved, OpenTransfers, ProcessEnd, TransferCase, Transfers
 
@@ -151,7 +151,7 @@ class KvRun(msgspec.Struct, kw_only=True):
     request: KvRequest
     copies_gb_s: Mapping[p2p.Pair, float] = {}
     transfers: Transfers | None = None
-    counters: LinkCounters | None = None
+    meter: Meter | None = None
     done: int = 0
     rows: list[KvRow] = []
 
@@ -211,8 +211,8 @@ class KvRun(msgspec.Struct, kw_only=True):
 
     def _move(self, pair: p2p.Pair, opened: OpenTransfers, case: TransferCase, *, backwards: bool) -> Moved:
         """Measure one case, count the bytes on the links meanwhile, and verify the data."""
-        assert self.counters is not None
-        meter = Meter(self.counters)
+        meter = self.meter
+        assert meter is not None
         try:
             opened.clear(case, backwards=backwards)
             before = [meter.read(gpu) for gpu in pair]
@@ -287,7 +287,7 @@ class KvRun(msgspec.Struct, kw_only=True):
             return None, _WHY_NO_SPEED
         if expected is None or rate is None or case.blocks > 1:
             return None, ""
-        if self.request.backend == NIXL:
+        if self.request.backend == TransferBackend.NIXL:
             return None, _NIXL_VARIES
         if users := self.machine.users(*pair):
             return Verdict.SKIP, f"not judged: {users}"

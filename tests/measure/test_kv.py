@@ -12,6 +12,7 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.jobs.runner import NullListener
 from gpubench.measure.kv import KvRequest, KvRun, Measured
 from gpubench.measure.p2p.request import CopyMachine, wiring_of_process
+from gpubench.measure.paths import Meter
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.p2p import Pair
@@ -117,7 +118,7 @@ def measured(
     rates = {} if copy is None else dict.fromkeys(permutations(range(len(gpus)), 2), copy)
     kv = KvRun(machine=shown, request=request, copies_gb_s=rates)
     replayed = Rows()
-    report = replace(kv, transfers=transfers, counters=counters or NoCounters()).run(listener, lines.append)
+    report = replace(kv, transfers=transfers, meter=Meter(counters or NoCounters())).run(listener, lines.append)
     again = kv.replay(lines, replayed)
     assert (again.verdict, again.findings) == (report.verdict, report.findings)
     assert replayed.rows == listener.rows
@@ -340,6 +341,25 @@ def test_counters_that_contradict_the_library_are_a_doubt() -> None:
     report, _, _ = measured(script, counters=Pcie())
     finding = only(report)
     assert (report.verdict, finding.id, finding.severity) == (Verdict.WARN, "path-disputed", Verdict.WARN)
+
+
+class NvlinkOfOnePair:
+    """Counters that show the transfers from GPU0 to GPU1 on NVLink, and nothing later."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def read(self, gpu: int) -> LinkBytes:
+        self.reads += 1
+        moved = SIZE * min(self.reads, 9)
+        return LinkBytes(nvlink_sent=moved, nvlink_received=moved, pcie_sent=0, pcie_received=0)
+
+
+def test_a_transfer_that_moves_no_nvlink_counter_is_staged_if_others_moved_it() -> None:
+    report, _, _ = measured(always(None, 30.0, transfers=1), counters=NvlinkOfOnePair())
+    _, backwards = report.rows(EvidenceRow)
+    assert backwards.measurement_seen == "NVLink counters, which moved elsewhere in this run, stood still here"
+    assert report.verdict is Verdict.FAIL
 
 
 def test_several_copies_of_ucx_in_one_process_are_a_doubt() -> None:

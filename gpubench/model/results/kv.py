@@ -4,7 +4,7 @@ from typing import Annotated
 
 from gpubench.model.paths.ucx import Allocation
 from gpubench.model.results.report import OnPage, Record, Verified
-from gpubench.model.terms.operation import TRANSFER_BACKENDS, Direction
+from gpubench.model.terms.operation import Direction, TransferBackend
 from gpubench.model.terms.verdict import Origin, Verdict
 
 
@@ -21,7 +21,7 @@ class KvRow(Record, frozen=True, kw_only=True):
     source_bus_id: str | None  #: PCI address of the source
     destination_bus_id: str | None  #: PCI address of the destination; null: host memory
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    backend: Annotated[str, TRANSFER_BACKENDS]  #: library that moved the data: ucx or nixl
+    backend: Annotated[str, TransferBackend]  #: library that moved the data: ucx or nixl
     direction: Annotated[str, Direction]  #: write by the source process, or read by the destination process
     memory: Annotated[str, Allocation]  #: how both processes allocated their GPU memory
     size_bytes: int  #: size of a transfer, all blocks together

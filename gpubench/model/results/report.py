@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gpubench.model.paths.transport import Conclusion, Confidence, State
 from gpubench.model.terms.commands import Command, find_command
-from gpubench.model.terms.operation import ROW_BACKENDS, TRANSFER_BACKENDS, DataType, Placement, ReduceOp
+from gpubench.model.terms.operation import ROW_BACKENDS, DataType, Placement, ReduceOp, TransferBackend
 from gpubench.model.terms.overlap import OVERLAP
 from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.ranks import RankIdentity
@@ -389,7 +389,7 @@ class Metadata(Struct, frozen=True, kw_only=True):
     hosts: Annotated[Sequence[str], {"minItems": 1}]  #: host names of all nodes, in the order of the job
     collective: str | None = None  #: collective in the rows; null: the rows are not from a collective
     #: backend that ran the collective or the transfers; null: neither ran
-    backend: Annotated[str | None, (*BACKENDS, *TRANSFER_BACKENDS)] = None
+    backend: Annotated[str | None, (*BACKENDS, *TransferBackend)] = None
     ranks: Sequence[RankIdentity] = ()  #: all ranks, with their hosts
     libraries: Mapping[str, str] = field(default_factory=dict)  #: versions and paths of libraries
     #: environment variables that change results, selected by an allow-list

@@ -405,8 +405,13 @@ BACKEND_NAMES = (NCCL, TORCH_NCCL, TORCH_SYMM, "torch:rccl", "torch:xccl", MPI, 
 
 ROW_BACKENDS = (*BACKEND_NAMES, "rccl", "simulated")  # Rows also come from other programs and from the simulator.
 
-UCX, NIXL = "ucx", "nixl"
-TRANSFER_BACKENDS = UCX, NIXL  # Of gpubench kv
+
+class TransferBackend(StrEnum):
+    """The libraries that `gpubench kv` measures."""
+
+    UCX = "ucx"
+    NIXL = "nixl"
+
 
 _ONE_BUFFER = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
 """torch.distributed collectives that write their result to the input buffer."""
