@@ -71,6 +71,7 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
     },
     "collective": {
         "--simulate": (("--skew", "--backend"), "no profile says what a skew costs, or how fast other libraries are"),
+        "--percentiles": (("--mode", "--graph"), "--mode latency has its own, and a graph runs as a whole"),
         "-b": (("--sizes",), "-b 8 -e 4G -f 2, or --sizes 8:4G:2"),
         "-f": (("-i",), "a factor between sizes, or a step"),
         "-g": (("--np",), "both set the number of ranks"),

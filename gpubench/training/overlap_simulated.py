@@ -30,7 +30,7 @@ def _measure(plan: OverlapPlan, place: Place, found: ModelledCollective) -> Repo
     metadata = overlap_metadata(plan, found.described, collective, place.arguments, topology=topology)
     presenter.begin(metadata, OverlapRow.columns())
     undisturbed = ReportCollector()
-    report = found.report(undisturbed, place.plan, lambda _seconds: None)
+    report = found.report(undisturbed, place.plan, lambda *_: None)
     rows: list[OverlapRow] = []
     every_case = tuple(cases(found.request, len(found.identities)))
     for partner in plan.partners:

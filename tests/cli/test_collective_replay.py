@@ -43,7 +43,7 @@ def recorded(folder: Path, *arguments: str, collective: str = "allreduce") -> st
     ("collective", "arguments"),
     [
         ("allreduce", MACHINE),
-        ("allreduce", STAGED),
+        ("allreduce", (*STAGED, "--percentiles")),
         ("allreduce", (*STAGED, "--strict", "--evidence", "--in-place")),
         ("alltoall", ("--simulate", "hgx-h100-8*2", "--np", "8", "--sizes", "8,1M", "--fault", "node1.gpu5:nvlink=12")),
     ],

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -470,3 +471,24 @@ def test_a_pair_that_corrupts_data_fails_the_collectives_that_use_its_path() -> 
         last = result.stdout.splitlines()[-1]
         assert last.startswith(f"{word} (simulated)"), last
         assert ("wrong elements" in last) is (word == "FAIL"), last
+
+
+def test_percentiles_stand_beside_an_unchanged_mean() -> None:
+    options = ("allreduce", "--simulate", "hgx-h100-8", "--sizes", "1K,1G")
+    plain, both = (
+        json.loads(gpubench(*options, *more, "--format", "json").stdout) for more in ((), ("--percentiles",))
+    )
+    for row, fuller in zip(plain["rows"], both["rows"], strict=True):
+        assert row["p50_us"] is row["p99_us"] is None
+        assert 0 < fuller["p50_us"] <= fuller["p95_us"] <= fuller["p99_us"]
+        assert fuller | {"p50_us": None, "p95_us": None, "p99_us": None} == row
+    heads = gpubench(*options, "--percentiles", "--width", "140").stdout
+    assert re.search(r"size +time µs +p50 +p95 +p99 +algbw +busbw", heads)
+    narrow = gpubench(*options, "--percentiles", "--width", "100").stdout
+    assert re.search(r"size +time µs +p99 +busbw", narrow)
+
+
+@pytest.mark.parametrize("other", [("--mode", "latency"), ("--graph", "3")], ids=" ".join)
+def test_percentiles_are_of_the_plain_loop_alone(other: tuple[str, ...]) -> None:
+    result = gpubench("allreduce", "--percentiles", *other, "--simulate", "hgx-h100-8")
+    assert (result.returncode, f"--percentiles and {other[0]} exclude each other" in result.stderr) == (2, True)

@@ -62,7 +62,8 @@ def test_beside_nccl_it_is_left_out_or_held_against_it() -> None:
     assert (refused["backend"], refused["size_bytes"]) == ("mpi", None)
     assert refused["reason"].startswith("allreduce of 1K on GPU memory crashed")
     assert {row["backend"] for row in left_out["backends"]} == {"host"}
-    both = document_of(on_fake_gpus("allreduce", "--backend", "nccl,mpi", *SMALL))
+    both = document_of(on_fake_gpus("allreduce", "--backend", "nccl,mpi", "--percentiles", *SMALL))
+    assert all(0 < row["p50_us"] <= row["p95_us"] <= row["p99_us"] for row in both["rows"])
     assert [row["backend"] for row in both["rows"]] == ["nccl", "mpi", "nccl"] * 4
     assert {(row["backend"], row["first"]) for row in both["backends"]} == {("mpi", "nccl")}
     assert both["refused"] == []

@@ -56,8 +56,11 @@ def test_every_type_and_reduction_gives_right_data(collective: str) -> None:
 def test_torch_beside_mpi_on_cpus_in_one_table(tmp_path: Path) -> None:
     table = tmp_path / "table.txt"
     document = measured(
-        *("allreduce", "--backend", "host,torch:gloo", "--sizes", "1K,64K", "--iters", "5", "--output", str(table))
+        *("allreduce", "--backend", "host,torch:gloo", "--sizes", "1K,64K", "--iters", "5", "--output", str(table)),
+        "--percentiles",
     )
+    assert all(0 < row["p50_us"] <= row["p95_us"] <= row["p99_us"] for row in document["rows"])
+    assert all(row["iterations"] == 5 and row["busbw_gb_s"] for row in document["rows"])
     assert [row["backend"] for row in document["rows"]] == ["torch:gloo", "host", "torch:gloo"] * 4
     assert {(row["backend"], row["first"]) for row in document["backends"]} == {("host", "torch:gloo")}
     for row in document["backends"]:

@@ -55,6 +55,11 @@ def _are_alone(metadata: Metadata) -> bool:
     return metadata.options.get("mode") == Mode.LATENCY
 
 
+def _have_percentiles(metadata: Metadata) -> bool:
+    """True with --percentiles, which are those of a loop of its own. Latency mode has them in place of bandwidth."""
+    return metadata.options.get("percentiles") is True
+
+
 def _are_many(metadata: Metadata) -> bool:
     return not _are_alone(metadata)
 
@@ -97,6 +102,9 @@ FIGURES = (
     Column("p50", lambda row: figure(row.p50_us) + _mark(row), width=9, on_page="p50 µs", when=_are_alone),
     Column("p95", lambda row: figure(row.p95_us), 3, width=9, on_page="p95 µs", when=_are_alone),
     Column("p99", lambda row: figure(row.p99_us), 1, width=9, on_page="p99 µs", when=_are_alone),
+    Column("p50", lambda row: figure(row.p50_us), 4, width=9, on_page="p50 µs", when=_have_percentiles),
+    Column("p95", lambda row: figure(row.p95_us), 4, width=9, on_page="p95 µs", when=_have_percentiles),
+    Column("p99", lambda row: figure(row.p99_us), 2, width=9, on_page="p99 µs", when=_have_percentiles),
     Column("algbw", lambda row: figure(row.algbw_gb_s), 5, width=7, on_page="algbw GB/s", when=_are_many),
     _BUSBW,
     Column("% exp", lambda row: _share(row), 1, width=8, when=_are_many),
@@ -379,13 +387,14 @@ def _method(metadata: Metadata) -> str:
     types = ", ".join((*options["dtypes"], *options["ops"]))
     if "skew" in options:
         types += f", alltoallv: the last rank receives {options['skew']:.0%} less than rank 0"
+    single = "; p50 to p99 of single operations, the slowest rank's" if options.get("percentiles") else ""
     if metadata.backend == "simulated":
-        return f"{types}{root}; one time a row, with noise from seed {options['seed']}; mean over ranks"
+        return f"{types}{root}; one time a row, with noise from seed {options['seed']}; mean over ranks{single}"
     check = "every rank's data verified" if options["check"] else "data not verified"
     warmup = "" if options["warmup"] is None else f" after {options['warmup']} to warm up"
     if options["allocator"] == "nccl":
         types += ", ncclMemAlloc buffers"
-    return f"{types}{root}; {_loop(options)}{graph}{warmup}; mean over ranks; {check}"
+    return f"{types}{root}; {_loop(options)}{graph}{warmup}; mean over ranks{single}; {check}"
 
 
 def _loop(options: Mapping[str, Any]) -> str:

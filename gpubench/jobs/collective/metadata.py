@@ -134,6 +134,7 @@ def describe(request: SweepRequest) -> dict[str, object]:
         "warmup": request.warmup,
         "graph": request.graph_replays,
         "check": request.check,
+        **({"percentiles": True} if sampling.percentiles else {}),
         **({} if request.skew is None else {"skew": request.skew}),
         **({} if request.cycles == 1 else {"cycles": request.cycles}),
     }

@@ -264,6 +264,9 @@ class CollectivePlan(MachinePlan):
         read=one_of("--mode", Mode),
         completed_as="mode",
     )
+    percentiles: bool = flag(
+        "Also time single operations, in a second loop: p50, p95 and p99 beside the mean, as nccl-tests' -I."
+    )
     iters: str | None = option(
         "N|auto",
         f"Timed operations per row. auto (default): until the mean is known to ±{INTERVAL:.0%}. Default with --graph, "
@@ -421,7 +424,9 @@ class CollectivePlan(MachinePlan):
         in_groups_or_simulated = self.split is not None or self.simulation is not None
         needs_number = in_groups_or_simulated or self.graph_replays > 0 or self.mode is Mode.LATENCY
         if self.iters == AUTO or (self.iters is None and not needs_number):
-            return Sampling(self.mode, None, Sampling().budget_seconds if self.budget is None else self.budget)
+            return Sampling(
+                self.mode, None, Sampling().budget_seconds if self.budget is None else self.budget, self.percentiles
+            )
         if self.budget is not None:
             raise UsageError(
                 f"--budget {self.budget:g} without --iters {AUTO}",
@@ -429,12 +434,12 @@ class CollectivePlan(MachinePlan):
                 next_step=f"--iters {AUTO} --budget {self.budget:g}",
             )
         if self.iters is None:
-            return Sampling(self.mode, DEFAULT_ITERATIONS[self.mode])
+            return Sampling(self.mode, DEFAULT_ITERATIONS[self.mode], percentiles=self.percentiles)
         if not self.iters.isdecimal() or int(self.iters) < 1:
             raise UsageError(
                 f"--iters {self.iters}", expected=f"a number of 1 or more, or {AUTO}", next_step="--iters 20"
             )
-        return Sampling(self.mode, int(self.iters))
+        return Sampling(self.mode, int(self.iters), percentiles=self.percentiles)
 
     @property
     def _placements(self) -> tuple[Placement, ...]:

@@ -67,6 +67,7 @@ from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.ranks import Phase, Progress, RankGroup, RankIdentity, split_ranks
 from gpubench.model.terms.settings import MAX_CTAS, NcclSetting
+from gpubench.model.terms.statistics import Percentiles
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.group import Group, Listener
 from gpubench.profiles import find, load
@@ -323,7 +324,10 @@ class ModelledCollective(Struct, frozen=True, kw_only=True):
     groups: Sequence[SimulatedGroup] = ()
 
     def report(
-        self, listener: Listener[CollectiveRow], plan: CollectivePlan, keep: Callable[[Sequence[float]], object]
+        self,
+        listener: Listener[CollectiveRow],
+        plan: CollectivePlan,
+        keep: Callable[[Sequence[float], Percentiles | None], object],
     ) -> Report:
         """Simulate the collective and return the report. `keep` is called with the times of each row."""
         name = self.request.collective.name
@@ -417,11 +421,11 @@ def open_model(place: Place) -> Iterator[ModelledCollective]:
 
 def _measure_model(place: Place, found: ModelledCollective) -> Report:
     plan, presenter = place.plan, place.presenter
-    made: list[Sequence[float]] = []
+    made: list[tuple[Sequence[float], Percentiles | None]] = []
     note_ignored_variables(plan.source, presenter)
     topology = Topology(found.nodes[0]).fingerprint()
     presenter.begin(collective_metadata(found.described, plan.collective, place.arguments, topology=topology))
-    report = found.report(presenter, plan, made.append)
+    report = found.report(presenter, plan, lambda *times: made.append(times))
     if plan.recording.record is not None:
         _record(plan.recording.record, found, made)
     return report
@@ -430,13 +434,15 @@ def _measure_model(place: Place, found: ModelledCollective) -> Report:
 SIMULATION = Steps("", open_model, _measure_model)
 
 
-def _record(directory: Path, found: ModelledCollective, made: Sequence[Sequence[float]]) -> None:
+def _record(
+    directory: Path, found: ModelledCollective, made: Sequence[tuple[Sequence[float], Percentiles | None]]
+) -> None:
     request, ranks = found.request, len(found.identities)
     machines = Machines.of(found.nodes, found.processes)
     with written(directory, RecordedCollective.of(found.described), machines) as write:
         every_case = simulated_cases(request, ranks, found.described.options.settings)
-        for case, seconds in zip(every_case, made, strict=True):
-            own = OwnTimes(seconds[0], request.sampling.least_iterations)
+        for case, (seconds, percentiles) in zip(every_case, made, strict=True):
+            own = OwnTimes(seconds[0], request.sampling.least_iterations, percentiles=percentiles)
             wrong = wrong_elements(case, ranks, found.corrupted)
             answers = tuple(Answer(each, wrong=lost) for each, lost in zip(seconds, wrong, strict=True))
             sample = RowSample(own, answers)

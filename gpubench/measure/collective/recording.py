@@ -1,6 +1,7 @@
 """Record, check and replay the samples of a collective, and simulate its rows."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import field
@@ -32,7 +33,7 @@ from gpubench.model.terms.plain import StrictStruct as Struct
 from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.ranks import UNWATCHED, RankGroup, RankIdentity, check_hosts
 from gpubench.model.terms.settings import AGAIN
-from gpubench.model.terms.statistics import RankTimes
+from gpubench.model.terms.statistics import Percentiles, RankTimes, Sampling
 from gpubench.model.terms.units import MOST_SIZES, plural
 from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, worst_row_verdict, worst_verdict
 from gpubench.ports.backend import LibraryLog
@@ -355,6 +356,7 @@ _OF_RANKS = "pairs, bytes and counts of the ranks of the job"
 SIMULATED_BACKEND = "simulated"
 
 MOST_SIMULATED_ROWS = 10**6  # More than the rows of any sweep, so that `row + try * MOST_SIMULATED_ROWS` is unique
+_FIRST_SINGLE = 1000  # Number of the first single operation, above the number of every try of a row
 Times = Callable[[Case, int, int], Sequence[float]]
 """Returns the time on each rank in seconds. The arguments are the case, the row number and the number of the try."""
 
@@ -371,6 +373,14 @@ def wrong_elements(case: Case, ranks: int, corrupted: Collection[int]) -> list[i
     return [part if rank in corrupted else 0 for rank in range(ranks)]
 
 
+def _single_percentiles(sampling: Sampling, times: Times, number: int, case: Case) -> Percentiles | None:
+    """Return percentiles of modeled single operations, or None if the sweep times none."""
+    if not sampling.percentiles:
+        return None
+    single = range(_FIRST_SINGLE, _FIRST_SINGLE + sampling.least_iterations)
+    return Percentiles.of([max(times(case, number, operation)) for operation in single])
+
+
 def simulate(
     request: SweepRequest,
     ranks: int,
@@ -379,7 +389,7 @@ def simulate(
     listener: Listener[CollectiveRow],
     outcome: PathOutcome,
     speed: SpeedJudge | None,
-    keep: Callable[[Sequence[float]], object] = lambda _seconds: None,
+    keep: Callable[[Sequence[float], Percentiles | None], object] = lambda *_: None,
     recorded_rows: Sequence[RowSample] | None = None,
     identities: Sequence[RankIdentity] = (),
     settings: Sequence[str] = (),
@@ -388,18 +398,22 @@ def simulate(
 ) -> Report:
     """Make the rows of a sweep from modeled `times`, and repeat slow rows as a real sweep does.
 
-    `keep` is called with the times of each row. `recorded_rows` are the rows of a recording, which cannot be repeated.
+    `keep` is called with the times of each row and its percentiles. `recorded_rows` are the rows of a recording, which
+    cannot be repeated.
     `corrupted` ranks receive wrong elements. `refused` are the settings that NCCL refuses.
     """
     unchecked = replace(request, check=False)
     job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, ranks, nodes)
     every_case = tuple(simulated_cases(unchecked, ranks, settings))
     rows: list[CollectiveRow] = []
+    single_times = partial(_single_percentiles, request.sampling, times)
 
-    def measure(number: int, case: Case, attempt: int) -> tuple[CollectiveRow, Sequence[float]]:
+    def measure(number: int, case: Case, attempt: int) -> tuple[CollectiveRow, Sequence[float], Percentiles | None]:
         seconds = times(case, number, attempt)
-        rank0 = OwnTimes(seconds[0], unchecked.sampling.least_iterations)
-        return describe(unchecked, case, job, rank0, RankTimes.of(seconds), sum(wrong_by_rank(number, case))), seconds
+        single = recorded_rows[number].own.percentiles if recorded_rows is not None else single_times(number, case)
+        rank0 = OwnTimes(seconds[0], unchecked.sampling.least_iterations, percentiles=single)
+        row = describe(unchecked, case, job, rank0, RankTimes.of(seconds), sum(wrong_by_rank(number, case)))
+        return row, seconds, single
 
     def wrong_by_rank(number: int, case: Case) -> Sequence[int]:
         if recorded_rows is not None:
@@ -414,10 +428,10 @@ def simulate(
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
         tries = [measure(number, case, 0)]
         judge = speed if case.setting is None else None
-        while judge is not None and recorded_rows is None and judge.needs_repetition([row for row, _ in tries]):
+        while judge is not None and recorded_rows is None and judge.needs_repetition([row for row, *_ in tries]):
             tries.append(measure(number, case, len(tries)))
-        row, seconds = middle(tries, lambda attempt: attempt[0].time_us)
-        keep(seconds)
+        row, seconds, single = middle(tries, lambda attempt: attempt[0].time_us)
+        keep(seconds, single)
         rows.append(row if judge is None else judge.row(row))
         listener.row(rows[-1])
     findings = outcome.findings if speed is None else speed.findings(outcome.findings, outcome.explained)

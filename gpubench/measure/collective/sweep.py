@@ -299,6 +299,8 @@ class Sweep(Struct, frozen=True):
         seconds = self.backend.seconds(self.backend.bind(rotate(launches, self.request.warmup), 0))
         seconds_each = timer.estimate_seconds(launches, seconds / self.request.warmup if self.request.warmup else 0.0)
         operations = (request.sampling.iterations or 0) * max(1, request.graph_replays)
+        if operations and request.sampling.percentiles:
+            operations += request.sampling.single_operations(seconds_each) + 1
         self.observers.progress.enter(Phase.OPERATION, case.label, operations)
         return timer.time(launches, seconds_each, lambda: self.poison(case, len(launches)))
 

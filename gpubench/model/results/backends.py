@@ -531,7 +531,7 @@ def _time_of_way_us(row: CollectiveRow) -> float:
     """Return the time of a row in microseconds: the mean, or in latency mode the median, which ignores late
     operations.
     """
-    return row.time_us if row.p50_us is None else row.p50_us
+    return row.time_us if row.p50_us is None or row.mode != Mode.LATENCY else row.p50_us
 
 
 def crossings(rows: Sequence[WinnerRow]) -> list[tuple[int, str]]:

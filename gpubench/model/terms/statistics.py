@@ -46,17 +46,28 @@ maximum.
 
 class Sampling(Struct, frozen=True):
     """How many operations to time per row. If `iterations` is None, run as many as needed within `budget_seconds`
-    per row.
+    per row. With `percentiles`, a second loop times single operations.
     """
 
     mode: Mode = Mode.THROUGHPUT
     iterations: Annotated[int, Meta(ge=1)] | None = DEFAULT_ITERATIONS[Mode.THROUGHPUT]
     budget_seconds: float = 0.1
+    percentiles: bool = False
 
     @property
     def least_iterations(self) -> int:
         """The minimum number of operations in any row. It limits the number of rotated buffers."""
         return FIRST_BATCHES if self.iterations is None else self.iterations
+
+    def single_operations(self, seconds: float) -> int:
+        """Return how many operations the loop for percentiles times. `seconds` is the duration of one operation.
+
+        Without a fixed number, it is what fits into the budget: from 20 to 200 operations.
+        """
+        if self.iterations is not None:
+            return self.iterations
+        fitting = int(self.budget_seconds / seconds) if seconds > 0 else DEFAULT_ITERATIONS[Mode.LATENCY]
+        return max(DEFAULT_ITERATIONS[Mode.THROUGHPUT], min(DEFAULT_ITERATIONS[Mode.LATENCY], fitting))
 
 
 def operations_per_batch(seconds: float) -> int:

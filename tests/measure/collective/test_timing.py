@@ -5,6 +5,7 @@ from itertools import count
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.measure.collective.cases import OwnTimes, Timer
 from gpubench.model.terms.statistics import Mode, Sampling
@@ -126,3 +127,30 @@ def test_single_operations_run_until_the_interval_is_tight_or_the_budget_is_spen
     (more,), _ = timed(Sampling(Mode.LATENCY, None, 1.0), [Clocked(turning(1e-6, 1e-6, 9e-6))])
     assert more.iterations > 100
     assert more.note is None
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(iterations=30), Sampling(iterations=None, budget_seconds=0.02), Sampling(Mode.THROUGHPUT, 1)],
+    ids=["fixed", "auto", "one"],
+)
+def test_percentiles_come_from_a_second_loop_that_leaves_the_plain_one_as_it_is(sampling: Sampling) -> None:
+    plain, with_second = [[Clocked(steady(1e-3)), Clocked(turning(1e-3, 2e-3, 1e-3))] for _ in range(2)]
+    means, launched = timed(sampling, plain, warm=1e-3)
+    owns, launched_twice = timed(replace(sampling, percentiles=True), with_second, warm=1e-3)
+    assert [replace(own, percentiles=None) for own in owns] == means
+    for alone, backend in zip(plain, with_second, strict=True):
+        assert backend.loops[:-1] == alone.loops
+        assert backend.batches == [*alone.batches, 1]
+    extra = sampling.iterations or 20  # What fits into 20 ms, and never fewer
+    assert with_second[0].loops[-1] == extra + 1
+    assert launched_twice[0] - launched[0] == extra + 1
+    assert len({own.percentiles for own in owns}) == 1
+
+
+def test_a_percentile_is_of_the_slowest_rank_of_each_operation() -> None:
+    backends = [Clocked(turning(*[1e-3] * 60, 1e-3, 5e-3)), Clocked(turning(*[2e-3] * 60, 9e-3, 2e-3))]
+    owns, _ = timed(Sampling(iterations=60, percentiles=True), backends)
+    found = owns[0].percentiles
+    assert found is not None
+    assert (found.p50_seconds, found.p99_seconds) == (2e-3, 5e-3)
