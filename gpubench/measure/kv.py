@@ -152,7 +152,6 @@ class KvRun(msgspec.Struct, kw_only=True):
     copies_gb_s: Mapping[p2p.Pair, float] = {}
     transfers: Transfers | None = None
     meter: Meter | None = None
-    done: int = 0
     rows: list[KvRow] = []
 
     def run(self, listener: Listener[KvRow], write: Callable[[Measured], object]) -> Report:
@@ -200,10 +199,9 @@ class KvRun(msgspec.Struct, kw_only=True):
     ) -> Measured:
         for case in self.request.cases():
             names = f"{self._names(found.pair)} {found.allocation} {format_size(case.size_bytes)}"
-            listener.progress(self.done, self.request.steps, names)
+            listener.progress(len(self.rows), self.request.steps, names)
             moved = self._move(found.pair, opened, case, backwards=backwards)
             found = replace(found, cases=(*found.cases, moved))
-            self.done += 1
             self._deliver(self._row(found, moved), listener)
             if moved.error:
                 break
