@@ -14,7 +14,6 @@ from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.overlap import describe_cap
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import compress_names, format_ranges, format_size, group_by, plural
-from gpubench.model.terms.verdict import Verdict, worst_verdict
 
 ALONE = "--np 1 is left out: one rank has no other to exchange data with"
 LOCAL_COPY = "a local copy: one rank has no bus bandwidth (nccl-tests shows 0)"
@@ -75,7 +74,6 @@ def kv_scaling(rows: Iterable[KvRow], gpus: Sequence[str]) -> list[ScalingRow]:
             nodes=1,
             gpus=compress_names(gpus),
             time_us=max((row.p50_us for row in alike if row.p50_us is not None), default=None),
-            verdict=worst_verdict(Verdict(row.verdict) for row in alike if row.verdict),
         )
         for (memory, blocks, _), alike in group_by(inside, lambda row: (row.memory, row.blocks, row.size_bytes)).items()
     ]

@@ -46,6 +46,7 @@ def test_the_last_line_has_the_speed_of_the_most_ranks_even_if_fewer_are_faster(
     (_, of_8), (_, of_128) = scaling(document, "ranks", "bandwidth_gb_s")
     assert of_8 > of_128
     assert f"128 × H100 80GB HBM3, all-reduce {of_128:.0f} GB/s" in document["sentence"]
+    assert f"scaling efficiency {100 * of_128 / of_8:.0f} % at 128 ranks" in document["sentence"]
     assert scaling(document, "nodes", "gpus", "breaks", "reason")[1] == (
         *(16, "node0-15: GPU0-7", True),
         "as expected of this machine, because the added GPUs are on another node, behind NICs",
@@ -57,18 +58,15 @@ def test_scaling_breaks_at_a_staged_pair_and_the_report_fails_with_its_run() -> 
     assert result.exit_code == 1
     assert "scaling breaks at 4 ranks: GPU0 → GPU3 goes through host memory" in result.stdout
     document = report("allreduce", *H200, "--np", "2,4,8", "--fault", "link0-3:staged=yes")
-    assert scaling(document, "ranks", "breaks", "verdict") == [
-        (2, False, "PASS"),
-        (4, True, "FAIL"),
-        (8, False, "FAIL"),
-    ]
+    assert scaling(document, "ranks", "breaks") == [(2, False), (4, True), (8, False)]
+    assert [row["verdict"] for row in document["rows"] if row["size_bytes"] == 2**30] == ["FAIL", "FAIL", "PASS"]
     assert [finding["id"] for finding in document["findings"]] == ["host-staged"]
 
 
 def test_a_fault_of_a_node_that_is_not_used_yet_breaks_nothing_before() -> None:
     machine = ("--simulate", "hgx-h100-8*2", "--sizes", "1G", "--in-place", "--fault", "node1.gpu5:nvlink=9")
     document = report("allreduce", *machine, "--np", "4,8,16")
-    assert [row["verdict"] for row in document["scaling"]] == ["PASS", "PASS", "FAIL"]
+    assert [row["verdict"] for row in document["rows"]] == ["FAIL", "PASS", "PASS"]
 
 
 def test_the_page_draws_the_curve_and_marks_the_break(tmp_path: Path) -> None:
@@ -96,6 +94,14 @@ def test_every_run_is_recorded_and_replayed(tmp_path: Path) -> None:
     again = ended("allreduce", *faulty, "--np", "2,4", "--record", str(tmp_path / "seen"))
     assert isinstance(again.exception, GpubenchError)
     assert "holds a recording already" in str(again.exception)
+
+
+def test_a_stored_result_shows_the_same_table(tmp_path: Path) -> None:
+    shown = ended("allreduce", *H200, "--np", "2,8", "--output", str(tmp_path / "result.json")).stdout
+    again = ended("report", str(tmp_path / "result.json")).stdout
+    table = shown.partition("\nscaling of ")[2]
+    assert table
+    assert table == again.partition("\nscaling of ")[2]
 
 
 def test_csv_has_the_table() -> None:

@@ -19,7 +19,6 @@ SCALING = (
     Column("efficiency", lambda row: format_percent(row.efficiency_percent, "-"), right=True),
     Column("", lambda row: "breaks" if row.breaks else "", optional=True),
     Column("reason", "reason", page_only=True),
-    Column("verdict", lambda row: row.verdict or "not judged", page_only=True),
 )
 _MOST_TABLES = 2  # In-place and out-of-place. An overlap has one for each CTA limit
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from gpubench.model.results.compare import Chart, CurveLine
 from gpubench.model.results.report import OnPage, Record, Row
 from gpubench.model.terms.units import format_size, group_by
-from gpubench.model.terms.verdict import Origin, Verdict
+from gpubench.model.terms.verdict import Origin
 
 
 class ScalingRow(Record, frozen=True, kw_only=True):
@@ -37,7 +37,6 @@ class ScalingRow(Record, frozen=True, kw_only=True):
     #: whether the efficiency at the largest size is the first to fall by more than 10 % and the noise
     breaks: bool = False
     reason: str | None = None  #: reason for the lower efficiency, or for a missing measurement
-    verdict: Annotated[str | None, Verdict] = None  #: verdict on the measurement; null: not judged
 
 
 _MOST_SIZES = 3  # A chart with more curves is hard to read
@@ -49,6 +48,15 @@ def largest_rows(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
         name: max(row.size_bytes for row in alike) for name, alike in group_by(rows, lambda row: row.measured).items()
     }
     return [row for row in rows if row.size_bytes == most[row.measured]]
+
+
+def describe_efficiency(rows: Sequence[ScalingRow]) -> str:
+    """Return the lowest efficiency with the most ranks, at the largest size. Empty if there are no two runs."""
+    known = [row for row in largest_rows(rows) if row.efficiency_percent is not None]
+    last = max(known, key=lambda row: (row.ranks, -(row.efficiency_percent or 0.0)), default=None)
+    if last is None or len({row.ranks for row in known}) == 1:
+        return ""
+    return f"scaling efficiency {last.efficiency_percent:.0f} % at {last.ranks} ranks"
 
 
 def drop_smaller_runs(rows: Sequence[Row], scaling: Sequence[ScalingRow]) -> Sequence[Row]:

@@ -37,6 +37,7 @@ from gpubench.model.results.report import (
     Table,
     VerdictRow,
 )
+from gpubench.model.results.scaling import ScalingRow, describe_efficiency
 from gpubench.model.results.scan import ScanPartRow, scan_parts
 from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.results.topo import GpuRow, NodeRow
@@ -372,6 +373,7 @@ def _healthy_details(report: Report, figures: SpeedFigures) -> Iterator[str]:
     for figure in sorted(figures.all(), key=lambda figure: not figure.is_judged):
         yield f"{figure.what} {format_bandwidth(figure.gb_s).removesuffix(known_unit)}{_format_share(figure, of_what)}"
         known_unit, of_what = " GB/s", "" if figure.expected_percent is not None else of_what
+    yield describe_efficiency(report.rows(ScalingRow))
     if figures.checked:
         right = "data right where they were checked" if figures.unchecked else "data right"
         yield right if not figures.wrong else "data wrong"
