@@ -373,12 +373,14 @@ def wrong_elements(case: Case, ranks: int, corrupted: Collection[int]) -> list[i
     return [part if rank in corrupted else 0 for rank in range(ranks)]
 
 
-def _single_percentiles(sampling: Sampling, times: Times, number: int, case: Case) -> Percentiles | None:
-    """Return percentiles of modeled single operations, or None if the sweep times none."""
-    if not sampling.percentiles:
-        return None
+def _single_percentiles(
+    sampling: Sampling, times: Callable[[int], Sequence[float]], recorded: RowSample | None
+) -> Percentiles | None:
+    """Return percentiles of modeled or recorded single operations, or None if the sweep times none."""
+    if recorded is not None or not sampling.percentiles:
+        return None if recorded is None else recorded.own.percentiles
     single = range(_FIRST_SINGLE, _FIRST_SINGLE + sampling.least_iterations)
-    return Percentiles.of([max(times(case, number, operation)) for operation in single])
+    return Percentiles.of([max(times(operation)) for operation in single])
 
 
 def simulate(
@@ -398,20 +400,19 @@ def simulate(
 ) -> Report:
     """Make the rows of a sweep from modeled `times`, and repeat slow rows as a real sweep does.
 
-    `keep` is called with the times of each row and its percentiles. `recorded_rows` are the rows of a recording, which
-    cannot be repeated.
-    `corrupted` ranks receive wrong elements. `refused` are the settings that NCCL refuses.
+    `keep` is called with each row's times and percentiles. `recorded_rows` are the rows of a recording, which cannot be
+    repeated. `corrupted` ranks receive wrong elements. `refused` are the settings that NCCL refuses.
     """
     unchecked = replace(request, check=False)
     job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, ranks, nodes)
     every_case = tuple(simulated_cases(unchecked, ranks, settings))
     rows: list[CollectiveRow] = []
-    single_times = partial(_single_percentiles, request.sampling, times)
 
     def measure(number: int, case: Case, attempt: int) -> tuple[CollectiveRow, Sequence[float], Percentiles | None]:
         seconds = times(case, number, attempt)
-        single = recorded_rows[number].own.percentiles if recorded_rows is not None else single_times(number, case)
-        rank0 = OwnTimes(seconds[0], unchecked.sampling.least_iterations, percentiles=single)
+        recorded = None if recorded_rows is None else recorded_rows[number]
+        single = _single_percentiles(request.sampling, partial(times, case, number), recorded)
+        rank0 = OwnTimes(seconds[0], request.sampling.least_iterations, percentiles=single)
         row = describe(unchecked, case, job, rank0, RankTimes.of(seconds), sum(wrong_by_rank(number, case)))
         return row, seconds, single
 
@@ -423,8 +424,7 @@ def simulate(
     if speed is not None and recorded_rows is not None:
         numbered = enumerate(zip(every_case, recorded_rows, strict=False))
         speed.note_tries([(measure(number, case, 0)[0], sample.tries) for number, (case, sample) in numbered])
-    most_rows = None if recorded_rows is None else len(recorded_rows)
-    for number, case in enumerate(every_case[:most_rows]):
+    for number, case in enumerate(every_case if recorded_rows is None else every_case[: len(recorded_rows)]):
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
         tries = [measure(number, case, 0)]
         judge = speed if case.setting is None else None
@@ -438,12 +438,8 @@ def simulate(
     wrong = [(row, wrong_by_rank(number, every_case[number])) for number, row in enumerate(rows) if row.wrong]
     findings = (wrong_data(wrong, identities), *findings) if wrong else findings
     judged = worst_row_verdict(Verdict(row.verdict) for row in rows if row.verdict is not None)
-    report = Report(
-        verdict=worst_verdict([judged, *(finding.severity for finding in findings)]),
-        complete=True,
-        findings=findings,
-        sections=dict(outcome.sections),
-    )
+    verdict = worst_verdict([judged, *(finding.severity for finding in findings)])
+    report = Report(verdict=verdict, complete=True, findings=findings, sections=dict(outcome.sections))
     return add_winners(report, rows, refused) if settings or refused else report
 
 
