@@ -241,7 +241,7 @@ def parse_named_machine(text: str, *, joined_by_nics: bool) -> "SimulatedMachine
 class ReportPlan(CommandPlan):
     help_group: ClassVar = INPUT
 
-    name: str = required_argument("FILE", "A result of gpubench, nccl-tests, rccl-tests, OSU or nvbandwidth.")
+    name: str = required_argument("FILE", "A result of gpubench or of another benchmark; - for standard input.")
     machine_name: str | None = option(
         "MACHINE",
         "Machine of a table that does not name it, by its profile: hgx-b200-8, or 'hgx-b200-8*2' for 2 nodes.",
@@ -329,17 +329,20 @@ class ComparePlan(CommandPlan):
         """
         if self.last is not None or self.first is None:
             return ()
-        if self.against is None:
-            return (Path(self.first), *self.more_base)
+        from gpubench.readers.documents import result_path
         from gpubench.readers.results.history import find_baseline
 
+        if self.against is None:
+            return (result_path(self.first), *map(result_path, self.more_base))
         return (find_baseline(self.against, os.environ), *self.more_base)
 
     @property
     def new(self) -> tuple[Path, ...]:
         """The files of the new side. With --against, the first file on the command line is the new side."""
+        from gpubench.readers.documents import result_path
+
         named = self.second if self.against is None else self.first
-        return () if self.last is not None or named is None else (Path(named), *self.more_new)
+        return () if self.last is not None or named is None else (result_path(named), *map(result_path, self.more_new))
 
 
 _DURATION = re.compile(r"(?P<number>\d{1,6}(?:\.\d{1,6})?)\s*(?P<unit>ms|s|m|h|)", re.ASCII)

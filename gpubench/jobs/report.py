@@ -2,11 +2,11 @@
 
 import dataclasses
 import os
-import re
 import shlex
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations
+from collections.abc import Mapping, Sequence
+from itertools import islice, permutations
 from typing import Any
 
 from msgspec import Struct
@@ -14,267 +14,44 @@ from msgspec.structs import replace
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.errors import CouldNotMeasureError, IncompleteResultError, UsageError
-from gpubench.formats.registry import Presentation
+from gpubench.errors import (
+    COULD_NOT_MEASURE,
+    DONE,
+    JUDGED_AND_FAILED,
+    WRONG_USAGE,
+    CouldNotMeasureError,
+    IncompleteResultError,
+    UsageError,
+)
+from gpubench.formats.delivery import tell
+from gpubench.formats.registry import TABLE, Presentation
 from gpubench.jobs.collective.metadata import speed_judge_maker
 from gpubench.jobs.failed_runs import failures_in, failures_without_rows, show_failures
 from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.plans import Nics, ReportPlan
-from gpubench.jobs.runner import NullListener, presenting
+from gpubench.jobs.report_copies import ReadCopies, judge_copies, judge_transfer_file
+from gpubench.jobs.runner import presenting
 from gpubench.measure.collective import judged_rows
 from gpubench.measure.collective.report import SpeedJudge
-from gpubench.measure.p2p.request import (
-    NVBANDWIDTH,
-    Copy,
-    CopyMachine,
-    HostCopy,
-    P2pRequest,
-    PairCopy,
-    wiring_of_process,
-)
-from gpubench.measure.p2p.run import P2pRun
+from gpubench.measure.transfers import ENGINES, TransferMachine
 from gpubench.model.facts.snapshot import NicKind
-from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.nodes import build_topologies
-from gpubench.model.paths.p2p import Cell, Pair, Series
-from gpubench.model.paths.topology import Topology
-from gpubench.model.paths.wiring import Wiring
+from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import NicKindOfMachine, Profile
-from gpubench.model.results.compare import HOST
 from gpubench.model.results.report import (
-    PAIR_COLUMNS,
     CollectiveRow,
     Metadata,
-    PairRow,
-    Row,
-    Verified,
     make_record,
 )
 from gpubench.model.results.result_file import ResultFile, RunPlace, UserFacts
-from gpubench.model.results.topo import TreeRow
-from gpubench.model.terms.operation import CopyGpu, Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import ALGORITHM_VARIABLE, Algorithm
-from gpubench.model.terms.units import BYTES_PER_GB, plural, shorten
-from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict
-from gpubench.ports.group import Listener
-from gpubench.profiles import ProfileMatch, find_domain, match_whole_machine, user_profiles
-from gpubench.readers.registry import parse_results
+from gpubench.model.terms.units import plural, shorten
+from gpubench.model.terms.verdict import Finding, Origin, Verdict
+from gpubench.profiles import find_domain, match_whole_machine, user_profiles
+from gpubench.readers.registry import parse_all_results
 from gpubench.readers.results.gpubench_json import EXPECTED, StoredRun
 from gpubench.simulated.machine import MOST_NODES, SimulatedMachine, snapshots
-
-_NO_FIGURE = "no figure of this pair in the file"
-
-
-class _ReadRequest(P2pRequest, frozen=True, kw_only=True):
-    """A request for the copies that are in a file, including copies between GPUs and host memory."""
-
-    with_host: tuple[HostCopy, ...] = ()
-
-    def host_copies(self, gpus: int) -> Iterator[HostCopy]:
-        del gpus
-        yield from self.with_host
-
-
-class _ReadBench(Struct, frozen=True):
-    """Returns the recorded time of each copy in a file. It measures nothing."""
-
-    cells: Mapping[str, Cell]
-
-    def enable_peer_access(self) -> dict[Pair, str]:
-        """Return no errors, because the program that measured already had peer access."""
-        return {}
-
-    def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        return (self.cells.get(str(copy), Cell(error=_NO_FIGURE)) for copy in copies)
-
-    def measure_again(self, copy: Copy, before: Cell) -> Cell:
-        del copy
-        return before
-
-    def look_while_idle(self) -> tuple[IdleGpu, ...]:
-        return ()
-
-
-class _WithOwnIds(NullListener, Struct, frozen=True):
-    listener: Listener[PairRow]
-    bus_ids: Mapping[str, str | None]
-
-    def row(self, row: Row) -> None:
-        assert isinstance(row, PairRow)
-        source, destination = self.bus_ids.get(row.source), self.bus_ids.get(row.destination)
-        self.listener.row(replace(row, source_bus_id=source, destination_bus_id=destination))
-
-
-class ReadCopies(Struct, frozen=True):
-    """The copies in a file. `names` has the GPUs that its rows name, in order."""
-
-    names: tuple[str, ...]
-    rows: tuple[PairRow, ...]
-    host: str
-
-    @classmethod
-    def of(cls, file: ResultFile) -> "ReadCopies":
-        """Return the copies in a file from nvbandwidth, or in a CSV file of gpubench. They must be on one host.
-
-        Raises UsageError for any other copies.
-        """
-        rows = tuple(row for row in file.pairs if row.bandwidth_gb_s is not None and row.size_bytes)
-        hosts = {host for row in rows for host in (row.source_node, row.destination_node)}
-        unfit = next((row for row in rows if row.engine not in tuple(Engine) or row.direction is None), None)
-        if not rows or unfit is not None or len(hosts) > 1:
-            what = "copies between several hosts" if len(hosts) > 1 else "copies that name no GPU, or no engine"
-            raise UsageError(
-                f"{file.name} has {what}",
-                expected="matrices of nvbandwidth, or rows of gpubench p2p, of one host",
-                reason="osu_bw names ranks alone" if unfit is not None else "",
-                next_step=f"gpubench compare {file.name} other.txt holds it against another such file",
-            )
-        ends = {name for row in rows for name in (row.source, row.destination)} - {HOST}
-        return cls(tuple(sorted(ends, key=lambda name: (len(name), name))), rows, hosts.pop())
-
-    @property
-    def pairs(self) -> tuple[Pair, ...]:
-        """All ordered pairs of GPUs, or no pairs if the file has only host memory. A pair without a value was not
-        measured.
-        """
-        has_pairs = any(HOST not in (row.source, row.destination) for row in self.rows)
-        return tuple(permutations(range(len(self.names)), 2)) if has_pairs else ()
-
-    def incomplete(self) -> Iterator[Finding]:
-        """Yield a finding for each matrix of copies with host memory in which GPUs are missing."""
-        copied: dict[bool, set[str]] = {}
-        for row in self.rows:
-            if HOST in (row.source, row.destination):
-                copied.setdefault(row.source == HOST, set()).add(row.destination if row.source == HOST else row.source)
-        for is_to_gpu, names in copied.items():
-            absent = [name for name in self.names if name not in names]
-            if absent:
-                yield Finding(
-                    id=judged_rows.INCOMPLETE,
-                    severity=Verdict.WARN,
-                    subject=shorten(absent),
-                    seen=f"copies {'from' if is_to_gpu else 'to'} host memory, of {len(names)} of {len(self.names)}",
-                    expected="copies of every GPU",
-                    cause="the text was cut, or these GPUs took no part",
-                    cure=Cure.of("nvbandwidth -t host_to_device_memcpy_ce device_to_host_memcpy_ce"),
-                )
-
-    def request(self) -> _ReadRequest:
-        between = [row for row in self.rows if HOST not in (row.source, row.destination)]
-        with_host = [row for row in self.rows if HOST in (row.source, row.destination)]
-        return _ReadRequest(
-            pairs=self.pairs,
-            series=tuple(dict.fromkeys(map(_series, between))),
-            host_bytes=with_host[0].size_bytes if with_host else None,
-            pattern_bytes=self.rows[0].size_bytes or 1,
-            method=NVBANDWIDTH,
-            check=False,
-            with_host=tuple(self._host_copy(row) for row in with_host),
-        )
-
-    def cells(self) -> dict[str, Cell]:
-        """Return the time of each copy in seconds, by the name of the copy. A bidirectional copy moves twice the
-        bytes.
-        """
-        place = {name: number for number, name in enumerate(self.names)}
-        found = {}
-        for row in self.rows:
-            size, gb_s = row.size_bytes or 0, row.bandwidth_gb_s or 0.0
-            copies = 2 if row.direction == Direction.BOTH else 1
-            if HOST in (row.source, row.destination):
-                name = str(self._host_copy(row))
-            else:
-                name = str(PairCopy(_series(row), (place[row.source], place[row.destination])))
-            found[name] = Cell(seconds=(copies * size / (gb_s * BYTES_PER_GB),), wrong=_wrong_elements(row))
-        return found
-
-    def _host_copy(self, row: PairRow) -> HostCopy:
-        to_gpu = row.source == HOST
-        memory = HostMemory.parse_note(row.note) or HostMemory.PINNED
-        return HostCopy(memory, self.names.index(row.destination if to_gpu else row.source), to_gpu)
-
-
-def _wrong_elements(row: PairRow) -> int | None:
-    """Parse the number of wrong elements from the note of a row. Return None if the data was not verified."""
-    if row.verified in (None, Verified.NO):
-        return None
-    found = re.match(r"(\d+) wrong elements", row.note or "")
-    return int(found[1]) if found else 0
-
-
-def _series(row: PairRow) -> Series:
-    return Series(
-        Engine(row.engine or ""), Direction(row.direction or ""), peer=row.peer != "off", size_bytes=row.size_bytes or 1
-    )
-
-
-def _judge_copies(
-    plan: ReportPlan,
-    file: ResultFile,
-    copies: ReadCopies,
-    machine: SimulatedMachine,
-    others: Sequence[Finding],
-    arguments: Sequence[str],
-) -> int:
-    # Drop the peer access of the modeled machine, because it is no evidence about the real machine.
-    node = Topology(replace(snapshots(machine)[0], host=copies.host, pairs=()))
-    gpus = [
-        CopyGpu(device=name, index=number, bus_id=gpu.bus_id or "", uuid="", name=gpu.name or "")
-        for number, (name, gpu) in enumerate(zip(copies.names, node.gpus, strict=False))
-    ]
-    matched = ProfileMatch(machine.profile)
-    model = CopyMachine(wiring_of_process(node, gpus), gpus, (), matched, Origin.RECORDED)
-    ids = {row.source: row.source_bus_id for row in copies.rows} | {
-        row.destination: row.destination_bus_id for row in copies.rows
-    }
-    request = copies.request()
-    with presenting(plan.presentation) as presenter:
-        metadata = _metadata_of_copies(file, request, model, ids, arguments, strict=plan.strict)
-        presenter.begin(metadata, PAIR_COLUMNS)
-        report = P2pRun(request, _ReadBench(copies.cells()), model, _WithOwnIds(presenter, ids)).run()
-        sections = {name: section for name, section in report.sections.items() if name != TreeRow.section}
-        presenter.end(replace(report, sections=sections).add_findings(others))
-    return presenter.exit_code
-
-
-def _metadata_of_copies(
-    file: ResultFile,
-    request: P2pRequest,
-    machine: CopyMachine,
-    bus_ids: Mapping[str, str | None],
-    arguments: Sequence[str],
-    *,
-    strict: bool,
-) -> Metadata:
-    names = [machine.label(gpu) for gpu in range(len(machine.gpus))]
-    profile = None if machine.matched is None else machine.matched.profile
-    return build_metadata(
-        arguments,
-        "p2p",
-        origin=Origin.RECORDED,
-        hosts=[machine.host(0)],
-        libraries=dict(file.circumstances.libraries),
-        options={
-            "pairs": [[names[gpu] for gpu in pair] for pair in request.pairs],
-            "sizes": sorted({series.size_bytes for series in request.series}),
-            "warmup": request.method.warmup,
-            "samples": request.method.samples,
-            "repeats": request.method.repeats,
-            "sample_seconds": request.method.sample_seconds,
-            "as": file.kind,
-            "check": False,
-            "strict": strict,
-            "evidence": "kept",
-            "gpus": {
-                name: f"{bus_ids.get(name) or ''} {machine.gpus[number].name}".strip()
-                for number, name in enumerate(names)
-            },
-        },
-        profile=None if profile is None else {"name": profile.name, "sha256": profile.sha256},
-        source="; ".join((f"{file.name}: {file.kind}", *file.remarks)),
-    )
-
 
 SECTIONS = ("rows", "evidence", "fallback", "causes", "findings")
 
@@ -338,7 +115,7 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
     """
     failures = failures_in(text)
     try:
-        file = parse_results(text, plan.name, _user_facts(plan))
+        files, errors = parse_all_results(text, plan.name, _user_facts(plan))
     except UsageError as error:
         failures = failures_in(text, has_rows=False)
         if any(failure.severity is Verdict.FAIL for failure in failures):
@@ -347,6 +124,67 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
             raise _what_is_missing(plan, gpus=plan.machine is None and error.ranks, error=error) from None
         raise
     failures = failures_without_rows(text, failures)
+    tables = [table for file in files for table in _split_tables(plan, file)]
+    if not errors and (len(tables) == 1 or plan.presentation.format is not TABLE or plan.presentation.outputs):
+        if len(files) > 1:
+            raise _several_tables_error(plan, tables)
+        return _judge_file(plan, tables[0] if len(tables) == 1 else files[0], failures, arguments)
+    codes = [error.exit_code for error in errors]
+    for number, table in enumerate(tables):
+        try:
+            codes.append(_judge_file(plan, table, failures if number == 0 else (), arguments))
+        except UsageError as error:
+            errors.append(error)
+            codes.append(error.exit_code)
+    for unread in errors:
+        tell(unread, sys.stderr)
+    return min(codes, key=_GRAVEST_FIRST.index)
+
+
+_GRAVEST_FIRST = JUDGED_AND_FAILED, COULD_NOT_MEASURE, WRONG_USAGE, DONE
+
+
+def _several_tables_error(plan: ReportPlan, tables: Sequence[ResultFile]) -> UsageError:
+    return UsageError(
+        f"{plan.name} has {len(tables)} tables: {shorten([table.kind for table in tables])}",
+        expected="one table for --output, or for a format other than table",
+        reason="several runs were kept in one file",
+        next_step=f"gpubench report {plan.name}",
+    )
+
+
+def _split_tables(plan: ReportPlan, file: ResultFile) -> list[ResultFile]:
+    """Return a file for each table of a file: one collective, on one machine. `--collective` selects among them."""
+    groups: dict[object, tuple[list[CollectiveRow], list[RunPlace]]] = {}
+    if not file.rows or file.pairs or sum(run.rows for run in file.runs) != len(file.rows):
+        return [file]
+    rows = iter(file.rows)
+    for run in file.runs:
+        own = list(islice(rows, run.rows))
+        if plan.collective in (None, run.table[0]):
+            found = groups.setdefault((run.table, run.machine), ([], []))
+            found[0].extend(own)
+            found[1].append(run)
+    if len(groups) <= 1:
+        return [file]
+    return [
+        replace(
+            file,
+            rows=tuple(own),
+            runs=tuple(runs),
+            left_out=file.left_out if number == 0 else (),
+            circumstances=replace(
+                file.circumstances,
+                hosts=runs[0].machine[0],
+                gpus=runs[0].machine[1],
+                wrong_elements=sum(run.wrong_elements or 0 for run in runs) or None,
+            ),
+        )
+        for number, (own, runs) in enumerate(groups.values())
+    ]
+
+
+def _judge_file(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding], arguments: Sequence[str]) -> int:
     if file.pairs and not (file.rows or file.latencies):
         return _run_copies(plan, file, failures, arguments)
     rows = _rows_of_one_table(plan, file)
@@ -388,18 +226,13 @@ def _run_copies(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding],
     twice = [run for run in file.runs if [run.table for run in file.runs].count(run.table) > 1]
     if twice:
         raise _several_runs_error(file, [run for run in twice if run.table == twice[0].table])
+    if any(row.engine in ENGINES for row in file.pairs):
+        return judge_transfer_file(plan, file, _machine_of_transfers(plan), failures, arguments)
     copies, models = ReadCopies.of(file), file.circumstances.gpus
     if plan.machine is None and not models:
         raise _what_is_missing(plan, gpus=True)
     machine = plan.machine or _machine_of(models, len(copies.names), 1)
-    if machine is None:
-        raise UsageError(
-            f"{file.name} is of {plural(len(copies.names), 'GPU')}, {' and '.join(dict.fromkeys(models))}",
-            expected="GPUs of one kind that has a profile",
-            reason="they are of several models" if len(set(models)) > 1 else "no profile has so many of these GPUs",
-            next_step=f"gpubench compare {file.name} other.txt holds it against a healthy machine's",
-        )
-    if len(copies.names) > machine.profile.match.visible:
+    if machine is not None and len(copies.names) > machine.profile.match.visible:
         raise UsageError(
             f"{file.name} is of {plural(len(copies.names), 'GPU')}, and --machine {machine} has "
             f"{machine.profile.match.visible}",
@@ -407,7 +240,22 @@ def _run_copies(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding],
         )
     absent = _absent_gpus(plan, len(copies.names)) or judged_rows.absent_gpus(file.name, len(copies.names), len(models))
     others = (*failures, *judged_rows.left_out_findings(file), *absent, *copies.incomplete())
-    return _judge_copies(plan, file, copies, machine, others, arguments)
+    return judge_copies(plan, file, copies, machine, others, arguments)
+
+
+def _machine_of_transfers(plan: ReportPlan) -> TransferMachine:
+    """Return what --machine and --nics say about the ends of a transfer: one NIC between nodes, or a node's GPUs."""
+    machine = plan.machine
+    rates = {nic.rate_gbit_s for nic in machine.profile.nic} if machine is not None else set()
+    rate = plan.nics.rate_gbit_s if plan.nics is not None else rates.pop() if len(rates) == 1 else None
+    if machine is None or machine.nodes > 1 or plan.nics is not None:
+        return TransferMachine(nic_gb_s=rate / 8 if rate else None)
+    node = build_topologies(snapshots(machine))[0]
+    wiring = Wiring([GpuPlace(node.snapshot.host, 0, gpu.bus_id) for gpu in node.gpus], {0: node})
+    pairs = list(permutations(range(len(node.gpus)), 2))
+    alike = len({wiring.limit(pair).gb_s for pair in pairs}) == 1 and all(map(wiring.outruns_host, pairs))
+    missing = "" if alike else "only between GPUs that NVLinks join alike does a bandwidth tell"
+    return TransferMachine(wiring=wiring, missing=missing)
 
 
 def _assumed_network(plan: ReportPlan, table: JudgedTable) -> str:

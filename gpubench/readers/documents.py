@@ -8,9 +8,11 @@ import os
 import re
 import select
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -192,7 +194,21 @@ def read_text(path: Path, wanted: Wanted) -> str:
     return text
 
 
+STDIN = "/dev/stdin"  # The name of standard input in messages and in suggested commands, which accept it
+
+
+def result_path(name: str | Path) -> Path:
+    """Return the path of a result that a user names. '-' is standard input."""
+    return Path(STDIN if str(name) == "-" else name)
+
+
 def _bytes_of(path: Path, name: str, wanted: Wanted) -> bytes:
+    if name == STDIN:
+        # Opening it by its name fails if it is a socket
+        content = sys.stdin.buffer.read(wanted.most_bytes + 1)
+        if len(content) > wanted.most_bytes:
+            raise _too_large(name, f"more than {wanted.most_bytes // 2**20} MiB", wanted)
+        return content
     try:
         if path.is_dir():
             raise wanted.unfit(f"{name} is a directory", reason="a file in it was meant", next_step=f"ls {name}")
@@ -287,6 +303,22 @@ def split_by_tag(line: str) -> Iterator[tuple[str, str]]:
         tag, text = next_tag, text + piece
     if tag:
         yield tag, text
+
+
+def output_lines(text: str, name: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of program output with their numbers, without colors, Markdown and launchers' tags."""
+    for number, line in enumerate(split_lines(text, name), 1):
+        for _, piece in split_by_tag(line):
+            yield number, remove_quotes(piece)
+
+
+_NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,9})?|-?nan|-?inf")
+
+
+def last_numbers(text: str) -> list[float]:
+    """Return the numbers at the end of a line. Words before them, such as a prompt or a host name, are ignored."""
+    words = takewhile(_NUMBER.fullmatch, reversed(text.split()))
+    return [float(word) for word in words][::-1]
 
 
 def prefix_shape(prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""Recognizes programs whose output gpubench cannot read, although users often paste it.
+"""Recognizes programs whose output gpubench cannot read, or reads only in part, although users often paste it.
 
 Each program has phrases that only it prints. `report`, `topo --from` and `explain` look for them if a text contains
 nothing that they can read. To add a program, add an entry to `PROGRAMS`.
@@ -16,25 +16,29 @@ class Program(NamedTuple):
 
     - `instead`: the gpubench command to use instead
     - `sign`: a pattern for phrases that only this program prints
+    - `reads`: the part that `gpubench report` reads
     """
 
     name: str
     output: str
     instead: Cure
     sign: re.Pattern[str]
+    reads: str = ""
 
     def refusal(self, file: str, expected: str) -> UsageError:
         """Return the error for a file with this program's output."""
         return UsageError(
             f"{file} is {self.name}'s output: {self.output}",
             expected=expected,
-            reason=f"this command does not read {self.name}",
+            reason=f"only `gpubench report` reads it, and only {self.reads}"
+            if self.reads
+            else f"this command does not read {self.name}",
             next_step=self.instead.text,
         )
 
 
-def _program(name: str, output: str, instead: Cure, *signs: str) -> Program:
-    return Program(name, output, instead, re.compile("|".join(signs), re.MULTILINE))
+def _program(name: str, output: str, instead: Cure, *signs: str, reads: str = "") -> Program:
+    return Program(name, output, instead, re.compile("|".join(signs), re.MULTILINE), reads)
 
 
 def _command(name: str) -> str:
@@ -77,6 +81,7 @@ PROGRAMS = (
         r"\b(?:RDMA_Write|RDMA_Read|Send|Atomic|Raw_?\w*) (?:Bidirectional )?(?:BW|Latency) Test\b",
         r"#bytes +#iterations +(?:BW peak|BW average|t_min|t_avg|tps)",
         r"\b(?:local|remote) address: ?LID\b.{0,40}\bQPN\b",
+        reads="the tables of its bandwidth tests",
     ),
     _program(
         "p2pBandwidthLatencyTest",
@@ -86,6 +91,7 @@ PROGRAMS = (
         r"P2P Connectivity Matrix",
         r"\b(?:Uni|Bi)directional P2P=(?:Dis|En)abled",
         r"\bP2P=(?:Dis|En)abled Latency",
+        reads="its matrices of bandwidth and latency",
     ),
     _program(
         "bandwidthTest",
@@ -102,6 +108,15 @@ PROGRAMS = (
         r"(?:Stage|# iterations) *\| *# iterations",
         r"# iterations \| +(?:50\.0%ile|typical|average)",
         r"\|\s+API:\s+(?:protocol layer|transport layer)",
+        reads="the row 'Final:' of its bandwidth tests",
+    ),
+    _program(
+        "nixlbench",
+        "NIXL transfers between two processes",
+        _UCX,
+        r"^NIXLBench Configuration",
+        r"Block Size \(B\) +Batch Size",
+        reads="its table",
     ),
     _program(
         "ucx_info",

@@ -3,7 +3,9 @@
 To add a format, add a module and a line here.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -29,12 +31,16 @@ class FileKind(Struct, Generic[T], frozen=True):
     The module has a function `recognises(text)` that checks the text, and a function `read(text, name)` that parses it.
     `read` raises a UsageError that starts with `name`. `takes` lists the further arguments of `read`, which a user
     supplies. `is_certain` is true if `recognises` matches no other program's text.
+    `is_whole` is true if nothing else can stand in such a file. `begins` matches the first line of each run,
+    if `read` reads one run.
     """
 
     module: str
     summary: str
     takes: tuple[str, ...] = ()
     is_certain: bool = False
+    is_whole: bool = False
+    begins: str = ""
 
     def recognises(self, text: str) -> bool:
         """Return True if a text looks like this format."""
@@ -44,6 +50,13 @@ class FileKind(Struct, Generic[T], frozen=True):
         """Parse the text of the file `name`. Pass those of the user's facts that the module accepts."""
         value: T = import_module(self.module).read(text, name, **{key: user_facts.get(key) for key in self.takes})
         return value
+
+    def split_runs(self, text: str) -> Iterator[str]:
+        """Yield a text for each run. Empty lines replace the runs before it, so that line numbers stay the same."""
+        starts = [found.start() for found in re.finditer(self.begins, text, re.MULTILINE)] if self.begins else []
+        ends = [*starts[1:], len(text)]
+        for start, end in zip([0, *starts[1:]], ends, strict=True) if starts else [(0, len(text))]:
+            yield "\n" * text.count("\n", 0, start) + text[start:end]
 
 
 def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wanted, **user_facts: Any) -> T:
@@ -58,7 +71,7 @@ def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wa
         # A reader can match the table of another program. nvidia-smi's reader, for example, matches rocm-smi's tables.
         is_read = any(kind.is_certain and kind.recognises(text) for kind in READERS)
         program = None if is_read else find_program(text)
-        if program is None:
+        if program is None or (program.reads and any(kind.recognises(text) for kind in kinds)):
             raise
         raise program.refusal(name, wanted.kinds) from None
 
@@ -92,13 +105,23 @@ def read_file(path: Path) -> Snapshot:
 
 
 RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
-    FileKind("gpubench.readers.results.gpubench_json", "gpubench's JSON, or its JSON Lines"),
-    FileKind("gpubench.readers.results.gpubench_csv", "its CSV"),
-    FileKind("gpubench.readers.results.nccl_tests.json", "nccl-tests' JSON", takes=("user_facts",)),
+    FileKind("gpubench.readers.results.gpubench_json", "gpubench's JSON, or its JSON Lines", is_whole=True),
+    FileKind("gpubench.readers.results.gpubench_csv", "its CSV", is_whole=True),
+    FileKind("gpubench.readers.results.nccl_tests.json", "nccl-tests' JSON", takes=("user_facts",), is_whole=True),
     FileKind("gpubench.readers.results.nccl_tests.text", "nccl-tests' text", takes=("user_facts",)),
-    FileKind("gpubench.readers.results.nccl_inspector", "the JSON of NCCL's Inspector"),
-    FileKind("gpubench.readers.results.nvbandwidth", "nvbandwidth's text or JSON"),
+    FileKind("gpubench.readers.results.nccl_inspector", "the JSON of NCCL's Inspector", is_whole=True),
+    FileKind("gpubench.readers.results.nccl_inspector_metrics", "its Prometheus metrics"),
+    FileKind("gpubench.readers.results.nvbandwidth", "nvbandwidth's text or JSON", begins=r"^.*nvbandwidth Version"),
+    FileKind(
+        "gpubench.readers.results.p2p_bandwidth_latency",
+        "p2pBandwidthLatencyTest's text",
+        begins=r"^.*\[P2P \(Peer-to-Peer\) GPU Bandwidth",
+    ),
     FileKind("gpubench.readers.results.osu", "OSU's text of a collective, or of osu_bw", takes=("user_facts",)),
+    FileKind("gpubench.readers.results.ml_engineering", "all_reduce_bench.py's table", begins=r"^.*- software: torch="),
+    FileKind("gpubench.readers.results.perftest", "perftest's bandwidths"),
+    FileKind("gpubench.readers.results.ucx_perftest", "ucx_perftest's bandwidths"),
+    FileKind("gpubench.readers.results.nixlbench", "nixlbench's table"),
 )
 
 _LOOKED_AT_CHARACTERS = 2**18  # Characters in which to look for known formats. A table is near the start of a text
@@ -120,19 +143,47 @@ def read_results(path: Path, user_facts: UserFacts = NO_USER_FACTS) -> ResultFil
 
 def parse_results(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
     """Read the rows of a result from a text. Raises the same errors as `read_results`."""
-    with add_advice(
-        reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"
-    ):
-        file = _read_text_of(RESULT_READERS, text, name, WANTED, user_facts=user_facts)
-        count = file.count
-        if count > limits.MOST_ROWS:
-            raise UsageError(
-                f"{name} has {count} rows",
-                expected=f"at most {limits.MOST_ROWS}",
-                reason="it is many runs in one, or was made to hold up who reads it",
-                next_step="a file a run",
-            )
-        return file
+    with _ADVICE():
+        return _limited(_read_text_of(RESULT_READERS, text, name, WANTED, user_facts=user_facts), name)
+
+
+_ADVICE = partial(
+    add_advice, reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"
+)
+
+
+def _limited(file: ResultFile, name: str) -> ResultFile:
+    if file.count > limits.MOST_ROWS:
+        raise UsageError(
+            f"{name} has {file.count} rows",
+            expected=f"at most {limits.MOST_ROWS}",
+            reason="it is many runs in one, or was made to hold up who reads it",
+            next_step="a file a run",
+        )
+    return file
+
+
+def parse_all_results(
+    text: str, name: str, user_facts: UserFacts = NO_USER_FACTS
+) -> tuple[list[ResultFile], list[UsageError]]:
+    """Read the runs of all programs in a text, and return them with the errors of those that cannot be read.
+
+    Raises the error of `read_results` if none can be read.
+    """
+    kinds = [kind for kind in RESULT_READERS if kind.recognises(text)]
+    if (len(kinds) > 1 and not kinds[0].is_whole) or any(kind.begins for kind in kinds):
+        files: list[ResultFile] = []
+        errors: list[UsageError] = []
+        for kind in kinds:
+            for part in filter(kind.recognises, kind.split_runs(text)):
+                try:
+                    with _ADVICE():
+                        files.append(_limited(kind.read(part, name, {"user_facts": user_facts}), name))
+                except UsageError as error:
+                    errors.append(error)
+        if files:
+            return files, errors
+    return [parse_results(text, name, user_facts)], []
 
 
 STANDARD_INPUT = "standard input"

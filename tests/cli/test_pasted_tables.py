@@ -379,10 +379,12 @@ def test_matrices_of_fewer_gpus_than_the_file_lists_are_a_doubt(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("models", ["X", "XY"])
-def test_copies_of_gpus_that_no_profile_knows_are_no_question_for_a_profile(models: str, tmp_path: Path) -> None:
+def test_copies_of_gpus_that_no_profile_knows_are_shown_and_not_judged(models: str, tmp_path: Path) -> None:
     listed = "".join(f"Device {number}: NVIDIA {models[number % len(models)]}900\n" for number in range(4))
-    code, said = report(written(tmp_path, f"{listed}\n{TO_HOST}"))
-    assert (code, "--machine" in said, "gpubench compare" in said) == (2, False, True), said
+    for text in (TO_HOST, MATRIX.replace("393.93", "33.93").replace("4725.57", "4005.57")):
+        code, said = report(written(tmp_path, f"{listed}\n{text}"))
+        assert (code, "speed not judged" in said, "SKIP: " in said) == (0, True, True), said
+        assert report(written(tmp_path, f"{listed}\n{text}"), "--strict")[0] == 3
 
 
 def test_matrices_of_a_different_number_of_gpus_are_shown_whole(tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ INFO_VERSION = "$ ucx_info -v\n# Library version: 1.17.0\n# Library path: /opt/u
 IPERF = "[ ID] Interval           Transfer     Bitrate\n[  5]   0.00-10.00  sec  28.9 GBytes  24.8 Gbits/sec\n"
 IBSTAT = "CA 'mlx5_0'\n\tCA type: MT4129\n\tPort 1:\n\t\tState: Active\n\t\tPhysical state: LinkUp\n\t\tRate: 400\n"
 
+PARTLY_READ = (WRITE_BW, WRITE_BW_CUT, P2P_CUT, PERFTEST)
+"""Texts with tables that `gpubench report` reads."""
+
 FOREIGN = {
     "rocm-smi": (ROCM, ROCM_CUT, ROCM_COMMAND),
     "amd-smi": (AMD,),
@@ -49,8 +52,16 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("read", [read_file, read_results])
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in FOREIGN.items() for text in texts])
+@pytest.mark.parametrize(
+    ("name", "text", "read"),
+    [
+        (name, text, read)
+        for name, texts in FOREIGN.items()
+        for text in texts
+        for read in (read_file, read_results)
+        if read is read_file or text not in PARTLY_READ
+    ],
+)
 def test_output_of_another_program_is_named_as_its(
     name: str, text: str, read: Callable[[Path], object], tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """`gpubench compare` and `gpubench report`, which read stored results."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -80,6 +81,8 @@ def _check_compared(plan: ComparePlan) -> None:
     """Raise UsageError unless there are two results to compare."""
     if plan.last is not None:
         return
+    if [plan.first, plan.second, *map(str, (*plan.more_base, *plan.more_new))].count("-") > 1:
+        raise UsageError("compare with - twice", expected="standard input for one result, files for the others")
     if plan.against is not None:
         if plan.first is None or plan.second is not None:
             raise UsageError(
@@ -105,10 +108,11 @@ def _run_report(plan: ReportPlan) -> int:
     Raises: UsageError for a file that is not a result, and for a section that it does not have.
     """
     from gpubench.jobs import report
-    from gpubench.readers.documents import read_text
+    from gpubench.readers.documents import read_text, result_path
     from gpubench.readers.registry import WANTED
     from gpubench.readers.results.gpubench_json import is_stored, parse_stored
 
+    plan = dataclasses.replace(plan, name=str(result_path(plan.name)))
     text = read_text(Path(plan.name), WANTED)
     if not is_stored(text):
         return report.judge_results(check_presentation(plan, report.SECTIONS), text, sys.argv[1:])

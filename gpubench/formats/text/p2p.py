@@ -33,12 +33,18 @@ _ENGINES = {
     "ce": "copy engine",
     "sm": "kernel",
     "nccl": "NCCL send and receive",
+    "rdma": "RDMA between NICs, by perftest",
+    "mpi": "MPI, by OSU",
+    "ucx": "UCX, by ucx_perftest",
+    "nixl": "NIXL, by nixlbench",
     "prefetch": "managed memory, prefetched",
     "faults": "managed memory, fetched by page faults of a kernel",
     "in place": "managed memory, used where it is by a kernel",
 }
 _ACCESS = {"on": "peer access on", "off": "peer access off: through host memory"}
 _SCOPES = {"ipc": "between processes (CUDA IPC)", "network": "between nodes"}
+
+_MARKS = "GB/s is 1e9 bytes/s; " + ", ".join(f"{mark} {verdict}" for verdict, mark in VERDICT_MARKS.items())
 
 Ends = tuple[str, str]
 Key = tuple[str | None, str | None, str | None, int | None]
@@ -70,14 +76,14 @@ class P2pView:
         if metadata.profile and metadata.origin != "simulated":
             page.wrap(f"{INDENT}profile {metadata.profile['name']}")
         page.software(metadata)
-        page.wrap(f"{INDENT}{_method(metadata)}")
+        page.wrap(f"{INDENT}{_method(metadata) if gpus else _MARKS}")
         for words, alike in units.group_by(metadata.options.get("managed", ()), _managed_memory).items():
             names = units.compress_names([str(gpu["device"]) for gpu in alike])
             page.wrap(f"{INDENT}managed memory of {names}: {words}")
-        if len(gpus) < 2 and not metadata.ranks:
+        if len(gpus) == 1 and not metadata.ranks:
             page.wrap(f"{INDENT}one GPU: copies with host memory only")
         self._names = list(gpus)
-        self._shows_matrices = len(metadata.options["pairs"]) == len(gpus) * (len(gpus) - 1)
+        self._shows_matrices = bool(gpus) and len(metadata.options["pairs"]) == len(gpus) * (len(gpus) - 1)
         self._keeps_plain = metadata.options.get("memory") == "managed"
         self._shows_evidence = metadata.options.get("evidence") == "shown"
 
@@ -231,6 +237,8 @@ def _device_lines(devices: Mapping[str, str], label: str, *, verbose: bool) -> I
 
 def _subject(metadata: Metadata) -> str:
     gpus, hosts = len(metadata.options["gpus"]), len(set(metadata.hosts))
+    if not gpus:
+        return "transfers between two ends"
     if not metadata.ranks:
         return f"{units.plural(gpus, 'GPU')} of {metadata.hosts[0]}"
     return f"{units.plural(gpus, 'rank')} on {metadata.hosts[0] if hosts == 1 else units.plural(hosts, 'node')}"
@@ -243,8 +251,7 @@ def _method(metadata: Metadata) -> str:
     )
     loop = f"median of {options['samples']} samples, each {copies} after {options['warmup']} to warm up"
     check = "every destination checks what arrived" if options["check"] else "data not checked"
-    marks = ", ".join(f"{mark} {verdict}" for verdict, mark in VERDICT_MARKS.items())
-    return f"{loop}; {check}; GB/s is 1e9 bytes/s; {marks}"
+    return f"{loop}; {check}; {_MARKS}"
 
 
 def series_title(row: PairRow) -> str:
@@ -261,6 +268,8 @@ def copying_way(row: PairRow) -> str:
     words = [_ENGINES[row.engine or "ce"]]
     if row.peer is not None:
         words += [_DIRECTIONS[row.direction or "write"], _ACCESS[row.peer]]
+    elif row.direction == "both":
+        words.append(_DIRECTIONS["both"])
     return ", ".join(filter(None, (*words, _SCOPES.get(row.scope or ""))))
 
 

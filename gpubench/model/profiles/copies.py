@@ -8,7 +8,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.model.paths import p2p
-from gpubench.model.paths.topology import ACROSS_SOCKETS, Topology, is_gpu_link, link_under_load, pcie_ceiling_gb_s
+from gpubench.model.paths.topology import (
+    ACROSS_SOCKETS,
+    UNKNOWN_PATH,
+    Topology,
+    is_gpu_link,
+    link_under_load,
+    pcie_ceiling_gb_s,
+)
 from gpubench.model.profiles.profile import SHARE, Profile
 from gpubench.model.results.figures import is_busy
 from gpubench.model.results.report import SIBLINGS, PairRow, PatternRow
@@ -170,7 +177,7 @@ class CopyJudge(Struct, frozen=True):
         return {
             path: p2p.upper_quartile([row.bandwidth_gb_s or 0.0 for row in own])
             for path, own in group_by(rows, self._path).items()
-            if len(own) >= least
+            if len(own) >= least and path != UNKNOWN_PATH  # Different links may join GPUs without a known path
         }
 
     def _path(self, row: PairRow) -> str:
@@ -178,7 +185,8 @@ class CopyJudge(Struct, frozen=True):
             return row.path_class or ""
         node, own = self.nodes.get(row.source_node), row.source_bus_id or row.destination_bus_id
         gpus = () if node is None else node.gpus
-        return next((f"{gpu.place.numa_node}" for gpu in gpus if gpu.bus_id == own), "")
+        numa_node = next((gpu.place.numa_node for gpu in gpus if gpu.bus_id == own), None)
+        return UNKNOWN_PATH if numa_node is None and self.profile is None else f"{numa_node}"
 
     def _bounds(
         self, row: PairRow, siblings: Mapping[str, float], written: Mapping[tuple[object, ...], float]

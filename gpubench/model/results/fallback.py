@@ -276,6 +276,7 @@ def _lead(pairs: Sequence[str]) -> str:
     return "ranks " if pairs and pairs[0][0].isdigit() else ""
 
 
+NOT_JUDGED = "not-judged"  # ID of the finding that a pasted text does not name the machine that it is of
 NO_PAYLOAD_TABLES = "no-payload-tables"  # ID of the finding that a log of UCX does not show how GPU memory moves
 _MOST_CANDIDATES = 3
 _SCOPES = ("node", "network", "unknown")

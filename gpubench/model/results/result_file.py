@@ -104,13 +104,16 @@ def left_out_remark(left_out: Sequence[str]) -> str:
 class RunPlace(NamedTuple):
     """One run in a text file: its first line, its range of rows, and its machine (hosts and GPUs).
 
-    `launches` is the number of GPUs on which a single thread launches each operation.
+    `launches` is the number of GPUs on which a single thread launches each operation. `rows` is the number of its rows,
+    and `wrong_elements` their total, or None if not reported.
     """
 
     line: int
     table: tuple[str, int, int]
     machine: tuple[tuple[str, ...], tuple[str, ...]]
     launches: int = 1
+    rows: int = 0
+    wrong_elements: int | None = None
 
 
 class ResultFile(Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from gpubench.model.results.backends import BackendRow, LibraryRow, describe_pat
 from gpubench.model.results.compare import Change, ComparisonRow, MachineRow, Status, bandwidth_lost
 from gpubench.model.results.fallback import (
     NO_PAYLOAD_TABLES,
+    NOT_JUDGED,
     CommunicatorRow,
     KvPathRow,
     OperationRow,
@@ -61,6 +62,7 @@ _COARSE_PERCENT = 10.0
 # Findings about single slower rows, and about a range of sizes that is slower together
 _SLOWER = ("slower", "slower-together")
 _GOOD = (Verdict.PASS, Verdict.SKIP)
+_GAPS = NO_PAYLOAD_TABLES, NOT_JUDGED  # Findings that say what a SKIP lacks
 _VENDOR = "NVIDIA "
 
 
@@ -82,7 +84,7 @@ def sentence(
         )
     parts, root = list(_line_parts(metadata, report, figures)), find_worst(report.findings)
     command = "" if root is None or report.verdict in _GOOD else root.next_command
-    gap = next((finding for finding in report.findings if finding.id == NO_PAYLOAD_TABLES), None)
+    gap = next((finding for finding in report.findings if finding.id in _GAPS), None)
     if gap is not None and report.verdict is Verdict.SKIP:
         parts, root, command = [ending.part(gap.seen)], gap, gap.next_command
     ends = (f"Try: {command}" if command and passes(command) else "", f"See {root.id}" if root and command else "")

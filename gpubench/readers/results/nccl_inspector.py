@@ -104,7 +104,7 @@ def read(text: str, name: str) -> ResultFile:
         text = part.text.strip().strip("[],")
         if part.kind is Kind.JSON or text.startswith("{"):
             found.add(text, header)
-    rows = tuple(_make_row(size) for size in summarize_by_size(found.operations()))
+    rows = tuple(make_row(size, _NOTE) for size in summarize_by_size(found.operations()))
     if not rows:
         raise UsageError(
             f"{name} has no collective with a time",
@@ -122,7 +122,11 @@ def read(text: str, name: str) -> ResultFile:
     )
 
 
-def _make_row(found: InspectedSize) -> CollectiveRow:
+_NOTE = "element type not recorded; median of a job's operations, each timed from the last rank's arrival"
+
+
+def make_row(found: InspectedSize, note: str) -> CollectiveRow:
+    """Return the row of a summary. `note` says how it was made."""
     return CollectiveRow(
         collective=found.collective,
         backend="nccl",
@@ -137,7 +141,7 @@ def _make_row(found: InspectedSize) -> CollectiveRow:
         placement=Placement.OUT_OF_PLACE,
         mode=Mode.THROUGHPUT,
         graph=0,
-        iterations=found.operations,
+        iterations=found.operations or None,
         time_us=found.time_us,
         time_us_fastest_rank=None,
         time_us_slowest_rank=None,
@@ -147,5 +151,5 @@ def _make_row(found: InspectedSize) -> CollectiveRow:
         wrong=None,
         verified=Verified.NO,
         verdict=None,
-        note="element type not recorded; median of a job's operations, each timed from the last rank's arrival",
+        note=note,
     )

@@ -20,7 +20,7 @@ from gpubench.model.results.result_file import FileCircumstances, ResultFile, Ru
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import shorten
 from gpubench.model.terms.verdict import Origin
-from gpubench.readers.documents import load_json, remove_quotes, split_by_tag, split_lines
+from gpubench.readers.documents import load_json, output_lines
 
 _DEFAULT_BYTES = 512 * 2**20
 _MOST_GPUS = 1024
@@ -45,6 +45,9 @@ _VALUE = re.compile(r"N/A|\d{1,9}(?:\.\d{1,6})?")
 _LIKE_A_VALUE = r"(?:N/A|-?\d{1,9}(?:\.\d{1,6})?|-?(?:nan|inf))"
 _ROW = re.compile(rf"\s*(?P<row>\d{{1,4}})\s+(?P<values>{_LIKE_A_VALUE}(?:\s+{_LIKE_A_VALUE})*)\s*")
 _SUM = re.compile(r"^\s*SUM \w{1,100} (?P<sum>\d{1,12}(?:\.\d{1,6})?)\s*$")
+_SUM_OF_COPIES = re.compile(
+    r"^\W*SUM \w*(?:_memcpy_|_to_|latency|bidirectional)\w* +(?P<sum>\d{1,12}(?:\.\d{1,6})?)\s*$", re.MULTILINE
+)
 _MOST_ROUNDING = 1e-3  # Tolerance for a printed sum, because values have two decimals
 _BY_ARROW = {"->": "read", "<-": "write"}
 _PAIRS = re.compile(
@@ -54,8 +57,8 @@ _WITH_HOST = re.compile(r"(?:multinode_)?(?:host_to_device|device_to_host)_memcp
 
 
 def recognises(text: str) -> bool:
-    """Return True if a text is nvbandwidth's JSON, or contains a matrix title of nvbandwidth."""
-    return _JSON.search(text) is not None or _TITLE.search(text) is not None
+    """Return True if a text is nvbandwidth's JSON, or contains a matrix title or sum of nvbandwidth."""
+    return any(sign.search(text) for sign in (_JSON, _TITLE, _SUM_OF_COPIES))
 
 
 def is_json(text: str) -> bool:
@@ -72,10 +75,17 @@ def read(text: str, name: str) -> ResultFile:
     if json:
         _take_json(parser, text[json.start() : text.rfind("}") + 1], name)
     else:
-        for number, line in enumerate(split_lines(text, name), 1):
-            for _, piece in split_by_tag(line):
-                parser.line(remove_quotes(piece), number)
+        for number, line in output_lines(text, name):
+            parser.line(line, number)
         parser.end()
+    if not parser.rows and not (json or _TITLE.search(text)):
+        sums = [" ".join(found[0].split()) for found in _SUM_OF_COPIES.finditer(text)]
+        raise UsageError(
+            f"{name} has only the sums of nvbandwidth: {shorten(sums, 2)}",
+            expected="its matrices, and the lines 'Device 0: ...' above them",
+            reason="grep SUM removed them: a sum names no GPU, and hides one slow pair among many",
+            next_step="nvbandwidth > nvbandwidth.txt; gpubench report nvbandwidth.txt",
+        )
     if not parser.rows:
         left_out = ", ".join(parser.left_out)
         raise UsageError(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.results import result_file
@@ -18,6 +19,7 @@ from gpubench.model.terms import operation
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.readers.documents import prefix_shape, split_by_tag, split_lines, strip_prefix
+from gpubench.readers.transfers import name_end, transfer_row
 
 
 class _Program(Struct, frozen=True):
@@ -63,7 +65,6 @@ _WHOLE, _FIGURE, _CHECKED = re.compile(r"\d{1,18}"), re.compile(r"\d{1,15}\.\d\d
 _LIKE_A_CELL = re.compile(r"-?[\d.]+|[-+]?(?:nan|inf)|Pass|Fail", re.IGNORECASE)
 _MOST_SHOWN = 40  # Most characters of an unreadable row in error messages
 _MB_PER_GB = 1e3
-_UNKNOWN_NODE = "unknown"
 
 
 def recognises(text: str) -> bool:
@@ -153,7 +154,7 @@ class _OsuText(Struct):
             run.columns = tuple(re.split(r"\s{2,}", found["names"].strip()))
             run.prefix, run.tag = prefix_shape(text[: found.start()]), tag
         elif found := _DATATYPE.search(text):
-            run.dtype, run.columns = _TYPES.get(found["name"], found["name"]), ()
+            run.dtype = _TYPES.get(found["name"], found["name"])  # Before or after the line of columns, by version
         elif found := _BUFFERS.search(text):
             run.ends = found["send"].lower(), found["receive"].lower()
         elif found := _COMMAND.search(text):
@@ -234,20 +235,11 @@ def _latency(run: _OsuRun, program: _Program, size: int, cells: Mapping[str, str
 def _pair(run: _OsuRun, size: int, gb_s: float, cells: Mapping[str, str]) -> PairRow:
     checked = cells.get("Validation")
     failed = checked == "Fail"
-    send, receive = (f"rank {rank} ({run.ends[rank]})" if run.ends else f"rank {rank}" for rank in range(2))
-    return PairRow(
-        source=send,
-        destination=receive,
-        source_bus_id=None,
-        destination_bus_id=None,
-        source_node=_UNKNOWN_NODE,
-        destination_node=_UNKNOWN_NODE,
-        origin=Origin.RECORDED,
-        direction=_BANDWIDTHS[run.program],
-        size_bytes=size,
+    send, receive = (name_end(f"rank {rank}", run.ends[rank] if run.ends else None) for rank in range(2))
+    row = transfer_row((send, receive), "mpi", size, gb_s, direction=_BANDWIDTHS[run.program])
+    return replace(
+        row,
         bandwidth_gb_s=None if failed else gb_s,
-        limit_gb_s=None,
-        path_class=None,
         verified=Verified.NO if checked is None else Verified.LAST,
         verdict=Verdict.FAIL if failed else None,
         note=f"validation failed at {gb_s:.4g} GB/s" if failed else None,

@@ -382,7 +382,7 @@ def result_file(
     more += ["columns were cut: what they leave out follows from the rest"] if any(run.cut for run in runs) else []
     more += ["its rows have one half, taken for out of place"] if any(run.is_halved for run in runs) else []
     more += ["devices were left out: taken to be like the others"] if any(run.is_elided for run in measured) else []
-    places = tuple(_place(run, rows[0]) for run, rows in zip(measured, by_run, strict=True) if rows)
+    places = tuple(_place(run, rows) for run, rows in zip(measured, by_run, strict=True) if rows)
     more += [f"{len(places)} runs, from {shorten([f'line {place.line}' for place in places])}"] if places[1:] else []
     return ResultFile(
         name=name,
@@ -396,8 +396,9 @@ def result_file(
     )
 
 
-def _place(run: NcclTestsRun, row: CollectiveRow) -> RunPlace:
-    return RunPlace(run.first_line, (row.collective, row.ranks, row.nodes), run.machine(), run.launches)
+def _place(run: NcclTestsRun, rows: Sequence[CollectiveRow]) -> RunPlace:
+    table = rows[0].collective, rows[0].ranks, rows[0].nodes
+    return RunPlace(run.first_line, table, run.machine(), run.launches, len(rows), run.out_of_bounds)
 
 
 def _refuse(runs: Sequence[NcclTestsRun], name: str, left_out: Sequence[str]) -> NoReturn:

@@ -1,0 +1,97 @@
+"""Reads the table of all_reduce_bench.py of the book Machine Learning Engineering, for torch's all-reduce over NCCL.
+
+Payloads are 2**10-based, and GBps is 1e9 bytes per second (`fmt_bytes` and `conv_to_GBps` in
+network/benchmarks/all_reduce_bench.py). It times each operation after a barrier, in place on float32, and prints the
+number of ranks and a GPU's properties, but no hosts.
+"""
+
+import re
+
+from gpubench.errors import UsageError
+from gpubench.model.results.report import Verified
+from gpubench.model.results.result_file import FileCircumstances, LatencyRow, ResultFile, left_out_remark
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp, ring_allreduce_factor
+from gpubench.model.terms.statistics import Mode
+from gpubench.model.terms.verdict import Origin
+from gpubench.readers.documents import output_lines
+from gpubench.readers.transfers import damaged
+
+_TOOL = "all_reduce_bench.py"
+_TITLE = re.compile(
+    r"average bandwidth of all_reduce over (?P<ranks>\d{1,7}) ranks(?: \(\d+ warmups? / (?P<trials>\d{1,9}) trials)?"
+)
+_GPU = re.compile(r"- hardware: _CudaDeviceProperties\(name='(?P<name>[^']{1,80})'")
+_SOFTWARE = re.compile(r"- software: .*\bnccl=\((?P<version>\d+, \d+, \d+)\)")
+_ROW = re.compile(
+    r"(?<!\S)(?P<size>\d{1,6})(?P<unit>|[KMGT]i)B\s+(?P<busbw>\d{1,6}\.\d{1,4}) ?GBps"
+    r"(?:\s+(?P<algbw>\d{1,6}\.\d{1,4}) ?GBps)?"
+)
+_UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def recognises(text: str) -> bool:
+    """Return True if a text has the title of the table."""
+    return _TITLE.search(text) is not None
+
+
+def read(text: str, name: str) -> ResultFile:
+    """Read the rows of a table. Raises UsageError if there are none."""
+    rows: list[LatencyRow] = []
+    left_out: list[str] = []
+    title: re.Match[str] | None = None
+    model, libraries = "", {}
+    for number, line in output_lines(text, name):
+        plain = line.replace("|", " ")
+        if found := _TITLE.search(line):
+            title = found
+        elif found := _GPU.search(line):
+            model = found["name"]
+        elif found := _SOFTWARE.search(line):
+            libraries["NCCL"] = found["version"].replace(", ", ".")
+        elif title is not None and (found := _ROW.search(plain)):
+            if found["algbw"] is None or not float(found["algbw"]) > 0:
+                left_out.append(damaged(number, line))
+            else:
+                rows.append(_row(title, found))
+    if not rows:
+        raise UsageError(
+            f"{name} has no row of all_reduce_bench.py",
+            expected="rows with payload, busbw and algbw in GBps",
+            reason="the text was cut, or every bandwidth is rounded down to 0",
+        )
+    return ResultFile(
+        name=name,
+        kind=f"{_TOOL} text",
+        circumstances=FileCircumstances(
+            tool="all_reduce_bench.py", models=(model,) if model else (), libraries=libraries
+        ),
+        latencies=tuple(rows),
+        complete=not left_out,
+        remarks=(left_out_remark(left_out),) if left_out else (),
+        left_out=tuple(left_out),
+    )
+
+
+def _row(title: re.Match[str], found: re.Match[str]) -> LatencyRow:
+    ranks, size = int(title["ranks"]), int(found["size"]) * _UNITS[found["unit"]]
+    algbw, factor = float(found["algbw"]), ring_allreduce_factor(ranks)
+    return LatencyRow(
+        collective="allreduce",
+        backend="nccl",
+        origin=Origin.RECORDED,
+        ranks=ranks,
+        size_bytes=size,
+        dtype=DataType.FLOAT32,
+        op=ReduceOp.SUM,
+        root=None,
+        placement=Placement.IN_PLACE,
+        mode=Mode.LATENCY,
+        iterations=int(title["trials"]) if title["trials"] else None,
+        time_us=size / (algbw * 1e3),
+        time_us_fastest_rank=None,
+        time_us_slowest_rank=None,
+        busbw_gb_s=float(found["busbw"]) if factor else None,
+        wrong=None,
+        verified=Verified.NO,
+        note="time computed from algbw",
+    )

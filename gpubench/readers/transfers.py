@@ -1,0 +1,84 @@
+"""Rows and results that the readers of transfers between two ends share: perftest, OSU, ucx_perftest and nixlbench.
+
+The ends are NICs, ranks or processes, not GPUs: none of these programs prints which GPUs it used.
+"""
+
+from collections.abc import Sequence
+
+from gpubench.errors import UsageError
+from gpubench.model.results.report import PairRow, Verified
+from gpubench.model.results.result_file import FileCircumstances, ResultFile, left_out_remark
+from gpubench.model.terms.verdict import Origin
+
+UNKNOWN_NODE = "unknown"
+_MEMORY = {
+    **dict.fromkeys(("cuda", "cuda-managed", "rocm", "rocm-managed", "vram", "device"), "device"),
+    **dict.fromkeys(("host", "dram"), "host"),
+}
+
+
+def name_end(name: str, memory: str | None) -> str:
+    """Return the name of an end with its memory, such as 'client (device)'. `memory` is the program's own word."""
+    return f"{name} ({_MEMORY.get(memory.lower(), memory.lower())})" if memory else name
+
+
+def transfer_row(
+    ends: tuple[str, str],
+    engine: str,
+    size_bytes: int,
+    gb_s: float,
+    *,
+    direction: str | None = None,
+    scope: str | None = None,
+    latency_us: float | None = None,
+    note: str | None = None,
+) -> PairRow:
+    """Return the row of a transfer from the first of the two ends to the second."""
+    return PairRow(
+        source=ends[0],
+        destination=ends[1],
+        source_bus_id=None,
+        destination_bus_id=None,
+        source_node=UNKNOWN_NODE,
+        destination_node=UNKNOWN_NODE,
+        scope=scope,
+        origin=Origin.RECORDED,
+        direction=direction,
+        engine=engine,
+        size_bytes=size_bytes,
+        bandwidth_gb_s=gb_s,
+        latency_us=latency_us,
+        limit_gb_s=None,
+        path_class=None,
+        verified=Verified.NO,
+        note=note,
+    )
+
+
+def transfer_file(name: str, kind: str, rows: Sequence[PairRow], left_out: Sequence[str], expected: str) -> ResultFile:
+    """Return the result with these rows. `left_out` describes the damaged ones.
+
+    Raises UsageError if there are no rows. `expected` describes them.
+    """
+    if not rows:
+        what = f"no whole row: {left_out_remark(left_out)}" if left_out else "nothing that was measured"
+        raise UsageError(
+            f"{name} has {what}, of {kind}",
+            expected=expected,
+            reason="the run ended before its first size, or the text was cut",
+            next_step=f"tail {name}",
+        )
+    return ResultFile(
+        name=name,
+        kind=f"{kind} text",
+        circumstances=FileCircumstances(tool=kind),
+        pairs=tuple(rows),
+        complete=not left_out,
+        remarks=(left_out_remark(left_out),) if left_out else (),
+        left_out=tuple(left_out),
+    )
+
+
+def damaged(number: int, line: str) -> str:
+    """Return the description of a row that is left out."""
+    return f"line {number} ({' '.join(line.split())[:40]}): no valid row"
