@@ -316,9 +316,14 @@ _NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,9})?|-?nan|-?inf")
 
 
 def last_numbers(text: str) -> list[float]:
-    """Return the numbers at the end of a line. Words before them, such as a prompt or a host name, are ignored."""
+    """Return the numbers at the end of a line. Words before them, such as the host name of a launcher, are ignored."""
     words = takewhile(_NUMBER.fullmatch, reversed(text.split()))
     return [float(word) for word in words][::-1]
+
+
+def is_row(text: str) -> bool:
+    """Return True if a line has two numbers or more, and nothing else."""
+    return len(text.split()) == len(last_numbers(text)) > 1
 
 
 def prefix_shape(prefix: str) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -30,9 +31,9 @@ class FileKind(Struct, Generic[T], frozen=True):
 
     The module has a function `recognises(text)` that checks the text, and a function `read(text, name)` that parses it.
     `read` raises a UsageError that starts with `name`. `takes` lists the further arguments of `read`, which a user
-    supplies. `is_certain` is true if `recognises` matches no other program's text.
-    `is_whole` is true if nothing else can stand in such a file. `begins` matches the first line of each run,
-    if `read` reads one run.
+    supplies. `is_certain` is true if `recognises` matches no other program's text, and `is_whole` if nothing else can
+    stand in such a file. If `read` reads one run, `begins` matches where output of the program begins, and `once` what
+    a run prints once.
     """
 
     module: str
@@ -41,6 +42,7 @@ class FileKind(Struct, Generic[T], frozen=True):
     is_certain: bool = False
     is_whole: bool = False
     begins: str = ""
+    once: str = ""
 
     def recognises(self, text: str) -> bool:
         """Return True if a text looks like this format."""
@@ -52,11 +54,19 @@ class FileKind(Struct, Generic[T], frozen=True):
         return value
 
     def split_runs(self, text: str) -> Iterator[str]:
-        """Yield a text for each run. Empty lines replace the runs before it, so that line numbers stay the same."""
+        """Yield a text for each run. Empty lines replace the runs before it, so that line numbers stay the same.
+
+        Several outputs are one run, such as the tests of nvbandwidth one after another, until one of them repeats.
+        """
         starts = [found.start() for found in re.finditer(self.begins, text, re.MULTILINE)] if self.begins else []
-        ends = [*starts[1:], len(text)]
-        for start, end in zip([0, *starts[1:]], ends, strict=True) if starts else [(0, len(text))]:
-            yield "\n" * text.count("\n", 0, start) + text[start:end]
+        first, seen = 0, set[str]()
+        for start, end in pairwise([0, *starts[1:], len(text)]):
+            printed = set(re.findall(self.once, text[start:end])) if self.once else set()
+            if seen & printed:
+                yield "\n" * text.count("\n", 0, first) + text[first:start]
+                first, seen = start, set()
+            seen |= printed
+        yield "\n" * text.count("\n", 0, first) + text[first:]
 
 
 def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wanted, **user_facts: Any) -> T:
@@ -111,14 +121,25 @@ RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
     FileKind("gpubench.readers.results.nccl_tests.text", "nccl-tests' text", takes=("user_facts",)),
     FileKind("gpubench.readers.results.nccl_inspector", "the JSON of NCCL's Inspector", is_whole=True),
     FileKind("gpubench.readers.results.nccl_inspector_metrics", "its Prometheus metrics"),
-    FileKind("gpubench.readers.results.nvbandwidth", "nvbandwidth's text or JSON", begins=r"^.*nvbandwidth Version"),
+    FileKind(
+        "gpubench.readers.results.nvbandwidth",
+        "nvbandwidth's text or JSON",
+        begins=r"^.*nvbandwidth Version",
+        once=r"Running \w+\.",
+    ),
     FileKind(
         "gpubench.readers.results.p2p_bandwidth_latency",
         "p2pBandwidthLatencyTest's text",
         begins=r"^.*\[P2P \(Peer-to-Peer\) GPU Bandwidth",
+        once=r"\[P2P \(Peer-to-Peer\)",
     ),
     FileKind("gpubench.readers.results.osu", "OSU's text of a collective, or of osu_bw", takes=("user_facts",)),
-    FileKind("gpubench.readers.results.ml_engineering", "all_reduce_bench.py's table", begins=r"^.*- software: torch="),
+    FileKind(
+        "gpubench.readers.results.ml_engineering",
+        "all_reduce_bench.py's table",
+        begins=r"^.*- software: torch=",
+        once=r"- software: torch=",
+    ),
     FileKind("gpubench.readers.results.perftest", "perftest's bandwidths"),
     FileKind("gpubench.readers.results.ucx_perftest", "ucx_perftest's bandwidths"),
     FileKind("gpubench.readers.results.nixlbench", "nixlbench's table"),

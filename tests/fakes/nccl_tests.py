@@ -70,6 +70,7 @@ class Output:
                 f"# nThread 1 nGpus {self.gpus} minBytes 1024 maxBytes 4096 step: 2(factor) warmup iters: 1 "
                 f"iters: {self.iters} agg iters: {self.aggregated} validation: 1 graph: {self.graph} unalign: 0"
             ),
+            *([self._report_line()] if self.per_iteration else []),
             *(["# Blocking Enabled: wait and barrier after each inner iteration (-m) "] if self.blocking else []),
             "#",
             "# Using devices",
@@ -88,6 +89,10 @@ class Output:
             f"# Collective test concluded: {self.program}_perf",
         ]
         return "\n".join(lines) + "\n"
+
+    def _report_line(self) -> str:
+        skipped = f"; summary skips first {self.skip} iterations" if self.skip else ""
+        return f"# Per-Iteration Report: CUDA event timing; i_* uses max over process rows{skipped} "
 
     def _columns(self) -> str:
         statistics = "    i_min    i_max    i_p99    i_cv%" if self.per_iteration else ""

@@ -35,10 +35,11 @@ _COMPARE = HelpPage(
         ),
     ),
     """
-The files may be gpubench's (.json, .jsonl, .csv), nccl-tests' (text, or -J), rccl-tests', OSU's or nvbandwidth's, also
-one of each. Rows with the same collective, size and type are compared. A row is slower if noise cannot explain the
-difference: from 5 % or 0.5 µs on with one run a side (2 % from 16 MiB on, more if the figures are noisier), from 1 % on
-with three or more runs a side. Two results of check are compared by their findings too: new, worse or gone.
+The files may be gpubench's (.json, .jsonl, .csv), nccl-tests' (text, or -J), or another benchmark's that report reads,
+also one of each; - is standard input. Rows with the same collective, size and type are compared. A row is slower if
+noise cannot explain the difference: from 5 % or 0.5 µs on with one run a side (2 % from 16 MiB on, more if the
+figures are noisier), from 1 % on with three or more runs a side. Two results of check are compared by their findings
+too: new, worse or gone.
 
 With --last, BASE is a folder that --output results/ writes dated results to. The newest result of each command, machine
 and set of options is compared with those before it.
@@ -48,7 +49,7 @@ and set of options is compared with those before it.
 _REPORT = HelpPage(
     (
         ("Show a result of gpubench as a page", "gpubench report result.json -o result.html"),
-        ("Judge the output of nccl-tests", "gpubench report all_reduce.txt"),
+        ("Judge the output of nccl-tests", "all_reduce_perf -b 8 -e 4G -f 2 -g 8 | gpubench report -"),
         ("Show one section as CSV", "gpubench report node.json --format csv --section nics"),
         ("Judge a pasted table, whose machine is not in it", "gpubench report pasted.txt --machine 'hgx-b200-8*2'"),
         (
@@ -59,9 +60,13 @@ _REPORT = HelpPage(
     """
 A result of gpubench (.json or .jsonl of --output, of any command) keeps the verdict, findings and exit code of its run.
 
-A table of nccl-tests, rccl-tests or OSU, matrices of nvbandwidth, or rows in gpubench's CSV are judged as if gpubench
-had measured them: limit, % of expected, verdict. They may be pasted from an issue or a chat. GPUs, ranks and hosts are
-read from the file; use --machine if they were cut off.
+Tables of nccl-tests, rccl-tests, OSU, all_reduce_bench.py or NCCL's Inspector, matrices of nvbandwidth or
+p2pBandwidthLatencyTest, and rows in gpubench's CSV are judged as if gpubench had measured them: limit, % of expected,
+verdict. They may be pasted from an issue or a chat, several in one text. GPUs, ranks and hosts are read from the file;
+use --machine if they were cut off.
+
+Bandwidths of perftest (ib_write_bw) are judged by the NIC that --nics names, and those of osu_bw, ucx_perftest and
+nixlbench by --machine or --nics.
 """,
 )
 

@@ -9,7 +9,7 @@ import re
 
 from gpubench.model.results.report import PairRow
 from gpubench.model.results.result_file import ResultFile
-from gpubench.readers.documents import last_numbers, output_lines
+from gpubench.readers.documents import is_row, last_numbers, output_lines
 from gpubench.readers.transfers import damaged, name_end, transfer_file, transfer_row
 
 _HEADER = re.compile(r"Block Size \(B\)\s+Batch Size\s.*B/W \(GB/Sec\)")
@@ -46,7 +46,7 @@ def read(text: str, name: str) -> ResultFile:
             size, gb_s = cells["Block Size (B)"] * cells["Batch Size"], cells.get("B/W (GB/Sec)", 0.0)
             if len(values) == len(names) and 0 < gb_s < float("inf") and size > 0:
                 rows.append(_row(options, int(size), gb_s, int(cells["Batch Size"])))
-            else:
+            elif is_row(line):
                 left_out.append(damaged(number, line))
     expected = "rows of nixlbench: Block Size (B), Batch Size, B/W (GB/Sec)"
     return transfer_file(name, "nixlbench", rows, left_out, expected)

@@ -115,6 +115,8 @@ class _Matrices(Struct):
     def _values(self, title: re.Match[str], text: str, number: int) -> None:
         values = last_numbers(text)
         if len(values) <= 1:
+            if text.strip():
+                self.end_matrix()
             return
         gpu = int(values[0]) if values[0] in self._columns else None
         if gpu is None or len(values) != len(self._columns) + 1 or not all(0 < value < 1e6 for value in values[1:]):
@@ -122,9 +124,12 @@ class _Matrices(Struct):
             self._seen |= set() if gpu is None else {gpu}
             return
         self._seen.add(gpu)
-        for other, value in zip(self._columns, values[1:], strict=True):
+        columns = self._columns
+        for other, value in zip(columns, values[1:], strict=True):
             if other != gpu:
                 self._cell(title, (gpu, other), value)
+        if self._seen >= set(columns):
+            self.end_matrix()
 
     def _cell(self, title: re.Match[str], pair: tuple[int, int], value: float) -> None:
         peer = "on" if title["peer"] == "En" else "off"

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 
 from gpubench.model.results.result_file import ResultFile
-from gpubench.readers.documents import last_numbers, output_lines
+from gpubench.readers.documents import is_row, last_numbers, output_lines
 from gpubench.readers.transfers import damaged, name_end, transfer_file, transfer_row
 
 _TITLE = re.compile(
@@ -22,6 +22,7 @@ _ON_GPU = re.compile(
 )
 _HEADER = re.compile(r"#bytes\s.*\bBW average\[(?P<unit>MB|MiB|Gb)/sec\]")
 _NAMES = re.compile(r"#\w+|(?:BW peak|BW average|MsgRate|BW Port\d|MsgRate Port\d|CPU_Util)\[[^\]]{1,8}\]")
+_END = re.compile(r"\s*-{20}")
 _BYTES_PER_S = {"MB": 2**20, "MiB": 2**20, "Gb": 1e9 / 8}
 
 
@@ -35,7 +36,8 @@ def read(text: str, name: str) -> ResultFile:
     rows = []
     left_out: list[str] = []
     runs: Counter[str] = Counter()
-    verb, both, nic, memory, names, unit, on_gpu = "", False, "NIC", "", list[str](), "MB", False
+    verb, both, nic, memory, names, unit = "", False, "NIC", "", list[str](), "MB"
+    has_row = on_gpu = False
     for number, line in output_lines(text, name):
         if _ON_GPU.search(line):
             on_gpu = True
@@ -45,17 +47,21 @@ def read(text: str, name: str) -> ResultFile:
             nic = found["name"]
         if found := _HEADER.search(line):
             runs[nic] += 1
-            names, unit, memory, on_gpu = _NAMES.findall(line), found["unit"], "device" if on_gpu else "", False
+            names, unit, memory = _NAMES.findall(line), found["unit"], "device" if on_gpu else ""
+            has_row = on_gpu = False
             continue
         values = last_numbers(line) if names else []
-        if len(values) < max(2, len(names)):
-            left_out += [damaged(number, line)] if len(values) > 1 else []
+        if line.strip() and len(values) < 2 and (has_row or _END.match(line)):
+            names = []  # Before the first row, perftest may warn about the clock of the CPU
+        if not names or len(values) < len(names):
+            left_out += [damaged(number, line)] if names and is_row(line) else []
             continue
         cells = dict(zip((column.partition("[")[0] for column in names), values, strict=False))
         gb_s = cells["BW average"] * _BYTES_PER_S[unit] / 1e9
         if not 0 < gb_s < float("inf") or not cells["#bytes"] > 0:
             left_out.append(damaged(number, line))
             continue
+        has_row = True
         there = "remote" if runs[nic] == 1 else f"remote, run {runs[nic]}"
         ends = name_end(nic, memory), there
         way = "both" if both else "read" if verb == "RDMA_Read" else "write"

@@ -76,6 +76,12 @@ class NcclTestsRun(Struct, kw_only=True):
         return bool(self.devices or self.lines or self.cut)
 
     @property
+    def samples(self) -> int | None:
+        """Number of operations in the statistics of option -I, or None if unknown."""
+        iterations = self.settings.get("iterations")
+        return None if iterations is None else iterations - self.settings.get("skipped", 0)
+
+    @property
     def measured(self) -> list[table.OutputLine]:
         """The rows that can be judged. Rows of size 0 are left out, because a small size may have been rounded down
         to 0.

@@ -258,6 +258,7 @@ _AVERAGE = re.compile(r"\s(?:-a|--average)[ =]?([0-3])(?!\S)")
 _SETTING = re.compile(r"(?:^|\s)(?P<name>NCCL_[A-Z0-9_]{2,60})=(?P<value>[^\s\\]{0,200})")
 """A variable that is set on a command line, by export, or by mpirun's -x."""
 
+_SKIPPED = re.compile(r"\bsummary skips first (?P<count>\d{1,9}) iterations")  # Option -K, which needs -I
 _OUT_OF_BOUNDS = re.compile(r"\bOut of bounds values\s*: *(?P<count>\d{1,18})\b")
 _ELLIPSIS = re.compile(
     r"[#\s]*(?:\.{2,}|…|\W*(?:snip|truncated|omitted|elided)\W*|(?:[\[(<]\s*)?(?:\.{2,}|…).{0,40})\s*"
@@ -365,7 +366,7 @@ class _Parser:
             self.drop_row()
         elif row.is_whole:
             self._row, run = None, self.runs[-1]
-            line = row.line(run.settings.get("iterations"))
+            line = row.line(run.samples)
             if line is None:
                 run.left_out[row.number] = row.fault()
             else:
@@ -375,7 +376,7 @@ class _Parser:
         """End an unfinished row and record why it is skipped."""
         if self._row is not None:
             run = self.runs[-1]
-            if half := self._row.first_half(run.settings.get("iterations")):
+            if half := self._row.first_half(run.samples):
                 run.halves[self._row.number] = half
             run.left_out[self._row.number] = self._row.fault()
             self._row = None
@@ -436,6 +437,8 @@ class _Parser:
     def _note(self, run: NcclTestsRun, text: str) -> bool:
         if _ELLIPSIS.fullmatch(text) and run.devices and not run.lines:
             run.is_elided = True
+        elif found := _SKIPPED.search(text):
+            run.settings["skipped"] = int(found["count"])
         elif "Blocking Enabled" in text:
             run.blocking = True
         elif "Reducing maxBytes" in text:

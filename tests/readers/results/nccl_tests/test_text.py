@@ -190,6 +190,7 @@ def test_percentiles_and_ranks_of_json() -> None:
     assert row.time_us_slowest_rank == pytest.approx(sum(kept) / 18)
     assert row.time_us_fastest_rank == pytest.approx(sum(kept) / 18 - 5)
     assert row.ci95_percent == pytest.approx(196 * (row.batch_cv or 0) / 18**0.5)
+    assert read(output.text()).rows[0].ci95_percent == pytest.approx(row.ci95_percent, abs=0.01)
 
 
 @pytest.mark.parametrize(("average", "fastest", "slowest"), [(0, None, None), (2, 20.0, None), (3, None, 20.0)])

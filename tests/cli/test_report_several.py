@@ -1,0 +1,105 @@
+"""`report -`, `compare -`, and texts with the tables of several runs or programs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import ROOT, gpubench
+from tests.readers.results.test_p2p_bandwidth_latency import access, bandwidths, devices, latencies
+from tests.readers.results.test_perftest import run
+
+REAL = ROOT / "tests" / "results" / "h200x4"
+REDUCE, GATHER, COPIES = (REAL / f"{name}.txt" for name in ("all_reduce", "all_gather", "nvbandwidth"))
+
+
+def piped(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpubench", *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=120)
+
+
+def last_lines(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith(("PASS:", "WARN:", "FAIL:", "SKIP:"))]
+
+
+def test_report_and_compare_read_standard_input() -> None:
+    result = piped(REDUCE.read_text(), "report", "-", "--json")
+    assert json.loads(result.stdout)["verdict"] == "PASS"
+    assert piped(REDUCE.read_text(), "compare", str(REDUCE), "-").stdout.endswith("rows compared\n")
+    assert piped(REDUCE.read_text(), "compare", "-", str(REDUCE)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        ("", ("report", "-"), "/dev/stdin is empty"),
+        ("hello\n", ("report", "-"), "/dev/stdin, line 1: 'hello' begins no kind of file"),
+        ("ROCm System Management Interface\n", ("report", "-"), "/dev/stdin is rocm-smi's output: the topology of AMD"),
+        ("", ("compare", "-", "-"), "compare with - twice"),
+        ("SUM device_to_device_memcpy_read_ce 4725.57\n", ("report", "-"), "only the sums of nvbandwidth: SUM device"),
+    ],
+)
+def test_what_cannot_be_read_is_named(text: str, arguments: tuple[str, ...], said: str) -> None:
+    result = piped(text, *arguments)
+    assert result.returncode == 2
+    assert said in result.stderr
+
+
+def test_runs_of_several_collectives_and_programs_are_judged_one_by_one(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("\n".join((REDUCE.read_text(), GATHER.read_text(), COPIES.read_text(), run(unit="Gb"))))
+    result = gpubench("report", str(page), "--nics", "1x100")
+    lines = last_lines(result.stdout)
+    assert [line.partition(": ")[0] for line in lines] == ["PASS", "PASS", "PASS", "SKIP"]
+    assert ["all-reduce" in lines[0], "all-gather" in lines[1], "p2p" in lines[2]] == [True] * 3
+    one = gpubench("report", str(page), "--collective", "allgather", "--nics", "1x100")
+    assert not any("all-reduce" in line for line in last_lines(one.stdout))
+    refused = gpubench("report", str(page), "--json")
+    assert (refused.returncode, "has 4 tables: nccl-tests text" in refused.stderr) == (2, True)
+
+
+def test_a_bad_run_among_good_ones_fails_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "log.txt"
+    slow = (REAL / "ar_NCCL_P2P_DISABLE_1.txt").read_text().replace(" on         vm ", " on         vn ")
+    page.write_text(REDUCE.read_text() + slow)
+    result = gpubench("report", str(page))
+    assert [line.partition(": ")[0] for line in last_lines(result.stdout)] == ["PASS", "FAIL"]
+    assert result.returncode == 1
+
+
+def test_the_same_copies_of_two_runs_are_two_tables(tmp_path: Path) -> None:
+    page = tmp_path / "log.txt"
+    page.write_text(COPIES.read_text() + COPIES.read_text())
+    assert len(last_lines(gpubench("report", str(page)).stdout)) == 2
+    page.write_text(2 * (devices() + access() + bandwidths() + latencies()))
+    assert len(last_lines(gpubench("report", str(page)).stdout)) == 2
+
+
+def test_a_part_that_cannot_be_judged_is_named_and_does_not_pass(tmp_path: Path) -> None:
+    page = tmp_path / "log.txt"
+    page.write_text(REDUCE.read_text() + bandwidths())
+    result = gpubench("report", str(page))
+    assert (result.returncode, len(last_lines(result.stdout))) == (2, 1)
+    assert "does not say which GPUs" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "said"),
+    [
+        (devices("NVIDIA X1") + access() + bandwidths() + latencies(), "PASS", "all paths direct, speed not judged"),
+        (devices("NVIDIA X1") + access() + bandwidths(), "SKIP", "speed not judged"),
+        (devices("NVIDIA X1") + access("CANNOT") + bandwidths(), "SKIP", "speed not judged"),
+        (
+            devices("NVIDIA X1") + access() + bandwidths((16.5, 16.6)) + latencies().replace("1.25", "12.1"),
+            "FAIL",
+            "data go through host memory",
+        ),
+        (devices("NVIDIA H100 PCIe") + access() + bandwidths((16.5, 16.6)), "FAIL", "data go through host memory"),
+    ],
+)
+def test_equal_copies_with_and_without_peer_access_are_staged(text: str, verdict: str, said: str) -> None:
+    (line,) = last_lines(piped(text, "report", "-").stdout)
+    assert line.startswith(f"{verdict}: ")
+    assert said in line

@@ -1,0 +1,46 @@
+"""The table of all_reduce_bench.py, made here after its source."""
+
+import pytest
+
+from gpubench.errors import UsageError
+from gpubench.readers.results.ml_engineering import read, recognises
+
+HEAD = """Environment:
+- software: torch=2.7.1, cuda=12.8, nccl=(2, 26, 2)
+- hardware: _CudaDeviceProperties(name='NVIDIA H200', major=9, minor=0, total_memory=143167MB)
+
+"""
+TITLE = "The average bandwidth of all_reduce over 8 ranks (5 warmups / 20 trials):\n\n"
+TABLE = """| payload |    busbw   |    algbw   |
+| ------: | ---------: | ---------: |
+|   32KiB |   0.83GBps |   0.47GBps |
+|   16GiB | 480.11GBps | 274.35GBps |
+"""
+
+
+@pytest.mark.parametrize("title", [TITLE, TITLE.replace("trials)", "trials, up to 10 queued calls per trial)")])
+def test_payloads_are_binary_and_gbps_decimal(title: str) -> None:
+    assert recognises(HEAD + title + TABLE)
+    found = read(HEAD + title + TABLE, "bench.txt")
+    small, large = found.latencies
+    assert (small.size_bytes, large.size_bytes) == (32 * 2**10, 16 * 2**30)
+    assert (large.busbw_gb_s, large.ranks, large.iterations) == (480.11, 8, 20)
+    assert large.time_us == pytest.approx(16 * 2**30 / 274.35e9 * 1e6)
+    assert (large.placement, large.dtype, large.op, large.verified) == ("in_place", "float32", "sum", "no")
+    assert found.circumstances.models == ("NVIDIA H200",)
+    assert found.circumstances.libraries == {"NCCL": "2.26.2"}
+
+
+def test_the_table_alone_as_markdown_quotes_it() -> None:
+    text = "".join(f"> {line}\n" for line in (TITLE + TABLE).splitlines())
+    assert [row.size_bytes for row in read(text, "x").latencies] == [32 * 2**10, 16 * 2**30]
+
+
+def test_a_row_that_is_cut_is_left_out_and_named() -> None:
+    found = read(TITLE + TABLE + "|   32GiB | 481.0", "x")
+    assert (len(found.latencies), found.complete) == (2, True)
+    found = read(TITLE + TABLE + "|   32GiB | 481.00GBps |", "x")
+    assert (len(found.latencies), found.complete) == (2, False)
+    assert "line 7" in found.left_out[0]
+    with pytest.raises(UsageError, match="no row of all_reduce_bench"):
+        read(TITLE, "x")
