@@ -41,7 +41,7 @@ def latencies() -> str:
     )
 
 
-def read_rows(text: str) -> dict[tuple[str | None, ...], PairRow]:
+def read_rows(text: str) -> dict[tuple[object, ...], PairRow]:
     assert recognises(text)
     return {(row.source, row.direction, row.peer, row.size_bytes): row for row in read(text, "p2p.txt").pairs}
 
@@ -56,7 +56,8 @@ def test_every_matrix_but_those_that_nothing_compares_with() -> None:
         ("GPU0", "both", "on", size): 50.4,
     }
     late = rows["GPU0", "write", "on", 16]
-    assert (late.latency_us, late.bandwidth_gb_s) == (1.25, pytest.approx(16 / 1.25e3))
+    assert late.latency_us == 1.25
+    assert late.bandwidth_gb_s == pytest.approx(16 / 1.25e3)
     assert rows["GPU1", "write", "off", 16].latency_us == 13.0
     assert len(rows) == 10
     assert (late.source_bus_id, late.destination_bus_id) == ("0000:03:00.0", "0000:4a:00.0")
