@@ -94,6 +94,11 @@ def test_an_unknown_name_is_answered_with_near_ones() -> None:
         ("NVIDIA L4", 1, "l4-8", "l4-8"),
         ("NVIDIA GeForce RTX 4090", 2, "rtx-4090-2", "rtx-4090-2"),
         ("NVIDIA GeForce RTX 4090", 1, "rtx-4090-2", "rtx-4090-2"),
+        ("AMD Instinct MI300X", 8, "mi300x-8", "mi300x-8"),
+        ("AMD Instinct MI300X OAM", 8, "mi300x-8", "mi300x-8"),
+        ("AMD Instinct MI300X VF", 4, "mi300x-8", "mi300x-8"),
+        ("AMD Instinct MI325X", 8, "mi325x-8", "mi325x-8"),
+        ("AMD Instinct MI350X", 8, "mi355x-8", "mi355x-8"),
     ],
 )
 def test_a_machine_finds_its_profile(name: str, count: int, found: str, text: str) -> None:

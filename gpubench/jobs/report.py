@@ -56,8 +56,8 @@ from gpubench.simulated.machine import MOST_NODES, SimulatedMachine, snapshots
 SECTIONS = ("rows", "evidence", "fallback", "causes", "findings")
 
 _ALGORITHMS = tuple(algorithm.upper() for algorithm in Algorithm)
-_USUAL, _GPUS_A_NODE = "hgx-h100-8", 8
-"""The example machine in messages."""
+_USUAL, _USUAL_OF_AMD, _GPUS_A_NODE = "hgx-h100-8", "mi300x-8", 8
+"""The example machines in messages."""
 
 
 def _replace_nics(profile: Profile, nics: Nics) -> Profile:
@@ -271,18 +271,23 @@ def _assumed_network(plan: ReportPlan, table: JudgedTable) -> str:
 
 
 def _what_is_missing(
-    plan: ReportPlan, *, gpus: bool, error: IncompleteResultError | None = None, ranks: int | None = None
+    plan: ReportPlan,
+    *,
+    gpus: bool,
+    error: IncompleteResultError | None = None,
+    ranks: int | None = None,
+    example: str = _USUAL,
 ) -> UsageError:
     collectives = list(error.collectives) if error is not None and plan.collective is None else []
     known = match_whole_machine(error.models[:1], _GPUS_A_NODE) if error is not None and error.models else None
-    usual, visible = (_USUAL, _GPUS_A_NODE) if known is None else (known.profile.name, known.profile.match.visible)
+    usual, visible = (example, _GPUS_A_NODE) if known is None else (known.profile.name, known.profile.match.visible)
     missing = ["which GPUs, on how many nodes"] if gpus else []
     missing += [f"which collective ({' or '.join(collectives)})"] if len(collectives) > 1 else []
     ranks = ranks if error is None else error.likely_ranks
     nodes, rest = divmod(ranks or visible, visible)
-    example = f"{usual}/{rest}" if not nodes else usual if nodes == 1 else f"{usual}*{nodes}"
+    machine = f"{usual}/{rest}" if not nodes else usual if nodes == 1 else f"{usual}*{nodes}"
     words = ["gpubench", "report", plan.name]
-    words += ["--machine", example] if gpus else []
+    words += ["--machine", machine] if gpus else []
     words += ["--collective", collectives[0]] if len(collectives) > 1 else []
     expected = ["--machine NAME*NODES, with the name of a profile (gpubench profiles list)"] if gpus else []
     expected += ["--collective NAME"] if len(collectives) > 1 else []
@@ -290,7 +295,7 @@ def _what_is_missing(
     return UsageError(
         f"{plan.name} does not say {' or '.join(missing)}{tells}",
         expected=" and ".join(expected),
-        reason="the lines above the rows, which name GPUs and hosts, were cut off"
+        reason="the lines above the rows, which name GPUs and hosts, were cut off or have no GPU model"
         if gpus
         else "neither the command nor the lines of nccl-tests that name it are in the text",
         next_step=f"{shlex.join(words)}, if that is what ran",
@@ -370,7 +375,8 @@ def _judged_table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveR
     first, models, hosts = rows[0], file.circumstances.gpus, file.circumstances.hosts
     on_gpus = first.backend != "host"
     if plan.machine is None and not models and on_gpus:
-        raise _what_is_missing(plan, gpus=True, ranks=first.ranks)
+        example = _USUAL_OF_AMD if first.backend == "rccl" else _USUAL
+        raise _what_is_missing(plan, gpus=True, ranks=first.ranks, example=example)
     per_node, rest = divmod(first.ranks, first.nodes)
     machine = None if rest or not on_gpus else plan.machine or _machine_of(models, per_node, first.nodes)
     _check_machine(plan, first, models)

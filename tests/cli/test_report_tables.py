@@ -7,6 +7,7 @@ made here, as nccl-tests prints them.
 import csv
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -593,3 +594,27 @@ def test_what_a_hostile_table_names_is_shown_as_text(tmp_path: Path) -> None:
     report(path, "-o", str(tmp_path / "page.html"), "-o", str(tmp_path / "page.md"))
     assert "<script>alert" not in (tmp_path / "page.html").read_text()
     assert "\x1b" not in (tmp_path / "page.md").read_text()
+
+
+RCCL_TABLE = next(name for name in TABLES if "AAC8" in name)
+
+
+def rccl_text(model: str) -> str:
+    """A table as rccl-tests prints it, whose lines of ranks have this GPU model."""
+    text = replace(output_of(TABLES[RCCL_TABLE]), model=model).text()
+    return text.replace("# Using devices", "rccl-tests: Version develop:a7809b3\n# Using devices")
+
+
+@pytest.mark.parametrize("model", ["AMD Instinct MI300X", "AMD Instinct MI300X VF"])
+def test_a_table_of_rccl_tests_is_judged_by_the_profile_of_its_gpus(model: str, tmp_path: Path) -> None:
+    found = document(written(tmp_path, rccl_text(model)))
+    rows: list[dict[str, object]] = found["rows"]  # type: ignore[assignment]
+    assert {row["backend"] for row in rows} == {"rccl"}
+    assert rows[-1]["expected_source"] == "profile mi300x-8"
+    assert found["verdict"] == Verdict.PASS
+
+
+def test_a_table_of_rccl_tests_that_names_no_model_is_asked_for_an_amd_machine(tmp_path: Path) -> None:
+    """A driver without the model's name leaves it empty: '# Rank 0 ... device 0 [0000:75:00]'."""
+    code, text = report(written(tmp_path, rccl_text("")))
+    assert (code, "--machine mi300x-8" in text) == (2, True), text

@@ -8,7 +8,7 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.topology import Topology, nccl_keeps_off
 from gpubench.readers.machines import amd_topology
 from gpubench.readers.registry import read_file, read_results
 
@@ -121,6 +121,14 @@ def test_access_that_is_disabled_is_a_refusal() -> None:
     node = Topology(snapshot)
     assert node.peer_access(snapshot.gpus[1], snapshot.gpus[0]).possible is False
     assert node.peer_access(snapshot.gpus[0], snapshot.gpus[2]).possible is True
+
+
+def test_the_policy_of_nccl_is_not_said_of_rccl() -> None:
+    """NCCL takes peer access up to PXB; RCCL over every path, unless the processors are Intel's."""
+    snapshot = read(amd_smi(kind=lambda *_: "PCIE").replace("0            1  ", "0            3  "))
+    node = Topology(snapshot)
+    assert node.path(*snapshot.gpus[:2]) == "SYS"
+    assert nccl_keeps_off(node, *snapshot.gpus[:2]) == ""
 
 
 def test_access_that_is_not_printed_is_unknown() -> None:
