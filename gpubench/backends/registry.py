@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from gpubench.errors import invalid_choice, no_gpu
 from gpubench.model.terms.operation import HOST, NCCL, TORCH, TORCH_SYMM, Allocator, DataType, ReduceOp
+from gpubench.model.terms.options import REQUIRE_PATH
 from gpubench.ports.backend import MultiGroupBackend
 
 if TYPE_CHECKING:
@@ -250,6 +251,7 @@ BACKENDS = (
         lacks={
             "--graph": "CPUs have no CUDA graphs",
             _SHARING: _NO_GPU_TO_SHARE,
+            REQUIRE_PATH: "it requires a path between GPUs",
             **dict.fromkeys(_NCCL_OPTIONS, _NO_NCCL),
         },
     ),

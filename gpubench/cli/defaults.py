@@ -18,7 +18,7 @@ from gpubench.cli.process import COMMANDS, DEFAULTS_FILES, PREFIX, PROJECT_FILE
 from gpubench.errors import GpubenchError, UsageError, add_advice
 from gpubench.formats.registry import FORMATS, Color, ExitStyle, Presentation
 from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ
-from gpubench.model.terms.options import options_of
+from gpubench.model.terms.options import RequiredPath, options_of
 from gpubench.profiles import MOST_FILES, profile_names, user_folder
 from gpubench.readers.documents import open_file
 
@@ -259,7 +259,7 @@ def options_of_all_commands() -> Sequence[str]:
     return sorted({key for command in commands for key in _options_by_key(command.params)})
 
 
-_SEVERAL = ("dtype", "op", "algo", "proto", "backend", "partner")
+_SEVERAL = ("dtype", "op", "algo", "proto", "backend", "partner", "require-path")
 """Options that accept several values separated by commas."""
 
 
@@ -279,6 +279,8 @@ def _words(option: str, incomplete: str) -> Iterable[str]:
             return list(Color)
         case "exit-style":
             return list(ExitStyle)
+        case "require-path":
+            return list(RequiredPath)
         case "fault":
             from gpubench.model.profiles.fault import complete_fault
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubench.errors import UsageError, exclusive
 from gpubench.model.terms.commands import Command
-from gpubench.model.terms.options import INPUT, SIMULATE
+from gpubench.model.terms.options import INPUT, REQUIRE_PATH, SIMULATE
 
 if TYPE_CHECKING:
     from gpubench.model.terms.options import Option
@@ -46,7 +46,7 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
     "libraries": {"--replay": (("--record",), _RECORDING)},
     "check": {
         "--replay": (("--simulate", "--record"), _RECORDING),
-        "--quick": (("--full", "--kv"), ""),
+        "--quick": (("--full", "--kv", REQUIRE_PATH), "--quick measures nothing"),
         "--ranks-per-gpu": (("--simulate", "--replay", "--quick"), _OWN_GPUS),
     },
     "scan": {
@@ -59,7 +59,7 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
         "--replay": (("--simulate", "--record"), _RECORDING),
         "--gpus": (("--simulate", "--replay"), "all GPUs of a simulated or recorded machine are shown"),
         "--hang": (
-            ("--until-traffic", "--pid", "--job", "--gpus", "--replay"),
+            ("--until-traffic", "--pid", "--job", "--gpus", "--replay", REQUIRE_PATH),
             "--hang asks NCCL, and explain reads what it recorded",
         ),
     },
@@ -131,11 +131,12 @@ def check_profile(name: str | None) -> None:
         find(name, os.environ)
 
 
-def check_evidence(shown: bool | None, *, strict: bool) -> None:  # noqa: FBT001 - --evidence is a boolean option
-    """Raise UsageError for --strict with --no-evidence, because --strict judges paths by that evidence."""
-    if shown is False and strict:
+def check_evidence(shown: bool | None, *, strict: bool, required: bool = False) -> None:  # noqa: FBT001 - an option
+    """Raise UsageError for an option that judges paths by evidence, together with --no-evidence."""
+    option = "--strict" if strict else REQUIRE_PATH
+    if shown is False and (strict or required):
         raise UsageError(
-            "--strict with --no-evidence",
-            expected="one of them: --strict judges the paths that evidence shows",
+            f"{option} with --no-evidence",
+            expected=f"one of them: {option} judges the paths that evidence shows",
             next_step="leave --no-evidence out",
         )

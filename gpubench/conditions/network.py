@@ -20,6 +20,7 @@ from gpubench.model.terms.verdict import Cure
 _IB_HCA = "NCCL_IB_HCA"
 _NET_LINES = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV gpubench allreduce"
 _VERBS, _PLUGIN = "libibverbs.so.1", "libnccl-net.so"
+_PINNED = "a job whose network is missing then ends, in place of a fallback to sockets."
 _DRIVER_PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_re", "efa": "efa", "irdma": "irdma"}
 """The libibverbs provider (from rdma-core) for each kernel driver."""
 
@@ -237,7 +238,8 @@ def _log_despite(staged: Staged) -> LoggedReason | None:
             Cure.of(
                 _NET_LINES,
                 comment="The log shows why NCCL does not use it: /dev/infiniband in the container, libibverbs, "
-                "or the network's plugin may be missing.",
+                "or the network's plugin may be missing. Once it works, export NCCL_NET=IB (EFA: NCCL_NET='AWS "
+                f"Libfabric'): {_PINNED}",
             ),
         )
     if staged.rdma:
@@ -335,7 +337,8 @@ NETWORK = Family.of(
         title="EFA without the aws-ofi-nccl plugin: NCCL uses network Socket on AWS",
         settles=f"{_NET_LINES}: `NET/OFI Selected Provider is efa`",
         command="FI_PROVIDER=efa gpubench allreduce",
-        comment="Install aws-ofi-nccl and add it to LD_LIBRARY_PATH; the run verifies the data.",
+        comment="Install aws-ofi-nccl and add it to LD_LIBRARY_PATH; the run verifies the data. Then export "
+        f"NCCL_NET='AWS Libfabric': {_PINNED}",
         link="https://github.com/aws/aws-ofi-nccl",
         look=_efa,
         implies=("sockets-despite-rdma",),

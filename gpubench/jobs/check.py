@@ -31,9 +31,17 @@ from gpubench.measure.check.health import SECTIONS as SECTIONS
 from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.profile import Generic
 from gpubench.model.results.figures import QUICK, Measurements, Need, Transferred, host_copy_row
 from gpubench.model.results.report import EvidenceRow, FallbackRow, PatternRow, Report
+from gpubench.model.results.required_path import (
+    TakenPath,
+    check_possible,
+    paths_of_evidence,
+    paths_of_model,
+    require_paths,
+)
 from gpubench.model.results.topo import device_sections
 from gpubench.model.terms.operation import CopyPattern, TransferBackend
 from gpubench.model.terms.ranks import RankIdentity
@@ -407,6 +415,8 @@ def _match_profiles(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | 
     matches = match_nodes(machines.nodes, os.environ, asked)
     is_host = any(match is not None and match.profile.match.generic is Generic.HOST for match in matches)
     check_any_gpu(visible.nodes, plan.expected_gpus, NAME, machines.why_no_gpu, _WITHOUT_GPU)
+    if plan.require_path:
+        check_possible(plan.require_path, Facts(visible.nodes).circumstances.wiring)
     if not has_gpus and not is_host:
         raise errors.no_gpu(machines.why_no_gpu, NAME, _WITHOUT_GPU)
     return matches
@@ -439,6 +449,8 @@ def _judged(
         plan.expected_gpus,
     )
     report = health.judge(facts)
+    if plan.require_path:
+        report = require_paths(report, plan.require_path, _taken_paths(plan, nodes, measurements))
     unmeasured = set(measurements.left_out.values()) == {_OF_ANOTHER_COMMAND} and plan.depth is not Depth.QUICK
     if unmeasured and report.verdict is Verdict.PASS:
         report = replace(report, verdict=Verdict.SKIP)
@@ -463,6 +475,19 @@ def _judged(
     )
     place.presenter.begin(metadata, ())
     return report
+
+
+def _taken_paths(plan: CheckPlan, nodes: Sequence[Topology], measurements: Measurements) -> Iterator[TakenPath]:
+    """Yield the paths of copies and collectives, which in a simulation are those of its model."""
+    yield from paths_of_evidence((*measurements.evidence, *measurements.collective_evidence), nodes)
+    if plan.simulation is not None:
+        from gpubench.jobs.collective.simulated import rank_identities
+        from gpubench.simulated.times import CollectiveTimes
+
+        simulation = plan.simulation
+        times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed)
+        ranks = rank_identities([node.snapshot for node in nodes], times.gpus)
+        yield from paths_of_model(times.staged_pairs(times.gpus), Wiring(ranks, dict(enumerate(nodes))))
 
 
 def _recorded_measurements(directory: Path, machines: Machines, asked: str | None) -> Measurements:
@@ -544,6 +569,7 @@ class RankMeasurer(Struct, frozen=True):
             found = Measurements(
                 collectives=tuple(collector.collectives),
                 ranks=() if metadata is None else tuple(metadata.ranks),
+                collective_evidence=() if report is None else tuple(report.rows(EvidenceRow)),
                 findings=()
                 if report is None
                 else health.drop_wrong_data(health.findings_beside_speed(report.findings)),

@@ -13,6 +13,7 @@ from gpubench.jobs.plans import ExplainPlan
 from gpubench.jobs.runner import presenting
 from gpubench.measure.explain.report import SECTIONS as SECTIONS
 from gpubench.measure.explain.report import explain
+from gpubench.measure.explain.required_path import require_logged_paths
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
@@ -55,10 +56,12 @@ def present(plan: ExplainPlan, arguments: Sequence[str], failure: Finding | None
         if others and all(other is not None and other.what == PROSE for other in others):
             facts = drop_prose(facts)
         metadata = _metadata(plan, arguments, facts, files)
-        presenter.begin(metadata, ())
         report = explain(facts, _names(plan.logs), list(filter(None, others)))
         if failure is not None and report.verdict is not Verdict.FAIL:
             report = replace(report, verdict=failure.severity, findings=(failure, *report.findings))
+        if plan.require_path:
+            report = require_logged_paths(facts, report, plan.require_path)
+        presenter.begin(metadata, ())
         presenter.end(report)
     return presenter
 

@@ -35,6 +35,7 @@ from gpubench.model.paths.ucx import Allocation
 from gpubench.model.profiles.fault import COPIES
 from gpubench.model.results.kv import KvRow
 from gpubench.model.results.report import Report, Table
+from gpubench.model.results.required_path import check_possible, require_evidence
 from gpubench.model.results.scaling import ScalingRow
 from gpubench.model.terms.operation import CopyGpu, TransferBackend
 from gpubench.model.terms.units import format_size
@@ -280,6 +281,7 @@ def _recording(plan: KvPlan, setup: KvSetup) -> Iterator[Callable[[object], obje
 def _measure(place: Place, setup: KvSetup) -> Report:
     plan: KvPlan = place.plan
     machine, request = setup.kv.machine, setup.kv.request
+    check_possible(plan.require_path, machine.wiring)
     metadata = build_metadata(
         place.arguments,
         NAME,
@@ -303,9 +305,12 @@ def _measure(place: Place, setup: KvSetup) -> Report:
     if len(plan.rank_counts) > 1 and plan.rank_counts[0] == 1:
         place.presenter.note(scaling.ALONE)
     if setup.recorded is not None:
-        return _add_scaling(plan, setup.kv, setup.kv.replay(setup.recorded, place.listener))
-    with _recording(plan, setup) as write:
-        return _add_scaling(plan, setup.kv, setup.kv.run(place.listener, write))
+        report = setup.kv.replay(setup.recorded, place.listener)
+    else:
+        with _recording(plan, setup) as write:
+            report = setup.kv.run(place.listener, write)
+    report = require_evidence(report, plan.require_path, machine.nodes)
+    return _add_scaling(plan, setup.kv, report)
 
 
 def _add_scaling(plan: KvPlan, kv: KvRun, report: Report) -> Report:

@@ -8,7 +8,15 @@ from gpubench.errors import UsageError
 from gpubench.jobs.plans import MachinePlan, Targets, parse_pair_option
 from gpubench.model.paths.ucx import Allocation
 from gpubench.model.terms.operation import TransferBackend
-from gpubench.model.terms.options import flag, one_of, option, rank_counts, step_timeout
+from gpubench.model.terms.options import (
+    RequiredPath,
+    flag,
+    one_of,
+    option,
+    rank_counts,
+    require_path_option,
+    step_timeout,
+)
 from gpubench.model.terms.units import parse_sizes
 
 
@@ -91,6 +99,7 @@ class KvPlan(MachinePlan):
     )
     host: bool = flag("Also transfer from a GPU to host memory.", name="--host/--no-host", default=True)
     targets: Targets = field(default_factory=Targets)
+    require_path: tuple[RequiredPath, ...] = require_path_option(common=False)
     timeout_s: float = step_timeout("one transfer", default=30.0)
 
     def allocations(self, environment: Mapping[str, str]) -> tuple[Allocation, ...]:

@@ -61,6 +61,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import COPIES
 from gpubench.model.results.report import PAIR_COLUMNS, Metadata, PairRow, Report
+from gpubench.model.results.required_path import check_possible, require_evidence
 from gpubench.model.terms.operation import CopyGpu, CopyPattern, Direction, Engine, ManagedSupport
 from gpubench.model.terms.ranks import Phase, RankIdentity
 from gpubench.model.terms.units import plural
@@ -391,6 +392,10 @@ def _measure(place: Place, setup: CopySetup) -> Report:
     from gpubench.jobs.compare import find_past, past_bandwidth_finder
 
     plan, machine, metadata = setup.plan, setup.machine, setup.metadata(place.arguments)
+    if place.rank is None:
+        check_possible(plan.require_path, machine.wiring)
+    else:
+        agree(place.rank.group, lambda: check_possible(plan.require_path, machine.wiring))
     past = find_past(plan.presentation.history, metadata) if place.is_first else None
     if place.rank is not None:
         # Every rank decides which copies near a threshold to repeat, so all ranks need the same past results.
@@ -401,7 +406,8 @@ def _measure(place: Place, setup: CopySetup) -> Report:
         if read_errors is not None:
             cells = setup.request.steps(len(machine.gpus))
             place.presenter.waiting(f"{cells} copies to time", cells * _SECONDS_A_CELL)
-        return P2pRun(setup.request, bench, machine, place.listener, read_errors, past_bandwidth_finder(past)).run()
+        report = P2pRun(setup.request, bench, machine, place.listener, read_errors, past_bandwidth_finder(past)).run()
+    return require_evidence(report, plan.require_path, machine.nodes)
 
 
 STEPS = Steps(P2P_NAME, _open, _measure, shows_progress=True)

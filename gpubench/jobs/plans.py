@@ -21,6 +21,7 @@ from gpubench.model.terms.options import (
     MEASURE,
     OUTPUT,
     SIMULATE,
+    RequiredPath,
     argument,
     expected_gpus,
     flag,
@@ -29,6 +30,7 @@ from gpubench.model.terms.options import (
     option,
     parse_paths,
     read_from,
+    require_path_option,
     required_argument,
     sharing_ranks,
     step_timeout,
@@ -93,6 +95,7 @@ class LibrariesPlan(CommandPlan):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainPlan(CommandPlan):
     logs: list[str] = required_argument("LOG", "Files, folders of files, or - for standard input.")
+    require_path: tuple[RequiredPath, ...] = require_path_option()
 
 
 _GPUS = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
@@ -440,6 +443,7 @@ class WatchPlan(MachinePlan):
     gpus: tuple[int, ...] | None = option(
         "LIST", "Watch only these GPUs, numbered as in nvidia-smi: 0,2-3.", read=parse_gpus, common=True
     )
+    require_path: tuple[RequiredPath, ...] = require_path_option()
 
     @property
     def interval_s(self) -> float:
@@ -564,6 +568,7 @@ class CheckPlan(MachinePlan):
         common=True,
         group=JUDGE,
     )
+    require_path: tuple[RequiredPath, ...] = require_path_option()
     expected_gpus: int | None = expected_gpus()
     targets: Targets = field(default_factory=Targets)
     ranks_per_gpu: int = sharing_ranks()
@@ -662,6 +667,7 @@ class P2pPlan(MachinePlan):
     targets: Targets = field(default_factory=Targets)
     timeout_s: float = step_timeout("reading a driver, or one copy between ranks", default=20.0)
     profile: str | None = judging_profile()
+    require_path: tuple[RequiredPath, ...] = require_path_option()
     expected_gpus: int | None = expected_gpus()
 
     @property

@@ -282,11 +282,17 @@ def _recorded_readers(directory: Path) -> list[RecordedTraffic]:
 
 
 def _check_watchable(plan: WatchPlan, machines: "Machines") -> None:
+    """Raise GpubenchError if there is no GPU, or no path that --require-path requires."""
     if isinstance(plan.source, sources.Here) and not any(
         node.gpus or node.snapshot.failures for node in machines.nodes
     ):
         reason = machines.nodes[0].snapshot.driver.absent or "the driver finds none on this host"
         raise no_gpu(reason, for_what=NAME)
+    if plan.require_path:
+        from gpubench.conditions.circumstances import Facts
+        from gpubench.model.results.required_path import check_possible
+
+        check_possible(plan.require_path, Facts(machines.nodes).circumstances.wiring, sees_all_nodes=False)
 
 
 def watch(
@@ -304,6 +310,8 @@ def watch(
     return the report.
     """
     from gpubench.measure.watch.report import Course, report_course
+    from gpubench.measure.watch.required_path import taken_paths
+    from gpubench.model.results.required_path import require_paths
     from gpubench.model.results.watch import TrafficRow
 
     topologies = {node.snapshot.host: node for node in machines.nodes}
@@ -319,7 +327,8 @@ def watch(
         loop = WatchLoop(plan, pace, Intervals(course, keep), limits, origin, screen, presenter.row)
         loop.run(read_all)
     missing = "" if plan.selection.is_all or course.jobs else plan.selection.text
-    return report_course(course, origin, missing=missing)
+    report = report_course(course, origin, missing=missing)
+    return require_paths(report, plan.require_path, taken_paths(course, machines.nodes), what="job")
 
 
 def _reading(

@@ -13,7 +13,7 @@ from gpubench.jobs.collective.plan import BACKEND_SUMMARIES, CollectivePlan
 from gpubench.model.terms.commands import Command
 from gpubench.model.terms.operation import HIERARCHICAL_OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.operation import HOST, ReduceOp
-from gpubench.model.terms.options import changed_options
+from gpubench.model.terms.options import REQUIRE_PATH, changed_options
 from gpubench.model.terms.ranks import check_split
 from gpubench.model.terms.settings import SET_OPTION
 from gpubench.model.terms.statistics import AUTO
@@ -33,7 +33,7 @@ def checked(plan: CollectivePlan) -> CollectivePlan:
                 reason="in nccl-tests -o is the reduction, in gpubench a file",
                 next_step=f"--op {path if path != 'all' else 'sum,prod,max,min,avg'}",
             )
-    check_evidence(plan.shows_evidence, strict=plan.strict)
+    check_evidence(plan.shows_evidence, strict=plan.strict, required=bool(plan.require_path))
     check_profile(plan.profile)
     plan = check_presentation(plan, SECTIONS)
     if not plan.collective.in_place and plan.in_place:
@@ -48,7 +48,7 @@ def checked(plan: CollectivePlan) -> CollectivePlan:
     if plan.split is not None:
         _check_split(plan, plan.split)
     if plan.simulation is not None:
-        plan.refuse_gpu_options("a simulated machine has no real GPUs", but=plan.comparison_options)
+        plan.refuse_gpu_options("a simulated machine has no real GPUs", but=(*plan.comparison_options, REQUIRE_PATH))
     if plan.backend == HOST:
         if plan.targets.gpus is not None:
             raise exclusive(("--gpus", "--backend host"), "one of them: --backend host uses no GPU")
@@ -63,6 +63,7 @@ def _check_split(plan: CollectivePlan, text: str) -> None:
     refused = {
         "--evidence": (bool(plan.shows_evidence), *paths),
         "--strict": (plan.strict, *paths),
+        REQUIRE_PATH: (bool(plan.require_path), *paths),
         "--record": (
             plan.simulation is not None and plan.recording.record is not None,
             "one group",
@@ -126,7 +127,7 @@ def _check_compared(plan: CollectivePlan) -> None:
 def _check_replay(plan: CollectivePlan) -> None:
     if plan.recording.replay is None:
         return
-    fitting = {"--replay", "--evidence", "--strict", "--expect-gpus", "--profile"}
+    fitting = {"--replay", "--evidence", "--strict", REQUIRE_PATH, "--expect-gpus", "--profile"}
     given = [name for name, _ in changed_options(plan)]
     given += ["--simulate"] * (plan.simulation is not None) + ["--seed"] * (plan.seed != 0)
     for name in given:

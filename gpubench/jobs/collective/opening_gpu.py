@@ -234,7 +234,7 @@ class PathWatch:
         sources = ObservationSources(
             log=self._silent or self._kept or self._log,
             counters=counters,
-            read_circumstances=self._look_around,
+            read_circumstances=self.look_around,
             nodes=nodes,
             window=self._window(counters),
             by_design=self._by_design,
@@ -285,7 +285,8 @@ class PathWatch:
         cause = first_cause({pair: ()}, self._circumstances(self._nodes or {}))
         return no_path(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.evidence, cause.cure.text)
 
-    def _look_around(self) -> Circumstances | None:
+    def look_around(self) -> Circumstances | None:
+        """Return the circumstances on the first rank, and None on the others. All ranks must call it."""
         share = waited_share(self._delay_before, run_delay())
         later = self._group.collect((read_plugins(self._facts), share))
         if later is not None:

@@ -21,6 +21,8 @@ from gpubench.model.terms.operation import HIERARCHICAL_OPTION as HIERARCHICAL_O
 from gpubench.model.terms.operation import HOST, Allocator, DataType, Placement, ReduceOp
 from gpubench.model.terms.options import (
     NCCL,
+    REQUIRE_PATH,
+    RequiredPath,
     expected_gpus,
     flag,
     judging_profile,
@@ -28,6 +30,7 @@ from gpubench.model.terms.options import (
     option,
     parse_choices,
     rank_counts,
+    require_path_option,
     sharing_ranks,
     step_timeout,
     unknown_choice,
@@ -328,6 +331,7 @@ class CollectivePlan(MachinePlan):
         least=1,
     )
     shows_evidence: bool | None = evidence_option()
+    require_path: tuple[RequiredPath, ...] = require_path_option(common=False)
     expected_gpus: int | None = expected_gpus()
     profile: str | None = judging_profile()
     split: str | None = option(
@@ -605,6 +609,7 @@ class CollectivePlan(MachinePlan):
         options = {
             "--graph": self.graph_replays > 0,
             SHARING_OPTION: self.ranks_per_gpu > 1,
+            REQUIRE_PATH: bool(self.require_path),
             "--nccl-library": self.nccl_library is not None,
             "--allocator nccl": self.allocator is Allocator.NCCL and not self.variants.register,
             **{option: True for option in self.comparison_options if option in _TO_NCCL},

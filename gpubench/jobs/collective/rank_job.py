@@ -55,6 +55,7 @@ from gpubench.ranks.watchdog.rank import RankProgress
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
+    from gpubench.jobs.collective.opening_gpu import PathWatch
 
 
 def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
@@ -127,6 +128,8 @@ class CollectiveRankJob:
 
     def _measure(self, rank: Rank, opened: Opened, listener: Listener[CollectiveRow]) -> int:
         group, backend = self._group, opened.backend
+        if self._plan.require_path and opened.path_watch is not None:
+            self._check_required_paths(opened.path_watch)
         self._before_sizes(opened)
         request = self._plan.request_for(backend.name)
         identities = group.gather(self.identity)
@@ -192,6 +195,10 @@ class CollectiveRankJob:
         machines = None if opened.path_watch is None else opened.path_watch.machines()
         if machines is not None:
             report = add_machine_findings(report, machines.nodes, self._plan)
+        if self._plan.require_path and self._group.rank == 0:
+            from gpubench.model.results.required_path import require_evidence
+
+            report = require_evidence(report, self._plan.require_path, () if machines is None else machines.nodes)
         if self._listed:
             report = add_gpu_count_finding(report, count_gpus_by_host(identities, self._listed), self._plan)
         return report
@@ -206,6 +213,13 @@ class CollectiveRankJob:
         from gpubench.model.results.ending import compute_exit_code
 
         return self._group.broadcast(compute_exit_code(metadata, report))
+
+    def _check_required_paths(self, watch: "PathWatch") -> None:
+        """Raise AgreedError on all ranks if the hardware lacks a path that --require-path requires."""
+        from gpubench.model.results.required_path import check_possible
+
+        around = watch.look_around()
+        agree(self._group, lambda: None if around is None else check_possible(self._plan.require_path, around.wiring))
 
     def _before_sizes(self, opened: Opened) -> None:
         """Allocate what a subclass needs, before sizes that do not fit into the free memory are dropped."""

@@ -65,6 +65,7 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import COLLECTIVES, Fault, Subject
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.results.required_path import check_possible, paths_of_model, require_evidence, require_paths
 from gpubench.model.terms.ranks import Phase, Progress, RankGroup, RankIdentity, split_ranks
 from gpubench.model.terms.settings import MAX_CTAS, NcclSetting
 from gpubench.model.terms.statistics import Percentiles
@@ -360,6 +361,8 @@ class ModelledCollective(Struct, frozen=True, kw_only=True):
             identities=self.identities,
             corrupted=self.corrupted,
         )
+        modelled = paths_of_model(self.staged, Wiring(self.identities, dict(enumerate(nodes))))
+        report = require_paths(report, plan.require_path, modelled)
         working = {node.host: sum(not gpu.lost for gpu in node.gpus) for node in self.nodes}
         return add_gpu_count_finding(add_machine_findings(report, nodes, plan), working, plan)
 
@@ -422,6 +425,8 @@ def open_model(place: Place) -> Iterator[ModelledCollective]:
 def _measure_model(place: Place, found: ModelledCollective) -> Report:
     plan, presenter = place.plan, place.presenter
     made: list[tuple[Sequence[float], Percentiles | None]] = []
+    if plan.require_path:
+        check_possible(plan.require_path, Wiring(found.identities, dict(enumerate(build_topologies(found.nodes)))))
     note_ignored_variables(plan.source, presenter)
     topology = Topology(found.nodes[0]).fingerprint()
     presenter.begin(collective_metadata(found.described, plan.collective, place.arguments, topology=topology))
@@ -503,6 +508,7 @@ def _replay(place: Place, opened: tuple[RecordedCollective, RecordedRows, Machin
     (found, rows, machines), plan = opened, place.plan
     collective, source = plan.collective, plan.source.text
     circumstances = _circumstances(found, machines, source)
+    check_possible(plan.require_path, circumstances.wiring)
     topology = None if found.model is None else circumstances.wiring.nodes[0].fingerprint()
     metadata = collective_metadata(found, collective, place.arguments, topology=topology, replayed=source)
     place.presenter.begin(metadata)
@@ -516,6 +522,11 @@ def _replay(place: Place, opened: tuple[RecordedCollective, RecordedRows, Machin
         return judge_by_model(collective, CollectiveTimes(machine), nodes, per_node, machine.profile)
 
     report = replay(found, rows, collective, circumstances, place.presenter, speed_judge)
+    if found.model is None:
+        report = require_evidence(report, plan.require_path, machines.nodes)
+    else:
+        paths = paths_of_model(found.model.staged, circumstances.wiring)
+        report = require_paths(report, plan.require_path, paths)
     working = {node.snapshot.host: sum(not gpu.lost for gpu in node.gpus) for node in machines.nodes}
     return add_gpu_count_finding(add_machine_findings(report, machines.nodes, plan), working, plan)
 

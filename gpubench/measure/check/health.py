@@ -67,6 +67,7 @@ def collective_measurements(document: Mapping[str, Any]) -> Measurements:
     return Measurements(
         collectives=_rows(document, report.CollectiveRow),
         ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
+        collective_evidence=_rows(document, report.EvidenceRow),
         findings=drop_wrong_data(_findings(document)),
     )
 
@@ -103,6 +104,7 @@ def merge(parts: Sequence[Measurements]) -> Measurements:
         collectives=tuple(row for part in parts for row in part.collectives),
         ranks=next((part.ranks for part in parts if part.ranks), ()),
         evidence=tuple(row for part in parts for row in part.evidence),
+        collective_evidence=tuple(row for part in parts for row in part.collective_evidence),
         patterns=tuple(row for part in parts for row in part.patterns),
         transferred=next((part.transferred for part in parts if part.transferred is not None), None),
         findings=tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),

@@ -292,13 +292,14 @@ class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     `left_out` contains the reason for each skipped measurement (--quick, a single GPU). `failed` contains the reason
     for each measurement that failed on all nodes, and `failed_on` those that failed on single nodes. `transferred` is
-    None without --kv.
+    None without --kv. `evidence` is about the paths of copies, and `collective_evidence` about those of collectives.
     """
 
     pairs: tuple[PairRow, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
     ranks: tuple[RankIdentity, ...] = ()
     evidence: tuple[EvidenceRow, ...] = ()
+    collective_evidence: tuple[EvidenceRow, ...] = ()
     findings: tuple[Finding, ...] = ()
     patterns: tuple[PatternRow, ...] = ()
     transferred: Transferred | None = None

@@ -48,7 +48,17 @@ from gpubench.model.terms.operation import NCCL_ALONE, TORCH, TORCH_NCCL, HostMe
 from gpubench.model.terms.overlap import describe_cap
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, group_by_device, ranks_per_gpu, why_not_judged
 from gpubench.model.terms.units import compress_names, format_bandwidth, format_size, format_time, plural, shorten
-from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, WRONG_DATA, Cure, Finding, Verdict, exit_code, gravity
+from gpubench.model.terms.verdict import (
+    FIGURES,
+    HOST_STAGED,
+    PATH_REQUIRED,
+    WRONG_DATA,
+    Cure,
+    Finding,
+    Verdict,
+    exit_code,
+    gravity,
+)
 
 _ID = re.compile(r"^[a-z0-9-]+: ")
 _LINES = re.compile(r" \(\d+ lines like this\)$")
@@ -104,7 +114,8 @@ def _line_parts(metadata: Metadata, report: Report, figures: SpeedFigures) -> It
     else:
         yield from _finding_parts(metadata, report, root, figures)
         others = sum(finding.severity is root.severity for finding in report.findings) - 1
-        yield ending.part(f"and {plural(others, 'more finding')}" if others else "")
+        # The other findings are mostly the reasons why pairs do not take a required path.
+        yield ending.part(f"and {plural(others, 'more finding')}" if others and root.id != PATH_REQUIRED else "")
 
 
 def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[ending.LinePart]:
@@ -119,13 +130,17 @@ def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Itera
 
 
 def find_worst(findings: Sequence[Finding]) -> Finding | None:
-    """Return the worst finding. Wrong data comes first, then root causes by cost, then other facts and measurements."""
+    """Return the worst finding.
+
+    Wrong data comes first, then a path that the user required, root causes by cost, other facts and measurements.
+    """
 
     def place(finding: Finding) -> tuple[object, ...]:
         is_root, is_figure = bool(finding.consequences) or finding.expected_percent == 0, finding.id in FIGURES
         left = 100.0 if finding.expected_percent is None else finding.expected_percent
         cost = left if is_root or is_figure else 0.0
-        return gravity(finding.severity), finding.id != WRONG_DATA, not is_root, is_figure and not is_root, cost
+        first = finding.id != WRONG_DATA, finding.id != PATH_REQUIRED
+        return gravity(finding.severity), *first, not is_root, is_figure and not is_root, cost
 
     return min((finding for finding in findings if finding.severity not in _GOOD), key=place, default=None)
 
@@ -138,6 +153,10 @@ def _finding_parts(
         yield ending.part(_describe_slower_rows(report.by_column(ComparisonRow)) or root.subject)
     elif is_figure and slow is not None:
         yield ending.part(*_device_wordings(metadata, slow, root))
+    elif root.id == PATH_REQUIRED:
+        lead = root.subject.partition(": ")[0]
+        yield ending.part(root.subject, f"{lead}: {shorten(root.subjects, 1)}", lead)
+        yield ending.part(f"because {_ID.sub('', root.cause)}" if root.cause else "", importance=ending.SOON)
     elif metadata.subject == "explain" and root.id == HOST_STAGED:
         yield ending.part(*_describe_staged_paths(report))
     else:

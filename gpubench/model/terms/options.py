@@ -198,6 +198,41 @@ def flag(help_text: str, *, default: bool | None = False, **settings: Any) -> An
     return option(None, help_text, default=default, **settings)
 
 
+class RequiredPath(StrEnum):
+    """The paths that --require-path can require. The first two apply to pairs inside a node, the others between
+    nodes.
+    """
+
+    NVLINK = "nvlink"
+    P2P = "p2p"
+    IB = "ib"
+    ROCE = "roce"
+    EFA = "efa"
+    MNNVL = "mnnvl"
+
+
+REQUIRE_PATH = "--require-path"
+
+
+def require_path_option(*, common: bool = True) -> Any:
+    """Declare --require-path. A pair that took another path fails (exit code 1).
+
+    If no pair failed, but the path of some pair is not proven, the assertion could not be checked (exit code 3). If the
+    hardware has no such path, or the run has no pair to which it applies, the option is wrong usage (exit code 2).
+    """
+    return option(
+        "PATH",
+        f"Fail if a pair takes another path: {', '.join(RequiredPath)}. Several with commas.",
+        name=REQUIRE_PATH,
+        read=lambda texts: parse_choices(REQUIRE_PATH, texts, RequiredPath),
+        several=True,
+        without=(),
+        completed_as="require-path",
+        common=common,
+        group=JUDGE,
+    )
+
+
 def strict_option() -> Any:
     text = "Exit 1 for doubts too (WARN, INCONCLUSIVE, unknown paths), 3 if nothing was judged."
     return flag(text, common=True, group=JUDGE)

@@ -66,6 +66,7 @@ WRONG_DATA = "wrong-data"
 HOST_STAGED = "host-staged"
 SLOW_UNEXPLAINED = "slow-unexplained"
 STRAGGLER = "straggler"
+PATH_REQUIRED = "path-required"
 _MOST_CONSEQUENCES = 3  # Maximum number of consequences in reports for people. Result files contain all of them.
 
 FIGURES = (
