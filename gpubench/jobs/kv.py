@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpubench.backends.kv_pair import ProcessTransfers
 from gpubench.backends.nixl_agent import is_nixl_installed
 from gpubench.backends.transfer_libraries import read_ucx_version, ucx_copies, ucx_transports
-from gpubench.errors import CouldNotMeasureError, UsageError, more_ranks_than_gpus, no_gpu
+from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
 from gpubench.jobs import runner
 from gpubench.jobs.kv_plan import Isolate, KvPlan, Visible
 from gpubench.jobs.machines import Machines, check_drivers
@@ -38,7 +38,7 @@ from gpubench.model.results.report import Report, Table
 from gpubench.model.results.required_path import check_possible, require_evidence
 from gpubench.model.results.scaling import ScalingRow
 from gpubench.model.terms.operation import CopyGpu, TransferBackend
-from gpubench.model.terms.units import format_size
+from gpubench.model.terms.units import format_size, plural
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.transfers import WORD_BYTES
 from gpubench.profiles import match_node
@@ -103,7 +103,7 @@ def _check_sizes(plan: KvPlan) -> None:
 def _open(place: Place) -> Iterator[KvSetup]:
     plan: KvPlan = place.plan
     if isinstance(plan.source, Replayed):
-        yield _replayed(plan.source)
+        yield _replayed(plan, plan.source)
         return
     if isinstance(plan.source, Simulated):
         plan.source.simulation.note_effects(COPIES, by=NAME)
@@ -135,10 +135,13 @@ def _open(place: Place) -> Iterator[KvSetup]:
         counters.close()
 
 
-def _machine(machines: Machines, gpus: Sequence[CopyGpu], origin: Origin) -> CopyMachine:
+def _machine(plan: KvPlan, machines: Machines, gpus: Sequence[CopyGpu], origin: Origin) -> CopyMachine:
     (node,) = machines.nodes[:1]
     if not gpus:
         raise no_gpu(node.snapshot.driver.absent or "this machine has none", for_what=NAME)
+    if max(plan.rank_counts, default=0) > len(gpus):
+        seen = f"--np {max(plan.rank_counts)} on {node.snapshot.host}, which has {plural(len(gpus), 'GPU')}"
+        raise UsageError(seen, expected=f"at most {len(gpus)}", next_step=f"--np {len(gpus)}")
     matched = match_node(node, os.environ, None)
     return CopyMachine(wiring_of_process(node, gpus), gpus, machines.processes, matched, origin)
 
@@ -150,11 +153,8 @@ def _prepare(
 
     `fault` is the kind of memory that all processes allocate instead of the chosen ones.
     """
-    machine = _machine(machines, copies.gpus, origin)
-    count = max(plan.rank_counts, default=len(machine.gpus))
-    if count > len(machine.gpus):
-        raise more_ranks_than_gpus(count, len(machine.gpus), machine.nodes[0].snapshot.host)
-    pairs = tuple(combinations(range(count), 2)) or ((0, 0),)
+    machine = _machine(plan, machines, copies.gpus, origin)
+    pairs = tuple(combinations(range(max(plan.rank_counts, default=len(machine.gpus))), 2)) or ((0, 0),)
     if plan.pairs is not None:
         pairs = tuple(dict.fromkeys((min(pair), max(pair)) for pair in find_pairs(plan.pairs, machine.gpus)))
     kinds = plan.allocations(os.environ) if fault is None else (fault,)
@@ -236,7 +236,7 @@ def simulate_pair(source: Simulated, listener: "Listener[KvRow]") -> Report:
     return _simulated(plan, source.simulation, first).kv.run(listener, lambda _: None)
 
 
-def _replayed(source: Replayed) -> KvSetup:
+def _replayed(plan: KvPlan, source: Replayed) -> KvSetup:
     machines = source.machines()
     lines = recorded.read_samples(source.directory, FILE, NAME)
     if not lines:
@@ -250,7 +250,7 @@ def _replayed(source: Replayed) -> KvSetup:
     origin = Origin.RECORDED if found.origin is Origin.MEASURED else found.origin
     return KvSetup(
         machines=machines,
-        kv=KvRun(machine=_machine(machines, found.gpus, origin), request=found.request),
+        kv=KvRun(machine=_machine(plan, machines, found.gpus, origin), request=found.request),
         libraries=found.libraries,
         recorded=measured,
     )

@@ -118,6 +118,15 @@ def test_an_overlap_scales_by_its_step() -> None:
     assert {row["ranks"]: row["step_us"] for row in document["overlap"]} == {8: eight[1], 2: two[1]}
 
 
+def test_recorded_transfers_are_compared_over_any_numbers_of_gpus(tmp_path: Path) -> None:
+    words = ("kv", "--simulate", "dgx-1-v100", "--sizes", "64M", "--blocks", "1", "--no-host")
+    measured = report(*words, "--np", "2,8", "--record", str(tmp_path / "seen"))
+    assert report("kv", "--replay", str(tmp_path / "seen"), "--np", "2,8")["scaling"] == measured["scaling"]
+    error = ended("kv", "--replay", str(tmp_path / "seen"), "--np", "16").exception
+    assert isinstance(error, GpubenchError)
+    assert error.seen == "--np 16 on node0, which has 8 GPUs"
+
+
 def test_kv_shows_the_slowest_pair_among_the_first_gpus() -> None:
     words = ("kv", "--simulate", "dgx-1-v100", "--sizes", "64M", "--blocks", "1", "--no-host")
     document = report(*words, "--np", "2,4,8")
@@ -139,7 +148,7 @@ def test_kv_shows_the_slowest_pair_among_the_first_gpus() -> None:
         (("overlap", "--np", "2,"), "--np 2,", "whole numbers of 1 or more"),
         (("allreduce", *H200, "--np", "8,16"), "--np 16 on hgx-h200-8, which has 8 GPUs", "at most 8"),
         (("allreduce", "--simulate", "hgx-h100-8*2", "--np", "8,12"), "--np 12 on hgx-h100-8*2", "multiples of 8"),
-        (("kv", "--simulate", "hgx-h200-4", "--np", "2,8"), "8 ranks on node0, which shows 4 GPUs", "one rank per GPU"),
+        (("kv", "--simulate", "hgx-h200-4", "--np", "2,8"), "--np 8 on node0, which has 4 GPUs", "at most 4"),
         (("kv", "--simulate", "hgx-h200-4", "--np", "2", "--pairs", "0-1"), "--pairs and --np exclude each other", ""),
         (("allreduce", "--np", "2,4", "--split", "2"), "--np 2,4 and --split exclude each other", "one number"),
         (("allreduce", "--np", "2,4", "--cycles", "0"), "--np 2,4 and --cycles exclude each other", "one number"),

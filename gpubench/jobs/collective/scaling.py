@@ -5,8 +5,8 @@ GPUs.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,10 +180,6 @@ def refuse_counts_under_launcher(counts: Sequence[int], launch: "LaunchedRank") 
 def in_counts(steps: Steps[Any]) -> Steps[Any]:
     """Return steps that simulate or replay `steps` for each number of ranks."""
 
-    @contextmanager
-    def nothing(_place: Place) -> Iterator[None]:
-        yield
-
     def measure_all(place: Place, _opened: None) -> Report:
         plan: CollectivePlan = place.plan
 
@@ -199,4 +195,4 @@ def in_counts(steps: Steps[Any]) -> Steps[Any]:
 
         return measure_counts(plan, place.presenter, measure, measures_one=plan.simulation is None)
 
-    return Steps(steps.name, nothing, measure_all)
+    return Steps(steps.name, lambda _place: nullcontext(), measure_all)
