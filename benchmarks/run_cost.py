@@ -1,12 +1,13 @@
 """What `gpubench run` costs a job: `python -m benchmarks.run_cost` (about five minutes with two processes on two GPUs).
 
 A training loop of torchrun, or the command after `--`, runs alternately with `gpubench run` and without it. The loop
-computes and all-reduces, with NCCL on GPUs and with Gloo on a CPU. The medians of the whole time and of a step are
-printed, both with their range. A command of your own has a step if it prints `step NUMBER ms`.
+computes and all-reduces, with NCCL on GPUs and with Gloo on a CPU. The medians of the whole time, of the processor time
+and of a step are printed with their range. A command of your own has a step if it prints `step NUMBER ms`.
 """
 
 import argparse
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -45,15 +46,21 @@ dist.destroy_process_group()
 """
 
 
-def measure(command: Sequence[str], folder: Path) -> tuple[float, float]:
-    """Return the time of a command in seconds, and of its steps in ms (NaN if it prints none)."""
-    begin = time.perf_counter()
+def processor_seconds() -> float:
+    """Return the processor time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measure(command: Sequence[str], folder: Path) -> tuple[float, float, float]:
+    """Return a command's time and processor time in s, and the time of its steps in ms (NaN if it prints none)."""
+    begin, used = time.perf_counter(), processor_seconds()
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - begin
     found = re.search(r"^step (\S+) ms$", ended.stdout, re.MULTILINE)
     if ended.returncode not in (DONE, COULD_NOT_MEASURE):  # Gloo writes no log to explain
         sys.exit(ended.stdout + ended.stderr)
-    return seconds, float(found[1]) if found else float("nan")
+    return seconds, processor_seconds() - used, float(found[1]) if found else float("nan")
 
 
 def main() -> None:
@@ -68,15 +75,15 @@ def main() -> None:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         plain = chosen.command or [*torchrun, str(chosen.processes), "loop.py"]
         wrapped = [sys.executable, "-m", "gpubench", "run", "--exit-zero", "--", *plain]
-        runs: dict[str, list[tuple[float, float]]] = {"without": [], "with": []}
+        runs: dict[str, list[tuple[float, float, float]]] = {"without": [], "with": []}
         measure(plain, folder)  # The first run reads the libraries from the disk
         for _ in range(chosen.runs):
             runs["without"].append(measure(plain, folder))
             runs["with"].append(measure(wrapped, folder))
     for kind, times in runs.items():
-        for unit, values in (("s", [whole for whole, _ in times]), ("ms per step", [step for _, step in times])):
+        for unit, values in zip(("s", "s of processors", "ms per step"), zip(*times, strict=True), strict=True):
             least, median, most = min(values), statistics.median(values), max(values)
-            print(f"{kind:8} gpubench run: {median:8.3f} {unit:12} ({least:.3f} to {most:.3f})")
+            print(f"{kind:8} gpubench run: {median:8.3f} {unit:16} ({least:.3f} to {most:.3f})")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def run(plan: RunPlan, arguments: Sequence[str]) -> int:
     check_writable(plan.presentation.outputs)
     folder = plan.logs or Path(f"gpubench-run-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     logs = make_logs(folder, os.environ, has_ras=plan.hang_s is not None)
-    _note(f"the logs of this job go to {logs.folder}")
+    if plan.presentation.show_progress:
+        _note(f"the logs of this job go to {logs.folder}")
     if os.environ.get(DEBUG) and DEBUG in logs.variables:
         _note(f"NCCL_DEBUG={os.environ[DEBUG]} logs no connections, so this job has NCCL_DEBUG=INFO")
     code, was_stopped = _run_job(plan, program, logs)
@@ -154,7 +155,7 @@ class HangWatcher:
         hangs = self._course.hangs()
         names = "; ".join(f"{hang.ranks} {hang.reason}" for hang in hangs)
         if hangs and names != self._reported:
-            _note(f"hang: {status_line(now - self._begun, None, hangs).strip()}")
+            _note(f"after {status_line(now - self._begun, None, hangs).strip()}")
         self._reported = names
 
     def end(self, code: int) -> None:
@@ -202,38 +203,31 @@ def _failure(code: int) -> Finding:
     )
 
 
-_NCCL_VARIABLES = (DEBUG, DEBUG_SUBSYSTEMS, DEBUG_FILE)
+_CONTAINER = "--env-file {file} -v {folder}:{folder} ..."
+_WAYS = {
+    "docker": ("a container has its own environment and folders", f"docker run {_CONTAINER}"),
+    "podman": ("a container has its own environment and folders", f"podman run {_CONTAINER}"),
+    "srun": ("SLURM_EXPORT_ENV or --export keeps variables away", "gpubench run -- srun --export=ALL ..."),
+    "sudo": ("sudo clears the environment", f"sudo --preserve-env={DEBUG},{DEBUG_SUBSYSTEMS},{DEBUG_FILE} ..."),
+    "ssh": ("ssh passes no variables on", 'ssh HOST "env $(xargs < {file}) COMMAND"'),
+    "ray": ("Ray's workers have the environment of `ray start`", "set the variables of {file} before `ray start`"),
+    **dict.fromkeys(
+        ("mpirun", "mpiexec"),
+        (
+            "Open MPI passes a variable to other hosts only if -x names it",
+            f"mpirun -x {DEBUG} -x {DEBUG_SUBSYSTEMS} -x {DEBUG_FILE} ...",
+        ),
+    ),
+}
+"""Why the variables may not reach the processes, and how to pass them on, by launcher. The innermost comes first."""
+
 _ANY_LAUNCHER = (
-    "the launcher clears the environment (env -i, a login shell), the processes are on other hosts without this "
-    "folder, or they use neither NCCL nor UCX (one GPU, Gloo)"
+    "the launcher clears the environment (env -i), a host lacks this folder, or the job uses no NCCL (one GPU, Gloo)",
+    "set the variables of {file} in the job's script, or --logs on a folder that all hosts share",
 )
 
 
 def _way_to_processes(job: Sequence[str], logs: JobLogs) -> tuple[str, str]:
-    """Return why the variables may not have reached the processes, and how this job's launcher passes them on."""
-    names, folder, file = ",".join(_NCCL_VARIABLES), logs.folder, logs.variables_file
-    container = f"--env-file {file} -v {folder}:{folder} ..."
-    ways = {
-        "docker": ("a container has its own environment and folders", f"docker run {container}"),
-        "podman": ("a container has its own environment and folders", f"podman run {container}"),
-        "srun": (
-            "SLURM_EXPORT_ENV or --export keeps the environment away",
-            f"gpubench {NAME} -- srun --export=ALL ...",
-        ),
-        "sudo": ("sudo clears the environment", f"gpubench {NAME} -- sudo --preserve-env={names} ..."),
-        "ssh": ("ssh passes no variables on", f'ssh HOST "env $(xargs < {file}) COMMAND"'),
-        "ray": (
-            "Ray's workers have the environment of `ray start`, which may have run before",
-            f"gpubench {NAME} -- ray start ..., or the variables of {file} in runtime_env",
-        ),
-        **dict.fromkeys(
-            ("mpirun", "mpiexec"),
-            (
-                "Open MPI passes variables to other hosts only if they are named",
-                f"gpubench {NAME} -- mpirun {' '.join(f'-x {name}' for name in _NCCL_VARIABLES)} ...",
-            ),
-        ),
-    }
     words = {Path(word).name for text in job for word in text.split()}
-    found = next((ways[name] for name in ways if name in words), None)
-    return found or (_ANY_LAUNCHER, f"set the variables of {file} in the job's script, or --logs on a shared folder")
+    reason, next_step = next((way for name, way in _WAYS.items() if name in words), _ANY_LAUNCHER)
+    return reason, next_step.format(file=logs.variables_file, folder=logs.folder)

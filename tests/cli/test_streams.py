@@ -24,7 +24,7 @@ RUNS = {
     "check": (*SIMULATED, "--quick"),
     "scan": ("--simulate", "hgx-h100-8*4", "--quick"),
     "watch": (*SIMULATED, "--for", "2s"),
-    "run": ("--", "true"),
+    "run": ("--quiet", "--logs", "LOGS", "--", "sh", "-c", f"cp {LOG}/* $GPUBENCH_RUN_FOLDER"),
     "explain": (LOG,),
     "compare": ("RESULT", "RESULT"),
     "report": ("RESULT",),
@@ -33,7 +33,7 @@ RUNS = {
     "plan": (*SIMULATED, "--parameters", "7B"),
     "profiles": (),
 }
-"""Arguments of each command, one entry for all collectives; RESULT is a file of an earlier run."""
+"""Arguments of each command, one entry for all collectives; RESULT is a file of an earlier run, LOGS a new folder."""
 
 DONE, FAILED, COULD_NOT_MEASURE = 0, 1, 3
 
@@ -58,7 +58,8 @@ def shell(redirection: str, *arguments: str, program: str = OWN) -> "subprocess.
 
 def words_of(command: str, module: str, result: str) -> Sequence[str]:
     words = RUNS[module if command else ""]
-    return [each for each in (command, *(result if word == "RESULT" else word for word in words)) if each]
+    files = {"RESULT": result, "LOGS": f"{result}.logs"}
+    return [each for each in (command, *(files.get(word, word) for word in words)) if each]
 
 
 FIRST_OF_KIND = {"": ""} | {
