@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -16,7 +17,18 @@ from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.model.terms.operation import Block, DataPattern, DataType, ReduceOp
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, gpubench, mpirun_command
-from tests.gpu.machine import DRIVER, RANKS, SHARES, gpu_of_rank, has_gpu, launch, launched, several_ranks, under_mpirun
+from tests.gpu.machine import (
+    DRIVER,
+    RANKS,
+    SHARES,
+    between_gpus,
+    gpu_of_rank,
+    has_gpu,
+    launch,
+    launched,
+    several_ranks,
+    under_mpirun,
+)
 
 ALIKE = 1.0 if SHARES else 0.2
 """Largest difference between the median of a row's batches and its mean. Ranks that share a GPU vary more"""
@@ -179,6 +191,18 @@ def test_two_ranks_on_one_gpu_are_refused() -> None:
     assert result.returncode == 2
     assert ("rank 0-1 on" if SHARES else "would both drive GPU") in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@between_gpus("one number of ranks has nothing to scale to")
+def test_speed_is_compared_over_numbers_of_ranks() -> None:
+    """On the first GPUs; a job of one rank copies within its GPU."""
+    result = gpubench("allreduce", "--np", "1,2", "--sizes", "64M", "--iters", "5", "--in-place", "--format", "json")
+    assert result.returncode in (0, 1), result.stderr
+    document = json.loads(result.stdout)
+    assert [(row["ranks"], row["wrong"]) for row in document["rows"]] == [(2, 0), (1, 0)]
+    alone, both = document["scaling"]
+    assert (alone["gpus"], alone["bandwidth_gb_s"]) == ("GPU0", None)
+    assert (both["gpus"], both["bandwidth_gb_s"] > 0, both["efficiency_percent"]) == ("GPU0-1", True, 100)
 
 
 def test_more_ranks_than_gpus_are_refused() -> None:

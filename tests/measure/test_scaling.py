@@ -100,6 +100,18 @@ def test_the_reason_is_the_slowest_new_path(machine: str, before: int, after: in
     assert scaling.find_reason(wiring(machine), lambda *_: False, before, after) == said
 
 
+@pytest.mark.parametrize(
+    ("known", "added", "said"),
+    [("PIX", "PXB", "switches"), ("PIX", "NODE", "bridges"), ("SYS", "PHB", "a PCIe host bridge"), ("PIX", "PIX", "")],
+)
+def test_other_switches_and_bridges_are_named(
+    monkeypatch: pytest.MonkeyPatch, known: str, added: str, said: str
+) -> None:
+    monkeypatch.setattr(Wiring, "path", lambda _self, pair: known if max(pair) < 4 else added)
+    reason = scaling.find_reason(wiring("l40s-8"), lambda *_: False, 4, 8)
+    assert (said in reason, added in reason) == (True, bool(said))
+
+
 def test_a_staged_pair_is_the_reason_only_if_the_added_gpus_have_it() -> None:
     def staged(one: int, other: int) -> bool:
         return (one, other) == (0, 3)
