@@ -73,11 +73,12 @@ class CountListener(ReportCollector):
 Measure = Callable[[CollectivePlan, CountListener], object]
 
 
-def measure_counts(plan: CollectivePlan, presenter: "Presenter", measure: Measure, *, measures_one: bool) -> Report:
+def measure_counts(plan: CollectivePlan, presenter: "Presenter", measure: Measure) -> Report:
     """Call `measure` for each number of ranks, largest first, and merge the reports.
 
-    One rank is not measured unless `measures_one` is true. Raises GpubenchError if a run fails.
+    One rank of an overlap or a simulation is left out. Raises GpubenchError if a run fails.
     """
+    measures_one = plan.simulation is None and plan.kernels_at_once == 1
     for one in plan.each_count:
         check_writable((), one.recording.record)
     if plan.rank_counts[0] == 1 and not measures_one:
@@ -127,7 +128,7 @@ def launch_counts(plan: CollectivePlan, start: "RankStart") -> int:
             return replace(start, ranks=listener.ranks).measure(of_count, lambda: listener, take_back)
 
         with delivering(presenter):
-            presenter.end(measure_counts(plan, presenter, measure, measures_one=plan.kernels_at_once == 1))
+            presenter.end(measure_counts(plan, presenter, measure))
     return presenter.exit_code
 
 
@@ -193,6 +194,6 @@ def in_counts(steps: Steps[Any]) -> Steps[Any]:
             if report is not None:
                 listener.end(report)
 
-        return measure_counts(plan, place.presenter, measure, measures_one=plan.simulation is None)
+        return measure_counts(plan, place.presenter, measure)
 
     return Steps(steps.name, lambda _place: nullcontext(), measure_all)
