@@ -85,7 +85,7 @@ def _parameters(command: str) -> Iterator[tuple[str, Any]]:
             arguments += 1
             if arguments == 1:
                 yield "files", option
-        elif option.opts[0].startswith("--") and option.name not in FOR_PEOPLE:
+        elif option.opts[0].startswith("--") and option.name not in FOR_PEOPLE and not option.hidden:
             name = option.opts[0].removeprefix("--").replace("-", "_")
             yield f"{name}_" if keyword.iskeyword(name) else name, option
 

@@ -300,23 +300,14 @@ def job_runner(job: str, checked: Callable[[Plan], Plan] | None = None) -> Calla
 
             return run_there(plan, targets, sys.argv[1:])
         if targets is not None and targets.gpus is not None:
-            plan = _choose_gpus(plan, targets.gpus)
+            from gpubench.jobs.sources import choose_gpus
+
+            any_plan: Any = plan
+            plan = replace(any_plan, simulation=choose_gpus(targets.gpus, any_plan.simulation))
         code: int = module.run(plan, sys.argv[1:])
         return code
 
     return run
-
-
-def _choose_gpus(plan: Plan, gpus: Sequence[int]) -> Plan:
-    """Hide all GPUs except these from the plan's simulation, or from this process. Raises UsageError."""
-    from gpubench.jobs import sources
-
-    any_plan: Any = plan
-    if any_plan.simulation is None:
-        sources.choose_gpus(gpus)
-        return plan
-    changed: Plan = replace(any_plan, simulation=any_plan.simulation.choose_gpus(gpus))
-    return changed
 
 
 def check_presentation(plan: Plan, sections: Sequence[str]) -> Plan:

@@ -50,6 +50,14 @@ def _parse_allocations(text: str) -> tuple[Allocation, ...]:
     return tuple(dict.fromkeys(choose(part) for part in text.split(",")))
 
 
+def _refuse_hosts(text: str) -> None:
+    raise UsageError(
+        f"kv --hosts {text}",
+        expected="one host: kv starts the two processes of each transfer itself, and not on different hosts",
+        next_step="ssh node1 gpubench kv, on each host; gpubench p2p --hosts node1,node2 copies between hosts",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPlan(MachinePlan):
     """Options of `kv`. `pairs` has GPU indices. None selects all pairs."""
@@ -89,7 +97,6 @@ class KvPlan(MachinePlan):
         "|".join(Isolate),
         "Give each process a namespace of its own, as containers have; needs root.",
         read=one_of("--isolate", Isolate),
-        common=True,
     )
     pairs: tuple[tuple[int, int], ...] | None = option(
         "I-J", "Measure only these pairs of GPUs: 0-1,2-3.", read=parse_pair_option, several=True, common=True
@@ -100,6 +107,7 @@ class KvPlan(MachinePlan):
     host: bool = flag("Also transfer from a GPU to host memory.", name="--host/--no-host", default=True)
     targets: Targets = field(default_factory=Targets)
     require_path: tuple[RequiredPath, ...] = require_path_option(common=False)
+    several_hosts: None = option("FILE|A,B", "", name="--hosts", hidden=True, read=_refuse_hosts)
     timeout_s: float = step_timeout("one transfer", default=30.0)
 
     def allocations(self, environment: Mapping[str, str]) -> tuple[Allocation, ...]:

@@ -50,12 +50,14 @@ def check_gpus(asked: Sequence[int], present: Sequence[int], where: str) -> None
         )
 
 
-def choose_gpus(gpus: Sequence[int]) -> None:
-    """Let CUDA see only these GPUs of this host, numbered as in `gpubench topo`, in this process and its children.
+def choose_gpus(gpus: Sequence[int], simulation: "Simulation | None" = None) -> "Simulation | None":
+    """Hide all GPUs except these from the simulation, or from CUDA in this process and its children.
 
-    Raises UsageError if the host does not have them or CUDA_VISIBLE_DEVICES hides them, and CouldNotMeasureError if it
-    has no GPU.
+    They have the numbers of `gpubench topo`. Return the simulation. Raises UsageError if the host does not have them or
+    CUDA_VISIBLE_DEVICES hides them, and CouldNotMeasureError if it has no GPU.
     """
+    if simulation is not None:
+        return simulation.choose_gpus(gpus)
     from gpubench.machine.nvml import read_driver, read_uuids
 
     uuids, setting = read_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -70,6 +72,7 @@ def choose_gpus(gpus: Sequence[int]) -> None:
     ]
     check_gpus(gpus, seen, "this host" if setting is None else f"this host with CUDA_VISIBLE_DEVICES={setting}")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuids[gpu] for gpu in gpus)
+    return None
 
 
 class Simulation(Struct, frozen=True):

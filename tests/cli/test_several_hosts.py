@@ -346,3 +346,5 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
         variables = {name: value for name, value in environment().items() if not name.startswith("SLURM_")}
         result = gpubench("check", *arguments, env=variables)
         assert (result.returncode, said in result.stderr) == (2, True), result.stderr
+    result = gpubench("kv", "--hosts", "a,b")
+    assert (result.returncode, "kv --hosts a,b\n  expected: one host: kv starts" in result.stderr) == (2, True)
