@@ -134,11 +134,11 @@ class Targets:
     help_group: ClassVar = MEASURE
 
     gpus: tuple[int, ...] | None = option(
-        "LIST", "Use only these GPUs of each host, numbered as in gpubench topo: 0,2-3.", read=parse_gpus, common=True
+        "LIST", "Use only these GPUs of each host, as topo numbers them: 0,2-3.", read=parse_gpus, common=True
     )
     hosts: Mapping[str, int | None] | None = option(
         "FILE|A,B",
-        "Start one rank per GPU by mpirun on these hosts: a file with one per line, or names with commas.",
+        "Start one rank per GPU by mpirun on these hosts: a file, or names with commas.",
         read=_read_hosts,
         common=True,
     )

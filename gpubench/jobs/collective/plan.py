@@ -267,9 +267,7 @@ class CollectivePlan(MachinePlan):
         read=one_of("--mode", Mode),
         completed_as="mode",
     )
-    percentiles: bool = flag(
-        "Also time single operations, in a second loop: p50, p95 and p99 beside the mean, as nccl-tests' -I."
-    )
+    percentiles: bool = flag("Also time single operations in a second loop, for p50, p95 and p99.")
     iters: str | None = option(
         "N|auto",
         f"Timed operations per row. auto (default): until the mean is known to ±{INTERVAL:.0%}. Default with --graph, "
