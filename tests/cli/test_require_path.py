@@ -33,6 +33,7 @@ def test_a_healthy_machine_passes(name: str) -> None:
         ("check", STAGED, "2 of 12 pairs took another path than nvlink: GPU0 → GPU3 host memory, GPU3 → GPU0 host"),
         ("kv", ("--fault", "node0:kv=pid"), "12 of 12 pairs took another path than nvlink: GPU0 → GPU1 tcp/lo"),
         ("watch", ("--fault", "node0:traffic=staged"), "1 of 1 job took another path than nvlink: python (torch"),
+        ("allreduce", ("--fault", "gpu1:nvlink=0"), "6 of 12 pairs took another path than nvlink: rank 0 → 1"),
         ("check", ("--fault", "node0:env=NCCL_P2P_DISABLE=1"), "12 of 12 pairs took another path than nvlink: GPU0"),
     ],
 )
@@ -76,9 +77,10 @@ def test_a_path_that_no_hardware_here_has_is_wrong_usage(
 
 
 @pytest.mark.parametrize(
-    ("machine", "required"), [("hgx-h100-8*2", "nvlink,ib"), ("gb200-nvl72*4", "mnnvl"), ("gb200-nvl-4*2", "nvlink")]
+    ("machine", "required"),
+    [("hgx-h100-8*2", "nvlink,ib"), ("gb200-nvl72*4", "mnnvl"), ("gb200-nvl-4*2", "nvlink"), ("dgx-1-v100", "nvlink")],
 )
-def test_several_nodes_are_judged_by_the_network_of_their_profile(machine: str, required: str) -> None:
+def test_a_simulated_collective_takes_the_paths_of_its_profile(machine: str, required: str) -> None:
     result = gpubench(*COMMANDS["allreduce"], "--simulate", machine, "--require-path", required, "-q")
     assert result.returncode == 0, result.stdout
 

@@ -29,6 +29,10 @@ _PEER = ("P2P/", "NVLS", "symmetric memory", "copy engine", "cuda_ipc")
 _NETWORKS = ("NET/", "COLLNET/")
 _VERBS = re.compile(r"g?IB|SHARP")  # NCCL's own network, NVIDIA's plugins IBext and SHARP, and Google's gIB
 _MOST_PAIRS = 3
+_LOG_MORE = Cure.of(
+    "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,NET",
+    comment="`gpubench explain` reads the paths of a job from its log.",
+)
 
 
 class TakenPath(Struct, frozen=True):
@@ -136,11 +140,14 @@ def paths_of_evidence(rows: Iterable[EvidenceRow], nodes: Iterable[Topology]) ->
 def paths_of_model(staged: Iterable[Sequence[int]], wiring: Wiring) -> Iterator[TakenPath]:
     """Yield the paths of a simulated collective, which sends over NVLinks, PCIe and NICs unless a fault stages it.
 
-    These are all pairs inside nodes, and each rank with its peer on the next node.
+    These are the pairs inside nodes, and each rank with its peer on the next node. Rings avoid pairs without NVLinks if
+    both GPUs have NVLinks to others.
     """
     through_host, kinds = {tuple(pair) for pair in staged}, rdma_kinds(wiring.nodes.values())
     ranks = list(group_by(range(len(wiring.gpus)), lambda rank: wiring.gpus[rank].node).values())
     pairs = [pair for own in ranks for pair in combinations(own, 2)]
+    linked = {rank for pair in pairs if wiring.has_nvlinks(pair) for rank in pair}
+    pairs = [pair for pair in pairs if wiring.has_nvlinks(pair) or not linked.issuperset(pair)]
     pairs += [pair for own, others in pairwise(ranks) for pair in zip(own, others, strict=False)]
     for pair in (ordered for one, other in pairs for ordered in ((one, other), (other, one))):
         networks = kinds[wiring.host(pair[0])] | kinds[wiring.host(pair[1])]
@@ -200,10 +207,7 @@ def _finding(
         seen="; ".join(filter(None, (unproven, gap if shown else ""))),
         expected=f"{kind} everywhere, as {REQUIRE_PATH} requires",
         cause="",
-        cure=Cure.of(
-            "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,NET",
-            comment="`gpubench explain` reads the paths of a job from its log.",
-        ),
+        cure=Cure.of("gpubench topo --causes") if wrong else _LOG_MORE,
         subjects=tuple(path.words for path in shown),
     )
 
