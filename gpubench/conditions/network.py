@@ -20,7 +20,7 @@ from gpubench.model.terms.verdict import Cure
 _IB_HCA = "NCCL_IB_HCA"
 _NET_LINES = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV gpubench allreduce"
 _VERBS, _PLUGIN = "libibverbs.so.1", "libnccl-net.so"
-_PINNED = "a job whose network is missing then ends, in place of a fallback to sockets."
+_PINNED = "a job without it then ends, instead of falling back to sockets."
 _DRIVER_PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_re", "efa": "efa", "irdma": "irdma"}
 """The libibverbs provider (from rdma-core) for each kernel driver."""
 

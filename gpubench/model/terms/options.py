@@ -222,7 +222,7 @@ def require_path_option(*, common: bool = True) -> Any:
     """
     return option(
         "PATH",
-        f"Fail if a pair takes another path: {', '.join(RequiredPath)}. Several with commas.",
+        f"Fail if a pair takes another path. One or more of {','.join(RequiredPath)}.",
         name=REQUIRE_PATH,
         read=lambda texts: parse_choices(REQUIRE_PATH, texts, RequiredPath),
         several=True,
