@@ -105,7 +105,6 @@ _RUN = HelpPage(
             "gpubench run -- torchrun --nproc-per-node 8 train.py",
         ),
         ("Name the rank that hangs, while the job runs", "gpubench run --hang 60s -- mpirun -n 8 python train.py"),
-        ("Share one folder of logs between hosts", "gpubench run --logs /shared/run1 -- srun -n 16 python train.py"),
     ),
     """
 run sets variables of NCCL, UCX and PyTorch's Flight Recorder, and keeps your own, but NCCL_DEBUG=WARN becomes INFO. Of
@@ -116,8 +115,7 @@ job that fails keeps its exit code (128+n after signal n). Otherwise explain dec
 
 _EXPLAIN = HelpPage(
     (
-        ("Run a job with its log on, and read it", "gpubench run -- torchrun --nproc-per-node 8 train.py"),
-        ("Read the logs", "gpubench explain /tmp/nccl.*.log"),
+        ("Read the logs of gpubench run, or of NCCL_DEBUG=INFO", "gpubench explain logs/"),
         ("Write the paths as CSV", "gpubench explain logs/ --output paths.csv"),
         ("Read the output of all ranks in one file", "zcat slurm-4711.out.gz | gpubench explain -"),
         ("Find the rank that hangs, in PyTorch's dumps", "gpubench explain dumps/"),
@@ -127,11 +125,10 @@ _EXPLAIN = HelpPage(
     """
 One log of all ranks together, as mpirun or srun collects it, works too, and so does gzip.
 
-It also reads dumps of PyTorch's Flight Recorder (TORCH_NCCL_DUMP_ON_TIMEOUT=1; one a rank, named after it), answers of
-NCCL's RAS (ncclras -v, as text or JSON), dumps of py-spy beside them and files of NCCL's Inspector, and names the rank
-that keeps the others waiting.
+It also reads dumps of PyTorch's Flight Recorder (one per rank, named after it), answers of NCCL's RAS (ncclras -v),
+dumps of py-spy beside them and files of NCCL's Inspector, and names the rank that keeps the others waiting.
 
-If a log is incomplete, a WARN says what is missing, and the result is about the rest.
+If a log is incomplete, a WARN says what is missing.
 """,
 )
 
