@@ -182,8 +182,7 @@ class TopoPlan(MachinePlan):
         group=INPUT,
     )
     causes: bool = flag(
-        "Show, in place of the devices, what would make data go through host memory or a slow path, how to fix it, and "
-        "what could not be read.",
+        "Show, in place of the devices, causes of slow or host-staged paths, cures, and what could not be read.",
         common=True,
         group=OUTPUT,
     )

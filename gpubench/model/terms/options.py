@@ -222,7 +222,7 @@ def require_path_option(*, common: bool = True) -> Any:
     """
     return option(
         "PATH",
-        f"Fail if a pair takes another path. One or more of {','.join(RequiredPath)}.",
+        f"Fail if a pair takes another path: {','.join(RequiredPath)}.",
         name=REQUIRE_PATH,
         read=lambda texts: parse_choices(REQUIRE_PATH, texts, RequiredPath),
         several=True,
@@ -247,8 +247,8 @@ def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:
 def sharing_ranks(how: str = "Needs NCCL 2.30 or newer") -> Any:
     """Declare `--ranks-per-gpu`. `how` is the help text about what NCCL needs to run several ranks on one GPU."""
     text = (
-        f"Ranks to launch on each GPU, to try a job on fewer GPUs. {how}. With an MPS server the ranks run at the same "
-        "time, otherwise in turns."
+        f"Ranks to launch on each GPU, to try a job on fewer GPUs. {how}. With an MPS server they run at once, "
+        "otherwise in turns."
     )
     return option("N", text, default=1, min=1, show_default=False, group=MEASURE)
 
