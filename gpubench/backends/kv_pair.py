@@ -89,6 +89,8 @@ class TransferProcess:
         if self._process.poll() is None:
             os.killpg(self._process.pid, 9)
         self._process.wait()
+        if "UCX_LOG_LEVEL" in os.environ:  # Whoever sets it wants to read what UCX says
+            sys.stderr.write(self.messages())
         self._pipe.close()
 
 

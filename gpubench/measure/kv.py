@@ -56,6 +56,7 @@ _COPY_BYTES, _COPY_REPEATS, _COPY_SAMPLES = 256 * 2**20, 8, 3
 _LEAST_FOR_P99 = 20
 _WHY_NO_SPEED = "speed not judged: both processes use one GPU"
 _NIXL_VARIES = "speed not judged: NIXL's progress thread competes with the program that waits for the transfer"
+_NO_NETWORK = "no network connects the two processes (--isolate net gives each a namespace without one)"
 
 
 class KvRequest(Struct, frozen=True):
@@ -474,8 +475,8 @@ class KvRun(msgspec.Struct, kw_only=True):
                 Verdict.ERROR,
                 seen=error,
                 expected="a transfer that completes",
-                cause="UCX cannot connect the two processes, or one of them ended",
-                cure=Cure.of("UCX_LOG_LEVEL=info gpubench kv -v", comment="It shows UCX's own messages."),
+                cause=_NO_NETWORK if "unreachable" in error else "UCX cannot connect the two processes, or one ended",
+                cure=Cure.of("UCX_LOG_LEVEL=info gpubench kv", comment="It shows UCX's own messages."),
             )
 
     def _places(self, measured: Sequence[Measured]) -> tuple[DevicePlace, ...]:
@@ -529,5 +530,5 @@ def _transport(chosen: ProtocolRange) -> Transport:
 
 def _explanation(finding: Finding | None) -> Explanation:
     if finding is None:
-        return Explanation("unknown", "nothing explains it", Cure.of("UCX_LOG_LEVEL=debug gpubench kv -v"))
+        return Explanation("unknown", "nothing explains it", Cure.of("UCX_LOG_LEVEL=debug gpubench kv"))
     return Explanation(finding.id, finding.seen, finding.cure)

@@ -260,6 +260,11 @@ def test_processes_that_do_not_start_are_an_error_and_other_pairs_go_on() -> Non
     assert len(rows) == 10 * 2
 
 
+def test_processes_without_a_network_are_told_so() -> None:
+    report, _, _ = measured(refused={(0, 1): "ucp_ep_create failed: Destination is unreachable"})
+    assert only(report).cause.startswith("no network connects the two processes")
+
+
 def test_no_completed_transfer_is_never_a_pass() -> None:
     report, rows, _ = measured(refused={(0, 1): "no"})
     assert (report.verdict, rows) == (Verdict.ERROR, [])

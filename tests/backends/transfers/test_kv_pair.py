@@ -74,6 +74,16 @@ def test_a_table_of_writes_is_no_evidence_for_reads() -> None:
         assert opened.move(TransferCase(Direction.READ, SIZE), backwards=False).chosen is None
 
 
+@pytest.mark.parametrize("level", ["", "info"])
+def test_what_ucx_says_is_printed_if_that_was_asked_for(
+    level: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("UCX_LOG_LEVEL", level) if level else monkeypatch.delenv("UCX_LOG_LEVEL", raising=False)
+    with transfers("answers").open((0, 1), Allocation.MALLOC) as opened:
+        opened.move(CASE, backwards=False)
+    assert ("remote memory write" in capsys.readouterr().err) is bool(level)
+
+
 @pytest.mark.parametrize(
     ("behavior", "said"),
     [
