@@ -17,6 +17,7 @@ OWN_MODULES_OF_HELP = 15
 """The package, the command line, the records of commands and collectives and their maker, errors, who started us."""
 
 OWN_MODULES_OF_A_COMMAND = {
+    "kv": 30,
     "profiles": 20,
     "overlap": 56,  # as those of a collective
     "collective": 70,  # and the words of its options: types, operations, algorithms, modes, backends
