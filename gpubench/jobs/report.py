@@ -277,9 +277,11 @@ def _what_is_missing(
     error: IncompleteResultError | None = None,
     ranks: int | None = None,
     example: str = _USUAL,
+    models: Sequence[str] = (),
 ) -> UsageError:
     collectives = list(error.collectives) if error is not None and plan.collective is None else []
-    known = match_whole_machine(error.models[:1], _GPUS_A_NODE) if error is not None and error.models else None
+    models = models if error is None else error.models
+    known = match_whole_machine(models[:1], _GPUS_A_NODE) if models else None
     usual, visible = (example, _GPUS_A_NODE) if known is None else (known.profile.name, known.profile.match.visible)
     missing = ["which GPUs, on how many nodes"] if gpus else []
     missing += [f"which collective ({' or '.join(collectives)})"] if len(collectives) > 1 else []
@@ -375,8 +377,8 @@ def _judged_table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveR
     first, models, hosts = rows[0], file.circumstances.gpus, file.circumstances.hosts
     on_gpus = first.backend != "host"
     if plan.machine is None and not models and on_gpus:
-        example = _USUAL_OF_AMD if first.backend == "rccl" else _USUAL
-        raise _what_is_missing(plan, gpus=True, ranks=first.ranks, example=example)
+        example, named = _USUAL_OF_AMD if first.backend == "rccl" else _USUAL, file.circumstances.models
+        raise _what_is_missing(plan, gpus=True, ranks=first.ranks, example=example, models=named)
     per_node, rest = divmod(first.ranks, first.nodes)
     machine = None if rest or not on_gpus else plan.machine or _machine_of(models, per_node, first.nodes)
     _check_machine(plan, first, models)

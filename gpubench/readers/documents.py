@@ -312,7 +312,7 @@ def output_lines(text: str, name: str) -> Iterator[tuple[int, str]]:
             yield number, remove_quotes(piece)
 
 
-_NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,9})?|-?nan|-?inf")
+_NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,9})?(?:e[+-]?\d{1,3})?|-?nan|-?inf")
 
 
 def last_numbers(text: str) -> list[float]:

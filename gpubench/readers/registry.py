@@ -137,6 +137,7 @@ RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
     FileKind(
         "gpubench.readers.results.ml_engineering",
         "all_reduce_bench.py's table",
+        takes=("user_facts",),
         begins=r"^.*- software: torch=",
         once=r"- software: torch=",
     ),

@@ -1,16 +1,23 @@
 """Reads the table of all_reduce_bench.py of the book Machine Learning Engineering, for torch's all-reduce over NCCL.
 
 Payloads are 2**10-based, and GBps is 1e9 bytes per second (`fmt_bytes` and `conv_to_GBps` in
-network/benchmarks/all_reduce_bench.py). It times each operation after a barrier, in place on float32, and prints the
-number of ranks and a GPU's properties, but no hosts.
+network/benchmarks/all_reduce_bench.py). It times each operation after a barrier, in place on float32. Above the table
+it prints the number of ranks and a GPU's properties, but no hosts.
 """
 
 import re
 
 from gpubench.errors import UsageError
 from gpubench.model.results.report import Verified
-from gpubench.model.results.result_file import FileCircumstances, LatencyRow, ResultFile, left_out_remark
-from gpubench.model.terms.operation import DataType, Placement, ReduceOp, ring_allreduce_factor
+from gpubench.model.results.result_file import (
+    NO_USER_FACTS,
+    FileCircumstances,
+    LatencyRow,
+    ResultFile,
+    UserFacts,
+    left_out_remark,
+)
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.documents import output_lines
@@ -18,41 +25,47 @@ from gpubench.readers.transfers import damaged
 
 _TOOL = "all_reduce_bench.py"
 _TITLE = re.compile(
-    r"average bandwidth of all_reduce over (?P<ranks>\d{1,7}) ranks(?: \(\d+ warmups? / (?P<trials>\d{1,9}) trials)?"
+    r"average bandwidth (?:and the per-call latency )?of all_reduce over (?P<ranks>\d{1,7}) ranks"
+    r"(?: \(\d+ warmups? / (?P<trials>\d{1,9}) trials)?"
 )
 _GPU = re.compile(r"- hardware: _CudaDeviceProperties\(name='(?P<name>[^']{1,80})'")
 _SOFTWARE = re.compile(r"- software: .*\bnccl=\((?P<version>\d+, \d+, \d+)\)")
+_HEADER = re.compile(r"\bpayload\W+busbw\W+algbw\b")
 _ROW = re.compile(
-    r"(?<!\S)(?P<size>\d{1,6})(?P<unit>|[KMGT]i)B\s+(?P<busbw>\d{1,6}\.\d{1,4}) ?GBps"
+    r"(?<!\S)(?P<size>\d{1,6})(?P<unit>|[KMGT])i?B\s+(?P<busbw>\d{1,6}\.\d{1,4}) ?GBps"
     r"(?:\s+(?P<algbw>\d{1,6}\.\d{1,4}) ?GBps)?"
 )
-_UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def recognises(text: str) -> bool:
-    """Return True if a text has the title of the table."""
-    return _TITLE.search(text) is not None
+    """Return True if a text has the header of the table."""
+    return _HEADER.search(text) is not None
 
 
-def read(text: str, name: str) -> ResultFile:
-    """Read the rows of a table. Raises UsageError if there are none."""
+def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
+    """Read the rows of a table. `user_facts` supplies the number of ranks if the title is missing.
+
+    Raises UsageError if there are no rows.
+    """
     rows: list[LatencyRow] = []
     left_out: list[str] = []
-    title: re.Match[str] | None = None
-    model, libraries = "", {}
+    ranks, trials, is_table, model, libraries = user_facts.ranks, None, False, "", {}
     for number, line in output_lines(text, name):
         plain = line.replace("|", " ")
         if found := _TITLE.search(line):
-            title = found
+            ranks, trials = int(found["ranks"]), int(found["trials"]) if found["trials"] else None
+        elif _HEADER.search(line):
+            is_table = True
         elif found := _GPU.search(line):
             model = found["name"]
         elif found := _SOFTWARE.search(line):
             libraries["NCCL"] = found["version"].replace(", ", ".")
-        elif title is not None and (found := _ROW.search(plain)):
+        elif is_table and (found := _ROW.search(plain)):
             if found["algbw"] is None or not float(found["algbw"]) > 0:
                 left_out.append(damaged(number, line))
             else:
-                rows.append(_row(title, found))
+                rows.append(_row(found, ranks, trials))
     if not rows:
         raise UsageError(
             f"{name} has no row of all_reduce_bench.py",
@@ -72,9 +85,8 @@ def read(text: str, name: str) -> ResultFile:
     )
 
 
-def _row(title: re.Match[str], found: re.Match[str]) -> LatencyRow:
-    ranks, size = int(title["ranks"]), int(found["size"]) * _UNITS[found["unit"]]
-    algbw, factor = float(found["algbw"]), ring_allreduce_factor(ranks)
+def _row(found: re.Match[str], ranks: int | None, trials: int | None) -> LatencyRow:
+    size, algbw = int(found["size"]) * _UNITS[found["unit"]], float(found["algbw"])
     return LatencyRow(
         collective="allreduce",
         backend="nccl",
@@ -86,11 +98,11 @@ def _row(title: re.Match[str], found: re.Match[str]) -> LatencyRow:
         root=None,
         placement=Placement.IN_PLACE,
         mode=Mode.LATENCY,
-        iterations=int(title["trials"]) if title["trials"] else None,
+        iterations=trials,
         time_us=size / (algbw * 1e3),
         time_us_fastest_rank=None,
         time_us_slowest_rank=None,
-        busbw_gb_s=float(found["busbw"]) if factor else None,
+        busbw_gb_s=float(found["busbw"]) if ranks and ranks > 1 else None,
         wrong=None,
         verified=Verified.NO,
         note="time computed from algbw",

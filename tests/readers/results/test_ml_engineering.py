@@ -3,6 +3,7 @@
 import pytest
 
 from gpubench.errors import UsageError
+from gpubench.model.results.result_file import UserFacts
 from gpubench.readers.results.ml_engineering import read, recognises
 
 HEAD = """Environment:
@@ -18,7 +19,14 @@ TABLE = """| payload |    busbw   |    algbw   |
 """
 
 
-@pytest.mark.parametrize("title", [TITLE, TITLE.replace("trials)", "trials, up to 10 queued calls per trial)")])
+@pytest.mark.parametrize(
+    "title",
+    [
+        TITLE,
+        TITLE.replace("trials)", "trials, up to 10 queued calls per trial)"),
+        TITLE.replace("bandwidth of", "bandwidth and the per-call latency of"),
+    ],
+)
 def test_payloads_are_binary_and_gbps_decimal(title: str) -> None:
     assert recognises(HEAD + title + TABLE)
     found = read(HEAD + title + TABLE, "bench.txt")
@@ -31,9 +39,15 @@ def test_payloads_are_binary_and_gbps_decimal(title: str) -> None:
     assert found.circumstances.libraries == {"NCCL": "2.26.2"}
 
 
-def test_the_table_alone_as_markdown_quotes_it() -> None:
-    text = "".join(f"> {line}\n" for line in (TITLE + TABLE).splitlines())
-    assert [row.size_bytes for row in read(text, "x").latencies] == [32 * 2**10, 16 * 2**30]
+def test_the_table_alone_takes_its_ranks_from_the_user() -> None:
+    text = "".join(f"> {line}\n" for line in TABLE.replace("KiB", "KB").splitlines())
+    found = read(text, "x")
+    assert [(row.size_bytes, row.ranks, row.busbw_gb_s) for row in found.latencies] == [
+        (32 * 2**10, None, None),
+        (16 * 2**30, None, None),
+    ]
+    found = read(text, "x", UserFacts(ranks=8))
+    assert [row.busbw_gb_s for row in found.latencies] == [0.83, 480.11]
 
 
 def test_a_row_that_is_cut_is_left_out_and_named() -> None:
@@ -43,4 +57,4 @@ def test_a_row_that_is_cut_is_left_out_and_named() -> None:
     assert (len(found.latencies), found.complete) == (2, False)
     assert "line 7" in found.left_out[0]
     with pytest.raises(UsageError, match="no row of all_reduce_bench"):
-        read(TITLE, "x")
+        read(TITLE + TABLE[:80], "x")
