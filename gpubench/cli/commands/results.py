@@ -60,13 +60,9 @@ _REPORT = HelpPage(
     """
 A result of gpubench (.json or .jsonl of --output, of any command) keeps the verdict, findings and exit code of its run.
 
-Tables of nccl-tests, rccl-tests, OSU, all_reduce_bench.py or NCCL's Inspector, matrices of nvbandwidth or
-p2pBandwidthLatencyTest, and rows in gpubench's CSV are judged as if gpubench had measured them: limit, % of expected,
-verdict. They may be pasted from an issue or a chat, several in one text. GPUs, ranks and hosts are read from the file;
-use --machine if they were cut off.
-
-Bandwidths of perftest (ib_write_bw) are judged by the NIC that --nics names, and those of osu_bw, ucx_perftest and
-nixlbench by --machine or --nics.
+Tables and matrices of nccl-tests, nvbandwidth, OSU and other benchmarks, also pasted from a chat and several in one text,
+are judged as if gpubench had measured them: limit, % of expected, verdict. GPUs, ranks and hosts are read from the
+file. Use --machine if they were cut off, and --nics for the rate of a NIC (perftest).
 """,
 )
 
