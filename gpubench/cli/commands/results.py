@@ -60,9 +60,9 @@ _REPORT = HelpPage(
     """
 A result of gpubench (.json or .jsonl of --output, of any command) keeps the verdict, findings and exit code of its run.
 
-Tables and matrices of nccl-tests, nvbandwidth, OSU and other benchmarks, also pasted from a chat and several in one text,
-are judged as if gpubench had measured them: limit, % of expected, verdict. GPUs, ranks and hosts are read from the
-file. Use --machine if they were cut off, and --nics for the rate of a NIC (perftest).
+Tables of nccl-tests, nvbandwidth, OSU and other benchmarks, also pasted from a chat and several in one text, are judged
+as if gpubench had measured them: limit, % of expected, verdict. GPUs, ranks and hosts are read from the file. Use
+--machine if they were cut off, and --nics for the rate of a NIC (perftest).
 """,
 )
 

@@ -333,9 +333,9 @@ class PairRow(Record, frozen=True, kw_only=True):
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     #: write: by the source; read: by the destination; both: both directions at once, summed
     direction: str | None = None
-    #: ce: copy engine; sm: kernel; nccl: send and receive; cpu: within host memory; rdma, mpi, ucx, nixl: read from the
-    #: output of another benchmark; for managed memory prefetch, faults (a kernel's page faults) or in place (a kernel
-    #: accesses pages that do not migrate)
+    #: ce: copy engine; sm: kernel; nccl: send and receive; cpu: within host memory; rdma, mpi, ucx, nixl: another
+    #: benchmark's; for managed memory prefetch, faults (a kernel's page faults) or in place (a kernel accesses pages
+    #: that do not migrate)
     engine: str | None = None
     peer: str | None = None  #: peer access: on or off
     size_bytes: int | None = None  #: size of one copy in bytes
