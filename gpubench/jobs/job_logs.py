@@ -32,7 +32,7 @@ _RECORDER_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 FOLDER_VARIABLE = "GPUBENCH_RUN_FOLDER"
 _SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,GRAPH,NET"  # All that `explain` needs. None of them logs a line per operation
 _RECORDED_CALLS = "2000"  # PyTorch's default today. Older versions record nothing by default
-_UCX_FOLDER = Path("/tmp")  # UCX aborts its process if it cannot create its log, and every host has this folder
+_UCX_FILES = "/tmp/gpubench-run-"  # UCX aborts its process if it cannot create its log, and every host has /tmp
 _SECONDS_TO_START = 600.0  # torchrun waits this long for other hosts (--rdzv-conf join_timeout)
 _CLOCK_SECONDS = 2.0  # File systems may round the time of a file down
 MOST_BYTES = 2**29
@@ -48,7 +48,7 @@ class JobLogs(Struct, frozen=True):
     """The logs of a job.
 
     - `folder`: the absolute path of the folder for logs
-    - `variables`: the variables to set for the job
+    - `variables`: the variables for the job, including those that the user has set
     - `kept_files`: patterns of the log files that the user's own variables name
     - `started`: the Unix time at which the job started
     """
@@ -101,8 +101,9 @@ class JobLogs(Struct, frozen=True):
             _close_hole(path)
 
     def _ucx_files(self) -> Iterator[Path]:
-        pattern = self.variables.get(_UCX_FILE)
-        return _UCX_FOLDER.glob(_as_pattern(pattern).name) if pattern else iter(())
+        pattern = self.variables[_UCX_FILE]
+        own = _as_pattern(pattern)
+        return own.parent.glob(own.name) if pattern.startswith(_UCX_FILES) else iter(())
 
 
 def make_logs(folder: Path, environment: Mapping[str, str], *, has_ras: bool) -> JobLogs:
@@ -145,16 +146,14 @@ def _variables(folder: Path, environment: Mapping[str, str], *, has_ras: bool) -
         DEBUG_SUBSYSTEMS: _SUBSYSTEMS,
         DEBUG_FILE: f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log",
         "UCX_PROTO_INFO": "y",
-        _UCX_FILE: f"{_UCX_FOLDER}/gpubench-run-{secrets.token_hex(4)}.%h.%p.ucx.log",
+        _UCX_FILE: f"{_UCX_FILES}{secrets.token_hex(4)}.%h.%p.ucx.log",
         **recorder,
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         **({ADDRESS: f"localhost:{_free_port()}"} if has_ras else {}),
         FOLDER_VARIABLE: str(folder),
     }
-    is_enough = environment.get(DEBUG, "").upper() in INFO_LEVELS
-    return {
-        name: value for name, value in wanted.items() if not environment.get(name) or (name == DEBUG and not is_enough)
-    }
+    variables = {name: environment.get(name) or value for name, value in wanted.items()}
+    return variables if variables[DEBUG].upper() in INFO_LEVELS else variables | {DEBUG: "INFO"}
 
 
 def _users_files(environment: Mapping[str, str]) -> Iterator[Path]:

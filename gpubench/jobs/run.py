@@ -49,7 +49,7 @@ def run(plan: RunPlan, arguments: Sequence[str]) -> int:
     logs = make_logs(folder, os.environ, has_ras=plan.hang_s is not None)
     if plan.presentation.show_progress:
         _note(f"the logs of this job go to {logs.folder}")
-    if os.environ.get(DEBUG) and DEBUG in logs.variables:
+    if os.environ.get(DEBUG) not in (None, "", logs.variables[DEBUG]):
         _note(f"NCCL_DEBUG={os.environ[DEBUG]} logs no connections, so this job has NCCL_DEBUG=INFO")
     code, was_stopped = _run_job(plan, program, logs)
     logs.collect()

@@ -116,6 +116,8 @@ def test_variables_of_the_user_are_kept_and_their_files_are_read(tmp_path: Path)
     assert done.stdout.startswith(str({**variables, "TORCH_FR_DUMP_TEMP_FILE": None, "UCX_PROTO_INFO": "y"}))
     assert done.returncode == 1
     assert "4 files" in " ".join(done.stdout.split())
+    for_containers = (folder_of(done) / ".env").read_text().splitlines()
+    assert {"NCCL_DEBUG=TRACE", f"NCCL_DEBUG_FILE={variables['NCCL_DEBUG_FILE']}"} <= {*for_containers}
 
 
 @pytest.mark.parametrize(("level", "is_raised"), [("WARN", True), ("version", True), ("info", False)])
