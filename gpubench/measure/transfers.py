@@ -114,7 +114,9 @@ def _why_not_judged(row: PairRow, machine: TransferMachine) -> str:
         return machine.missing
     if row.scope == "network":
         return "the rate of the NIC is not known"
-    return "not between two GPUs" if machine.wiring is not None else "neither the machine nor the NIC is known"
+    if machine.wiring is None:
+        return "neither the machine nor the NIC is known"
+    return "not between two GPUs" if "(host)" in ends else "the text does not say whether its memory is that of GPUs"
 
 
 def _note(row: PairRow, words: str) -> str:

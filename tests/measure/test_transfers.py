@@ -93,6 +93,14 @@ def test_nothing_passes_or_fails_on_an_unknown_machine(one: PairRow) -> None:
     assert finding.cure.text.startswith("gpubench report x.txt --")
 
 
+@pytest.mark.parametrize(
+    ("memory", "why"), [("host", "not between two GPUs"), ("", "whether its memory is that of GPUs")]
+)
+def test_a_row_says_why_it_is_not_judged(memory: str, why: str) -> None:
+    (judged,), _ = judge_transfers([row(0.4, memory=memory)], inside("hgx-h100-8"), "x.txt")
+    assert why in (judged.note or "")
+
+
 def test_storage_has_no_limit_that_a_nic_knows() -> None:
     one = transfer_row(("initiator (device)", "storage (POSIX)"), "nixl", 64 * MIB, 0.4)
     assert verdict_of(one, NIC) == "SKIP"
