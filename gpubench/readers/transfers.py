@@ -1,13 +1,13 @@
-"""Rows and results that the readers of transfers between two ends share: perftest, OSU, ucx_perftest and nixlbench.
+"""Rows and results that the readers of text share.
 
-The ends are NICs, ranks or processes, not GPUs: none of these programs prints which GPUs it used.
+The ends of transfers are NICs, ranks or processes: perftest, OSU, ucx_perftest and nixlbench print no GPUs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gpubench.errors import UsageError
-from gpubench.model.results.report import PairRow, Verified
-from gpubench.model.results.result_file import FileCircumstances, ResultFile, left_out_remark
+from gpubench.model.results.report import CollectiveRow, PairRow, Verified
+from gpubench.model.results.result_file import FileCircumstances, LatencyRow, ResultFile, left_out_remark
 from gpubench.model.terms.verdict import Origin
 
 UNKNOWN_NODE = "unknown"
@@ -55,28 +55,40 @@ def transfer_row(
     )
 
 
-def transfer_file(name: str, kind: str, rows: Sequence[PairRow], left_out: Sequence[str], expected: str) -> ResultFile:
-    """Return the result with these rows. `left_out` describes the damaged ones.
+def text_result(
+    name: str,
+    circumstances: FileCircumstances,
+    left_out: Sequence[str],
+    expected: str,
+    *,
+    rows: Iterable[CollectiveRow] = (),
+    latencies: Iterable[LatencyRow] = (),
+    pairs: Iterable[PairRow] = (),
+) -> ResultFile:
+    """Return the result of a text. `left_out` describes its damaged rows.
 
     Raises UsageError if there are no rows. `expected` describes them.
     """
-    if not rows:
-        what = f"no whole row: {left_out_remark(left_out)}" if left_out else "nothing that was measured"
-        raise UsageError(
-            f"{name} has {what}, of {kind}",
-            expected=expected,
-            reason="the run ended before its first size, or the text was cut",
-            next_step=f"tail {name}",
-        )
-    return ResultFile(
+    result = ResultFile(
         name=name,
-        kind=f"{kind} text",
-        circumstances=FileCircumstances(tool=kind),
-        pairs=tuple(rows),
+        kind=f"{circumstances.tool} text",
+        circumstances=circumstances,
+        rows=tuple(rows),
+        latencies=tuple(latencies),
+        pairs=tuple(pairs),
         complete=not left_out,
         remarks=(left_out_remark(left_out),) if left_out else (),
         left_out=tuple(left_out),
     )
+    if not result.count:
+        what = f"no whole row: {left_out_remark(left_out)}" if left_out else "nothing that was measured"
+        raise UsageError(
+            f"{name} has {what}, of {circumstances.tool}",
+            expected=expected,
+            reason="the run ended before its first size, or the text was cut",
+            next_step=f"tail {name}",
+        )
+    return result
 
 
 def damaged(number: int, line: str) -> str:

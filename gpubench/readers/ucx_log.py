@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from gpubench.model.paths.ucx import KvMetrics, ProtocolRange, ProtocolTable, UcxLog
+from gpubench.model.terms.units import parse_size
 
 # "[1795845584.493850] [vm:1654 :0]   | 0..inf | zero-copy | cuda_ipc/cuda |": the host and the process ID come first
 _HEAD = re.compile(
@@ -23,7 +24,6 @@ _TITLE = re.compile(
 )
 _MESSAGE = re.compile(r"(?:synchronous )?tagged|active|stream|rendezvous")
 _RANGE = re.compile(r"(\d{1,12}[KMGT]?)(?:\.\.(\d{1,12}[KMGT]?|inf))?$")
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MOST_TABLES = _MOST_SOURCES = 2**14
 _LONGEST_LINE = 2**15
 _MOST_RANGES = 64  # UCX selects at most about ten protocols per table
@@ -70,11 +70,7 @@ def _parse_range(cells: list[str], operation: str) -> ProtocolRange | None:
         return None
     first, last = sizes[1], sizes[2] or sizes[1]
     is_message = _MESSAGE.match(operation) is not None
-    return ProtocolRange(_bytes(first), None if last == "inf" else _bytes(last), cells[1], cells[2], is_message)
-
-
-def _bytes(text: str) -> int:
-    return int(text.rstrip("KMGT")) * _UNITS.get(text[-1], 1)
+    return ProtocolRange(parse_size(first), None if last == "inf" else parse_size(last), cells[1], cells[2], is_message)
 
 
 def _split_head(line: str) -> tuple[str, str, str]:

@@ -7,23 +7,15 @@ it prints the number of ranks and a GPU's properties, but no hosts.
 
 import re
 
-from gpubench.errors import UsageError
 from gpubench.model.results.report import Verified
-from gpubench.model.results.result_file import (
-    NO_USER_FACTS,
-    FileCircumstances,
-    LatencyRow,
-    ResultFile,
-    UserFacts,
-    left_out_remark,
-)
+from gpubench.model.results.result_file import NO_USER_FACTS, FileCircumstances, LatencyRow, ResultFile, UserFacts
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.statistics import Mode
+from gpubench.model.terms.units import parse_size
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.documents import output_lines
-from gpubench.readers.transfers import damaged
+from gpubench.readers.transfers import damaged, text_result
 
-_TOOL = "all_reduce_bench.py"
 _TITLE = re.compile(
     r"average bandwidth (?:and the per-call latency )?of all_reduce over (?P<ranks>\d{1,7}) ranks"
     r"(?: \(\d+ warmups? / (?P<trials>\d{1,9}) trials)?"
@@ -32,10 +24,9 @@ _GPU = re.compile(r"- hardware: _CudaDeviceProperties\(name='(?P<name>[^']{1,80}
 _SOFTWARE = re.compile(r"- software: .*\bnccl=\((?P<version>\d+, \d+, \d+)\)")
 _HEADER = re.compile(r"\bpayload\W+busbw\W+algbw\b")
 _ROW = re.compile(
-    r"(?<!\S)(?P<size>\d{1,6})(?P<unit>|[KMGT])i?B\s+(?P<busbw>\d{1,6}\.\d{1,4}) ?GBps"
+    r"(?<!\S)(?P<size>\d{1,6}[KMGT]?)i?B\s+(?P<busbw>\d{1,6}\.\d{1,4}) ?GBps"
     r"(?:\s+(?P<algbw>\d{1,6}\.\d{1,4}) ?GBps)?"
 )
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def recognises(text: str) -> bool:
@@ -66,27 +57,13 @@ def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultF
                 left_out.append(damaged(number, line))
             else:
                 rows.append(_row(found, ranks, trials))
-    if not rows:
-        raise UsageError(
-            f"{name} has no row of all_reduce_bench.py",
-            expected="rows with payload, busbw and algbw in GBps",
-            reason="the text was cut, or every bandwidth is rounded down to 0",
-        )
-    return ResultFile(
-        name=name,
-        kind=f"{_TOOL} text",
-        circumstances=FileCircumstances(
-            tool="all_reduce_bench.py", models=(model,) if model else (), libraries=libraries
-        ),
-        latencies=tuple(rows),
-        complete=not left_out,
-        remarks=(left_out_remark(left_out),) if left_out else (),
-        left_out=tuple(left_out),
-    )
+    known = FileCircumstances(tool="all_reduce_bench.py", models=(model,) if model else (), libraries=libraries)
+    expected = "rows with payload, busbw and algbw in GBps, of which not all are rounded down to 0"
+    return text_result(name, known, left_out, expected, latencies=rows)
 
 
 def _row(found: re.Match[str], ranks: int | None, trials: int | None) -> LatencyRow:
-    size, algbw = int(found["size"]) * _UNITS[found["unit"]], float(found["algbw"])
+    size, algbw = parse_size(found["size"]), float(found["algbw"])
     return LatencyRow(
         collective="allreduce",
         backend="nccl",

@@ -8,22 +8,20 @@ ranks, so the GPU with the highest busbw counts for its communicator.
 import re
 from collections.abc import Mapping
 
-from gpubench.errors import UsageError
 from gpubench.model.paths.nccl_log import INSPECTED, InspectedSize
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.result_file import FileCircumstances, ResultFile, left_out_remark
-from gpubench.model.terms.units import group_by
+from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.terms.units import group_by, parse_size
 from gpubench.readers.documents import output_lines
 from gpubench.readers.results.nccl_inspector import make_row
-from gpubench.readers.transfers import damaged
+from gpubench.readers.transfers import damaged, text_result
 
 _METRIC = re.compile(
     r"\bnccl_(?P<what>bus_bandwidth_gbs|collective_exec_time_microseconds)\{(?P<labels>[^{}]{1,900})\}"
     r"(?: +(?P<value>\S+))?"
 )
 _LABEL = re.compile(r'(\w{1,20})="([^"]{0,255})"')
-_BUCKET = re.compile(r"(?P<low>\d{1,5})-\d{1,5}(?P<unit>B|KB|MB|GB|TB)")
-_UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
+_BUCKET = re.compile(r"(?P<low>\d{1,5})-\d{1,5}(?P<unit>|[KMGT])B")
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?(?:e[+-]?\d{1,3})?")
 _NOTE = "element type and exact sizes not recorded; means of a job's operations on the GPU with the highest busbw"
 Values = dict[str, float]
@@ -37,7 +35,7 @@ def recognises(text: str) -> bool:
 def read(text: str, name: str) -> ResultFile:
     """Return one row for each collective, size bucket and shape of communicator.
 
-    Raises UsageError if there is no collective with a bandwidth and a time.
+    Raises UsageError if there is none with a bandwidth and a time.
     """
     found: dict[tuple[tuple[str, str], ...], Values] = {}
     left_out: list[str] = []
@@ -48,22 +46,10 @@ def read(text: str, name: str) -> ResultFile:
             else:
                 found.setdefault(tuple(_LABEL.findall(metric["labels"])), {})[metric["what"]] = float(metric["value"])
     sizes = [(dict(labels), size) for labels, values in found.items() if (size := _size(dict(labels), values))]
-    if not sizes:
-        raise UsageError(
-            f"{name} has no collective with a bandwidth and a time",
-            expected="nccl_bus_bandwidth_gbs and nccl_collective_exec_time_microseconds with the same labels",
-            reason="only one of the two was kept, or only sends and receives were traced",
-        )
     nodes = dict.fromkeys(labels["node"] for labels, _ in sizes if labels.get("node", "unknown") != "unknown")
-    return ResultFile(
-        name=name,
-        kind="NCCL Inspector metrics",
-        circumstances=FileCircumstances(tool="NCCL Inspector", hosts=tuple(nodes)),
-        rows=tuple(_rows(sizes)),
-        complete=not left_out,
-        remarks=(left_out_remark(left_out),) if left_out else (),
-        left_out=tuple(left_out),
-    )
+    expected = "a collective with nccl_bus_bandwidth_gbs and nccl_collective_exec_time_microseconds"
+    known = FileCircumstances(tool="NCCL Inspector", hosts=tuple(nodes))
+    return text_result(name, known, left_out, expected, rows=_rows(sizes))
 
 
 def _size(labels: Mapping[str, str], values: Values) -> InspectedSize | None:
@@ -74,7 +60,7 @@ def _size(labels: Mapping[str, str], values: Values) -> InspectedSize | None:
     if bucket is None or known is None or ranks < 2 or nodes < 1 or not (busbw > 0 and time_us > 0):
         return None
     name, factor = known
-    unit = _UNITS[bucket["unit"]] * (ranks if name in ("allgather", "reducescatter") else 1)
+    unit = parse_size(f"1{bucket['unit']}") * (ranks if name in ("allgather", "reducescatter") else 1)
     low = int(bucket["low"])
     size = min(max(busbw / factor(ranks) * 1e3 * time_us, low * unit), (low + 1) * unit)
     return InspectedSize(name, round(size), ranks, nodes, 0, size / (busbw / factor(ranks) * 1e3))

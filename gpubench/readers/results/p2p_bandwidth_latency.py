@@ -11,13 +11,12 @@ import re
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import normalize_bus_id
 from gpubench.model.results.report import PairRow
-from gpubench.model.results.result_file import FileCircumstances, ResultFile, left_out_remark
+from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.units import shorten
 from gpubench.readers.documents import last_numbers, output_lines
-from gpubench.readers.transfers import damaged, transfer_row
+from gpubench.readers.transfers import damaged, text_result, transfer_row
 
 KIND = "p2pBandwidthLatencyTest"
 _LATENCY_BYTES, _INTEGERS, _INTEGER_BYTES = 16, 40_000_000, 4
@@ -47,23 +46,9 @@ def read(text: str, name: str) -> ResultFile:
     for number, line in output_lines(text, name):
         parser.line(line, number)
     parser.end_matrix()
-    if not parser.rows:
-        raise UsageError(
-            f"{name} has no whole matrix of {KIND}"
-            + (f": {left_out_remark(parser.left_out)}" if parser.left_out else ""),
-            expected="matrices with a line for each GPU, below P2P=Disabled and P2P=Enabled",
-            reason="the run ended before its first matrix, or the text was cut",
-            next_step=f"tail {name}",
-        )
-    return ResultFile(
-        name=name,
-        kind=f"{KIND} text",
-        circumstances=FileCircumstances(tool=KIND, gpus=tuple(gpu for _, gpu in sorted(parser.models.items()))),
-        pairs=tuple(parser.rows.values()),
-        complete=not parser.left_out,
-        remarks=(left_out_remark(parser.left_out),) if parser.left_out else (),
-        left_out=tuple(parser.left_out),
-    )
+    known = FileCircumstances(tool=KIND, gpus=tuple(gpu for _, gpu in sorted(parser.models.items())))
+    expected = "matrices with a line for each GPU, below P2P=Disabled and P2P=Enabled"
+    return text_result(name, known, parser.left_out, expected, pairs=parser.rows.values())
 
 
 class _Matrices(Struct):

@@ -8,9 +8,9 @@ lines of src/cuda_memory.c stand above the table.
 import re
 from collections import Counter
 
-from gpubench.model.results.result_file import ResultFile
+from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.readers.documents import is_row, last_numbers, output_lines
-from gpubench.readers.transfers import damaged, name_end, transfer_file, transfer_row
+from gpubench.readers.transfers import damaged, name_end, text_result, transfer_row
 
 _TITLE = re.compile(
     r"\b(?P<verb>Send|Send_imm|RDMA_Write|RDMA_Write_imm|RDMA_Read) (?P<both>Bidirectional )?(?:Post List )?BW "
@@ -67,4 +67,5 @@ def read(text: str, name: str) -> ResultFile:
         way = "both" if both else "read" if verb == "RDMA_Read" else "write"
         ends = (ends[1], ends[0]) if way == "read" else ends
         rows.append(transfer_row(ends, "rdma", int(cells["#bytes"]), gb_s, direction=way, scope="network"))
-    return transfer_file(name, "perftest", rows, left_out, "rows of ib_write_bw: #bytes, #iterations, BW average")
+    expected = "rows of ib_write_bw: #bytes, #iterations, BW average"
+    return text_result(name, FileCircumstances(tool="perftest"), left_out, expected, pairs=rows)

@@ -7,9 +7,9 @@ without the box, the options of the command do. Tests of latency are left out.
 import re
 from math import prod
 
-from gpubench.model.results.result_file import ResultFile
+from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.readers.documents import last_numbers, output_lines
-from gpubench.readers.transfers import damaged, name_end, transfer_file, transfer_row
+from gpubench.readers.transfers import damaged, name_end, text_result, transfer_row
 
 _TABLE = re.compile(r"(?:Stage|Test)\W+# iterations\W.*\boverall\b|# iterations\W+(?:\d\d\.\d%ile|typical)")
 _BOX = re.compile(r"\b(?P<name>Test|Send memory|Recv memory|Message size): +(?P<value>\S.*?)\s*$")
@@ -52,7 +52,8 @@ def read(text: str, name: str) -> ResultFile:
                 ends = (server, client) if is_read else (client, server)
                 way = "read" if is_read else "write"
                 rows.append(transfer_row(ends, "ucx", int(size), gb_s, direction=way))
-    return transfer_file(name, "ucx_perftest", rows, left_out, "a row 'Final:' of a bandwidth test, such as -t tag_bw")
+    expected = "a row 'Final:' of a bandwidth test, such as -t tag_bw"
+    return text_result(name, FileCircumstances(tool="ucx_perftest"), left_out, expected, pairs=rows)
 
 
 _ENDS = {"client": "Send memory", "server": "Recv memory"}

@@ -56,5 +56,5 @@ def test_a_row_that_is_cut_is_left_out_and_named() -> None:
     found = read(TITLE + TABLE + "|   32GiB | 481.00GBps |", "x")
     assert (len(found.latencies), found.complete) == (2, False)
     assert "line 7" in found.left_out[0]
-    with pytest.raises(UsageError, match="no row of all_reduce_bench"):
+    with pytest.raises(UsageError, match="nothing that was measured, of all_reduce_bench"):
         read(TITLE + TABLE[:80], "x")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from gpubench.model.terms.operation import Placement, all_but_own_factor, ring_allreduce_factor, whole_factor
-from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, SUFFIX_BYTES
 from gpubench.readers.results.nccl_tests.table import OutputLine, Placed
 
 _NAMES = re.compile(
@@ -21,7 +21,6 @@ _NAMES = re.compile(
 )
 _UNIT = re.compile(r"\s*[(\[]\s*(?P<unit>[A-Za-zµμ/]{1,8})\s*[)\]]")
 _SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,6})?)\s*(?P<unit>[KMGT]?i?B?)", re.IGNORECASE)
-_SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _FIGURE = re.compile(r"\d{1,12}(?:\.\d{1,6})?(?:e[+-]?\d{1,2})?")
 _LIKE_A_FIGURE = re.compile(r"[-+]?\d[\d.e+-]*|[-+]?(?:nan|inf|infinity)|none|sum|float|N/A|-{1,3}|[xX]", re.IGNORECASE)
 _NOT_GIVEN = ("-", "--", "---", "N/A")
@@ -85,7 +84,7 @@ class CutColumns(Struct, frozen=True):
             if name in halves[-1]:
                 halves.append({})
             halves[-1][name] = scale * float(cell)
-        size_bytes = int(float(size["number"]) * _SIZES[size["unit"].upper().rstrip("B").rstrip("I")])
+        size_bytes = int(float(size["number"]) * SUFFIX_BYTES[size["unit"].upper().rstrip("B").rstrip("I")])
         return CutLine(size_bytes, tuple(halves[:2])) if size_bytes > 0 and halves[0] else None
 
 
