@@ -317,14 +317,10 @@ def _add_scaling(plan: KvPlan, kv: KvRun, report: Report) -> Report:
     """Add the slowest pair among the first GPUs, for each number of GPUs in --np. Each pair was measured once."""
     if not plan.rank_counts:
         return report
-    gpus = [kv.machine.label(gpu) for gpu in range(len(kv.machine.gpus))]
-    found = [row for count in plan.rank_counts for row in scaling.kv_scaling(kv.rows, gpus[:count])]
-    staged = {(row.source, row.destination) for row in kv.rows if row.host_staged}
-
-    def is_staged(one: int, other: int) -> bool:
-        return (gpus[one], gpus[other]) in staged
-
-    table = scaling.scaling_table(found, partial(scaling.find_reason, kv.machine.wiring, is_staged))
+    numbers = {kv.machine.label(gpu): gpu for gpu in range(len(kv.machine.gpus))}
+    found = [row for count in plan.rank_counts for row in scaling.kv_scaling(kv.rows, list(numbers)[:count])]
+    staged = {(numbers[row.source], numbers[row.destination]) for row in kv.rows if row.host_staged}
+    table = scaling.scaling_table(found, partial(scaling.find_reason, kv.machine.wiring, staged))
     return replace(report, sections={**report.sections, **Table.group_by_section({ScalingRow: table})})
 
 

@@ -1,6 +1,6 @@
 """Compare a measurement on more and more GPUs: its efficiency, and where and why scaling breaks."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import product
 
 from msgspec.structs import replace
@@ -32,6 +32,7 @@ _CROSSINGS = {
 """What the added GPUs cross, by the new path class, the slowest first."""
 
 Reason = Callable[[int, int], str]
+"""Returns why the ranks from a lower count to a higher one may be slower, or an empty text."""
 
 
 def describe_gpus(ranks: Sequence[RankIdentity]) -> str:
@@ -50,16 +51,9 @@ def scaling_row(row: CollectiveRow | OverlapRow, gpus: str) -> ScalingRow:
         return make_record(
             ScalingRow, row, measured=step, gpus=gpus, time_us=row.step_us, ci95_percent=row.step_ci95_percent
         )
-    words = (row.collective, row.dtype, row.op, row.placement.replace("_", " "))
+    measured = " ".join(filter(None, (row.collective, row.dtype, row.op, row.placement.replace("_", " "))))
     reason = LOCAL_COPY if row.busbw_gb_s is None else None
-    return make_record(
-        ScalingRow,
-        row,
-        measured=" ".join(filter(None, words)),
-        gpus=gpus,
-        bandwidth_gb_s=row.busbw_gb_s,
-        reason=reason,
-    )
+    return make_record(ScalingRow, row, measured=measured, gpus=gpus, bandwidth_gb_s=row.busbw_gb_s, reason=reason)
 
 
 def kv_scaling(rows: Iterable[KvRow], gpus: Sequence[str]) -> list[ScalingRow]:
@@ -80,10 +74,7 @@ def kv_scaling(rows: Iterable[KvRow], gpus: Sequence[str]) -> list[ScalingRow]:
 
 
 def scaling_table(rows: Sequence[ScalingRow], reason: Reason) -> list[ScalingRow]:
-    """Return the rows in order of ranks with their efficiency, and mark where scaling breaks.
-
-    `reason` returns why the ranks from a lower count to a higher one may be slower, or an empty text.
-    """
+    """Return the rows in order of ranks with their efficiency, and mark where scaling breaks."""
     table: list[ScalingRow] = []
     largest = largest_rows(rows)
     for same in group_by(rows, lambda row: (row.measured, row.size_bytes)).values():
@@ -96,7 +87,8 @@ def scaling_table(rows: Sequence[ScalingRow], reason: Reason) -> list[ScalingRow
                 table.append(row)
                 continue
             changed, loss = replace(row, efficiency_percent=100 * speed / _speed(base)), 1 - speed / _speed(best)
-            if can_break and loss > max(_LEAST_LOSS, _noise(row) + _noise(best)):
+            noise = ((row.ci95_percent or 0.0) + (best.ci95_percent or 0.0)) / 100
+            if can_break and loss > max(_LEAST_LOSS, noise):
                 can_break = False  # Only the first break is marked
                 changed = replace(changed, breaks=True, reason=_why(row, best, loss, reason))
             table.append(changed)
@@ -109,10 +101,6 @@ def _speed(row: ScalingRow) -> float:
     return row.bandwidth_gb_s or (1 / row.time_us if row.time_us else 0.0)
 
 
-def _noise(row: ScalingRow) -> float:
-    return (row.ci95_percent or 0.0) / 100
-
-
 def _why(row: ScalingRow, best: ScalingRow, loss: float, reason: Reason) -> str:
     found = reason(best.ranks, row.ranks)
     if row.expected_gb_s and best.expected_gb_s and row.expected_gb_s / best.expected_gb_s <= 1 - loss + _LEAST_LOSS:
@@ -120,13 +108,10 @@ def _why(row: ScalingRow, best: ScalingRow, loss: float, reason: Reason) -> str:
     return SMALL if row.size_bytes < LARGE_BYTES else found or NO_REASON
 
 
-def find_reason(wiring: Wiring, staged: Callable[[int, int], bool], before: int, after: int) -> str:
-    """Return what the ranks from `before` to `after` add: a host-staged pair, or a slower kind of path.
-
-    Return an empty text if they add none.
-    """
+def find_reason(wiring: Wiring, staged: Container[object], before: int, after: int) -> str:
+    """Return the host-staged pair or slower path that the ranks from `before` to `after` add, or an empty text."""
     pairs = [(one, other) for one, other in product(range(after), range(before, after)) if one != other]
-    through_host = next((pair for pair in pairs if staged(*pair)), None)
+    through_host = next((pair for pair in pairs if pair in staged), None)
     if through_host is not None:
         hosts = ["" if wiring.share_node(through_host) else f"{wiring.host(gpu)} " for gpu in through_host]
         one, other = (f"{host}{wiring.place(gpu).device}" for host, gpu in zip(hosts, through_host, strict=True))

@@ -30,8 +30,7 @@ def run(plan: OverlapPlan, arguments: Sequence[str]) -> int:
         from gpubench.jobs.collective.scaling import in_counts
         from gpubench.training.overlap_simulated import simulation_steps
 
-        steps = simulation_steps(plan)
-        return runner.run_alone(in_counts(steps) if collective.scales else steps, collective, arguments)
+        return runner.run_alone(in_counts(simulation_steps(plan), collective), collective, arguments)
     if launch is None:
         from gpubench.jobs.collective import job
 

@@ -97,7 +97,7 @@ def test_an_overlap_scales_by_its_step_time() -> None:
     ],
 )
 def test_the_reason_is_the_slowest_new_path(machine: str, before: int, after: int, said: str) -> None:
-    assert scaling.find_reason(wiring(machine), lambda *_: False, before, after) == said
+    assert scaling.find_reason(wiring(machine), (), before, after) == said
 
 
 @pytest.mark.parametrize(
@@ -108,16 +108,13 @@ def test_other_switches_and_bridges_are_named(
     monkeypatch: pytest.MonkeyPatch, known: str, added: str, said: str
 ) -> None:
     monkeypatch.setattr(Wiring, "path", lambda _self, pair: known if max(pair) < 4 else added)
-    reason = scaling.find_reason(wiring("l40s-8"), lambda *_: False, 4, 8)
+    reason = scaling.find_reason(wiring("l40s-8"), (), 4, 8)
     assert (said in reason, added in reason) == (True, bool(said))
 
 
 def test_a_staged_pair_is_the_reason_only_if_the_added_gpus_have_it() -> None:
-    def staged(one: int, other: int) -> bool:
-        return (one, other) == (0, 3)
-
     machine = wiring("hgx-h200-8")
-    reasons = [scaling.find_reason(machine, staged, before, after) for before, after in ((2, 4), (4, 8))]
+    reasons = [scaling.find_reason(machine, {(0, 3)}, before, after) for before, after in ((2, 4), (4, 8))]
     assert reasons == ["GPU0 → GPU3 goes through host memory", ""]
 
 
@@ -125,7 +122,7 @@ def test_leaving_nvlink_is_said() -> None:
     machine = wiring("dgx-1-v100")
     joined = {machine.path((one, other)) for one, other in product(range(4), repeat=2) if one != other}
     assert all(path.startswith("NV") for path in joined)
-    assert scaling.find_reason(machine, lambda *_: False, 4, 8).endswith("(SYS), not NVLink")
+    assert scaling.find_reason(machine, (), 4, 8).endswith("(SYS), not NVLink")
 
 
 def test_gpus_are_named_by_host() -> None:

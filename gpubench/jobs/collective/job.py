@@ -418,7 +418,7 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
         command: runner.Steps[Any] = simulated.SIMULATION
         if isinstance(source, Replayed):
             command, plan = simulated.REPLAY, replace(plan, rank_counts=recorded_counts(source.directory))
-        return runner.run_alone(in_counts(command) if plan.scales else command, plan, arguments)
+        return runner.run_alone(in_counts(command, plan), plan, arguments)
     if launch is None:
         return launch_ranks(plan, arguments)
     if plan.processes:

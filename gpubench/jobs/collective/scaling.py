@@ -1,7 +1,6 @@
 """Repeat a collective or an overlap for each number of ranks in --np, and present the runs as one report.
 
-`gpubench.measure.scaling` compares the runs. The largest number of ranks is first, because its metadata describe all
-GPUs.
+`gpubench.measure.scaling` compares the runs.
 """
 
 import dataclasses
@@ -105,18 +104,20 @@ def measure_counts(plan: CollectivePlan, presenter: "Presenter", measure: Measur
 def _reason(source: "Source", runs: Sequence[CountListener]) -> scaling.Reason:
     """Return a function that finds why more ranks are slower. It reads the machine when it is first called."""
     ranks = [] if runs[0].metadata is None else runs[0].metadata.ranks
+    numbers = {(rank.host, rank.gpu_bus_id): number for number, rank in enumerate(ranks)}
     evidence = [row for run in runs if run.report is not None for row in run.report.rows(EvidenceRow)]
-    staged = {(row.source_bus_id, row.destination_bus_id) for row in evidence if row.conclusion == Conclusion.STAGED}
+    staged = {
+        (numbers.get((row.source_node, row.source_bus_id)), numbers.get((row.destination_node, row.destination_bus_id)))
+        for row in evidence
+        if row.conclusion == Conclusion.STAGED
+    }
 
     @cache
     def wiring() -> Wiring:
         nodes = {node.snapshot.host: node for node in source.machines().nodes}
         return Wiring(ranks, {rank.node: nodes[rank.host] for rank in ranks if rank.host in nodes})
 
-    def is_staged(one: int, other: int) -> bool:
-        return (ranks[one].gpu_bus_id, ranks[other].gpu_bus_id) in staged
-
-    return lambda before, after: scaling.find_reason(wiring(), is_staged, before, after)
+    return lambda before, after: scaling.find_reason(wiring(), staged, before, after)
 
 
 def launch_counts(plan: CollectivePlan, start: "RankStart") -> int:
@@ -130,16 +131,6 @@ def launch_counts(plan: CollectivePlan, start: "RankStart") -> int:
         with delivering(presenter):
             presenter.end(measure_counts(plan, presenter, measure))
     return presenter.exit_code
-
-
-class CountPlace(Place):
-    """A place whose rows go to the listener of one number of ranks."""
-
-    presenter: Any = None
-
-    def __init__(self, plan: CollectivePlan, arguments: Sequence[str], listener: CountListener) -> None:
-        super().__init__(plan, arguments, shows_progress=False, is_launched=False)
-        self.presenter = listener
 
 
 def part_of_machine(simulation: Simulation, ranks: int) -> Simulation:
@@ -178,17 +169,18 @@ def refuse_counts_under_launcher(counts: Sequence[int], launch: "LaunchedRank") 
     )
 
 
-def in_counts(steps: Steps[Any]) -> Steps[Any]:
-    """Return steps that simulate or replay `steps` for each number of ranks."""
+def in_counts(steps: Steps[Any], plan: CollectivePlan) -> Steps[Any]:
+    """Return steps that simulate or replay `steps` for each number of ranks in the plan."""
+    if not plan.scales:
+        return steps
 
     def measure_all(place: Place, _opened: None) -> Report:
-        plan: CollectivePlan = place.plan
-
         def measure(of_count: CollectivePlan, listener: CountListener) -> None:
             if plan.simulation is not None:
                 part = part_of_machine(plan.simulation, listener.ranks)
                 of_count = dataclasses.replace(of_count, simulation=part)
-            own = CountPlace(of_count, place.arguments, listener)
+            own: Any = Place(of_count, place.arguments, shows_progress=False, is_launched=False)
+            own.presenter = listener
             with steps.open(own) as opened:
                 report = steps.measure(own, opened)
             if report is not None:
