@@ -13,7 +13,6 @@ from gpubench.conditions.circumstances import Circumstances, Found, Sighting, Un
 from gpubench.conditions.logged import LoggedReason, Staged
 from gpubench.conditions.policy import EXPLAINS, NOTHING, SEVERITIES, Explains
 from gpubench.model.facts.health import Errors
-from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.paths.topology import Topology
@@ -196,11 +195,6 @@ def node_detector(
                 yield from (result for known in reasons for result in unread(run.subject(number), known, unknown))
 
     return look
-
-
-def rank_detector(seen: Callable[[RankFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
-    """Return a detector that examines each rank separately. `seen` describes the problem, or returns an empty text."""
-    return lambda run: (run.rank_sighting([rank], found, confidence) for rank in run.facts if (found := seen(rank)))
 
 
 def gpu_detector(seen: Callable[[GpuFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:

@@ -18,7 +18,7 @@ from gpubench.jobs.watch import NAME, Interrupts
 from gpubench.measure.explain.hangs import RasCourse
 from gpubench.measure.explain.report import WATCHED_SECTIONS as SECTIONS
 from gpubench.measure.explain.report import report_on_hangs
-from gpubench.model.facts.environment import detect_launcher
+from gpubench.model.facts.environment import detect_launcher, refuse_several_ranks
 from gpubench.model.paths.hang import RasCommunicator
 from gpubench.model.terms.verdict import Origin
 from gpubench.ranks.ras import ADDRESS, AS_JSON, ask_ras, ras_address
@@ -47,12 +47,7 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
     Raises GpubenchError if nothing or another program listens on the port, or an output cannot be written.
     """
     launch = detect_launcher(os.environ)
-    if launch is not None and launch.size > 1:
-        raise UsageError(
-            f"{NAME} --hang under {launch.launcher}",
-            expected="one process: each process of a job knows of all others",
-            next_step=launch.advice_without_launcher,
-        )
+    refuse_several_ranks(launch, f"{NAME} --hang", "one process: each process of a job knows of all others")
     with presenting(plan.presentation, is_rank=launch is not None) as presenter:
         course = RasCourse()
         with suppress(KeyboardInterrupt), Interrupts() as interrupts:

@@ -30,7 +30,7 @@ from gpubench.measure.kv import FILE, SMALLEST_BLOCK, VERSION, KvRequest, KvRun,
 from gpubench.measure.kv import SECTIONS as SECTIONS
 from gpubench.measure.p2p.request import CopyMachine, find_pairs, wiring_of_process
 from gpubench.measure.paths import Meter
-from gpubench.model.facts.environment import detect_launcher
+from gpubench.model.facts.environment import detect_launcher, refuse_several_ranks
 from gpubench.model.paths.ucx import Allocation
 from gpubench.model.profiles.fault import COPIES
 from gpubench.model.results.kv import KvRow
@@ -68,13 +68,8 @@ class KvSetup(Struct, frozen=True, kw_only=True):
 
 def run(plan: KvPlan, arguments: Sequence[str]) -> int:
     """Measure transfers and return the exit code. Raises GpubenchError if nothing can be measured."""
-    launch = detect_launcher(os.environ)
-    if launch is not None and launch.size > 1:
-        raise UsageError(
-            f"kv under {launch.launcher}",
-            expected="one process: kv starts the two processes of each transfer itself",
-            next_step="gpubench kv without the launcher",
-        )
+    expected = "one process: kv starts the two processes of each transfer itself"
+    refuse_several_ranks(detect_launcher(os.environ), NAME, expected)
     _check_sizes(plan)
     return runner.run(STEPS, plan, arguments)
 

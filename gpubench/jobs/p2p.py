@@ -55,7 +55,7 @@ from gpubench.measure.p2p.request import (
 from gpubench.measure.p2p.run import SECTIONS as SECTIONS
 from gpubench.measure.p2p.run import P2pRun, ReadErrors
 from gpubench.measure.paths import IdleWindow
-from gpubench.model.facts.environment import detect_launcher
+from gpubench.model.facts.environment import detect_launcher, refuse_several_ranks
 from gpubench.model.paths.p2p import LATENCY_BYTES, Pair, Series
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import Wiring
@@ -417,13 +417,9 @@ def run(plan: P2pPlan, arguments: Sequence[str]) -> int:
     """Measure copies in one process or as one rank of a job; return the exit code. Raises GpubenchError if nothing
     is measured.
     """
-    launch = detect_launcher(os.environ)
-    if plan.memory is MemoryKind.MANAGED and launch is not None and launch.size > 1:
-        raise UsageError(
-            f"p2p --memory managed under {launch.launcher}",
-            expected="one process: managed memory belongs to one",
-            next_step="gpubench p2p --memory managed without the launcher",
-        )
+    if plan.memory is MemoryKind.MANAGED:
+        expected = "one process: managed memory belongs to one"
+        refuse_several_ranks(detect_launcher(os.environ), "p2p --memory managed", expected)
     return runner.run(STEPS, plan, arguments)
 
 

@@ -165,7 +165,7 @@ class RunPlan(CommandPlan):
         "TIME",
         "While the job runs, name the rank that makes others wait this long, e.g. 60s.",
         name="--hang",
-        read=lambda text: _parse_hang(text),
+        read=lambda text: _parse_interval("--hang", text),
         common=True,
         group=MEASURE,
     )
@@ -384,16 +384,10 @@ class TypedSeconds(float):
             raise UsageError(f"{option} {self.text} is {self:g} s", expected=f"{least:g} s to {most:g} s")
 
 
-def _parse_interval(text: str) -> TypedSeconds:
-    interval = TypedSeconds.of("--interval", text)
-    interval.check("--interval", _LEAST_INTERVAL, _MOST_INTERVAL)
+def _parse_interval(option: str, text: str) -> TypedSeconds:
+    interval = TypedSeconds.of(option, text)
+    interval.check(option, _LEAST_INTERVAL, _MOST_INTERVAL)
     return interval
-
-
-def _parse_hang(text: str) -> TypedSeconds:
-    seconds = TypedSeconds.of("--hang", text)
-    seconds.check("--hang", _LEAST_INTERVAL, _MOST_INTERVAL)
-    return seconds
 
 
 def _parse_job(text: str) -> str:
@@ -417,7 +411,7 @@ class WatchPlan(MachinePlan):
     interval: float | None = option(
         "TIME",
         "Time between two lines: 500ms, 1s, 1m (default: 1s; 2s on nodes with more than four GPUs; 10s with --hang).",
-        read=_parse_interval,
+        read=lambda text: _parse_interval("--interval", text),
         common=True,
     )
     seconds: float | None = option(

@@ -127,7 +127,12 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
     tables = [table for file in files for table in _split_tables(plan, file)]
     if not errors and (len(tables) == 1 or plan.presentation.format is not TABLE or plan.presentation.outputs):
         if len(files) > 1:
-            raise _several_tables_error(plan, tables)
+            raise UsageError(
+                f"{plan.name} has {len(tables)} tables: {shorten([table.kind for table in tables])}",
+                expected="one table for --output, or for a format other than table",
+                reason="several runs were kept in one file",
+                next_step=f"gpubench report {plan.name}",
+            )
         return _judge_file(plan, tables[0] if len(tables) == 1 else files[0], failures, arguments)
     codes = [error.exit_code for error in errors]
     for number, table in enumerate(tables):
@@ -142,15 +147,6 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
 
 
 _GRAVEST_FIRST = JUDGED_AND_FAILED, COULD_NOT_MEASURE, WRONG_USAGE, DONE
-
-
-def _several_tables_error(plan: ReportPlan, tables: Sequence[ResultFile]) -> UsageError:
-    return UsageError(
-        f"{plan.name} has {len(tables)} tables: {shorten([table.kind for table in tables])}",
-        expected="one table for --output, or for a format other than table",
-        reason="several runs were kept in one file",
-        next_step=f"gpubench report {plan.name}",
-    )
 
 
 def _split_tables(plan: ReportPlan, file: ResultFile) -> list[ResultFile]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,6 +29,7 @@ from gpubench.model.facts.snapshot import GpuFacts, PairFacts, Snapshot
 from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.p2p import Cell, Pair, Series
 from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.fallback import PATH_UNKNOWN
 from gpubench.model.results.report import PAIR_COLUMNS, EvidenceRow, Metadata, PairRow, Report, Row, Verified
@@ -138,15 +140,10 @@ class ReadCopies(Struct, frozen=True):
         for is_to_gpu, names in copied.items():
             absent = [name for name in self.names if name not in names]
             if absent:
-                yield Finding(
-                    id=judged_rows.INCOMPLETE,
-                    severity=Verdict.WARN,
-                    subject=shorten(absent),
-                    seen=f"copies {'from' if is_to_gpu else 'to'} host memory, of {len(names)} of {len(self.names)}",
-                    expected="copies of every GPU",
-                    cause="the text was cut, or these GPUs took no part",
-                    cure=Cure.of("nvbandwidth -t host_to_device_memcpy_ce device_to_host_memcpy_ce"),
-                )
+                seen = f"copies {'from' if is_to_gpu else 'to'} host memory, of {len(names)} of {len(self.names)}"
+                cause = "the text was cut, or these GPUs took no part"
+                cure = Cure.of("nvbandwidth -t host_to_device_memcpy_ce device_to_host_memcpy_ce")
+                yield judged_rows.incomplete(shorten(absent), seen, "copies of every GPU", cause, cure)
 
     def request(self) -> _ReadRequest:
         between = [row for row in self.rows if HOST not in (row.source, row.destination)]
@@ -236,7 +233,9 @@ def judge_copies(
     }
     request = copies.request()
     with presenting(plan.presentation) as presenter:
-        metadata = _metadata_of_copies(file, request, model, ids, arguments, strict=plan.strict)
+        profile = None if machine is None else machine.profile
+        options = _options_of_copies(request, model, ids)
+        metadata = _metadata(plan, file, arguments, node.snapshot.host, options, profile)
         presenter.begin(metadata, PAIR_COLUMNS)
         report = P2pRun(request, _ReadBench(copies.cells()), model, _WithOwnIds(presenter, ids)).run()
         sections = {name: section for name, section in report.sections.items() if name != TreeRow.section}
@@ -254,42 +253,39 @@ def _without_doubts(report: Report) -> Report:
     return replace(report, findings=findings, verdict=verdict)
 
 
-def _metadata_of_copies(
+def _metadata(
+    plan: ReportPlan,
     file: ResultFile,
-    request: P2pRequest,
-    machine: CopyMachine,
-    bus_ids: Mapping[str, str | None],
     arguments: Sequence[str],
-    *,
-    strict: bool,
+    host: str,
+    options: Mapping[str, Any],
+    profile: Profile | None = None,
 ) -> Metadata:
-    names = [machine.label(gpu) for gpu in range(len(machine.gpus))]
-    profile = None if machine.matched is None else machine.matched.profile
     return build_metadata(
         arguments,
         "p2p",
         origin=Origin.RECORDED,
-        hosts=[machine.host(0)],
+        hosts=[host],
         libraries=dict(file.circumstances.libraries),
-        options={
-            "pairs": [[names[gpu] for gpu in pair] for pair in request.pairs],
-            "sizes": sorted({series.size_bytes for series in request.series}),
-            "warmup": request.method.warmup,
-            "samples": request.method.samples,
-            "repeats": request.method.repeats,
-            "sample_seconds": request.method.sample_seconds,
-            "as": file.kind,
-            "check": False,
-            "strict": strict,
-            "evidence": "kept",
-            "gpus": {
-                name: f"{bus_ids.get(name) or ''} {machine.gpus[number].name}".strip()
-                for number, name in enumerate(names)
-            },
-        },
+        options={**options, "as": file.kind, "check": False, "strict": plan.strict, "evidence": "kept"},
         profile=None if profile is None else {"name": profile.name, "sha256": profile.sha256},
         source="; ".join((f"{file.name}: {file.kind}", *file.remarks)),
     )
+
+
+def _options_of_copies(request: P2pRequest, machine: CopyMachine, bus_ids: Mapping[str, str | None]) -> dict[str, Any]:
+    names = [machine.label(gpu) for gpu in range(len(machine.gpus))]
+    return {
+        "pairs": [[names[gpu] for gpu in pair] for pair in request.pairs],
+        "sizes": sorted({series.size_bytes for series in request.series}),
+        "warmup": request.method.warmup,
+        "samples": request.method.samples,
+        "repeats": request.method.repeats,
+        "sample_seconds": request.method.sample_seconds,
+        "gpus": {
+            name: f"{bus_ids.get(name) or ''} {gpu.name}".strip() for name, gpu in zip(names, machine.gpus, strict=True)
+        },
+    }
 
 
 def judge_transfer_file(
@@ -297,14 +293,7 @@ def judge_transfer_file(
 ) -> int:
     """Judge transfers between two ends, show them and return the exit code."""
     rows, report = judge_transfers(list(file.pairs), machine, plan.name)
-    metadata = build_metadata(
-        arguments,
-        "p2p",
-        origin=Origin.RECORDED,
-        hosts=["unknown"],
-        options={"pairs": [], "gpus": {}, "as": file.kind, "check": False, "strict": plan.strict, "evidence": "kept"},
-        source="; ".join((f"{file.name}: {file.kind}", *file.remarks)),
-    )
+    metadata = _metadata(plan, file, arguments, "unknown", {"pairs": [], "gpus": {}})
     with presenting(plan.presentation) as presenter:
         presenter.begin(metadata, PAIR_COLUMNS)
         for row in rows:

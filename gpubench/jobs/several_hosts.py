@@ -20,12 +20,12 @@ from gpubench.jobs.metadata import build_metadata, recorded_settings
 from gpubench.jobs.plans import Targets
 from gpubench.jobs.runner import presenting
 from gpubench.machine.nvml import read_driver
-from gpubench.model.facts.environment import detect_launcher, performance_variables
+from gpubench.model.facts.environment import detect_launcher, performance_variables, refuse_several_ranks
 from gpubench.model.results.report import Report, Table, VerdictRow
 from gpubench.model.terms.commands import find_command
 from gpubench.model.terms.options import options_of
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import shorten
+from gpubench.model.terms.units import group_by, shorten
 from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, worst_verdict
 from gpubench.ranks.launch import (
     EndedJob,
@@ -52,13 +52,8 @@ def run_there(plan: Any, targets: Targets, arguments: Sequence[str]) -> int:
     Hosts without a report get the verdict ERROR. Raises GpubenchError if there are no hosts, no allocation or no
     launcher.
     """
-    launch = detect_launcher(os.environ)
-    if launch is not None and launch.size > 1:
-        raise UsageError(
-            f"{'--slurm' if targets.slurm else '--hosts'} under {launch.launcher}",
-            expected="one process, which starts the ranks",
-            next_step=launch.advice_without_launcher,
-        )
+    option = "--slurm" if targets.slurm else "--hosts"
+    refuse_several_ranks(detect_launcher(os.environ), option, "one process, which starts the ranks")
     start = _start_of(plan, targets)
     for host, silence in start.silent.items():
         say(f"gpubench: {host}: {silence.seen}", to=sys.stderr)
@@ -197,10 +192,7 @@ def _findings_of_job(hosts: Sequence[str], job: EndedJob, *, by_slurm: bool) -> 
 
 def _findings_of(silent: Mapping[str, Silence], expected: str) -> Iterator[Finding]:
     """Yield findings for hosts without a result. Hosts with the same reason share one finding."""
-    by_reason: dict[str, list[str]] = {}
-    for host, silence in silent.items():
-        by_reason.setdefault(silence.seen, []).append(host)
-    for seen, hosts in by_reason.items():
+    for seen, hosts in group_by(silent, lambda host: silent[host].seen).items():
         first = silent[hosts[0]]
         yield Finding(
             id=NO_RESULT,

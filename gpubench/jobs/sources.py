@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.errors import SIMULATED_INSTEAD, UsageError, no_gpu
-from gpubench.model.facts.environment import LaunchedRank, performance_variables
+from gpubench.model.facts.environment import LaunchedRank, performance_variables, refuse_several_ranks
 from gpubench.model.terms.options import SIMULATE, option
 from gpubench.model.terms.units import format_ranges
 
@@ -350,12 +350,8 @@ def note_ignored_variables(source: Source, presenter: "Presenter") -> None:
 
 def refuse_under_launcher(command: str, source: Source, launch: LaunchedRank | None) -> None:
     """Raise UsageError if a launcher started several ranks to show a simulated or recorded machine."""
-    if source.text is not None and launch is not None and launch.size > 1:
-        raise UsageError(
-            f"{command} {source.text.split()[0]} under {launch.launcher}",
-            expected="one process: nothing is measured here",
-            next_step=launch.advice_without_launcher,
-        )
+    if source.text is not None:
+        refuse_several_ranks(launch, f"{command} {source.text.split()[0]}", "one process: nothing is measured here")
 
 
 def first_node(simulation: Simulation, machines: "Machines", command: str) -> "Machines":

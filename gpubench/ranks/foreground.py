@@ -39,7 +39,7 @@ class ForegroundJob:
                 command, executable=program, env=environment, stdout=stdout, preexec_fn=self._before_exec
             )
         except BaseException:
-            self._unblock_signals()
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
             raise
 
     def _before_exec(self) -> None:
@@ -68,9 +68,6 @@ class ForegroundJob:
         if self.was_signalled or (self._process.returncode or 0) < 0:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 _end_children(number)
-        self._unblock_signals()
-
-    def _unblock_signals(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from gpubench.errors import (
     GpubenchError,
+    UsageError,
     launcher_failed,
     more_ranks_than_gpus,
     no_gpu,
@@ -65,9 +66,12 @@ def run_as_rank(
     from gpubench.jobs import rank
 
     if plan.scales:
-        from gpubench.jobs.collective.scaling import refuse_counts_under_launcher
-
-        refuse_counts_under_launcher(plan.rank_counts, launch)
+        raise UsageError(
+            f"--np {','.join(map(str, plan.rank_counts))} under {launch.launcher}",
+            expected="one process, which starts a job per number of ranks",
+            reason=f"{launch.launcher} has started one job of {launch.size} ranks",
+            next_step=launch.advice_without_launcher,
+        )
 
     def make_job(group: "Group", progress: "RankProgress") -> "RankJob":
         from gpubench.jobs.collective.rank_job import CollectiveRankJob

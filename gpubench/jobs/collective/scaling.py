@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
     from gpubench.jobs.collective.job import RankStart
     from gpubench.jobs.sources import Source
-    from gpubench.model.facts.environment import LaunchedRank
 
 
 class CountListener(ReportCollector):
@@ -157,16 +156,6 @@ def recorded_counts(directory: Path) -> tuple[int, ...]:
     """Return the numbers of ranks that a recording has in folders of their own, or () if it is of one run."""
     names = [path.name.removeprefix(COUNT_FOLDERS) for path in directory.glob(f"{COUNT_FOLDERS}*")]
     return tuple(sorted(int(name) for name in names if name.isdecimal()))
-
-
-def refuse_counts_under_launcher(counts: Sequence[int], launch: "LaunchedRank") -> None:
-    """Raise UsageError, because ranks that a launcher started are one job with one number of ranks."""
-    raise UsageError(
-        f"--np {','.join(map(str, counts))} under {launch.launcher}",
-        expected="one process, which starts a job per number of ranks",
-        reason=f"{launch.launcher} has started one job of {launch.size} ranks",
-        next_step=launch.advice_without_launcher,
-    )
 
 
 def in_counts(steps: Steps[Any], plan: CollectivePlan) -> Steps[Any]:

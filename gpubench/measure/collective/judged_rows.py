@@ -21,8 +21,6 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, plural
 from gpubench.ports.group import Listener
 
-INCOMPLETE = "incomplete-result"
-
 NICS_ASSUMED = "NICs assumed, --nics tells others"
 
 DOMAIN_ASSUMED = "NVLinks between the nodes assumed, --machine tells others"
@@ -184,49 +182,42 @@ def _staging_finding(name: str, row: CollectiveRow, ranks: Sequence[RankIdentity
     )
 
 
+def incomplete(subject: str, seen: str, expected: str, cause: str, cure: verdict.Cure) -> verdict.Finding:
+    """Return the finding that rows or GPUs are missing in a result."""
+    return verdict.Finding(
+        id="incomplete-result",
+        severity=verdict.Verdict.WARN,
+        subject=subject,
+        seen=seen,
+        expected=expected,
+        cause=cause,
+        cure=cure,
+    )
+
+
 def left_out_findings(file: ResultFile) -> list[verdict.Finding]:
     """Return a finding if some rows of the file could not be read."""
     if not file.left_out:
         return []
-    return [
-        verdict.Finding(
-            id=INCOMPLETE,
-            severity=verdict.Verdict.WARN,
-            subject=file.name,
-            seen=left_out_remark(file.left_out),
-            expected="rows that are whole, with times and bandwidths above 0",
-            cause="the text was cut or edited, or other output stands among its rows",
-            cure=verdict.Cure.of(f"less -N {file.name}"),
-        )
-    ]
+    expected = "rows that are whole, with times and bandwidths above 0"
+    cause = "the text was cut or edited, or other output stands among its rows"
+    cure = verdict.Cure.of(f"less -N {file.name}")
+    return [incomplete(file.name, left_out_remark(file.left_out), expected, cause, cure)]
 
 
 def _unfinished(file: ResultFile) -> Iterator[verdict.Finding]:
     if file.complete or not file.circumstances.hosts:
         return
-    yield verdict.Finding(
-        id=INCOMPLETE,
-        severity=verdict.Verdict.WARN,
-        subject=file.name,
-        seen="; ".join(file.remarks) or "the run did not finish",
-        expected=f"the last line of {file.circumstances.tool}, # Out of bounds values",
-        cause="the run ended early, or the text is truncated",
-        cure=verdict.Cure.of(f"tail {file.name}"),
-    )
+    seen = "; ".join(file.remarks) or "the run did not finish"
+    expected = f"the last line of {file.circumstances.tool}, # Out of bounds values"
+    cause = "the run ended early, or the text is truncated"
+    yield incomplete(file.name, seen, expected, cause, verdict.Cure.of(f"tail {file.name}"))
 
 
 def absent_gpus(subject: str, present: int, visible: int, command: str = "") -> list[verdict.Finding]:
     """Return a finding if some of the machine's GPUs did not take part."""
     if present >= visible:
         return []
-    return [
-        verdict.Finding(
-            id=INCOMPLETE,
-            severity=verdict.Verdict.WARN,
-            subject=subject,
-            seen=f"{present} of the {plural(visible, 'GPU')}{' of each node' if '*' in subject else ''}",
-            expected="every GPU of the machine",
-            cause="a GPU is lost or hidden, the text is cut, or only these took part",
-            cure=verdict.Cure.of(command or "nvidia-smi -L"),
-        )
-    ]
+    seen = f"{present} of the {plural(visible, 'GPU')}{' of each node' if '*' in subject else ''}"
+    cause = "a GPU is lost or hidden, the text is cut, or only these took part"
+    return [incomplete(subject, seen, "every GPU of the machine", cause, verdict.Cure.of(command or "nvidia-smi -L"))]

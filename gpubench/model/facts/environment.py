@@ -52,6 +52,12 @@ class LaunchedRank(Struct, frozen=True):
         return "the same without the launcher" + (shell if self.launcher == TORCHRUN else "")
 
 
+def refuse_several_ranks(launch: LaunchedRank | None, what: str, expected: str) -> None:
+    """Raise UsageError if this process is one of several ranks of a launcher. `what` needs a single process."""
+    if launch is not None and launch.size > 1:
+        raise UsageError(f"{what} under {launch.launcher}", expected=expected, next_step=launch.advice_without_launcher)
+
+
 def detect_launcher(environment: Mapping[str, str]) -> LaunchedRank | None:
     """Return the launcher if this process is a rank. None without a launcher, and in a shell from `srun --pty`.
 
