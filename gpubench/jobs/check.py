@@ -449,8 +449,7 @@ def _judged(
         plan.expected_gpus,
     )
     report = health.judge(facts)
-    if plan.require_path:
-        report = require_paths(report, plan.require_path, _taken_paths(plan, nodes, measurements))
+    report = require_paths(report, plan.require_path, _taken_paths(plan, nodes, measurements))
     unmeasured = set(measurements.left_out.values()) == {_OF_ANOTHER_COMMAND} and plan.depth is not Depth.QUICK
     if unmeasured and report.verdict is Verdict.PASS:
         report = replace(report, verdict=Verdict.SKIP)

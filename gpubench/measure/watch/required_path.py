@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from gpubench.measure.watch.report import Course
 from gpubench.measure.watch.signals import NetworkUse
 from gpubench.model.paths.topology import Topology
@@ -28,22 +30,10 @@ def taken_paths(course: Course, nodes: Sequence[Topology]) -> Iterator[TakenPath
         main, last = job.main, job.main.last
         if last is None or main.way in _NO_EXCHANGE:
             continue
-        ends = host, name
+        path = TakenPath(name=f"{name} on {host}", ends=(host, name), is_inside=True)
         if len(last.job.gpus) > 1:
             staged = _STAGED.get(main.way)
-            yield TakenPath(
-                name=f"{name} on {host}",
-                ends=ends,
-                is_inside=True,
-                path_class="NVLink" if staged is False else None,
-                host_staged=staged,
-            )
+            yield replace(path, path_class="NVLink" if staged is False else None, host_staged=staged)
         if last.seen.network in _NETWORKS:
-            yield TakenPath(
-                name=f"{name} on {host}",
-                ends=ends,
-                is_inside=False,
-                transports=_NETWORKS[last.seen.network],
-                path_class="NET",
-                networks=kinds.get(host, frozenset()),
-            )
+            transports, networks = _NETWORKS[last.seen.network], kinds.get(host, frozenset())
+            yield replace(path, is_inside=False, transports=transports, path_class="NET", networks=networks)

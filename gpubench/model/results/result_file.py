@@ -22,8 +22,9 @@ from gpubench.model.results.report import (
     VerdictRow,
     column_values,
 )
+from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import escaped, plural, shorten
-from gpubench.model.terms.verdict import Finding
+from gpubench.model.terms.verdict import Finding, Origin
 
 
 class LatencyRow(Struct, frozen=True, kw_only=True):
@@ -36,22 +37,22 @@ class LatencyRow(Struct, frozen=True, kw_only=True):
 
     collective: str
     backend: str
-    origin: str
+    origin: str = Origin.RECORDED
     ranks: int | None
     size_bytes: int
     dtype: str
     op: str | None
-    root: int | None
+    root: int | None = None
     placement: str
-    mode: str
+    mode: str = Mode.LATENCY
     iterations: int | None
     time_us: float
-    time_us_fastest_rank: float | None
-    time_us_slowest_rank: float | None
+    time_us_fastest_rank: float | None = None
+    time_us_slowest_rank: float | None = None
     busbw_gb_s: float | None
-    wrong: int | None
+    wrong: int | None = None
     verified: str
-    note: str | None
+    note: str | None = None
 
 
 MODELS = "gpu_models"  # The option in a check's metadata that contains the models of its GPUs

@@ -10,9 +10,7 @@ import re
 from gpubench.model.results.report import Verified
 from gpubench.model.results.result_file import NO_USER_FACTS, FileCircumstances, LatencyRow, ResultFile, UserFacts
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import parse_size
-from gpubench.model.terms.verdict import Origin
 from gpubench.readers.documents import output_lines
 from gpubench.readers.transfers import damaged, text_result
 
@@ -67,20 +65,14 @@ def _row(found: re.Match[str], ranks: int | None, trials: int | None) -> Latency
     return LatencyRow(
         collective="allreduce",
         backend="nccl",
-        origin=Origin.RECORDED,
         ranks=ranks,
         size_bytes=size,
         dtype=DataType.FLOAT32,
         op=ReduceOp.SUM,
-        root=None,
         placement=Placement.IN_PLACE,
-        mode=Mode.LATENCY,
         iterations=trials,
         time_us=size / (algbw * 1e3),
-        time_us_fastest_rank=None,
-        time_us_slowest_rank=None,
         busbw_gb_s=float(found["busbw"]) if ranks and ranks > 1 else None,
-        wrong=None,
         verified=Verified.NO,
         note="time computed from algbw",
     )

@@ -11,16 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import normalize_bus_id
 from gpubench.model.results.compare import HOST
-from gpubench.model.results.report import PairRow, Verified
+from gpubench.model.results.report import PairRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile, RunPlace, left_out_remark
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import shorten
-from gpubench.model.terms.verdict import Origin
 from gpubench.readers.documents import load_json, output_lines
+from gpubench.readers.transfers import UNKNOWN_NODE, transfer_row
 
 _DEFAULT_BYTES = 512 * 2**20
 _MOST_GPUS = 1024
@@ -266,24 +267,17 @@ class _MatrixParser(Struct):
     ) -> None:
         known = [self.devices.get(end, _NamedGpu(self._host, "", None)) for end in ends]
         with_host = HOST in (source, destination)
-        self.rows[source, destination, direction, engine, self.size_bytes] = PairRow(
-            source=source,
-            destination=destination,
+        note = HostMemory.PINNED.full_name if with_host else None
+        row = transfer_row(
+            (source, destination), engine, self.size_bytes, gb_s, direction=direction, scope="process", note=note
+        )
+        self.rows[source, destination, direction, engine, self.size_bytes] = replace(
+            row,
             source_bus_id=None if source == HOST else known[0].bus_id,
             destination_bus_id=None if destination == HOST else known[1].bus_id,
-            source_node=known[0].host or "unknown",
-            destination_node=known[1].host or "unknown",
-            scope="process",
-            origin=Origin.RECORDED,
-            direction=direction,
-            engine=engine,
+            source_node=known[0].host or UNKNOWN_NODE,
+            destination_node=known[1].host or UNKNOWN_NODE,
             peer=None if with_host else "on",
-            size_bytes=self.size_bytes,
-            bandwidth_gb_s=gb_s,
-            limit_gb_s=None,
-            path_class=None,
-            verified=Verified.NO,
-            note=HostMemory.PINNED.full_name if with_host else None,
         )
 
 

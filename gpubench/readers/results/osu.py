@@ -16,8 +16,7 @@ from gpubench.errors import UsageError
 from gpubench.model.results import result_file
 from gpubench.model.results.report import PairRow, Verified
 from gpubench.model.terms import operation
-from gpubench.model.terms.statistics import Mode
-from gpubench.model.terms.verdict import Origin, Verdict
+from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.documents import prefix_shape, split_by_tag, split_lines, strip_prefix
 from gpubench.readers.transfers import name_end, transfer_row
 
@@ -213,14 +212,12 @@ def _latency(run: _OsuRun, program: _Program, size: int, cells: Mapping[str, str
     return result_file.LatencyRow(
         collective=program.name,
         backend=run.backend,
-        origin=Origin.RECORDED,
         ranks=ranks,
         size_bytes=whole,
         dtype=run.dtype or (operation.DataType.FLOAT32 if program.reduces else operation.DataType.INT8),
         op="sum" if program.reduces else None,
         root=0 if program.rooted else None,
         placement=operation.Placement.OUT_OF_PLACE,
-        mode=Mode.LATENCY,
         iterations=int(cells["Iterations"]) if "Iterations" in cells else None,
         time_us=time_us,
         time_us_fastest_rank=float(fastest) if fastest else None,
