@@ -57,33 +57,35 @@ def transfer_row(
 
 def text_result(
     name: str,
-    circumstances: FileCircumstances,
+    program: str,
     left_out: Sequence[str],
     expected: str,
     *,
+    circumstances: FileCircumstances | None = None,
+    remarks: Sequence[str] = (),
     rows: Iterable[CollectiveRow] = (),
     latencies: Iterable[LatencyRow] = (),
     pairs: Iterable[PairRow] = (),
 ) -> ResultFile:
-    """Return the result of a text. `left_out` describes its damaged rows.
+    """Return the result in a program's text. `left_out` describes its damaged rows.
 
     Raises UsageError if there are no rows. `expected` describes them.
     """
     result = ResultFile(
         name=name,
-        kind=f"{circumstances.tool} text",
-        circumstances=circumstances,
+        kind=f"{program} text",
+        circumstances=circumstances or FileCircumstances(tool=program),
         rows=tuple(rows),
         latencies=tuple(latencies),
         pairs=tuple(pairs),
         complete=not left_out,
-        remarks=(left_out_remark(left_out),) if left_out else (),
+        remarks=(*([left_out_remark(left_out)] if left_out else []), *remarks),
         left_out=tuple(left_out),
     )
     if not result.count:
         what = f"no whole row: {left_out_remark(left_out)}" if left_out else "nothing that was measured"
         raise UsageError(
-            f"{name} has {what}, of {circumstances.tool}",
+            f"{name} has {what}, of {program}",
             expected=expected,
             reason="the run ended before its first size, or the text was cut",
             next_step=f"tail {name}",

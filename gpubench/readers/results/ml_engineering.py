@@ -14,6 +14,7 @@ from gpubench.model.terms.units import parse_size
 from gpubench.readers.documents import output_lines
 from gpubench.readers.transfers import damaged, text_result
 
+_TOOL = "all_reduce_bench.py"
 _TITLE = re.compile(
     r"average bandwidth (?:and the per-call latency )?of all_reduce over (?P<ranks>\d{1,7}) ranks"
     r"(?: \(\d+ warmups? / (?P<trials>\d{1,9}) trials)?"
@@ -55,9 +56,9 @@ def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultF
                 left_out.append(damaged(number, line))
             else:
                 rows.append(_row(found, ranks, trials))
-    known = FileCircumstances(tool="all_reduce_bench.py", models=(model,) if model else (), libraries=libraries)
+    known = FileCircumstances(tool=_TOOL, models=(model,) if model else (), libraries=libraries)
     expected = "rows with payload, busbw and algbw in GBps, of which not all are rounded down to 0"
-    return text_result(name, known, left_out, expected, latencies=rows)
+    return text_result(name, _TOOL, left_out, expected, circumstances=known, latencies=rows)
 
 
 def _row(found: re.Match[str], ranks: int | None, trials: int | None) -> LatencyRow:

@@ -49,7 +49,7 @@ def read(text: str, name: str) -> ResultFile:
     nodes = dict.fromkeys(labels["node"] for labels, _ in sizes if labels.get("node", "unknown") != "unknown")
     expected = "a collective with nccl_bus_bandwidth_gbs and nccl_collective_exec_time_microseconds"
     known = FileCircumstances(tool="NCCL Inspector", hosts=tuple(nodes))
-    return text_result(name, known, left_out, expected, rows=_rows(sizes))
+    return text_result(name, "NCCL Inspector", left_out, expected, circumstances=known, rows=_rows(sizes))
 
 
 def _size(labels: Mapping[str, str], values: Values) -> InspectedSize | None:

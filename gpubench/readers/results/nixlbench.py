@@ -8,7 +8,7 @@ pairs is not read.
 import re
 
 from gpubench.model.results.report import PairRow
-from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.results.result_file import ResultFile
 from gpubench.readers.documents import is_row, last_numbers, output_lines
 from gpubench.readers.transfers import damaged, name_end, text_result, transfer_row
 
@@ -49,7 +49,7 @@ def read(text: str, name: str) -> ResultFile:
             elif is_row(line):
                 left_out.append(damaged(number, line))
     expected = "rows of nixlbench: Block Size (B), Batch Size, B/W (GB/Sec)"
-    return text_result(name, FileCircumstances(tool="nixlbench"), left_out, expected, pairs=rows)
+    return text_result(name, "nixlbench", left_out, expected, pairs=rows)
 
 
 def _row(options: dict[str, str], size_bytes: int, gb_s: float, blocks: int) -> PairRow:

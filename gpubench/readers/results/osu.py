@@ -18,7 +18,7 @@ from gpubench.model.results.report import PairRow, Verified
 from gpubench.model.terms import operation
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.documents import prefix_shape, split_by_tag, split_lines, strip_prefix
-from gpubench.readers.transfers import name_end, transfer_row
+from gpubench.readers.transfers import damaged, name_end, text_result, transfer_row
 
 
 class _Program(Struct, frozen=True):
@@ -62,7 +62,6 @@ _ENDS = re.compile(r"\s(?P<send>[DHM]) (?P<receive>[DHM])\s*$")
 _MEMORY = {"D": "device", "H": "host", "M": "managed"}
 _WHOLE, _FIGURE, _CHECKED = re.compile(r"\d{1,18}"), re.compile(r"\d{1,15}\.\d\d"), re.compile(r"Pass|Fail")
 _LIKE_A_CELL = re.compile(r"-?[\d.]+|[-+]?(?:nan|inf)|Pass|Fail", re.IGNORECASE)
-_MOST_SHOWN = 40  # Most characters of an unreadable row in error messages
 _MB_PER_GB = 1e3
 
 
@@ -81,45 +80,26 @@ def read(text: str, name: str, user_facts: result_file.UserFacts = result_file.N
         for tag, piece in split_by_tag(line):
             parser.line(piece, tag, number)
     rows, pairs = parser.latencies, parser.pairs
-    if not (rows or pairs):
-        raise _nothing(parser, name)
-    failed = sum(row.wrong or 0 for row in rows) + sum(row.verdict == Verdict.FAIL for row in pairs)
-    remarks = [result_file.left_out_remark(parser.left_out)] if parser.left_out else []
-    remarks += [f"left out: {', '.join(dict.fromkeys(parser.others))}"] if parser.others else []
-    if any(row.ranks is None for row in rows):
-        remarks.append("nothing says how many ranks there were, so bus bandwidths are not known")
-    return result_file.ResultFile(
-        name=name,
-        kind="OSU text",
-        circumstances=result_file.FileCircumstances(tool=parser.tool, wrong_elements=failed or None),
-        latencies=tuple(rows),
-        pairs=tuple(pairs),
-        complete=not parser.left_out,
-        remarks=tuple(remarks),
-        left_out=tuple(parser.left_out),
-    )
-
-
-def _nothing(parser: "_OsuText", name: str) -> UsageError:
-    if parser.others:
-        return UsageError(
+    if parser.others and not (rows or pairs):
+        raise UsageError(
             f"{name} is of OSU's {', '.join(dict.fromkeys(parser.others))} test",
             expected=f"one of {', '.join((*_COLLECTIVES, *_BANDWIDTHS))}",
             reason="its figures have no row that they could be compared in",
             next_step="osu_allreduce or osu_bw in its place",
         )
-    if parser.left_out:
-        return UsageError(
-            f"{name} has no whole row: {result_file.left_out_remark(parser.left_out)}",
-            expected="as many values as its columns have names",
-            reason="values are missing, or other output stands among them",
-            next_step=f"cat {name}",
-        )
-    return UsageError(
-        f"{name} has nothing that was measured",
-        expected="rows of an OSU micro-benchmark: size, latency or bandwidth",
-        reason="the run ended before its first size; the end of the file may say why",
-        next_step=f"tail {name}",
+    failed = sum(row.wrong or 0 for row in rows) + sum(row.verdict == Verdict.FAIL for row in pairs)
+    remarks = [f"left out: {', '.join(dict.fromkeys(parser.others))}"] if parser.others else []
+    if any(row.ranks is None for row in rows):
+        remarks.append("nothing says how many ranks there were, so bus bandwidths are not known")
+    return text_result(
+        name,
+        "OSU",
+        parser.left_out,
+        "rows of an OSU micro-benchmark: size, latency or bandwidth, with a value for each column",
+        circumstances=result_file.FileCircumstances(tool=parser.tool, wrong_elements=failed or None),
+        remarks=remarks,
+        latencies=rows,
+        pairs=pairs,
     )
 
 
@@ -184,7 +164,7 @@ class _OsuText(Struct):
         fits = len(words) == 1 + len(run.columns) and all(_fits(name, cell) for name, cell in cells.items())
         size, value = int(words[0]), cells.get(run.columns[0], "")
         if not fits or not float(value) > 0:
-            self.left_out.append(f"line {number} ({' '.join(words)[:_MOST_SHOWN]}): no valid row")
+            self.left_out.append(damaged(number, " ".join(words)))
         elif size > 0 and run.program in _BANDWIDTHS:
             self.pairs.append(_pair(run, size, float(value) / _MB_PER_GB, cells))
         elif size > 0:

@@ -48,7 +48,7 @@ def read(text: str, name: str) -> ResultFile:
     parser.end_matrix()
     known = FileCircumstances(tool=KIND, gpus=tuple(gpu for _, gpu in sorted(parser.models.items())))
     expected = "matrices with a line for each GPU, below P2P=Disabled and P2P=Enabled"
-    return text_result(name, known, parser.left_out, expected, pairs=parser.rows.values())
+    return text_result(name, KIND, parser.left_out, expected, circumstances=known, pairs=parser.rows.values())
 
 
 class _Matrices(Struct):

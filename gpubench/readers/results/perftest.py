@@ -8,7 +8,7 @@ lines of src/cuda_memory.c stand above the table.
 import re
 from collections import Counter
 
-from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.results.result_file import ResultFile
 from gpubench.readers.documents import is_row, last_numbers, output_lines
 from gpubench.readers.transfers import damaged, name_end, text_result, transfer_row
 
@@ -68,4 +68,4 @@ def read(text: str, name: str) -> ResultFile:
         ends = (ends[1], ends[0]) if way == "read" else ends
         rows.append(transfer_row(ends, "rdma", int(cells["#bytes"]), gb_s, direction=way, scope="network"))
     expected = "rows of ib_write_bw: #bytes, #iterations, BW average"
-    return text_result(name, FileCircumstances(tool="perftest"), left_out, expected, pairs=rows)
+    return text_result(name, "perftest", left_out, expected, pairs=rows)

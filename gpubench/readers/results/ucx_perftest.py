@@ -7,7 +7,7 @@ without the box, the options of the command do. Tests of latency are left out.
 import re
 from math import prod
 
-from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.results.result_file import ResultFile
 from gpubench.readers.documents import last_numbers, output_lines
 from gpubench.readers.transfers import damaged, name_end, text_result, transfer_row
 
@@ -53,7 +53,7 @@ def read(text: str, name: str) -> ResultFile:
                 way = "read" if is_read else "write"
                 rows.append(transfer_row(ends, "ucx", int(size), gb_s, direction=way))
     expected = "a row 'Final:' of a bandwidth test, such as -t tag_bw"
-    return text_result(name, FileCircumstances(tool="ucx_perftest"), left_out, expected, pairs=rows)
+    return text_result(name, "ucx_perftest", left_out, expected, pairs=rows)
 
 
 _ENDS = {"client": "Send memory", "server": "Recv memory"}
