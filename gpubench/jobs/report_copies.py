@@ -124,6 +124,12 @@ class ReadCopies(Struct, frozen=True):
         return cls(names, rows, hosts.pop(), pairs, _CUDA_SAMPLE)
 
     @property
+    def bus_ids(self) -> dict[str, str | None]:
+        """The PCI address of each GPU, by name."""
+        ids = {row.source: row.source_bus_id for row in self.rows}
+        return ids | {row.destination: row.destination_bus_id for row in self.rows}
+
+    @property
     def pairs(self) -> tuple[Pair, ...]:
         """All ordered pairs of GPUs, or no pairs if the file has only host memory. A pair without a value was not
         measured.
@@ -199,7 +205,7 @@ def _node(file: ResultFile, copies: ReadCopies, machine: SimulatedMachine | None
     if machine is not None:
         found = snapshots(machine)[0]
     else:
-        models, ids = file.circumstances.gpus, {row.source: row.source_bus_id for row in copies.rows}
+        models, ids = file.circumstances.gpus, copies.bus_ids
         gpus = tuple(
             GpuFacts(index=number, bus_id=ids.get(name) or f"0000:{number:02x}:00.0", name=model)
             for number, (name, model) in enumerate(zip(copies.names, models, strict=False))
@@ -228,10 +234,7 @@ def judge_copies(
     matched = None if machine is None else ProfileMatch(machine.profile)
     wiring = wiring_of_process(node, gpus)
     model = CopyMachine(wiring, gpus, (), matched, Origin.RECORDED, unreachable=copies.refused)
-    ids = {row.source: row.source_bus_id for row in copies.rows} | {
-        row.destination: row.destination_bus_id for row in copies.rows
-    }
-    request = copies.request()
+    request, ids = copies.request(), copies.bus_ids
     with presenting(plan.presentation) as presenter:
         profile = None if machine is None else machine.profile
         options = _options_of_copies(request, model, ids)

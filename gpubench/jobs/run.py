@@ -68,7 +68,6 @@ def _note(text: str) -> None:
 
 
 def _find_program(job: Sequence[str]) -> str:
-    """Return the path of the program to start. Raises UsageError if there is none."""
     name, rest = job[0], job[1:]
     found = shutil.which(name)
     if found is not None:

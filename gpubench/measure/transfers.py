@@ -16,7 +16,7 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.fallback import NOT_JUDGED, End, Explanation, KnownPath, fallback_rows
 from gpubench.model.results.report import PairRow, Report
 from gpubench.model.terms.operation import Direction
-from gpubench.model.terms.units import format_size, percent, shorten
+from gpubench.model.terms.units import format_size, group_by, percent, shorten
 from gpubench.model.terms.verdict import (
     SLOW_UNEXPLAINED,
     Cure,
@@ -57,14 +57,9 @@ class TransferMachine(Struct, frozen=True):
 
 def judge_transfers(rows: Sequence[PairRow], machine: TransferMachine, name: str) -> tuple[list[PairRow], Report]:
     """Return the rows with limits and verdicts, and the report on them. `name` is the file's."""
-    largest: dict[tuple[object, ...], int] = {}
-    for row in rows:
-        largest[_kind(row)] = max(largest.get(_kind(row), 0), row.size_bytes or 0)
-    judged, paths = [], []
-    for row in rows:
-        found, path = _judge(row, machine, is_largest=row.size_bytes == largest[_kind(row)])
-        judged.append(found)
-        paths += [path] if path is not None else []
+    largest = {kind: max(row.size_bytes or 0 for row in alike) for kind, alike in group_by(rows, _kind).items()}
+    found = [_judge(row, machine, is_largest=row.size_bytes == largest[_kind(row)]) for row in rows]
+    judged, paths = [row for row, _ in found], [path for _, path in found if path is not None]
     fallback = fallback_rows(paths, Origin.RECORDED, lambda _: _UNEXPLAINED)
     outcome = report_on(paths, fallback, Origin.RECORDED, ())
     staged = {path.pair for path in paths if path.evidence.measurement.state is State.CONTRADICTING}

@@ -46,7 +46,6 @@ def require_logged_paths(facts: LogFacts, report: Report, required: Sequence[Req
 
 
 def _taken_paths(facts: LogFacts, report: Report) -> Iterator[TakenPath]:
-    """Yield the paths of all pairs in the log of NCCL."""
     networks, domains = _networks(facts), _domains(facts)
     for row in report.rows(PathRow):
         ends = (row.src_host, row.src_bus_id or row.src), (row.dst_host, row.dst_bus_id or row.dst)
