@@ -88,8 +88,8 @@ class OpenTransfers(Protocol):
     def move(self, case: TransferCase, *, backwards: bool) -> Moved:
         """Time transfers from the first process to the second, or `backwards` from the second to the first."""
 
-    def count_wrong(self, case: TransferCase, *, backwards: bool) -> int:
-        """Return the number of wrong 8-byte words at the destination."""
+    def count_wrong(self, case: TransferCase, *, backwards: bool) -> int | None:
+        """Return the number of wrong 8-byte words at the destination, or None if no data are moved."""
 
 
 class Transfers(Protocol):

@@ -90,9 +90,9 @@ class _Opened(Struct, frozen=True):
             chosen=_DIRECT if direct else _EMULATED,
         )
 
-    def count_wrong(self, case: TransferCase, *, backwards: bool) -> int:
+    def count_wrong(self, case: TransferCase, *, backwards: bool) -> int | None:
         is_lost = self.direct and not case.to_host and self.model.copies.is_lost(*self._ordered(backwards))
-        return case.size_bytes // WORD_BYTES if is_lost else 0
+        return case.size_bytes // WORD_BYTES if is_lost else None  # No data are moved
 
     def _ordered(self, backwards: bool) -> Pair:  # noqa: FBT001
         one, other = self.pair

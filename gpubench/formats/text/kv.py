@@ -144,4 +144,5 @@ def _processes(metadata: Metadata) -> str:
     options = metadata.options
     visible = "only its own GPU" if options["visible"] == "own" else "all GPUs"
     apart = f", in a {options['isolate'].upper()} namespace of its own" if options["isolate"] else ""
-    return f"two processes per pair, each sees {visible}{apart}; data verified"
+    check = "data not checked" if metadata.origin == "simulated" else "data verified"
+    return f"two processes per pair, each sees {visible}{apart}; {check}"

@@ -465,7 +465,7 @@ RULES = (
     Rule("C C A PA", _STAGED_PROVEN, "the library chose host memory, and the machine allows nothing else"),
     Rule("PAC C P PA", _STAGED_WEAK, "the library chose host memory, yet bytes went directly: a mix of both"),
     Rule("PA P P P", _DIRECT_PROVEN, "the library chose a direct path, the figures agree, the data are right"),
-    Rule("PA P P A", _DIRECT_LIKELY, "the same, with data that nobody checked"),
+    Rule("PA P P A", _DIRECT_LIKELY, "a direct path by choice and by figures; the data were not checked"),
     Rule("C P P PA", _DIRECT_LIKELY, "direct by choice and by figures: what the driver refuses is not used"),
     Rule("P P A PA", _DIRECT_LIKELY, "the library chose a direct path, which the machine has"),
     Rule("A P A PA", _DIRECT_WEAK, "the library says direct, and nothing else says anything"),
