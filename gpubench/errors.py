@@ -384,11 +384,11 @@ def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:
     """Return the error for a missing CuPy. `cuda_major` is the newest CUDA version that the driver supports, if
     known.
     """
-    extra = f"cuda{cuda_major}" if cuda_major in (12, 13) else "cuda12] or gpubench[cuda13"
+    install = f"pip install 'gpubench[cuda{cuda_major}]'" if cuda_major in (12, 13) else _INSTALL_CUDA
     return CouldNotMeasureError(
         "CuPy is not installed, and GPUs are driven through it",
         expected="cupy-cuda12x or cupy-cuda13x, whichever the driver runs",
-        next_step=f"pip install 'gpubench[{extra}]'; collectives also run on CPU buffers: --backend host",
+        next_step=f"{install}; collectives also run on CPU buffers: --backend host",
     )
 
 

@@ -53,8 +53,8 @@ def _parse_allocations(text: str) -> tuple[Allocation, ...]:
 def _refuse_hosts(text: str) -> None:
     raise UsageError(
         f"kv --hosts {text}",
-        expected="one host: kv starts the two processes of each transfer itself, and not on different hosts",
-        next_step="ssh node1 gpubench kv, on each host; gpubench p2p --hosts node1,node2 copies between hosts",
+        expected="no --hosts: kv starts both processes of a transfer on the host where it runs",
+        next_step="run gpubench kv on each host; gpubench p2p --hosts copies between hosts",
     )
 
 

@@ -183,7 +183,11 @@ def read_hosts(text: str) -> dict[str, int | None]:
     entries = [entry.strip() for entry in text.split(",")]
     found = _parse_hosts(entries, text, "hosts with commas between them, as node1,node2:8, or the name of a file")
     if len(found) < len(entries):
-        raise UsageError(f"--hosts {text}: a host appears twice", expected="each host once", next_step="node1:8")
+        raise UsageError(
+            f"--hosts {text}: a host appears twice",
+            expected="each host once, with its slots",
+            next_step="--hosts node1:2,node2:2",
+        )
     return found
 
 
@@ -350,7 +354,7 @@ def _find_pmi(srun: str) -> str:
     raise CouldNotMeasureError(
         "srun speaks no PMI, so ranks would not find each other",
         expected=f"one of {', '.join(_PMI)} in srun --mpi=list",
-        next_step="scontrol show hostnames > hosts; gpubench check --hosts hosts",
+        next_step="scontrol show hostnames > hosts, and --hosts hosts in place of --slurm",
     )
 
 

@@ -140,7 +140,7 @@ def test_a_cupy_too_new_is_answered_with_the_right_extra(monkeypatch: pytest.Mon
         assert advice in caught.value.next_step
 
 
-@pytest.mark.parametrize(("driver", "extra"), [(13000, "[cuda13]"), (12080, "[cuda12]"), (0, "[cuda12] or")])
+@pytest.mark.parametrize(("driver", "extra"), [(13000, "[cuda13]"), (12080, "[cuda12]"), (0, "[cuda12]' or")])
 def test_a_missing_cupy_is_answered_with_the_extra_for_the_driver(
     monkeypatch: pytest.MonkeyPatch, driver: int, extra: str
 ) -> None:

@@ -552,14 +552,17 @@ def nothing_compared(base: RunsByRow, new: RunsByRow) -> verdict.Finding:
         before, after = ({getattr(key, name) for key in side} for side in (base, new))
         if before and after and not before & after:
             differ.append(f"{name} {_joined_cells(name, after)}, not {_joined_cells(name, before)}")
+    without = "one side has no rows" if base or new else "neither side has rows of collectives or copies"
     return verdict.Finding(
         id="nothing-compared",
         severity=verdict.Verdict.ERROR,
         subject=f"{len(base)} old and {len(new)} new rows",
         seen="; ".join(differ) or "the two sides have no row in common",
         expected="at least one common row",
-        cause="different sizes, types, ranks or collectives" if base and new else "one side has no rows",
-        cure=verdict.Cure(comment="Measure the new side with the options of the old one."),
+        cause="different sizes, types, ranks or collectives" if base and new else without,
+        cure=verdict.Cure(comment="Measure the new side with the options of the old one.")
+        if base or new
+        else verdict.Cure(comment="compare reads rows of collectives and copies."),
     )
 
 
