@@ -38,11 +38,7 @@ from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.nodes import build_topologies
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import NicKindOfMachine, Profile
-from gpubench.model.results.report import (
-    CollectiveRow,
-    Metadata,
-    make_record,
-)
+from gpubench.model.results.report import CollectiveRow, Metadata, make_record
 from gpubench.model.results.result_file import ResultFile, RunPlace, UserFacts
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import ALGORITHM_VARIABLE, Algorithm

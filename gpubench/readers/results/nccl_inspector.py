@@ -11,7 +11,7 @@ from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.paths.nccl_log import INSPECTED, InspectedOperation, InspectedSize, summarize_by_size
-from gpubench.model.results.report import CollectiveRow, Verified
+from gpubench.model.results.report import CollectiveRow, Verified, make_record
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.statistics import Mode
@@ -127,13 +127,11 @@ _NOTE = "element type not recorded; median of a job's operations, each timed fro
 
 def make_row(found: InspectedSize, note: str) -> CollectiveRow:
     """Return the row of a summary. `note` says how it was made."""
-    return CollectiveRow(
-        collective=found.collective,
+    return make_record(
+        CollectiveRow,
+        found,
         backend="nccl",
         origin=Origin.RECORDED,
-        ranks=found.ranks,
-        nodes=found.nodes,
-        size_bytes=found.size_bytes,
         count=found.size_bytes,
         dtype=DataType.INT8,
         op=ReduceOp.SUM if found.collective in _REDUCES else None,
@@ -142,12 +140,9 @@ def make_row(found: InspectedSize, note: str) -> CollectiveRow:
         mode=Mode.THROUGHPUT,
         graph=0,
         iterations=found.operations or None,
-        time_us=found.time_us,
         time_us_fastest_rank=None,
         time_us_slowest_rank=None,
         slowest_rank=None,
-        algbw_gb_s=found.algbw_gb_s,
-        busbw_gb_s=found.busbw_gb_s,
         wrong=None,
         verified=Verified.NO,
         verdict=None,
