@@ -165,7 +165,7 @@ class TestUcx:
         case = TransferCase(direction, SIZE, blocks)
         with transfers("host", UCX).open((0, 1), Allocation.MALLOC) as opened:
             opened.clear(case, backwards=backwards)
-            assert opened.count_wrong(case, backwards=backwards) > SIZE // 16
+            assert (opened.count_wrong(case, backwards=backwards) or 0) > SIZE // 16
             moved = opened.move(case, backwards=backwards)
             assert opened.count_wrong(case, backwards=backwards) == 0
             assert any("libucp" in file for file in opened.ends[0].ucx_files)
