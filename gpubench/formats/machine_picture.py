@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.formats.json import DocumentRun
-from gpubench.model.paths.topology import is_gpu_link
+from gpubench.model.paths.topology import XGMI, is_gpu_link
 from gpubench.model.results.report import PairRow
 from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.operation import Direction, HostMemory
@@ -140,7 +140,8 @@ def _machine(
     wires = list(_wires(own, names, odd))
     gpus = [part.name for part in parts if part.is_gpu]
     complete = len(wires) == len(gpus) * (len(gpus) - 1) // 2 and all(wire.is_nvlink for wire in wires)
-    paths = sorted({wire.path for wire in wires}, key=lambda path: -int(path[2:])) if complete else []
+    # NV18 comes before NV6, and XGMI has no number.
+    paths = sorted({wire.path for wire in wires}, key=lambda path: (len(path), path), reverse=True) if complete else []
     return Machine(node, parts, wires, paths[0] if len(gpus) > 2 and len(paths) in (1, 2) else "")
 
 
@@ -369,7 +370,7 @@ def _fabric(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
     yield f'<rect class="box" x="{_FABRIC}" y="{top:.1f}" width="{_FABRIC_WIDTH}" height="{bottom - top:.1f}" rx="5"/>'
     x = _FABRIC + _FABRIC_WIDTH / 2 + 5
     yield f'<text class="b" transform="translate({x:.0f} {middle:.1f}) rotate(-90)" text-anchor="middle">'
-    yield f"NVLink, {html_text(machine.fabric)}</text>"
+    yield f"{html_text(machine.fabric if machine.fabric == XGMI else f'NVLink, {machine.fabric}')}</text>"
 
 
 def _arcs(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:

@@ -2,15 +2,19 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from typer.testing import CliRunner
 
+from gpubench.cli.app import app
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.machine_picture import Machine, MachinePart, Reach, Wire, machine_figure, machines
 from gpubench.model.results.report import PairRow, Record, Report, Row, Table
 from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.verdict import NO_CURE, Finding, Verdict
+from gpubench.profiles import all_profiles
 from tests.cli.running import gpubench
 from tests.formats.sample import METADATA
 
@@ -222,3 +226,13 @@ def test_commands_that_know_a_machine_draw_it(arguments: tuple[str, ...], sign: 
     assert len(page.encode()) < 1_000_000
     marked = re.findall(r'<text class="b"[^>]*>(GPU\d+)<tspan class="tag FAIL">', page)
     assert marked == ([sign] if sign else [])
+
+
+@pytest.mark.parametrize("machine", [profile.name for profile in all_profiles() if profile.match.visible])
+def test_topo_writes_a_picture_of_every_machine(machine: str, tmp_path: Path) -> None:
+    page = tmp_path / "topo.html"
+    result = CliRunner().invoke(app, ["topo", "--simulate", machine, "-o", str(page)], catch_exceptions=False)
+    assert (result.exit_code, "Traceback" in result.output) == (0, False)
+    text = page.read_text()
+    assert '<figure class="machine">' in text
+    assert (">XGMI</text>" in text, ">NVLink, XGMI" in text) == (machine.startswith("mi3"), False)
