@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpubench.errors import UsageError, add_advice
-from gpubench.model.facts.snapshot import NvlinkPeer, find_display_cards
+from gpubench.model.facts.snapshot import NvlinkPeer, find_display_cards, is_amd
 from gpubench.model.paths.topology import Topology, is_gpu_link, leads_to_switches
 from gpubench.model.profiles.profile import Generic, Profile, check_profile
 from gpubench.model.terms.plain import from_plain, is_nested_deeper
@@ -279,14 +279,14 @@ def match_machine(
 ) -> ProfileMatch | None:
     """Match a machine as `match_whole_machine` does: first with the user's own profiles, then with gpubench's.
 
-    If nothing matches, return a generic profile. `joined` is True if NVLinks connect the GPUs. Without GPUs, return
-    None.
+    If nothing matches, return a generic profile. `joined` is True if NVLinks connect the GPUs. Return None without
+    GPUs, and for AMD GPUs that match nothing, because the generic profiles describe NVIDIA's.
     """
     found = match_whole_machine(gpu_names, count, switched=switched, among=own) or match_whole_machine(
         gpu_names, count, switched=switched
     )
     bare = found is not None and count > 1 and not joined and found.profile.nvlink is not None and _has_bridges(found)
-    if not count or (found is not None and not bare):
+    if not count or any(map(is_amd, gpu_names)) or (found is not None and not bare):
         return found
     generic = Generic.NVLINK if joined else Generic.PCIE
     note = "" if found is None else f"without the NVLink bridges of {found.profile.name}"

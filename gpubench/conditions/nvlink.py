@@ -11,10 +11,11 @@ from gpubench.conditions.condition import Condition, Family, error_severity, nod
 from gpubench.conditions.logged import doubted, remark_detector
 from gpubench.conditions.profile import is_mesh_with_gaps
 from gpubench.model.facts.health import decode_health, describe_health, nvlink_errors
-from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
+from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer, is_amd
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.topology import (
     NOT_SAID,
+    XGMI,
     Topology,
     active_links,
     is_switched,
@@ -287,9 +288,18 @@ def _severity_words(run: Circumstances, lost: Mapping[Pair, int]) -> dict[str, A
 
     If some links remain, the others are down. A pair without any link may have been built without one, so it is a WARN.
     """
+    severity = None if any(map(run.wiring.has_nvlinks, lost)) else Verdict.WARN
+    if any(is_amd(gpu.name) for gpu in map(run.wiring.gpu, chain(*lost)) if gpu is not None):
+        return {
+            "expected": f"{XGMI}, as between its siblings",
+            "severity": severity,
+            "likely": "an xGMI bridge or board that is not seated, or a failed link",
+            "cure": Cure.of("amd-smi topology", comment="Its table of link types says XGMI between siblings."),
+            "effects": (Effect.SLOW,),
+        }
     return {
         "expected": f"NV{max(lost.values())}, as between its siblings",
-        "severity": None if any(map(run.wiring.has_nvlinks, lost)) else Verdict.WARN,
+        "severity": severity,
         "cure": Cure.of(
             "nvidia-smi nvlink -s",
             comment="It shows links that are down; `nvidia-smi -L` shows whether the models differ.",

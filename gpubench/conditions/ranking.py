@@ -118,7 +118,12 @@ class Named(Struct, frozen=True):
 
     @property
     def settles(self) -> str:
-        """The command that confirms or excludes this cause, with the ids of the affected devices."""
+        """The command that confirms or excludes this cause, with the ids of the affected devices.
+
+        It is empty for AMD GPUs, because the commands of all causes are NVIDIA's.
+        """
+        if any(command.startswith("amd-smi") for command in self.cure.commands):
+            return ""
         return fill_placeholders(self.cause.settles, self.places)
 
     @property

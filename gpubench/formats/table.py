@@ -12,6 +12,7 @@ from gpubench.formats.layout import INDENT, Column
 from gpubench.formats.registry import Presentation, Target
 from gpubench.model.facts.environment import performance_variables
 from gpubench.model.paths.p2p import SLOW_SHARE
+from gpubench.model.paths.topology import ROCM
 from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.ending import is_brief
 from gpubench.model.results.fallback import describe_pairs, describe_slowdown, read_cure
@@ -86,7 +87,7 @@ def _cause_text(report: Report, row: CauseRow, *, whole: bool) -> CauseText:
     details += [Detail("on", row.subject)] if whole else []
     details += [Detail("implies", ", ".join(implied))] if implied else []
     details += read_cure(row).details
-    details += [Detail("settle", row.settles)] if whole or row.confidence != Confidence.PROVEN else []
+    details += [Detail("settle", row.settles)] if row.settles and (whole or row.confidence != Confidence.PROVEN) else []
     details += [Detail("see", row.link)] if whole else []
     return CauseText(row.id, verdict, f"cause {row.id} ({sure}): {row.evidence}", tuple(details))
 
@@ -145,7 +146,9 @@ def _prospect_line(row: FallbackRow, *, is_only: bool, nodes: bool) -> str:
         case Conclusion.POSSIBLE:
             none = f"no pair {'inside a node ' if nodes else ''}would fall back: " if is_only else ""
             where = pairs if is_only else "all others"
-            return f"{begin}{none}direct possible for {where} ({row.how}). Try: gpubench p2p"
+            return f"{begin}{none}direct possible for {where} ({row.how})" + (
+                "" if ROCM in row.how else ". Try: gpubench p2p"
+            )
         case _:
             return f"{begin}not known{f' for {pairs}' if row.pairs else ''}: {row.how}"
 

@@ -222,7 +222,13 @@ def _nic(nic: NicKindOfMachine, tree: _PciTree, number: int) -> snapshot.NicFact
 
 
 def _pair(profile: Profile, one: snapshot.GpuFacts, other: snapshot.GpuFacts) -> snapshot.PairFacts:
-    """Return what NVML and CUDA report for a GPU pair. With NVLink, NVML's status for PCI access is NS, as on H200."""
+    """Return what NVML and CUDA report for a GPU pair. With NVLink, NVML's status for PCI access is NS, as on H200.
+
+    AMD GPUs have peer access by ROCm.
+    """
+    pcie_path = pcie_path_class(one.place, other.place, profile.node.numa_nodes)
+    if snapshot.is_amd(one.name):
+        return snapshot.PairFacts(source=one.device, destination=other.device, pcie_path=pcie_path, rocm=True)
     joined = profile.nvlink is not None and (
         profile.nvlink.to is snapshot.NvlinkPeer.SWITCH
         or any({one.index, other.index} == set(pair[:2]) for pair in profile.nvlink.pairs)
@@ -232,7 +238,7 @@ def _pair(profile: Profile, one: snapshot.GpuFacts, other: snapshot.GpuFacts) ->
     return snapshot.PairFacts(
         source=one.device,
         destination=other.device,
-        pcie_path=pcie_path_class(one.place, other.place, profile.node.numa_nodes),
+        pcie_path=pcie_path,
         cuda=status == P2P_OK,
         read=status,
         write=status,

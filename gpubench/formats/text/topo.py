@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from gpubench.formats.layout import INDENT, Column, fitting_table, grid_of_words, or_dash
 from gpubench.formats.table import ReportView, line_text, setting_lines
 from gpubench.model.facts.environment import MPS
-from gpubench.model.facts.snapshot import NicKind, PcieLink
-from gpubench.model.paths.topology import PATH_CLASSES, ROCM, PeerAccess, describe_pcie
+from gpubench.model.facts.snapshot import NicKind, PcieLink, is_amd
+from gpubench.model.paths.topology import PATH_CLASSES, ROCM, XGMI, PeerAccess, describe_pcie
 from gpubench.model.results.report import CauseRow, Report
 from gpubench.model.results.topo import GpuRow, KindRow, NicRow, NodeRow, RankRow, TreeRow
 from gpubench.model.terms.units import compress_names, format_memory, group_by, plural
@@ -32,10 +32,14 @@ def _gpu_columns(gpus: Sequence[GpuRow], nearest_nics: Mapping[str, str], *, ver
         _fact_column("memory", gpus, 2),
         Column("PCIe", _pcie, optional=True),
         Column("NUMA", lambda row: _or_unknown(row.numa_node), optional=True),
-        Column("NVLinks", _nvlinks, optional=all(row.nvlinks is None for row in gpus)),
+        Column(_link_head(gpus), _nvlinks, optional=all(row.nvlinks is None for row in gpus)),
         Column("nearest NIC", lambda row: nearest_nics.get(row.gpu, _UNKNOWN), optional=True),
         Column("UUID", lambda row: (verbose and row.uuid) or _UNKNOWN, 9, optional=True),
     ]
+
+
+def _link_head(gpus: Sequence[GpuRow]) -> str:
+    return "xGMI links" if any(is_amd(row.name) for row in gpus) else "NVLinks"
 
 
 def _fact_column(head: str, gpus: Sequence[GpuRow], spare: int) -> Column:
@@ -48,10 +52,11 @@ def _gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column], *, verbose: 
     heads = {column.head for column in shown}
     common: dict[str, str] = {}
     peculiar: dict[str, list[str]] = {}
+    hidden = _ONLY_NVIDIA if _link_head(gpus) != "NVLinks" else ()
     for head, describe in _FACTS.items():
         words = {row.gpu: describe(row) for row in gpus if not row.lost}
         known = Counter(word for word in words.values() if word != _UNKNOWN)
-        if head in heads or not words:
+        if head in heads or head in hidden or not words:
             continue
         common[head] = known.most_common(1)[0][0] if known else _UNKNOWN
         for gpu, word in words.items():
@@ -78,6 +83,8 @@ def _unknown_sentences(gpus: Sequence[GpuRow], silent: Sequence[str]) -> Iterato
             reasons.setdefault(row.lost, {}).setdefault("everything", []).append(row.gpu)
             continue
         for field, reason in row.unknown.items():
+            if is_amd(row.name) and field in _FIELDS_ONLY_NVIDIA:
+                continue
             reasons.setdefault(reason, {}).setdefault(field, []).append(row.gpu)
     for reason, fields in reasons.items():
         everywhere = [field for field, names in fields.items() if len(names) == len(gpus)]
@@ -232,6 +239,14 @@ _FIELDS = {
     "persistence": {"persistence"},
 }
 """The fields behind each head in `_FACTS`. If the reason for an unknown field is recorded, a sentence gives it."""
+
+_ONLY_NVIDIA = (
+    *("NVLinks", "compute capability", "SMs", "MIG", "persistence", "NVLink version", "NVLink errors", "fabric"),
+    *("throttled", "remapped rows", "used by"),
+)
+"""Heads of `_FACTS` that AMD GPUs do not have, or that no AMD program that gpubench reads prints."""
+
+_FIELDS_ONLY_NVIDIA = {"bar1_bytes", "mig", "nvlinks"}
 
 
 _SHARING = {
@@ -402,7 +417,8 @@ class TopoView(ReportView):
         totals = [(kind.limits[gpu]["nvlink"], kind.limits[gpu]["pcie"]) for gpu in gpus]
         if len(between) == 1 and len(set(totals)) == 1:
             nvlink, pcie = totals[0]
-            ways = (("NVLink", nvlink), ("PCIe", pcie))
+            link = "xGMI" if XGMI in kind.matrix[gpus[0]].values() else "NVLink"
+            ways = ((link, nvlink), ("PCIe", pcie))
             everybody = ", ".join(f"{_rounded(value)} over {name}" for name, value in ways if value is not None)
             single = between.pop()
             what = "not known" if single is None else f"{_rounded(single)} GB/s per direction"

@@ -419,6 +419,11 @@ def find_display_cards(gpus: Sequence[GpuFacts]) -> tuple[GpuFacts, ...]:
     return tuple(gpu for gpu in gpus if gpu.memory_bytes and gpu.memory_bytes < limit and not gpu.mig)
 
 
+def is_amd(name: str | None) -> bool:
+    """True for the model name of an AMD GPU, such as 'AMD Instinct MI300X'."""
+    return "AMD" in (name or "")
+
+
 def is_virtual_gpu(gpu: GpuFacts) -> bool:
     """True for a vGPU, which is a slice of a GPU that a hypervisor creates: 'NVIDIA L40S-24Q', 'NVIDIA A100-1-5CME'."""
     return re.search(r"-\d+[ABCQ](?:ME)?$", gpu.name or "") is not None

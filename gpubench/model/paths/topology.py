@@ -125,6 +125,7 @@ UNKNOWN_PATH = "?"
 ACROSS_SOCKETS = "SYS"
 PATH_CLASSES = ("PIX", "PXB", "PHB", "NODE", ACROSS_SOCKETS)  # Names as in `nvidia-smi topo -m`, nearest first
 XGMI = "XGMI"  # Path class between two AMD GPUs that xGMI links join, as rocm-smi and amd-smi print it
+PCIE = "PCIE"  # Path class between two AMD GPUs over PCIe inside a NUMA node, as both programs print it
 XGMI_LINK = "xGMI"  # Version of an `NvLink` that is an AMD xGMI link
 BITS_PER_BYTE = 8
 
@@ -214,7 +215,7 @@ class Topology:
 
     @_cached
     def path(self, source: Device, destination: Device) -> str:
-        """Return the path class: NV#, XGMI, one of `PATH_CLASSES`, or `?` if unknown."""
+        """Return the path class: NV#, XGMI, one of `PATH_CLASSES`, PCIE, or `?` if unknown."""
         return self._path(source, destination)
 
     def _path(self, source: Device, destination: Device) -> str:
@@ -226,7 +227,7 @@ class Topology:
             own = source.nvlinks if isinstance(source, GpuFacts) else None
             is_xgmi = any(link.version == XGMI_LINK for link in own or ())
             return XGMI if is_xgmi or self.pair_facts(source, destination).path == XGMI else f"NV{links}"
-        return self.pcie_path(source, destination) or UNKNOWN_PATH
+        return self.pcie_path(source, destination) or self.pair_facts(source, destination).path or UNKNOWN_PATH
 
     def nvlinks(self, source: Device, destination: Device) -> int | None:
         """Return the number of active NVLinks or xGMI links (1 if stated) between two GPUs. None if unknown."""

@@ -1,8 +1,8 @@
 """Reads the tables of `rocm-smi --showtopo` and `amd-smi topology` from saved or pasted text, and amd-smi's JSON.
 
 Both programs print a table for each property of a link, with a row and a column for each GPU. The link type becomes
-the path: XGMI, or SYS for PCIe between two NUMA nodes. The path over PCIe inside a NUMA node stays unknown, because
-neither program prints PCIe switches. Weights are not used, nor amd-smi's bandwidths, which are 0 with some drivers.
+the path: XGMI, SYS for PCIe between two NUMA nodes, or PCIE inside a NUMA node, because neither program prints PCIe
+switches. Weights are not used, nor amd-smi's bandwidths, which are 0 with some drivers.
 """
 
 import re
@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from gpubench.errors import UsageError
 from gpubench.model.facts import snapshot
-from gpubench.model.paths.topology import ACROSS_SOCKETS, XGMI
+from gpubench.model.paths.topology import ACROSS_SOCKETS, PCIE, XGMI
 from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
@@ -31,7 +31,7 @@ _SIGN = re.compile(r"(?i)link type (?:between two gpus|table:)|\"link_type\":")
 _LABEL = re.compile(r"GPU\d{1,3}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", re.ASCII)
 _NUMA = re.compile(r"GPU\[(\d{1,3})\]\s*: \(Topology\) Numa Node: (\d{1,4})\s*$", re.ASCII | re.MULTILINE)
 _MODEL = re.compile(r"GPU\[(\d{1,3})\]\s*: Card [Ss]eries:\s*(\S.*?)\s*$", re.ASCII | re.MULTILINE)
-_TYPES = (XGMI, "PCIE", "XXXX", "UNKNOWN", "N/A", "SELF", "0")
+_TYPES = (XGMI, PCIE, "XXXX", "UNKNOWN", "N/A", "SELF", "0")
 _ANSWERS = {"ENABLED": True, "True": True, "1": True, "DISABLED": False, "False": False, "0": False}
 _FAR_HOPS = 3  # From the GPU to its CPU, to the other CPU, to the other GPU
 
@@ -65,12 +65,12 @@ def read(text: str, name: str) -> snapshot.Snapshot:
     if odd:
         raise _wrong(name, types.line, f"{odd[0]!r} is no link type")
     numa = {int(number): int(node) for number, node in _NUMA.findall(text)}
-    models = {int(number): model for number, model in _MODEL.findall(text)}
+    models = {int(number): model if "AMD" in model else f"AMD {model}" for number, model in _MODEL.findall(text)}
     gpus = tuple(
         snapshot.GpuFacts(
             index=index,
             bus_id=None if label.startswith("GPU") else label.lower(),
-            name=models.get(index),
+            name=models.get(index, "AMD GPU"),
             place=snapshot.PciPlace(numa_node=numa.get(index)),
             unknown={"nvlinks": "neither rocm-smi nor amd-smi prints the number of xGMI links"},
         )
@@ -95,7 +95,7 @@ def _pairs(tables: Mapping[str, _Table], gpus: Sequence[snapshot.GpuFacts]) -> I
             words = {kind: table.rows[label][place] for kind, table in whole.items()}
             nodes, hops = {one.place.numa_node, other.place.numa_node} - {None}, words.get(_HOPS, "")
             is_far = len(nodes) > 1 or (hops.isdecimal() and int(hops) >= _FAR_HOPS)
-            path = XGMI if words[_TYPE] == XGMI else ACROSS_SOCKETS if words[_TYPE] == "PCIE" and is_far else None
+            path = {XGMI: XGMI, PCIE: ACROSS_SOCKETS if is_far else PCIE}.get(words[_TYPE])
             access = _ANSWERS.get(words.get(_ACCESS, ""))
             unknown = {} if access is not None else {"peer access": "amd-smi topology decides"}
             yield snapshot.PairFacts(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpubench.errors import UsageError
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import SNAPSHOT_VERSION, Snapshot
-from gpubench.model.paths.topology import PATH_CLASSES, SELF, XGMI
+from gpubench.model.paths.topology import PATH_CLASSES, PCIE, SELF, XGMI
 from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
@@ -113,7 +113,7 @@ def _check_paths(snapshot: Snapshot) -> None:
         if pair.source == pair.destination and pair.path != SELF:
             raise UsageError(f"{where} is of {pair.source} alone", expected="two devices")
         if pair.path is not None and not (
-            pair.path in (*PATH_CLASSES, XGMI, SELF) or _NVLINK_PATH.fullmatch(pair.path)
+            pair.path in (*PATH_CLASSES, XGMI, PCIE, SELF) or _NVLINK_PATH.fullmatch(pair.path)
         ):
             raise UsageError(f"{where}.path is {pair.path!a}", expected=f"NV18, {', '.join(PATH_CLASSES)} or {SELF}")
         if pair.pcie_path is not None and pair.pcie_path not in PATH_CLASSES:

@@ -1,11 +1,14 @@
 """The tables of rocm-smi --showtopo and amd-smi topology, in the form that their sources print."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from gpubench.cli.app import app
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology, nccl_keeps_off
@@ -86,16 +89,16 @@ def paths(snapshot: Snapshot) -> list[list[str]]:
     return [list(row.values()) for row in Topology(snapshot).matrix.values()]
 
 
-def test_xgmi_and_pcie_between_sockets_are_told_from_pcie_that_is_not_known() -> None:
+def test_xgmi_and_pcie_between_sockets_are_told_from_pcie_inside_a_numa_node() -> None:
     snapshot = read(rocm_smi(lambda one, other: "XGMI" if one % 2 == other % 2 else "PCIE"))
-    assert paths(snapshot)[0] == ["X", "?", "XGMI", "SYS"]
+    assert paths(snapshot)[0] == ["X", "PCIE", "XGMI", "SYS"]
     assert [gpu.place.numa_node for gpu in snapshot.gpus] == [0, 0, 1, 1]
     assert snapshot.source == "rocm-smi text topo.txt"
 
 
 def test_hops_over_two_cpus_are_between_sockets_where_no_numa_node_is_printed() -> None:
     text = rocm_smi(lambda *_: "PCIE", lambda one, other: 3 if is_far(one, other) else 2, numa=False)
-    assert paths(read(text))[0] == ["X", "?", "SYS", "SYS"]
+    assert paths(read(text))[0] == ["X", "PCIE", "SYS", "SYS"]
 
 
 def test_the_model_that_showproductname_prints_selects_the_profile() -> None:
@@ -140,6 +143,41 @@ def test_access_that_is_not_printed_is_unknown() -> None:
 def test_a_pair_without_its_xgmi_link_among_siblings_that_have_it_lost_one() -> None:
     snapshot = read(rocm_smi(lambda one, other: "PCIE" if {one, other} == {0, 3} else "XGMI"))
     assert Topology(snapshot).lost_links == {frozenset(("GPU0", "GPU3")): 1}
+
+
+NVIDIA_ONLY = re.compile(r"nvidia-smi|\bNV\d|NVLink|NVML|NVreg|Xid|CUDA|MIG\b|\bSMs|generic|gpubench p2p")
+
+
+@pytest.mark.parametrize("ends", [{0, 1}, {0, 3}], ids=["inside a NUMA node", "between sockets"])
+def test_a_missing_xgmi_link_is_a_warning_without_words_of_nvidia(ends: set[int], tmp_path: Path) -> None:
+    text = topo_text(rocm_smi(lambda one, other: "PCIE" if {one, other} == ends else "XGMI"), tmp_path)
+    assert "WARN nvlink-down" in text
+    assert "expected: XGMI, as between its siblings" in text
+    assert text.splitlines()[-1].startswith("WARN: topo ")
+    assert text.splitlines()[-1].endswith("Try: amd-smi topology")
+    assert NVIDIA_ONLY.findall(text) == []
+
+
+@pytest.mark.parametrize(
+    "access", [lambda *_: "ENABLED", lambda one, other: "DISABLED" if one < other else "ENABLED"], ids=["all", "some"]
+)
+def test_access_between_amd_gpus_is_described_without_words_of_nvidia(access: Cell, tmp_path: Path) -> None:
+    assert NVIDIA_ONLY.findall(topo_text(amd_smi(access, lambda *_: "PCIE"), tmp_path)) == []
+
+
+@pytest.mark.parametrize("machine", ["mi300x-8", "mi325x-8", "mi355x-8"])
+def test_the_topology_of_a_simulated_amd_machine_has_no_words_of_nvidia(machine: str) -> None:
+    text = CliRunner().invoke(app, ["topo", "--simulate", machine], catch_exceptions=False).stdout
+    assert NVIDIA_ONLY.findall(text) == []
+    assert "xGMI links" in text
+    assert "over xGMI" in text
+    assert "possible (ROCm)" in text
+
+
+def topo_text(tables: str, folder: Path) -> str:
+    path = folder / "topo.txt"
+    path.write_text(tables)
+    return CliRunner().invoke(app, ["topo", "--from", str(path)], catch_exceptions=False).stdout
 
 
 WHOLE = rocm_smi(lambda *_: "XGMI")
