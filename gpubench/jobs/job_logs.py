@@ -33,6 +33,7 @@ FOLDER_VARIABLE = "GPUBENCH_RUN_FOLDER"
 _SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,GRAPH,NET"  # All that `explain` needs. None of them logs a line per operation
 _RECORDED_CALLS = "2000"  # PyTorch's default today. Older versions record nothing by default
 _UCX_FILES = "/tmp/gpubench-run-"  # UCX aborts its process if it cannot create its log, and every host has /tmp
+_MARK = ".running-"
 _SECONDS_TO_START = 600.0  # torchrun waits this long for other hosts (--rdzv-conf join_timeout)
 _CLOCK_SECONDS = 2.0  # File systems may round the time of a file down
 MOST_BYTES = 2**29
@@ -57,6 +58,11 @@ class JobLogs(Struct, frozen=True):
     variables: Mapping[str, str]
     kept_files: tuple[Path, ...]
     started: float
+
+    @property
+    def mark(self) -> Path:
+        """A file that lets other hosts of the job join the folder while this host uses it."""
+        return self.folder / f"{_MARK}{socket.gethostname()}"
 
     @property
     def variables_file(self) -> Path:
@@ -91,6 +97,7 @@ class JobLogs(Struct, frozen=True):
 
     def collect(self) -> None:
         """Move UCX's logs of this host into the folder, and remove the holes that `limit_size` made."""
+        self.mark.unlink(missing_ok=True)
         for path in self._ucx_files():
             with suppress(OSError):  # A process of another user wrote it
                 if path.stat().st_size:
@@ -109,29 +116,32 @@ class JobLogs(Struct, frozen=True):
 def make_logs(folder: Path, environment: Mapping[str, str], *, has_ras: bool) -> JobLogs:
     """Create the folder for logs, and choose the variables of the job. With `has_ras`, NCCL's RAS gets its own port.
 
-    Raises UsageError if the folder cannot be written, or contains files of an earlier job.
+    Raises UsageError if the folder cannot be written, or contains files of another job.
     """
     folder = folder.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-        old = [path for path in folder.glob("[!.]*") if time.time() - path.stat().st_mtime > _SECONDS_TO_START]
+        found = sorted(folder.glob("[!.]*"))
+        is_old = any(time.time() - path.stat().st_mtime > _SECONDS_TO_START for path in found)
     except OSError as error:
         raise UsageError(
             f"--logs {folder} cannot be written: {error.strerror}",
             expected="a folder in which every process of the job can create files",
             next_step=f"--logs {tempfile.gettempdir()}/logs",
         ) from None
-    if old:
-        raise UsageError(
-            f"--logs {folder} has files of an earlier job: {old[0].name}",
-            expected="a folder that is new, or in which other hosts of this job have just started",
-            reason="logs of two jobs in one folder would be explained as one job",
-            next_step=f"--logs {folder}-2",
-        )
     variables = _variables(folder, environment, has_ras=has_ras)
     logs = JobLogs(folder, variables, tuple(_users_files(environment)), time.time())
+    has_other_hosts = any(path != logs.mark for path in folder.glob(f"{_MARK}*"))
+    if found and (is_old or not has_other_hosts):
+        raise UsageError(
+            f"--logs {folder} is not empty: {found[0].name}",
+            expected="a new or empty folder, or one in which other hosts of this job have just started",
+            reason="it has files of an earlier job, which would be explained as files of this one",
+            next_step=f"--logs {folder}-2",
+        )
+    logs.mark.touch()
     logs.variables_file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
     return logs
 

@@ -51,8 +51,10 @@ def run(plan: RunPlan, arguments: Sequence[str]) -> int:
         _note(f"the logs of this job go to {logs.folder}")
     if os.environ.get(DEBUG) not in (None, "", logs.variables[DEBUG]):
         _note(f"NCCL_DEBUG={os.environ[DEBUG]} logs no connections, so this job has NCCL_DEBUG=INFO")
-    code, was_stopped = _run_job(plan, program, logs)
-    logs.collect()
+    try:
+        code, was_stopped = _run_job(plan, program, logs)
+    finally:
+        logs.collect()
     try:
         answer = _explain(plan, arguments, logs, failed=DONE if was_stopped else code)
     except GpubenchError as error:

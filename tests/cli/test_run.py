@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubench.errors import UsageError
 from gpubench.jobs.job_logs import make_logs
 from gpubench.ranks.launch import find_launcher
 from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, ROOT, SECONDS, environment
@@ -196,9 +198,34 @@ def test_a_folder_that_cannot_be_written_or_is_not_new_is_wrong_usage(tmp_path: 
     (tmp_path / "file").touch()
     done = run("--logs", "file/logs", "--", "true", cwd=tmp_path)
     assert (done.returncode, "--logs" in done.stderr, "cannot be written" in done.stderr) == (2, True, True)
-    os.utime(tmp_path / "file", (1, 1))
-    done = run("--logs", str(tmp_path), "--", "true", cwd=tmp_path)
-    assert (done.returncode, "has files of an earlier job: file" in done.stderr) == (2, True)
+
+
+def test_logs_of_an_earlier_job_are_not_explained_as_those_of_this_one(tmp_path: Path) -> None:
+    first = run("--logs", "logs", "--", *job(), cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    old = {path: path.read_bytes() for path in (tmp_path / "logs").iterdir()}
+    again = run("--logs", "logs", "-o", "second.json", "--", "touch", "ran", cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "is not empty: nccl." in again.stderr
+    assert f"try:      --logs {tmp_path}/logs-2\n" in again.stderr
+    assert not (tmp_path / "ran").exists()
+    assert old == {path: path.read_bytes() for path in (tmp_path / "logs").iterdir()}
+
+
+def test_a_folder_without_logs_is_used_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run("--logs", "logs", "--", "true", cwd=tmp_path).returncode == 3
+    assert run("--logs", "logs", "--", *job(), cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(("host", "age_s"), [("other", 3600), (socket.gethostname(), 0)])
+def test_a_mark_that_a_killed_run_left_allows_no_old_logs(host: str, age_s: float, tmp_path: Path) -> None:
+    (tmp_path / f".running-{host}").touch()
+    log = tmp_path / "nccl.log"
+    log.touch()
+    os.utime(log, (time.time() - age_s,) * 2)
+    with pytest.raises(UsageError, match=r"is not empty: nccl\.log"):
+        make_logs(tmp_path, {}, has_ras=False)
 
 
 def test_hosts_that_share_a_folder_are_explained_together(tmp_path: Path) -> None:
@@ -208,6 +235,7 @@ def test_hosts_that_share_a_folder_are_explained_together(tmp_path: Path) -> Non
     *others, last = sorted((ROOT / "tests" / "logs" / HEALTHY).iterdir())
     for path in others:
         (shared / path.name).write_bytes(path.read_bytes())
+    (shared / ".running-other").touch()
     copy = f"cp {last} $GPUBENCH_RUN_FOLDER/"
     done = run("--logs", "shared", "--strict", "--", "sh", "-c", copy, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
