@@ -4,7 +4,6 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -315,7 +314,7 @@ def _add_scaling(plan: KvPlan, kv: KvRun, report: Report) -> Report:
     numbers = {kv.machine.label(gpu): gpu for gpu in range(len(kv.machine.gpus))}
     found = [row for count in plan.rank_counts for row in scaling.kv_scaling(kv.rows, list(numbers)[:count])]
     staged = {(numbers[row.source], numbers[row.destination]) for row in kv.rows if row.host_staged}
-    table = scaling.scaling_table(found, partial(scaling.find_reason, kv.machine.wiring, staged))
+    table = scaling.scaling_table(found, lambda: scaling.Causes(kv.machine.wiring, staged, report.findings))
     return replace(report, sections={**report.sections, **Table.group_by_section({ScalingRow: table})})
 
 

@@ -63,6 +63,44 @@ def test_scaling_breaks_at_a_staged_pair_and_the_report_fails_with_its_run() -> 
     assert [finding["id"] for finding in document["findings"]] == ["host-staged"]
 
 
+@pytest.mark.parametrize(
+    ("words", "fault", "said"),
+    [
+        (("allreduce", "hgx-h100-8*2", "8,16"), "node1.link2-5:staged=yes", "16 ranks: node1 GPU2 → GPU5 goes through"),
+        (("kv", "hgx-h200-4", "2,4", "--blocks", "1", "--no-host"), "gpu3:nvlink=12", "4 ranks: nvlink-down, GPU3"),
+        (("allreduce", "hgx-h100-8*4", "16,32"), "node2.nic3:rate=100", "32 ranks: rdma-port-slow, node2 mlx5_3"),
+        (("allreduce", "dgx-1-v100", "2,4,8"), "gpu5:speed=0.4", "8 ranks: no reason found"),
+        (("allgather", "l40s-8", "2,4,8"), "gpu6:generation=1", "8 ranks: pcie-generation, GPU6"),
+        (("allreduce", "hgx-h100-8*2", "4,8,16"), "node1.gpu2:nvlink=6", "16 ranks: nvlink-down, node1 GPU2"),
+        (("allreduce", "hgx-h200-8", "1,2,4,8"), "gpu5:nvlink=12", "8 ranks: nvlink-down, GPU5"),
+        (("allreduce", "hgx-h200-8", "4,8"), "gpu5:throttle=hw_thermal_slowdown", "8 ranks: gpu-hw-slowdown, GPU5"),
+        (("allreduce", "l40s-8", "2,4,8"), "gpu3:width=4", "4 ranks: pcie-width, GPU3"),
+        (("allreduce", "mi300x-8", "2,4,8"), "gpu5:speed=0.4", "8 ranks: no reason found"),
+    ],
+)
+def test_scaling_breaks_at_the_part_that_fails(words: tuple[str, ...], fault: str, said: str) -> None:
+    command, machine, counts, *options = words
+    options += [] if command == "kv" else ["--in-place"]
+    shown = ended(command, "--simulate", machine, "--np", counts, "--sizes", "256M", "--fault", fault, *options).stdout
+    assert f"\nscaling breaks at {said}" in shown
+
+
+def test_the_summary_names_the_number_of_ranks_of_a_speed() -> None:
+    shown = ended("allreduce", *H200, "--np", "4,8", "--fault", "link0-3:staged=yes").stdout
+    assert "GB/s at 1G, float32, in place, 8 ranks" in shown
+    assert "(7 %). Try" in shown.splitlines()[-1]  # Of 8 ranks: 4 ranks reach 8 %
+    faulty = ("--simulate", "hgx-h100-8*2", "--sizes", "64M", "--in-place", "--fault", "node0.gpu1:speed=0.6")
+    assert " at 4 ranks. Try" in ended("allreduce", *faulty, "--np", "4,16").stdout.splitlines()[-1]
+
+
+def test_a_part_that_fails_is_found_once() -> None:
+    machine = ("--simulate", "hgx-h100-8*2", "--sizes", "1G", "--in-place", "--fault", "node0.gpu5:nvlink=9")
+    findings = report("allreduce", *machine, "--np", "8,16")["findings"]
+    assert [(finding["id"], finding["subject"]) for finding in findings] == [
+        ("nvlink-down", "node0 GPU5 (0000:1b:00.0)")
+    ]
+
+
 def test_a_fault_of_a_node_that_is_not_used_yet_breaks_nothing_before() -> None:
     machine = ("--simulate", "hgx-h100-8*2", "--sizes", "1G", "--in-place", "--fault", "node1.gpu5:nvlink=9")
     document = report("allreduce", *machine, "--np", "4,8,16")
@@ -147,7 +185,8 @@ def test_kv_shows_the_slowest_pair_among_the_first_gpus() -> None:
         (("allreduce", "--np", "2,many"), "--np 2,many", "whole numbers of 1 or more"),
         (("overlap", "--np", "2,"), "--np 2,", "whole numbers of 1 or more"),
         (("allreduce", *H200, "--np", "8,16"), "--np 16 on hgx-h200-8, which has 8 GPUs", "at most 8"),
-        (("allreduce", "--simulate", "hgx-h100-8*2", "--np", "8,12"), "--np 12 on hgx-h100-8*2", "multiples of 8"),
+        (("allreduce", "--simulate", "hgx-h100-8*2", "--np", "2,12,16"), "--np 12 on hgx-h100-8*2", "multiples of 8"),
+        (("broadcast", *H200, "--np", "2,4", "--root", "3"), "--root 3 with 2 ranks", "a rank from 0 to 1"),
         (("kv", "--simulate", "hgx-h200-4", "--np", "2,8"), "--np 8 on node0, which has 4 GPUs", "at most 4"),
         (("kv", "--simulate", "hgx-h200-4", "--np", "2", "--pairs", "0-1"), "--pairs and --np exclude each other", ""),
         (("allreduce", "--np", "2,4", "--split", "2"), "--np 2,4 and --split exclude each other", "one number"),
@@ -158,9 +197,10 @@ def test_kv_shows_the_slowest_pair_among_the_first_gpus() -> None:
 def test_what_cannot_be_measured_is_refused_with_what_there_is(
     words: tuple[str, ...], seen: str, expected: str
 ) -> None:
-    error = ended(*words).exception
+    result = ended(*words)
+    error = result.exception
     assert isinstance(error, GpubenchError), error
-    assert error.exit_code == 2
+    assert (error.exit_code, result.stdout) == (2, "")
     assert seen in error.seen
     assert expected in error.expected
 

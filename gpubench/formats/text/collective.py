@@ -560,6 +560,7 @@ def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> It
         yield "no row was measured"
         return
     every, first = rows, rows[0]
+    where = _place_namer(rows)
     rows = [row for row in rows if row.backend == first.backend and (row.group or row.ranks == first.ranks)]
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
     if rows[0].mode == Mode.LATENCY:
@@ -568,7 +569,7 @@ def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> It
             times = f"{_time(row.p50_us)} (p50), {_time(row.p99_us)} (p99)"
             if row.p50_us is None:
                 times = f"{_time(row.time_us)} (mean)"
-            yield f"at the {name:<8}   {times} at {_where(row)}"
+            yield f"at the {name:<8}   {times} at {where(row)}"
     else:
         largest = max(rows, key=lambda row: (row.size_bytes, row.reached_gb_s))
         peak = max(rows, key=lambda row: row.reached_gb_s)
@@ -577,9 +578,9 @@ def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> It
             if peak.limit_gb_s is not None:
                 nvls = " with NVLS" if NVLS_ASSUMED in (peak.note or "") else ""
                 shares += f", {peak.limit_percent:.0f}% of the limit of {peak.limit_gb_s:g}{nvls}"
-            yield f"peak busbw        {_bandwidth(peak)} at {_where(peak)}{shares}"
-            yield f"at the largest    {_bandwidth(largest)} busbw at {_where(largest)}"
-        yield f"at the smallest   {_time(smallest.time_us)} at {_where(smallest)}"
+            yield f"peak busbw        {_bandwidth(peak)} at {where(peak)}{shares}"
+            yield f"at the largest    {_bandwidth(largest)} busbw at {where(largest)}"
+        yield f"at the smallest   {_time(smallest.time_us)} at {where(smallest)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
     yield _expected_line(every, why_not_judged)
     yield from _slow_lines(every)
@@ -634,7 +635,7 @@ def _slow_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
     )
     known = [row for row in marked if row.expected_percent is not None]
     worst = min(known, key=lambda row: row.expected_percent or 0.0, default=None)
-    slowest = "" if worst is None else f"; the slowest at {_where(worst)}{_expected_share(worst)}"
+    slowest = "" if worst is None else f"; the slowest at {_place_namer(rows)(worst)}{_expected_share(worst)}"
     yield f"marked rows       {counts}{slowest}"
 
 
@@ -659,10 +660,16 @@ def _expected_share(row: CollectiveRow) -> str:
     return "" if row.expected_percent is None else f", {format_share(row.expected_percent)}% of expected"
 
 
-def _where(row: CollectiveRow) -> str:
-    where = f"{format_size(row.size_bytes)}, {row.dtype}, {Placement(row.placement).replace('_', ' ')}"
-    where = f"{where}, {row.setting}" if row.setting else where
-    return f"{where}, {row.group}" if row.group else where
+def _place_namer(rows: Sequence[CollectiveRow]) -> Callable[[CollectiveRow], str]:
+    """Return a function that describes one of the rows, with its number of ranks if the run varies it."""
+    varies = len({row.ranks for row in rows if not row.group}) > 1
+
+    def describe(row: CollectiveRow) -> str:
+        words = [format_size(row.size_bytes), row.dtype, Placement(row.placement).replace("_", " ")]
+        ranks = plural(row.ranks, "rank") if varies else ""
+        return ", ".join(filter(None, (*words, row.setting, row.group, ranks)))
+
+    return describe
 
 
 def _percent(value: float | None) -> str:

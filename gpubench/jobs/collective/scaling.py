@@ -6,7 +6,6 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,13 @@ from gpubench.jobs.collective.plan import COUNT_FOLDERS, CollectivePlan
 from gpubench.jobs.runner import Place, ReportCollector, Steps, check_writable
 from gpubench.jobs.sources import Simulation
 from gpubench.measure import scaling
+from gpubench.measure.collective.sweep import check_root
 from gpubench.model.paths.transport import Conclusion
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import CollectiveRow, EvidenceRow, Metadata, Report, Row, Table
 from gpubench.model.results.scaling import ScalingRow
-from gpubench.model.terms.verdict import worst_verdict
+from gpubench.model.terms.verdict import Finding, worst_verdict
 from gpubench.simulated.times import CollectiveTimes
 
 if TYPE_CHECKING:
@@ -82,26 +82,37 @@ def measure_counts(plan: CollectivePlan, presenter: "Presenter", measure: Measur
     if plan.rank_counts[0] == 1 and not measures_one:
         presenter.note(scaling.ALONE)
     counts = [count for count in sorted(plan.rank_counts, reverse=True) if count > 1 or measures_one]
+    check_root(plan.collective, plan.root, counts[-1])
+    for count in counts:
+        if plan.simulation is not None:
+            part_of_machine(plan.simulation, count)
     runs = [CountListener(presenter, counts, count) for count in counts]
     for run in runs:
         measure(plan.for_count(run.ranks), run)
     first, *others = (run.report for run in runs if run.report is not None)
+    known = {_key(finding) for finding in first.findings}
+    added = {_key(finding): finding for report in others for finding in report.findings}
+    findings = (*first.findings, *(finding for key, finding in added.items() if key not in known))
     table = scaling.scaling_table(
-        [row for run in runs for row in run.scaling], _reason(plan.for_count(counts[0]).source, runs)
+        [row for run in runs for row in run.scaling],
+        lambda: _find_causes(plan.for_count(counts[0]).source, runs, findings),
     )
-    known = {(finding.id, finding.subject) for finding in first.findings}
-    findings = {(finding.id, finding.subject): finding for report in others for finding in report.findings}
     return replace(
         first,
         verdict=worst_verdict([first.verdict, *(report.verdict for report in others)]),
         complete=first.complete and all(report.complete for report in others),
-        findings=(*first.findings, *(finding for key, finding in findings.items() if key not in known)),
+        findings=findings,
         sections={**first.sections, **Table.group_by_section({ScalingRow: table})},
     )
 
 
-def _reason(source: "Source", runs: Sequence[CountListener]) -> scaling.Reason:
-    """Return a function that finds why more ranks are slower. It reads the machine when it is first called."""
+def _key(finding: Finding) -> tuple[object, ...]:
+    """Return what identifies a finding over numbers of ranks. A subject names the node only if there are several."""
+    return finding.id, finding.severity, finding.places if finding.devices else finding.subject
+
+
+def _find_causes(source: "Source", runs: Sequence[CountListener], findings: Sequence[Finding]) -> scaling.Causes:
+    """Read the machine, and return what may explain that more ranks are slower."""
     ranks = [] if runs[0].metadata is None else runs[0].metadata.ranks
     numbers = {(rank.host, rank.gpu_bus_id): number for number, rank in enumerate(ranks)}
     evidence = [row for run in runs if run.report is not None for row in run.report.rows(EvidenceRow)]
@@ -110,13 +121,9 @@ def _reason(source: "Source", runs: Sequence[CountListener]) -> scaling.Reason:
         for row in evidence
         if row.conclusion == Conclusion.STAGED
     }
-
-    @cache
-    def wiring() -> Wiring:
-        nodes = {node.snapshot.host: node for node in source.machines().nodes}
-        return Wiring(ranks, {rank.node: nodes[rank.host] for rank in ranks if rank.host in nodes})
-
-    return lambda before, after: scaling.find_reason(wiring(), staged, before, after)
+    nodes = {node.snapshot.host: node for node in source.machines().nodes}
+    wiring = Wiring(ranks, {rank.node: nodes[rank.host] for rank in ranks if rank.host in nodes})
+    return scaling.Causes(wiring, staged, findings)
 
 
 def launch_counts(plan: CollectivePlan, start: "RankStart") -> int:

@@ -51,6 +51,8 @@ class SpeedFigure(Struct, frozen=True):
     """Why the speed is not judged although an expectation exists: it is much faster than expected."""
     ends: tuple[DevicePlace, ...] = ()
     """The two GPUs between which the data was copied."""
+    ranks: int | None = None
+    """The number of ranks, if the report also has a run with more ranks."""
 
     @property
     def is_small(self) -> bool:
@@ -74,7 +76,7 @@ class SpeedFigures(Struct):
     wrong: int = 0
     rows: int = 0
     least_ranks: int = 0
-    _slow: dict[tuple[str, frozenset[str]], SpeedFigure] = field(default_factory=dict)
+    _slow: dict[tuple[str, frozenset[str], int | None], SpeedFigure] = field(default_factory=dict)
     _best: dict[str, SpeedFigure] = field(default_factory=dict)
     _largest: dict[str, SpeedFigure] = field(default_factory=dict)
     _pairs: dict[tuple[bool, int, bool], SpeedFigure] = field(default_factory=dict)
@@ -133,6 +135,7 @@ class SpeedFigures(Struct):
             expected_us=row.expected_us,
             shares_gpus=(row.ranks_per_gpu or 1) > 1,
             doubt=parse_doubt(row.note),
+            ranks=row.ranks if row.ranks < self.least_ranks else None,
         )
         self._note_slow(figure, row.verdict)
         if row.ranks < self.least_ranks:
@@ -223,7 +226,7 @@ class SpeedFigures(Struct):
     def _note_slow(self, figure: SpeedFigure, verdict: str | None) -> None:
         if verdict not in _BAD or figure.expected_percent is None:
             return
-        key = figure.what, frozenset(map(_key, figure.ends))
+        key = figure.what, frozenset(map(_key, figure.ends)), figure.ranks
         known_slow = self._slow.get(key)
         if known_slow is None or _rank(figure) < _rank(known_slow):
             self._slow[key] = figure
@@ -232,9 +235,13 @@ class SpeedFigures(Struct):
             self.slowest = figure
 
 
-def _rank(figure: SpeedFigure) -> tuple[bool, bool, float]:
-    """Return a sort key: collectives before copies, large sizes before small ones, then the slowest first."""
-    return figure.what == PEER_COPIES, figure.is_small, figure.expected_percent or 0.0
+def _rank(figure: SpeedFigure) -> tuple[bool, bool, int, bool, float]:
+    """Return a sort key: collectives before copies, large sizes before small ones, then the slowest first.
+
+    If several numbers of ranks are equally slow, the most ranks come first.
+    """
+    left = figure.expected_percent or 0.0
+    return figure.what == PEER_COPIES, figure.is_small, round(left), figure.ranks is not None, left
 
 
 def _key(place: DevicePlace) -> str:

@@ -34,7 +34,8 @@ class ScalingRow(Record, frozen=True, kw_only=True):
     #: bandwidth in percent of the bandwidth with the fewest ranks above one; of an overlap, the step time with the
     #: fewest ranks in percent of this step time
     efficiency_percent: float | None = None
-    #: whether the efficiency at the largest size is the first to fall by more than 10 % and the noise
+    #: whether efficiency_percent or expected_percent at the largest size is the first to fall by more than 10 % and the
+    #: noise
     breaks: bool = False
     reason: str | None = None  #: reason for the lower efficiency, or for a missing measurement
 

@@ -305,6 +305,7 @@ def _describe_speed(
         words = " ".join((root.subject, *root.subjects)).replace(",", " ").split()
         hosts = [host for host in hosts if host in words] or hosts
     place = f" on {compress_names(hosts)}" if with_place else ""
+    place += "" if slow.ranks is None else f" at {plural(slow.ranks, 'rank')}"
     if slow.is_small and slow.time_us is not None and slow.expected_us is not None:
         expected = f"{format_time(slow.expected_us)} expected ({slow.expected_percent:.0f} %)"
         took = f"takes {format_time(slow.time_us)}{place}, {expected}"
