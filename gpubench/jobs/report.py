@@ -224,12 +224,7 @@ def _run_copies(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding],
     if plan.machine is None and not models:
         raise _what_is_missing(plan, gpus=True)
     machine = plan.machine or _machine_of(models, len(copies.names), 1)
-    if machine is not None and len(copies.names) > machine.profile.match.visible:
-        raise UsageError(
-            f"{file.name} is of {plural(len(copies.names), 'GPU')}, and --machine {machine} has "
-            f"{machine.profile.match.visible}",
-            expected="the machine that the matrices are of",
-        )
+    _check_machine(plan, len(copies.names), 1, models, "GPU")
     absent = _absent_gpus(plan, len(copies.names)) or judged_rows.absent_gpus(file.name, len(copies.names), len(models))
     others = (*failures, *judged_rows.left_out_findings(file), *absent, *copies.incomplete())
     return judge_copies(plan, file, copies, machine, others, arguments)
@@ -373,7 +368,7 @@ def _judged_table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveR
         raise _what_is_missing(plan, gpus=True, ranks=first.ranks, example=example, models=named)
     per_node, rest = divmod(first.ranks, first.nodes)
     machine = None if rest or not on_gpus else plan.machine or _machine_of(models, per_node, first.nodes)
-    _check_machine(plan, first, models)
+    _check_machine(plan, first.ranks, first.nodes, models or file.circumstances.models)
     if machine is not None and plan.nics is not None:
         machine = replace(machine, profile=_replace_nics(machine.profile, plan.nics))
     names = hosts if len(hosts) == first.nodes else [f"node{number}" for number in range(first.nodes)]
@@ -417,27 +412,28 @@ def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMa
     return None if found is None else SimulatedMachine(found.profile, nodes)
 
 
-def _check_machine(plan: ReportPlan, row: CollectiveRow, models: Sequence[str]) -> None:
+def _check_machine(plan: ReportPlan, count: int, nodes: int, models: Sequence[str], unit: str = "rank") -> None:
+    """Raise UsageError if --machine has other GPUs or nodes than the file. `count` and `nodes` are the file's."""
     machine = plan.machine
     if machine is None:
         return
-    profile, per_node = machine.profile, row.ranks // row.nodes
+    profile, per_node = machine.profile, count // nodes
     known = match_whole_machine(sorted(set(models)), 1) if models else None
     if known is not None and not profile.match.covers(models):
         seen = f"{plan.name} names {', '.join(dict.fromkeys(models))}"
-    elif machine.nodes != row.nodes or not 0 < per_node <= profile.match.visible:
-        seen = f"{plan.name} has {plural(row.ranks, 'rank')}"
-        seen += f" on {plural(row.nodes, 'node')}" if per_node else ""
+    elif machine.nodes != nodes or not 0 < per_node <= profile.match.visible:
+        seen = f"{plan.name} has {plural(count, unit)}"
+        seen += f" on {plural(nodes, 'node')}" if per_node else ""
     else:
         return
-    nodes = -(-row.ranks // (profile.match.visible * machine.domain_nodes))  # All nodes of a rack count as one
+    needed = -(-count // (profile.match.visible * machine.domain_nodes))  # All nodes of a rack count as one
     raise UsageError(
         f"{seen}, and --machine {machine} has {plural(machine.nodes, 'node')} of {profile.match.visible} × "
         f"{profile.gpu.name}",
         expected="the machine that the table is of",
         reason="the file is of another run" if per_node else "the machine has more nodes than the run has ranks",
         next_step=f"gpubench report {plan.name} "
-        + ("without --machine" if per_node else f"--machine {profile.name}*{nodes}, if that is what ran"),
+        + ("without --machine" if per_node else f"--machine {profile.name}*{needed}, if that is what ran"),
     )
 
 

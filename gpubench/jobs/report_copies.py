@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import permutations
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,7 +33,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.fallback import PATH_UNKNOWN
-from gpubench.model.results.report import PAIR_COLUMNS, EvidenceRow, Metadata, PairRow, Report, Row, Verified
+from gpubench.model.results.report import PAIR_COLUMNS, EvidenceRow, Metadata, PairRow, Report, Row, Table, Verified
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, HostMemory
@@ -42,6 +43,8 @@ from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch
 from gpubench.readers.results import p2p_bandwidth_latency
 from gpubench.simulated.machine import SimulatedMachine, snapshots
+
+T = TypeVar("T")
 
 _NO_FIGURE = "no figure of this pair in the file"
 _CUDA_SAMPLE = Method(warmup=0, samples=1, repeats=5)  # The sampling of p2pBandwidthLatencyTest
@@ -242,9 +245,42 @@ def judge_copies(
         presenter.begin(metadata, PAIR_COLUMNS)
         report = P2pRun(request, _ReadBench(copies.cells()), model, _WithOwnIds(presenter, ids)).run()
         sections = {name: section for name, section in report.sections.items() if name != TreeRow.section}
-        report = replace(report, sections=sections)
+        own = {gpu.bus_id: ids.get(gpu.device) for gpu in gpus}
+        report = _with_own_ids(replace(report, sections=sections), own)
         presenter.end((_without_doubts(report) if machine is None else report).add_findings(others))
     return presenter.exit_code
+
+
+_ADDRESS = re.compile(r"(?P<open> \()?(?P<id>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])(?(open)\))")
+
+
+def _with_own_ids(value: T, own: Mapping[str, str | None]) -> T:
+    """Return a report, or a part of one, with the file's PCI addresses in place of the modeled machine's.
+
+    If the file has no addresses, the text has none either, and commands name a GPU by its index.
+    """
+    found: Any = value
+    if isinstance(value, Table):
+        found = Table(value.columns, partial(_with_own_ids, tuple(value.rows()), own))
+    elif isinstance(value, Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        ids = {name: own[field] for name, field in fields.items() if name.endswith("bus_id") and field in own}
+        found = replace(value, **{name: _with_own_ids(field, own) for name, field in fields.items()} | ids)
+    elif isinstance(value, tuple | list):
+        found = type(value)(_with_own_ids(item, own) for item in value)
+    elif isinstance(value, Mapping):
+        found = {key: _with_own_ids(item, own) for key, item in value.items()}
+    elif type(value) is str:
+        indices = {bus_id: str(index) for index, bus_id in enumerate(own)}
+
+        def rename(address: re.Match[str]) -> str:
+            bus_id = own.get(address["id"], address["id"])
+            if address["open"]:
+                return f" ({bus_id})" if bus_id else ""
+            return bus_id or indices[address["id"]]
+
+        found = _ADDRESS.sub(rename, value)
+    return cast(T, found)
 
 
 def _without_doubts(report: Report) -> Report:

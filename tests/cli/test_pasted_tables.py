@@ -5,6 +5,7 @@ is one kind: what is done to a recorded healthy table, then the exit code and wh
 """
 
 from collections.abc import Callable
+import re
 from pathlib import Path
 
 import pytest
@@ -344,6 +345,14 @@ memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)
  0     55.15     55.11     55.10     55.12
 """
 COPIES: list[tuple[str, str, str, int, str]] = [
+    (
+        "another model",
+        f"Device 0: NVIDIA H100 80GB HBM3\n\n{MATRIX}",
+        "hgx-h200-4",
+        2,
+        "names NVIDIA H100 80GB HBM3, and",
+    ),
+    ("two nodes", MATRIX, "hgx-h200-4*2", 2, "has 4 GPUs on 1 node, and --machine hgx-h200-4*2 has 2 nodes"),
     ("whole", MATRIX, "hgx-h200-4", 0, "PASS"),
     ("0.10", HEAD_0_10 + MATRIX, "hgx-h200-4", 0, "PASS"),
     ("0.10 with TMA", HEAD_0_10 + MATRIX + MATRIX.replace("_ce", "_tma").replace("CE", "TMA"), "hgx-h200-4", 0, "PASS"),
@@ -376,6 +385,17 @@ def test_matrices_of_fewer_gpus_than_the_file_lists_are_a_doubt(tmp_path: Path) 
     listed = "".join(f"Device {number}: NVIDIA H200 (00000000:00:0{number + 1})\n" for number in range(5))
     code, said = report(written(tmp_path, f"vm\n{listed}\n{MATRIX}"), "--summary")
     assert (code, "WARN: " in said, "4 of the 5 GPUs" in said) == (0, True, True), said
+
+
+@pytest.mark.parametrize(("address", "named"), [(" (00000000:5{0}:00.0)", "GPU2 (0000:52:00.0)"), ("", "GPU2")])
+def test_a_finding_names_gpus_by_the_addresses_of_the_file_or_by_none(address: str, named: str, tmp_path: Path) -> None:
+    listed = "".join(f"Device {number}: NVIDIA H200{address.format(number)}\n" for number in range(4))
+    slow = MATRIX.replace(" 2    393.74    393.93       N/A    393.74", " 2    150.00    150.00       N/A    150.00")
+    text, output = f"vm\n{listed}\n{slow}".replace("4725.57", "3994.16"), tmp_path / "judged.json"
+    code, said = report(written(tmp_path, text), "--output", str(output))
+    assert (code, f"p2p-slow: {named}" in said) == (1, True), said
+    expected = {f"0000:5{number}:00.0" for number in range(4)} if address else set()
+    assert set(re.findall(r"[0-9a-f]{4}:[0-9a-f]{2}:00\.0", said + output.read_text())) == expected
 
 
 @pytest.mark.parametrize("models", ["X", "XY"])

@@ -22,9 +22,10 @@ _TITLE = re.compile(
 _GPU = re.compile(r"- hardware: _CudaDeviceProperties\(name='(?P<name>[^']{1,80})'")
 _SOFTWARE = re.compile(r"- software: .*\bnccl=\((?P<version>\d+, \d+, \d+)\)")
 _HEADER = re.compile(r"\bpayload\W+busbw\W+algbw\b")
+_LIKE_A_ROW = re.compile(r"(?<!\S)\d{1,6}[KMGT]?i?B(?!\S)")
 _ROW = re.compile(
     r"(?<!\S)(?P<size>\d{1,6}[KMGT]?)i?B\s+(?P<busbw>\d{1,6}\.\d{1,4}) ?GBps"
-    r"(?:\s+(?P<algbw>\d{1,6}\.\d{1,4}) ?GBps)?"
+    r"\s+(?P<algbw>\d{1,6}\.\d{1,4}) ?GBps"
 )
 
 
@@ -51,8 +52,9 @@ def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultF
             model = found["name"]
         elif found := _SOFTWARE.search(line):
             libraries["NCCL"] = found["version"].replace(", ", ".")
-        elif is_table and (found := _ROW.search(plain)):
-            if found["algbw"] is None or not float(found["algbw"]) > 0:
+        elif is_table and _LIKE_A_ROW.search(plain):
+            found = _ROW.search(plain)
+            if found is None or not float(found["algbw"]) > 0:
                 left_out.append(damaged(number, line))
             else:
                 rows.append(_row(found, ranks, trials))

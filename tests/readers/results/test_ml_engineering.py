@@ -50,11 +50,15 @@ def test_the_table_alone_takes_its_ranks_from_the_user() -> None:
     assert [row.busbw_gb_s for row in found.latencies] == [0.83, 480.11]
 
 
-def test_a_row_that_is_cut_is_left_out_and_named() -> None:
-    found = read(TITLE + TABLE + "|   32GiB | 481.0", "x")
-    assert (len(found.latencies), found.complete) == (2, True)
-    found = read(TITLE + TABLE + "|   32GiB | 481.00GBps |", "x")
+@pytest.mark.parametrize(
+    "row", ["481.0", "481.00GBps |", "481.45GB", "  nanGBps | 275.01GBps |", "-1.00GBps | 1.00GBps |"]
+)
+def test_a_row_that_is_cut_or_no_number_is_left_out_and_named(row: str) -> None:
+    found = read(f"{TITLE}{TABLE}|   32GiB | {row}", "x")
     assert (len(found.latencies), found.complete) == (2, False)
     assert "line 7" in found.left_out[0]
+
+
+def test_a_table_without_a_row_is_refused() -> None:
     with pytest.raises(UsageError, match="nothing that was measured, of all_reduce_bench"):
         read(TITLE + TABLE[:80], "x")
