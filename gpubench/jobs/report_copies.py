@@ -280,7 +280,7 @@ def _with_own_ids(value: T, own: Mapping[str, str | None]) -> T:
             return bus_id or indices[address["id"]]
 
         found = _ADDRESS.sub(rename, value)
-    return cast(T, found)
+    return cast("T", found)
 
 
 def _without_doubts(report: Report) -> Report:

@@ -4,8 +4,8 @@ A table that lies must not be PASS, and what a person wrote around a healthy one
 is one kind: what is done to a recorded healthy table, then the exit code and what `report` says.
 """
 
-from collections.abc import Callable
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
