@@ -471,6 +471,7 @@ def _options(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) 
         "iters": rows[0].iterations,
         "warmup": None if warmup is None else int(warmup),
         "graph": rows[0].graph,
+        **({} if any(row.p50_us is not None for row in rows) else {"percentiles": False}),
         "check": any(row.wrong is not None for row in rows),
         "allocator": None,
         "strict": plan.strict,

@@ -270,7 +270,7 @@ def _with_own_ids(value: T, own: Mapping[str, str | None]) -> T:
         found = type(value)(_with_own_ids(item, own) for item in value)
     elif isinstance(value, Mapping):
         found = {key: _with_own_ids(item, own) for key, item in value.items()}
-    elif type(value) is str:
+    elif isinstance(value, str) and _ADDRESS.search(value):
         indices = {bus_id: str(index) for index, bus_id in enumerate(own)}
 
         def rename(address: re.Match[str]) -> str:

@@ -398,6 +398,20 @@ def test_a_finding_names_gpus_by_the_addresses_of_the_file_or_by_none(address: s
     assert set(re.findall(r"[0-9a-f]{4}:[0-9a-f]{2}:00\.0", said + output.read_text())) == expected
 
 
+@pytest.mark.parametrize(
+    ("trials", "loop"),
+    [("20 trials", "20 operations, each alone;"), ("20 trials, up to 10 queued calls per trial", "20 iterations;")],
+)
+def test_bandwidths_without_percentiles_are_shown_with_what_is_expected(trials: str, loop: str, tmp_path: Path) -> None:
+    title = f"The average bandwidth of all_reduce over 8 ranks (5 warmups / {trials}):\n\n"
+    row = "|   16GiB | 475.45GBps | 271.68GBps |\n"
+    code, said = report(
+        written(tmp_path, f"{title}| payload | busbw | algbw |\n{row}"), "--machine", "hgx-h100-8", "--format", "table"
+    )
+    assert (code, loop in said, "271.68 475.45" in said) == (0, True, True), said
+    assert ("% exp" in said, "p95" in said) == (True, False), said
+
+
 @pytest.mark.parametrize("models", ["X", "XY"])
 def test_copies_of_gpus_that_no_profile_knows_are_shown_and_not_judged(models: str, tmp_path: Path) -> None:
     listed = "".join(f"Device {number}: NVIDIA {models[number % len(models)]}900\n" for number in range(4))

@@ -51,8 +51,9 @@ def _describe_series(row: BackendRow | WinnerRow) -> str:
 
 
 def _are_alone(metadata: Metadata) -> bool:
-    """True in latency mode, which runs operations one at a time and measures no bandwidth."""
-    return metadata.options.get("mode") == Mode.LATENCY
+    """True in latency mode, which shows percentiles in place of bandwidths, unless a program of others had none."""
+    options = metadata.options
+    return options.get("mode") == Mode.LATENCY and options.get("percentiles") is not False
 
 
 def _have_percentiles(metadata: Metadata) -> bool:
@@ -405,7 +406,7 @@ def _loop(options: Mapping[str, Any]) -> str:
     if options["iters"] is None:
         return "how many iterations is not said"
     if is_latency:
-        return f"{options['iters']} operations, each alone,"
+        return f"{options['iters']} operations, each alone{',' if options['graph'] or options['warmup'] else ''}"
     refused = "graphs" if options["graph"] else "groups" if options.get("split") else ""
     is_fallback = refused and options["iters"] == DEFAULT_ITERATIONS[Mode.THROUGHPUT]
     return f"{options['iters']} iterations" + (f" (--iters {AUTO} is not for {refused})" if is_fallback else "")

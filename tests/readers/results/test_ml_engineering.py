@@ -20,20 +20,21 @@ TABLE = """| payload |    busbw   |    algbw   |
 
 
 @pytest.mark.parametrize(
-    "title",
+    ("title", "mode"),
     [
-        TITLE,
-        TITLE.replace("trials)", "trials, up to 10 queued calls per trial)"),
-        TITLE.replace("bandwidth of", "bandwidth and the per-call latency of"),
+        (TITLE, "latency"),
+        (TITLE.replace("trials)", "trials, up to 10 queued calls per trial)"), "throughput"),
+        (TITLE.replace("bandwidth of", "bandwidth and the per-call latency of"), "latency"),
     ],
 )
-def test_payloads_are_binary_and_gbps_decimal(title: str) -> None:
+def test_payloads_are_binary_and_gbps_decimal(title: str, mode: str) -> None:
     assert recognises(HEAD + title + TABLE)
     found = read(HEAD + title + TABLE, "bench.txt")
     small, large = found.latencies
     assert (small.size_bytes, large.size_bytes) == (32 * 2**10, 16 * 2**30)
     assert (large.busbw_gb_s, large.ranks, large.iterations) == (480.11, 8, 20)
     assert large.time_us == pytest.approx(16 * 2**30 / 274.35e9 * 1e6)
+    assert large.mode == mode
     assert (large.placement, large.dtype, large.op, large.verified) == ("in_place", "float32", "sum", "no")
     assert found.circumstances.models == ("NVIDIA H200",)
     assert found.circumstances.libraries == {"NCCL": "2.26.2"}
