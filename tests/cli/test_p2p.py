@@ -109,6 +109,12 @@ def test_small_copies_are_shown_by_what_they_take() -> None:
     assert corners == {"8K": "µs", "64K": "GB/s"}
 
 
+def test_evidence_from_latencies_names_the_copies_that_it_compares() -> None:
+    """It said `7.5 times as fast` above a table of bandwidths that differed by 1.1."""
+    text = " ".join(gpubench("p2p", "--simulate", "l40s-8", "--sizes", "64M").stdout.split())
+    assert "copies of 16 bytes are 7.5 times as fast as with peer access off" in text
+
+
 def test_chosen_pairs_and_sizes_are_lines() -> None:
     found = rows(*MACHINE, "--pairs", "0-1,3-2", "--sizes", "8:1M:32")
     assert {(row["source"], row["destination"]) for row in found} == {("GPU0", "GPU1"), ("GPU3", "GPU2")}

@@ -196,7 +196,9 @@ class _PairObservations:
             other = off.get(replace(series, peer=False))
             if other is not None and p2p.is_direct_latency(cell, other):
                 times = other.typical_seconds / cell.typical_seconds
-                return Evidence(State.PRESENT, f"{times:.3g} times as fast as with peer access off")
+                size = format_size(series.size_bytes) + (" bytes" if series.size_bytes == p2p.LATENCY_BYTES else "")
+                seen = f"copies of {size} are {times:.3g} times as fast as with peer access off"
+                return Evidence(State.PRESENT, seen)
         return None
 
     def _correctness(self, pair: p2p.Pair) -> Evidence:
