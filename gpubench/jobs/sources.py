@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from gpubench.errors import SIMULATED_INSTEAD, UsageError, no_gpu
 from gpubench.model.facts.environment import LaunchedRank, performance_variables, refuse_several_ranks
+from gpubench.model.facts.snapshot import is_amd
 from gpubench.model.terms.options import SIMULATE, option
 from gpubench.model.terms.units import format_ranges
 
@@ -212,6 +213,8 @@ class SimulationOptions:
         from gpubench.jobs.metadata import recorded_settings
 
         simulation = parse_simulation(self.simulate, faults, self.seed, recorded_settings(os.environ))
+        if is_amd(simulation.machine.profile.gpu.name):
+            self._refuse_nvidia_only(command)
         if command == "scan":
             simulation = simulation.drop_variables()
         known = ("", command, "kv" if command == "check" else "")  # check --kv knows the faults of kv
@@ -224,6 +227,25 @@ class SimulationOptions:
             )
         return simulation
 
+    def _refuse_nvidia_only(self, command: str) -> None:
+        """Raise UsageError for a fault of simulated AMD GPUs, or a command that supports only NVIDIA GPUs."""
+        name = f"--simulate {shlex.quote(self.simulate or '')}"
+        if self.fault:
+            seen, reason = f"--fault {self.fault[0]} with {name}", "the cures of faults are commands for NVIDIA GPUs"
+        elif command in _ONLY_NVIDIA:
+            seen = f"gpubench {command} {name}".replace("  ", " ")
+            reason = "gpubench has never run on AMD GPUs, and this command uses CUDA and NVML"
+        else:
+            return
+        raise UsageError(
+            seen,
+            expected="a machine with NVIDIA GPUs; topo and the collectives also simulate healthy AMD machines",
+            reason=reason,
+            next_step=f"gpubench topo {name}, or gpubench report --help to judge a table of rccl-tests",
+        )
+
+
+_ONLY_NVIDIA = ("", "check", "p2p", "kv", "scan", "watch", "overlap")
 
 SECONDS_TO_READ_A_NODE = 10.0  # Timeout to read a node during a measurement, which continues without the node's facts
 

@@ -15,14 +15,15 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.collectives.registry import SUMMARIES
-from gpubench.errors import COULD_NOT_MEASURE, DONE
+from gpubench.errors import COULD_NOT_MEASURE, DONE, UsageError
 from gpubench.machine.recorded import write_recording
+from gpubench.model.facts.snapshot import is_amd
 from gpubench.profiles import all_profiles, load
 from gpubench.simulated.machine import parse_machine, snapshots
 from tests.conditions.test_edited_facts import HEALTHY, Edit
 from tests.machines.test_machines import FOLDER as RECORDED
 
-MACHINES = [profile.name for profile in all_profiles() if profile.match.visible]
+MACHINES = [profile.name for profile in all_profiles() if profile.match.visible and not is_amd(profile.gpu.name)]
 JUDGING_ALL = ("check --full --strict", "allreduce --sizes 1K:1G:32 --strict")
 JUDGING_A_PART = ("", "p2p --strict", "--quick", "p2p --sizes 256M --strict", "overlap --strict")
 """Topo, a usual check and watch are tried with several nodes."""
@@ -97,6 +98,25 @@ def test_a_healthy_machine_is_never_called_ill(name: str) -> None:
     has_peers = load(name).match.visible > 1
     commands = (*JUDGING_ALL, in_turn(name, JUDGING_A_PART)) if has_peers else OF_ONE_GPU
     assert list(called_ill(name, [said(name, command) for command in commands])) == []
+
+
+AMD = [profile.name for profile in all_profiles() if is_amd(profile.gpu.name)]
+
+
+@pytest.mark.parametrize("name", AMD)
+def test_healthy_amd_machines_pass_in_the_commands_that_simulate_them(name: str) -> None:
+    commands = ("topo --strict", "allreduce --sizes 1K:1G:32 --strict")
+    assert list(called_ill(name, [said(name, command) for command in commands])) == []
+
+
+@pytest.mark.parametrize(
+    "command", ["", "--quick", "check", "p2p", "kv", "scan", "watch", "overlap", "topo --fault gpu0:mig=on"]
+)
+def test_commands_and_faults_of_nvidia_gpus_refuse_an_amd_machine(command: str) -> None:
+    error = CliRunner().invoke(app, [*command.split(), "--simulate", AMD[0]]).exception
+    assert isinstance(error, UsageError)
+    assert "machine with NVIDIA GPUs" in error.expected
+    assert error.next_step.startswith(f"gpubench topo --simulate {AMD[0]}")
 
 
 SPLIT = ("hgx-a100-4", "hgx-h100-8/4", "a100-pcie-2", "h100-nvl-2", "hgx-h100-8/1")

@@ -18,6 +18,7 @@ from gpubench.errors import GpubenchError
 from gpubench.jobs.check import ChildCommands
 from gpubench.jobs.kv_plan import KvPlan
 from gpubench.jobs.plans import Depth
+from gpubench.model.facts.snapshot import is_amd
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.ucx import Allocation
 from gpubench.profiles import all_profiles, load
@@ -26,7 +27,7 @@ from tests.cli.running import environment, gpubench
 
 H200 = ("--simulate", "hgx-h200-4")
 QUICK = ("--blocks", "1", "--sizes", "64K,64M")
-MACHINES = [profile.name for profile in all_profiles() if profile.match.visible]
+MACHINES = [profile.name for profile in all_profiles() if profile.match.visible and not is_amd(profile.gpu.name)]
 WITHOUT_PEER_ACCESS = ("rtx-4090-2", "rtx-5090-2")
 
 

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import fields
 
 from gpubench.errors import GpubenchError, UsageError
-from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.facts.snapshot import Snapshot, is_amd
 from gpubench.model.paths.topology import XGMI_LINK
 from gpubench.model.profiles.fault import FAULT_KEYS, FaultKey, Subject, parse_fault
 from gpubench.model.profiles.profile import Profile
@@ -25,7 +25,7 @@ from gpubench.simulated.links import SimulatedCopies
 from gpubench.simulated.machine import SimulatedMachine, parse_machine, snapshots
 from gpubench.simulated.times import CollectiveTimes
 
-MACHINES = tuple(profile.name for profile in all_profiles() if profile.match.visible)
+MACHINES = tuple(profile.name for profile in all_profiles() if profile.match.visible and not is_amd(profile.gpu.name))
 KEYS = [key for key in FAULT_KEYS if not key.command]
 
 # The parts of a healthy machine that a fault may change, as they are named below.
