@@ -213,7 +213,7 @@ def test_more_ranks_than_asked_for_are_refused_with_the_number(
         (("scan", "--ranks-per-gpu", "4", "--backend", "host"), "--backend host and --ranks-per-gpu"),
         (("scan", "--ranks-per-gpu", "2"), "scan of two nodes"),
         (("check", "--ranks-per-gpu", "2", "--quick"), "--ranks-per-gpu and --quick"),
-        (("check", "--ranks-per-gpu", "2", "--hosts", "hosts"), "--ranks-per-gpu and --hosts"),
+        (("check", "--ranks-per-gpu", "2", "--hosts", "hosts"), "--hosts and --ranks-per-gpu"),
     ],
 )
 def test_it_is_refused_where_there_is_no_gpu_to_share(arguments: Sequence[str], said: str) -> None:

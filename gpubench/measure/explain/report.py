@@ -229,7 +229,7 @@ def _unconnected(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherTex
     """Report a log without any connection of NCCL, unless it shows something else."""
     has_other_evidence = _has_other_evidence(facts)
     programs = {other.what.partition("'")[0] for other in others}
-    kv_gap = ucx.missing_payload(facts.ucx, _join_names(logs), is_perftest="ucx_perftest" in programs)
+    kv_gap = ucx.missing_payload(facts.ucx, _join_names(logs))
     is_other = bool(programs & {"ucx_info", "a Markdown document"}) and not facts.ucx.tables
     if kv_gap is not None and not (facts.nccl_lines or has_other_evidence or is_other):
         yield kv_gap

@@ -163,15 +163,13 @@ def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str) -> Find
     return Finding(id_, Verdict.WARN, subject, seen, expected, cause, _TABLES)
 
 
-def missing_payload(log: UcxLog, name: str, *, is_perftest: bool = False) -> Finding | None:
+def missing_payload(log: UcxLog, name: str) -> Finding | None:
     """Return the finding for a log of UCX or NIXL that does not show how GPU memory moves. None for other logs."""
     if log.payloads:
         has_large = any(row.last_bytes is None for table in log.payloads for row in table.ranges)
         seen = "the sender only estimates the path" if has_large else "the path of large messages is not in the log"
     elif log.tables:
         seen = f"{plural(len(log.tables), 'protocol table')}, none of GPU memory at both ends"
-    elif is_perftest:
-        seen = "ucx_perftest's output, without protocol tables"
     elif log.lines:
         seen = f"{plural(log.lines, 'line')} by UCX or NIXL, without protocol tables"
     else:

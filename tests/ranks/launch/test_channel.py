@@ -14,6 +14,7 @@ from gpubench.errors import GpubenchError
 from gpubench.formats.table import fallback_lines
 from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow, WinnerRow
 from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, CollectiveRow, RankTimeRow, Table
+from gpubench.model.results.scaling import ScalingRow
 from gpubench.ranks import launch
 from gpubench.ranks.channel import ChannelReceiver, read_report
 from tests.formats.sample import METADATA, REPORT, ROW
@@ -40,6 +41,7 @@ BESIDE_PATHS = {
     RefusedRow.section: Table(RefusedRow.columns(), list),
     BackendRow.section: Table(BackendRow.columns(), list),
     MpiTrialRow.section: Table(MpiTrialRow.columns(), list),
+    ScalingRow.section: Table(ScalingRow.columns(), list),
 }
 
 SPEAKER = """
