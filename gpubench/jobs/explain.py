@@ -15,7 +15,8 @@ from gpubench.measure.explain.report import SECTIONS as SECTIONS
 from gpubench.measure.explain.report import explain
 from gpubench.measure.explain.required_path import require_logged_paths
 from gpubench.model.paths.nccl_log import LogFacts
-from gpubench.model.results.report import Metadata
+from gpubench.model.results.ending import JOB_INTERRUPTED
+from gpubench.model.results.report import Metadata, Report
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
 from gpubench.readers.nccl_log.files import STDIN, LogFile, ReadSoFar, read_logs
 from gpubench.readers.nccl_log.stream import NcclLogReader
@@ -42,9 +43,10 @@ def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
     return present(plan, arguments).exit_code
 
 
-def present(plan: ExplainPlan, arguments: Sequence[str], failure: Finding | None = None) -> "Presenter":
-    """Read the logs, present the report, and return the presenter. `failure` is reported if the logs show no failure.
+def present(plan: ExplainPlan, arguments: Sequence[str], ending: Finding | None = None) -> "Presenter":
+    """Read the logs, present the report, and return the presenter.
 
+    `ending` is set if the job did not end well. A plan without logs needs it, because nothing else is reported.
     Raises GpubenchError if a log cannot be read, or an output cannot be written.
     """
     # Reading logs creates no reference cycles. Searching a million pairs for cycles takes a sixth of the time.
@@ -56,14 +58,24 @@ def present(plan: ExplainPlan, arguments: Sequence[str], failure: Finding | None
         if others and all(other is not None and other.what == PROSE for other in others):
             facts = drop_prose(facts)
         metadata = _metadata(plan, arguments, facts, files)
-        report = explain(facts, _names(plan.logs), list(filter(None, others)))
-        if failure is not None and report.verdict is not Verdict.FAIL:
-            report = replace(report, verdict=failure.severity, findings=(failure, *report.findings))
+        report = Report(verdict=Verdict.ERROR, complete=True)
+        if plan.logs:
+            report = explain(facts, _names(plan.logs), list(filter(None, others)))
+        if ending is not None:
+            report = _add_ending(report, ending)
         if plan.require_path:
             report = require_logged_paths(facts, report, plan.require_path)
         presenter.begin(metadata, ())
         presenter.end(report)
     return presenter
+
+
+def _add_ending(report: Report, ending: Finding) -> Report:
+    """Add how the job ended. A failure in the logs explains a failed job better, and an interruption proves nothing."""
+    if ending.id != JOB_INTERRUPTED:
+        return report if report.verdict is Verdict.FAIL else report.add_findings((ending,))
+    ended = report.add_findings(last=(ending,))
+    return replace(ended, complete=False, verdict=Verdict.SKIP if report.verdict is Verdict.SKIP else ended.verdict)
 
 
 def _telling(presenter: "Presenter") -> ReadSoFar:

@@ -10,7 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpubench.errors import DONE, CouldNotMeasureError, GpubenchError, UsageError
+from msgspec.structs import replace
+
+from gpubench.errors import DONE, GpubenchError, UsageError
 from gpubench.formats.delivery import say, tell
 from gpubench.formats.registry import QUIET, TABLE
 from gpubench.formats.text.explain import status_line
@@ -23,6 +25,7 @@ from gpubench.machine.environment import DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS
 from gpubench.measure.explain.hangs import RasCourse
 from gpubench.measure.explain.report import RANKS_MISSING
 from gpubench.model.facts.environment import detect_launcher
+from gpubench.model.results.ending import JOB_INTERRUPTED
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
 from gpubench.ranks.foreground import ForegroundJob
 
@@ -55,8 +58,9 @@ def run(plan: RunPlan, arguments: Sequence[str]) -> int:
         code, was_stopped = _run_job(plan, program, logs)
     finally:
         logs.collect()
+    ending = _interruption(code) if was_stopped else _failure(code) if code else None
     try:
-        answer = _explain(plan, arguments, logs, failed=DONE if was_stopped else code)
+        answer = _explain(plan, arguments, logs, ending)
     except GpubenchError as error:
         if code == DONE:
             raise
@@ -167,22 +171,11 @@ class HangWatcher:
             path.unlink(missing_ok=True)
 
 
-def _explain(plan: RunPlan, arguments: Sequence[str], logs: JobLogs, *, failed: int) -> int:
-    """Explain the logs, and return the exit code of `explain`. `failed` is the exit code of a job that failed, or 0.
-
-    Raises CouldNotMeasureError if there are no logs.
-    """
+def _explain(plan: RunPlan, arguments: Sequence[str], logs: JobLogs, ending: Finding | None) -> int:
+    """Explain the logs, and return the exit code of `explain`. `ending` is set if the job did not end well."""
     names = logs.to_read()
-    if not names:
-        reason, next_step = _way_to_processes(plan.job, logs)
-        raise CouldNotMeasureError(
-            f"processes of the job ran for {time.time() - logs.started:.0f} s, and no log appeared",
-            expected=f"a file of every process that uses NCCL or UCX, in {logs.folder}",
-            reason=reason,
-            next_step=next_step,
-        )
     shown = ExplainPlan(logs=names, strict=plan.strict, presentation=plan.presentation)
-    presenter = explain.present(shown, arguments, _failure(failed) if failed else None)
+    presenter = explain.present(shown, arguments, ending if names else _without_logs(plan.job, logs, ending))
     report = presenter.report
     if report is not None and any(finding.id == RANKS_MISSING for finding in report.findings):
         reason, next_step = _way_to_processes(plan.job, logs)
@@ -202,6 +195,30 @@ def _failure(code: int) -> Finding:
         cause="the program or its launcher failed, which the logs of its libraries need not show",
         cure=Cure(comment="The last lines that the job printed show more."),
     )
+
+
+def _interruption(code: int) -> Finding:
+    return Finding(
+        id=JOB_INTERRUPTED,
+        severity=Verdict.WARN,
+        subject="the job",
+        seen=f"interrupted by a signal (exit code {code})",
+        expected="a job that ends by itself",
+        cause="Ctrl-C, a time limit or another process. The report covers the time before",
+        cure=Cure(comment="Let the job run to its end."),
+    )
+
+
+def _without_logs(job: Sequence[str], logs: JobLogs, ending: Finding | None) -> Finding:
+    """Return the finding for a job without logs. A job that did not end well probably ended before NCCL started."""
+    reason, next_step = _way_to_processes(job, logs)
+    seconds, expected = time.time() - logs.started, f"a log of every process that uses NCCL or UCX, in {logs.folder}"
+    if ending is None:
+        seen, cure = f"processes of the job ran for {seconds:.0f} s, and no log appeared", Cure.of(next_step)
+        return Finding("no-logs", Verdict.ERROR, "the job", seen, expected, reason, cure)
+    seen = f"{ending.seen} after {seconds:.0f} s, and no log appeared"
+    cause = f"it ended before NCCL started, and its own messages stand above; otherwise {reason}"
+    return replace(ending, severity=Verdict.ERROR, seen=seen, expected=expected, cause=cause)
 
 
 _CONTAINER = "--env-file {file} -v {folder}:{folder} ..."

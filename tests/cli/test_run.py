@@ -255,14 +255,23 @@ def test_hosts_that_share_a_folder_are_explained_together(tmp_path: Path) -> Non
 def test_a_job_whose_processes_wrote_no_log_is_not_called_healthy(
     words: Sequence[str], reason: str, next_step: str, tmp_path: Path
 ) -> None:
-    done = run("--", *words, cwd=tmp_path)
+    done = run("-o", "result.json", "--", *words, cwd=tmp_path)
     assert done.returncode == 3
-    assert "processes of the job ran for" in done.stderr
-    assert "no log appeared" in done.stderr
-    assert reason in done.stderr
-    assert next_step.replace("FOLDER", str(folder_of(done))) in done.stderr
+    assert json.loads((tmp_path / "result.json").read_text())["verdict"] == "ERROR"
+    text = " ".join(done.stdout.split())
+    assert re.search(r"processes of the job ran for \d+ s, and no log appeared", text)
+    assert reason in text
+    assert next_step.replace("FOLDER", str(folder_of(done))) in text
     variables = (folder_of(done) / ".env").read_text().splitlines()
     assert "NCCL_DEBUG=INFO" in variables
+
+
+def test_a_job_that_fails_before_nccl_starts_leaves_a_result(tmp_path: Path) -> None:
+    done = run("-q", "-o", "result.json", "--", "sh", "-c", "exit 7", cwd=tmp_path)
+    report = json.loads((tmp_path / "result.json").read_text())
+    assert (done.returncode, report["verdict"], report["complete"]) == (7, "ERROR", True)
+    assert re.search(r"seen: +exit code 7 after \d+ s, and no log appeared\n", done.stdout)
+    assert re.search(r"likely: +it ended before NCCL started, and its own messages stand above", done.stdout)
 
 
 def test_a_run_inside_a_run_only_starts_its_command(tmp_path: Path) -> None:
@@ -338,6 +347,31 @@ def test_a_signal_reaches_the_job_once(number: signal.Signals, start: Callable[.
     output, _ = process.communicate(timeout=60)
     assert f"got [{int(number)}]" in output
     assert process.returncode == 9
+
+
+@pytest.mark.parametrize(
+    ("log", "number", "verdict"),
+    [
+        (HEALTHY, signal.SIGINT, "WARN: the job on vm: interrupted by a signal (exit code 130)"),
+        (HEALTHY, signal.SIGTERM, "WARN: the job on vm: interrupted by a signal (exit code 143)"),
+        (STAGED, signal.SIGHUP, "FAIL: all 4 GPU-to-GPU paths went through host memory"),
+        ("", signal.SIGTERM, "ERROR: the job: interrupted by a signal (exit code 143) after"),
+    ],
+)
+def test_an_interrupted_job_is_never_a_complete_pass(
+    log: str, number: signal.Signals, verdict: str, start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
+) -> None:
+    then = "print('ready 1', flush=True); import signal, time; signal.signal(2, signal.SIG_DFL); time.sleep(60)"
+    process = start("-o", "result.json", "--", *(job(log, then) if log else ("sh", "-c", "echo ready 1; sleep 60")))
+    wait_for(process, "ready")
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    report = json.loads((tmp_path / "result.json").read_text())
+    assert process.returncode == 128 + number
+    assert report["complete"] is False
+    assert report["sentence"].startswith(verdict)
+    assert "interrupted" in report["sentence"]
+    assert output.rstrip().splitlines()[-1] == report["sentence"]
 
 
 def test_ctrl_c_on_a_terminal_reaches_the_job_once(start: Callable[..., "subprocess.Popen[str]"]) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 EXCERPT = "excerpt"  # ID of the finding that only part of a log was judged
+JOB_INTERRUPTED = "job-interrupted"  # ID of the finding that a signal ended the job of `gpubench run`
 NOTHING_TO_CONNECT = "nothing-to-connect"  # ID of the finding that all communicators in a log have a single rank
 _DOUBTS = (Verdict.WARN, Verdict.INCONCLUSIVE)
 _STRICT, _BRIEF = "strict", "brief"

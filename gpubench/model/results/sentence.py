@@ -88,11 +88,14 @@ def sentence(
 
     `passes` returns whether a command may appear in the line.
     """
-    if not report.complete:
+    interrupted = next((finding for finding in report.findings if finding.id == ending.JOB_INTERRUPTED), None)
+    if not report.complete and interrupted is None:
         return ending.last_line(
             report.verdict, metadata.origin, [ending.part(_ENDED_EARLY if figures.rows else _ENDED_AT_ONCE)]
         )
     parts, root = list(_line_parts(metadata, report, figures)), find_worst(report.findings)
+    if interrupted is not None and (root is not interrupted or report.verdict in _GOOD):
+        parts.append(ending.part("the job was interrupted"))
     command = "" if root is None or report.verdict in _GOOD else root.next_command
     gap = next((finding for finding in report.findings if finding.id in _GAPS), None)
     if gap is not None and report.verdict is Verdict.SKIP:
