@@ -34,7 +34,7 @@ from gpubench.model.paths.ucx import Allocation
 from gpubench.model.profiles.fault import COPIES
 from gpubench.model.results.kv import KvRow
 from gpubench.model.results.report import Report, Table
-from gpubench.model.results.required_path import check_possible, require_evidence
+from gpubench.model.results.required_path import MEASURE_PAIRS, check_possible, require_evidence
 from gpubench.model.results.scaling import ScalingRow
 from gpubench.model.terms.operation import CopyGpu, TransferBackend
 from gpubench.model.terms.units import format_size, plural
@@ -303,7 +303,7 @@ def _measure(place: Place, setup: KvSetup) -> Report:
     else:
         with _recording(plan, setup) as write:
             report = setup.kv.run(place.listener, write)
-    report = require_evidence(report, plan.require_path, machine.nodes)
+    report = require_evidence(report, plan.require_path, machine.nodes, MEASURE_PAIRS)
     return _add_scaling(plan, setup.kv, report)
 
 

@@ -61,7 +61,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import COPIES
 from gpubench.model.results.report import PAIR_COLUMNS, Metadata, PairRow, Report
-from gpubench.model.results.required_path import check_possible, require_evidence
+from gpubench.model.results.required_path import MEASURE_PAIRS, check_possible, require_evidence
 from gpubench.model.terms.operation import CopyGpu, CopyPattern, Direction, Engine, ManagedSupport
 from gpubench.model.terms.ranks import Phase, RankIdentity
 from gpubench.model.terms.units import plural
@@ -407,7 +407,7 @@ def _measure(place: Place, setup: CopySetup) -> Report:
             cells = setup.request.steps(len(machine.gpus))
             place.presenter.waiting(f"{cells} copies to time", cells * _SECONDS_A_CELL)
         report = P2pRun(setup.request, bench, machine, place.listener, read_errors, past_bandwidth_finder(past)).run()
-    return require_evidence(report, plan.require_path, machine.nodes)
+    return require_evidence(report, plan.require_path, machine.nodes, MEASURE_PAIRS)
 
 
 STEPS = Steps(P2P_NAME, _open, _measure, shows_progress=True)

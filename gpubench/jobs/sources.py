@@ -115,16 +115,19 @@ class Simulation(Struct, frozen=True):
         check_gpus(gpus, range(self.machine.profile.match.visible), self.text)
         return replace(self, machine=replace(self.machine, gpus=tuple(gpus)))
 
-    def drop_variables(self) -> "Simulation":
-        """Return the simulation without NCCL variables. Raises UsageError if a --fault option sets one."""
+    def drop_variables(self, command: str) -> "Simulation":
+        """Return the simulation without NCCL variables, for a command that ignores them.
+
+        Raises UsageError if a --fault option sets one.
+        """
         from gpubench.model.profiles.fault import ENV
 
         asked = next((text for text in self.broken if f"{ENV}=NCCL_" in text), None)
         if asked is not None:
             raise UsageError(
-                f"--fault {asked} with scan",
+                f"--fault {asked} with {command}",
                 expected="a fault that changes what it shows",
-                reason="what NCCL's variables do to a scan is not modelled; it would pass as healthy",
+                reason="NCCL's variables change nothing in this simulation; it would pass as healthy",
                 next_step=f"gpubench check --simulate {shlex.quote(self.text)} --fault {shlex.quote(asked)}",
             )
         hardware = tuple(fault for fault in self.faults if not fault.variables)
@@ -215,8 +218,8 @@ class SimulationOptions:
         simulation = parse_simulation(self.simulate, faults, self.seed, recorded_settings(os.environ))
         if is_amd(simulation.machine.profile.gpu.name):
             self._refuse_nvidia_only(command)
-        if command == "scan":
-            simulation = simulation.drop_variables()
+        if command in ("scan", "kv"):
+            simulation = simulation.drop_variables(command)
         known = ("", command, "kv" if command == "check" else "")  # check --kv knows the faults of kv
         unfit = next((fault for fault in simulation.faults if fault.command not in known), None)
         if unfit is not None:

@@ -63,6 +63,7 @@ def test_a_known_cause_is_in_the_finding_and_its_cure_is_the_next_command() -> N
         ("check", "hgx-h100-8", "ib", "it applies between nodes, and here is one: node0"),
         ("kv", "hgx-h100-8*2", "ib", "it applies between nodes, and here is one: node0"),
         ("allreduce", "hgx-h100-8*2", "roce", "node0 has mlx5_0 (infiniband)"),
+        ("allreduce", "mi300x-8", "nvlink", "no NVLinks, the paths are XGMI"),
         ("watch", "hgx-h100-8*2", "efa", "node0 has mlx5_0 (infiniband)"),
         ("check", "hgx-h100-8*2", "mnnvl", "no GPU belongs to an NVLink domain of several nodes"),
         ("check", "gh200-1", "nvlink", "it applies between GPUs of one node, and here is one on node0"),
@@ -93,13 +94,61 @@ def test_a_simulated_collective_takes_the_paths_of_its_profile(machine: str, req
         ("h200x4-p2p-disabled", "nvlink", 1, "4 of 4 pairs took another path than nvlink: rank 0 → 1 SHM/direct"),
         ("h200x4-normal", "ib", 2, "--require-path ib: the log has no pair to which it applies, but P2P/CUMEM"),
         ("h100x1-two-hosts-of-two", "ib", 1, "2 of 2 pairs took another path than ib: rank 1 → 2 NET/Socket"),
-        ("h100x1-four-ranks-one-gpu", "nvlink", 3, "nvlink not proven: the run shows no path to which it applies"),
+        ("h200x4-p2p-disabled", "ib", 2, "--require-path ib: the log has no pair to which it applies, but SHM/direct"),
+        ("h100x1-four-ranks-one-gpu", "ib", 2, "--require-path ib: the log has no pair to which it applies, but"),
     ],
 )
 def test_logs_of_real_jobs(log: str, required: str, code: int, words: str) -> None:
     result = gpubench("explain", str(LOGS / log), "--require-path", required, "-q")
     assert result.returncode == code
     assert words in " ".join((result.stdout + result.stderr).split())
+
+
+@pytest.mark.parametrize(
+    ("log", "required", "code", "words"),
+    [
+        ("nixl-write-direct", "p2p", 0, ""),
+        (
+            "nixl-write-direct",
+            "nvlink",
+            3,
+            "1 of 1 pair not proven to take nvlink: vm:598 cuda/GPU0 → cuda/dev[3] cuda",
+        ),
+        ("nixl-write-direct", "ib", 2, "--require-path ib: the log has no pair to which it applies, but cuda_ipc/cuda"),
+        ("nixl-write-tcp-only", "p2p", 1, "1 of 1 pair took another path than p2p: vm:1301 cuda/GPU0 → cuda tcp/lo"),
+        ("perftest-tag-direct.client", "p2p", 0, ""),
+        (
+            "perftest-tag-no-cuda-ipc.server",
+            "p2p",
+            1,
+            "2 of 2 pairs took another path than p2p: vm:1733 cuda → cuda/GPU0",
+        ),
+        ("perftest-put-latency.client", "p2p", 3, "try: export UCX_PROTO_INFO=y"),
+    ],
+)
+def test_tables_of_ucx_are_judged(log: str, required: str, code: int, words: str) -> None:
+    result = gpubench("explain", str(ROOT / f"tests/ucx/{log}.log"), "--require-path", required, "-q")
+    shown = " ".join((result.stdout + result.stderr).split())
+    assert (result.returncode, words in shown, "NCCL_DEBUG" in shown) == (code, True, False), shown
+
+
+def test_counters_of_a_node_do_not_prove_the_network_of_a_job() -> None:
+    arguments = ("--simulate", "hgx-h100-8*2", "--require-path", "ib", "-q")
+    result = gpubench(*COMMANDS["watch"], *arguments)
+    assert result.returncode == 3
+    assert "2 of 2 jobs not proven to take ib: python (torch node0:29500) on node0 RDMA" in " ".join(
+        result.stdout.split()
+    )
+
+
+def test_kv_proposes_its_own_proof_and_refuses_faults_that_it_ignores() -> None:
+    machine = (*COMMANDS["kv"], "--simulate", "hgx-h200-4")
+    unproven = gpubench(*machine, "--require-path", "p2p", "--fault", "link0-1:staged=yes", "--format", "json")
+    finding = json.loads(unproven.stdout)["findings"][0]
+    assert finding["subject"].startswith("2 of 12 pairs not proven to take p2p: GPU0 → GPU1")
+    assert finding["next_command"] == "gpubench p2p --evidence"
+    refused = gpubench(*machine, "--fault", "node0:env=NCCL_P2P_DISABLE=1")
+    assert (refused.returncode, "--fault node0:env=NCCL_P2P_DISABLE=1 with kv" in refused.stderr) == (2, True)
 
 
 def nccl_log(path: str, devices: str = "", nodes: int = 1) -> str:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpubench.errors import UsageError
+from gpubench.measure.explain import ucx
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
 from gpubench.model.paths.transport import parse_transport
@@ -14,7 +15,7 @@ from gpubench.model.results.report import Report
 from gpubench.model.results.required_path import TakenPath, require_paths
 from gpubench.model.terms.options import REQUIRE_PATH, RequiredPath
 from gpubench.model.terms.units import shorten
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Cure
 
 _INSIDE = {"node": True, "network": False, "unknown": None}
 _DEVICE = re.compile(r"\[(\d+)\]\S+?/(IB|RoCE)\b")
@@ -25,24 +26,30 @@ _GAPS = (
     *("ranks-missing", "ranks-silent", "ends-missing", "lines-unreadable", "lines-left-out", "log-cut-off"),
     *("log-limit", "no-connections", EXCERPT),
 )
+_TOPOLOGY = Cure.of("gpubench topo", comment="UCX names neither NVLinks nor the link layer of a NIC; this shows both.")
 _STARTS_INSIDE = ("SHM", "P2P/CUMEM", "P2P/IPC", "P2P/direct", "P2P/indirect")
 
 
 def require_logged_paths(facts: LogFacts, report: Report, required: Sequence[RequiredPath]) -> Report:
     """Add a finding for each requirement that is not met.
 
-    Raises UsageError if the log shows paths, but no pair to which a requirement applies.
+    Raises UsageError if a complete log shows paths, but no pair to which a requirement applies.
     """
-    paths = list(_taken_paths(facts, report))
+    of_ucx, gap = list(ucx.taken_paths(facts.ucx)), _find_gap(report)
+    paths = [*_taken_paths(facts, report), *of_ucx]
+    has_paths = bool(of_ucx) or bool(report.rows(PathRow))
     for kind in required:
-        if paths and report.verdict is not Verdict.FAIL and not any(path.is_judged_by(kind) for path in paths):
-            taken = dict.fromkeys("+".join(path.transports) for path in paths)
+        if has_paths and not gap and not any(path.is_judged_by(kind) for path in paths):
+            used = ["+".join(path.transports) for path in paths] or [row.transport for row in report.rows(PathRow)]
+            taken = dict.fromkeys(used)
             raise UsageError(
                 f"{REQUIRE_PATH} {kind}: the log has no pair to which it applies, but {shorten(list(taken))}",
                 expected="pairs inside a node for nvlink and p2p, pairs between nodes for the others",
                 next_step="leave it out, or give explain the logs of all ranks",
             )
-    return require_paths(report, required, paths, gap=_find_gap(report))
+    if facts.nccl_lines:
+        return require_paths(report, required, paths, gap=gap)
+    return require_paths(report, required, paths, gap=gap, cure=_TOPOLOGY if of_ucx else ucx.TABLES)
 
 
 def _taken_paths(facts: LogFacts, report: Report) -> Iterator[TakenPath]:

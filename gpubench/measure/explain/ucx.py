@@ -7,6 +7,7 @@ from gpubench.conditions.circumstances import Sighting, joined
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.paths.ucx import ProtocolRange, ProtocolTable, Transfer, UcxLog, UcxRoute
 from gpubench.model.results.fallback import NO_PAYLOAD_TABLES, PATH_UNKNOWN, KvPathRow
+from gpubench.model.results.required_path import TakenPath
 from gpubench.model.terms.units import format_size, plural
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
@@ -19,7 +20,7 @@ _OPERATIONS = {
     "rendezvous data send": "send",
 }
 _SCOPES = {True: "node", False: "network", None: "unknown"}
-_TABLES = Cure.of(
+TABLES = Cure.of(
     "export UCX_PROTO_INFO=y",
     comment="Start both processes again with it, let them transfer, and give both logs to `gpubench explain`.",
 )
@@ -48,6 +49,27 @@ def rows(log: UcxLog) -> Iterator[KvPathRow]:
                 host_staged=row.route.host_staged,
                 verdict=_verdict(table, row, verdicts.get(_name(table), Verdict.PASS)),
             )
+
+
+def taken_paths(log: UcxLog) -> Iterator[TakenPath]:
+    """Yield the paths of large messages, for --require-path.
+
+    The sender's estimate counts as unknown, unless the log has what the receiver chose.
+    """
+    is_chosen = any(_operation(table) in ("fetch", "send") and _large_row(table) for table in log.payloads)
+    for table in log.payloads:
+        source, destination = _ends(table)
+        large = _large_row(table)
+        is_guess = large is not None and _is_guess(table, large)
+        for row in table.ranges:
+            if (row is large and not (is_guess and is_chosen)) or _is_staged_large(row):
+                yield TakenPath(
+                    name=_name(table),
+                    ends=((table.process, source), (table.process, destination)),
+                    is_inside=table.same_node,
+                    transports=tuple(row.devices.split(", ")) if row.devices else (),
+                    host_staged=None if row is large and is_guess else row.route.host_staged,
+                )
 
 
 def _verdict(table: ProtocolTable, row: ProtocolRange, of_transfer: Verdict) -> Verdict:
@@ -160,7 +182,7 @@ def _block_cost(log: UcxLog) -> Iterator[Finding]:
 
 
 def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str) -> Finding:
-    return Finding(id_, Verdict.WARN, subject, seen, expected, cause, _TABLES)
+    return Finding(id_, Verdict.WARN, subject, seen, expected, cause, TABLES)
 
 
 def missing_payload(log: UcxLog, name: str) -> Finding | None:
@@ -184,7 +206,7 @@ def missing_payload(log: UcxLog, name: str) -> Finding | None:
         seen,
         "a protocol table such as: remote memory write by ucp_put* from cuda/GPU0 to cuda/dev[1]",
         "UCX prints it for UCX_PROTO_INFO=y, in the process that starts the first transfer of GPU memory",
-        _TABLES,
+        TABLES,
     )
 
 

@@ -7,13 +7,13 @@ from msgspec.structs import replace
 from gpubench.measure.watch.report import Course
 from gpubench.measure.watch.signals import NetworkUse
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.required_path import ANY_RDMA, TakenPath, rdma_kinds
+from gpubench.model.results.required_path import TakenPath, rdma_kinds
 from gpubench.model.results.watch import Way
 
 _STAGED = {Way.DIRECT: False, Way.STAGED: True, Way.SOCKETS: True}
 _NO_EXCHANGE = (Way.IDLE, Way.LOADING, Way.SAVING, Way.HOST_COPIES)
 _NETWORKS = {
-    NetworkUse.RDMA: (ANY_RDMA,),
+    NetworkUse.RDMA: ("RDMA",),  # Counters belong to the node, so its jobs' networks are not proven
     NetworkUse.SOCKETS: ("NET/Socket",),
     NetworkUse.ETHERNET: ("NET/Socket",),
     NetworkUse.UNKNOWN: (),

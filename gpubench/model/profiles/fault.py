@@ -230,7 +230,7 @@ FAULT_KEYS = (
     _node("driver_missing", "no NVIDIA driver is loaded", words=("yes",)),
     _node(
         ENV,
-        "its ranks have this variable of NCCL; repeatable, and not for scan",
+        "its ranks have this variable of NCCL; repeatable, and not for scan or kv",
         ValueKind.VARIABLE,
         changes=(COLLECTIVES,),
     ),

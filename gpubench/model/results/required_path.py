@@ -9,14 +9,14 @@ from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import NicKind
-from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.topology import XGMI_LINK, Topology
 from gpubench.model.paths.wiring import MNNVL, NETWORK, Wiring
 from gpubench.model.results.report import EvidenceRow, FallbackRow, Report
 from gpubench.model.terms.options import REQUIRE_PATH, RequiredPath
 from gpubench.model.terms.units import group_by, plural, shorten
 from gpubench.model.terms.verdict import HOST_STAGED, PATH_REQUIRED, Cure, Finding, Verdict
 
-ANY_RDMA = "NET/RDMA"  # The network of a model, or of a node whose NIC counters moved
+ANY_RDMA = "NET/RDMA"  # The network of a model
 _OTHER = None  # Any path that nobody can require
 _INSIDE = frozenset({RequiredPath.NVLINK, RequiredPath.P2P})
 _NETWORK_OF = {
@@ -25,13 +25,17 @@ _NETWORK_OF = {
     NicKind.EFA: RequiredPath.EFA,
 }
 _OVER_NVLINK = ("NVLS", "P2P/MNNVL", "P2P/indirect")  # NCCL routes through another GPU only over NVLinks
+_OWN_NAMES = {NicKind.INFINIBAND: "InfiniBand", NicKind.ROCE: "RoCE", NicKind.EFA: "EFA", NicKind.ETHERNET: "Ethernet"}
 _PEER = ("P2P/", "NVLS", "symmetric memory", "copy engine", "cuda_ipc")
 _NETWORKS = ("NET/", "COLLNET/")
-_VERBS = re.compile(r"g?IB|SHARP")  # NCCL's own network, NVIDIA's plugins IBext and SHARP, and Google's gIB
+_VERBS = re.compile(r"g?IB|SHARP|\w+_mlx5/")  # NCCL's network, NVIDIA's IBext and SHARP, Google's gIB, and UCX's
 _MOST_PAIRS = 3
 _LOG_MORE = Cure.of(
     "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,NET",
     comment="`gpubench explain` reads the paths of a job from its log.",
+)
+MEASURE_PAIRS = Cure.of(
+    "gpubench p2p --evidence", comment="It measures each pair by itself and shows all that is known."
 )
 
 
@@ -53,7 +57,9 @@ class TakenPath(Struct, frozen=True):
     def words(self) -> str:
         """The pair and its path: 'rank 0 → 3 SHM/direct'."""
         unnamed = "host memory" if self.host_staged else self.path_class or "unknown path"
-        return f"{self.name} {'+'.join(self.transports) or unnamed}"
+        is_rdma = self.is_inside is False and any(each == ANY_RDMA or _is_verbs(each) for each in self.transports)
+        kinds = ", ".join(sorted(_OWN_NAMES[kind] for kind in self.networks)) if is_rdma else ""
+        return f"{self.name} {'+'.join(dict.fromkeys(self.transports)) or unnamed}{kinds and f' ({kinds})'}"
 
     def is_judged_by(self, kind: RequiredPath) -> bool:
         """True if the requirement applies to this pair. Pairs that took NVLink between nodes need no network."""
@@ -75,7 +81,8 @@ class TakenPath(Struct, frozen=True):
 
     @property
     def _takes_nvlink(self) -> bool:
-        return any(transport.startswith(_OVER_NVLINK) for transport in self.transports)
+        over_nvlink = _OVER_NVLINK if self.is_inside else (*_OVER_NVLINK, "cuda_ipc")
+        return any(transport.startswith(over_nvlink) for transport in self.transports)
 
     def _kinds_inside(self, transport: str) -> set[RequiredPath | None]:
         """Return the paths that a transport inside a node may be. Several mean that it is not known which."""
@@ -93,18 +100,28 @@ class TakenPath(Struct, frozen=True):
 
     def _kinds_between(self, transport: str) -> set[RequiredPath | None]:
         """Return the paths that a transport between nodes may be."""
-        network = transport.split("/")[1] if transport.startswith(_NETWORKS) else transport
+        network = _network_of(transport)
         usable = {_NETWORK_OF[kind] for kind in self.networks}
-        if transport.startswith(_OVER_NVLINK):
+        if transport.startswith((*_OVER_NVLINK, "cuda_ipc")):
             return {RequiredPath.MNNVL}
-        if network.startswith("Socket"):
+        if network.startswith("srd/"):  # UCX has names of its own for networks
+            return {RequiredPath.EFA}
+        if network.startswith(("Socket", "tcp/")):
             return {_OTHER}
-        if _VERBS.match(network):
+        if _is_verbs(transport):
             return {*(usable - {RequiredPath.EFA} or {RequiredPath.IB, RequiredPath.ROCE})}
         # Without GPUDirect RDMA, libfabric may use TCP.
         if transport == ANY_RDMA or ("Libfabric" in network and transport.endswith("/GDRDMA")):
             return {*(usable or _NETWORK_OF.values())}
         return {*RequiredPath, _OTHER}
+
+
+def _network_of(transport: str) -> str:
+    return transport.split("/")[1] if transport.startswith(_NETWORKS) else transport
+
+
+def _is_verbs(transport: str) -> bool:
+    return _VERBS.match(_network_of(transport)) is not None
 
 
 def rdma_kinds(nodes: Iterable[Topology]) -> dict[str, frozenset[NicKind]]:
@@ -164,20 +181,28 @@ def paths_of_model(staged: Iterable[Sequence[int]], wiring: Wiring) -> Iterator[
         )
 
 
-def require_evidence(report: Report, required: Sequence[RequiredPath], nodes: Iterable[Topology]) -> Report:
+def require_evidence(
+    report: Report, required: Sequence[RequiredPath], nodes: Iterable[Topology], cure: Cure = _LOG_MORE
+) -> Report:
     """Judge the paths in the evidence section. Pairs that are only in the fallback section are not proven."""
     rows = report.rows(EvidenceRow)
     missing = sum(row.count for row in report.rows(FallbackRow)) - len(rows)
     gap = f"{plural(missing, 'pair')} without evidence" if missing > 0 else ""
-    return require_paths(report, required, paths_of_evidence(rows, nodes), gap=gap)
+    return require_paths(report, required, paths_of_evidence(rows, nodes), gap=gap, cure=cure)
 
 
 def require_paths(
-    report: Report, required: Sequence[RequiredPath], paths: Iterable[TakenPath], what: str = "pair", gap: str = ""
+    report: Report,
+    required: Sequence[RequiredPath],
+    paths: Iterable[TakenPath],
+    what: str = "pair",
+    gap: str = "",
+    cure: Cure = _LOG_MORE,
 ) -> Report:
     """Add a finding for each requirement that is not met: FAIL for another path, ERROR if it is not proven.
 
-    A pair is judged by the worst of its paths, for example over all communicators. `gap` describes missing paths.
+    A pair is judged by the worst of its paths, for example over all communicators. `gap` describes missing paths, and
+    `cure` shows how to prove the path.
     """
     taken, findings = list(paths) if required else [], list[Finding]()
     for kind in required:
@@ -189,6 +214,7 @@ def require_paths(
             by_answer[worst].append(answers[worst])
         if by_answer[False] or by_answer[None] or gap or not pairs:
             found = _finding(kind, by_answer[False], by_answer[None], plural(len(pairs), what), gap)
+            found = found if by_answer[False] else replace(found, cure=cure)
             findings.append(_explain(found, by_answer[False], report.findings))
     return report.add_findings(first=findings)
 
@@ -207,7 +233,7 @@ def _finding(
         seen="; ".join(filter(None, (unproven, gap if shown else ""))),
         expected=f"{kind} everywhere, as {REQUIRE_PATH} requires",
         cause="",
-        cure=Cure.of("gpubench topo --causes") if wrong else _LOG_MORE,
+        cure=Cure.of("gpubench topo --causes"),
         subjects=tuple(path.words for path in shown),
     )
 
@@ -256,9 +282,12 @@ def _why_not_inside(kind: RequiredPath, wiring: Wiring) -> str:
         refused = [wiring.why_refused(pair) for pair in pairs]
         return f"no peer access between GPUs: {refused[0]}" if all(refused) else ""
     gpus = [wiring.gpu(gpu) for gpu in range(len(wiring.gpus))]
-    may_be_linked = any(gpu is None or gpu.nvlinks is None or gpu.nvlinks for gpu in gpus)
-    linked = may_be_linked or any(map(wiring.has_nvlinks, pairs))
-    return "" if linked else f"no NVLinks, the paths are {shorten(sorted({*map(wiring.path, pairs)}))}"
+    paths = {*map(wiring.path, pairs)}
+    may_be_linked = any(
+        gpu is None or gpu.nvlinks is None or any(link.version != XGMI_LINK for link in gpu.nvlinks) for gpu in gpus
+    )
+    linked = may_be_linked or any(path.startswith("NV") for path in paths)
+    return "" if linked else f"no NVLinks, the paths are {shorten(sorted(paths))}"
 
 
 def _why_not_between(kind: RequiredPath, wiring: Wiring) -> str:

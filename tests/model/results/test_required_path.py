@@ -83,6 +83,10 @@ def test_a_pair_inside_a_node_fulfils_only_what_is_proven(
         (between("NET/Libfabric/0/GDRDMA", EFA), (NO, NO, YES)),
         (between("NET/AWS Libfabric/0", EFA), (UNPROVEN, UNPROVEN, UNPROVEN)),
         (between("NET/Socket/0", IB), (NO, NO, NO)),
+        (between("rc_mlx5/mlx5_0:1"), (UNPROVEN, UNPROVEN, NO)),
+        (between("srd/rdmap0:1"), (NO, NO, YES)),
+        (between("tcp/eth0"), (NO, NO, NO)),
+        (between("cuda_ipc/cuda"), (NOT_JUDGED, NOT_JUDGED, NOT_JUDGED)),
         (between("NET/FasTrak/0", ROCE), (UNPROVEN, UNPROVEN, UNPROVEN)),
         (between(ANY_RDMA, IB), (YES, NO, NO)),
         (between("", IB), (UNPROVEN, UNPROVEN, UNPROVEN)),
@@ -146,6 +150,12 @@ def test_each_requirement_is_judged_for_its_own_pairs() -> None:
     assert findings(DIRECT, between("NET/IB/0/GDRDMA", IB), required="nvlink,ib").verdict is Verdict.PASS
     (found,) = findings(DIRECT, between("NET/Socket/0", IB), required="nvlink,ib").findings
     assert found.subject == "1 of 1 pair took another path than ib: 0 → 8 NET/Socket/0"
+
+
+def test_another_network_is_named_and_a_transport_of_both_ends_once() -> None:
+    twice = TakenPath("1 → 2", (1, 2), False, ("NET/IB/GDRDMA", "NET/IB/GDRDMA"), "NET", networks=frozenset({ROCE}))
+    (found,) = findings(twice, required="ib").findings
+    assert found.subject == "1 of 1 pair took another path than ib: 1 → 2 NET/IB/GDRDMA (RoCE)"
 
 
 def test_the_cause_comes_from_the_finding_about_the_same_path() -> None:
