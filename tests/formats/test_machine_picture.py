@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 from gpubench.cli.app import app
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.machine_picture import Machine, MachinePart, Reach, Wire, machine_figure, machines
+from gpubench.model.facts.snapshot import is_amd
+from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.report import PairRow, Record, Report, Row, Table
 from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.verdict import NO_CURE, Finding, Verdict
@@ -236,3 +239,15 @@ def test_topo_writes_a_picture_of_every_machine(machine: str, tmp_path: Path) ->
     text = page.read_text()
     assert '<figure class="machine">' in text
     assert (">XGMI</text>" in text, ">NVLink, XGMI" in text) == (machine.startswith("mi3"), False)
+
+
+@pytest.mark.parametrize(
+    "profile", [profile for profile in all_profiles() if profile.match.visible], ids=attrgetter("name")
+)
+def test_every_command_that_simulates_a_machine_writes_its_page(profile: Profile, tmp_path: Path) -> None:
+    ours = () if is_amd(profile.gpu.name) else ("check --quick", "p2p", "kv --blocks 1 --sizes 64M")
+    for command in (*ours, *(["allreduce --sizes 64M"] if profile.match.visible > 1 else ())):
+        page = tmp_path / f"{command.split()[0]}.html"
+        words = [*command.split(), "--simulate", profile.name, "-o", str(page)]
+        CliRunner().invoke(app, words, catch_exceptions=False)
+        assert "</html>" in page.read_text(), command

@@ -33,6 +33,20 @@ def pairs_with_lost_links(links: Links) -> dict[frozenset[str], int]:
     return dict.fromkeys(odd, usual)
 
 
+def gaps_in_hives(links: Links) -> dict[frozenset[str], int]:
+    """Return the pairs without an xGMI link that have one to the same third GPU.
+
+    AMD's driver reports links between all GPUs of a hive, also between those that are several hops apart.
+    """
+    joined = {pair for pair, count in links.items() if count}
+    gpus = frozenset[str]().union(*joined)
+    return {
+        pair: 1
+        for pair in links
+        if pair not in joined and any(all(frozenset((one, gpu)) in joined for one in pair) for gpu in gpus - pair)
+    }
+
+
 def _apart(pair: frozenset[str], parts: Mapping[str, frozenset[str]]) -> bool:
     """True if the GPUs are in different NVSwitch partitions, each with at least two GPUs."""
     one, other = (parts[gpu] for gpu in pair)

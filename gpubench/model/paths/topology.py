@@ -25,7 +25,7 @@ from gpubench.model.facts.snapshot import (
     find_display_cards,
     is_virtual_gpu,
 )
-from gpubench.model.paths.nvlink_matrix import pairs_with_lost_links
+from gpubench.model.paths.nvlink_matrix import gaps_in_hives, pairs_with_lost_links
 from gpubench.model.terms.units import group_by
 from gpubench.model.terms.verdict import Verdict
 
@@ -253,15 +253,14 @@ class Topology:
 
     @cached_property
     def lost_links(self) -> Mapping[frozenset[str], int]:
-        """Pairs with fewer NVLinks than similar pairs in `nvidia-smi topo -m`. The value is the similar pairs'
-        number of links.
-        """
+        """Pairs with fewer links than similar pairs in a topology text, with the similar pairs' number of links."""
         models = dict[str | None, dict[frozenset[str], int]]()
         for one, other in permutations(self.gpus, 2):
             if one.name == other.name and self.states_path(one, other):
                 links, pair = models.setdefault(one.name, {}), frozenset((one.device, other.device))
                 links[pair] = max(links.get(pair, 0), self.nvlinks(one, other) or 0)
-        return dict(chain.from_iterable(pairs_with_lost_links(links).items() for links in models.values()))
+        find = gaps_in_hives if any(pair.path == XGMI for pair in self.snapshot.pairs) else pairs_with_lost_links
+        return dict(chain.from_iterable(find(links).items() for links in models.values()))
 
     @cached_property
     def gpu_paths(self) -> frozenset[str]:

@@ -145,6 +145,24 @@ def test_a_pair_without_its_xgmi_link_among_siblings_that_have_it_lost_one() -> 
     assert Topology(snapshot).lost_links == {frozenset(("GPU0", "GPU3")): 1}
 
 
+@pytest.mark.parametrize(
+    ("joined", "lost"),
+    [
+        ("01 02 03 12 13 23", ""),
+        ("01 02 12 13", "03 23"),
+        ("02 03 12 13", "01 23"),
+        ("01 23", ""),
+        ("01 02 12", ""),
+        ("", ""),
+    ],
+    ids=["all", "two of one GPU", "two of four GPUs", "two bridges", "a GPU without a bridge", "no links"],
+)
+def test_pairs_of_a_hive_without_an_xgmi_link_have_lost_it(joined: str, lost: str) -> None:
+    """AMD's driver reports links between all GPUs of a hive. Bridges join only some GPUs of a machine."""
+    snapshot = read(rocm_smi(lambda *ends: "XGMI" if f"{min(ends)}{max(ends)}" in joined.split() else "PCIE"))
+    assert Topology(snapshot).lost_links == {frozenset(f"GPU{gpu}" for gpu in pair): 1 for pair in lost.split()}
+
+
 NVIDIA_ONLY = re.compile(r"nvidia-smi|\bNV\d|NVLink|NVML|NVreg|Xid|CUDA|MIG\b|\bSMs|generic|gpubench p2p")
 
 
