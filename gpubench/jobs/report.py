@@ -242,7 +242,7 @@ def _machine_of_transfers(plan: ReportPlan) -> TransferMachine:
     pairs = list(permutations(range(len(node.gpus)), 2))
     alike = len({wiring.limit(pair).gb_s for pair in pairs}) == 1 and all(map(wiring.outruns_host, pairs))
     missing = "" if alike else "only between GPUs that NVLinks join alike does a bandwidth tell"
-    return TransferMachine(wiring=wiring, missing=missing)
+    return TransferMachine(nic_gb_s=rate / 8 if rate else None, wiring=wiring, missing=missing)
 
 
 def _assumed_network(plan: ReportPlan, table: JudgedTable) -> str:

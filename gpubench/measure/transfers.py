@@ -45,9 +45,9 @@ _FASTER_THAN_NIC = 1.05  # Then several NICs share a transfer, or the rate is an
 
 
 class TransferMachine(Struct, frozen=True):
-    """What joins the two ends: the `nic_gb_s` of a NIC, or the `wiring` of the GPUs of one node.
+    """What joins the two ends: the `nic_gb_s` of a NIC between nodes, or the `wiring` of the GPUs of one node.
 
-    Both are None if that is not known. `missing` says why the wiring is no limit.
+    They are None if that is not known. `missing` says why the wiring is no limit.
     """
 
     nic_gb_s: float | None = None
@@ -87,7 +87,8 @@ def _judge(row: PairRow, machine: TransferMachine, *, is_largest: bool) -> tuple
     both = 2 if row.direction == Direction.BOTH else 1
     is_between_gpus = "(device)" in row.source and "(device)" in row.destination and row.scope != "network"
     wiring = machine.wiring if is_between_gpus else None
-    limit = wiring.limit((0, 1)).gb_s if wiring is not None else machine.nic_gb_s
+    by_nic = row.scope == "network" or machine.wiring is None
+    limit = wiring.limit((0, 1)).gb_s if wiring is not None else machine.nic_gb_s if by_nic else None
     if limit is not None:
         row = replace(row, limit_gb_s=both * limit, limit_percent=percent(rate, both * limit))
     if not is_largest:
@@ -105,10 +106,10 @@ def _why_not_judged(row: PairRow, machine: TransferMachine) -> str:
         return "every block costs time"
     if (row.size_bytes or 0) < least:
         return f"smaller than {format_size(least)}"
+    if row.scope == "network":
+        return "" if row.limit_gb_s is not None else "the rate of the NIC is not known"
     if machine.missing or row.limit_gb_s is not None:
         return machine.missing
-    if row.scope == "network":
-        return "the rate of the NIC is not known"
     if machine.wiring is None:
         return "neither the machine nor the NIC is known"
     return "not between two GPUs" if "(host)" in ends else "the text does not say whether its memory is that of GPUs"
@@ -193,7 +194,8 @@ def _not_judged(rows: Sequence[PairRow], machine: TransferMachine, name: str) ->
     skipped = [row for row in rows if row.verdict == Verdict.SKIP]
     if not skipped or any(row.verdict == Verdict.PASS for row in rows):
         return
-    option = "--nics 1x400" if skipped[0].scope == "network" else "--machine hgx-h100-8"
+    lacks_nic = skipped[0].scope == "network" and machine.nic_gb_s is None
+    option = "--nics 1x400" if lacks_nic else "--machine hgx-h100-8"
     again = Cure.of(f"gpubench report {name} {option}", comment="With the values of your machine.")
     measure = Cure.of("gpubench kv", comment="On that machine: it measures such transfers, and names their path.")
     yield Finding(
@@ -203,5 +205,5 @@ def _not_judged(rows: Sequence[PairRow], machine: TransferMachine, name: str) ->
         seen=(skipped[-1].note or "").rpartition("; ")[2],
         expected="large transfers of one block, over links whose limit is known",
         cause="the program prints neither GPUs nor a NIC's rate",
-        cure=again if machine == TransferMachine() else measure,
+        cure=again if lacks_nic or machine == TransferMachine() else measure,
     )

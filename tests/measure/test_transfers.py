@@ -51,6 +51,12 @@ def test_between_nodes_the_rate_of_the_nic_decides(engine: str, gb_s: float, ver
     assert verdict_of(row(gb_s, engine), NIC) == verdict
 
 
+def test_with_a_machine_its_nics_are_the_limit_between_nodes_only() -> None:
+    machine = replace(inside("hgx-h100-8"), nic_gb_s=50.0, missing="not alike")
+    assert verdict_of(row(24.0, "rdma"), machine) == "FAIL"
+    assert verdict_of(row(48.0, "mpi", memory="host"), replace(machine, missing="")) == "SKIP"
+
+
 def test_both_directions_have_twice_the_rate() -> None:
     assert verdict_of(replace(row(78.0, "rdma"), direction="both"), NIC) == "WARN"
     assert verdict_of(replace(row(96.0, "rdma"), direction="both"), NIC) == "PASS"

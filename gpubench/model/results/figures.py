@@ -19,7 +19,7 @@ from gpubench.model.terms.ranks import DevicePlace, RankIdentity
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, group_by, percent
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, parse_doubt
 
-PEER_COPIES, HOST_COPIES, TRANSFERS = "p2p", "host copies", "KV transfers"
+PEER_COPIES, BOTH_WAYS, HOST_COPIES, TRANSFERS = "p2p", "p2p both ways", "host copies", "KV transfers"
 COLLECTIVE_NAMES = {
     "allreduce": "all-reduce",
     "allgather": "all-gather",
@@ -79,7 +79,7 @@ class SpeedFigures(Struct):
     _slow: dict[tuple[str, frozenset[str], int | None], SpeedFigure] = field(default_factory=dict)
     _best: dict[str, SpeedFigure] = field(default_factory=dict)
     _largest: dict[str, SpeedFigure] = field(default_factory=dict)
-    _pairs: dict[tuple[bool, int, bool], SpeedFigure] = field(default_factory=dict)
+    _pairs: dict[tuple[bool, bool, int, bool], SpeedFigure] = field(default_factory=dict)
     _host: SpeedFigure | None = None
     _backend: str | None = None
 
@@ -109,12 +109,14 @@ class SpeedFigures(Struct):
     def all(self) -> Iterator[SpeedFigure]:
         """Yield the speed of copies between GPUs, then the speed of each collective in order of first appearance.
 
+        Copies in both directions at once count only if there are no others.
+
         If no GPU pair has peer access, yield copies to host memory too.
         """
         best = max(self._pairs, default=None)
         if best is not None:
             yield self._pairs[best]
-        if self._host is not None and (best is None or not best[0]):
+        if self._host is not None and (best is None or not best[1]):
             yield self._host
         yield from self._best.values()
 
@@ -155,10 +157,11 @@ class SpeedFigures(Struct):
         if HOST in (row.source, row.destination):
             self._add_host_copy(row)
             return
-        if row.bandwidth_gb_s is None or row.direction == Direction.BOTH:
+        if row.bandwidth_gb_s is None:
             return
+        is_one_way = row.direction != Direction.BOTH
         figure = SpeedFigure(
-            what=PEER_COPIES,
+            what=PEER_COPIES if is_one_way else BOTH_WAYS,
             gb_s=row.bandwidth_gb_s,
             expected_gb_s=row.expected_gb_s,
             limit_percent=row.limit_percent,
@@ -173,9 +176,10 @@ class SpeedFigures(Struct):
                 DevicePlace(row.destination_node, row.destination, row.destination_bus_id),
             ),
         )
-        self._note_slow(figure, row.verdict)
+        if is_one_way:
+            self._note_slow(figure, row.verdict)
         is_usual = (row.engine, row.direction) == (Engine.CE, Direction.WRITE)
-        key = row.peer != "off", row.size_bytes or 0, is_usual
+        key = is_one_way, row.peer != "off", row.size_bytes or 0, is_usual
         self._pairs[key] = _slower(self._pairs.get(key, figure), figure)
 
     def _add_host_copy(self, row: PairRow) -> None:

@@ -23,7 +23,14 @@ from gpubench.model.results.fallback import (
     PathRow,
     TransportRow,
 )
-from gpubench.model.results.figures import COLLECTIVE_NAMES, HOST_COPIES, PEER_COPIES, SpeedFigure, SpeedFigures
+from gpubench.model.results.figures import (
+    BOTH_WAYS,
+    COLLECTIVE_NAMES,
+    HOST_COPIES,
+    PEER_COPIES,
+    SpeedFigure,
+    SpeedFigures,
+)
 from gpubench.model.results.overlap import overlap_parts
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
@@ -195,7 +202,7 @@ def _device_wordings(metadata: Metadata, slow: SpeedFigure, root: Finding) -> It
 def _cause_part(root: Finding) -> ending.LinePart:
     if root.id != HOST_STAGED:
         return ending.part(f"likely {root.cause}" if root.cause else "", importance=ending.SOON)
-    if root.cause.startswith(("no setting", "not known", "unknown")):
+    if root.cause.startswith(("no setting", "no known", "not known", "unknown")):
         return ending.part("cause not found", importance=ending.SOON)
     # In findings from a log, the cause begins with its ID
     cause = _ID.sub("", root.cause)
@@ -461,7 +468,7 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
         return
     shared = all(figure.shares_gpus for figure in not_judged)
     why = why_not_judged(metadata.ranks) or (RANKS_SHARE_A_GPU if shared else "") or figures.doubt
-    are_copies = {PEER_COPIES, HOST_COPIES}.issuperset(unjudged)
+    are_copies = {PEER_COPIES, BOTH_WAYS, HOST_COPIES}.issuperset(unjudged)
     nothing = f"no expected value for {'them' if are_copies else 'these sizes'}"
     why = why or ("no profile, no past results" if metadata.profile is None else nothing)
     if len(unjudged) < len(measured):
