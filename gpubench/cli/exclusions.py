@@ -63,6 +63,7 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
             "--hang asks NCCL, and explain reads what it recorded",
         ),
     },
+    "run": {"COMMAND": (("--exit-style",), "a failed job keeps its own exit code")},
     "compare": {
         "--last": (
             ("--base", "--new", "NEW", "--against", "--other-machine", "--collective"),

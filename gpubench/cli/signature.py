@@ -47,7 +47,7 @@ class HelpPage(NamedTuple):
 
 _EXIT_CODES = (
     "Exit codes: 0 nothing failed; 1 any FAIL, or with --strict any doubt; 2 wrong usage; 3 could not measure{}; 130 "
-    "interrupted. With --exit-zero always 0 after a report."
+    "interrupted. With --exit-zero 0 whatever the report says."
 )
 
 

@@ -254,7 +254,7 @@ class Presentation:
         read=one_of(EXIT_STYLE, ExitStyle),
         completed_as="exit-style",
     )
-    exit_zero: bool = flag("Exit 0 after any report. Without a report the codes stay 2, 3 and 130.")
+    exit_zero: bool = flag("Exit 0 whatever the report says. Without a report the codes stay 2, 3 and 130.")
     outputs: tuple[Output, ...] = ()
     terminal: bool = False
     defaults: Mapping[str, str] = field(default_factory=dict)

@@ -151,13 +151,19 @@ class Targets:
         return self.hosts is not None or self.slurm
 
 
+def _read_folder(text: str) -> Path:
+    if not text:
+        raise UsageError("--logs has no name", expected="--logs DIR", reason="a variable that is not set")
+    return Path(text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan(CommandPlan):
     job: list[str] = required_argument("COMMAND", "The job, as you start it without gpubench.")
     logs: Path | None = option(
         "DIR",
         "New folder for the logs (default: gpubench-run-DATE-PID), shared by all hosts of the job.",
-        read=Path,
+        read=_read_folder,
         common=True,
         group=OUTPUT,
     )
@@ -169,6 +175,7 @@ class RunPlan(CommandPlan):
         common=True,
         group=MEASURE,
     )
+    require_path: tuple[RequiredPath, ...] = require_path_option()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,9 @@ def _find_program(job: Sequence[str]) -> str:
     elif " " in name.strip():
         reason, words = "the whole command is quoted as one word", [*words, *name.split(), *rest]
     elif Path(name).is_file():
-        reason, words = "the file is not executable", [*words, "python", name, *rest]
+        reason = "the file is not executable" if "/" in name else "the file is not on PATH"
+        call = ["python", name] if name.endswith(".py") else ["sh", name]
+        words = ["chmod", "+x", name] if "/" in name and _interpreter(name) else [*words, *call, *rest]
     else:
         reason, words = "the name is mistyped, or an environment or module is not loaded", ["command", "-v", name]
     raise UsageError(
@@ -94,6 +96,16 @@ def _find_program(job: Sequence[str]) -> str:
         reason=reason,
         next_step=" ".join(words),
     )
+
+
+def _interpreter(program: str) -> str:
+    """Return the interpreter that the first line of a script names, or an empty text."""
+    try:
+        with Path(program).open("rb") as file:
+            line = file.readline(256).decode(errors="replace").rstrip("\n")
+    except OSError:
+        return ""
+    return line.removeprefix("#!").strip(" ").partition(" ")[0] if line.startswith("#!") else ""
 
 
 def _refuse_under_launcher(job: Sequence[str]) -> None:
@@ -114,10 +126,12 @@ def _run_job(plan: RunPlan, program: str, logs: JobLogs) -> tuple[int, bool]:
     try:
         job = ForegroundJob(program, plan.job, environment, stdout=2 if is_data else 1)
     except OSError as error:
+        interpreter = _interpreter(program)
         raise UsageError(
             f"{program} cannot be started: {error.strerror}",
             expected="a program, or a script whose first line names its interpreter: #!/bin/sh",
-            next_step=f"gpubench {NAME} -- sh {' '.join(plan.job)}",
+            reason=f"its first line names {interpreter!r}, which cannot be started" if interpreter else "",
+            next_step=f"ls -l {interpreter!r}" if interpreter else f"gpubench {NAME} -- sh {' '.join(plan.job)}",
         ) from None
     watcher = HangWatcher(logs, plan.hang_s) if plan.hang_s is not None else None
     can_limit = True
@@ -174,7 +188,7 @@ class HangWatcher:
 def _explain(plan: RunPlan, arguments: Sequence[str], logs: JobLogs, ending: Finding | None) -> int:
     """Explain the logs, and return the exit code of `explain`. `ending` is set if the job did not end well."""
     names = logs.to_read()
-    shown = ExplainPlan(logs=names, strict=plan.strict, presentation=plan.presentation)
+    shown = ExplainPlan(logs=names, require_path=plan.require_path, strict=plan.strict, presentation=plan.presentation)
     presenter = explain.present(shown, arguments, ending if names else _without_logs(plan.job, logs, ending))
     report = presenter.report
     if report is not None and any(finding.id == RANKS_MISSING for finding in report.findings):

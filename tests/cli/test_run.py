@@ -170,6 +170,9 @@ NO_PROGRAM = [
     (("FOO=1", "python", "x.py"), "a variable stands before gpubench", "FOO=1 gpubench run -- python x.py"),
     (("python x.py", "-v"), "quoted as one word", "gpubench run -- python x.py -v"),
     (("./script.py",), "not executable", "gpubench run -- python ./script.py"),
+    (("./script.sh", "-v"), "not executable", "chmod +x ./script.sh"),
+    (("./lines", "-v"), "not executable", "gpubench run -- sh ./lines -v"),
+    (("script.sh",), "not on PATH", "gpubench run -- sh script.sh"),
 ]
 
 
@@ -177,7 +180,8 @@ NO_PROGRAM = [
 def test_a_command_that_cannot_start_is_wrong_usage(
     words: Sequence[str], reason: str, next_step: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "script.py").write_text("print()")
+    for name, text in (("script.py", "print()"), ("script.sh", "#!/bin/bash\n"), ("lines", "echo\n")):
+        (tmp_path / name).write_text(text)
     done = run("--", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert f"{words[0]} is no program that can be started" in done.stderr
@@ -186,12 +190,42 @@ def test_a_command_that_cannot_start_is_wrong_usage(
     assert not list(tmp_path.glob("gpubench-run-*"))
 
 
-def test_a_script_without_an_interpreter_is_wrong_usage(tmp_path: Path) -> None:
-    (tmp_path / "script").write_text("echo hi")
+@pytest.mark.parametrize(
+    ("line", "reason", "next_step"),
+    [
+        ("echo hi", "", "gpubench run -- sh ./script"),
+        ("#! /opt/none/bash -e", "likely:   its first line names '/opt/none/bash'", "ls -l '/opt/none/bash'"),
+        ("#!/bin/sh\r", r"likely:   its first line names '/bin/sh\r'", r"ls -l '/bin/sh\r'"),
+    ],
+)
+def test_a_script_whose_interpreter_is_missing_is_wrong_usage(
+    line: str, reason: str, next_step: str, tmp_path: Path
+) -> None:
+    (tmp_path / "script").write_text(f"{line}\n", newline="")
     (tmp_path / "script").chmod(0o755)
     done = run("--", "./script", cwd=tmp_path)
     assert done.returncode == 2
-    assert "try:      gpubench run -- sh ./script\n" in done.stderr
+    assert reason in done.stderr
+    assert f"try:      {next_step}\n" in done.stderr
+
+
+def test_options_that_cannot_hold_are_refused_before_the_job_runs(tmp_path: Path) -> None:
+    for words, code, seen in (
+        (("--logs", ""), 2, "--logs has no name"),
+        (("--exit-style", "nagios"), 3, "COMMAND and --exit-style exclude each other"),
+        (("--exit-style", "npd"), 2, "COMMAND and --exit-style exclude each other"),
+    ):
+        done = run(*words, "--", "touch", "ran", cwd=tmp_path)
+        assert done.returncode == code
+        assert seen in done.stdout + done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_required_path_is_asserted_for_the_job(tmp_path: Path) -> None:
+    for log, code in ((HEALTHY, 0), (STAGED, 1)):
+        done = run("--require-path", "p2p", "--", *job(log), cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+        assert ("path-required" in done.stdout) is bool(code)
 
 
 def test_a_folder_that_cannot_be_written_or_is_not_new_is_wrong_usage(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def shell(redirection: str, *arguments: str, program: str = OWN) -> "subprocess.
 
 def words_of(command: str, module: str, result: str) -> Sequence[str]:
     words = RUNS[module if command else ""]
-    files = {"RESULT": result, "LOGS": f"{result}.logs"}
+    files = {"RESULT": result, "LOGS": tempfile.mkdtemp(dir=Path(result).parent)}
     return [each for each in (command, *(files.get(word, word) for word in words)) if each]
 
 
@@ -77,7 +78,7 @@ def test_a_command_without_stdout_ends_as_with_one(result: str) -> None:
         closed = shell(">&-", *words)
         assert "Traceback" not in closed.stderr, words
         # They take a while to read, and there always are some.
-        usual = DONE if module == "libraries" else gpubench(*words).returncode
+        usual = DONE if module == "libraries" else gpubench(*words_of(first, module, result)).returncode
         assert closed.returncode == usual, (words, closed.stderr)
 
 

@@ -109,7 +109,7 @@ _RUN = HelpPage(
     """
 run sets variables of NCCL, UCX and PyTorch's Flight Recorder, and keeps your own, but NCCL_DEBUG=WARN becomes INFO. Of
 logs beyond 512 MiB, the beginning and the newest part remain. With a --format for programs, the job writes to stderr. A
-job that fails keeps its exit code (128+n after signal n). Otherwise explain decides, unless --exit-zero is set.
+job that fails keeps its exit code (128+n after signal n), with --exit-zero too. Otherwise the report decides.
 """,
 )
 
