@@ -24,7 +24,7 @@ from gpubench.errors import (
     UsageError,
 )
 from gpubench.formats.delivery import tell
-from gpubench.formats.registry import TABLE, Presentation
+from gpubench.formats.registry import QUIET, SUMMARY, TABLE, Presentation
 from gpubench.jobs.collective.metadata import speed_judge_maker
 from gpubench.jobs.failed_runs import failures_in, failures_without_rows, show_failures
 from gpubench.jobs.metadata import build_metadata
@@ -121,7 +121,8 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
         raise
     failures = failures_without_rows(text, failures)
     tables = [table for file in files for table in _split_tables(plan, file)]
-    if not errors and (len(tables) == 1 or plan.presentation.format is not TABLE or plan.presentation.outputs):
+    one_document = plan.presentation.format not in (TABLE, QUIET, SUMMARY) or plan.presentation.outputs
+    if not errors and (len(tables) == 1 or one_document):
         if len(files) > 1:
             raise UsageError(
                 f"{plan.name} has {len(tables)} tables: {shorten([table.kind for table in tables])}",
@@ -270,7 +271,7 @@ def _what_is_missing(
     models = models if error is None else error.models
     known = match_whole_machine(models[:1], _GPUS_A_NODE) if models else None
     usual, visible = (example, _GPUS_A_NODE) if known is None else (known.profile.name, known.profile.match.visible)
-    missing = ["which GPUs, on how many nodes"] if gpus else []
+    missing = ["on how many nodes" if models else "which GPUs, on how many nodes"] if gpus else []
     missing += [f"which collective ({' or '.join(collectives)})"] if len(collectives) > 1 else []
     ranks = ranks if error is None else error.likely_ranks
     nodes, rest = divmod(ranks or visible, visible)
@@ -284,7 +285,9 @@ def _what_is_missing(
     return UsageError(
         f"{plan.name} does not say {' or '.join(missing)}{tells}",
         expected=" and ".join(expected),
-        reason="the lines above the rows, which name GPUs and hosts, were cut off or have no GPU model"
+        reason=f"its lines name {shorten(models)}, and no hosts"
+        if gpus and models
+        else "the lines above the rows, which name GPUs and hosts, were cut off or have no GPU model"
         if gpus
         else "neither the command nor the lines of nccl-tests that name it are in the text",
         next_step=f"{shlex.join(words)}, if that is what ran",

@@ -80,6 +80,7 @@ PROGRAMS = (
         _NETWORK,
         r"\b(?:RDMA_Write|RDMA_Read|Send|Atomic|Raw_?\w*) (?:Bidirectional )?(?:BW|Latency) Test\b",
         r"#bytes +#iterations +(?:BW peak|BW average|t_min|t_avg|tps)",
+        r'^"?test_info"?: \{',
         r"\b(?:local|remote) address: ?LID\b.{0,40}\bQPN\b",
         reads="the tables of its bandwidth tests",
     ),

@@ -19,7 +19,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.model.terms.verdict import Cure
 from gpubench.readers import limits
-from gpubench.readers.documents import Wanted, read_text
+from gpubench.readers.documents import Wanted, read_text, result_path
 from gpubench.readers.pasted import is_markdown, is_prose
 from gpubench.readers.programs import find_program
 
@@ -106,10 +106,11 @@ _WANTED = Wanted(
 
 
 def read_file(path: Path) -> Snapshot:
-    """Read a machine from a file. If the text contains no host name, use the file name.
+    """Read a machine from a file, or from standard input ('-'). If the text has no host name, use the file name.
 
     Raises UsageError if the file is missing, has an unknown format, or contains an error.
     """
+    path = result_path(path)
     snapshot = _read_text_of(READERS, read_text(path, _WANTED), str(path), _WANTED)
     return snapshot if snapshot.host else replace(snapshot, host=path.stem)
 

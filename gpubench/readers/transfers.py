@@ -9,6 +9,7 @@ from gpubench.errors import UsageError
 from gpubench.model.results.report import CollectiveRow, PairRow, Verified
 from gpubench.model.results.result_file import FileCircumstances, LatencyRow, ResultFile, left_out_remark
 from gpubench.model.terms.verdict import Origin
+from gpubench.readers.documents import STDIN
 
 UNKNOWN_NODE = "unknown"
 _MEMORY = {
@@ -88,7 +89,9 @@ def text_result(
             f"{name} has {what}, of {program}",
             expected=expected,
             reason="the run ended before its first size, or the text was cut",
-            next_step=f"tail {name}",
+            next_step="keep the output in a file (| tee FILE), and look at its end"
+            if name == STDIN
+            else f"tail {name}",
         )
     return result
 

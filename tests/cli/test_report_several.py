@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import ROOT, gpubench
+from tests.readers.results.test_ml_engineering import HEAD, TABLE, TITLE
 from tests.readers.results.test_p2p_bandwidth_latency import access, bandwidths, devices, latencies
 from tests.readers.results.test_perftest import run
 
@@ -38,6 +39,7 @@ def test_report_and_compare_read_standard_input() -> None:
         ("hello\n", ("report", "-"), "/dev/stdin, line 1: 'hello' begins no kind of file"),
         ("ROCm System Management Interface\n", ("report", "-"), "/dev/stdin is rocm-smi's output: the topology of AMD"),
         ("", ("compare", "-", "-"), "compare with - twice"),
+        ("{\ntest_info: {\ntest: RDMA_Write_BW_Test,\n},\n", ("report", "-"), "/dev/stdin is perftest's output"),
         ("SUM device_to_device_memcpy_read_ce 4725.57\n", ("report", "-"), "only the sums of nvbandwidth: SUM device"),
     ],
 )
@@ -67,6 +69,31 @@ def test_a_bad_run_among_good_ones_fails_the_page(tmp_path: Path) -> None:
     result = gpubench("report", str(page))
     assert [line.partition(": ")[0] for line in last_lines(result.stdout)] == ["PASS", "FAIL"]
     assert result.returncode == 1
+
+
+@pytest.mark.parametrize("option", ["--quiet", "--summary"])
+def test_short_answers_are_one_a_table(option: str, tmp_path: Path) -> None:
+    page = tmp_path / "log.txt"
+    page.write_text(2 * (devices("NVIDIA X1") + access() + bandwidths() + latencies()))
+    assert len(last_lines(gpubench("report", str(page), option).stdout)) == 2
+
+
+def test_topo_reads_standard_input_as_report_does() -> None:
+    text = "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"
+    assert "2 GPUs" in piped(text, "topo", "--from", "-").stdout
+
+
+def test_two_topologies_of_amd_in_one_text_are_refused() -> None:
+    text = "Link Type between two GPUs\n       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n"
+    assert piped(text, "topo", "--from", "-").returncode == 0
+    result = piped(text + text, "topo", "--from", "-")
+    assert (result.returncode, "line 5: a second table of its kind" in result.stderr) == (2, True)
+
+
+def test_a_bench_that_names_its_gpus_lacks_only_the_number_of_nodes() -> None:
+    said = piped(HEAD + TITLE + TABLE, "report", "-").stderr
+    assert "does not say on how many nodes" in said
+    assert "name NVIDIA H200, and no hosts" in said
 
 
 def test_the_same_copies_of_two_runs_are_two_tables(tmp_path: Path) -> None:

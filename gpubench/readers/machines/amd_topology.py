@@ -52,8 +52,8 @@ def recognises(text: str) -> bool:
 def read(text: str, name: str) -> snapshot.Snapshot:
     """Read the node in the text of the file `name`. Its `host` stays empty, because neither program prints it.
 
-    rocm-smi numbers the GPUs, and amd-smi prints their bus ids in the same order. If a table is repeated, the last one
-    counts. Raises UsageError with the line if there are no link types, or if a table is truncated.
+    rocm-smi numbers the GPUs, and amd-smi prints their bus ids in the same order. Raises
+    UsageError with the line if there are no link types, or if a table is truncated or repeated.
     """
     tables = _json_tables(text, name) if text.lstrip().startswith("[") else _text_tables(text, name)
     for table in tables.values():
@@ -109,6 +109,13 @@ def _text_tables(text: str, name: str) -> dict[str, _Table]:
     for number, line in enumerate(map(remove_quotes, text.split("\n")), 1):
         words = line.split() if len(line) <= limits.LONGEST_LINE else []
         kind = _TITLES.get(line.strip(" =:\r").lower())
+        if kind in tables:
+            raise UsageError(
+                f"{name}, line {number}: a second table of its kind",
+                expected="the tables of one machine",
+                reason="the text has the output of two machines, or of two commands",
+                next_step="gpubench topo --from FILE, with a file for each machine",
+            )
         if kind is not None:
             current = tables[kind] = _Table(number)
         elif current is None or not words:

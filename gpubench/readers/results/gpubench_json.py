@@ -40,7 +40,7 @@ from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity
 from gpubench.readers import documents, limits
-from gpubench.readers.results import nccl_inspector, nvbandwidth
+from gpubench.readers.results import nccl_inspector, nvbandwidth, perftest
 from gpubench.readers.results.nccl_tests.json import recognises as is_of_nccl_tests
 
 R = TypeVar("R", bound=Record)
@@ -80,12 +80,15 @@ def _is_lines(text: str) -> bool:
     return re.match(r'\s*\{\s*"kind"\s*:\s*"metadata"', text) is not None
 
 
+_OF_OTHERS = nvbandwidth.is_json, nccl_inspector.recognises, perftest.is_json
+
+
 def is_stored(text: str) -> bool:
     """Return True if a text may be gpubench's JSON, intact or damaged.
 
-    Return False for the JSON of nccl-tests, nvbandwidth or NCCL's Inspector.
+    Return False for the JSON of nccl-tests, nvbandwidth, NCCL's Inspector or perftest.
     """
-    is_of_others = is_of_nccl_tests(text) or nvbandwidth.is_json(text) or nccl_inspector.recognises(text)
+    is_of_others = is_of_nccl_tests(text) or any(is_json(text) for is_json in _OF_OTHERS)
     return text.lstrip().startswith("{") and not is_of_others
 
 

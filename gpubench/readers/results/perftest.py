@@ -31,6 +31,11 @@ def recognises(text: str) -> bool:
     return _HEADER.search(text) is not None
 
 
+def is_json(text: str) -> bool:
+    """Return True if a text starts like perftest's JSON, which is not read."""
+    return re.match(r'\s*\{\s*"?test_info"?:', text) is not None
+
+
 def read(text: str, name: str) -> ResultFile:
     """Read the rows of all runs in a text. Raises UsageError if there are none."""
     rows = []
