@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from gpubench.errors import SIMULATED_INSTEAD, UsageError, no_gpu
 from gpubench.model.facts.environment import LaunchedRank, performance_variables, refuse_several_ranks
-from gpubench.model.facts.snapshot import is_amd
 from gpubench.model.terms.options import SIMULATE, option
 from gpubench.model.terms.units import format_ranges
 
@@ -214,6 +213,7 @@ class SimulationOptions:
                 )
             return None
         from gpubench.jobs.metadata import recorded_settings
+        from gpubench.model.facts.snapshot import is_amd
 
         simulation = parse_simulation(self.simulate, faults, self.seed, recorded_settings(os.environ))
         if is_amd(simulation.machine.profile.gpu.name):
