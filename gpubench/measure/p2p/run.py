@@ -192,18 +192,12 @@ class _PairObservations:
         if best is not None and through_host is not None and best > p2p.ABOVE_HOST * through_host:
             most = f"more than host memory could carry ({through_host:.3g} at most)"
             return Evidence(State.PRESENT, f"{best:.3g} GB/s, {most}")
-        both = [(series, cell, off.get(replace(series, peer=False))) for series, cell in on]
-        gains = [
-            other.typical_seconds / cell.typical_seconds for series, cell, other in both if other and series.is_large
-        ]
-        is_no_faster = any(1 / _MOST_EQUAL <= gain <= _MOST_EQUAL for gain in gains)
-        for series, cell, other in both:
+        for series, cell in on:
+            other = off.get(replace(series, peer=False))
             if other is not None and p2p.is_direct_latency(cell, other):
                 times = other.typical_seconds / cell.typical_seconds
                 size = format_size(series.size_bytes) + (" bytes" if series.size_bytes == p2p.LATENCY_BYTES else "")
                 seen = f"copies of {size} are {times:.3g} times as fast as with peer access off"
-                if is_no_faster and self._machine.wiring.outruns_host(pair):
-                    return Evidence(seen=f"{seen}, large ones no faster, though direct ones would be")
                 return Evidence(State.PRESENT, seen)
         return None
 
@@ -241,7 +235,6 @@ class _PairObservations:
 
 
 SECTIONS = ("pairs", "matrices", "ratios", "patterns", "evidence", "fallback", "causes", "tree", "findings")
-_MOST_EQUAL = 1.15  # Copies are as fast with peer access as without it up to this factor
 _MOST_REPEATS = 3
 # Limit on copies to measure again per round, because all slow copies of a large machine would take minutes
 _MOST_AGAIN = 64
