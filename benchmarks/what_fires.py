@@ -29,7 +29,7 @@ from gpubench.readers.registry import READERS, RESULT_READERS, FileKind
 
 TESTS = Path("tests")
 PAGES = ("README.md", "docs/*.md", "docs/recipes/*", "tests/gpu/*.py", "benchmarks/*.py")
-_WRITTEN_BY_THE_PROGRAM = ("docs/commands.md", "docs/formats.md", "docs/conditions.md")
+_WRITTEN_BY_THE_PROGRAM = ("docs/commands/options.md", "docs/reference/formats.md", "docs/reference/conditions.md")
 _NAMED = re.compile(r'"([a-z0-9]+(?:-[a-z0-9]+)*)(?=["\:])')
 _HEALTH_CHECK = re.compile(r"DCGM|AzNHC")
 _REPORT = re.compile(r"github\.com/[^/]+/[^/]+/(?:issues|pull)/\d+|forums\.")

@@ -143,7 +143,7 @@ def pages() -> Sequence[Page]:
 
 
 def command_reference() -> str:
-    """Return the generated part of docs/commands.md."""
+    """Return the generated part of docs/commands/options.md."""
     parts = ["".join(f"- `{command.name}`: {command.summary}\n" for command in COMMANDS)]
     for page in pages():
         parts += [f"## {page.title}\n"] if page.title else []
@@ -425,7 +425,8 @@ def _condition_entry(condition: Condition) -> str:
     if condition.aliases:
         sentences.append(f"Once {_code(condition.aliases)}")
     cure = ". ".join(filter(None, (_code(condition.cure.commands), condition.cure.comment))).removesuffix(".")
-    return f"### `{condition.id}`\n{'. '.join(sentences)}.\n\nCure: {cure}. [Source]({condition.link})\n"
+    link = condition.link if "://" in condition.link else f"../{condition.link}"
+    return f"### `{condition.id}`\n{'. '.join(sentences)}.\n\nCure: {cure}. [Source]({link})\n"
 
 
 def _code(texts: Iterable[str]) -> str:
@@ -469,12 +470,12 @@ def generated() -> dict[Path, str]:
         **{FOLDER / f"pictures/staged-{theme}.svg": terminal_picture(theme) for theme in _THEMES},
     } | dict(
         (
-            _page_with("check.md", checks=check_table()),
-            _page_with("commands.md", commands=command_reference()),
-            _page_with("conditions.md", conditions=condition_list()),
-            _page_with("faults.md", faults=fault_tables()),
-            _page_with("formats.md", formats=format_table(), columns=column_lists()),
-            _page_with("security.md", limits=limit_table()),
+            _page_with("commands/check.md", checks=check_table()),
+            _page_with("commands/options.md", commands=command_reference()),
+            _page_with("reference/conditions.md", conditions=condition_list()),
+            _page_with("reference/faults.md", faults=fault_tables()),
+            _page_with("reference/formats.md", formats=format_table(), columns=column_lists()),
+            _page_with("reference/security.md", limits=limit_table()),
         )
     )
 

@@ -1,7 +1,8 @@
 """Find out why your GPUs talk slowly.
 
 Every command is also a function that returns a RunResult, such as `gpubench.allreduce(simulate="hgx-h100-8")`.
-`dir(gpubench)` lists the functions, and `help(gpubench.allreduce)` shows the parameters. docs/library.md has examples.
+`dir(gpubench)` lists the functions, and `help(gpubench.allreduce)` shows the parameters.
+docs/how-to/python.md has examples.
 """
 
 import sys

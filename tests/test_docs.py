@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_every_section_of_a_command_is_named() -> None:
-    text = (ROOT / "docs" / "formats.md").read_text().partition("## Sections and columns")[2].partition("<!--")[0]
+    text = (ROOT / "docs/reference/formats.md").read_text().partition("## Sections and columns")[2].partition("<!--")[0]
     every = (*TOPO_SECTIONS, *CHECK_SECTIONS, *EXPLAIN_SECTIONS, *COMPARE_SECTIONS, *SCAN_SECTIONS)
     assert [section for section in every if f"`{section}`" not in text] == []
 
@@ -44,7 +44,7 @@ def test_the_decision_table_is_documented() -> None:
     def cell(letters: str) -> str:
         return "any" if letters == "PAC" else " or ".join(words[letter] for letter in letters)
 
-    lines = (ROOT / "docs" / "evidence.md").read_text().splitlines()
+    lines = (ROOT / "docs/explanation/evidence.md").read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("| capability | selection |"))
     for rule, line in zip(RULES, lines[start + 2 :], strict=False):
         judgement = rule.judgement
@@ -62,7 +62,7 @@ def test_the_readme_is_one_screen_and_a_table() -> None:
 
 def test_the_docs_show_what_evidence_looks_like() -> None:
     command = "gpubench allreduce --simulate hgx-h200-4 --sizes 1G --fault link0-1:staged=yes --evidence"
-    shown = (ROOT / "docs/evidence.md").read_text().partition(f"$ {command}\n...\n")[2].partition("```")[0]
+    shown = (ROOT / "docs/explanation/evidence.md").read_text().partition(f"$ {command}\n...\n")[2].partition("```")[0]
     assert shown
     assert shown in gpubench(*command.split()[1:]).stdout
 
@@ -74,7 +74,13 @@ def test_what_is_generated_is_up_to_date() -> None:
 
 def test_pages_that_the_program_prints_stay_short() -> None:
     """An option, a column or a condition is described once, so that these pages can be read."""
-    names = ("commands.md", "gpubench.1", "conditions.md", "faults.md", "formats.md")
+    names = (
+        "commands/options.md",
+        "gpubench.1",
+        "reference/conditions.md",
+        "reference/faults.md",
+        "reference/formats.md",
+    )
     words = {name: len((ROOT / "docs" / name).read_text(encoding="utf-8").split()) for name in names}
     assert sum(words.values()) <= 30_000, words
 
@@ -154,7 +160,7 @@ def test_every_page_has_its_place_on_the_site() -> None:
 
 
 def test_formulas_have_the_thresholds_of_the_code() -> None:
-    text = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/explanation/formulas.md").read_text(encoding="utf-8")
     for reference in ("for one bad GPU of four spoils half of all pairs", "what the profile expects"):
         assert f"{reference} | {p2p.SLOW_SHARE:.0%} | {p2p.FAILED_SHARE:.0%} |".replace("%", " %") in text
     assert f"neither is known | {p2p.LIMIT_WARN_SHARE:.0%} | {p2p.LIMIT_FAIL_SHARE:.0%} |".replace("%", " %") in text
@@ -180,13 +186,13 @@ def test_formulas_have_the_thresholds_of_the_code() -> None:
 
 def test_the_example_of_formulas_adds_up() -> None:
     algbw = algbw_gb_s(2 * 2**30, 10364.8e-6)
-    text = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/explanation/formulas.md").read_text(encoding="utf-8")
     assert f"{algbw:.2f} GB/s algbw" in text
     assert f"{algbw * ring_allreduce_factor(8):.1f} GB/s busbw" in text
 
 
 def test_examples_for_newcomers_are_python_that_works() -> None:
-    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(examples) == 4
     for example in examples:

@@ -173,7 +173,7 @@ def test_the_page_of_the_library_is_python_that_works(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pandas")
-    text = (Path(ROOT) / "docs" / "library.md").read_text(encoding="utf-8")
+    text = (Path(ROOT) / "docs/how-to/python.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(examples) == 5
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The expected time of a collective as a function of size, inside a node or NVLink domain (docs/formulas.md).
+"""The expected time of a collective as a function of size, in a node or NVLink domain (docs/explanation/limits.md).
 
 A model provides a curve for every profile, corrected by the profile's known points. `expected` uses the curve.
 """

@@ -1,4 +1,7 @@
-"""The expected time of a collective on a healthy machine, from curves, NICs or link limits (docs/formulas.md)."""
+"""The expected time of a collective on a healthy machine, from curves, NICs or link limits.
+
+docs/explanation/limits.md has the formulas.
+"""
 
 import math
 from collections.abc import Iterator, Sequence

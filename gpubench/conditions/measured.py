@@ -377,7 +377,7 @@ def _not_measured(run: Circumstances) -> Found:
         )
 
 
-_LINES, _EVIDENCE, _LIMITS = "check.md", "evidence.md", "limits.md"
+_LINES, _EVIDENCE, _LIMITS = "commands/check.md", "explanation/evidence.md", "explanation/limits.md"
 HOST_MEMORY_SLOW = Condition(
     id="host-memory-slow",
     title="A node copies in its host memory more slowly than nodes with the same CPU",
@@ -556,7 +556,7 @@ SWEEP = Family.of(
         link="https://github.com/aws/aws-ofi-nccl/issues/65",
         look=_slow_range,
     ),
-    link="reading.md",
+    link="commands/collectives.md",
 )
 
 

@@ -346,7 +346,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdecimal() and len(part) <= _MOST_DIGITS)
 
 
-_COMPARE = "check.md"
+_COMPARE = "commands/check.md"
 
 
 _differs = partial(

@@ -281,7 +281,7 @@ _OF_ANOTHER_MODEL: dict[str, Any] = {
 }
 _TWO = 2  # With more than two GPUs, the most frequent model is the usual one
 _AS_LARGE = 0.95  # Tolerance, since drivers reserve a few hundred MB of memory and round link rates
-_PROFILES = "profile-keys.md"
+_PROFILES = "reference/profile-keys.md"
 _NO_GPU = "another kind of node than expected, a driver that is not loaded, or a container without GPUs"
 _MODEL = Condition(
     id="gpu-model",

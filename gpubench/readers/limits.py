@@ -1,4 +1,4 @@
-"""Limits for reading files, by kind of file. docs/security.md lists them."""
+"""Limits for reading files, by kind of file. docs/reference/security.md lists them."""
 
 # Any file.
 SECONDS_WITHOUT_WRITER = 10.0

@@ -57,7 +57,7 @@ directions.
 
 The values come from NCCL (src/graph/tuning.cc in NCCL 2.28), except those for LL. On four H200s, LL reached 0.44 of
 Simple in a ring, and 0.31 of a Simple ring in a tree. Kind: derived. The model is within 40 % of the times in
-docs/settings.md, except for a tree with Simple at 16 MiB, which took twice as long.
+docs/how-to/nccl-settings.md, except for a tree with Simple at 16 MiB, which took twice as long.
 """
 
 _NAMES = {ALGORITHM_VARIABLE: ALGORITHMS, PROTOCOL_VARIABLE: PROTOCOLS}
@@ -167,8 +167,8 @@ _EFFECTS: Mapping[str, Callable[[Topology, str], bool]] = {
     ALGORITHM_VARIABLE: lambda node, value: is_known_choice(ALGORITHM_VARIABLE, value) and _is_hopper(node),
     PROTOCOL_VARIABLE: lambda node, value: is_known_choice(PROTOCOL_VARIABLE, value) and _is_hopper(node),
 }
-"""Functions that return whether a value's effect is known, from docs/evidence.md, docs/validation.md and the
-profile.
+"""Functions that return whether a value's effect is known, from docs/explanation/evidence.md,
+docs/internals/validation.md and the profile.
 """
 
 

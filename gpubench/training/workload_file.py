@@ -130,7 +130,7 @@ def _values(plain: Mapping[str, Any], name: str, *, is_config: bool) -> dict[str
                 f"{name} has an unknown key {spelling!r}",
                 expected=f"keys among {', '.join(_KEYS)}",
                 reason=f"{near[0]!r} was meant" if near else "it is a file of another kind",
-                next_step="docs/plan.md has an example",
+                next_step="docs/commands/plan.md has an example",
             )
         if key is not None and value is not None:
             values.setdefault(key, value)
@@ -182,7 +182,7 @@ def _checked(values: dict[str, Any], name: str) -> TransformerModel:
         raise UsageError(
             f"{name} has no {missing[0]}",
             expected=f"{', '.join(_NEEDED)}; {missing[0]} may be called {' or '.join(_KEYS[missing[0]])}",
-            next_step="docs/plan.md has an example",
+            next_step="docs/commands/plan.md has an example",
         )
     for key, most in _MOST.items():
         value = values.get(key, 1)

@@ -28,7 +28,7 @@ def test_backends_are_found_by_name() -> None:
 def test_every_backend_has_a_name_for_rows_and_a_line_in_the_docs_in_the_same_order() -> None:
     names = [each.name for each in BACKENDS]
     assert names == list(BACKEND_NAMES)
-    text = (Path(__file__).parents[2] / "docs/backends.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/reference/backends.md").read_text()
     lines = text.partition("| backend | data | needs |")[2].partition("\n\n")[0]
     assert re.findall(r"`([\w:]+)`", "\n".join(line.split("|")[1] for line in lines.splitlines()[2:])) == names
 

@@ -70,7 +70,7 @@ def test_a_pipe_by_name_waits_for_its_writer(command: str, tmp_path: Path) -> No
 
 
 def the_limits() -> dict[str, object]:
-    """Every limit by the name that docs/security.md has; those of profiles after the word."""
+    """Every limit by the name that docs/reference/security.md has; those of profiles after the word."""
     return {
         f"{kind}{name}": value
         for kind, module in (("", limits), ("profiles ", profiles))
@@ -80,7 +80,7 @@ def the_limits() -> dict[str, object]:
 
 
 def test_the_limits_are_documented() -> None:
-    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reference/security.md").read_text(encoding="utf-8")
     section = text.partition("## Files from strangers\n")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| ")]
     documented = {

@@ -95,8 +95,8 @@ def nics_of(line: dict[str, str]) -> tuple[str, ...]:
 def test_published_tables(source: str, tmp_path: Path) -> None:
     """No healthy machine fails, and none at half its speed passes; what the source calls ill does not pass either.
 
-    Of many domains that NICs join only far more than half the speed is told apart (docs/formulas.md), and of small
-    sizes as well. Boxes of PCIe cards are healthy at 22 and at 46 GB/s, by what joins the cards.
+    Of many domains that NICs join only far more than half the speed is told apart (docs/explanation/limits.md), and
+    of small sizes as well. Boxes of PCIe cards are healthy at 22 and at 46 GB/s, by what joins the cards.
     """
     lines = TABLES[source]
     with_nics = nics_of(lines[0])

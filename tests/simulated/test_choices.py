@@ -57,8 +57,8 @@ MEASURED_US = {
         },
     ),
 }
-"""docs/settings.md: µs of the own choice and of settings, all-reduce on four H200s. A tree with Simple took 264.8 µs
-for 16 MiB, twice as long as the model says: it is left out."""
+"""µs of NCCL's own choice and of settings, all-reduce on four H200s (docs/how-to/nccl-settings.md). A tree with Simple
+took 264.8 µs for 16 MiB, twice as long as the model says: it is left out."""
 
 ROWS = [(size, setting) for size, (_, settings) in MEASURED_US.items() for setting in settings]
 

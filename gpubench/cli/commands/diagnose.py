@@ -70,7 +70,7 @@ _SCAN = HelpPage(
     """
 All nodes measure each other at once, on all rails, in eleven rounds, however many nodes there are: three rounds of
 random pairs, three of suspects with healthy nodes, five to confirm. A node that dies or hangs is a finding, and the
-others go on (docs/scan.md says with which MPI). Start one rank per GPU, or one rank per node.
+others go on (docs/commands/scan.md says with which MPI). Start one rank per GPU, or one rank per node.
 """,
 )
 

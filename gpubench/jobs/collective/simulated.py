@@ -183,7 +183,7 @@ def _known_variables(name: str, plan: CollectivePlan, simulation: Simulation) ->
         raise UsageError(
             f"{' '.join(plan.comparison_options)} with --simulate {simulation.text}: {name}",
             expected="a setting with a known effect: ring, tree and protocols on one node of H100s or H200s, and the "
-            "variables of docs/faults.md",
+            "variables of docs/reference/faults.md",
             reason=f"how fast {machine.profile.name} is with {name} is not known",
             next_step="gpubench allreduce --algo ring,tree --proto ll,ll128,simple --simulate hgx-h100-8",
         )

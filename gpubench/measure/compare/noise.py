@@ -2,7 +2,7 @@
 
 With several runs per side, noise is the difference between runs. With single runs, it is how much the change varies
 between sizes or between pairs. One row has too few values, so neighbouring rows are pooled. Sources and error rates are
-in docs/compare.md.
+in docs/commands/compare.md.
 """
 
 import math
@@ -173,7 +173,7 @@ def _staged(column: bool | None, transport: str | None) -> bool | None:  # noqa:
 LARGE_BYTES = 16 * 2**20
 _LARGE, _SMALL, _SMALL_US = 0.02, 0.05, 0.5
 """How much whole runs differ. On four H200s, the medians of NCCL's collectives stayed within 2 % from 16 MiB on,
-and within 5 % or 0.5 µs below (docs/validation.md).
+and within 5 % or 0.5 µs below (docs/internals/validation.md).
 """
 
 _NETWORK_SMALL = 0.10

@@ -1,4 +1,7 @@
-"""The wiring between the GPUs of a run: which paths can be direct, and the limits of busbw (see docs/limits.md)."""
+"""The wiring between the GPUs of a run: which paths can be direct, and the limits of busbw.
+
+docs/explanation/limits.md has the formulas.
+"""
 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -466,7 +469,7 @@ NVLS_ASSUMED = "algorithm not known, limit of NVLS"
 def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> topology.Limit:
     """Return the limit of busbw inside a node or NVLink domain if the algorithm and the connections are unknown.
 
-    With NVLS, an all-reduce may exceed the links' bandwidth by a factor of 2(n-1)/(n+1) (see docs/formulas.md).
+    With NVLS, an all-reduce may exceed the links' bandwidth by a factor of 2(n-1)/(n+1) (docs/explanation/limits.md).
     """
     ranks = range(len(wiring.gpus))
     ring = [(rank, (rank + 1) % len(ranks)) for rank in ranks]

@@ -519,7 +519,7 @@ class VerdictRow(Record, frozen=True, kw_only=True):
 class EvidenceRow(Record, frozen=True, kw_only=True):
     """All evidence on one path. Each of the four kinds of evidence is present, absent or contradicts a direct path.
 
-    docs/evidence.md contains the decision table. If there are more than 10,000 paths, rows of direct ones are omitted.
+    docs/explanation/evidence.md has the decision table. With more than 10,000 paths, rows of direct ones are omitted.
     """
 
     section = "evidence"
@@ -555,7 +555,7 @@ class EvidenceRow(Record, frozen=True, kw_only=True):
     conclusion: Annotated[str, Conclusion]
     confidence: Annotated[str, Confidence]  #: confidence in the conclusion: proven, likely, weak or none
     verdict: Annotated[str, Verdict]  #: verdict: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
-    meaning: str  #: rule in docs/evidence.md that led to the conclusion
+    meaning: str  #: rule in docs/explanation/evidence.md that led to the conclusion
 
 
 class FallbackRow(Record, frozen=True, kw_only=True):
@@ -601,7 +601,7 @@ class Effect(StrEnum):
 
 
 class CauseRow(Record, frozen=True, kw_only=True):
-    """A cause that was found, the most important first. docs/conditions.md lists all causes."""
+    """A cause that was found, the most important first. docs/reference/conditions.md lists all causes."""
 
     section = "causes"
 

@@ -280,7 +280,7 @@ def test_too_little_nvlink_traffic_does_not_pass() -> None:
 
 
 def test_the_table_is_documented() -> None:
-    lines = (Path(__file__).parents[3] / "docs" / "watch.md").read_text().splitlines()
+    lines = (Path(__file__).parents[3] / "docs/commands/watch.md").read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("| NVLinks | PCIe |"))
     for rule, line in zip(RULES, lines[start + 2 :], strict=False):
         cells = (rule.nvlinks, rule.pcie, rule.network, rule.members)

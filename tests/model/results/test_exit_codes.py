@@ -1,4 +1,4 @@
-"""Exit codes: the tables of docs/exit-codes.md, and every command against them."""
+"""Exit codes: the tables of docs/reference/exit-codes.md, and every command against them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ from gpubench.model.results.topo import GpuRow
 from gpubench.model.terms.verdict import Verdict
 from tests.model.results.test_sentence import CHANNELS, METADATA, report
 
-PAGE = Path(__file__).parents[3] / "docs/exit-codes.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/exit-codes.md"
 GATES = ("check", "scan", "run", "explain", "compare")
 OPTIONS = ("no option", "gate", "`--strict`", "`--exit-zero`", "`--exit-style nagios`", "`--exit-style npd`, `slurm`")
 PRESENTED = {
