@@ -148,6 +148,9 @@ def test_sections_are_listed_and_no_other_name_is_an_empty_table() -> None:
         with pytest.raises(UsageError, match="no section 'gpu'") as unknown:
             look("gpu")
         assert unknown.value.next_step == "section 'gpus'"
+        with pytest.raises(UsageError, match="no section 'nods'") as absent:  # Only check has a section `nodes`
+            look("nods")
+        assert absent.value.next_step.removeprefix("section ").strip("'") in ("", *wired.sections)
     with pytest.raises(UsageError, match="has GpuRow, not PairRow"):
         wired.section("gpus", PairRow)
     with pytest.raises(UsageError, match="is a matrix"):

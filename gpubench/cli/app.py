@@ -174,8 +174,11 @@ def _output_ended(error: errors.OutputError | None, style: "ExitStyle | None") -
 
 
 def _exit_style() -> "ExitStyle | None":
-    """Return the --exit-style in `sys.argv`, even if other arguments cannot be parsed."""
-    if not any("exit-style" in argument for argument in sys.argv):
+    """Return the --exit-style in `sys.argv`, even if other arguments cannot be parsed.
+
+    `run` has none, since a failed job keeps its exit code. Its arguments are the job's.
+    """
+    if sys.argv[1:2] == ["run"] or not any("exit-style" in argument for argument in sys.argv):
         return None
     from gpubench.formats.registry import EXIT_STYLE, ExitStyle
 

@@ -27,6 +27,7 @@ _EVERYWHERE: _Excluded = {
     "--hosts": (("--slurm", "--simulate", "--replay", "--from", "--np", "-g", "--ranks-per-gpu"), _REAL_MACHINES),
     "--slurm": (("--simulate", "--replay", "--from", "--np", "-g", "--ranks-per-gpu"), _REAL_MACHINES),
     "--gpus": (("--replay", "--from"), "a recording shows the GPUs that it has"),
+    "--expect-gpus": (("--gpus",), "--expect-gpus counts all GPUs of a node"),
     "--exit-zero": (("--strict", "--exit-style"), "--exit-zero hides the codes that the other asks for"),
 }
 _BY_COMMAND: Mapping[str, _Excluded] = {

@@ -29,7 +29,10 @@ def _missing(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         snapshot, profile, due = node.snapshot, run.profiles.get(number), _due(run, number)
         if due is not None and len(node.gpus) < due[0] and not snapshot.failures:
-            yield run.node_sighting(number, _unlike(len(node.gpus), due[0]), expected=due[1])
+            hidden = len(node.gpus) + snapshot.gpus_of_others >= due[0]
+            if not hidden or run.expected_gpus is not None:
+                cause: dict[str, Any] = {"likely": _HIDDEN, "cure": Cure.of(_SHOW_HIDDEN)} if hidden else {}
+                yield run.node_sighting(number, _unlike(len(node.gpus), due[0]), expected=due[1], **cause)
             continue
         if others and not node.gpus and not snapshot.failures:
             seen = f"no GPU{f': {snapshot.driver.absent}' if snapshot.driver.absent else ''}"
@@ -282,6 +285,8 @@ _OF_ANOTHER_MODEL: dict[str, Any] = {
 _TWO = 2  # With more than two GPUs, the most frequent model is the usual one
 _AS_LARGE = 0.95  # Tolerance, since drivers reserve a few hundred MB of memory and round link rates
 _PROFILES = "reference/profile-keys.md"
+_HIDDEN = "CUDA_VISIBLE_DEVICES hides the other GPUs, or they belong to another container"
+_SHOW_HIDDEN = "echo $CUDA_VISIBLE_DEVICES"
 _NO_GPU = "another kind of node than expected, a driver that is not loaded, or a container without GPUs"
 _MODEL = Condition(
     id="gpu-model",

@@ -144,7 +144,10 @@ def _healthy(path: Path) -> ResultFile:
     origin = file.circumstances.origin
     if origin != Origin.MEASURED:
         raise UsageError(
-            f"{path} was {origin}", expected="measured results: a model is no evidence", next_step="leave it out"
+            f"{path} was {origin}",
+            expected="results that were measured on healthy machines",
+            reason="a profile of simulated values would repeat the profile that they came from",
+            next_step="gpubench check -o node1.json on a machine with GPUs",
         )
     return file
 

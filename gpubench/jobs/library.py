@@ -232,7 +232,7 @@ class RunResult(Struct, frozen=True):
         """
         if name not in TABLES and name not in MATRICES:
             error = UsageError(f"no section {name!r}", expected=f"one of {', '.join(self.sections)}")
-            nearest = difflib.get_close_matches(name, (*self.sections, *TABLES, *MATRICES), n=1)
+            nearest = difflib.get_close_matches(name, self.sections, n=1)
             error.next_step = f"section {nearest[0]!r}" if nearest else ""
             raise error
         if name == FINDINGS_SECTION:

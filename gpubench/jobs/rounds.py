@@ -492,6 +492,7 @@ def deliver(
             "sure_loss_percent": result.sure_loss_percent,
             "rates_known": all_rates_known(course),
             "nic_rate_percent": least_percent(course, result.rails_without_level()),
+            **({} if plan.hostfile is None else {"hostfile": str(plan.hostfile)}),
         },
     )
     with presenting(plan.presentation, is_rank=is_rank) as presenter:

@@ -181,14 +181,7 @@ def read_hosts(text: str) -> dict[str, int | None]:
     if "/" in text or Path(text).exists():
         return read_hostfile(Path(text))
     entries = [entry.strip() for entry in text.split(",")]
-    found = _parse_hosts(entries, text, "hosts with commas between them, as node1,node2:8, or the name of a file")
-    if len(found) < len(entries):
-        raise UsageError(
-            f"--hosts {text}: a host appears twice",
-            expected="each host once, with its slots",
-            next_step="--hosts node1:2,node2:2",
-        )
-    return found
+    return _parse_hosts(entries, text, "hosts with commas between them, as node1,node2:8, or the name of a file")
 
 
 def read_hostfile(path: Path) -> dict[str, int | None]:
@@ -214,16 +207,19 @@ def read_hostfile(path: Path) -> dict[str, int | None]:
 
 
 def _parse_hosts(entries: Iterable[str], source: Path | str, expected: str) -> dict[str, int | None]:
-    found: dict[str, int | None] = {}
+    """Return the slots per host. As for mpirun, a host that appears several times has the sum of their slots."""
+    found: dict[str, list[int | None]] = {}
     for entry in entries:
         match = _LINE.fullmatch(entry)
         if match is None or len(found) == _MOST_HOSTS:
             seen = f"{entry[:80]!r} is no host" if match is None else "too many hosts"
             raise UsageError(f"--hosts {source}: {seen}", expected=expected)
-        found[match["host"]] = None if match["slots"] is None else int(match["slots"])
+        found.setdefault(match["host"], []).append(None if match["slots"] is None else int(match["slots"]))
     if not found:
         raise UsageError(f"--hosts {source}: no host", expected=expected)
-    return found
+    # A batch system lists a host once per core, and then a host with one line has one slot.
+    counted = any(len(slots) > 1 for slots in found.values())
+    return {host: sum(each or 1 for each in slots) if counted else slots[0] for host, slots in found.items()}
 
 
 def mpirun_command(

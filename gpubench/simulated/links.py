@@ -92,6 +92,25 @@ class NodeLinks(Struct, frozen=True):
         ring = self.gpus[:ranks]
         return max(1, sum(ring[n - 1].index in gpu.staged_peers for n, gpu in enumerate(ring)))
 
+    def is_staged(self, one: int, other: int) -> bool:
+        """True if copies between two GPUs, chosen by position, are host-staged in either direction."""
+        ends = self.gpus[one], self.gpus[other]
+        return ends[1].index in ends[0].staged_peers or ends[0].index in ends[1].staged_peers
+
+    def ring_order(self, ranks: int) -> list[int]:
+        """Return the positions of the first `ranks` GPUs in the order of a job's ring.
+
+        It is the order of GPUs, except that the first host-staged pair is always adjacent, as `staged_hops` assumes.
+        """
+        order = list(range(ranks))
+        if (staged := self.staged(ranks)) is not None and not any(
+            self.is_staged(one, (one + 1) % ranks) for one in order
+        ):
+            peer = next(other for other in order if self.is_staged(staged, other))
+            order.remove(peer)
+            order.insert(order.index(staged) + 1, peer)
+        return order
+
 
 def ring_hops(profile: Profile, links: NodeLinks, ranks: int) -> list[Hop]:
     """Return the pairs of neighbors in NCCL's rings over the first `ranks` GPUs of a node.
@@ -405,9 +424,7 @@ class SimulatedCopies:
         return (source, destination) in self._enabled and self._can_be_direct(source, destination)
 
     def _can_be_direct(self, source: int, destination: int) -> bool:
-        one, other = self._links.gpus[source], self._links.gpus[destination]
-        is_staged = other.index in one.staged_peers or one.index in other.staged_peers
-        return self.can_reach(source, destination) and not is_staged
+        return self.can_reach(source, destination) and not self._links.is_staged(source, destination)
 
     def _is_nvlink(self, source: Place, destination: Place) -> bool:
         if isinstance(source, HostMemory) or isinstance(destination, HostMemory):

@@ -182,16 +182,14 @@ class SimulatedTraffic:
 
 
 def _ring_rates(links: NodeLinks, gpus: int, direct: float, pcie: float, *, has_nvlinks: bool) -> Iterator[Rates]:
-    ring = links.gpus[:gpus]
-    hops = [(position, (position + 1) % gpus) for position in range(gpus)]
-    # True for each GPU whose hop to the next GPU is host-staged.
-    staged = [
-        not has_nvlinks or ring[other].index in ring[one].staged_peers or ring[one].index in ring[other].staged_peers
-        for one, other in hops
-    ]
-    rate = pcie if any(staged) else direct * min((links.share(*hop) for hop in hops), default=1.0)
-    for position, sends_staged in enumerate(staged):
-        receives_staged = staged[position - 1]
+    ring = links.ring_order(gpus)
+    hops = list(zip(ring, [*ring[1:], *ring[:1]], strict=True))
+    staged = {hop: not has_nvlinks or links.is_staged(*hop) for hop in hops}
+    rate = pcie if any(staged.values()) else direct * min((links.share(*hop) for hop in hops), default=1.0)
+    sends = {one: is_staged for (one, _), is_staged in staged.items()}
+    receives = {other: is_staged for (_, other), is_staged in staged.items()}
+    for position in range(gpus):
+        sends_staged, receives_staged = sends[position], receives[position]
         yield Rates(
             nvlink_sent=0.0 if sends_staged else rate,
             nvlink_received=0.0 if receives_staged else rate,

@@ -142,16 +142,17 @@ def test_every_verdict_has_a_code() -> None:
 @pytest.mark.parametrize(
     ("words", "style"),
     [
-        (["--exit-style", "nagios"], ExitStyle.NAGIOS),
-        (["--exit-style=npd", "--nonsense"], ExitStyle.NPD),
-        (["--exit-style"], None),
-        (["nagios"], None),
+        (["topo", "--exit-style", "nagios"], ExitStyle.NAGIOS),
+        (["topo", "--exit-style=npd", "--nonsense"], ExitStyle.NPD),
+        (["topo", "--exit-style"], None),
+        (["topo", "nagios"], None),
+        (["run", "--", "gpubench", "check", "--exit-style", "nagios"], None),  # The option of the job
     ],
 )
 def test_the_style_is_found_before_options_are_read(
     words: list[str], style: ExitStyle | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpubench", "topo", *words])
+    monkeypatch.setattr(sys, "argv", ["gpubench", *words])
     assert app._exit_style() is style
 
 

@@ -3,12 +3,18 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 
+from gpubench.conditions.checks import presence_findings
+from gpubench.conditions.circumstances import Facts
 from gpubench.errors import CouldNotMeasureError
 from gpubench.jobs.collective.job import choose_ranks
 from gpubench.jobs.collective.opened import count_gpus_by_host
 from gpubench.machine.nvml import Driver
+from gpubench.model.facts.snapshot import GpuFacts, Snapshot
+from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.verdict import Origin
 from tests.cli.running import gpubench, without_gpus
 from tests.cli.test_commands import options
 
@@ -53,6 +59,20 @@ def test_a_profile_that_was_asked_for_has_a_number_too() -> None:
         findings = {each["id"]: each for each in json.loads(result.stdout)["findings"]}
         assert findings["gpu-missing"]["expected"] == "8 GPUs, as in profile hgx-h200-8"
         assert result.returncode == 1
+
+
+def test_chosen_gpus_are_no_reason_to_power_cycle_the_node() -> None:
+    machine = ("--simulate", "hgx-h100-8", "--gpus", "0,3")
+    chosen = gpubench("check", "--quick", *machine, "--profile", "hgx-h100-8", "--format", "json")
+    assert (chosen.returncode, json.loads(chosen.stdout)["findings"]) == (0, [])
+    both = gpubench("check", *machine, "--expect-gpus", "8")
+    assert both.returncode == 2
+    assert "--expect-gpus counts all GPUs of a node" in both.stderr
+    hidden = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=(GpuFacts(index=0),), gpus_of_others=7)
+    (finding,) = presence_findings(Facts([Topology(hidden)], expected_gpus=8))
+    assert (finding.seen, finding.commands) == ("1 GPU, 8 expected", ("echo $CUDA_VISIBLE_DEVICES",))
+    (finding,) = presence_findings(Facts([Topology(replace(hidden, gpus_of_others=0))], expected_gpus=8))
+    assert finding.commands == ("lspci -d 10de: | grep -c 3D",)
 
 
 def test_ranks_that_are_shown_one_gpu_each_have_all_of_them() -> None:

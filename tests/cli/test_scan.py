@@ -374,6 +374,7 @@ def test_a_node_that_fails_by_its_facts_is_neither_counted_healthy_nor_kept(faul
     result = gpubench("scan", "--simulate", "hgx-h100-8*8", *faults, "--hostfile", str(hostfile))
     kept = {line.split()[0] for line in hostfile.read_text().splitlines()}
     assert kept == {f"node{number}" for number in range(8)} - {"node1", "node3"}
+    assert f"and 2 more: written to {hostfile}" in " ".join(result.stdout.split())
     assert "6 are healthy" in result.stdout.splitlines()[-1]
 
 

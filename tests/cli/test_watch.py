@@ -416,6 +416,7 @@ exec {gpubench} watch "$@" --for 3s --simulate hgx-h200-4 --fault node0:traffic=
         (("link0-3:staged=yes",), "GPU3 → GPU0", "no known cause was found"),
         (("link1-2:p2p=NS",), "GPU1 → GPU2", "no peer access: NVML reports NS"),
         (("gpu2:p2p=NS",), "GPU1, GPU2 → GPU2, GPU3", "no peer access: NVML reports NS"),
+        (("link0-2:staged=yes",), "GPU0 → GPU2", "no known cause was found"),
     ],
 )
 def test_one_staged_pair_of_a_ring_is_named(faults: tuple[str, ...], hop: str, cause: str) -> None:

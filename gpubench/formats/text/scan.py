@@ -108,5 +108,7 @@ class ScanView(ReportView):
                 self._page.print(f"{INDENT}{row.tool + ':':<13}{row.line}")
         good = [row.line for row in rows if row.tool == Tool.MPIRUN]
         hosts = shorten([line.partition(" ")[0] for line in good], _MOST_HOSTS)
-        kept = f"{hosts}: --hostfile FILE writes them" if good else "no node is known to be good"
+        file = self._metadata.options.get("hostfile")
+        kept = f"{hosts}: {f'written to {file}' if file else '--hostfile FILE writes them'}"
+        kept = kept if good else "no node is known to be good"
         self._page.print(f"{INDENT}{'hostfile:':<13}{kept}")

@@ -15,6 +15,7 @@ from typing import TextIO
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from gpubench.conditions.ranking import UNKNOWN
 from gpubench.formats import layout
 from gpubench.formats.delivery import say
 from gpubench.formats.layout import INDENT, Column, wrapped
@@ -219,9 +220,8 @@ def plain_lines(frame: WatchFrame) -> Iterator[str]:
         if kind.hosts[0] in silent:
             yield f"{time}{where}{silent[kind.hosts[0]]}"
         for job in kind.jobs:
-            cause = (
-                f"  because {job.cause_seen}" if job.cause_seen and job.verdict in (Verdict.FAIL, Verdict.WARN) else ""
-            )
+            is_known = job.cause_seen and job.cause != UNKNOWN.id and job.verdict in (Verdict.FAIL, Verdict.WARN)
+            cause = f"  because {job.cause_seen}" if is_known else ""
             yield f"{time}{where}{_job_line(job)}{cause}"
     if not frame.jobs and not frame.silences:
         yield f"{time}no process uses a GPU"
