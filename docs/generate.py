@@ -35,6 +35,7 @@ from gpubench.conditions.policy import SEVERITIES
 from gpubench.conditions.registry import FAMILIES
 from gpubench.formats.registry import FORMATS
 from gpubench.jobs.collective.plan import BACKEND_SUMMARIES
+from gpubench.model.paths.transport import RULES
 from gpubench.model.profiles.fault import FAULT_KEYS, FAULT_PARTS, Subject
 from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, Metadata
 from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, MATRICES, TABLES
@@ -278,6 +279,21 @@ def check_table() -> str:
     return "| check | expected | needs |\n|---|---|---|\n" + "".join(rows)
 
 
+_STATES = {"P": "for", "A": "nothing", "C": "against", "PA": "for or nothing", "PAC": "any"}
+
+
+def decision_table() -> str:
+    """Return the rules that judge the evidence of a path, in their order."""
+    columns = "capability", "selection", "measurement", "correctness", "conclusion", "verdict", "confidence", "meaning"
+    rows: list[Sequence[str]] = [columns, ["---"] * len(columns)]
+    for rule in RULES:
+        states = (_STATES[letters] for letters in rule.states.split())
+        rows.append(
+            (*states, *(rule.judgement.conclusion, rule.judgement.verdict, rule.judgement.confidence), rule.meaning)
+        )
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 _SCHEMA = FOLDER.parent / "gpubench" / "formats" / "report.schema.json"
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
@@ -472,6 +488,7 @@ def generated() -> dict[Path, str]:
         (
             _page_with("commands/check.md", checks=check_table()),
             _page_with("commands/options.md", commands=command_reference()),
+            _page_with("explanation/evidence.md", decisions=decision_table()),
             _page_with("reference/conditions.md", conditions=condition_list()),
             _page_with("reference/faults.md", faults=fault_tables()),
             _page_with("reference/formats.md", formats=format_table(), columns=column_lists()),

@@ -18,7 +18,6 @@ from gpubench.measure.explain.report import SECTIONS as EXPLAIN_SECTIONS
 from gpubench.measure.scan.report import SECTIONS as SCAN_SECTIONS
 from gpubench.model.paths import p2p
 from gpubench.model.paths.topology import PCIE_GB_S_PER_LANE
-from gpubench.model.paths.transport import RULES
 from gpubench.model.profiles import copies
 from gpubench.model.results.backends import CaseKey
 from gpubench.model.results.compare import RowKey
@@ -36,22 +35,6 @@ def test_every_section_of_a_command_is_named() -> None:
     text = (ROOT / "docs/reference/formats.md").read_text().partition("## Sections and columns")[2].partition("<!--")[0]
     every = (*TOPO_SECTIONS, *CHECK_SECTIONS, *EXPLAIN_SECTIONS, *COMPARE_SECTIONS, *SCAN_SECTIONS)
     assert [section for section in every if f"`{section}`" not in text] == []
-
-
-def test_the_decision_table_is_documented() -> None:
-    words = {"P": "for", "A": "nothing", "C": "against"}
-
-    def cell(letters: str) -> str:
-        return "any" if letters == "PAC" else " or ".join(words[letter] for letter in letters)
-
-    lines = (ROOT / "docs/explanation/evidence.md").read_text().splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("| capability | selection |"))
-    for rule, line in zip(RULES, lines[start + 2 :], strict=False):
-        judgement = rule.judgement
-        cells = rule.states.split()
-        follows = (judgement.conclusion, judgement.verdict, judgement.confidence, rule.meaning)
-        assert line == "| " + " | ".join([*map(cell, cells), *follows]) + " |"
-    assert not lines[start + 2 + len(RULES)].startswith("|")
 
 
 def test_the_readme_is_one_screen_and_a_table() -> None:
@@ -159,8 +142,8 @@ def test_every_page_has_its_place_on_the_site() -> None:
     assert sorted(places) == sorted(pages)
 
 
-def test_formulas_have_the_thresholds_of_the_code() -> None:
-    text = (ROOT / "docs/explanation/formulas.md").read_text(encoding="utf-8")
+def test_expected_speeds_have_the_thresholds_of_the_code() -> None:
+    text = (ROOT / "docs/internals/expected-speed.md").read_text(encoding="utf-8")
     for reference in ("for one bad GPU of four spoils half of all pairs", "what the profile expects"):
         assert f"{reference} | {p2p.SLOW_SHARE:.0%} | {p2p.FAILED_SHARE:.0%} |".replace("%", " %") in text
     assert f"neither is known | {p2p.LIMIT_WARN_SHARE:.0%} | {p2p.LIMIT_FAIL_SHARE:.0%} |".replace("%", " %") in text
@@ -178,15 +161,19 @@ def test_formulas_have_the_thresholds_of_the_code() -> None:
     assert f"by more than {p2p.MOVED_SHARE * 100:.0f} % is on the path" in text
     assert f"η = {expected.NIC_EFFICIENCY}" in text
     assert f"reaches {expected.NVLS_BETWEEN_NODES}" in text
+
+
+def test_the_limits_of_pcie_are_those_of_the_code() -> None:
+    text = (ROOT / "docs/explanation/limits.md").read_text(encoding="utf-8")
     lanes = re.findall(r"^\| (\d) \| [\d.]+ \| \d+/\d+ \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
     assert {int(generation): float(whole) for generation, _, whole in lanes} == {
         generation: round(gb_s * 16, 2) for generation, gb_s in PCIE_GB_S_PER_LANE.items()
     }
 
 
-def test_the_example_of_formulas_adds_up() -> None:
+def test_the_example_of_a_busbw_adds_up() -> None:
     algbw = algbw_gb_s(2 * 2**30, 10364.8e-6)
-    text = (ROOT / "docs/explanation/formulas.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/explanation/limits.md").read_text(encoding="utf-8")
     assert f"{algbw:.2f} GB/s algbw" in text
     assert f"{algbw * ring_allreduce_factor(8):.1f} GB/s busbw" in text
 
