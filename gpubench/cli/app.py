@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 from gpubench import __version__, errors
 from gpubench.cli.process import COMMANDS, run_and_exit
 from gpubench.cli.signature import HELP_ALL, HelpfulGroup
+from gpubench.collectives.registry import SUMMARIES
 from gpubench.model.facts.environment import LaunchedRank
 from gpubench.model.terms.commands import BARE, Command
 
@@ -21,31 +22,27 @@ if TYPE_CHECKING:
     from gpubench.formats.registry import ExitStyle
 
 HELP = """Find out why your GPUs talk slowly: the path data takes between GPUs, the speed it reaches, and the speed it
-should reach.
-
-Start with:
+should reach. Without a command, gpubench checks this machine in half a minute. Without a GPU, try:
 
 \b
-  gpubench               check this machine: ten lines, half a minute
-  gpubench topo          how GPUs are wired, and the limit of each pair
-  gpubench p2p           copies between every pair of GPUs
-  gpubench allreduce     NCCL's all-reduce, one rank per GPU
-  gpubench check         is everything as fast as it should be?
-  gpubench run -- JOB    run a job, and explain the paths in its NCCL logs
+  gpubench --simulate hgx-h100-8 --fault gpu5:nvlink=12
+"""
 
-Without a GPU, try:
+EPILOG = """gpubench COMMAND --help shows the common options, gpubench COMMAND --help-all shows all options.
 
-\b
-  gpubench topo --simulate hgx-h100-8
-
-gpubench COMMAND --help shows the common options of a command, gpubench COMMAND --help-all shows all of them, and
-gpubench --help-all those of gpubench without a command.
-
-To change the default of an option, set its variable (GPUBENCH_TIMEOUT=60) or write it to gpubench.toml in the current
-folder (timeout = 60).
+Variables (GPUBENCH_TIMEOUT=60) and gpubench.toml in the current folder (timeout = 60) change defaults.
 
 Exit codes: 0 nothing failed, 1 any FAIL, 2 wrong usage, 3 could not measure, 130 interrupted.
 """
+
+_NOT_A_COMMAND = {
+    "version": "gpubench --version",
+    "doctor": "gpubench check",
+    "list": "gpubench profiles list, or gpubench --help for the commands",
+    "links": "gpubench p2p",
+    "nccl": "gpubench allreduce",
+}
+"""Words that users may try, and the command that does what they mean."""
 
 
 _COMPLETION: Mapping[str, Any] = {
@@ -53,6 +50,7 @@ _COMPLETION: Mapping[str, Any] = {
     "--install-completion": typer.completion.install_callback,
 }
 _SHELLS = ("bash", "zsh", "fish")
+_NAME_COLUMNS = 9
 
 
 class LazyCommands(HelpfulGroup):
@@ -60,15 +58,29 @@ class LazyCommands(HelpfulGroup):
 
     flags = (
         ("-h, --help", "Show this page."),
+        ("--help-all", "Show the options of gpubench without a command."),
         ("-V, --version", "Show the version."),
-        ("--install-completion [SHELL]", "Install completion for this shell, or for bash, zsh or fish."),
-        ("--show-completion [SHELL]", "Print the completion script of this shell, or of bash, zsh or fish."),
+        ("--install-completion [SHELL]", "Install completion for your shell."),
+        ("--show-completion [SHELL]", "Print the completion script."),
     )
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = {command.name: TyperCommand(command.name, short_help=command.summary) for command in COMMANDS}
         self.commands[BARE.name] = TyperCommand(BARE.name, hidden=True)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """List the commands in groups. One row has all collectives."""
+        first, *others = SUMMARIES
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for command in COMMANDS:
+            if command.module != "collective":
+                groups.setdefault(command.group, []).append((command.name, command.summary))
+            elif command.name == first:
+                groups[command.group].append((first, f"Measure all-reduce. Also: {', '.join(others)}."))
+        for name, records in groups.items():
+            with formatter.section(name):
+                formatter.write_dl([(names.ljust(_NAME_COLUMNS), summary) for names, summary in records])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the flags before the subcommand. Without a subcommand, parse all arguments as options of bare
@@ -86,6 +98,8 @@ class LazyCommands(HelpfulGroup):
         """Import the subcommand that the first argument names. Return its name, the command and the remaining
         arguments.
         """
+        if args[0] in _NOT_A_COMMAND and not ctx.resilient_parsing:
+            raise errors.UsageError(f"No such command '{args[0]}'.", next_step=_NOT_A_COMMAND[args[0]])
         name, _, rest = super().resolve_command(ctx, args)
         chosen = next((command for command in (BARE, *COMMANDS) if command.name == name), None)
         if chosen is None:
@@ -111,6 +125,7 @@ def typer_command(chosen: Command) -> Any:
 app = typer.Typer(
     name="gpubench",
     help=HELP,
+    epilog=EPILOG,
     cls=LazyCommands,
     add_completion=True,
     rich_markup_mode=None,  # Help with rich boxes takes twice as long

@@ -31,7 +31,14 @@ _EVERYWHERE: _Excluded = {
     "--exit-zero": (("--strict", "--exit-style"), "--exit-zero hides the codes that the other asks for"),
 }
 _BY_COMMAND: Mapping[str, _Excluded] = {
-    "topo": {"--from": (("--replay", "--simulate"), "both name a machine"), "--replay": (("--simulate",), _RECORDING)},
+    "topo": {
+        "--from": (("--replay", "--simulate"), "both name a machine"),
+        "--replay": (("--simulate",), _RECORDING),
+        "--software": (
+            ("--from", "--simulate", "--causes", "--profile", "--expect-gpus", "--gpus"),
+            "libraries are read from an environment or a recording",
+        ),
+    },
     "p2p": {
         "--replay": (("--simulate", "--record", "--sizes", "--pairs", "--as"), _RECORDING),
         "--as": (("--sizes", "--memory"), "nvbandwidth copies 512M of plain memory"),
@@ -44,7 +51,6 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
         "--backend": (("--simulate", "--replay"), "transfers by UCX are simulated"),
         "--pairs": (("--np",), "both select GPUs"),
     },
-    "libraries": {"--replay": (("--record",), _RECORDING)},
     "check": {
         "--replay": (("--simulate", "--record"), _RECORDING),
         "--quick": (("--full", "--kv", REQUIRE_PATH), "--quick measures nothing"),

@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -98,6 +99,7 @@ def run_and_exit(run: Callable[[LaunchedRank | None], int]) -> None:
     once.
     """
     _prepare_streams()
+    _replace_other_name()
     launch = _own_launch()
     speaks = launch is None or launch.rank == 0 or launch.rank >= launch.size
     with contextlib.ExitStack() as stack:
@@ -137,6 +139,21 @@ def _is_folder_gone() -> bool:
     except FileNotFoundError:
         return True
     return False
+
+
+_OTHER_NAMES = {"show": ["report"], "libraries": ["topo", "--software"]}
+
+
+def _replace_other_name() -> None:
+    """Replace another name of a command in `sys.argv`, for example `all_reduce_perf` of nccl-tests."""
+    at = 2 if sys.argv[1:2] == ["help"] else 1
+    for name in sys.argv[at : at + 1]:
+        collective = re.sub("[-_]", "", name.removesuffix("_perf"))
+        sys.argv[at : at + 1] = _OTHER_NAMES.get(name, [collective if collective in SUMMARIES else name])
+        if name == "libraries":
+            sys.stderr.write(
+                "gpubench: libraries is now gpubench topo --software; the next release drops the old name\n"
+            )
 
 
 def _own_launch() -> LaunchedRank | None:

@@ -138,9 +138,9 @@ class HelpfulGroup(TyperGroup):
         return switched_off(super().get_params(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
         with formatter.section("Options"):
             formatter.write_dl(self.flags)
-        self.format_commands(ctx, formatter)
 
 
 def option_names(parameter: Any) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gpubench.errors import UsageError, invalid_choice
 from gpubench.formats.registry import Presentation
-from gpubench.jobs.sources import Here, Recording, Replayed, Simulation, SimulationOptions, Source, choose_source
+from gpubench.jobs.sources import Recording, Simulation, SimulationOptions, Source, choose_source
 from gpubench.model.terms.options import (
     INPUT,
     JUDGE,
@@ -79,17 +79,6 @@ class MachinePlan(CommandPlan):
     @property
     def source(self) -> Source:
         return choose_source(self.timeout_s, simulation=self.simulation, replay=self.recording.replay)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibrariesPlan(CommandPlan):
-    recording: Recording = field(default_factory=Recording)
-    timeout_s: float = step_timeout("the answer of one library", default=30.0)
-
-    @property
-    def source(self) -> Here | Replayed:
-        replay = self.recording.replay
-        return Here(self.timeout_s) if replay is None else Replayed(replay)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +179,12 @@ class TopoPlan(MachinePlan):
     )
     causes: bool = flag(
         "Show, in place of the devices, causes of slow or host-staged paths, cures, and what could not be read.",
+        common=True,
+        group=OUTPUT,
+    )
+    software: bool = flag(
+        "Show, in place of the devices, NCCL, MPI, UCX, PyTorch and other libraries: version, place, which program "
+        "loads which.",
         common=True,
         group=OUTPUT,
     )

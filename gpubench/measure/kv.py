@@ -463,7 +463,7 @@ class KvRun(msgspec.Struct, kw_only=True):
                 seen=f"a process has loaded several copies of UCX: {', '.join(files)}",
                 expected="one copy of UCX per process",
                 cause="libraries that bring their own UCX, such as NIXL and Open MPI",
-                cure=Cure.of("gpubench libraries"),
+                cure=Cure.of("gpubench topo --software"),
             )
 
     def _failed(self, measured: Sequence[Measured]) -> Iterator[Finding]:

@@ -11,8 +11,6 @@ from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import group_by, shorten
 from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, worst_verdict
 
-SECTIONS = (LibraryRow.section, "findings")
-
 _FILES = (
     process.NCCL_LIB,
     process.RCCL_LIB,
@@ -40,7 +38,6 @@ class HostLibraries(Struct, frozen=True):
 
     facts: process.LibrariesFacts
     dma_buf: bool | None = None
-    dma_buf_unknown: str = ""
 
 
 class _Copy(Struct, frozen=True):
@@ -156,7 +153,7 @@ def _kernel_rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
         library_kind=LibraryKind.KERNEL,
         found=host.dma_buf,
         used_by=[f"{_RDMA}, where a NIC's driver takes it"],
-        note=host.dma_buf_unknown or None,
+        note="CUDA did not say" if host.dma_buf is None else None,
         origin=origin,
     )
     for module in host.facts.modules:

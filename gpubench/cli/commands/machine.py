@@ -1,4 +1,4 @@
-"""`gpubench topo`, `p2p` and `libraries`: the hardware and software of this machine, and how fast its GPUs copy."""
+"""`gpubench topo` and `p2p`: the hardware and software of this machine, and how fast its GPUs copy."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -8,7 +8,7 @@ import typer
 from gpubench.cli.exclusions import check_profile
 from gpubench.cli.signature import HelpPage, check_presentation, job_runner, make_app
 from gpubench.errors import UsageError
-from gpubench.jobs.plans import LibrariesPlan, MemoryKind, P2pPlan, TopoPlan
+from gpubench.jobs.plans import MemoryKind, P2pPlan, TopoPlan
 from gpubench.model.terms.commands import Command
 
 _TOPO = HelpPage(
@@ -19,12 +19,17 @@ _TOPO = HelpPage(
             "gpubench topo --simulate 'hgx-h100-8*16' --fault node3.gpu5:nvlink=12",
         ),
         ("Show what would make data take a slow path", "gpubench topo --causes"),
+        ("Show the libraries of this environment", "gpubench topo --software"),
         ("Show a file, e.g. of NCCL_TOPO_DUMP_FILE", "gpubench topo --from topo.xml"),
         ("Read two nodes of eight GPUs and keep the result", "mpirun -n 16 gpubench topo --output cluster.json"),
     ),
     """
 topo measures nothing. It shows GPUs, NVLinks and NICs, how they are wired, which GPU can access whose memory, and the
 limit of each pair. Under mpirun every node is read once, and nodes that differ from the others are named.
+
+With --software it shows NCCL, MPI, UCX, NVSHMEM, MSCCL++, PyTorch, nccl4py, CuPy, NIXL, Mooncake, and the kernel
+modules that let a NIC reach GPU memory. It loads each library in a separate process, and only reads the files of
+PyTorch, NIXL and Mooncake. Two NCCLs of different versions in one environment are a finding.
 """,
 )
 
@@ -51,28 +56,14 @@ nodes, disjoint pairs at the same time. Host memory, kernels, patterns and peer 
 """,
 )
 
-_LIBRARIES = HelpPage(
-    (
-        ("List the libraries of this environment", "gpubench libraries"),
-        ("Check all nodes of a job, and fail unless the verdict is PASS", "mpirun -n 16 gpubench libraries --strict"),
-        ("Write JSON", "gpubench libraries --format json"),
-        ("Show what --record wrote", "gpubench libraries --replay node7/"),
-    ),
-    """
-Libraries are NCCL, MPI, UCX, NVSHMEM, MSCCL++, PyTorch, nccl4py, CuPy, NIXL, Mooncake, and the kernel modules that let
-a NIC reach GPU memory. The report has the version and place of each, and which program would load which. Two NCCLs of
-different versions in one environment are a finding. Nothing is measured, and each library is loaded in a process of its
-own; PyTorch, NIXL and Mooncake are not loaded, their files are read.
-""",
-)
-
 
 def checked_topo(plan: TopoPlan) -> TopoPlan:
     """Return the plan with its presentation checked. Raises UsageError for a missing or invalid profile."""
+    from gpubench.model.results.backends import LIBRARY_SECTIONS
     from gpubench.model.results.topo import TOPO_SECTIONS
 
     check_profile(plan.profile)
-    return check_presentation(plan, TOPO_SECTIONS)
+    return check_presentation(plan, LIBRARY_SECTIONS if plan.software else TOPO_SECTIONS)
 
 
 def checked_p2p(plan: P2pPlan) -> P2pPlan:
@@ -99,7 +90,6 @@ def checked_p2p(plan: P2pPlan) -> P2pPlan:
 _APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
     "topo": make_app(_TOPO, TopoPlan, job_runner("gpubench.jobs.topo", checked_topo)),
     "p2p": make_app(_P2P, P2pPlan, job_runner("gpubench.jobs.p2p", checked_p2p), plots=True),
-    "libraries": make_app(_LIBRARIES, LibrariesPlan, job_runner("gpubench.jobs.libraries")),
 }
 
 

@@ -1,4 +1,4 @@
-"""Rows that compare backends, algorithms and settings of a collective, and the rows of `gpubench libraries`.
+"""Rows that compare backends, algorithms and settings of a collective, and the rows of `gpubench topo --software`.
 
 A candidate is a backend or a setting that can run the collective. The code calls it a way.
 """
@@ -569,6 +569,9 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     transports: Sequence[str] = ()  #: transport modules of UCX, such as cuda, ib or efa; plugins of NIXL
     note: str | None = None  #: remark on the row
     origin: Annotated[str, Origin]  #: origin of the values: measured or recorded
+
+
+LIBRARY_SECTIONS = (LibraryRow.section, "findings")
 
 
 WITHOUT_EFFECT = "request-without-effect"

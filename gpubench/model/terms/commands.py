@@ -19,6 +19,7 @@ class UnderTorchrun(StrEnum):
 class Command(NamedTuple):
     """A command of `gpubench`.
 
+    - `group`: the heading in `gpubench --help`
     - `module`: the module in `gpubench.cli.commands` whose `app(command)` returns the typer application
     - `page`: the module in `gpubench.formats.text` that prints the report
     - `main_section`: the section that formats show if they have room for only one
@@ -32,6 +33,7 @@ class Command(NamedTuple):
 
     name: str
     summary: str
+    group: str
     module: str
     under_torchrun: UnderTorchrun = UnderTorchrun.REFUSED
     page: str = "topo"
@@ -49,21 +51,24 @@ _ALONE = UnderTorchrun.ALONE
 
 TOPO = Command(
     "topo",
-    "Show GPUs, NVLinks and NICs, how they are wired, and the limit of each pair.",
+    "Show GPUs, NVLinks, NICs, the limit of each pair, and software.",
+    "Measure",
     "machine",
     _ALONE,
     findings_only=True,
 )
 P2P = Command(
     "p2p",
-    "Measure copies between every pair of GPUs: bandwidth, latency, path.",
+    "Measure copies between all pairs of GPUs: speed, latency, path.",
+    "Measure",
     "machine",
     page="p2p",
     streamed_section="pairs",
 )
 KV = Command(
     "kv",
-    "Measure KV-cache transfers between two processes: UCX's or NIXL's path, and why it is slow.",
+    "Measure KV-cache transfers between two processes (UCX, NIXL).",
+    "Measure",
     "kv",
     page="kv",
     main_section="kv",
@@ -71,16 +76,20 @@ KV = Command(
 )
 LIBRARIES = Command(
     "libraries",
-    "List the communication libraries that are installed, and who loads them.",
+    "Show the communication libraries of an environment.",
+    "",
     "machine",
     _ALONE,
     page="libraries",
     main_section="libraries",
     measures=False,
 )
+"""The report of `gpubench topo --software`."""
+
 CHECK = Command(
     "check",
-    "Check whether this machine or cluster is healthy, and as fast as its profile.",
+    "Check that a machine or cluster is healthy and fast.",
+    "Diagnose",
     "diagnose",
     page="check",
     main_section="findings",
@@ -94,7 +103,8 @@ BARE = CHECK._replace(
 
 SCAN = Command(
     "scan",
-    "Find slow, dead or hanging nodes, GPUs, NICs, rails and leaves in a large job.",
+    "Find slow or dead nodes, GPUs, NICs and switches in a cluster.",
+    "Diagnose",
     "diagnose",
     page="scan",
     main_section="cells",
@@ -102,7 +112,8 @@ SCAN = Command(
 )
 WATCH = Command(
     "watch",
-    "Show the live traffic of running jobs: direct, host-staged, over sockets.",
+    "Show which paths running jobs use: direct, host-staged, sockets.",
+    "Diagnose",
     "diagnose",
     _ALONE,
     page="watch",
@@ -111,7 +122,8 @@ WATCH = Command(
 )
 RUN = Command(
     "run",
-    "Run a job (torchrun, mpirun, srun, ...) with its logs on, and explain them.",
+    "Run a job with NCCL's and UCX's logs on, and explain them.",
+    "Diagnose",
     "diagnose",
     page="explain",
     main_section="paths",
@@ -121,7 +133,8 @@ RUN = Command(
 )
 EXPLAIN = Command(
     "explain",
-    "Read logs of NCCL, UCX and NIXL from any job: which path each connection took, and why.",
+    "Explain the paths in NCCL, UCX and NIXL logs of any job.",
+    "Diagnose",
     "diagnose",
     _ALONE,
     page="explain",
@@ -132,6 +145,7 @@ EXPLAIN = Command(
 COMPARE = Command(
     "compare",
     "Compare two results: what got slower, beyond the noise.",
+    "Results",
     "results",
     _ALONE,
     page="compare",
@@ -139,10 +153,13 @@ COMPARE = Command(
     is_gate=True,
     measures=False,
 )
-REPORT = Command("report", "Show a stored result in any format, or judge another program's table.", "results", _ALONE)
+REPORT = Command(
+    "report", "Show a stored result, or judge the table of another benchmark.", "Results", "results", _ALONE
+)
 COLLECTIVE = Command(
     "",
     "",
+    "Measure",
     "collective",
     UnderTorchrun.RANKS,
     page="collective",
@@ -154,7 +171,8 @@ COLLECTIVE = Command(
 
 OVERLAP = Command(
     "overlap",
-    "Measure how much a collective and computation slow each other down.",
+    "Measure how a collective and computation slow each other down.",
+    "Expert",
     "overlap",
     UnderTorchrun.RANKS,
     page="overlap",
@@ -164,7 +182,8 @@ OVERLAP = Command(
 )
 PLAN = Command(
     "plan",
-    "Predict what this fabric, or a fault in it, costs a training step.",
+    "Predict what this fabric, or a fault, costs a training step.",
+    "Expert",
     "plan",
     _ALONE,
     page="plan",
@@ -173,15 +192,16 @@ PLAN = Command(
 PROFILES = Command(
     "profiles",
     "List, show, match, check and learn profiles of healthy machines.",
+    "Setup",
     "profiles",
     _ALONE,
     writes_reports=False,
 )
 
-BEFORE_COLLECTIVES = (TOPO, P2P, KV, LIBRARIES, CHECK, SCAN, WATCH, RUN, EXPLAIN, COMPARE, REPORT)
-# In the order of --help. OVERLAP, PLAN and PROFILES come after the collectives.
-AFTER_COLLECTIVES = (OVERLAP, PLAN, PROFILES)
-_BY_NAME = {command.name: command for command in (*BEFORE_COLLECTIVES, *AFTER_COLLECTIVES)}
+# In the order of --help
+BEFORE_COLLECTIVES = (CHECK, SCAN, EXPLAIN, WATCH, RUN, TOPO, P2P, KV)
+AFTER_COLLECTIVES = (COMPARE, REPORT, OVERLAP, PLAN, PROFILES)
+_BY_NAME = {command.name: command for command in (*BEFORE_COLLECTIVES, LIBRARIES, *AFTER_COLLECTIVES)}
 
 
 def find_command(subject: str, collective: str | None = None) -> Command:
