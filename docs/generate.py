@@ -86,7 +86,7 @@ def help_of(*command: str) -> str:
 
 def commands() -> list[str]:
     """Return the subcommands, in the order in which --help lists them."""
-    return re.findall(r"^  ([a-z0-9]+)  ", help_of().partition("Commands:")[2], re.MULTILINE)
+    return [command.name for command in COMMANDS]
 
 
 def _page_of(command: Command) -> Page:

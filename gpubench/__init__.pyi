@@ -23,7 +23,6 @@ __all__ = [
     "explain",
     "gather",
     "kv",
-    "libraries",
     "load",
     "overlap",
     "p2p",
@@ -39,11 +38,96 @@ __all__ = [
     "watch",
 ]
 
+def check(
+    *,
+    deadline_s: float | None = None,
+    quick: Literal[True] | None = None,
+    full: Literal[True] | None = None,
+    kv: Literal[True] | None = None,
+    profile: One | None = None,
+    require_path: Several = None,
+    expect_gpus: int | None = None,
+    gpus: One | None = None,
+    hosts: One | None = None,
+    slurm: bool | None = None,
+    ranks_per_gpu: int | None = 1,
+    strict: Literal[True] | None = None,
+    output: Several = None,
+    save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
+    timeout: float | None = 120.0,
+    simulate: One | None = None,
+    fault: Several = None,
+    seed: int | None = 0,
+    replay: One | None = None,
+    record: One | None = None,
+) -> RunResult:
+    """Check that a machine or cluster is healthy and fast."""
+
+def scan(
+    *,
+    deadline_s: float | None = None,
+    backend: One | None = None,
+    quick: Literal[True] | None = None,
+    leaves: One | None = None,
+    rounds: One | None = None,
+    resume: One | None = None,
+    replay: One | None = None,
+    hostfile: One | None = None,
+    ranks_as_nodes: Literal[True] | None = None,
+    ranks_per_gpu: int | None = 1,
+    timeout: float | None = 10.0,
+    simulate: One | None = None,
+    fault: Several = None,
+    seed: int | None = 0,
+    strict: Literal[True] | None = None,
+    output: Several = None,
+    save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
+) -> RunResult:
+    """Find slow or dead nodes, GPUs, NICs and switches in a cluster."""
+
+def explain(
+    *files: str | os.PathLike[str],
+    deadline_s: float | None = None,
+    require_path: Several = None,
+    strict: Literal[True] | None = None,
+    output: Several = None,
+    save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
+) -> RunResult:
+    """Explain the paths in NCCL, UCX and NIXL logs of any job."""
+
+def watch(
+    *,
+    deadline_s: float | None = None,
+    interval: One | None = None,
+    for_: One | None = None,
+    until_traffic: Literal[True] | None = None,
+    hang: Literal[True] | None = None,
+    pid: Several = None,
+    job: One | None = None,
+    gpus: One | None = None,
+    require_path: Several = None,
+    strict: Literal[True] | None = None,
+    output: Several = None,
+    save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
+    timeout: float | None = 20.0,
+    simulate: One | None = None,
+    fault: Several = None,
+    seed: int | None = 0,
+    replay: One | None = None,
+    record: One | None = None,
+) -> RunResult:
+    """Show which paths running jobs use: direct, host-staged, sockets."""
+
 def topo(
     *,
     deadline_s: float | None = None,
     from_: One | None = None,
     causes: Literal[True] | None = None,
+    software: Literal[True] | None = None,
     profile: One | None = None,
     expect_gpus: int | None = None,
     gpus: One | None = None,
@@ -60,7 +144,7 @@ def topo(
     replay: One | None = None,
     record: One | None = None,
 ) -> RunResult:
-    """Show GPUs, NVLinks and NICs, how they are wired, and the limit of each pair."""
+    """Show GPUs, NVLinks, NICs, the limit of each pair, and software."""
 
 def p2p(
     *,
@@ -91,7 +175,7 @@ def p2p(
     replay: One | None = None,
     record: One | None = None,
 ) -> RunResult:
-    """Measure copies between every pair of GPUs: bandwidth, latency, path."""
+    """Measure copies between all pairs of GPUs: speed, latency, path."""
 
 def kv(
     *,
@@ -118,134 +202,7 @@ def kv(
     replay: One | None = None,
     record: One | None = None,
 ) -> RunResult:
-    """Measure KV-cache transfers between two processes: UCX's or NIXL's path, and why it is slow."""
-
-def libraries(
-    *,
-    deadline_s: float | None = None,
-    replay: One | None = None,
-    record: One | None = None,
-    timeout: float | None = 30.0,
-    strict: Literal[True] | None = None,
-    output: Several = None,
-    save_baseline: One | None = None,
-    exit_zero: Literal[True] | None = None,
-) -> RunResult:
-    """List the communication libraries that are installed, and who loads them."""
-
-def check(
-    *,
-    deadline_s: float | None = None,
-    quick: Literal[True] | None = None,
-    full: Literal[True] | None = None,
-    kv: Literal[True] | None = None,
-    profile: One | None = None,
-    require_path: Several = None,
-    expect_gpus: int | None = None,
-    gpus: One | None = None,
-    hosts: One | None = None,
-    slurm: bool | None = None,
-    ranks_per_gpu: int | None = 1,
-    strict: Literal[True] | None = None,
-    output: Several = None,
-    save_baseline: One | None = None,
-    exit_zero: Literal[True] | None = None,
-    timeout: float | None = 120.0,
-    simulate: One | None = None,
-    fault: Several = None,
-    seed: int | None = 0,
-    replay: One | None = None,
-    record: One | None = None,
-) -> RunResult:
-    """Check whether this machine or cluster is healthy, and as fast as its profile."""
-
-def scan(
-    *,
-    deadline_s: float | None = None,
-    backend: One | None = None,
-    quick: Literal[True] | None = None,
-    leaves: One | None = None,
-    rounds: One | None = None,
-    resume: One | None = None,
-    replay: One | None = None,
-    hostfile: One | None = None,
-    ranks_as_nodes: Literal[True] | None = None,
-    ranks_per_gpu: int | None = 1,
-    timeout: float | None = 10.0,
-    simulate: One | None = None,
-    fault: Several = None,
-    seed: int | None = 0,
-    strict: Literal[True] | None = None,
-    output: Several = None,
-    save_baseline: One | None = None,
-    exit_zero: Literal[True] | None = None,
-) -> RunResult:
-    """Find slow, dead or hanging nodes, GPUs, NICs, rails and leaves in a large job."""
-
-def watch(
-    *,
-    deadline_s: float | None = None,
-    interval: One | None = None,
-    for_: One | None = None,
-    until_traffic: Literal[True] | None = None,
-    hang: Literal[True] | None = None,
-    pid: Several = None,
-    job: One | None = None,
-    gpus: One | None = None,
-    require_path: Several = None,
-    strict: Literal[True] | None = None,
-    output: Several = None,
-    save_baseline: One | None = None,
-    exit_zero: Literal[True] | None = None,
-    timeout: float | None = 20.0,
-    simulate: One | None = None,
-    fault: Several = None,
-    seed: int | None = 0,
-    replay: One | None = None,
-    record: One | None = None,
-) -> RunResult:
-    """Show the live traffic of running jobs: direct, host-staged, over sockets."""
-
-def explain(
-    *files: str | os.PathLike[str],
-    deadline_s: float | None = None,
-    require_path: Several = None,
-    strict: Literal[True] | None = None,
-    output: Several = None,
-    save_baseline: One | None = None,
-    exit_zero: Literal[True] | None = None,
-) -> RunResult:
-    """Read logs of NCCL, UCX and NIXL from any job: which path each connection took, and why."""
-
-def compare(
-    *files: str | os.PathLike[str],
-    deadline_s: float | None = None,
-    base: Several = None,
-    new: Several = None,
-    against: One | None = None,
-    last: int | None = None,
-    threshold: float | None = None,
-    other_machine: Literal[True] | None = None,
-    collective: One | None = None,
-    strict: Literal[True] | None = None,
-    output: Several = None,
-    save_baseline: One | None = None,
-    exit_zero: Literal[True] | None = None,
-) -> RunResult:
-    """Compare two results: what got slower, beyond the noise."""
-
-def report(
-    *files: str | os.PathLike[str],
-    deadline_s: float | None = None,
-    machine: One | None = None,
-    nics: One | None = None,
-    collective: One | None = None,
-    strict: Literal[True] | None = None,
-    output: Several = None,
-    save_baseline: One | None = None,
-    exit_zero: Literal[True] | None = None,
-) -> RunResult:
-    """Show a stored result in any format, or judge another program's table."""
+    """Measure KV-cache transfers between two processes (UCX, NIXL)."""
 
 def allreduce(
     *,
@@ -671,6 +628,36 @@ def sendrecv(
 ) -> RunResult:
     """Measure send and receive around a ring: to the next rank, from the previous (pipelines)."""
 
+def compare(
+    *files: str | os.PathLike[str],
+    deadline_s: float | None = None,
+    base: Several = None,
+    new: Several = None,
+    against: One | None = None,
+    last: int | None = None,
+    threshold: float | None = None,
+    other_machine: Literal[True] | None = None,
+    collective: One | None = None,
+    strict: Literal[True] | None = None,
+    output: Several = None,
+    save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
+) -> RunResult:
+    """Compare two results: what got slower, beyond the noise."""
+
+def report(
+    *files: str | os.PathLike[str],
+    deadline_s: float | None = None,
+    machine: One | None = None,
+    nics: One | None = None,
+    collective: One | None = None,
+    strict: Literal[True] | None = None,
+    output: Several = None,
+    save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
+) -> RunResult:
+    """Show a stored result, or judge the table of another benchmark."""
+
 def overlap(
     *,
     deadline_s: float | None = None,
@@ -700,7 +687,7 @@ def overlap(
     save_baseline: One | None = None,
     exit_zero: Literal[True] | None = None,
 ) -> RunResult:
-    """Measure how much a collective and computation slow each other down."""
+    """Measure how a collective and computation slow each other down."""
 
 def plan(
     *files: str | os.PathLike[str],
@@ -734,4 +721,4 @@ def plan(
     save_baseline: One | None = None,
     exit_zero: Literal[True] | None = None,
 ) -> RunResult:
-    """Predict what this fabric, or a fault in it, costs a training step."""
+    """Predict what this fabric, or a fault, costs a training step."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tests.cli.running import environment, gpubench
 
-LAUNCHER = 'while [ "$1" != gpubench ]; do shift; done; exec "$@"'
+LAUNCHER = 'while [ $# -gt 0 ] && [ "$1" != gpubench ]; do shift; done; exec "$@"'
 _ASKING = """printf '%s\\0' "$PWD" "$@" > "$ASKING/asked"
 read -r code < "$ASKING/answered"
 cat "$ASKING/stdout"

@@ -112,7 +112,7 @@ def test_help_fits_eighty_columns_and_has_examples() -> None:
     for command in ("", *generate.commands()):
         text = generate.help_of(*command.split())
         assert max(map(len, text.splitlines())) <= 80, command
-        assert f"  gpubench {command or 'topo'}" in text.replace("  Start with:", ""), command
+        assert f"  gpubench {command or '--simulate'}" in text, command
 
 
 @pytest.mark.skipif(shutil.which("mandoc") is None, reason="no mandoc on this machine")

@@ -99,7 +99,7 @@ def run_and_exit(run: Callable[[LaunchedRank | None], int]) -> None:
     once.
     """
     _prepare_streams()
-    _replace_other_name()
+    typed_name = replace_other_name()
     launch = _own_launch()
     speaks = launch is None or launch.rank == 0 or launch.rank >= launch.size
     with contextlib.ExitStack() as stack:
@@ -107,6 +107,8 @@ def run_and_exit(run: Callable[[LaunchedRank | None], int]) -> None:
             nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
+        if typed_name == "libraries":
+            sys.stderr.write(f"gpubench: {_OLD_LIBRARIES}\n")
         code = _ended(run, launch)
     if code and not speaks:
         time.sleep(SECONDS_FOR_THE_FIRST_RANK)
@@ -141,19 +143,18 @@ def _is_folder_gone() -> bool:
     return False
 
 
+_OLD_LIBRARIES = "`libraries` is now `gpubench topo --software`. The next release drops the old name."
 _OTHER_NAMES = {"show": ["report"], "libraries": ["topo", "--software"]}
 
 
-def _replace_other_name() -> None:
-    """Replace another name of a command in `sys.argv`, for example `all_reduce_perf` of nccl-tests."""
+def replace_other_name() -> str:
+    """Replace another name of a command in `sys.argv`, for example `all_reduce_perf`. Return the typed name."""
     at = 2 if sys.argv[1:2] == ["help"] else 1
     for name in sys.argv[at : at + 1]:
         collective = re.sub("[-_]", "", name.removesuffix("_perf"))
         sys.argv[at : at + 1] = _OTHER_NAMES.get(name, [collective if collective in SUMMARIES else name])
-        if name == "libraries":
-            sys.stderr.write(
-                "gpubench: libraries is now gpubench topo --software; the next release drops the old name\n"
-            )
+        return name
+    return ""
 
 
 def _own_launch() -> LaunchedRank | None:

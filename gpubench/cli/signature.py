@@ -100,6 +100,7 @@ class HelpfulCommand(TyperCommand):
 
         is_whole = bool(ctx.meta.get(HELP_ALL))
         visible = [param for param in self.params if not getattr(param, "hidden", False)]
+        has_faults = any("--fault" in param.opts for param in visible)
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in GROUPS}
         for param in visible:
             is_argument = param.param_type_name == "argument"
@@ -108,17 +109,18 @@ class HelpfulCommand(TyperCommand):
                 groups[heading].append((option_names(param), option_help(param)))
         groups["Help"] = [("-h, --help", "Show this page.")]
         if self.page.common:
+            keys = " and the keys of --fault" if has_faults else ""
             count = sum(param.param_type_name == "option" for param in visible)
             groups["Help"] = [
-                ("-h, --help", "Show the common options."),
-                (HELP_ALL, f"Show all {count} options, more examples and the exit codes."),
+                ("-h, --help", "Show the common options." if is_whole else "Show this page."),
+                (HELP_ALL, "Show this page." if is_whole else f"Show all {count} options, more examples{keys}."),
             ]
         width = min(_NAME_COLUMNS, max(len(name) for records in groups.values() for name, _ in records))
         for name, records in groups.items():
             if records:
                 with formatter.section(name):
                     formatter.write_dl([(names.ljust(width), help_text) for names, help_text in records], col_max=width)
-        if is_whole and any("--fault" in param.opts for param in visible):
+        if is_whole and has_faults:
             from gpubench.model.profiles.fault import list_fault_keys
 
             with formatter.section(FAULT_HEADING):

@@ -190,8 +190,7 @@ class SimulationOptions:
     )
     fault: list[str] | None = option(
         "WHERE:KEY=VALUE",
-        "Break a part of the simulated machine, counted from 0: node3.gpu5:nvlink=12. --help-all lists the keys. "
-        "Repeatable.",
+        "Break a part of the simulated machine, e.g. node3.gpu5:nvlink=12. Indices start at 0. Repeatable.",
         completed_as="fault",
         common=True,
     )

@@ -67,7 +67,7 @@ def _own_snapshots(rank: RankPlace) -> "list[Snapshot]":
 
 
 def _own_libraries(plan: TopoPlan, host: str | None = None) -> "list[LibrariesFacts]":
-    """Return the libraries of this host if --software or --record needs them. In a recording, None selects all hosts."""
+    """Return the libraries of this host if --software or --record needs them. None selects all recorded hosts."""
     source = plan.source
     if isinstance(source, Here) and (plan.software or plan.recording.record is not None):
         from gpubench.backends.libraries import read_libraries

@@ -83,7 +83,7 @@ def write_libraries(directory: Path, hosts: Sequence[LibrariesFacts]) -> None:
 
 def read_libraries(directory: Path) -> list[LibrariesFacts]:
     """Read each host's libraries from a recording. Raise UsageError if they are missing or unreadable."""
-    lines = read_samples(directory, _LIBRARIES, "libraries")
+    lines = read_samples(directory, _LIBRARIES, "topo")
     hosts = []
     with add_advice(reason=_REASON, next_step=_ADVICE):
         for line, where in lines:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app, typer_command
 from gpubench.cli.commands.profiles import HELP as HELP_OF_PROFILES
-from gpubench.cli.process import COMMANDS
+from gpubench.cli.process import COMMANDS, replace_other_name
 from gpubench.model.profiles.fault import FAULT_KEYS, list_fault_keys
 from gpubench.model.terms.commands import BARE, Command
 from gpubench.model.terms.options import GROUPS
@@ -104,6 +105,46 @@ def test_other_ways_to_ask_for_the_help_of_a_command(words: tuple[str, ...]) -> 
     assert shown(*words) == shown("allreduce", "--help")
 
 
+OTHER_NAMES = {
+    "show": "report",
+    "all-reduce": "allreduce",
+    "all_reduce": "allreduce",
+    "all_reduce_perf": "allreduce",
+    "all_gather_perf": "allgather",
+    "reduce_scatter_perf": "reducescatter",
+    "broadcast_perf": "broadcast",
+    "reduce_perf": "reduce",
+    "alltoall_perf": "alltoall",
+    "gather_perf": "gather",
+    "scatter_perf": "scatter",
+    "sendrecv_perf": "sendrecv",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_other_names_of_a_command_are_understood(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["gpubench", name, "-h"], ["gpubench", "help", name]):
+        monkeypatch.setattr("sys.argv", words)
+        assert replace_other_name() == name
+        assert OTHER_NAMES[name] in sys.argv
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"), [("version", "--version"), ("doctor", "check"), ("list", "profiles list")]
+)
+def test_a_word_that_is_no_command_gets_a_hint(word: str, instead: str) -> None:
+    result = gpubench(word)
+    assert (result.returncode, f"try:      gpubench {instead}" in result.stderr) == (2, True)
+
+
+def test_the_first_page_has_five_groups_and_fits_a_screen() -> None:
+    lines = shown("--help").splitlines()
+    headings = [line.removesuffix(":") for line in lines if re.fullmatch(r"[A-Z][a-z]+:", line)]
+    assert headings == ["Diagnose", "Measure", "Results", "Expert", "Setup", "Options"]
+    assert len(lines) <= 50
+    assert all(re.search(rf"\b{command.name}\b", shown("--help")) for command in COMMANDS)
+
+
 def test_help_of_the_program_and_of_the_command_without_a_name() -> None:
     assert shown("help") == shown("--help") == shown("-h")
     assert shown("--help-all") == shown("--quick", "--help-all")
@@ -138,7 +179,7 @@ def test_json_is_a_short_form_of_its_format(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("command", ["p2p", "kv", "scan", "watch"])
 def test_every_key_of_faults_is_in_the_help_of_the_commands_that_know_it(command: str) -> None:
     text = shown(command, "--help-all")
-    assert "--help-all lists the keys" in " ".join(shown("topo", "--help").split())
+    assert "the keys of --fault" in " ".join(shown("topo", "--help").split())
     told = " ".join(text.partition("\nKeys of --fault:\n")[2].split())
     for part, keys in list_fault_keys(command):
         assert f"{part} {keys}" in told

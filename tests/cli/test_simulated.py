@@ -365,8 +365,8 @@ def test_groups_that_disturb_each_other_are_refused(machine: str, split: str, wh
     assert why in result.stderr
 
 
-READ_FILES = {"explain", "compare", "report", "libraries", "profiles", "run"}
-"""Commands that read files, logs, what is installed or the user's own job: nothing there can be simulated."""
+READ_FILES = {"explain", "compare", "report", "profiles", "run"}
+"""Commands that read files, logs or the user's own job: nothing there can be simulated."""
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

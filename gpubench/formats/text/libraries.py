@@ -10,7 +10,7 @@ from gpubench.model.terms.units import group_by
 
 _TITLES = {
     LibraryKind.LIBRARY: "libraries",
-    LibraryKind.PACKAGE: "packages of Python",
+    LibraryKind.PACKAGE: "Python packages",
     LibraryKind.KERNEL: "ways into GPU memory (GPUDirect)",
 }
 _COLUMNS = (

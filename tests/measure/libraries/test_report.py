@@ -1,4 +1,4 @@
-"""The report of `gpubench libraries`."""
+"""The report of `gpubench topo --software`."""
 
 from typing import Any
 
@@ -32,8 +32,7 @@ def host(name: str = "node0", **values: Any) -> LibrariesFacts:
 
 
 def report(*facts: LibrariesFacts, dma_buf: bool | None = None) -> Report:
-    reason = "" if dma_buf is not None else "CUDA did not say"
-    return report_on_libraries([HostLibraries(fact, dma_buf, reason) for fact in facts], Origin.MEASURED)
+    return report_on_libraries([HostLibraries(fact, dma_buf) for fact in facts], Origin.MEASURED)
 
 
 def rows(found: Report) -> dict[str, LibraryRow]:
