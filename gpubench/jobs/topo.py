@@ -137,7 +137,7 @@ def _report_libraries(place: Place, machines: "Machines", libraries: "Sequence[L
         options={"strict": plan.strict, "timeout_s": plan.timeout_s, "python": [facts.python for facts in libraries]},
     )
     place.presenter.begin(metadata, ())
-    exports = {snapshot.host: snapshot.gpudirect and snapshot.gpudirect.dma_buf for snapshot in machines.snapshots}
+    exports = {snapshot.host: snapshot.gpudirect.dma_buf for snapshot in machines.snapshots}
     hosts = [HostLibraries(facts, exports.get(facts.host)) for facts in libraries]
     return report_on_libraries(hosts, machines.origin)
 
