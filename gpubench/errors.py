@@ -13,11 +13,15 @@ WRONG_USAGE = 2
 COULD_NOT_MEASURE = 3
 INTERRUPTED = 130  # 128 plus the number of SIGINT, as in shells
 
+DISTRIBUTION = "gpubench-cluster"  # the name on PyPI, where "gpubench" is another project
+UPGRADE = f"pip install --upgrade {DISTRIBUTION}"
+
 _TEXTS = ("seen", "expected", "reason", "next_step", "where")
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 _ELSEWHERE = "--output FILE and --record DIR write elsewhere"
 _TRY_MPI = "`mpirun -n 2 hostname` shows whether MPI works here at all"
-_INSTALL_CUDA = "pip install 'gpubench[cuda12]' or '[cuda13]'"
+_INSTALL_MPI = f"pip install '{DISTRIBUTION}[local]'"
+_INSTALL_CUDA = f"pip install '{DISTRIBUTION}[cuda12]' or '[cuda13]'"
 
 
 class GpubenchError(Exception):
@@ -332,7 +336,7 @@ def missing_mpi_launcher() -> CouldNotMeasureError:
         "no mpirun was found beside this Python or on PATH",
         expected="Open MPI or MPICH, which starts one process a rank",
         reason="gpubench brings no MPI of its own unless asked: a cluster's own MPI must not be shadowed",
-        next_step="pip install 'gpubench[local]' on a laptop or in CI; `module load openmpi` on a cluster",
+        next_step=f"{_INSTALL_MPI} on a laptop or in CI; `module load openmpi` on a cluster",
     )
 
 
@@ -349,7 +353,7 @@ def missing_mpi_library(detail: str) -> CouldNotMeasureError:
         f"mpi4py cannot load an MPI library: {detail}",
         expected="libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH) that the dynamic loader finds",
         reason="the environment module or the `local` extra is missing in this shell",
-        next_step="pip install 'gpubench[local]', `module load openmpi`, or set MPI4PY_LIBMPI=/path/libmpi.so.40",
+        next_step=f"{_INSTALL_MPI}, `module load openmpi`, or set MPI4PY_LIBMPI=/path/libmpi.so.40",
     )
 
 
@@ -384,7 +388,7 @@ def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:
     """Return the error for a missing CuPy. `cuda_major` is the newest CUDA version that the driver supports, if
     known.
     """
-    install = f"pip install 'gpubench[cuda{cuda_major}]'" if cuda_major in (12, 13) else _INSTALL_CUDA
+    install = f"pip install '{DISTRIBUTION}[cuda{cuda_major}]'" if cuda_major in (12, 13) else _INSTALL_CUDA
     return CouldNotMeasureError(
         "CuPy is not installed, and GPUs are driven through it",
         expected="cupy-cuda12x or cupy-cuda13x, whichever the driver runs",
@@ -411,7 +415,7 @@ def no_kernels(detail: str) -> CouldNotMeasureError:
 
 def cupy_of_wrong_cuda(built_for: str, driver_runs: str) -> CouldNotMeasureError:
     built_major, runs_major = (int(each.split(".")[0]) for each in (built_for, driver_runs))
-    advice = f"pip uninstall -y cupy-cuda{built_major}x && pip install 'gpubench[cuda{runs_major}]'"
+    advice = f"pip uninstall -y cupy-cuda{built_major}x && pip install '{DISTRIBUTION}[cuda{runs_major}]'"
     return CouldNotMeasureError(
         f"CuPy is built for CUDA {built_for}, the driver runs CUDA {driver_runs}",
         expected="a CuPy of the driver's major version or older",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from msgspec import Struct
 
-from gpubench.errors import UsageError
+from gpubench.errors import UPGRADE, UsageError
 from gpubench.model.terms.plain import from_plain, is_nested_deeper, to_plain
 from gpubench.readers import limits
 
@@ -394,7 +394,7 @@ def check_version(version: int, known: int, where: str) -> None:
             f"{where}: schema_version {version}",
             expected=f"{known}, which this gpubench reads",
             reason="a newer gpubench recorded it",
-            next_step="pip install --upgrade gpubench",
+            next_step=UPGRADE,
         )
 
 

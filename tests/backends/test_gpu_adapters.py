@@ -133,7 +133,7 @@ def test_what_keeps_a_gpu_from_use_is_named(
 
 
 def test_a_cupy_too_new_is_answered_with_the_right_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for driver, advice in ((12040, "gpubench[cuda12]"), (11080, "update the NVIDIA driver")):
+    for driver, advice in ((12040, "gpubench-cluster[cuda12]"), (11080, "update the NVIDIA driver")):
         cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1, driver=driver))
         with pytest.raises(CouldNotMeasureError) as caught:
             cuda.open_device(0, 1, "n0", Driver())

@@ -225,7 +225,7 @@ def test_of_gpus_that_cuda_hides_none_is_waited_for(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_machine_with_neither_gpu_nor_mpi_is_shown_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = "gpubench: error: no mpirun was found\n  try:      pip install 'gpubench[local]'"
+    words = "gpubench: error: no mpirun was found\n  try:      pip install 'gpubench-cluster[local]'"
     monkeypatch.setattr(check, "module_command", lambda *_: ["sh", "-c", f'echo "{words}" >&2; exit 3'])
     node = Topology(replace(snapshots(parse_machine("hgx-h200-4"))[0], gpus=()))
     found = measured(Depth.BRIEF, [node], ChildCommands([node], Depth.BRIEF, 20.0))

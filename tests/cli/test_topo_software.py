@@ -61,7 +61,7 @@ def test_a_recording_of_topo_holds_them(tmp_path: Path) -> None:
     (folder / "libraries.jsonl").write_text(json.dumps({**json.loads(lines), "schema_version": 2}) + "\n")
     newer = gpubench("topo", "--software", "--replay", str(folder))
     assert (newer.returncode, "line 1: schema_version 2" in newer.stderr) == (2, True)
-    assert "pip install --upgrade gpubench" in newer.stderr
+    assert "pip install --upgrade gpubench-cluster" in newer.stderr
 
 
 def test_a_recording_without_them_says_what_to_type() -> None:

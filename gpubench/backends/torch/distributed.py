@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from msgspec import Struct
 
 from gpubench.backends.mpi.group import host_name, measure_clock_offset
-from gpubench.errors import CouldNotMeasureError
+from gpubench.errors import DISTRIBUTION, CouldNotMeasureError
 from gpubench.machine.environment import mapped_files
 from gpubench.model.facts.environment import LaunchedRank
 from gpubench.model.terms.statistics import ClockOffset
@@ -130,7 +130,7 @@ def check_installed() -> None:
             "torch is not installed in this Python",
             expected="PyTorch for --backend torch:...; it is the user's own that is measured, so none is brought along",
             reason="gpubench runs in another environment than the training",
-            next_step=f"pip install gpubench in the environment that has torch; {_WITHOUT}",
+            next_step=f"pip install {DISTRIBUTION} in the environment that has torch; {_WITHOUT}",
         )
 
 

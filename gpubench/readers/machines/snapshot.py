@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpubench.errors import UsageError
+from gpubench.errors import UPGRADE, UsageError
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import SNAPSHOT_VERSION, Snapshot
 from gpubench.model.paths.topology import PATH_CLASSES, PCIE, SELF, XGMI
@@ -236,7 +236,7 @@ def _check_version(document: dict[str, Any], name: str) -> None:
             f"{name}: the snapshot has schema_version {version}",
             expected=f"at most {SNAPSHOT_VERSION}, which this gpubench reads",
             reason="a newer gpubench recorded it",
-            next_step="pip install --upgrade gpubench",
+            next_step=UPGRADE,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from msgspec import Struct
 
-from gpubench.errors import UsageError, add_advice
+from gpubench.errors import UPGRADE, UsageError, add_advice
 from gpubench.model.results import result_file
 from gpubench.model.results.kv import KvRow
 from gpubench.model.results.overlap import OverlapRow
@@ -67,7 +67,7 @@ def check_version(version: Any, name: str) -> None:
             f"{name} is of schema version {version}",
             expected=f"{SCHEMA_VERSION} at most, which is what this gpubench knows",
             reason="a newer gpubench wrote it, and its rows may mean something else",
-            next_step="pip install --upgrade gpubench",
+            next_step=UPGRADE,
         )
 
 

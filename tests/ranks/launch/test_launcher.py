@@ -79,7 +79,7 @@ def test_no_mpirun_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path))
     with pytest.raises(CouldNotMeasureError, match="no mpirun") as caught:
         find_launcher(str(tmp_path))
-    assert "gpubench[local]" in caught.value.next_step
+    assert "gpubench-cluster[local]" in caught.value.next_step
 
 
 def test_an_unknown_mpirun_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
