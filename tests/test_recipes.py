@@ -302,15 +302,21 @@ def test_the_nagios_command_ends_as_a_plugin(machine: str, code: int, word: str,
 
 
 @pytest.mark.parametrize(
-    ("schema", "name"), [("vendor.github-workflows", "github-actions.yml"), ("vendor.gitlab-ci", "gitlab-ci.yml")]
+    ("schema", "path"),
+    [
+        ("github-workflows", "docs/recipes/github-actions.yml"),
+        ("github-workflows", ".github/workflows/release.yml"),
+        ("github-actions", "action.yml"),
+        ("gitlab-ci", "docs/recipes/gitlab-ci.yml"),
+    ],
 )
 def test_jobs_of_hosted_ci_have_the_form_that_is_published(
-    schema: str, name: str, capsys: pytest.CaptureFixture[str]
+    schema: str, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In this process: most of the time is imports."""
     program = pytest.importorskip("check_jsonschema")
     with pytest.raises(SystemExit) as ended:
-        program.main(["--builtin-schema", schema, str(RECIPES / name)])
+        program.main(["--builtin-schema", f"vendor.{schema}", str(ROOT / path)])
     assert ended.value.code == 0, capsys.readouterr().out
 
 
