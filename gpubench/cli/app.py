@@ -191,13 +191,15 @@ def _output_ended(error: errors.OutputError | None, style: "ExitStyle | None") -
 def _exit_style() -> "ExitStyle | None":
     """Return the --exit-style in `sys.argv`, even if other arguments cannot be parsed.
 
-    `run` has none, since a failed job keeps its exit code. Its arguments are the job's.
+    The arguments of the job of `gpubench run` do not count. Only `--` shows where they begin.
     """
-    if sys.argv[1:2] == ["run"] or not any("exit-style" in argument for argument in sys.argv):
+    end = sys.argv.index("--") if "--" in sys.argv else 1 if sys.argv[1:2] == ["run"] else None
+    own = sys.argv[1:end]
+    if not any("exit-style" in argument for argument in own):
         return None
     from gpubench.formats.registry import EXIT_STYLE, ExitStyle
 
-    for argument, following in pairwise([*sys.argv[1:], ""]):
+    for argument, following in pairwise([*own, ""]):
         name, _, value = argument.partition("=")
         if name == EXIT_STYLE and (value or following) in tuple(ExitStyle):
             return ExitStyle(value or following)

@@ -346,6 +346,8 @@ def _explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> boo
     if cause.severity is Verdict.SKIP and effect.severity is Verdict.SKIP:
         explains_path = effect.id == HOST_STAGED and _fact_explains(cause.id, place, nvlinked=nvlinked)
         return explains_path or _is_implied(cause, effect)
+    if cause.severity is Verdict.ERROR and effect.severity is Verdict.ERROR:
+        return _is_implied(cause, effect)
     if cause.severity not in _ROOT_VERDICTS or effect.severity in (Verdict.SKIP, Verdict.ERROR):
         return False
     if _is_implied(cause, effect):

@@ -102,6 +102,7 @@ DRIVER = Family.of(
         comment="Running nvidia-smi may hang the same way.",
         link=_XID,
         look=lambda run: _failures(run, lambda failure, _: failure.timed_out),
+        implies=("not-measured",),
     ),
     Condition(
         id="cuda-refuses",
@@ -135,6 +136,7 @@ DRIVER = Family.of(
         comment="For a container: docker run --gpus all.",
         link="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
         look=node_detector(_missing),
+        implies=("not-measured",),
     ),
     Condition(
         id="topology-text-cut",

@@ -4,6 +4,7 @@
 """
 
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -228,7 +229,10 @@ def _without_logs(job: Sequence[str], logs: JobLogs, ending: Finding | None) -> 
     reason, next_step = _way_to_processes(job, logs)
     seconds, expected = time.time() - logs.started, f"a log of every process that uses NCCL or UCX, in {logs.folder}"
     if ending is None:
-        seen, cure = f"processes of the job ran for {seconds:.0f} s, and no log appeared", Cure.of(next_step)
+        seen = f"processes of the job ran for {seconds:.0f} s, and no log appeared"
+        cure = Cure.of(
+            next_step, comment="It sets the variables where the processes start. Hosts must share the folder."
+        )
         return Finding("no-logs", Verdict.ERROR, "the job", seen, expected, reason, cure)
     seen = f"{ending.seen} after {seconds:.0f} s, and no log appeared"
     cause = f"it ended before NCCL started, and its own messages stand above; otherwise {reason}"
@@ -242,7 +246,7 @@ _WAYS = {
     "srun": ("SLURM_EXPORT_ENV or --export keeps variables away", "gpubench run -- srun --export=ALL ..."),
     "sudo": ("sudo clears the environment", f"sudo --preserve-env={DEBUG},{DEBUG_SUBSYSTEMS},{DEBUG_FILE} ..."),
     "ssh": ("ssh passes no variables on", 'ssh HOST "env $(xargs < {file}) COMMAND"'),
-    "ray": ("Ray's workers have the environment of `ray start`", "set the variables of {file} before `ray start`"),
+    "ray": ("Ray's workers have the environment of `ray start`", "set -a; . {file}; set +a; ray start ..."),
     **dict.fromkeys(
         ("mpirun", "mpiexec"),
         (
@@ -255,11 +259,12 @@ _WAYS = {
 
 _ANY_LAUNCHER = (
     "the launcher clears the environment (env -i), a host lacks this folder, or the job uses no NCCL (one GPU, Gloo)",
-    "set the variables of {file} in the job's script, or --logs on a folder that all hosts share",
+    "set -a; . {file}; set +a",
 )
 
 
 def _way_to_processes(job: Sequence[str], logs: JobLogs) -> tuple[str, str]:
     words = {Path(word).name for text in job for word in text.split()}
     reason, next_step = next((way for name, way in _WAYS.items() if name in words), _ANY_LAUNCHER)
-    return reason, next_step.format(file=logs.variables_file, folder=logs.folder)
+    file, folder = shlex.quote(str(logs.variables_file)), shlex.quote(str(logs.folder))
+    return reason, next_step.format(file=file, folder=folder)

@@ -372,3 +372,12 @@ def test_copies_of_healthy_simulated_nodes_are_made_once(monkeypatch: pytest.Mon
     assert len({len(own) for own in rows.values()}) == 1
     assert [row.bandwidth_gb_s for row in rows["node4"]] == [row.bandwidth_gb_s for row in rows["node0"]]
     assert [row.bandwidth_gb_s for row in rows["node2"]] != [row.bandwidth_gb_s for row in rows["node0"]]
+
+
+@pytest.mark.parametrize("fault", ["driver_missing=yes", "silent=nvml"])
+def test_a_driver_that_is_down_is_the_one_finding_of_all_that_was_not_measured(fault: str) -> None:
+    result = gpubench("check", "--simulate", "hgx-h100-8", "--fault", f"node0:{fault}", "--format", "json")
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert (result.returncode, finding["severity"]) == (3, "ERROR")
+    assert finding["id"].startswith("driver-")
+    assert [line.split(": ")[1] for line in finding["consequences"]] == ["peer copies", "host copies", "all-reduce"]

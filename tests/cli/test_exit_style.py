@@ -99,6 +99,7 @@ def test_a_script_that_drains_nodes_gets_the_decision_and_the_whole_reason(
     assert (result.returncode, result.stdout.count("\n")) == (code, 1), result.stdout
     assert result.stdout.startswith(line)
     assert len(result.stdout) <= len("unknown: ") + 240
+    assert "..." not in result.stdout
     npd = gpubench(*arguments, "--exit-style", "npd")
     assert npd.returncode == code, "node-problem-detector and Slurm have one policy"
 
@@ -147,6 +148,8 @@ def test_every_verdict_has_a_code() -> None:
         (["topo", "--exit-style"], None),
         (["topo", "nagios"], None),
         (["run", "--", "gpubench", "check", "--exit-style", "nagios"], None),  # The option of the job
+        (["run", "./job", "--exit-style", "nagios"], None),
+        (["run", "--exit-style", "nagios", "--", "./job"], ExitStyle.NAGIOS),
     ],
 )
 def test_the_style_is_found_before_options_are_read(

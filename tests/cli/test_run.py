@@ -280,7 +280,7 @@ def test_hosts_that_share_a_folder_are_explained_together(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "reason", "next_step"),
     [
-        (("env", "-i", "sh", "-c", ":"), "the launcher clears the environment", "variables of FOLDER/.env"),
+        (("env", "-i", "sh", "-c", ":"), "the launcher clears the environment", "set -a; . FOLDER/.env; set +a"),
         (("sh", "-c", ": docker run image"), "a container has its own", "docker run --env-file FOLDER/.env -v FOLDER:"),
         (("sh", "-c", ": mpirun -n 16 x"), "only if -x names it", "mpirun -x NCCL_DEBUG -x NCCL_DEBUG_SUBSYS"),
         (("sh", "-c", ": /usr/bin/srun x"), "SLURM_EXPORT_ENV", "gpubench run -- srun --export=ALL"),
