@@ -2,7 +2,7 @@
 
 Every command is also a function that returns a RunResult, such as `gpubench.allreduce(simulate="hgx-h100-8")`.
 `dir(gpubench)` lists the functions, and `help(gpubench.allreduce)` shows the parameters.
-docs/how-to/python.md has examples.
+docs/how-to/notebook.md has examples.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Every example of the README and of pages is run, and what they show is what comes out.
 
-A block that begins with `$ gpubench` shows a command and its output; a line `...` stands for lines left out. Lines of a
-bash block are commands; of a launcher's the program is run, and what needs GPUs runs on a simulated machine, on which
-ranks that would share a GPU have one each.
+A block that begins with `$ gpubench`, or with variables before it, shows a command and its output; a line `...` stands
+for lines left out. Lines of a bash block are commands. What needs GPUs runs on a simulated machine, on which ranks that
+would share a GPU have one each. A job of `gpubench run` is one that leaves recorded logs.
 """
 
 import re
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import shells
-from tests.cli.running import ROOT, gpubench
+from tests.cli.running import ROOT, environment, gpubench
 from tests.fakes.nccl_tests import Half, Output, Result
 
 PAGES = (
@@ -24,10 +24,14 @@ PAGES = (
 STAND_INS = {
     "mpirun": shells.LAUNCHER,
     "srun": shells.LAUNCHER,
+    "docker": shells.LAUNCHER,
+    "sudo": shells.LAUNCHER,
+    "vllm": "exit 0",
     "all_reduce_perf": f"cat {ROOT}/tests/results/h200x4/all_reduce.txt",
 }
 """What stands in for programs that are not here."""
 
+JOB = ("bash", "-c", f'cp {ROOT}/tests/logs/h200x4-normal/* "$(dirname "$NCCL_DEBUG_FILE")"')
 HERE = ("--simulate", "hgx-h100-8")
 GAP = "..."
 
@@ -86,8 +90,9 @@ def fill(folder: Path) -> None:
 
 @pytest.mark.parametrize(("page", "command", "output"), SHOWN, ids=[f"{page}: {text[:60]}" for page, text, _ in SHOWN])
 def test_what_is_shown_comes_out(page: str, command: str, output: str) -> None:
-    words = shlex.split(command.partition("gpubench ")[2])
-    printed = gpubench(*words).stdout
+    variables, _, arguments = command.partition("gpubench ")
+    changed = dict(each.split("=", 1) for each in variables.split())
+    printed = gpubench(*shlex.split(arguments), env=environment(**changed)).stdout
     position = 0
     for part in re.split(rf"^{re.escape(GAP)}\n", output, flags=re.MULTILINE):
         found = printed.find(part, position)
@@ -111,6 +116,8 @@ def test_examples_run(page: str, number: int, folder: Path, tmp_path: Path) -> N
 def on_a_machine(arguments: Sequence[str]) -> list[str]:
     """The arguments, on a simulated machine where they ask for no other and need GPUs."""
     words = [each.replace("--ranks-per-gpu", "--np") for each in arguments]
+    if words[:1] == ["run"]:
+        return [*words[: words.index("--") + 1], *JOB]
     if {*words[:1]} & {"explain", "compare", "report", "profiles"} or {"--simulate", "--replay", "--from"} & {*words}:
         return words
     return [*words, *(("--simulate", "hgx-h100-8*8") if words[:1] == ["scan"] else HERE)]

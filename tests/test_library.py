@@ -176,7 +176,7 @@ def test_the_page_of_the_library_is_python_that_works(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pandas")
-    text = (Path(ROOT) / "docs/how-to/python.md").read_text(encoding="utf-8")
+    text = (Path(ROOT) / "docs/how-to/notebook.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(examples) == 5
     monkeypatch.chdir(tmp_path)
@@ -184,7 +184,7 @@ def test_the_page_of_the_library_is_python_that_works(
     names: dict[str, object] = {}
     for example in examples:
         if ".plot(" not in example or find_spec("matplotlib"):
-            exec(compile(example, "library.md", "exec"), names)
+            exec(compile(example, "notebook.md", "exec"), names)
     assert "nvlink-down" in capsys.readouterr().out
 
 

@@ -326,9 +326,9 @@ def test_the_job_for_kubernetes_has_the_form_that_is_published() -> None:
     validate.validate(job, validate.latest_version(), strict=True)
 
 
-def test_every_recipe_is_listed_with_what_was_not_run() -> None:
+def test_every_recipe_is_listed() -> None:
     text = (RECIPES / "README.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| \[([\w./-]+)\]\(\1\) \|.+\|.*\| .+ \|$", text, re.MULTILINE)
+    listed = re.findall(r"^\| \[([\w./-]+)\]\(\1\) \| .+ \|$", text, re.MULTILINE)
     assert sorted(listed) == sorted(str(path.relative_to(RECIPES)) for path in FILES)
 
 
