@@ -382,7 +382,7 @@ def test_the_docs_show_what_it_prints() -> None:
 def test_the_gate_of_the_docs_ends_a_job_that_is_staged(tmp_path: Path) -> None:
     """The script as it stands there; `srun` stands in for itself, and what it starts for a job and for its traffic."""
     text = (ROOT / "docs/how-to/running-job.md").read_text()
-    script = text.partition("```bash\n#!/bin/bash\n")[2].partition("```")[0]
+    script = text.partition("```sh\n#!/bin/bash\n")[2].partition("```")[0]
     stand_in = """#!/bin/bash
 case "$*" in *gpubench*) ;; *) exec sleep 3600;; esac
 [ $TRAFFIC = refused ] && exit 1
