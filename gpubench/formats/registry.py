@@ -218,7 +218,7 @@ class Presentation:
         completed_as="format",
         common=True,
     )
-    json: bool = flag("Same as --format json.", common=True)
+    json: bool = flag("Same as --format json.", hidden=True)
     output: list[str] | None = option(
         "FILE",
         f"Also write the result to this file, in the format of its suffix ({', '.join(SUFFIXES)}). A folder (results/) "
@@ -235,7 +235,9 @@ class Presentation:
         "NAME",
         "Which section to write as CSV (default: the main one). With prometheus, pairs adds every GPU pair.",
     )
-    wide: bool = flag("Add to each line of CSV the run it belongs to: id, time, hosts, GPUs, driver, NCCL.")
+    wide: bool = flag(
+        "Add to each line of CSV the run it belongs to: id, time, hosts, GPUs, driver, NCCL.", hidden=True
+    )
     color: Color = option(
         "|".join(Color),
         "When to color the table.",
@@ -244,7 +246,7 @@ class Presentation:
         completed_as="color",
     )
     width: int | None = option("N", "Width of the table in columns (default: the terminal's, otherwise 100).", min=40)
-    summary: bool = flag("Print only the last line: verdict, and cause or best figures.")
+    summary: bool = flag("Print only the last line: verdict, and cause or best figures.", hidden=True)
     verbose: bool = flag("Print every GPU, library and setting in the header.", name="--verbose -v")
     quiet: bool = flag("Print only findings and the last line, without progress.", name="--quiet -q")
     no_progress: bool = flag("Do not show progress.")

@@ -218,7 +218,7 @@ class Nics:
         found = _NICS.fullmatch(text.strip())
         if found is None or not int(found[1]) or not float(found[2]):
             raise UsageError(
-                f"--nics {text!r} is no number of NICs and their rate",
+                f"--nics {text!r} is not a number of NICs and their rate",
                 expected="NICs of a node, and Gbit/s of each: 8x400, or 4x200e of plain Ethernet",
                 next_step="--nics 8x400",
             )
@@ -261,7 +261,7 @@ class ReportPlan(CommandPlan):
     )
     collective: str | None = option(
         "NAME",
-        "Collective of a table that does not name it, or the one to show of several.",
+        "Collective of a table that does not name it, or the one to show if there are several.",
         read=parse_collective,
         common=True,
     )
@@ -521,7 +521,9 @@ class ScanPlan(CommandPlan):
         common=True,
         group=OUTPUT,
     )
-    every_rank: bool = flag("Treat every rank as a node: to try a scan on one host.", name="--ranks-as-nodes")
+    every_rank: bool = flag(
+        "Treat every rank as a node, so that a scan can be tried on one host.", name="--ranks-as-nodes", hidden=True
+    )
     ranks_per_gpu: int = sharing_ranks("Each rank counts as a node. Works with any NCCL")
     round_timeout_s: float = step_timeout("one round", default=10.0, least=0.5)
     simulation: Simulation | None = read_from(SimulationOptions, default=None)
@@ -644,13 +646,15 @@ class P2pPlan(MachinePlan):
     )
     like: str | None = option(
         "|".join(As),
-        "Copy with the parameters of nvbandwidth: 512M, 16 copies after 4, median of 3.",
+        "Copy as nvbandwidth does: 512M, 4 warm-up and 16 timed copies, median of 3 runs.",
         name="--as",
         read=one_of("--as", As),
-        common=True,
+        hidden=True,
     )
     host: bool = flag("Also copy to and from host memory.", name="--host/--no-host", default=True)
-    patterns: bool = flag("Also copy between many pairs at once.", name="--patterns/--no-patterns", default=True)
+    patterns: bool = flag(
+        "Also copy between many pairs at once.", name="--patterns/--no-patterns", default=True, hidden=True
+    )
     check: bool = flag("Verify the data at every destination.", name="--check/--no-check", default=True)
     shows_evidence: bool = flag("Show the evidence for every pair's path.", name="--evidence")
     veto: bool = flag(

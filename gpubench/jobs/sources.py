@@ -194,7 +194,7 @@ class SimulationOptions:
         completed_as="fault",
         common=True,
     )
-    seed: int = option("N", "Random seed for the simulated noise.", default=0, show_default=False)
+    seed: int = option("N", "Random seed for the simulated noise.", default=0, hidden=True)
 
     def parse(self, command: str) -> Simulation | None:
         """Return the simulated machine, or None without --simulate.

@@ -99,7 +99,7 @@ class TrainingPlan:
     )
     step_seconds: float | None = options.option(
         "412ms",
-        "Measured time of a step with the first --layout: everything else follows from it.",
+        "Measured step time of the first --layout. The prediction is calibrated to it.",
         name="--step",
         read=_parse_step,
         common=True,
@@ -108,17 +108,26 @@ class TrainingPlan:
         "N", "Measured tokens per second of all GPUs, in place of --step.", min=1e-3, max=1e15, common=True
     )
     measured_on: int | None = options.option(
-        "GPUS", "GPUs of the run that --step or --tokens-per-second is from (default: those planned for).", min=1
+        "GPUS",
+        "GPUs of the run that --step or --tokens-per-second is from (default: those planned for).",
+        min=1,
+        hidden=True,
     )
     bucket_mb: float | None = options.option(
         "MB",
         "Size of gradient buckets (default: 25 for ddp, as in PyTorch; for zero1 as in Megatron-LM).",
         min=0.001,
         max=1e6,
+        hidden=True,
     )
-    reduce_fp32: bool = options.flag("Gradients are reduced in 32 bits, as by Megatron-LM and torchtitan.")
+    reduce_fp32: bool = options.flag("Gradients are reduced in 32 bits, as by Megatron-LM and torchtitan.", hidden=True)
     imbalance: float = options.option(
-        "FACTOR", "Tokens of the busiest expert rank, divided by the average.", default=1.0, min=1, max=1000
+        "FACTOR",
+        "Tokens of the busiest expert rank, divided by the average.",
+        default=1.0,
+        min=1,
+        max=1000,
+        hidden=True,
     )
     faults: tuple[str, ...] = options.option(
         "WHERE:KEY=VALUE",

@@ -97,14 +97,18 @@ class OverlapPlan(CommandPlan):
         default=DEFAULT_GEMM_SIDE,
         min=_LEAST_GEMM_SIDE,
         max=_MOST_GEMM_SIDE,
-        common=True,
+        hidden=True,
     )
     dtypes: tuple[DataType, ...] = option(
         "TYPE", f"Data type: {', '.join(DataType)}.", name="--dtype -d", default="bfloat16", read=_parse_dtype
     )
     root: int = option("RANK", "Root rank of a collective that has one.", name="--root -r", default=0)
     seconds: float = option(
-        "S", "Seconds to measure each phase of a row, after it has settled.", default=DEFAULT_SECONDS, min=0.01
+        "S",
+        "Seconds to measure each phase of a row, after it has settled.",
+        default=DEFAULT_SECONDS,
+        min=0.01,
+        hidden=True,
     )
     check: bool = flag("Verify the data on every rank, or not.", name="--check/--no-check", default=True)
     nccl_library: str | None = nccl_library_option()

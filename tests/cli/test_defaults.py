@@ -138,7 +138,7 @@ def test_a_wrong_value_is_told_with_its_variable(variable: str, value: str, said
         ("timout = 60\n", "gpubench.toml: no command has an option timout", "try:      timeout"),
         ("[topo]\nsizes = '1K'\n", "gpubench.toml, [topo]: no option sizes", "expected: an option of gpubench topo"),
         ("[tpo]\n", "no command with options is called tpo", "try:      topo"),
-        ("[profiles]\n", "no command with options is called profiles", "expected: one of topo, p2p"),
+        ("[profiles]\n", "no command with options is called profiles", "expected: one of check, scan"),
         ("timeout = [1, 2]\n", "timeout = [1, 2] in gpubench.toml is not a value", "a text in quotes, or a number"),
         ("timeout = true\n", "timeout = true in gpubench.toml is not a value", "a text in quotes, or a number"),
         ("strict = 'yes'\n", "strict = yes in gpubench.toml is not true or false", "without quotes"),

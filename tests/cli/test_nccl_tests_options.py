@@ -72,7 +72,7 @@ def test_types_have_the_names_that_nccl_tests_and_frameworks_give_them(word: str
         ("-c 1 --no-check", "-c and --no-check exclude each other", "leave --no-check out"),
         ("-g 4 --np 3", "-g and --np exclude each other", "leave --np out"),
         ("-t 2 -g 4", "no process has several threads", "try:      --np 8\n"),
-        ("-R 1", "--register user|symmetric, which is measured beside", "try:      --register user\n"),
+        ("-R 1", "--register user|symmetric, which is measured in addition", "try:      --register user\n"),
         ("-R 2", "--register user|symmetric", "try:      --register symmetric\n"),
         ("-x 1", "--cta-policy efficiency|zero", "try:      --cta-policy efficiency\n"),
         ("-x 2", "--cta-policy efficiency|zero", "try:      --cta-policy zero\n"),

@@ -119,7 +119,7 @@ def _check_compared(plan: CollectivePlan) -> None:
     for name in (name for name, is_given in unfit.items() if is_given):
         raise UsageError(
             f"{SET_OPTION} {plan.variants.set_variables[0]} with {name}",
-            expected="one of them: NCCL reads this variable once a process, so every value is a job of its own",
+            expected="one of them: NCCL reads this variable once per process, so every value needs a separate job",
             next_step=f"leave {name} out",
         )
 

@@ -126,7 +126,7 @@ _EXPLAIN = HelpPage(
 One log of all ranks together, as mpirun or srun collects it, works too, and so does gzip.
 
 It also reads dumps of PyTorch's Flight Recorder (one per rank, named after it), answers of NCCL's RAS (ncclras -v),
-dumps of py-spy beside them and files of NCCL's Inspector, and names the rank that keeps the others waiting.
+py-spy dumps in the same folder, and files of NCCL's Inspector, and names the rank that keeps the others waiting.
 
 If a log is incomplete, a WARN says what is missing.
 """,

@@ -37,7 +37,7 @@ _P2P = HelpPage(
     (
         ("Measure all pairs of GPUs of this host", "gpubench p2p"),
         ("Measure some pairs at several sizes", "gpubench p2p --pairs 0-1,1-0 --sizes 8:1G"),
-        ("Copy as nvbandwidth does, and write CSV", "gpubench p2p --as nvbandwidth --format csv > p2p.csv"),
+        ("Write CSV", "gpubench p2p --format csv > p2p.csv"),
         ("Measure unified memory too", "gpubench p2p --memory managed"),
         (
             "Start a program without peer access where that is broken or slow",

@@ -6,7 +6,7 @@ from gpubench.training.overlap_options import OverlapPlan
 
 HELP = HelpPage(
     (
-        ("Measure all-reduce beside a matrix product, on all GPUs of this host", "gpubench overlap"),
+        ("Measure all-reduce during a matrix product, on all GPUs of this host", "gpubench overlap"),
         ("Measure on two nodes of eight GPUs", "mpirun -n 16 gpubench overlap --sizes 256M"),
         (
             "Measure other computations, sizes and limits on NCCL's CTAs",
@@ -14,7 +14,7 @@ HELP = HelpPage(
         ),
         (
             "Measure all-gather, and write a page",
-            "gpubench overlap --collective allgather --gemm 4096 --output overlap.html",
+            "gpubench overlap --collective allgather --output overlap.html",
         ),
         ("Try it without a GPU", "gpubench overlap --simulate hgx-h200-4"),
     ),

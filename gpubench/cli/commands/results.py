@@ -48,7 +48,7 @@ and set of options is compared with those before it.
 
 _REPORT = HelpPage(
     (
-        ("Show a result of gpubench as a page", "gpubench report result.json -o result.html"),
+        ("Turn a gpubench result into an HTML page", "gpubench report result.json -o result.html"),
         ("Judge the output of nccl-tests", "all_reduce_perf -b 8 -e 4G -f 2 -g 8 | gpubench report -"),
         ("Show one section as CSV", "gpubench report node.json --format csv --section nics"),
         ("Judge a pasted table, whose machine is not in it", "gpubench report pasted.txt --machine 'hgx-b200-8*2'"),

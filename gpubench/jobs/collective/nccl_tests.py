@@ -23,9 +23,9 @@ class NcclTestsOptions:
     smallest: str | None = option("SIZE", "Smallest size, as in nccl-tests: -b 8 -e 4G -f 2.", name="-b")
     largest: str | None = option("SIZE", "Largest size, as in nccl-tests.", name="-e")
     factor: str | None = option("FACTOR", "Factor between sizes, as in nccl-tests.", name="-f")
-    step: str | None = option("BYTES", "Step between sizes, as in nccl-tests: -i 1M.", name="-i")
+    step: str | None = option("BYTES", "Step between sizes, as in nccl-tests: -i 1M.", name="-i", hidden=True)
     gpu_count: int | None = option("N", "Same as --np. Under mpirun or srun: -g 1 only.", name="-g", min=1)
-    verified: int | None = option("0|1", "-c 0 is --no-check, -c 1 is --check.", name="-c", min=0)
+    verified: int | None = option("0|1", "-c 0 is --no-check, -c 1 is --check.", name="-c", min=0, hidden=True)
     threads: str | None = option("N", "", name="-t", hidden=True)
     parallel_init: str | None = option("0|1", "", name="-p", hidden=True)
     registered: str | None = option("0|1|2", "", name="-R", hidden=True)
@@ -42,7 +42,7 @@ class NcclTestsOptions:
             if value not in (None, "0"):
                 raise UsageError(
                     f"{short} {value}",
-                    expected=f"{own} {'|'.join(words.values())}, which is measured beside NCCL's own choice",
+                    expected=f"{own} {'|'.join(words.values())}, which is measured in addition to NCCL's own choice",
                     next_step=f"{own} {words.get(value or '', next(iter(words.values())))}",
                 )
         if self.unaligned not in (None, "0"):

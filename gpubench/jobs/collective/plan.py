@@ -138,6 +138,7 @@ class Variants:
         "with commas.",
         read=lambda texts: parse_choices("--cta-policy", texts, CtaPolicy),
         several=True,
+        hidden=True,
         without=(),
         completed_as="cta-policy",
     )
@@ -150,8 +151,8 @@ class Variants:
     )
     sets: tuple[tuple[str, tuple[str, ...]], ...] = option(
         "NAME=A,B",
-        "Also measure with this variable of NCCL's set to each value, in jobs of its own. Repeatable; every "
-        "combination, also with --algo and --proto.",
+        "Also measure with this NCCL variable set to each value, in a separate job. Repeatable. All combinations are "
+        "measured, also with --algo and --proto.",
         name=SET_OPTION,
         read=lambda texts: tuple(parse_set_options(texts).items()),
         several=True,
@@ -161,6 +162,7 @@ class Variants:
         "Also measure all-reduce in three steps: reduce-scatter within nodes, all-reduce between nodes, all-gather "
         "within nodes.",
         name=HIERARCHICAL_OPTION,
+        hidden=True,
     )
 
     @property
@@ -256,6 +258,7 @@ class CollectivePlan(MachinePlan):
         "Measure alltoallv: rank 0 receives the size, the last rank this share less of it, the others in between.",
         min=0,
         max=1,
+        hidden=True,
     )
     variants: Variants = field(default_factory=Variants)
     in_place: bool = flag("Measure only in place: the result overwrites the input (default: both).")
@@ -277,13 +280,16 @@ class CollectivePlan(MachinePlan):
         common=True,
     )
     budget: float | None = option(
-        "S", f"Seconds per row at most, with --iters {AUTO} (default: {Sampling().budget_seconds:g}).", min=0
+        "S",
+        f"Seconds per row at most, with --iters {AUTO} (default: {Sampling().budget_seconds:g}).",
+        min=0,
+        hidden=True,
     )
     warmup: int = option("N", "Warm-up operations before each row.", name="--warmup -w", default=5, min=0)
     cycles: int = option(
         "N",
-        "Repeat the sweep N times, with a line a minute; 0: until interrupted (a soak). Rows are those of the first "
-        "time, and all with wrong data.",
+        "Repeat the sweep N times. 0 repeats until interrupted (a soak test). The table shows the first sweep, and "
+        "every row with wrong data.",
         name="--cycles -N",
         default=1,
         min=0,
@@ -316,6 +322,7 @@ class CollectivePlan(MachinePlan):
         default=Allocator.CUDA.value,
         read=one_of("--allocator", Allocator),
         completed_as="allocator",
+        hidden=True,
         group=NCCL,
     )
     rank_counts: tuple[int, ...] = rank_counts(
@@ -334,8 +341,8 @@ class CollectivePlan(MachinePlan):
     profile: str | None = judging_profile()
     split: str | None = option(
         "|".join(SPLITS),
-        "Run the collective in several groups at once, one row a group: per node, per local rank (rail), in pairs, or "
-        f"in groups of N ranks. Not with --evidence, --strict or --iters {AUTO}.",
+        "Run the collective in several groups at once, with one row per group: by node, by local rank (rail), in "
+        f"pairs, or in groups of N ranks. Not with --evidence, --strict or --iters {AUTO}.",
     )
     nccl_tests: NcclTestsOptions = field(default_factory=NcclTestsOptions)
     seed: int = 0

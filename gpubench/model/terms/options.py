@@ -240,7 +240,7 @@ def strict_option() -> Any:
 
 def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:
     """Declare `--timeout`, the time limit for one step. `steps` lists these steps in the help."""
-    text = f"Give up a step that takes longer than S seconds: {steps}."
+    text = f"Give up after S seconds on {steps}."
     return option("S", text, default=default, name="--timeout", min=least, max=_SECONDS_A_DAY, group=MEASURE)
 
 
