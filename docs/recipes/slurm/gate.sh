@@ -4,7 +4,7 @@
 #   Epilog=/etc/slurm/gate.sh
 #   HealthCheckProgram=/etc/slurm/gate.sh    (with HealthCheckInterval=600 HealthCheckNodeState=IDLE,CYCLE)
 # It drains a node whose own hardware or driver is at fault. A node that could not be judged stays in service: it may
-# have no GPU, or gpubench is missing, broken or late. docs/commands/check.md has the whole policy.
+# have no GPU, or gpubench is missing, broken or late. docs/how-to/gate-a-node.md has the whole policy.
 set -u
 # "yes" also drains nodes that could not be judged. A node without GPUs is one of these.
 drain_unjudged=no

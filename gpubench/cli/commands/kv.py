@@ -15,7 +15,7 @@ _KV = HelpPage(
 Disaggregated inference moves the KV cache between processes with NIXL, which uses UCX. For every pair of GPUs, kv
 starts two processes as an inference engine does, transfers one block and many, verifies the data, and reads which
 protocol UCX chose. A transfer through host memory is FAIL, with its cause and cure.
-docs/how-to/slow-kv-cache.md explains the values.
+docs/commands/kv.md explains the values.
 """,
 )
 
