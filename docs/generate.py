@@ -143,19 +143,27 @@ def pages() -> Sequence[Page]:
     return found
 
 
-def command_reference() -> str:
-    """Return the generated part of docs/commands/options.md."""
-    parts = ["".join(f"- `{command.name}`: {command.summary}\n" for command in COMMANDS)]
-    for page in pages():
-        parts += [f"## {page.title}\n"] if page.title else []
-        parts.append(f"{page.text}\n")
-        if page.examples:
-            examples = "\n".join(f"{command}  # {purpose}" for purpose, command in page.examples)
-            parts.append(f"```bash\n{examples}\n```\n")
-        if page.options:
-            parts.append("".join(f"- `{option.names}`: {option.text}\n" for option in page.options))
-        parts += [f"{page.also}\n"] if page.also else []
-    parts.append(f"## gpubench profiles\n\n```text\n{help_of('profiles')}```\n")
+def option_pages() -> dict[str, str]:
+    """Return the generated part of each page in docs/commands/, by the name of the page."""
+    shared, some, *others = pages()
+    commands = "".join(f"- `{command.name}`: {command.summary}\n" for command in COMMANDS)
+    shared_text = f"## {shared.title}\n\n{_markdown(shared)}\n{_markdown(some)}"
+    found = {"options": f"{commands}\n{shared_text}", "profiles": f"```text\n{help_of('profiles')}```\n"}
+    return found | {_file_of(page): _markdown(page) for page in others}
+
+
+def _file_of(page: Page) -> str:
+    return "collectives" if "allreduce" in page.title else page.title.split()[-1]
+
+
+def _markdown(page: Page) -> str:
+    parts = [f"{page.text}\n"]
+    if page.examples:
+        examples = "\n".join(f"{command}  # {purpose}" for purpose, command in page.examples)
+        parts.append(f"```sh\n{examples}\n```\n")
+    if page.options:
+        parts.append("".join(f"- `{option.names}`: {option.text}\n" for option in page.options))
+    parts += [f"{page.also}\n"] if page.also else []
     return "\n".join(parts)
 
 
@@ -486,8 +494,12 @@ def generated() -> dict[Path, str]:
         **{FOLDER / f"pictures/staged-{theme}.svg": terminal_picture(theme) for theme in _THEMES},
     } | dict(
         (
-            _page_with("commands/check.md", checks=check_table()),
-            _page_with("commands/options.md", commands=command_reference()),
+            *(
+                _page_with(
+                    f"commands/{name}.md", options=text, **({"checks": check_table()} if name == "check" else {})
+                )
+                for name, text in option_pages().items()
+            ),
             _page_with("explanation/evidence.md", decisions=decision_table()),
             _page_with("reference/conditions.md", conditions=condition_list()),
             _page_with("reference/faults.md", faults=fault_tables()),
