@@ -330,7 +330,7 @@ def test_osu_of_nccl_is_judged_once_a_person_tells_the_machine(tmp_path: Path) -
 @pytest.mark.parametrize("nics", ["", "8", "0x400", "8x0", "8 by 400", "x"])
 def test_nics_that_are_none_are_refused(nics: str) -> None:
     code, text = report(REAL / "all_reduce.txt", "--nics", nics)
-    assert (code, "is no number of NICs and their rate" in text) == (2, True)
+    assert (code, "is not a number of NICs and their rate" in text) == (2, True)
 
 
 def test_matrices_of_nvbandwidth_are_shown_as_p2p(tmp_path: Path) -> None:
