@@ -195,7 +195,7 @@ def test_its_collectives_on_gpus_may_take_long_enough_to_be_sure(monkeypatch: py
 
 
 def test_it_is_not_one_of_the_commands_and_bad_options_are_refused() -> None:
-    assert "Commands:" in gpubench("--help").stdout
+    assert "Diagnose:" in gpubench("--help").stdout
     assert gpubench("--version").stdout.startswith("gpubench 0.")
     wrong = gpubench("--fast")
     assert (wrong.returncode, wrong.stderr.splitlines()[-1]) == (2, "  try:      python -m gpubench --help")
