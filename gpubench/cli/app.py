@@ -38,7 +38,7 @@ Exit codes: 0 nothing failed, 1 any FAIL, 2 wrong usage, 3 could not measure, 13
 _NOT_A_COMMAND = {
     "version": "gpubench --version",
     "doctor": "gpubench check",
-    "list": "gpubench profiles list, or gpubench --help for the commands",
+    "list": "gpubench profiles list",
     "links": "gpubench p2p",
     "nccl": "gpubench allreduce",
 }
