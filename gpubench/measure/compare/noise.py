@@ -2,7 +2,7 @@
 
 With several runs per side, noise is the difference between runs. With single runs, it is how much the change varies
 between sizes or between pairs. One row has too few values, so neighbouring rows are pooled. Sources and error rates are
-in docs/commands/compare.md.
+in docs/internals/accuracy.md.
 """
 
 import math
