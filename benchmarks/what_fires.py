@@ -28,8 +28,8 @@ from gpubench.formats.registry import FORMATS
 from gpubench.readers.registry import READERS, RESULT_READERS, FileKind
 
 TESTS = Path("tests")
-PAGES = ("README.md", "docs/*.md", "docs/recipes/*", "tests/gpu/*.py", "benchmarks/*.py")
-_WRITTEN_BY_THE_PROGRAM = ("docs/commands/options.md", "docs/reference/formats.md", "docs/reference/conditions.md")
+PAGES = ("README.md", "docs/**/*.md", "docs/recipes/**/*", "tests/gpu/*.py", "benchmarks/*.py")
+_WRITTEN_BY_THE_PROGRAM = re.compile(r"<!-- generated: \w+ -->.*?<!-- end -->", re.DOTALL)
 _NAMED = re.compile(r'"([a-z0-9]+(?:-[a-z0-9]+)*)(?=["\:])')
 _HEALTH_CHECK = re.compile(r"DCGM|AzNHC")
 _REPORT = re.compile(r"github\.com/[^/]+/[^/]+/(?:issues|pull)/\d+|forums\.")
@@ -104,7 +104,7 @@ def options() -> set[str]:
 def pages() -> str:
     """Return what people read and run: README, hand-written pages, recipes, GPU tests and benchmarks."""
     files = (path for pattern in PAGES for path in sorted(Path().glob(pattern)) if path.is_file())
-    return "\n".join(path.read_text() for path in files if str(path) not in _WRITTEN_BY_THE_PROGRAM)
+    return "\n".join(_WRITTEN_BY_THE_PROGRAM.sub("", path.read_text()) for path in files)
 
 
 def page(fired: Counter[str], private: Counter[str], read: Counter[str]) -> Iterator[str]:

@@ -104,7 +104,7 @@ def read_profile(data: bytes, where: str) -> Profile:
 
     Raises UsageError for invalid TOML, an unknown key, or an impossible value.
     """
-    next_step = "docs/reference/profile-keys.md has every key; gpubench profiles lint FILE"
+    next_step = "docs/reference/profiles.md has every key; gpubench profiles lint FILE"
     with add_advice(reason="the profile was written or edited by hand", next_step=next_step):
         try:
             text = data.decode()

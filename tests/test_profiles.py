@@ -229,7 +229,7 @@ def test_what_is_no_profile_is_refused(data: bytes, message: str) -> None:
 
 
 def test_the_example_of_the_keys_has_no_unknown_one() -> None:
-    text = (Path(__file__).parents[1] / "docs/reference/profile-keys.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "docs/reference/profiles.md").read_text(encoding="utf-8")
     example = text.partition("```toml\n")[2].partition("```")[0]
     assert example
     example = example.replace('above = "switch9"', "").replace('reason = "why', 'reason = "as why')

@@ -284,7 +284,7 @@ _OF_ANOTHER_MODEL: dict[str, Any] = {
 }
 _TWO = 2  # With more than two GPUs, the most frequent model is the usual one
 _AS_LARGE = 0.95  # Tolerance, since drivers reserve a few hundred MB of memory and round link rates
-_PROFILES = "reference/profile-keys.md"
+_PROFILES = "reference/profiles.md"
 _HIDDEN = "CUDA_VISIBLE_DEVICES hides the other GPUs, or they belong to another container"
 _SHOW_HIDDEN = "echo $CUDA_VISIBLE_DEVICES"
 _NO_GPU = "another kind of node than expected, a driver that is not loaded, or a container without GPUs"

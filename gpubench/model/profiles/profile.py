@@ -1,6 +1,6 @@
 """The schema of a profile, which has facts and expected values of a healthy machine, and its validation.
 
-Fields are the keys of the file (docs/reference/profile-keys.md). GB/s means 1e9 bytes/s per direction.
+Fields are the keys of the file (docs/reference/profiles.md). GB/s means 1e9 bytes/s per direction.
 """
 
 import math
