@@ -255,6 +255,7 @@ def _read_gpu(queries: GpuQueries, index: int, cpus: int) -> snapshot.GpuFacts:
     reasons = read_clock_reasons(queries)
     bar1 = queries.read("bar1_bytes", "nvmlDeviceGetBAR1MemoryInfo")
     state = queries.call("nvmlDeviceGetPerformanceState").value
+    utilization = queries.call("nvmlDeviceGetUtilizationRates").value
     # NVML returns the CPU mask in 64-bit words
     affinity = queries.read("cpu_affinity", "nvmlDeviceGetCpuAffinity", -(-cpus // 64))
     # Python evaluates arguments in order. `lost` and `unknown` come last, so that they include every query.
@@ -270,6 +271,7 @@ def _read_gpu(queries: GpuQueries, index: int, cpus: int) -> snapshot.GpuFacts:
         ecc=_current(queries.read("ecc", "nvmlDeviceGetEccMode")),
         persistence=_current([queries.read("persistence", "nvmlDeviceGetPersistenceMode")]),
         idle=is_idle(reasons),
+        utilization_percent=None if utilization is None else utilization.gpu,
         performance_state=state if state is not None and state <= _LOWEST_STATE else None,
         throttle_reasons=throttle_reasons(reasons),
         remapped_rows=_remapped_rows(queries),

@@ -421,6 +421,11 @@ HEALTHY: list[tuple[str, str, Edit]] = [
     ("the driver holds 600 MiB", EVERYWHERE, gpu(memory_used_bytes=600 * 2**20)),
     ("a hidden process holds 1,500 MiB", EVERYWHERE, gpu(1, memory_used_bytes=1500 * 2**20)),
     ("an idle process holds a GPU", EVERYWHERE, gpu(1, processes=(GpuProcess(pid=7),), idle=True)),
+    (
+        "a notebook keeps a GPU at its full clock",
+        EVERYWHERE,
+        gpu(1, processes=(GpuProcess(pid=7),), idle=False, utilization_percent=0),
+    ),
     ("one GPU has replayed 999 packets", EVERYWHERE, gpu(1, pcie_replays=999)),
     ("three memory rows were remapped", HBM, rows(correctable=9, uncorrectable=3, banks_without_spares=0)),
     ("a GPU on the bus belongs to another container", EVERYWHERE, both(unlisted, node(gpus_of_others=1))),

@@ -315,6 +315,14 @@ def test_a_gpu_that_somebody_uses_is_not_judged_by_its_figures() -> None:
     assert ids(report([busy], measurements=copies(slow))) == [("gpu-in-use", "WARN")]
 
 
+@pytest.mark.parametrize(("percent", "found"), [(0, [("p2p-slow", "FAIL")]), (3, [("gpu-in-use", "WARN")])])
+def test_a_process_that_runs_nothing_is_no_user_of_a_gpu(percent: int, found: list[tuple[str, str]]) -> None:
+    """As on an H200: an idle context keeps it at 1980 MHz, and kernels that run 0.1 % of the time read 3 %."""
+    held = changed(HEALTHY, 3, processes=(GpuProcess(pid=7),), idle=False, utilization_percent=percent)
+    slow = {ends: 200.0 for one in range(8) if one != 3 for ends in ((3, one), (one, 3))}
+    assert ids(report([held], measurements=copies(slow))) == found
+
+
 def to_host(index: int, gb_s: float) -> PairRow:
     copied = pair(HEALTHY, index, (index + 1) % 8, gb_s, size_bytes=2**26, note="pinned host memory", peer=None)
     return replace(copied, destination="host", destination_bus_id=None)

@@ -355,6 +355,7 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
     - `index`: index in nvidia-smi
     - `cuda_index`: index in CUDA in this process
     - `idle`: whether the clocks show that nothing runs; an idle GPU may lower its PCIe generation
+    - `utilization_percent`: share of the last 1/6 to 1 s in which any program's kernels ran, before this job starts
     - `performance_state`: 0 to 15; from 3 on, the GPU may lower its PCIe generation
     - `throttle_reasons`: reasons for low clocks, except idling and requested clocks
     - `memory_errors`: uncorrectable errors since the driver was loaded
@@ -378,6 +379,7 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
     ecc: bool | None = None
     persistence: bool | None = None
     idle: bool | None = None
+    utilization_percent: int | None = None
     performance_state: int | None = None
     throttle_reasons: tuple[str, ...] | None = None
     remapped_rows: RemappedRows | None = None

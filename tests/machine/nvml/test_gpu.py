@@ -280,3 +280,8 @@ def test_ranges_say_exactly_the_cpus(cpus: set[int]) -> None:
         said |= set(range(int(first), int(last or first) + 1))
     assert said == cpus
     assert ranges.count(",") == max(sum(cpu - 1 not in cpus for cpu in cpus) - 1, 0)
+
+
+def test_utilization_is_read_and_may_be_missing() -> None:
+    busy = FakeGpu(replies={"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=42)})
+    assert (only(busy).utilization_percent, only(FakeGpu()).utilization_percent) == (42, None)
