@@ -35,6 +35,7 @@ from gpubench.conditions.policy import SEVERITIES
 from gpubench.conditions.registry import FAMILIES
 from gpubench.formats.registry import FORMATS
 from gpubench.jobs.collective.plan import BACKEND_SUMMARIES
+from gpubench.measure.watch import signals
 from gpubench.model.paths.transport import RULES
 from gpubench.model.profiles.fault import FAULT_KEYS, FAULT_PARTS, Subject
 from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, Metadata
@@ -302,6 +303,15 @@ def decision_table() -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
+def traffic_table() -> str:
+    """Return the rules by which watch derives the path of a job from its traffic, in their order."""
+    rows: list[Sequence[str]] = [("NVLinks", "PCIe", "network", "GPUs of the job", "way", "meaning"), ["---"] * 6]
+    for rule in signals.RULES:
+        cells = rule.nvlinks, rule.pcie, rule.network, rule.members
+        rows.append((*(" or ".join(cell) if cell else "any" for cell in cells), rule.way, rule.meaning))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 _SCHEMA = FOLDER.parent / "gpubench" / "formats" / "report.schema.json"
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
@@ -487,6 +497,7 @@ def _page_with(name: str, **parts: str) -> tuple[Path, str]:
 
 def generated() -> dict[Path, str]:
     """Return every file that this writes, as it should be."""
+    tables = {"check": {"checks": check_table()}, "watch": {"rules": traffic_table()}}
     return {
         _SCHEMA: json.dumps(report_schema(), indent=2, ensure_ascii=False) + "\n",
         FOLDER.parent / "gpubench" / "__init__.pyi": stub(),
@@ -495,9 +506,7 @@ def generated() -> dict[Path, str]:
     } | dict(
         (
             *(
-                _page_with(
-                    f"commands/{name}.md", options=text, **({"checks": check_table()} if name == "check" else {})
-                )
+                _page_with(f"commands/{name}.md", options=text, **tables.get(name, {}))
                 for name, text in option_pages().items()
             ),
             _page_with("explanation/evidence.md", decisions=decision_table()),

@@ -372,13 +372,6 @@ def test_a_terminal_of_another_size_is_drawn_at_once_and_ctrl_c_ends_it() -> Non
     check_report(terminal, said=b"  watch  6 s  (SIMULATED)", code=0)
 
 
-def test_the_docs_show_what_it_prints() -> None:
-    command = "gpubench watch --simulate hgx-h200-4 --for 3s --fault node0:traffic=staged --width 100"
-    shown = (ROOT / "docs/commands/watch.md").read_text().partition(f"$ {command}\n")[2].partition("```")[0]
-    assert shown
-    assert gpubench(*command.split()[1:]).stdout == shown
-
-
 def test_the_gate_of_the_docs_ends_a_job_that_is_staged(tmp_path: Path) -> None:
     """The script as it stands there; `srun` stands in for itself, and what it starts for a job and for its traffic."""
     text = (ROOT / "docs/how-to/running-job.md").read_text()

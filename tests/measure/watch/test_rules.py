@@ -1,7 +1,6 @@
 """The decision table of watch."""
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -277,13 +276,3 @@ def test_too_little_nvlink_traffic_does_not_pass() -> None:
     assert ways(job((0.3, 0.3, 0.4, 0.4), (0.3, 0.3, 0.4, 0.4))) == [Way.IDLE]
     assert ways(job((0.3, 0.3, 1.0, 1.0), (0.3, 0.3, 1.0, 1.0))) == [Way.UNKNOWN]
     assert ways(job((0.3, 0.3, 0.1, 9.0), (0.3, 0.3, 0.1, 9.0))) == [Way.LOADING]
-
-
-def test_the_table_is_documented() -> None:
-    lines = (Path(__file__).parents[3] / "docs/commands/watch.md").read_text().splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("| NVLinks | PCIe |"))
-    for rule, line in zip(RULES, lines[start + 2 :], strict=False):
-        cells = (rule.nvlinks, rule.pcie, rule.network, rule.members)
-        words = [" or ".join(cell) if cell else "any" for cell in cells]
-        assert line == "| " + " | ".join([*words, rule.way, rule.meaning]) + " |"
-    assert not lines[start + 2 + len(RULES)].startswith("|")
