@@ -2,7 +2,7 @@
 fault.
 
     python -m benchmarks.plan_faults
-    python -m benchmarks.plan_faults --markdown         # the table of docs/commands/plan.md
+    python -m benchmarks.plan_faults --markdown         # the table of benchmarks/plan_validation.md
 
 The measured steps ran with NCCL_P2P_DISABLE=1; the prediction is `gpubench plan --fault link0-1:staged=yes` of the same
 model. Its input is the forward and backward pass on one GPU, the curves, and `gpubench overlap` of the healthy fabric.

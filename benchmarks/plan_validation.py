@@ -2,7 +2,7 @@
 
     python -m benchmarks.plan_validation                     # of the recorded runs on two H200s
     python -m benchmarks.plan_validation --folder DIR        # of your own
-    python -m benchmarks.plan_validation --markdown          # the table of docs/commands/plan.md
+    python -m benchmarks.plan_validation --markdown          # the table of benchmarks/plan_validation.md
 
 DIR contains `steps.jsonl`, with a line for every file of `benchmarks.plan_steps`; a folder per fabric with the output
 of `gpubench allreduce`, `allgather` and `reducescatter --output`; and in `overlap`, by fabric, the output of `gpubench

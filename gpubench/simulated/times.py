@@ -7,7 +7,7 @@ bandwidth steps. Kind: derived.
 
 The effect of a limit on CTAs was fitted to one series on 4 H200s (NCCL 2.28.9, 2026-11-22). With NCCL's default of 24
 CTAs, 256 MiB took 1.233 ms. With 16, 8, 4 and 2 CTAs, it took 1.471, 2.533, 4.404 and 8.275 ms. Waiting and sharing
-come from 2 H200s (docs/commands/overlap.md).
+come from 2 H200s (benchmarks/overlap_h200.md).
 """
 
 import math

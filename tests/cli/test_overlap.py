@@ -122,7 +122,7 @@ def test_without_gpus_it_refuses_and_names_the_simulation() -> None:
 
 
 def test_the_examples_of_the_docs_run(tmp_path: Path) -> None:
-    text = (ROOT / "docs/commands/overlap.md").read_text(encoding="utf-8").partition("```\n")[2].partition("```")[0]
+    text = (ROOT / "docs/commands/overlap.md").read_text(encoding="utf-8").partition("```sh\n")[2].partition("```")[0]
     commands = [shlex.split(line, comments=True) for line in text.splitlines()]
     assert len(commands) == 5
     for command in commands:

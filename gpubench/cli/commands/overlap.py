@@ -22,7 +22,7 @@ HELP = HelpPage(
 Collective and computation run alone, then together, until clocks and power have settled. The report says how much
 slower the collective is, how much of that it waited for SMs, how much slower computation is meanwhile, and how much of
 the collective is hidden. This is repeated for several limits on NCCL's CTAs; the last line names the limit with the
-shortest step. docs/commands/overlap.md defines every figure.
+shortest step. docs/commands/overlap.md defines every column.
 """,
 )
 

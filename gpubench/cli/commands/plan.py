@@ -29,7 +29,7 @@ MODEL is TOML or JSON with layers, hidden, heads, sequence, batch, ..., or a Hug
 Give one measured number: --step or --tokens-per-second of a run, --tflops, or --measure. Without it computation is a
 range, the share of the data sheet that published runs reach on such GPUs, and so is the answer. Times of collectives
 come from --results, otherwise from a measurement now, otherwise from the profile; contention from --overlap, otherwise
-from what two H200s showed. docs/commands/plan.md derives every formula and compares predictions with published steps.
+from what two H200s showed. docs/internals/plan-model.md derives every formula.
 """,
 )
 

@@ -26,7 +26,7 @@ SECTIONS = (
 
 
 class OverlapRow(Record, frozen=True, kw_only=True):
-    """One case: a collective and a partner's operations, started together (times: docs/commands/overlap.md)."""
+    """One case: a collective and a partner's operations, started together (times: docs/internals/measuring.md)."""
 
     section = "overlap"
     on_page = HIDDEN

@@ -1,6 +1,6 @@
 """The rows of `gpubench plan`: layouts, exposed communication and the cost of faults.
 
-All times are predictions from an event simulation. docs/commands/plan.md derives them.
+All times are predictions from an event simulation. docs/internals/plan-model.md derives them.
 """
 
 from typing import Annotated
