@@ -1,6 +1,7 @@
-"""The expected time of a collective as a function of size, in a node or NVLink domain (docs/explanation/limits.md).
+"""The expected time of a collective as a function of size, in a node or NVLink domain.
 
 A model provides a curve for every profile, corrected by the profile's known points. `expected` uses the curve.
+docs/internals/expected-speed.md has the formulas.
 """
 
 import math

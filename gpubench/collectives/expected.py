@@ -1,6 +1,6 @@
 """The expected time of a collective on a healthy machine, from curves, NICs or link limits.
 
-docs/explanation/limits.md has the formulas.
+docs/internals/expected-speed.md has the formulas.
 """
 
 import math
