@@ -372,10 +372,9 @@ def test_a_terminal_of_another_size_is_drawn_at_once_and_ctrl_c_ends_it() -> Non
     check_report(terminal, said=b"  watch  6 s  (SIMULATED)", code=0)
 
 
-def test_the_gate_of_the_docs_ends_a_job_that_is_staged(tmp_path: Path) -> None:
-    """The script as it stands there; `srun` stands in for itself, and what it starts for a job and for its traffic."""
-    text = (ROOT / "docs/how-to/running-job.md").read_text()
-    script = text.partition("```sh\n#!/bin/bash\n")[2].partition("```")[0]
+def test_the_recipe_ends_a_job_that_is_staged(tmp_path: Path) -> None:
+    """The recipe as it stands there; `srun` stands in for itself, and what it starts for a job and for its traffic."""
+    script = (ROOT / "docs/recipes/slurm/watch.sbatch").read_text()
     stand_in = """#!/bin/bash
 case "$*" in *gpubench*) ;; *) exec sleep 3600;; esac
 [ $TRAFFIC = refused ] && exit 1
@@ -389,7 +388,7 @@ exec {gpubench} watch "$@" --for 3s --simulate hgx-h200-4 --fault node0:traffic=
         (tmp_path / "watch.json").unlink(missing_ok=True)
         path = f"{tmp_path}:{os.environ['PATH']}"
         variables = environment(PATH=path, SLURM_JOB_ID="4711", TRAFFIC=traffic)
-        shortened = script if traffic == "staged" else script.replace("wait $training", "kill $training")
+        shortened = script if traffic == "staged" else script.replace('wait "$training"', 'kill "$training"')
         done = subprocess.run(
             ["bash", "-c", shortened],
             env=variables,
