@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from gpubench.formats.json import DocumentRun
-from gpubench.formats.layout import Column, Grid, GridCell, field_text
+from gpubench.formats.layout import Column, Grid, GridCell, field_text, four_digits, number_texts
 from gpubench.formats.table import text_module
 from gpubench.formats.text import collective, kv, overlap, p2p
 from gpubench.model.facts.environment import performance_variables
@@ -18,7 +18,7 @@ from gpubench.model.results.kv import KvRow
 from gpubench.model.results.overlap import OverlapRow, overlap_charts
 from gpubench.model.results.report import CollectiveRow, Matrix, Metadata, OnPage, PairRow, Record, Report, Table
 from gpubench.model.results.scaling import ScalingRow, drop_smaller_runs, scaling_charts
-from gpubench.model.results.scan import ScanCellRow
+from gpubench.model.results.scan import ScanCellRow, ScanPartRow
 from gpubench.model.terms.overlap import describe_cap
 from gpubench.model.terms.units import compress_names, format_size, group_by, shorten
 from gpubench.model.terms.verdict import WORST_FIRST, Verdict, gravity
@@ -29,6 +29,7 @@ MOST_LINES = OnPage().most
 MOST_COLUMNS = 64
 _MOST_MAPPED = 2048
 _NOT_JUDGED = "not judged"
+_HEADS = {"nvlink": "all NVLinks", "pcie": "PCIe"}
 _UNITS = {"_gbit_s": " Gbit/s", "_gb_s": " GB/s", "_us": " µs"}
 _ABBREVIATIONS = "CPU CUDA GPUDirect MB GPU GPUs NIC NICs NUMA NVLink NVLinks PCIe RDMA"
 _SPELLING = {word.lower(): word for word in _ABBREVIATIONS.split(" ")}
@@ -37,8 +38,8 @@ _SPELLING = {word.lower(): word for word in _ABBREVIATIONS.split(" ")}
 class Listing(Struct, frozen=True):
     """A table for a page, with one verdict per line, or None for a line that was not judged.
 
-    `left_out` is a remark about the rows that the table omits. If `folds` is set, the HTML page hides lines that pass
-    until the reader expands them.
+    `note` follows the title. `left_out` is a remark about the rows that the table omits. If `folds` is set, the HTML
+    page hides lines that pass until the reader expands them.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Listing(Struct, frozen=True):
     verdicts: Sequence[Verdict | None]
     left_out: str = ""
     folds: bool = False
+    note: str = ""
 
 
 Block = Listing | Grid | Chart
@@ -96,18 +98,19 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
     collectives = [row for row in (*run.rows, *run.report.rows(CollectiveRow)) if isinstance(row, CollectiveRow)]
     if collectives:
         columns = collective.page_columns(run.metadata)
-        yield _listing(_title(collectives, "Every row"), columns, collectives)
+        names = ", ".join(dict.fromkeys(row.collective for row in collectives))
+        yield _listing(f"Every row of {names}", columns, collectives, note=_expected_note(collectives))
     pairs = [row for row in run.rows if isinstance(row, PairRow)]
     if pairs:
         gpus = run.metadata.options.get("gpus")
         yield from _copy_blocks(pairs, gpus if isinstance(gpus, Mapping) else ())
     transfers = [row for row in run.rows if isinstance(row, KvRow)]
     if transfers:
-        yield _listing("Transfers", kv.COLUMNS[KvRow], transfers)
+        yield from _transfer_blocks(transfers)
     yield from _overlap_blocks([row for row in drawn if isinstance(row, OverlapRow)])
     steps = [row for row in run.rows if isinstance(row, OverlapRow)]
     if steps:
-        yield _listing("Every row", overlap.page_columns(run.metadata), steps)
+        yield _listing("Every step", overlap.page_columns(run.metadata), steps)
     yield from _map(run.report)
     yield from _section_blocks(run.metadata, run.report)
 
@@ -144,17 +147,25 @@ def _verdict(row: object) -> Verdict | None:
 
 
 def _listing(
-    title: str, columns: Sequence[Column], rows: Sequence[Any], more: str = "", *, folds: bool = False
+    title: str, columns: Sequence[Column], rows: Sequence[Any], more: str = "", *, folds: bool = False, note: str = ""
 ) -> Listing:
     """Return a table without the columns that are empty in every row."""
-    texts = {column: [column.text(row) for row in rows] for column in columns}
+    texts = {column: _column_texts(column, rows) for column in columns}
     kept = {column: cells for column, cells in texts.items() if not {"", "-"}.issuperset(cells)}
     heads = [column.on_page or column.head for column in kept]
-    return Listing(title, heads, list(zip(*kept.values(), strict=True)), [*map(_verdict, rows)], more, folds)
+    return Listing(title, heads, list(zip(*kept.values(), strict=True)), [*map(_verdict, rows)], more, folds, note)
+
+
+def _column_texts(column: Column, rows: Sequence[Any]) -> list[str]:
+    values = [getattr(row, column.cell) if isinstance(column.cell, str) else None for row in rows]
+    numbers = number_texts([value for value in values if isinstance(value, float)])
+    return [
+        numbers[value] if isinstance(value, float) else column.text(row)
+        for value, row in zip(values, rows, strict=True)
+    ]
 
 
 def _section_blocks(metadata: Metadata, report: Report) -> Iterator[Listing | Grid]:
-    kinds = _link_kinds(report)
     shared_columns = getattr(text_module(metadata), "COLUMNS", {})
     for name, section in report.sections.items():
         kind = result_file.TABLES.get(name, Record)
@@ -163,24 +174,15 @@ def _section_blocks(metadata: Metadata, report: Report) -> Iterator[Listing | Gr
             continue
         if isinstance(section, Matrix):
             if section.cells:
-                yield _matrix(name, section, kinds)
+                yield _matrix(name, section, on_page.title)
             continue
         rows, more = gravest(section.rows(), on_page.most, name, sort=on_page.folds)
         if rows:
-            names = [column for column in on_page.columns or section.columns if column in section.columns]
+            names = [
+                name for name in on_page.columns or section.columns if name in section.columns and name != "origin"
+            ]
             columns = shared_columns.get(kind) or [Column(_words(column), column) for column in names]
             yield _listing(on_page.title or capitalised(_words(name)), columns, rows, more, folds=on_page.folds)
-
-
-def _link_kinds(report: Report) -> dict[tuple[str, str], str]:
-    """Return the link kind of each device pair, from the path matrix. Values are comparable only within a kind."""
-    paths = report.sections.get("matrix")
-    kinds = {}
-    for row, columns in (paths.cells if isinstance(paths, Matrix) else {}).items():
-        for column, path in columns.items():
-            ends = ("GPU" if name.startswith("GPU") else "NIC" for name in (row, column))
-            kinds[row, column] = " ".join(sorted((*ends, p2p.link_kind(str(path)))))
-    return kinds
 
 
 def _words(name: str) -> str:
@@ -194,31 +196,23 @@ def capitalised(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) -> Grid:
+def _matrix(name: str, section: Matrix, title: str) -> Grid:
     known = dict.fromkeys(column for row in section.cells.values() for column in row)
     columns = [row for row in section.cells if row in known]
     columns += [column for column in known if column not in section.cells]
-    title = capitalised(_words(name))
+    note = ""
     if len(columns) > MOST_COLUMNS:
-        title += f"; {MOST_COLUMNS} of {len(columns)} shown, all in --format csv --section {name}"
+        note = f"{MOST_COLUMNS} of {len(columns)} shown, all in --format csv --section {name}"
         columns = columns[:MOST_COLUMNS]
-    best: dict[str, float] = {}
-    for row, cells in section.cells.items():
-        for column, value in cells.items():
-            if isinstance(value, float) and name != "ratios":  # A higher ratio is not better
-                kind = kinds.get((row, column), column)
-                best[kind] = max(best.get(kind, 0.0), value)
-
-    def cell(row: str, column: str, value: object) -> GridCell:
-        most = best.get(kinds.get((row, column), column), 0.0)
-        share = value / most if isinstance(value, float) and most else None
-        return GridCell(_cell_words(value), share, is_relative=True)
-
-    lines = {
-        row: {column: cell(row, column, cells[column]) for column in columns if column in cells}
-        for row, cells in islice(section.cells.items(), MOST_COLUMNS)
-    }
-    return Grid(title, "", columns, lines)
+    rows = dict(islice(section.cells.items(), MOST_COLUMNS))
+    lines: dict[str, dict[str, GridCell]] = {row: {} for row in rows}
+    for column in columns:
+        values = {row: cells[column] for row, cells in rows.items() if column in cells}
+        numbers = number_texts([value for value in values.values() if isinstance(value, float)])
+        for row, value in values.items():
+            words = numbers[value] if isinstance(value, float) else _cell_words(value)
+            lines[row][_HEADS.get(column, column)] = GridCell(words)
+    return Grid(title, "from", [_HEADS.get(column, column) for column in columns], lines, note)
 
 
 def _cell_words(value: object) -> str:
@@ -232,16 +226,19 @@ def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Block]:
     yield from overlap_charts(rows)
     for partner, members in group_by(rows, lambda row: row.partner).items():
         lines: dict[str, dict[str, GridCell]] = {}
-        for size, alike in group_by(members, lambda row: row.size_bytes).items():
-            best = min(row.step_us for row in alike)
-            lines[format_size(size)] = {
-                describe_cap(row.ctas): GridCell(
-                    field_text("", row.step_us), best / row.step_us, _verdict(row), is_relative=True
-                )
-                for row in alike
-            }
+        for row in members:
+            cell = GridCell(field_text("", row.step_us), verdict=_verdict(row))
+            lines.setdefault(format_size(row.size_bytes), {})[describe_cap(row.ctas)] = cell
         columns = list(dict.fromkeys(describe_cap(row.ctas) for row in members))
-        yield Grid(f"Step, by size and cap, µs, beside {partner}", "size", columns, lines)
+        yield Grid(f"Step with {partner}, µs, by size and limit on CTAs", "size", columns, lines)
+
+
+def _transfer_blocks(rows: Sequence[KvRow]) -> Iterator[Listing]:
+    """Yield one line per pair of GPUs, then every transfer."""
+    if pairs := kv.pairs(rows):
+        yield _listing(capitalised(kv.pairs_title(pairs)), kv.PAIRS, pairs)
+    shown, more = gravest(rows, MOST_LINES, KvRow.section)
+    yield _listing("Every transfer", kv.COLUMNS[KvRow], shown, more, folds=True)
 
 
 def _map(report: Report) -> Iterator[Grid]:
@@ -250,30 +247,32 @@ def _map(report: Report) -> Iterator[Grid]:
     if not cells:
         return
     nodes = len({row.node for row in cells})
-    wrong = {row.leaf or row.node for row in cells if row.verdict != Verdict.PASS}
+    bad = {node for row in report.rows(ScanPartRow) for node in row.nodes if len(row.nodes) == 1}
+    wrong = {row.leaf or row.node for row in cells if row.verdict != Verdict.PASS or row.node in bad}
     chosen = cells if nodes <= _MOST_MAPPED else [row for row in cells if (row.leaf or row.node) in wrong]
     lines: dict[str, dict[str, GridCell]] = {}
     for row in chosen:
         share = None if row.score_percent is None else min(1.0, max(0.0, row.score_percent / 100))
         shown = "–" if row.score_percent is None else f"{row.score_percent:.0f}"
-        name = row.node if row.leaf is None else f"{row.node} ({row.leaf})"
+        name = f"{row.node}{' ✗' if row.node in bad else ''}" + ("" if row.leaf is None else f" ({row.leaf})")
         lines.setdefault(name, {})[row.subject] = GridCell(shown, share, _verdict(row))
-    left = "" if len(lines) == nodes else f", of the {len(lines)} nodes on leaves where something is wrong"
+    left = "" if len(lines) == nodes else f" Only the {len(lines)} nodes on leaves where something is wrong."
     columns = list(dict.fromkeys(row.subject for row in cells))
 
-    def worst(line: tuple[str, dict[str, GridCell]]) -> tuple[int, float]:
+    def worst(line: tuple[str, dict[str, GridCell]]) -> tuple[bool, int, float]:
         return min(
-            (gravity(cell.verdict or Verdict.SKIP), -1.0 if cell.share is None else cell.share)
+            ("✗" not in line[0], gravity(cell.verdict or Verdict.SKIP), -1.0 if cell.share is None else cell.share)
             for cell in line[1].values()
         )
 
     lines = dict(sorted(lines.items(), key=worst))
-    yield Grid(f"Nodes × rails, % of what the others deliver, bad nodes first{left}", "node", columns, lines)
+    note = f"Percent of what the other nodes deliver, bad nodes (✗) and slow rails first.{left}"
+    yield Grid("Nodes and rails", "node", columns, lines, note)
 
 
-def _title(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
+def _expected_note(rows: Sequence[CollectiveRow] | Sequence[PairRow]) -> str:
     sources = ", ".join(dict.fromkeys(row.expected_source for row in rows if row.expected_source))
-    return f"{what}; expected: {sources}" if sources else what
+    return f"Expected: {sources}." if sources else ""
 
 
 def _copy_blocks(rows: Sequence[PairRow], gpus: Collection[str] = ()) -> Iterator[Block]:
@@ -295,7 +294,8 @@ def _copy_blocks(rows: Sequence[PairRow], gpus: Collection[str] = ()) -> Iterato
         listed = list(rows)
     if listed:
         shown, more = gravest(listed, MOST_LINES, "pairs")
-        yield _listing(_title(listed, "Copies"), p2p.copy_columns(shown), shown, more)
+        ends = "with host memory" if all(HOST in (row.source, row.destination) for row in listed) else "between pairs"
+        yield _listing(f"Copies {ends}", p2p.copy_columns(shown), shown, more, note=_expected_note(listed))
 
 
 def _copy_grid(rows: Sequence[PairRow]) -> Grid:
@@ -303,21 +303,16 @@ def _copy_grid(rows: Sequence[PairRow]) -> Grid:
 
     def words(row: PairRow) -> str:
         value = row.latency_us if timed else row.bandwidth_gb_s
-        if value is not None and value < 1000:
-            return f"{value:#.4g}".rstrip(".")  # Keep trailing zeros, so that 36.90 lines up with 36.91
-        return field_text("", value) or ("–" if row.verdict == Verdict.SKIP else "ERROR")
+        return four_digits(value) if value is not None else "–" if row.verdict == Verdict.SKIP else "ERROR"
 
     lines = p2p.copy_cells(rows, words)
     ordered = list(rows)
     if len(lines) > MOST_COLUMNS:  # Prefer pairs that do not pass
         ordered.sort(key=lambda row: gravity(row.verdict or Verdict.SKIP))
     names = list(dict.fromkeys(name for row in ordered for name in (row.source, row.destination)))
-    cut = (
-        f"{MOST_COLUMNS} of {len(names)} shown, all in --format csv --section pairs"
-        if len(names) > MOST_COLUMNS
-        else ""
-    )
-    title = "; ".join(filter(None, (p2p.series_title(rows[0]), *p2p.expected_lines(rows), cut)))
-    names = names[:MOST_COLUMNS]
-    lines = {name: lines[name] for name in names if name in lines} if cut else lines
-    return Grid(title, "µs" if timed else "GB/s", names, lines)
+    note = p2p.page_note(rows)
+    if len(names) > MOST_COLUMNS:
+        note += f" {MOST_COLUMNS} of {len(names)} shown, all in --format csv --section pairs."
+        names = names[:MOST_COLUMNS]
+        lines = {name: lines[name] for name in names if name in lines}
+    return Grid(capitalised(p2p.page_title(rows[0])), "µs" if timed else "GB/s", names, lines, note)

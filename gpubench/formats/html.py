@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from html import unescape
 from itertools import chain, count, groupby
 from pathlib import Path
 from statistics import median
@@ -49,12 +48,11 @@ h1 { font-size: 1.4rem; margin: .2rem 0 .8rem; } h2 { font-size: 1.05rem; margin
 .finding dl, .finding span { color: var(--ink); } .finding code { font-size: .9em; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem .8rem; margin: .4rem 0 0; font-size: .9rem; }
 dt { color: var(--faint); } dd { margin: 0; min-width: 0; }
-.scroll { overflow-x: auto; }
+.scroll, .machine { overflow-x: auto; } .machine svg[role] { min-width: 480px; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .55rem; border: 1px solid var(--line); text-align: left; overflow-wrap: normal; }
 th { background: var(--card); font-weight: 600; } td.n { text-align: right; white-space: nowrap; }
 td.h { text-align: right; white-space: nowrap; } .h { background: rgba(var(--good), .3); }
-.h.alike { background: none; }
 .h.near { background: rgba(var(--good), .12); } .h.far { background: rgba(var(--bad), calc(.75 - var(--s) * .7)); }
 .scale span { display: inline-block; width: 34px; height: 1.1em; border: 1px solid var(--line); }
 nav { columns: 18rem; font-size: .9rem; margin: 1rem 0; } nav ul { margin: 0; padding-left: 1.2rem; }
@@ -87,6 +85,8 @@ svg .tag { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; stroke-
 .w { fill: none; stroke: var(--line); stroke-width: 2; } .s3 { stroke: var(--c2); stroke-width: 3; }
 .s2 { stroke: var(--c0); stroke-width: 3; } .s1 { stroke: var(--warn); stroke-width: 3.5; stroke-dasharray: 7 3; }
 .s0 { stroke: var(--fail); stroke-width: 4; stroke-dasharray: 3 3; } .w.odd { stroke-width: 4.5; }
+@media (max-width: 700px) { .scroll table { width: max-content; } td, th { max-width: 16rem; }
+  .scroll th:first-child { position: sticky; left: 0; } h1 { font-size: 1.2rem; } }
 footer { color: var(--faint); font-size: .8rem; margin: 2.5rem 0 1rem; }
 @media print { :root { color-scheme: light; --ink: #000; --paper: #fff; --faint: #444; --line: #aaa; --card: #f6f8fa;
   --good: 0,114,178; --bad: 213,94,0; --pass: #00694e; --warn: #8f5a00; --fail: #b03a00; --error: #84335f; }
@@ -127,7 +127,7 @@ class _Scale(Struct, frozen=True):
 
 def _curves_figure(chart: Chart) -> Iterator[str]:
     scale = _scale(chart)
-    yield f"<figure><figcaption>{html_text(chart.title)}, {html_text(chart.unit)}</figcaption>"
+    yield f"<figure><figcaption>{html_text(capitalised(chart.title))}, {html_text(chart.unit)}</figcaption>"
     yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html_text(chart.title)}">'
     yield from _axes(chart, scale)
     for kind, points in (("limit", chart.limit), ("expected", chart.expected)):
@@ -337,7 +337,11 @@ _MARKS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.INCONCLUSIVE: "~", Ver
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Content security policy: if text from outside ever became markup, it could run no script and load nothing."""
 
+_BAD = (Verdict.FAIL, Verdict.WARN)
 _GOOD_SHARE, _NEAR_SHARE = 0.95, 0.9
+_MILDEST = 0.85
+"""Bad cells above this share of the expected value are as orange as this share, so that they are still visible."""
+
 _LOW_SHARE = 2 / 3
 """Heat map cells below this share of the expected value get a dashed frame."""
 
@@ -358,8 +362,7 @@ def render(run: DocumentRun, past: Past) -> Iterator[str]:
     yield from _contents(below)
     yield from below
     yield "<footer>GB/s is 1e9 bytes/s, K, M and G in sizes are 1024-based; ✗ FAIL, ! WARN, ~ INCONCLUSIVE, "
-    yield "? ERROR; dashed frames: below two thirds of what is expected, else of the limit "
-    yield "or of the best over the same kind of link."
+    yield "? ERROR; dashed frames: bad, and below two thirds of what is expected."
     yield "</footer></body></html>\n"
 
 
@@ -367,8 +370,7 @@ def _contents(pieces: Sequence[str]) -> Iterator[str]:
     heads = [head for piece in pieces for head in _HEAD.findall(piece)]
     if len(heads) >= _LEAST_HEADS:
         yield '<nav aria-label="Contents"><ul>'
-        short = ((place, html_text(unescape(words).partition("; ")[0])) for place, words in heads)
-        yield from (f'<li><a href="#{place}">{words}</a></li>' for place, words in short)
+        yield from (f'<li><a href="#{place}">{words}</a></li>' for place, words in heads)
         yield "</ul></nav>\n"
 
 
@@ -435,12 +437,11 @@ def _plain_sections(run: DocumentRun, past: Past) -> Iterator[str]:
 _SCALE = (
     '<ul class="legend scale"><li><span class="h"></span>95 % and more</li>',
     '<li><span class="h near"></span>90 to 95 %</li>',
-    '<li><span class="h alike"></span>90 % and more of the best, where nothing is expected</li>',
     *(
         f'<li><span class="h far" style="--s:{share}"></span>{share:.0%}</li>'.replace("%<", " %<")
         for share in (0.8, 0.5, 0.1)
     ),
-    "<li>of what is expected, else of the limit or of the best over the same kind of link</li></ul>\n",
+    "<li>of what is expected; orange is WARN or FAIL, no colour is not judged</li></ul>\n",
 )
 """Legend for the colours of heat maps. Blue is good and orange is bad."""
 
@@ -464,6 +465,7 @@ def _sentence_html(words: str) -> str:
 
 def _grid(grid: Grid) -> Iterator[str]:
     yield f"<h2>{html_text(capitalised(grid.title))}</h2>"
+    yield _note(grid.note)
     yield f'<div class="scroll"><table><tr><th>{html_text(grid.corner)}</th>'
     yield from (f"<th>{html_text(column)}</th>" for column in grid.columns)
     yield "</tr>\n"
@@ -479,22 +481,20 @@ def _grid(grid: Grid) -> Iterator[str]:
 
 def _cell(cell: GridCell) -> str:
     mark = "" if cell.verdict is None else _MARKS.get(cell.verdict, "")
-    words = html_text(cell.text) + (f' <b title="{cell.verdict}">{mark}</b>' if mark else "")
-    if cell.share is None:
-        return f'<td class="n">{words}</td>'
-    if cell.share < _NEAR_SHARE:
-        kind = " far"
-    elif cell.is_relative:
-        kind = " alike"
-    else:
-        kind = "" if cell.share >= _GOOD_SHARE else " near"
-    low = " low" if cell.share < _LOW_SHARE else ""
-    return f'<td class="h{kind}{low}" style="--s:{cell.share:.2f}">{words}</td>'
+    words = (f'<b title="{cell.verdict}">{mark}</b> ' if mark else "") + html_text(cell.text)
+    share = cell.share or 0.0
+    if cell.verdict in _BAD:
+        low = " low" if share < _LOW_SHARE else ""
+        return f'<td class="h far{low}" style="--s:{min(share, _MILDEST):.2f}">{words}</td>'
+    if cell.verdict is Verdict.PASS and share >= _NEAR_SHARE:
+        return f'<td class="h{"" if share >= _GOOD_SHARE else " near"}">{words}</td>'
+    return f'<td class="n">{words}</td>'
 
 
 def _listing(listing: Listing) -> Iterator[str]:
     """Yield a table. If it folds, lines that pass are hidden behind a summary with their number."""
     yield f"<h2>{html_text(capitalised(listing.title))}</h2>"
+    yield _note(listing.note)
     lines = list(zip(listing.lines, listing.verdicts, strict=False))
     passed = [line for line in lines if line[1] is Verdict.PASS] if listing.folds else []
     others = [line for line in lines if line not in passed]
@@ -505,8 +505,11 @@ def _listing(listing: Listing) -> Iterator[str]:
         yield f"<details><summary>{len(passed)} passed{is_cut}</summary>"
         yield from _table(listing.heads, passed)
         yield "</details>\n"
-    if listing.left_out:
-        yield f'<p class="note">{html_text(listing.left_out)}</p>\n'
+    yield _note(listing.left_out)
+
+
+def _note(words: str) -> str:
+    return f'<p class="note">{html_text(words)}</p>\n' if words else ""
 
 
 def _table(heads: Sequence[str], lines: Sequence[tuple[Sequence[str], Verdict | None]]) -> Iterator[str]:

@@ -67,6 +67,17 @@ def field_text(field: str, value: Any) -> str:
     return str(value)
 
 
+def four_digits(value: float) -> str:
+    """Format a number with four digits and its trailing zeros, so that 36.90 lines up with 36.91."""
+    return f"{value:#.4g}".rstrip(".") if 0 < abs(value) < 9999.5 else f"{value:.0f}"
+
+
+def number_texts(values: Sequence[float]) -> dict[float, str]:
+    """Format the numbers of a column alike: without decimals if none has any, else with four digits each."""
+    plain = {value: field_text("", value) for value in values}
+    return plain if "." not in "".join(plain.values()) else {value: four_digits(value) for value in plain}
+
+
 def figure(value: float | None) -> str:
     """Format a measured time or bandwidth in at most nine characters. None becomes '-'."""
     if value is None:
@@ -163,23 +174,22 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 class GridCell(Struct, frozen=True):
     """A cell of a grid, with its text, its verdict, and the share that decides its colour.
 
-    `share` is the fraction of the expected value, or else of the best comparable cell. It is None if the cell has no
-    number. `is_relative` marks cells that are compared only with each other, so that the best is not shown as good.
+    `share` is the fraction of the expected value. It is None if nothing is expected.
     """
 
     text: str
     share: float | None = None
     verdict: Verdict | None = None
-    is_relative: bool = False
 
 
 class Grid(Struct, frozen=True):
-    """A matrix of cells, for example the bandwidth between all pairs of devices."""
+    """A matrix of cells, for example the bandwidth between all pairs of devices. Pages print `note` below the title."""
 
     title: str
     corner: str
     columns: Sequence[str]
     lines: Mapping[str, Mapping[str, GridCell]]
+    note: str = ""
 
 
 def grid_of_words(

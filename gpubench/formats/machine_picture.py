@@ -5,7 +5,7 @@ nothing depends on colour alone.
 """
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from html import escape
 from statistics import median
 
@@ -13,11 +13,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.formats.json import DocumentRun
+from gpubench.formats.layout import four_digits, number_texts
 from gpubench.model.paths.topology import XGMI, is_gpu_link
 from gpubench.model.results.report import PairRow
 from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.operation import Direction, HostMemory
-from gpubench.model.terms.units import format_size, group_by, printable_line
+from gpubench.model.terms.units import format_size, group_by, plural, printable_line
 from gpubench.model.terms.verdict import Finding, Verdict, gravity
 
 
@@ -56,8 +57,8 @@ class Reach(Struct, frozen=True):
         if self.gb_s is None:
             return "not measured"
         return (
-            f"{self.gb_s:.3g}"
-            + (f" of {self.reference_gb_s:.3g}" if self.reference_gb_s else "")
+            four_digits(self.gb_s)
+            + (f" of {self.reference_gb_s:.4g}" if self.reference_gb_s else "")
             + f" GB/s {self.what}".rstrip()
         )
 
@@ -284,13 +285,16 @@ class _Spot(Struct, frozen=True):
 def machine_figure(machine: Machine) -> Iterator[str]:
     spots = _spots(machine.parts)
     height = _TOP + _BOTTOM + _ROW * max(1, sum(part.is_device for part in machine.parts[:_MOST_ROWS]))
-    words = f"{machine.node}: sockets, PCIe switches, GPUs, NICs"
+    words = f"Sockets, PCIe switches, GPUs and NICs of {machine.node}"
     yield f'<figure class="machine"><figcaption>{html_text(words)}</figcaption>'
     yield f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{html_text(words)}">'
     yield from _lines(machine, spots)
+    lines = {part.name: machine.median_reach(part.name).gb_s for part in machine.parts if part.is_gpu}
+    shown = [*lines.values(), *(wire.reach.gb_s for wire in machine.wires if _is_odd(machine, wire))]
+    numbers = number_texts([value for value in shown if value is not None])
     if machine.fabric:
-        yield from _fabric(machine, spots)
-    yield from _arcs(machine, spots)
+        yield from _fabric(machine, spots, numbers)
+    yield from _arcs(machine, spots, numbers)
     for part, spot in zip(machine.parts, spots, strict=False):
         yield from _part(part, spot)
     yield '</svg><ul class="legend">'
@@ -356,7 +360,7 @@ def _host_words(part: MachinePart) -> str:
     return f"with pinned host memory {part.reach.words}" if part.reach.gb_s is not None else ""
 
 
-def _fabric(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
+def _fabric(machine: Machine, spots: Sequence[_Spot], numbers: Mapping[float, str]) -> Iterator[str]:
     gpus = [(part, spot) for part, spot in zip(machine.parts, spots, strict=False) if part.is_gpu]
     top, bottom = gpus[0][1].y - _BOX / 2, gpus[-1][1].y + _BOX / 2
     for part, spot in gpus:
@@ -365,7 +369,8 @@ def _fabric(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
         yield f'<path class="w {_class(reach)}" d="M{spot.right:.0f} {spot.y:.1f}H{_FABRIC}">'
         yield f"<title>{html_text(title)}</title></path>"
         if reach.gb_s is not None:
-            yield f'<text class="f" x="{_FABRIC - 5}" y="{spot.y - 4:.1f}" text-anchor="end">{reach.gb_s:.3g}</text>'
+            words = numbers[reach.gb_s]
+            yield f'<text class="f" x="{_FABRIC - 5}" y="{spot.y - 5:.1f}" text-anchor="end">{words}</text>'
     middle = (top + bottom) / 2
     yield f'<rect class="box" x="{_FABRIC}" y="{top:.1f}" width="{_FABRIC_WIDTH}" height="{bottom - top:.1f}" rx="5"/>'
     x = _FABRIC + _FABRIC_WIDTH / 2 + 5
@@ -373,16 +378,21 @@ def _fabric(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
     yield f"{html_text(machine.fabric if machine.fabric == XGMI else f'NVLink, {machine.fabric}')}</text>"
 
 
-def _arcs(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
+def _arcs(machine: Machine, spots: Sequence[_Spot], numbers: Mapping[float, str]) -> Iterator[str]:
     """Draw connections between two GPUs: every NVLink if there is no fabric, otherwise only the marked ones."""
     places = {part.name: spot for part, spot in zip(machine.parts, spots, strict=False) if part.is_gpu}
     lines = [spot.y for spot in places.values()]
     for wire in machine.wires:
         is_odd = _is_odd(machine, wire)
-        if all(end in places for end in wire.ends) and (is_odd or (wire.is_nvlink and not machine.fabric)):
+        if all(end in places for end in wire.ends) and _is_drawn(machine, wire):
             one, other = (places[end] for end in wire.ends)
             named = any(part.verdict is not None for part in machine.parts if part.name in wire.ends)
-            yield from _arc(wire, one, other, [] if named else lines, odd=is_odd)
+            words = "" if wire.reach.gb_s is None or not is_odd else numbers[wire.reach.gb_s]
+            yield from _arc(wire, one, other, [] if named else lines, words, odd=is_odd)
+
+
+def _is_drawn(machine: Machine, wire: Wire) -> bool:
+    return _is_odd(machine, wire) or (wire.is_nvlink and not machine.fabric)
 
 
 def _is_odd(machine: Machine, wire: Wire) -> bool:
@@ -394,7 +404,7 @@ def _is_odd(machine: Machine, wire: Wire) -> bool:
     return not any(_class(machine.median_reach(end)) == _class(wire.reach) for end in wire.ends) or not machine.fabric
 
 
-def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: bool) -> Iterator[str]:
+def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], number: str, *, odd: bool) -> Iterator[str]:
     """Draw a connection as a curve. If it is marked, print its bandwidth next to it, between the rows in `lines`."""
     away = _ARCS + min(72.0, abs(other.y - one.y) / 3)
     path = (
@@ -407,7 +417,7 @@ def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: b
         if any(abs(y - line) < _ROW / 2 for line in lines):
             y += _ROW / 2
         x, anchor = (_FABRIC - 4.0, "end") if x > _FABRIC - 52 else (x + 4, "start")
-        words = f"{_SIGNS[wire.verdict]} {wire.reach.gb_s:.3g}" if wire.reach.gb_s is not None else _SIGNS[wire.verdict]
+        words = f"{_SIGNS[wire.verdict]} {number}".rstrip()
         yield f'<text class="tag {wire.verdict}" x="{x:.0f}" y="{y + 4:.1f}" text-anchor="{anchor}">{words}</text>'
 
 
@@ -461,7 +471,13 @@ def _legend(machine: Machine) -> Iterator[str]:
         yield _key("s", "not measured")
     whats = sorted({reach.what for reach in reaches if reach.gb_s is not None and reach.share is not None})
     if whats:
-        yield f"<li>GB/s; colours: reached of what is {html_text(', or '.join(whats))}; hover for more</li>"
+        to = ", median to the other GPUs" if machine.fabric else ""
+        yield f"<li>GB/s{to}; colours: share of what is {html_text(', or '.join(whats))}; hover for more</li>"
+    hidden = [wire for wire in machine.wires if not _is_drawn(machine, wire)]
+    if machine.fabric and (slow := [wire for wire in hidden if wire.verdict is not None]):
+        yield f"<li>not drawn: {plural(len(slow), 'slow pair')}, as slow as the line of a GPU</li>"
+    elif hidden and not machine.fabric:
+        yield f"<li>not drawn: {plural(len(hidden), 'pair')} without NVLink</li>"
 
 
 def _key(kind: str, words: str) -> str:

@@ -37,13 +37,14 @@ def render(run: DocumentRun) -> Iterator[str]:
     yield "\n"
     yield from (f"- {_text(label)}: {_text(words)}\n" for label, words in facts(run.metadata))
     for block in blocks(run):
-        if isinstance(block, Listing):
+        if isinstance(block, (Listing, Grid)):
             yield f"\n## {_text(block.title)}\n\n"
+            yield f"{_text(block.note)}\n\n" if block.note else ""
+        if isinstance(block, Listing):
             yield from _table(block.heads, block.lines)
             if block.left_out:
                 yield f"\n{_text(block.left_out)}\n"
         elif isinstance(block, Grid):
-            yield f"\n## {_text(block.title)}\n\n"
             yield from _table((block.corner, *block.columns), list(_lines(block)), marked=True)
 
 

@@ -377,7 +377,7 @@ class Page:
             line = line_text("")
             for text, cell in pieces:
                 word = printable_line(text).lstrip()
-                is_good = cell.share is not None and cell.share >= SLOW_SHARE and not cell.is_relative
+                is_good = cell.share is not None and cell.share >= SLOW_SHARE
                 style = _VERDICT_STYLES[Verdict.PASS] if is_good and cell.verdict not in layout.VERDICT_MARKS else ""
                 line.append(word.rjust(len(text)))
                 line.stylize(style, len(line) - len(word), len(line))

@@ -75,7 +75,7 @@ def test_every_format_has_it(tmp_path: Path, ending: str) -> None:
     if ending == "xml":
         assert "64M, allreduce, beside gemm, 8 CTAs" in text
     if ending == "html":
-        assert "Step, by size and cap" in text
+        assert "by size and limit on CTAs" in text
         assert text.count("<figure>") >= 2
 
 

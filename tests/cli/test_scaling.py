@@ -111,7 +111,7 @@ def test_the_page_draws_the_curve_and_marks_the_break(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     ended("allreduce", *H200, "--np", "2,4,8", "--fault", "link0-3:staged=yes", "--output", str(page))
     text = unescape(page.read_text(encoding="utf-8"))
-    assert "allreduce float32 sum in place: bandwidth over GPUs, GB/s" in text
+    assert "Allreduce float32 sum in place: bandwidth over GPUs, GB/s" in text
     assert text.count('<line class="limit"') == 1
     assert "breaks at 4: GPU0 → GPU3 goes through host memory" in text
     assert text.count("<figcaption>allreduce float32 sum: bus bandwidth") == 1  # Of 8 ranks, not one line through all

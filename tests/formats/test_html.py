@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpubench.formats.blocks import MOST_LINES
+from gpubench.formats.layout import number_texts
 from gpubench.formats.registry import Presentation, Target
 from gpubench.model.results.compare import OPEN_ENDED, charts
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
@@ -147,13 +148,12 @@ def test_figures_stand_below_each_other_with_and_without_a_mark() -> None:
 
 
 def test_a_machine_of_staged_pairs_looks_like_none_that_is_healthy() -> None:
-    """Copies that only their siblings tell of, and those with peer access off, are held against the limit then."""
+    """Copies that have only siblings to compare with are compared with the limit then. With peer access off none is."""
     pairs = [f"--fault=link{one}-{other}:staged=yes" for one in range(4) for other in range(one)]
     text = gpubench("p2p", "--simulate", "hgx-h100-4", *pairs, "--format", "html").stdout
-    for head in ("peer access off", "read by the destination, peer access on", "at once"):
-        _, _, rest = text.partition(head)
-        (table,) = re.findall(r"<table>(.*?)</table>", rest, re.DOTALL)[:1]
-        assert set(re.findall(r'<td class="([^"]+)"', table)) == {"own", "h far low"}, head
+    for title, table in maps(text).items():
+        kind = "n" if "peer access off" in title or "faster" in title else "h far low"
+        assert set(re.findall(r'<td class="([^"]+)"', table)) == {"own", kind}, title
     drawn = text.partition('<h2 id="the-machine">')[2].partition("</svg>")[0]
     assert 'class="w s0' in drawn
     assert not re.search(r'<path class="w s[123][^"]*" [^>]*><title>GPU\d', drawn)
@@ -246,15 +246,96 @@ def test_nothing_is_wider_than_the_window(tmp_path: Path) -> None:
     assert {window: wider for window, wider in zip(windows, found, strict=True) if wider > 0} == {}
 
 
+def maps(text: str) -> dict[str, str]:
+    """The tables of a page with an empty cell for each device with itself, by title."""
+    parts = [part.partition(">")[2] for part in text.split("<h2 ")[1:] if 'class="own"' in part]
+    return {html.unescape(part.partition("</h2>")[0]): part for part in parts}
+
+
 @pytest.mark.parametrize("name", ["hgx-h100-8", "dgx-1-v100", "l40s-8", "rtx-4090-2", "hgx-a100-4"])
-def test_a_healthy_machine_has_direct_copies_first_and_nothing_orange(name: str) -> None:
+def test_a_healthy_machine_has_direct_copies_first(name: str) -> None:
     """The first map had peer access off, all orange with red frames, under a green PASS."""
-    text = gpubench("p2p", "--simulate", name, "--format", "html").stdout
-    maps = [part for part in text.split("<h2 ")[1:] if 'class="own"' in part]
-    first, title = maps[0], re.sub(r"<[^>]*>.*", "", maps[0].partition(">")[2], flags=re.DOTALL)
-    assert "peer access on" in title or name == "rtx-4090-2", title
+    found = maps(gpubench("p2p", "--simulate", name, "--format", "html").stdout)
+    title, first = next(iter(found.items()))
+    assert title == "Writes of 256M" + (", peer access off" if name == "rtx-4090-2" else "")
     assert "GB/s" in first
-    assert not [part[:80] for part in maps if re.search(r'<td class="h[^"]*(far|low|near)', part)]
-    assert not [part[:80] for part in maps if "ERROR" in part]
     numbers = re.findall(r'<td class="h[^>]*>([\d.]+)', first)
     assert {len(number.replace(".", "")) for number in numbers} == {4}, numbers
+    assert ("–: not measured (no peer access" in html.unescape("".join(found.values()))) == (
+        '<td class="n">&#8211;' in "".join(found.values())
+    )
+
+
+HEALTHY = (
+    "p2p --simulate hgx-h100-8", "p2p --simulate dgx-1-v100", "p2p --simulate l40s-8", "p2p --simulate rtx-4090-2",
+    "topo --simulate hgx-h100-8", "topo --simulate dgx-1-v100", "check --simulate hgx-h100-8",
+    "allreduce --simulate hgx-h100-8 --np 1,2,4,8", "scan --simulate hgx-h100-8*16", "kv --simulate hgx-h100-8",
+    "overlap --simulate hgx-h100-8", "watch --simulate hgx-h100-8 --for 2s",
+    "plan --parameters 7B --simulate hgx-h100-8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", HEALTHY)
+def test_a_healthy_page_has_nothing_orange_and_titles_as_titles(command: str) -> None:
+    text = gpubench(*command.split(), "--format", "html").stdout
+    assert not re.findall(r'<td class="h[^"]*far[^>]*>[^<]*', text)
+    assert "<th></th>" not in text, "a column without a head"
+    titles = re.findall(r"<(?:h2|figcaption)[^>]*>([^<]*)<", text)
+    assert [title for title in titles if not title[0].isupper() or len(html.unescape(title)) > 70] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "bad"),
+    [
+        ("p2p --simulate hgx-h100-8 --fault gpu5:nvlink=12", {"Writes of 256M": 14}),
+        (
+            "p2p --simulate hgx-h100-8 --fault link0-6:staged=yes",
+            dict.fromkeys(
+                (
+                    *("Writes of 256M", "Reads of 256M", "Copies both ways at once of 256M", "Kernel writes of 256M"),
+                    "Latency of writes of 16 bytes",
+                ),
+                2,
+            ),
+        ),
+    ],
+)
+def test_what_is_bad_is_orange_and_nothing_else(command: str, bad: dict[str, int]) -> None:
+    found = maps(gpubench(*command.split(), "--format", "html").stdout)
+    assert {title: count for title, part in found.items() if (count := part.count('<td class="h far'))} == bad
+    marks = "".join(found.values()).count('<td class="h far low"'), "".join(found.values()).count('<b title="FAIL">')
+    assert marks == (sum(bad.values()),) * 2
+
+
+def test_a_scan_marks_the_node_of_a_bad_gpu_though_its_rails_are_fast() -> None:
+    text = gpubench("scan", "--simulate", "hgx-h100-8*8", "--fault", "node3.gpu5:nvlink=12", "--format", "html").stdout
+    assert html.unescape(re.findall(r"<tr><th>([^<]*)</th><td", text)[0]) == "node3 ✗ (leaf0)"
+
+
+def test_the_figures_of_a_column_have_the_same_digits() -> None:
+    assert number_texts([36.9, 36.91, 374.96]) == {36.9: "36.90", 36.91: "36.91", 374.96: "375.0"}
+    assert number_texts([450.0, 50.0]) == {450.0: "450", 50.0: "50"}
+    assert number_texts([0.0, 2899.4, 9999.9, 0.00125]) == {
+        0.0: "0", 2899.4: "2899", 9999.9: "10000", 0.00125: "0.001250",
+    }  # fmt: skip
+    text = gpubench("p2p", "--simulate", "hgx-h100-8", "--fault", "link0-6:staged=yes", "--format", "html").stdout
+    evidence = text.partition(">Evidence</h2>")[2].partition("</table>")[0]
+    assert ">36.91<" in evidence or ">36.90<" in evidence
+    drawn = text.partition('<h2 id="the-machine">')[2].partition("</svg>")[0]
+    shown = re.findall(r"<text class=\"(?:f|tag)[^>]*>(?:✗ |&#10007; )?([\d.]+)<", drawn)
+    assert len(shown) == 9
+    assert {len(number.replace(".", "")) for number in shown} == {4}, shown
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("p2p --simulate dgx-1-v100", "not drawn: 12 pairs without NVLink"),
+        ("p2p --simulate l40s-8", "not drawn: 28 pairs without NVLink"),
+        ("p2p --simulate hgx-h100-8 --fault gpu5:nvlink=12", "not drawn: 7 slow pairs, as slow as the line of a GPU"),
+        ("p2p --simulate hgx-h100-8", ""),
+    ],
+)
+def test_the_picture_says_why_pairs_are_not_drawn(command: str, words: str) -> None:
+    text = gpubench(*command.split(), "--format", "html").stdout
+    assert re.findall("<li>(not drawn[^<]*)", text) == ([words] if words else [])

@@ -1,6 +1,7 @@
 """Print KV transfers: one line per pair of GPUs, then all sizes and numbers of blocks of the slowest pair."""
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from gpubench.formats.layout import INDENT, Column, figure, verdict_mark
 from gpubench.formats.table import Page, ReportView
@@ -37,13 +38,23 @@ class _KvPair:
         known = [row for row in self.largest if row.bandwidth_gb_s is not None]
         self.slowest = min(known, key=lambda row: row.bandwidth_gb_s or 0.0, default=self.largest[0])
         verdicts = [Verdict(row.verdict) for row in rows if row.verdict]
-        self.verdict = worst_verdict(verdicts) if verdicts else "not judged"
+        self.verdict = worst_verdict(verdicts) if verdicts else None
 
     def gb_s(self, direction: str) -> float | None:
         return next((row.bandwidth_gb_s for row in self.largest if row.direction == direction), None)
 
 
-_PAIRS = (
+def pairs(rows: Sequence[KvRow]) -> list[_KvPair]:
+    """Group the transfers between GPUs by pair and kind of memory."""
+    between = (row for row in rows if row.destination != _HOST)
+    return [_KvPair(alike) for alike in group_by(between, attrgetter("source", "destination", "memory")).values()]
+
+
+def pairs_title(found: Sequence[_KvPair]) -> str:
+    return f"one block of {format_size(found[0].largest[0].size_bytes)}, from GPU to GPU"
+
+
+PAIRS = (
     Column("from", lambda pair: pair.first.source),
     Column("to", lambda pair: pair.first.destination),
     Column("memory", lambda pair: pair.first.memory, 1),
@@ -51,12 +62,12 @@ _PAIRS = (
     Column("write GB/s", lambda pair: figure(pair.gb_s("write")), right=True),
     Column("read GB/s", lambda pair: figure(pair.gb_s("read")), right=True),
     Column("of a copy", lambda pair: _percent(pair.slowest.expected_percent), 2, right=True),
-    Column("verdict", lambda pair: pair.verdict),
+    Column("verdict", lambda pair: pair.verdict or "not judged"),
 )
 _SIZES = (
     Column("size", lambda row: format_size(row.size_bytes), right=True),
     Column("blocks", lambda row: str(row.blocks), right=True),
-    Column("", "direction"),
+    Column("", "direction", on_page="direction"),
     Column("GB/s", lambda row: figure(row.bandwidth_gb_s), right=True),
     Column("p50 µs", lambda row: figure(row.p50_us), right=True),
     Column("p99 µs", lambda row: figure(row.p99_us), 2, right=True),
@@ -101,16 +112,14 @@ class KvView(ReportView):
         page.outcome(report)
 
     def _tables(self) -> None:
-        grouped = group_by(self._rows, lambda row: (row.source, row.destination, row.memory))
-        pairs = [_KvPair(rows) for rows in grouped.values()]
-        if not pairs:
+        found = pairs(self._rows)
+        if not found:
             return
-        size = format_size(pairs[0].largest[0].size_bytes)
         self._page.print("")
-        self._page.wrap(f"one block of {size}, from GPU to GPU")
-        self._page.table(_PAIRS, pairs, keys=2)
-        worst = min(pairs, key=lambda pair: pair.slowest.bandwidth_gb_s or 0.0)
-        for pair in pairs if self._page.verbose else [worst]:
+        self._page.wrap(pairs_title(found))
+        self._page.table(PAIRS, found, keys=2)
+        worst = min(found, key=lambda pair: pair.slowest.bandwidth_gb_s or 0.0)
+        for pair in found if self._page.verbose else [worst]:
             first = pair.first
             self._page.print("")
             self._page.wrap(f"all sizes, {first.source} → {first.destination}, {first.memory}")

@@ -22,7 +22,6 @@ _HEADS = {
     "faults": "page faults",
     "in place": "in place",
 }
-_NVLINK = "NVLink"
 _LATENCY_BYTES = 16
 _TIMED_BELOW_BYTES = 64 * 2**10
 """Show the time instead of the bandwidth for smaller copies, whose bandwidth would round to zero."""
@@ -42,6 +41,7 @@ _ENGINES = {
     "in place": "managed memory, used where it is by a kernel",
 }
 _ACCESS = {"on": "peer access on", "off": "peer access off: through host memory"}
+_COPIES = {"write": "writes", "read": "reads", "both": "copies both ways at once"}
 _SCOPES = {"ipc": "between processes (CUDA IPC)", "network": "between nodes"}
 
 _MARKS = "GB/s is 1e9 bytes/s; " + ", ".join(f"{mark} {verdict}" for verdict, mark in VERDICT_MARKS.items())
@@ -260,6 +260,31 @@ def series_title(row: PairRow) -> str:
     return f"{'a copy of 16 bytes' if size == _LATENCY_BYTES else units.format_size(size)}, {copying_way(row)}"
 
 
+def page_title(row: PairRow) -> str:
+    """Return a short title for a matrix of copies on a page, such as 'Reads of 256M'."""
+    engine = "kernel " if row.engine == _KERNEL else "" if row.engine == _COPY else f"{(row.engine or '').upper()} "
+    what = f"{engine}{_COPIES[row.direction or 'write'] if row.peer or row.direction == 'both' else 'transfers'}"
+    size = "16 bytes" if row.size_bytes == _LATENCY_BYTES else units.format_size(row.size_bytes or 0)
+    words = (
+        f"{'latency of ' if is_timed(row) else ''}{what} of {size}",
+        "peer access off" if row.peer == "off" else "",
+    )
+    return ", ".join(filter(None, (*words, _SCOPES.get(row.scope or ""))))
+
+
+def page_note(rows: Sequence[PairRow]) -> str:
+    """Describe on a page how the copies of a matrix were made, what is expected, and why pairs have no value."""
+    sentences = [copying_way(rows[0])]
+    if expected := _expected(rows, " %"):
+        reached, sources = expected
+        sentences.append(f"Expected: {sources}. Reached: {reached}")
+    reasons = dict.fromkeys(row.note for row in rows if row.bandwidth_gb_s is None and row.verdict == Verdict.SKIP)
+    sentences += [f"–: not measured ({reason})" for reason in reasons]
+    if any(row.bandwidth_gb_s is not None and row.verdict is None for row in rows):
+        sentences.append("Pairs without a colour are not judged")
+    return ". ".join(sentence[:1].upper() + sentence[1:] for sentence in sentences) + "."
+
+
 def copying_way(row: PairRow) -> str:
     """Describe how a row was copied: by engine, direction and peer access.
 
@@ -305,52 +330,33 @@ def _limit_percent(row: PairRow) -> float | None:
 
 
 def copy_cells(rows: Sequence[PairRow], words: Callable[[PairRow], str]) -> dict[str, dict[str, GridCell]]:
-    """Return the cells of a matrix by source and destination.
-
-    The share of each cell is relative to the highest expected value for its kind of link, or else to the best measured
-    one.
-    """
+    """Return the cells of a matrix by source and destination. The share of a judged cell is that of a healthy pair."""
     lines: dict[str, dict[str, GridCell]] = {}
-    timed = is_timed(rows[0])
-    for members in units.group_by(rows, lambda row: link_kind(row.path_class or "")).values():
-        known = [value for row in members if (value := _value(row))]
-        expected = most_expected(members) if timed else max((row.healthy_gb_s or 0.0 for row in members), default=0.0)
-        best = expected or (min if timed else max)(known, default=0.0)
-        for row in members:
-            value = _value(row)
-            share = None if not value or not best else best / value if timed else value / best
-            if row.verdict == Verdict.PASS and row.expected_percent is not None:
-                # A pair with one NVLink can reach 100 % although other pairs have two.
-                share = max(share or 0.0, row.expected_percent / 100)
-            if row.peer == "off" and row.verdict is None:
-                share = None  # This baseline goes through host memory on purpose
-            verdict = None if row.verdict is None else Verdict(row.verdict)
-            cell = GridCell(words(row), share and min(share, 1.0), verdict, is_relative=not expected)
-            lines.setdefault(row.source, {})[row.destination] = cell
+    for row in rows:
+        share = None
+        if row.verdict is not None:
+            percent = row.expected_percent if is_timed(row) else units.percent(row.bandwidth_gb_s, row.healthy_gb_s)
+            share = None if percent is None else min(percent / 100, 1.0)
+        verdict = None if row.verdict is None else Verdict(row.verdict)
+        lines.setdefault(row.source, {})[row.destination] = GridCell(words(row), share, verdict)
     return lines
-
-
-def link_kind(path_class: str) -> str:
-    """Return the kind of link that makes cells comparable: 'NVLink' for any number of links, or the path class."""
-    is_nvlink = path_class.startswith("NV") and path_class[2:].isdecimal() and path_class.isascii()
-    return _NVLINK if is_nvlink else path_class
-
-
-def most_expected(rows: Sequence[PairRow]) -> float | None:
-    """Return the best expected value of rows of one size: the shortest time for small copies, or the highest GB/s."""
-    if is_timed(rows[0]):
-        return min((row.expected_us for row in rows if row.expected_us is not None), default=None)
-    return max((row.expected_gb_s for row in rows if row.expected_gb_s is not None), default=None)
 
 
 def expected_lines(rows: Sequence[PairRow]) -> Iterator[str]:
     """Yield a line with the percentage of the expected value that pairs reach, and its source."""
+    if expected := _expected(rows):
+        yield f"% exp: {expected[0]}; expected: {expected[1]}"
+
+
+def _expected(rows: Sequence[PairRow], unit: str = "") -> tuple[str, str] | None:
+    """Return the percentage of the expected value that pairs reach, and its sources. None if nothing is expected."""
     known = [(row.expected_percent, row) for row in rows if row.expected_percent is not None]
-    if known:
-        (lowest, row), (highest, _) = (pick(known, key=itemgetter(0)) for pick in (min, max))
-        reached, sources = _range(lowest, highest), dict.fromkeys(row.expected_source for _, row in known)
-        which = f", lowest {row.source} → {row.destination}" if " to " in reached else ""
-        yield f"% exp: {reached}{which}; expected: {', '.join(filter(None, sources))}"
+    if not known:
+        return None
+    (lowest, row), (highest, _) = (pick(known, key=itemgetter(0)) for pick in (min, max))
+    reached, sources = f"{_range(lowest, highest)}{unit}", dict.fromkeys(row.expected_source for _, row in known)
+    which = f", lowest {row.source} → {row.destination}" if " to " in reached else ""
+    return f"{reached}{which}", ", ".join(filter(None, sources))
 
 
 def limit_lines(rows: Sequence[PairRow]) -> Iterator[str]:
@@ -363,10 +369,6 @@ def limit_lines(rows: Sequence[PairRow]) -> Iterator[str]:
 def is_timed(row: PairRow) -> bool:
     """True if the copy is so small that tables show its time instead of its bandwidth."""
     return (row.size_bytes or 0) < _TIMED_BELOW_BYTES
-
-
-def _value(row: PairRow) -> float | None:
-    return row.latency_us if is_timed(row) else row.bandwidth_gb_s
 
 
 def _range(lowest: float, highest: float) -> str:

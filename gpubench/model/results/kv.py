@@ -12,7 +12,7 @@ class KvRow(Record, frozen=True, kw_only=True):
     """One kind of transfer from one process to another, by UCX or NIXL."""
 
     section = "kv"
-    on_page = OnPage(title="transfers")
+    on_page = OnPage(title="Transfers")
     host_fields = ("node",)
 
     node: str  #: host name of both processes

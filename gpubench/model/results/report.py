@@ -527,7 +527,8 @@ class EvidenceRow(Record, frozen=True, kw_only=True):
         columns=(
             *("source", "destination", "path_class", "capability", "selection", "measurement", "correctness"),
             *("transport", "bandwidth_gb_s", "limit_gb_s", "conclusion", "confidence", "verdict"),
-        )
+        ),
+        folds=True,
     )
 
     source: str  #: source of the data: a GPU, a rank, or host memory (host)
@@ -563,10 +564,11 @@ class FallbackRow(Record, frozen=True, kw_only=True):
 
     section = "fallback"
     on_page = OnPage(
+        "Paths",
         columns=(
             *("conclusion", "verdict", "confidence", "count", "pairs", "transport", "bandwidth_gb_s", "limit_gb_s"),
             *("cause_seen", "commands", "comment", "how"),
-        )
+        ),
     )
 
     #: conclusion for these paths; "direct possible" and "direct impossible" appear only in `topo`
@@ -604,6 +606,7 @@ class CauseRow(Record, frozen=True, kw_only=True):
     """A cause that was found, the most important first. docs/reference/conditions.md lists all causes."""
 
     section = "causes"
+    on_page = OnPage(columns=("id", "verdict", "title", "evidence", "subject", "paths", "confidence", "effects"))
 
     id: str  #: ID of the cause
     evidence: str  #: evidence for the cause
@@ -627,6 +630,7 @@ class UnreadRow(Record, frozen=True, kw_only=True):
     """A cause that could not be checked, with the reason."""
 
     section = "causes_unread"
+    on_page = OnPage("Causes that could not be checked")
 
     id: str  #: ID of the cause that could not be checked
     title: str  #: short description of the cause
@@ -640,6 +644,7 @@ class PatternRow(Record, frozen=True, kw_only=True):
     """
 
     section = "patterns"
+    on_page = OnPage("Many pairs at once")
 
     pattern: str  #: pattern of the copies: ring, all to one, one to all, bisection, all to all
     direction: str  #: direction of the copies: write or read

@@ -358,5 +358,11 @@ HOST_FIELDS: Mapping[str, Sequence[str]] = {
 }
 """The columns with a host name, by section."""
 
-MATRICES = dict.fromkeys(("matrix", "peer_access", "limits", "matrices", "ratios"), OnPage()) | {"matrices": HIDDEN}
+MATRICES = {
+    "matrix": OnPage("Paths between devices"),
+    "peer_access": OnPage("Peer access, as CUDA / NVML report it"),
+    "limits": OnPage("Limits, GB/s per direction"),
+    "matrices": HIDDEN,
+    "ratios": OnPage("Times faster with peer access on"),
+}
 """The sections that are matrices, and how pages show them."""

@@ -379,6 +379,7 @@ class ScanPartRow(Record, frozen=True, kw_only=True):
     """A faulty part of a node or of the network. The verdict is WARN if the scan did not confirm the fault."""
 
     section = "parts"
+    on_page = OnPage("Bad parts")
 
     part_kind: Annotated[str, PartKind]  #: type of the faulty part
     subject: str  #: name of the node, rail or leaf

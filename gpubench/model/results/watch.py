@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpubench.model.facts.traffic import FOREIGN_GB_S, sum_rates
 from gpubench.model.results.ending import LinePart, part
 from gpubench.model.results.fallback import HangRow
-from gpubench.model.results.report import Record, Report
+from gpubench.model.results.report import OnPage, Record, Report
 from gpubench.model.terms.units import compress_names, group_by, shorten
 from gpubench.model.terms.verdict import Origin, Verdict
 
@@ -73,6 +73,12 @@ class JobRow(Record, frozen=True, kw_only=True):
     """The verdict on one job's traffic on one node, from the intervals with traffic."""
 
     section = "jobs"
+    on_page = OnPage(
+        columns=(
+            *("node", "job", "gpus", "way", "verdict", "seconds", "nvlink_gb_s", "pcie_sent_gb_s"),
+            *("pcie_received_gb_s", "network_gb_s", "seen", "cause_seen"),
+        )
+    )
 
     node: str  #: host name of the node
     job: str  #: name of the job from its launcher, or the job's only process
