@@ -215,7 +215,8 @@ def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple
             verdict = _worse(*(Verdict(row.verdict) for row in measured if row.verdict))
         else:
             limit = members[0].limit_gb_s
-            reach = Reach(limit, best if is_gpu_link(path) else None, "possible")
+            is_odd = any(key in odd for key in (ends, *((end, "") for end in ends)))
+            reach = Reach(limit, (best if is_odd else limit) if is_gpu_link(path) else None, "possible")
             title, verdict = f"{_ARROW.join(ends)}: {reach.words}", None
         found = odd.get(ends)
         verdict = _worse(*filter(None, (verdict, None if found is None else found[0])))

@@ -114,7 +114,7 @@ def test_the_page_draws_the_curve_and_marks_the_break(tmp_path: Path) -> None:
     assert "Allreduce float32 sum in place: bandwidth over GPUs, GB/s" in text
     assert text.count('<line class="limit"') == 1
     assert "breaks at 4: GPU0 → GPU3 goes through host memory" in text
-    assert text.count("<figcaption>allreduce float32 sum: bus bandwidth") == 1  # Of 8 ranks, not one line through all
+    assert text.count("<figcaption>Allreduce float32 sum: bus bandwidth") == 1  # Of 8 ranks, not one line through all
 
 
 def test_the_terminal_plots_it_too() -> None:

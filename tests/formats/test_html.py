@@ -279,6 +279,7 @@ HEALTHY = (
 def test_a_healthy_page_has_nothing_orange_and_titles_as_titles(command: str) -> None:
     text = gpubench(*command.split(), "--format", "html").stdout
     assert not re.findall(r'<td class="h[^"]*far[^>]*>[^<]*', text)
+    assert not re.findall(r'<path class="w s[01]', text), "a slow link in the picture of the machine"
     assert "<th></th>" not in text, "a column without a head"
     titles = re.findall(r"<(?:h2|figcaption)[^>]*>([^<]*)<", text)
     assert [title for title in titles if not title[0].isupper() or len(html.unescape(title)) > 70] == []
