@@ -240,8 +240,9 @@ def _node_differs(run: Circumstances) -> Found:
         count = len(kind.alike)
         usual = f"the same as {count} other nodes of kind {kind.name}" if count > 1 else "the same as the other node"
         for number, differs in kind.odd.items():
-            if run.nodes[number].snapshot.failures:
-                continue  # Failed readings are reported as failures, not as differences
+            snapshot = run.nodes[number].snapshot
+            if snapshot.failures or snapshot.driver.absent:
+                continue  # Failed readings and a missing driver are reported as such, not as differences
             if kind.differs_from is None and number in kind.rivals:
                 yield _undecided(run, kind.alike, (number,), differs)
             else:

@@ -53,7 +53,7 @@ def fault(kind: str) -> tuple[str, ...]:
             "SKIP (simulated): no path between GPUs was seen: process 4000 (python) on node0 shows host copies",
             3,
         ),
-        ("waiting", "WARN (simulated): python (torch node0:29500) on node0 GPU0-3: for 4 s", 1),
+        ("waiting", "WARN (simulated): python (torch node0:29500) on node0 GPU0-3: GPU0 idle for 4 s", 1),
         ("idle", "SKIP (simulated): all jobs are idle, no traffic between GPUs was seen", 3),
     ],
 )

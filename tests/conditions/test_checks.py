@@ -813,3 +813,9 @@ def test_mig_refuses_by_design() -> None:
     (finding,) = examined([replace(mig, pairs=pairs_saying(cuda=False, read="NS", write="NS"))])
     assert finding.severity is Verdict.SKIP
     assert finding.cause.startswith("MIG is enabled")
+
+
+def test_a_node_without_a_driver_is_not_also_different() -> None:
+    found = {finding.id for finding in examined(machine("hgx-h100-8*3", "node1:driver_missing=yes"))}
+    assert "driver-missing" in found
+    assert "node-differs" not in found

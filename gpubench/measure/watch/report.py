@@ -7,8 +7,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.conditions.gpu import GPU
-from gpubench.measure.watch.jobs import RunningJob, explain, running_jobs
-from gpubench.measure.watch.jobs import WatchedJobs as WatchedJobs
+from gpubench.measure.watch.jobs import RunningJob, WatchedJobs, explain, running_jobs
 from gpubench.measure.watch.signals import QUIET_GB_S, Joined, Members, Pcie, Signals, decide, signals
 from gpubench.measure.watch.transfers import HostTransfer, TransferFinder, transferring_pids
 from gpubench.model.facts.process import GpuProcess
@@ -502,15 +501,18 @@ def jobs_now(interval: Interval, course: Course, origin: Origin) -> Iterator[Job
 
 def _describe(stretch: PathTime) -> str:
     """Describe mean rates, for example 'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s: some GPUs send …'."""
-    observed = stretch.last
-    if observed is None:
+    if (observed := stretch.last) is None:
         return ""
-    parts = [f"NVLink {_gb_s(stretch.rate('nvlink_gb_s'))}"]
-    parts.append(f"PCIe {_gb_s(stretch.rate('pcie_sent_gb_s'))} out and {_gb_s(stretch.rate('pcie_received_gb_s'))} in")
+    details = [*observed.seen.odd_rails, *observed.seen.idle_gpus, *observed.seen.doubts]
+    return f"{_rates(stretch)}: {observed.meaning}" + (f" ({'; '.join(details)})" if details else "")
+
+
+def _rates(stretch: PathTime) -> str:
+    sent, received = _gb_s(stretch.rate("pcie_sent_gb_s")), _gb_s(stretch.rate("pcie_received_gb_s"))
+    parts = [f"NVLink {_gb_s(stretch.rate('nvlink_gb_s'))}", f"PCIe {sent} out and {received} in"]
     if (stretch.rate("network_gb_s") or 0.0) > QUIET_GB_S:
         parts.append(f"NICs {_gb_s(stretch.rate('network_gb_s'))} out")
-    details = [*observed.seen.odd_rails, *observed.seen.idle_gpus, *observed.seen.doubts]
-    return f"{', '.join(parts)} GB/s: {observed.meaning}" + (f" ({'; '.join(details)})" if details else "")
+    return f"{', '.join(parts)} GB/s"
 
 
 def _findings(course: Course) -> Iterator[Finding]:
@@ -637,11 +639,13 @@ def _unbalanced(course: JobCourse, job: RunningJob) -> Finding:
 
 
 def _waiting(course: JobCourse, job: RunningJob) -> Finding:
+    idle = "" if course.main.last is None else ", ".join(course.main.last.seen.idle_gpus)
     return Finding(
         id=GPU_WAITED_FOR,
         severity=course.verdict,
         subject=_subject(course, job),
-        seen=f"for {course.main.seconds:.0f} s: {_describe(course.main)}",
+        seen=f"{idle} idle for {course.main.seconds:.0f} s while the other GPUs of the job run kernels: "
+        f"{_rates(course.main)}",
         expected="all GPUs of a job work or wait together",
         cause="the process of the idle GPU waits for data, for the CPU or for a file, has ended, or hangs",
         cure=Cure.of(
