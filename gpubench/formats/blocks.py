@@ -233,10 +233,19 @@ def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Block]:
         yield Grid(f"Step with {partner}, µs, by size and limit on CTAs", "size", columns, lines)
 
 
-def _transfer_blocks(rows: Sequence[KvRow]) -> Iterator[Listing]:
-    """Yield one line per pair of GPUs, then every transfer."""
-    if pairs := kv.pairs(rows):
-        yield _listing(capitalised(kv.pairs_title(pairs)), kv.PAIRS, pairs)
+def _transfer_blocks(rows: Sequence[KvRow]) -> Iterator[Block]:
+    """Yield a matrix of the pairs of GPUs per kind of memory, then every transfer."""
+    for memory, pairs in group_by(kv.pairs(rows), lambda pair: pair.first.memory).items():
+        lines: dict[str, dict[str, GridCell]] = {}
+        for pair in pairs:
+            percent, gb_s = pair.slowest.expected_percent, pair.slowest.bandwidth_gb_s
+            share = None if percent is None else min(percent / 100, 1.0)
+            words = "ERROR" if gb_s is None else four_digits(gb_s)
+            lines.setdefault(pair.first.source, {})[pair.first.destination] = GridCell(words, share, pair.verdict)
+        names = list(dict.fromkeys(name for pair in pairs for name in (pair.first.source, pair.first.destination)))
+        paths = ", ".join(dict.fromkeys(kv.describe_path(pair.slowest) for pair in pairs))
+        note = f"The slower of write and read, compared with a plain copy. Path: {paths}."
+        yield Grid(f"{capitalised(kv.pairs_title(pairs))}, {memory}", "GB/s", names, lines, note)
     shown, more = gravest(rows, MOST_LINES, KvRow.section)
     yield _listing("Every transfer", kv.COLUMNS[KvRow], shown, more, folds=True)
 

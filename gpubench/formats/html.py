@@ -17,7 +17,7 @@ from msgspec import Struct
 from gpubench.errors import UsageError
 from gpubench.formats.blocks import Listing, blocks, capitalised, copies_of_report, facts, outcome, title
 from gpubench.formats.json import DocumentRun, DocumentWriter
-from gpubench.formats.layout import Grid, GridCell
+from gpubench.formats.layout import Grid, GridCell, number_texts
 from gpubench.formats.machine_picture import html_text, machines
 from gpubench.formats.machine_picture import machine_figure as picture_of
 from gpubench.formats.registry import Presentation, Target
@@ -46,7 +46,8 @@ h1 { font-size: 1.4rem; margin: .2rem 0 .8rem; } h2 { font-size: 1.05rem; margin
 .verdict p { color: var(--ink); font-weight: 400; margin: .3rem 0 0; }
 .finding { border-left: 4px solid currentColor; background: var(--card); padding: .5rem .8rem; margin: .8rem 0; }
 .finding dl, .finding span { color: var(--ink); } .finding code { font-size: .9em; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem .8rem; margin: .4rem 0 0; font-size: .9rem; }
+dl { display: grid; grid-template-columns: fit-content(40%) 1fr; gap: .1rem .8rem; margin: .4rem 0 0;
+  font-size: .9rem; }
 dt { color: var(--faint); } dd { margin: 0; min-width: 0; }
 .scroll, .machine { overflow-x: auto; } .machine svg[role] { min-width: 480px; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
@@ -167,7 +168,7 @@ def _axes(chart: Chart, scale: _Scale) -> Iterator[str]:
     for value in _ticks(scale):
         y = scale.y(value)
         yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text x="{_LEFT - 6}" y="{y + 5:.1f}" text-anchor="end">{value:g}</text>'
+        yield f'<text x="{_LEFT - 9}" y="{y + 5:.1f}" text-anchor="end">{value:g}</text>'
     sizes = sorted({size for line in chart.lines for size, _ in line.points})
     for size in sizes[:: math.ceil(len(sizes) / _MOST_TICKS)]:
         yield f'<text x="{scale.x(size):.1f}" y="{_HEIGHT - 32}" text-anchor="middle">{format_size(size)}</text>'
@@ -276,16 +277,18 @@ def _parse_time(text: str) -> datetime:
 def trend_figure(trend: Trend) -> Iterator[str]:
     """Yield a chart of one value over time. Markers show verdicts, and the caption has the median of earlier runs."""
     *before, newest = trend.points
-    words = f"{trend.name}, {newest.gb_s:.4g} GB/s"
+    what, _, which = trend.name.rpartition(": ")
+    words = f"{capitalised(which)}{f' of {what}' if what else ''}: {newest.gb_s:.4g} GB/s"
     if before:
         words += f"; median of {len(before)} before {median(point.gb_s for point in before):.4g}"
     yield f"<figure><figcaption>{html_text(words)}</figcaption>"
     yield f'<svg viewBox="0 0 {_TREND_WIDTH} {_TREND_HEIGHT}" role="img" aria-label="{html_text(words)}">'
     low, high = _range(trend.points)
+    digits = number_texts([low, high])
     for value in (low, high):
         y = _y(value, low, high)
         yield f'<line class="grid" x1="{_TREND_LEFT}" x2="{_TREND_WIDTH - _TREND_RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text x="{_TREND_LEFT - 6}" y="{y + 5:.1f}" text-anchor="end">{value:.4g}</text>'
+        yield f'<text x="{_TREND_LEFT - 9}" y="{y + 5:.1f}" text-anchor="end">{digits[value]}</text>'
     # Centre the point if there is only one run.
     times = [_parse_time(point.started_at) for point in trend.points]
     width, span = _TREND_WIDTH - _TREND_LEFT - _TREND_RIGHT, (times[-1] - times[0]).total_seconds()
@@ -338,7 +341,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 """Content security policy: if text from outside ever became markup, it could run no script and load nothing."""
 
 _BAD = (Verdict.FAIL, Verdict.WARN)
-_GOOD_SHARE, _NEAR_SHARE = 0.95, 0.9
+_GOOD_SHARE = 0.95
 _MILDEST = 0.85
 """Bad cells above this share of the expected value are as orange as this share, so that they are still visible."""
 
@@ -436,12 +439,12 @@ def _plain_sections(run: DocumentRun, past: Past) -> Iterator[str]:
 
 _SCALE = (
     '<ul class="legend scale"><li><span class="h"></span>95 % and more</li>',
-    '<li><span class="h near"></span>90 to 95 %</li>',
+    '<li><span class="h near"></span>less, passed</li>',
     *(
         f'<li><span class="h far" style="--s:{share}"></span>{share:.0%}</li>'.replace("%<", " %<")
         for share in (0.8, 0.5, 0.1)
     ),
-    "<li>of what is expected; orange is WARN or FAIL, no colour is not judged</li></ul>\n",
+    "<li>of what is expected, WARN or FAIL; no colour: not judged</li></ul>\n",
 )
 """Legend for the colours of heat maps. Blue is good and orange is bad."""
 
@@ -486,7 +489,7 @@ def _cell(cell: GridCell) -> str:
     if cell.verdict in _BAD:
         low = " low" if share < _LOW_SHARE else ""
         return f'<td class="h far{low}" style="--s:{min(share, _MILDEST):.2f}">{words}</td>'
-    if cell.verdict is Verdict.PASS and share >= _NEAR_SHARE:
+    if cell.verdict is Verdict.PASS and share >= _LOW_SHARE:
         return f'<td class="h{"" if share >= _GOOD_SHARE else " near"}">{words}</td>'
     return f'<td class="n">{words}</td>'
 

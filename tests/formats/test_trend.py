@@ -82,6 +82,6 @@ def test_the_trend_as_a_user_gets_it(tmp_path: Path) -> None:
     text = (tmp_path / "p.html").read_text()
     parsed(text)
     assert len(re.findall("<figcaption>[^<]*median of 2 before", text)) == 3
-    assert "<figcaption>p2p: slowest pair, 39" in text
+    assert "<figcaption>Slowest pair of p2p: 39" in text
     assert 'class="t FAIL"' in text
     assert len(list((tmp_path / "results").iterdir())) == 3

@@ -17,7 +17,7 @@ from gpubench.model.terms.verdict import Verdict, worst_verdict
 _HOST = "host"
 
 
-def _how(row: KvRow) -> str:
+def describe_path(row: KvRow) -> str:
     if row.transport is None:
         return "-"
     path = {True: "host-staged, ", False: "direct, ", None: ""}[row.host_staged]
@@ -54,11 +54,11 @@ def pairs_title(found: Sequence[_KvPair]) -> str:
     return f"one block of {format_size(found[0].largest[0].size_bytes)}, from GPU to GPU"
 
 
-PAIRS = (
+_PAIRS = (
     Column("from", lambda pair: pair.first.source),
     Column("to", lambda pair: pair.first.destination),
     Column("memory", lambda pair: pair.first.memory, 1),
-    Column("path", lambda pair: _how(pair.slowest)),
+    Column("path", lambda pair: describe_path(pair.slowest)),
     Column("write GB/s", lambda pair: figure(pair.gb_s("write")), right=True),
     Column("read GB/s", lambda pair: figure(pair.gb_s("read")), right=True),
     Column("of a copy", lambda pair: _percent(pair.slowest.expected_percent), 2, right=True),
@@ -72,7 +72,7 @@ _SIZES = (
     Column("p50 µs", lambda row: figure(row.p50_us), right=True),
     Column("p99 µs", lambda row: figure(row.p99_us), 2, right=True),
     Column("µs/block", lambda row: figure(row.block_us), 1, right=True),
-    Column("path", _how, 3),
+    Column("path", describe_path, 3),
     Column("", lambda row: verdict_mark(row.verdict), 4),
 )
 COLUMNS = {
@@ -117,7 +117,7 @@ class KvView(ReportView):
             return
         self._page.print("")
         self._page.wrap(pairs_title(found))
-        self._page.table(PAIRS, found, keys=2)
+        self._page.table(_PAIRS, found, keys=2)
         worst = min(found, key=lambda pair: pair.slowest.bandwidth_gb_s or 0.0)
         for pair in found if self._page.verbose else [worst]:
             first = pair.first

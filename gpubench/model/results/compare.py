@@ -319,6 +319,7 @@ Points = tuple[tuple[int, float], ...]
 _MOST_LINES = 4
 _FEWEST_SIZES = 3
 HOST = "host"
+_ENGINES = {"ce": "copy engine", "sm": "kernel"}
 OPEN_ENDED = "neither limit nor expectation is known: the axis ends at the highest measured"
 
 
@@ -402,7 +403,9 @@ def _series_name(row: ComparisonRow) -> str:
         return replace(row, size_bytes=None).name
     peer = "peer access off" if row.peer == "off" else None
     ends = HOST if HOST in (row.source, row.destination) else None
-    return " ".join(filter(None, ("copies:", row.engine, row.direction, peer, row.setting, ends)))
+    return " ".join(
+        filter(None, ("copies:", _ENGINES.get(row.engine or "", row.engine), row.direction, peer, row.setting, ends))
+    )
 
 
 def _collective_charts(rows: Sequence[report.CollectiveRow]) -> list[Chart]:
@@ -428,7 +431,8 @@ def _collective_charts(rows: Sequence[report.CollectiveRow]) -> list[Chart]:
 
 def _pair_charts(rows: Sequence[report.PairRow]) -> list[Chart]:
     access = f"peer access {rows[0].peer}" if rows[0].peer else ""
-    what = "copies: " + ", ".join(filter(None, (rows[0].engine, rows[0].direction, access)))
+    engine = _ENGINES.get(rows[0].engine or "", rows[0].engine)
+    what = "copies: " + ", ".join(filter(None, (engine, rows[0].direction, access)))
     limit = _points((row.size_bytes or 0, row.limit_gb_s) for row in rows)
     expected = _points((row.size_bytes or 0, row.expected_gb_s) for row in rows)
     expected_times = _points((row.size_bytes or 0, row.expected_us) for row in rows)
