@@ -1,7 +1,7 @@
 """Write the parts of the documentation that the program knows: `python docs/generate.py`. A test finds stale parts.
 
 A page has hand-written text and generated parts between marks. docs/gpubench.1, gpubench/__init__.pyi, the JSON Schema
-of a report and the pictures are generated as a whole.
+of a report, the pictures and the reports of the gallery are generated as a whole.
 """
 
 import inspect
@@ -467,21 +467,49 @@ def _code(texts: Iterable[str]) -> str:
     return ", ".join(f"`{text}`" for text in texts)
 
 
-_STAGED_RUN = FOLDER.parent / "tests/results/h200x2/gpubench-p2p-disabled.json"
+_STAGED_RUN = str(FOLDER.parent / "tests/results/h200x2/gpubench-p2p-disabled.json")
+_STAGED_KV = ("kv", "--simulate", "hgx-h200-2", "--fault", "node0:kv=expandable", "--sizes", "256M", "--blocks", "1")
+_TERMINALS = {
+    "staged": (
+        ("report", _STAGED_RUN),
+        "NCCL_P2P_DISABLE=1 gpubench",
+        "two H200s: all-reduce eleven times slower, and why",
+    ),
+    "kv": (
+        _STAGED_KV,
+        " ".join(("gpubench", *_STAGED_KV)),
+        "two simulated H200s: KV cache through host memory, and why",
+    ),
+}
+"""The command, what the picture shows as typed, and the title of each picture of a terminal."""
+
+_REPORTS = {
+    "nvlink": ("p2p", "--simulate", "hgx-h100-8", "--fault", "gpu5:nvlink=12"),
+    "nccl": ("report", _STAGED_RUN),
+}
 _THEMES = {"light": DEFAULT_TERMINAL_THEME, "dark": SVG_EXPORT_THEME}
 _WIDTH = 100
 _SVG = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 """Rich's picture of a terminal, without the fonts that it fetches."""
 
 
-def terminal_picture(theme: str) -> str:
-    """Return a measured run on two H200s as a terminal shows it, as SVG: the picture of the README."""
-    words = ["report", str(_STAGED_RUN), "--width", str(_WIDTH), "--color", "always"]
+def terminal_picture(name: str, theme: str) -> str:
+    """Return a run as a terminal shows it, as SVG: a picture of the README."""
+    command, typed, title = _TERMINALS[name]
+    words = [*command, "--width", str(_WIDTH), "--color", "always"]
     output = CliRunner().invoke(app, words, env=_COLUMNS, color=True).output
     console = Console(record=True, width=_WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(Text.from_ansi(f"$ NCCL_P2P_DISABLE=1 gpubench\n{output.rstrip()}"))
-    title = "two H200s: all-reduce eleven times slower, and why"
+    console.print(Text.from_ansi(f"$ {typed}\n{output.rstrip()}"))
     return console.export_svg(title=title, theme=_THEMES[theme], code_format=_SVG, unique_id=f"gpubench-{theme}") + "\n"
+
+
+def html_report(*command: str) -> str:
+    """Return the html page of a command for the gallery. A page of a simulation has no time."""
+    page = CliRunner().invoke(app, [*command, "--format", "html"], env=_COLUMNS).stdout
+    if "--simulate" in command:
+        page = page.replace("<dt>command</dt><dd>", f"<dt>command</dt><dd>gpubench {' '.join(command)}<!--", 1)
+        page = re.sub(r"<!--.*?(?=</dd>)|<dt>began</dt><dd>.*?</dd>", "", page)
+    return page
 
 
 def _page_with(name: str, **parts: str) -> tuple[Path, str]:
@@ -502,7 +530,12 @@ def generated() -> dict[Path, str]:
         _SCHEMA: json.dumps(report_schema(), indent=2, ensure_ascii=False) + "\n",
         FOLDER.parent / "gpubench" / "__init__.pyi": stub(),
         FOLDER / "gpubench.1": man_page(),
-        **{FOLDER / f"pictures/staged-{theme}.svg": terminal_picture(theme) for theme in _THEMES},
+        **{
+            FOLDER / f"pictures/{name}-{theme}.svg": terminal_picture(name, theme)
+            for name in _TERMINALS
+            for theme in _THEMES
+        },
+        **{FOLDER / f"pictures/{name}.html": html_report(*command) for name, command in _REPORTS.items()},
     } | dict(
         (
             *(

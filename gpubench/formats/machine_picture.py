@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.layout import four_digits, number_texts
+from gpubench.model.paths.p2p import SLOW_SHARE
 from gpubench.model.paths.topology import XGMI, is_gpu_link
 from gpubench.model.results.report import PairRow
 from gpubench.model.results.topo import TreeRow
@@ -81,13 +82,14 @@ class MachinePart(Struct, frozen=True):
 
 
 class Wire(Struct, frozen=True):
-    """The connection between two GPUs, with the bandwidth of its slower direction."""
+    """The connection between two GPUs, with the bandwidth of its slower direction. `cause` is the id of a finding."""
 
     ends: Pair
     path: str
     reach: Reach
     verdict: Verdict | None = None
     title: str = ""
+    cause: str = ""
 
     @property
     def is_nvlink(self) -> bool:
@@ -220,7 +222,8 @@ def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple
             title, verdict = f"{_ARROW.join(ends)}: {reach.words}", None
         found = odd.get(ends)
         verdict = _worse(*filter(None, (verdict, None if found is None else found[0])))
-        yield Wire(ends, path, reach, verdict, f"{path}; {title}")
+        cause = "" if found is None else found[1]
+        yield Wire(ends, path, reach, verdict, "; ".join(filter(None, (path, title, cause))), cause)
 
 
 def _worse(*verdicts: Verdict) -> Verdict | None:
@@ -389,6 +392,8 @@ def _arcs(machine: Machine, spots: Sequence[_Spot], numbers: Mapping[float, str]
             one, other = (places[end] for end in wire.ends)
             named = any(part.verdict is not None for part in machine.parts if part.name in wire.ends)
             words = "" if wire.reach.gb_s is None or not is_odd else numbers[wire.reach.gb_s]
+            if wire.cause and (wire.reach.share or 0.0) >= SLOW_SHARE:  # The copies are fast: NCCL takes another path
+                words = wire.cause
             yield from _arc(wire, one, other, [] if named else lines, words, odd=is_odd)
 
 
