@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.layout import Column, Grid, GridCell, field_text, four_digits, number_texts
@@ -19,6 +20,7 @@ from gpubench.model.results.overlap import OverlapRow, overlap_charts
 from gpubench.model.results.report import CollectiveRow, Matrix, Metadata, OnPage, PairRow, Record, Report, Table
 from gpubench.model.results.scaling import ScalingRow, drop_smaller_runs, scaling_charts
 from gpubench.model.results.scan import ScanCellRow, ScanPartRow
+from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.overlap import describe_cap
 from gpubench.model.terms.units import compress_names, format_size, group_by, shorten
 from gpubench.model.terms.verdict import WORST_FIRST, Verdict, gravity
@@ -151,7 +153,7 @@ def _listing(
 ) -> Listing:
     """Return a table without the columns that are empty in every row."""
     texts = {column: _column_texts(column, rows) for column in columns}
-    kept = {column: cells for column, cells in texts.items() if not {"", "-"}.issuperset(cells)}
+    kept = {column: cells for column, cells in texts.items() if not {"", "-", "?"}.issuperset(cells)}
     heads = [column.on_page or column.head for column in kept]
     return Listing(title, heads, list(zip(*kept.values(), strict=True)), [*map(_verdict, rows)], more, folds, note)
 
@@ -298,23 +300,42 @@ def _copy_blocks(rows: Sequence[PairRow], gpus: Collection[str] = ()) -> Iterato
         grids.sort(key=lambda rows: (all(row.bandwidth_gb_s is None for row in rows), rows[0].peer == "off"))
         yield from map(_copy_grid, grids)
         listed = [row for row in rows if HOST in (row.source, row.destination)]
+        hosted = [row for row in listed if row.engine == "ce" and HostMemory.parse_note(row.note)]
+        if len({row.size_bytes for row in hosted}) == 1:
+            yield _host_grid(hosted)
+            listed = [row for row in listed if row not in hosted]
         listed += [row for members in series.values() if len(members) == 1 for row in members]
     else:
         listed = list(rows)
     if listed:
         shown, more = gravest(listed, MOST_LINES, "pairs")
-        ends = "with host memory" if all(HOST in (row.source, row.destination) for row in listed) else "between pairs"
-        yield _listing(f"Copies {ends}", p2p.copy_columns(shown), shown, more, note=_expected_note(listed))
+        yield _listing(
+            "Further copies" if len(listed) < len(rows) else "Copies",
+            p2p.copy_columns(shown),
+            shown,
+            more,
+            note=_expected_note(listed),
+        )
+
+
+def _copy_words(row: PairRow) -> str:
+    value = row.latency_us if p2p.is_timed(row) else row.bandwidth_gb_s
+    return four_digits(value) if value is not None else "–" if row.verdict == Verdict.SKIP else "ERROR"
+
+
+def _host_grid(rows: Sequence[PairRow]) -> Grid:
+    """Return the bandwidth of each GPU to and from each kind of host memory."""
+    named = []
+    for row in rows:
+        gpu, way = (row.destination, "to") if row.source == HOST else (row.source, "from")
+        named.append(replace(row, source=gpu, destination=f"{way} GPU, {HostMemory.parse_note(row.note)}"))
+    columns = list(dict.fromkeys(row.destination for row in named))
+    title = f"Copies with host memory, {format_size(rows[0].size_bytes or 0)}"
+    return Grid(title, "GB/s", columns, p2p.copy_cells(named, _copy_words), p2p.page_note(rows))
 
 
 def _copy_grid(rows: Sequence[PairRow]) -> Grid:
-    timed = p2p.is_timed(rows[0])
-
-    def words(row: PairRow) -> str:
-        value = row.latency_us if timed else row.bandwidth_gb_s
-        return four_digits(value) if value is not None else "–" if row.verdict == Verdict.SKIP else "ERROR"
-
-    lines = p2p.copy_cells(rows, words)
+    lines = p2p.copy_cells(rows, _copy_words)
     ordered = list(rows)
     if len(lines) > MOST_COLUMNS:  # Prefer pairs that do not pass
         ordered.sort(key=lambda row: gravity(row.verdict or Verdict.SKIP))
@@ -324,4 +345,4 @@ def _copy_grid(rows: Sequence[PairRow]) -> Grid:
         note += f" {MOST_COLUMNS} of {len(names)} shown, all in --format csv --section pairs."
         names = names[:MOST_COLUMNS]
         lines = {name: lines[name] for name in names if name in lines}
-    return Grid(capitalised(p2p.page_title(rows[0])), "µs" if timed else "GB/s", names, lines, note)
+    return Grid(capitalised(p2p.page_title(rows[0])), "µs" if p2p.is_timed(rows[0]) else "GB/s", names, lines, note)

@@ -152,8 +152,8 @@ def test_a_machine_of_staged_pairs_looks_like_none_that_is_healthy() -> None:
     pairs = [f"--fault=link{one}-{other}:staged=yes" for one in range(4) for other in range(one)]
     text = gpubench("p2p", "--simulate", "hgx-h100-4", *pairs, "--format", "html").stdout
     for title, table in maps(text).items():
-        kind = "n" if "peer access off" in title or "faster" in title else "h far low"
-        assert set(re.findall(r'<td class="([^"]+)"', table)) == {"own", kind}, title
+        kind = "n" if "peer access off" in title or "faster" in title else "h" if "host" in title else "h far low"
+        assert {*re.findall(r'<td class="([^"]+)"', table)} - {"own"} == {kind}, title
     drawn = text.partition('<h2 id="the-machine">')[2].partition("</svg>")[0]
     assert 'class="w s0' in drawn
     assert not re.search(r'<path class="w s[123][^"]*" [^>]*><title>GPU\d', drawn)
@@ -247,8 +247,8 @@ def test_nothing_is_wider_than_the_window(tmp_path: Path) -> None:
 
 
 def maps(text: str) -> dict[str, str]:
-    """The tables of a page with an empty cell for each device with itself, by title."""
-    parts = [part.partition(">")[2] for part in text.split("<h2 ")[1:] if 'class="own"' in part]
+    """The maps of a page by title: tables whose rows begin with a head."""
+    parts = [part.partition(">")[2] for part in text.split("<h2 ")[1:] if "<tr><th>GPU0</th><td" in part]
     return {html.unescape(part.partition("</h2>")[0]): part for part in parts}
 
 
@@ -299,6 +299,7 @@ def test_a_healthy_page_has_nothing_orange_and_titles_as_titles(command: str) ->
                 2,
             ),
         ),
+        ("p2p --simulate hgx-h100-8 --fault gpu2:width=8", {"Copies with host memory, 64M": 2}),
     ],
 )
 def test_what_is_bad_is_orange_and_nothing_else(command: str, bad: dict[str, int]) -> None:

@@ -53,8 +53,13 @@ PATTERNS = (
     Column("pattern", lambda row: row.pattern.replace("_", " ")),
     Column("way", "direction"),
     Column("pairs", "pairs", right=True),
-    Column("together", lambda row: figure(row.total_gb_s), right=True),
-    Column("one at a time, summed", lambda row: figure(row.parts_gb_s), right=True),
+    Column("together", lambda row: figure(row.total_gb_s), right=True, on_page="together GB/s"),
+    Column(
+        "one at a time, summed",
+        lambda row: figure(row.parts_gb_s),
+        right=True,
+        on_page="one at a time, summed GB/s",
+    ),
     Column("share", lambda row: units.format_percent(row.share_percent, "-"), right=True),
     Column("wrong", lambda row: or_dash(row.wrong, "d"), right=True),
 )
@@ -280,8 +285,8 @@ def page_note(rows: Sequence[PairRow]) -> str:
         sentences.append(f"Expected: {sources}. Reached: {reached}")
     reasons = dict.fromkeys(row.note for row in rows if row.bandwidth_gb_s is None and row.verdict == Verdict.SKIP)
     sentences += [f"–: not measured ({reason})" for reason in reasons]
-    if any(row.bandwidth_gb_s is not None and row.verdict is None for row in rows):
-        sentences.append("Pairs without a colour are not judged")
+    if any(row.bandwidth_gb_s is not None and row.verdict in (None, Verdict.SKIP) for row in rows):
+        sentences.append("Copies without a colour are not judged")
     return ". ".join(sentence[:1].upper() + sentence[1:] for sentence in sentences) + "."
 
 
