@@ -92,10 +92,15 @@ def test_a_simulated_collective_takes_the_paths_of_its_profile(machine: str, req
         ("h200x4-normal", "p2p", 0, ""),
         ("h200x4-normal", "nvlink", 3, "4 of 4 pairs not proven to take nvlink: rank 0 → 1 P2P/CUMEM"),
         ("h200x4-p2p-disabled", "nvlink", 1, "4 of 4 pairs took another path than nvlink: rank 0 → 1 SHM/direct"),
-        ("h200x4-normal", "ib", 2, "--require-path ib: the log has no pair to which it applies, but P2P/CUMEM"),
+        ("h200x4-normal", "ib", 2, "--require-path ib: no pair of this log can take that path, all use P2P/CUMEM"),
         ("h100x1-two-hosts-of-two", "ib", 1, "2 of 2 pairs took another path than ib: rank 1 → 2 NET/Socket"),
-        ("h200x4-p2p-disabled", "ib", 2, "--require-path ib: the log has no pair to which it applies, but SHM/direct"),
-        ("h100x1-four-ranks-one-gpu", "ib", 2, "--require-path ib: the log has no pair to which it applies, but"),
+        (
+            "h200x4-p2p-disabled",
+            "ib",
+            2,
+            "--require-path ib: no pair of this log can take that path, all use SHM/direct",
+        ),
+        ("h100x1-four-ranks-one-gpu", "ib", 2, "--require-path ib: no pair of this log can take that path, all use"),
     ],
 )
 def test_logs_of_real_jobs(log: str, required: str, code: int, words: str) -> None:
@@ -114,7 +119,12 @@ def test_logs_of_real_jobs(log: str, required: str, code: int, words: str) -> No
             3,
             "1 of 1 pair not proven to take nvlink: vm:598 cuda/GPU0 → cuda/dev[3] cuda",
         ),
-        ("nixl-write-direct", "ib", 2, "--require-path ib: the log has no pair to which it applies, but cuda_ipc/cuda"),
+        (
+            "nixl-write-direct",
+            "ib",
+            2,
+            "--require-path ib: no pair of this log can take that path, all use cuda_ipc/cuda",
+        ),
         ("nixl-write-tcp-only", "p2p", 1, "1 of 1 pair took another path than p2p: vm:1301 cuda/GPU0 → cuda tcp/lo"),
         ("perftest-tag-direct.client", "p2p", 0, ""),
         (

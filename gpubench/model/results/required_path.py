@@ -229,7 +229,7 @@ def _finding(
     return Finding(
         id=PATH_REQUIRED,
         severity=Verdict.FAIL if wrong else Verdict.ERROR,
-        subject=subject if shown else f"{kind} not proven: {gap or 'the run shows no path to which it applies'}",
+        subject=subject if shown else f"{kind} not proven: {gap or 'no pair of this run can take that path'}",
         seen="; ".join(filter(None, (unproven, gap if shown else ""))),
         expected=f"{kind} everywhere, as {REQUIRE_PATH} requires",
         cause="",

@@ -445,6 +445,8 @@ def _paths(report: Report) -> Iterator[str]:
     indirect = any("indirect" in row.transport for row in report.rows(TransportRow))
     if judged or staged == {False} or conclusions == {Conclusion.DIRECT}:
         yield "no path through host memory, some through another GPU" if indirect else "all paths direct"
+    elif True in staged and None not in staged:
+        yield f"{'some' if False in staged else 'all'} paths through host memory by design"
     elif conclusions == {Conclusion.POSSIBLE}:
         yield "all paths can be direct"
     elif conclusions & {Conclusion.STAGED, Conclusion.IMPOSSIBLE}:

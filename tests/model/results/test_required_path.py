@@ -137,7 +137,7 @@ def test_the_finding_names_the_pairs_and_counts_each_once() -> None:
     [
         ([OPEN], "", "1 of 1 pair not proven to take nvlink: 0 → 1 unknown path"),
         ([DIRECT], "the log is cut", "nvlink not proven: the log is cut"),
-        ([], "", "nvlink not proven: the run shows no path to which it applies"),
+        ([], "", "nvlink not proven: no pair of this run can take that path"),
     ],
 )
 def test_missing_evidence_is_an_error_and_never_a_pass(paths: list[TakenPath], gap: str, text: str) -> None:
