@@ -33,7 +33,7 @@ _MOST_MAPPED = 2048
 _NOT_JUDGED = "not judged"
 _HEADS = {"nvlink": "all NVLinks", "pcie": "PCIe"}
 _UNITS = {"_gbit_s": " Gbit/s", "_gb_s": " GB/s", "_us": " µs"}
-_ABBREVIATIONS = "CPU CUDA GPUDirect MB GPU GPUs NIC NICs NUMA NVLink NVLinks PCIe RDMA"
+_ABBREVIATIONS = "CPU KV CUDA GPUDirect MB GPU GPUs NIC NICs NUMA NVLink NVLinks PCIe RDMA"
 _SPELLING = {word.lower(): word for word in _ABBREVIATIONS.split(" ")}
 
 

@@ -53,7 +53,7 @@ dt { color: var(--faint); } dd { margin: 0; min-width: 0; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .55rem; border: 1px solid var(--line); text-align: left; overflow-wrap: normal; }
 th { background: var(--card); font-weight: 600; } td.n { text-align: right; white-space: nowrap; }
-td.h { text-align: right; white-space: nowrap; } .h { background: rgba(var(--good), .3); }
+td.w { min-width: 14rem; } td.h { text-align: right; white-space: nowrap; } .h { background: rgba(var(--good), .3); }
 .h.near { background: rgba(var(--good), .12); } .h.far { background: rgba(var(--bad), calc(.75 - var(--s) * .7)); }
 .scale span { display: inline-block; width: 34px; height: 1.1em; border: 1px solid var(--line); }
 nav { columns: 18rem; font-size: .9rem; margin: 1rem 0; } nav ul { margin: 0; padding-left: 1.2rem; }
@@ -82,6 +82,7 @@ svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint)
 svg .b { fill: var(--ink); font-weight: 600; font-size: 13px; }
 svg .d { font-weight: 400; font-size: 11px; fill: var(--faint); }
 svg .f { font-size: 11px; } svg .tag { fill: currentColor; font-weight: 700; font-size: 13px; }
+svg .tag.f { font-size: 11px; }
 svg .tag { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; stroke-linejoin: round; }
 .w { fill: none; stroke: var(--line); stroke-width: 2; } .s3 { stroke: var(--c2); stroke-width: 3; }
 .s2 { stroke: var(--c0); stroke-width: 3; } .s1 { stroke: var(--warn); stroke-width: 3.5; stroke-dasharray: 7 3; }
@@ -515,6 +516,10 @@ def _note(words: str) -> str:
     return f'<p class="note">{html_text(words)}</p>\n' if words else ""
 
 
+_LONG = 40
+"""Cells with more characters have a least width, so that a table does not break them into single words."""
+
+
 def _table(heads: Sequence[str], lines: Sequence[tuple[Sequence[str], Verdict | None]]) -> Iterator[str]:
     yield '<div class="scroll"><table><tr>'
     yield from (f"<th>{html_text(head)}</th>" for head in heads)
@@ -523,7 +528,7 @@ def _table(heads: Sequence[str], lines: Sequence[tuple[Sequence[str], Verdict | 
         yield "<tr>"
         for words in line:
             is_number = words.rstrip("%KMGT!*~").replace(".", "", 1).isdigit()
-            kinds = ["n"] * is_number + [str(verdict)] * (words == verdict)
+            kinds = ["n"] * is_number + [str(verdict)] * (words == verdict) + ["w"] * (len(words) > _LONG)
             kind = f' class="{" ".join(kinds)}"' if kinds else ""
             yield f"<td{kind}>{html_text(words)}</td>"
         yield "</tr>\n"

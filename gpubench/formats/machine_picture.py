@@ -5,6 +5,7 @@ nothing depends on colour alone.
 """
 
 import re
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from html import escape
 from statistics import median
@@ -14,7 +15,6 @@ from msgspec.structs import replace
 
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.layout import four_digits, number_texts
-from gpubench.model.paths.p2p import SLOW_SHARE
 from gpubench.model.paths.topology import XGMI, is_gpu_link
 from gpubench.model.results.report import PairRow
 from gpubench.model.results.topo import TreeRow
@@ -201,6 +201,7 @@ def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple
         if (row.source_bus_id or "") in names and (row.destination_bus_id or "") in names:
             one, other = sorted((names[row.source_bus_id or ""], names[row.destination_bus_id or ""]), key=_number)
             rows_by_ends.setdefault((one, other), []).append(row)
+    is_measured = any(_is_one_way(row) for members in rows_by_ends.values() for row in members)
     best = max((row.limit_gb_s or 0 for members in rows_by_ends.values() for row in members), default=0)
     for ends, members in sorted(rows_by_ends.items(), key=lambda item: tuple(map(_number, item[0]))):
         measured = [row for row in members if _is_one_way(row)]
@@ -215,6 +216,8 @@ def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple
             reach = _reach(slowest)
             title = f"{slowest.source}{_ARROW}{slowest.destination}, {format_size(largest)}: {reach.words}"
             verdict = _worse(*(Verdict(row.verdict) for row in measured if row.verdict))
+        elif is_measured:
+            reach, title, verdict = Reach(), f"{_ARROW.join(ends)}: not measured", None
         else:
             limit = members[0].limit_gb_s
             is_odd = any(key in odd for key in (ends, *((end, "") for end in ends)))
@@ -261,7 +264,9 @@ _TOP, _BOTTOM = 10, 10
 _SOCKET, _SWITCH_KIND, _DEVICE, _FABRIC = 4, 86, 250, 504
 _SOCKET_WIDTH, _DEVICE_WIDTH, _FABRIC_WIDTH = 68, 132, 34
 _SWITCH_GAP, _WIDEST_SWITCH, _NAMED_SWITCH = 8, 76, 54
-_ARCS = 394
+_ARCS, _WIDEST_ARC = 394, 60.0
+_CHARACTER = 7
+"""Width of a bold character."""
 _MOST_ROWS = 64
 _MOST_WORDS = 15
 
@@ -273,6 +278,7 @@ _SHARES = (
 )
 """CSS classes by measured share of the reference bandwidth. They include the thresholds of the verdicts for copies."""
 
+_FAST = ("s3", "s2")
 _ORDER = ("s", *(kind for _, kind, _ in _SHARES))
 
 _SIGNS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.INCONCLUSIVE: "~"}
@@ -392,9 +398,10 @@ def _arcs(machine: Machine, spots: Sequence[_Spot], numbers: Mapping[float, str]
             one, other = (places[end] for end in wire.ends)
             named = any(part.verdict is not None for part in machine.parts if part.name in wire.ends)
             words = "" if wire.reach.gb_s is None or not is_odd else numbers[wire.reach.gb_s]
-            if wire.cause and (wire.reach.share or 0.0) >= SLOW_SHARE:  # The copies are fast: NCCL takes another path
+            if wire.cause and _class(wire.reach) in _FAST:  # The copies are fast, but NCCL takes another path
                 words = wire.cause
-            yield from _arc(wire, one, other, [] if named else lines, words, odd=is_odd)
+            room = _FABRIC if machine.fabric else _WIDTH
+            yield from _arc(wire, one, other, [] if named else lines, words, room, odd=is_odd)
 
 
 def _is_drawn(machine: Machine, wire: Wire) -> bool:
@@ -410,9 +417,11 @@ def _is_odd(machine: Machine, wire: Wire) -> bool:
     return not any(_class(machine.median_reach(end)) == _class(wire.reach) for end in wire.ends) or not machine.fabric
 
 
-def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], number: str, *, odd: bool) -> Iterator[str]:
+def _arc(
+    wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], number: str, room: int, *, odd: bool
+) -> Iterator[str]:
     """Draw a connection as a curve. If it is marked, print its bandwidth next to it, between the rows in `lines`."""
-    away = _ARCS + min(72.0, abs(other.y - one.y) / 3)
+    away = _ARCS + min(_WIDEST_ARC, abs(other.y - one.y) / 3)
     path = (
         f"M{one.right:.0f} {one.y:.1f}C{away:.0f} {one.y:.1f} {away:.0f} {other.y:.1f} {other.right:.0f} {other.y:.1f}"
     )
@@ -422,9 +431,11 @@ def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], number: s
         x, y = one.right + 0.75 * (away - one.right), (one.y + other.y) / 2
         if any(abs(y - line) < _ROW / 2 for line in lines):
             y += _ROW / 2
-        x, anchor = (_FABRIC - 4.0, "end") if x > _FABRIC - 52 else (x + 4, "start")
         words = f"{_SIGNS[wire.verdict]} {number}".rstrip()
-        yield f'<text class="tag {wire.verdict}" x="{x:.0f}" y="{y + 4:.1f}" text-anchor="{anchor}">{words}</text>'
+        if x + _CHARACTER * len(words) > room:
+            words = _SIGNS[wire.verdict]
+        kind = "tag f" if number == wire.cause else "tag"
+        yield f'<text class="{kind} {wire.verdict}" x="{x + 4:.0f}" y="{y + 4:.1f}">{words}</text>'
 
 
 def _part(part: MachinePart, spot: _Spot) -> Iterator[str]:
@@ -451,7 +462,8 @@ def _short(part: MachinePart, spot: _Spot) -> str:
         return part.name
     if part.above is None:
         return part.name.replace("NUMA node unknown", "host").replace("NUMA node", "NUMA")
-    return "switch" if spot.right - spot.left >= _NAMED_SWITCH else ""
+    sign = 3 * _CHARACTER if part.verdict else 0
+    return "switch" if spot.right - spot.left >= _NAMED_SWITCH + sign else ""
 
 
 def _detail(part: MachinePart) -> str:
@@ -480,8 +492,13 @@ def _legend(machine: Machine) -> Iterator[str]:
         to = ", median to the other GPUs" if machine.fabric else ""
         yield f"<li>GB/s{to}; colours: share of what is {html_text(', or '.join(whats))}; hover for more</li>"
     hidden = [wire for wire in machine.wires if not _is_drawn(machine, wire)]
-    if machine.fabric and (slow := [wire for wire in hidden if wire.verdict is not None]):
-        yield f"<li>not drawn: {plural(len(slow), 'slow pair')}, as slow as the line of a GPU</li>"
+    if machine.fabric:
+        reasons = Counter(
+            wire.cause if wire.cause and _class(wire.reach) in _FAST else "as slow as the line of a GPU"
+            for wire in hidden
+            if wire.verdict is not None
+        )
+        yield from (f"<li>not drawn: {plural(n, 'bad pair')}, {reason}</li>" for reason, n in reasons.items())
     elif hidden and not machine.fabric:
         yield f"<li>not drawn: {plural(len(hidden), 'pair')} without NVLink</li>"
 

@@ -334,8 +334,12 @@ def test_the_figures_of_a_column_have_the_same_digits() -> None:
     [
         ("p2p --simulate dgx-1-v100", "not drawn: 12 pairs without NVLink"),
         ("p2p --simulate l40s-8", "not drawn: 28 pairs without NVLink"),
-        ("p2p --simulate hgx-h100-8 --fault gpu5:nvlink=12", "not drawn: 7 slow pairs, as slow as the line of a GPU"),
+        ("p2p --simulate hgx-h100-8 --fault gpu5:nvlink=12", "not drawn: 7 bad pairs, as slow as the line of a GPU"),
         ("p2p --simulate hgx-h100-8", ""),
+        (
+            "check --simulate hgx-h100-8 --fault node0:env=NCCL_P2P_DISABLE=1",
+            "not drawn: 28 bad pairs, nccl-p2p-disabled",
+        ),
     ],
 )
 def test_the_picture_says_why_pairs_are_not_drawn(command: str, words: str) -> None:

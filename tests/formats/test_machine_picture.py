@@ -255,4 +255,4 @@ def test_every_command_that_simulates_a_machine_writes_its_page(profile: Profile
 
 def test_a_pair_whose_copies_are_fast_has_the_finding_next_to_it() -> None:
     page = gpubench("report", "tests/results/h200x2/gpubench-p2p-disabled.json", "--format", "html").stdout
-    assert re.findall(r'<text class="tag FAIL"[^>]*>(?:✗|&#10007;) ([^<]*)<', page) == ["nccl-p2p-disabled"]
+    assert re.findall(r'<text class="tag f FAIL"[^>]*>(?:✗|&#10007;) ([^<]*)<', page) == ["nccl-p2p-disabled"]
