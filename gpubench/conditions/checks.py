@@ -91,7 +91,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     _wiring(
         "memory_rows",
-        "no memory row waits for remapping or failed it, and few were remapped",
+        "no remapping of a memory row is pending or failed, and few rows were remapped",
         reads=("gpu.remapped_rows|retirement_pending",),
         in_part=subjects.remapped_rows,
     ),
@@ -125,20 +125,20 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "gpu_model",
-        "all GPUs are the same complete model, and the profile's",
+        "all GPUs are the same complete model, as in the profile",
         reads=("gpu.name", "gpu.memory_bytes"),
         in_part=subjects.left_out_gpus,
     ),
-    _wiring("mig", "no GPU is split by MIG that should be whole", reads=("gpu.mig",), in_part=subjects.split_gpus),
+    _wiring("mig", "MIG splits no GPU that should be whole", reads=("gpu.mig",), in_part=subjects.split_gpus),
     Check(
         "ecc",
-        "ECC is on and has met no uncorrectable error",
+        "ECC is on and has found no uncorrectable error",
         reads=("gpu.ecc", "gpu.memory_errors"),
         in_part=subjects.ecc_off,
     ),
     Check(
         "clocks",
-        "GPUs of one model have the same highest clock, and no clock or power limit is set low",
+        "GPUs of one model have the same highest clock, and no low clock or power limit is set",
         reads=("gpu.most_clock_mhz",),
         in_part=subjects.power_limits,
     ),

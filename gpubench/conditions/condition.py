@@ -147,7 +147,7 @@ def fill_ids(cure: Cure, places: Sequence[DevicePlace]) -> Cure:
     hosts = list(dict.fromkeys(place.node for place in places if place.device))
     if filled == cure or len(hosts) == 1:
         return filled
-    return filled.add_comment(f"Run this on {hosts[0]}, and with their own device ids on {joined(hosts[1:])}.")
+    return filled.add_comment(f"Run this on {hosts[0]}. On {joined(hosts[1:])}, use the device IDs of that node.")
 
 
 def fill_placeholders(text: str, places: Sequence[DevicePlace]) -> str:

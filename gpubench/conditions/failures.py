@@ -105,7 +105,8 @@ def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
         return sighting
     return replace(
         sighting,
-        likely="the network or a GPU: by NCCL's RAS in the same text all ranks have launched the operation",
+        likely="the network or a GPU, because NCCL's RAS reports in the same text that all ranks launched the "
+        "operation",
         cure=Cure.of("gpubench check", "mpirun gpubench scan", comment="Run them on the nodes of the job."),
     )
 
@@ -159,7 +160,7 @@ NCCL_START = Family.of(
         r"mismatched NCCL version|NCCL version mismatch|XML (?:Topology|Graph) has wrong version",
         "an LD_LIBRARY_PATH or an image that differs between nodes",
         "export NCCL_DEBUG=VERSION",
-        "It shows the version that each rank loads; use one image or environment for all ranks.",
+        "It shows the version that each rank loads. Use one image or environment for all ranks.",
     ),
     _start(
         "nccl-duplicate-gpu",
@@ -174,16 +175,16 @@ NCCL_START = Family.of(
         "cuda-device-missing",
         "CUDA error: invalid device ordinal: a rank asks for a GPU that it does not have",
         r"invalid device ordinal",
-        "more ranks or GPUs per rank than the node has, or one visible GPU and local_rank as the device",
+        "the job asks for more GPUs than the node has, or each rank sees one GPU but selects device number local_rank",
         "nvidia-smi -L",
-        "Start at most as many ranks, times GPUs per rank (-g), as there are GPUs.",
+        "The number of ranks, times GPUs per rank (-g), must not exceed the number of GPUs.",
         link="https://github.com/NVIDIA/nccl-tests/issues/323",
     ),
     _start(
         "nccl-no-socket-interface",
-        "Bootstrap : no socket interface found: NCCL has no network to meet over",
+        "Bootstrap : no socket interface found: NCCL finds no network to connect its ranks",
         r"no (?:usable )?(?:socket |listening |IP )?interface found|no interface found",
-        "NCCL_SOCKET_IFNAME matches no interface of this node, or its only one is lo or docker's",
+        "NCCL_SOCKET_IFNAME matches no interface of this node, or the node has only lo and Docker's interface",
         "ip -br addr",
         "Set NCCL_SOCKET_IFNAME to an interface of this node.",
         link="https://github.com/NVIDIA/nccl/issues/1837",
@@ -213,19 +214,20 @@ NCCL_START = Family.of(
         "cuda-out-of-memory",
         "CUDA out of memory while NCCL sets up its buffers",
         r"(?:cuda failure|OutOfMemoryError|^CUDA)(?!.*nvls\.cc).*out of memory|failed to CUDA (?:host )?(?:c|m)?alloc",
-        "the program, or another one, holds nearly all of the GPU's memory",
+        "the program or another process uses nearly all of the GPU's memory",
         "nvidia-smi",
-        "End other processes that hold memory, or use less in the program; NCCL_BUFFSIZE reduces NCCL's share.",
+        "End other processes that use GPU memory, or use less in the program. A smaller NCCL_BUFFSIZE reduces "
+        "NCCL's share.",
     ),
     _start(
         "nvls-slots-used-up",
         "NVLink SHARP (NVLS) has no multicast group left: CUDA error 2, out of memory, in nvls.cc",
         r"multicast.*CUDA error 2\b|cuda failure (?:2\b)?.*out of memory.* in \S*nvls\.cc",
-        "communicators of this job or of others hold all multicast groups of the NVSwitches; the memory of "
-        "the GPU is rarely the reason, and the fabric manager is not",
+        "communicators of this job or other jobs use all multicast groups of the NVSwitches (rarely GPU memory, "
+        "and not the fabric manager)",
         "export NCCL_NVLS_ENABLE=0",
-        "Set it for communicators that can do without, end other jobs of this NVLink domain, or "
-        "create fewer communicators.",
+        "Set it for communicators that do not need NVLS, end other jobs of this NVLink domain, or create fewer "
+        "communicators.",
         link="https://github.com/NVIDIA/nccl/issues/2077",
     ),
     _start(
@@ -244,16 +246,16 @@ NCCL_START = Family.of(
         r"|cudaIpc\w+ failed|illegal memory|failed to open libnvidia-ml|nvml\w* failed",
         "an error of an earlier kernel, a GPU that fell off the bus, or a driver that is too old",
         "dmesg | grep -i xid",
-        "Run the program under compute-sanitizer; use a driver at least as new as NCCL's CUDA.",
+        "Run the program under compute-sanitizer. Use a driver that is at least as new as NCCL's CUDA version.",
     ),
     _start(
         "nccl-invalid-usage",
-        "The program calls NCCL wrongly: ranks that disagree on sizes or operations, invalid arguments",
+        "The program calls NCCL wrongly: ranks disagree on sizes or operations, or an argument is invalid",
         r"invalid (?:usage|root|type|rank)|nccl\b.*invalid argument|message truncated|mismatch in info"
         r"|is not a valid pointer|rank \d+ of \d+ ranks has already checked in",
         "ranks that call different collectives or sizes, or the same rank started twice",
         "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL",
-        "It logs every rank's calls; TORCH_DISTRIBUTED_DEBUG=DETAIL makes PyTorch compare them.",
+        "It logs every rank's calls. TORCH_DISTRIBUTED_DEBUG=DETAIL makes PyTorch compare them.",
         link="https://github.com/NVIDIA/nccl/issues/268",
     ),
     Condition(
@@ -269,22 +271,22 @@ NCCL_START = Family.of(
     ),
     Condition(
         id="nccl-nics-differ",
-        title="Ranks of one job found different numbers of RDMA devices: NCCL may hang or take fewer",
+        title="Ranks of one job found different numbers of RDMA devices: NCCL may hang or use fewer of them",
         expected="the same number of RDMA devices for every rank",
         likely="a port that is down on some nodes, or NCCL_IB_HCA that differs between ranks",
         command="ibstat",
-        comment="Compare the nodes named here; set the same NCCL_IB_HCA on all ranks.",
+        comment="Compare the nodes named here. Set the same NCCL_IB_HCA on all ranks.",
         link="https://github.com/NVIDIA/nccl/issues/2428",
         in_job=_nics_differ,
         general=True,
     ),
     Condition(
         id="rdma-nic-not-opened",
-        title="NET/IB : Unable to open device: an RDMA device exists and NCCL cannot use it",
-        expected="RDMA devices that open",
+        title="NET/IB : Unable to open device: an RDMA device exists, but NCCL cannot use it",
+        expected="RDMA devices that NCCL can open",
         likely="a container without /dev/infiniband/uverbs of this device, or a device that its driver reset",
         command="ibv_devinfo",
-        comment="Run it where the rank runs; give the container all of /dev/infiniband.",
+        comment="Run it where the rank runs. Give the container all of /dev/infiniband.",
         link="https://github.com/NVIDIA/nccl/issues/451",
         in_job=_not_opened,
         general=True,
@@ -388,10 +390,10 @@ NCCL_TRANSFERS = Family.of(
         "nccl-ranks-disagree",
         "NET/IB: collective mismatch error: two ranks disagree on a call, its size, or NCCL_* settings",
         r"collective mismatch error",
-        "ranks that call other collectives or sizes, or NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE or NCCL_*CHANNELS "
-        "that differ between nodes",
+        "ranks that call different collectives or sizes, or NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE or "
+        "NCCL_*CHANNELS that differ between nodes",
         "env | grep NCCL_",
-        "Run it on both nodes; if the variables are equal, compare the ranks' calls with NCCL_DEBUG_SUBSYS=COLL.",
+        "Run it on both nodes. If the variables are equal, compare the ranks' calls with NCCL_DEBUG_SUBSYS=COLL.",
         expected="the same call, size and NCCL_* variables on both ranks",
         link="https://github.com/NVIDIA/nccl/issues/626",
     ),
@@ -399,21 +401,21 @@ NCCL_TRANSFERS = Family.of(
         "rdma-registration-failed",
         "Call to ibv_reg_mr failed: memory cannot be registered for RDMA",
         r"ibv_(?:reg|create|alloc)\w* failed|regMr failed|unable to register memory|register(?:ing)? memory.*fail",
-        "the limit of locked memory (ulimit -l) in the container, or for GPU memory a missing nvidia-peermem",
+        "a low limit of locked memory (ulimit -l) in the container, or (for GPU memory) a missing nvidia-peermem",
         "",
-        "Start the container with `docker run --ulimit memlock=-1`; in Kubernetes add IPC_LOCK. For `Bad address`, "
-        "load nvidia-peermem, and verify the data with `gpubench allreduce` over two nodes before any job.",
+        "Start the container with `docker run --ulimit memlock=-1`. In Kubernetes, add IPC_LOCK. For `Bad "
+        "address`, load nvidia-peermem. Before any job, verify the data with `gpubench allreduce` over two nodes.",
         expected="memory that the NIC can register",
         link="https://github.com/NVIDIA/nccl-tests/issues/206",
     ),
     logged_condition(
         "network-plugin-failed",
-        "A call of the network plugin failed (NET/OFI, aws-ofi-nccl): RC: -22 and others",
+        "A call of the network plugin failed (NET/OFI, aws-ofi-nccl), for example with RC: -22",
         r"NET/\w+ .*\bRC: -?[1-9]\d*|unresponsive receiver|NET/OFI Creating .* failed: "
         r"|NET/OFI (?:Couldn't|Unable to) (?:open|create|enable|bind|allocate|register)\b",
         "a plugin that does not match libfabric, NCCL or the instance, or a security group that blocks traffic",
         "fi_info -p efa",
-        "Use plugin, libfabric and NCCL from one release of EFA's installer; FI_LOG_LEVEL=warn logs more.",
+        "Use the plugin, libfabric and NCCL from one release of EFA's installer. FI_LOG_LEVEL=warn logs more.",
         expected="a plugin that works",
         link="https://github.com/aws/aws-ofi-nccl",
     ),
@@ -423,7 +425,7 @@ NCCL_TRANSFERS = Family.of(
         r"ibv_(?:modify_qp|query_gid|create_ah)\w* failed",
         "a wrong GID index or no RoCE route between the nodes (error 110, 113, 22), or MTUs that differ",
         "show_gids",
-        "Run it on both nodes and set NCCL_IB_GID_INDEX to the RoCE v2 address; test with ib_write_bw.",
+        "Run it on both nodes and set NCCL_IB_GID_INDEX to the RoCE v2 address. Test with ib_write_bw.",
         expected="queue pairs that connect",
         link="https://github.com/NVIDIA/nccl/issues/426",
     ),
@@ -431,9 +433,9 @@ NCCL_TRANSFERS = Family.of(
         "nccl-tests-wrong-data",
         "nccl-tests counted wrong elements: Out of bounds values ... FAILED, or a row whose #wrong is not 0",
         r"^out of bounds values|^wrong data in a row of nccl-tests",
-        "peer access that corrupts data, or a GPU, link or NIC that does",
+        "peer access, a GPU, a link or a NIC that corrupts data",
         "gpubench p2p",
-        "It shows the faulty pair; NCCL_P2P_DISABLE=1 gpubench allreduce shows whether peer access is at fault.",
+        "It shows the faulty pair. `NCCL_P2P_DISABLE=1 gpubench allreduce` shows whether peer access is at fault.",
         expected="received data equal to sent data",
         link="https://github.com/NVIDIA/nccl/issues/2335",
     ),
@@ -445,8 +447,8 @@ NCCL_TRANSFERS = Family.of(
         "a wrong GID index on RoCE, a port or cable that is down, a fabric that drops packets (no PFC or ECN), or a "
         "rank that ended",
         "show_gids",
-        "Set NCCL_IB_GID_INDEX to the RoCE v2 address and test with ib_write_bw between the two "
-        "nodes; NCCL_IB_TIMEOUT=22 tolerates congestion.",
+        "Set NCCL_IB_GID_INDEX to the RoCE v2 address and test with ib_write_bw between the two nodes. "
+        "NCCL_IB_TIMEOUT=22 tolerates congestion.",
         expected="completions without an error",
         link="https://github.com/NVIDIA/nccl/issues/426",
         refine=_add_mixed_fabrics,
@@ -458,7 +460,7 @@ NCCL_TRANSFERS = Family.of(
         r"|No zero-copy protocol found)|Unexpected UCX error|ucx send failed|UCX +DIAG .* will not be handled",
         "UCX has no protocol for the memory, or its connection to the peer broke",
         "export UCX_PROTO_INFO=y UCX_LOG_LEVEL=info",
-        "Start both processes again: the last lines before the error name the transport and the memory.",
+        "Start both processes again. The last lines before the error name the transport and the memory.",
         expected="transfers without an error",
         link="https://github.com/ai-dynamo/nixl/issues/1614",
         refine=lambda sighting, _facts: replace(sighting, subject="a transfer by UCX or NIXL"),
@@ -469,7 +471,7 @@ NCCL_TRANSFERS = Family.of(
         r"multi-node NVLINK support is requested but not supported",
         "UCX_CUDA_IPC_ENABLE_MNNVL=y on GPUs without multi-node NVLink, or without an IMEX channel",
         "unset UCX_CUDA_IPC_ENABLE_MNNVL",
-        "UCX then uses multi-node NVLink where it can.",
+        "UCX then uses multi-node NVLink if it is available.",
         expected="UCX_CUDA_IPC_ENABLE_MNNVL=try, the default",
         link="https://github.com/openucx/ucx/pull/10285",
         severity=Verdict.WARN,
@@ -477,46 +479,48 @@ NCCL_TRANSFERS = Family.of(
     ),
     logged_condition(
         "nic-failed-over",
-        "A NIC failed and NCCL goes on with another one: slower, and it need not come back",
+        "A NIC failed, and NCCL continues more slowly with another one, perhaps until the job ends",
         r"NET/IB: .*\b(?:marked as failed|failed devices?)\b|resiliency .*outstanding recovery",
-        "a cable, a port or its switch; NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX ends recovery",
+        "a cable, a port or its switch (NCCL stops the recovery after "
+        "NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX attempts)",
         "ibstat",
-        "Look at the ports of this host and at dmesg; restart the job once they are up: it may stay slow.",
+        "Look at the ports of this host and at dmesg. Once they are up, restart the job, because it may stay "
+        "slow otherwise.",
         expected="NICs that do not fail",
         link="https://github.com/NVIDIA/nccl/issues/2157",
         refine=lambda seen, _: replace(seen, seen=_PLACE_OF_NIC.sub("", seen.seen)),
     ),
     logged_condition(
         "gin-not-enabled",
-        "GPU-initiated networking (GIN) was asked for, and NCCL cannot enable it",
+        "GPU-initiated networking (GIN) was requested, but NCCL cannot enable it",
         r"\bGIN (?:is disabled|not supported|\w+ signals are required)|GIN-capable|support GIN|(?:use|requested) GIN",
-        "NCCL_GIN_ENABLE=0; no RDMA NIC or plugin with GIN on some ranks; neither nvidia-peermem nor DMA-BUF; "
-        "GPUs that reach each other over NVLink alone",
+        "NCCL_GIN_ENABLE=0, no RDMA NIC or plugin with GIN on some ranks, neither nvidia-peermem nor DMA-BUF, or "
+        "GPUs that only NVLink connects",
         "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV",
-        "Lines of GIN/Plugin then say which plugin was left out and why; NCCL_GIN_TYPE=2 goes by way of the CPU.",
-        expected="GIN on all ranks, or a program that does without",
+        "The GIN/Plugin lines then show which plugin NCCL excludes, and why. NCCL_GIN_TYPE=2 sends through the CPU.",
+        expected="GIN on all ranks, or a program that does not need it",
         link="https://github.com/NVIDIA/nccl/issues/2237",
     ),
     logged_condition(
         "collnet-not-used",
-        "CollNet (SHARP) was asked for and cannot be set up: NCCL reduces in the GPUs instead of the switches",
+        "CollNet (SHARP) was requested but cannot be set up, so NCCL reduces in the GPUs instead of the switches",
         r"SHARP coll \w+ error|Cannot create SHArP job|sharp_create_job failed|\(sharp_am\)",
-        "no Aggregation Manager (sharp_am) in the subnet, or no resources of the switches left for this job",
+        "no Aggregation Manager (sharp_am) in the subnet, or no switch resources left for this job",
         "systemctl status sharp_am",
-        "Run it on the subnet manager's host; NCCL_COLLNET_ENABLE=0 asks for nothing.",
-        expected="SHARP, which NCCL_COLLNET_ENABLE=1 asks for",
+        "Run it on the subnet manager's host. With NCCL_COLLNET_ENABLE=0, NCCL does not request SHARP.",
+        expected="SHARP, as NCCL_COLLNET_ENABLE=1 requests",
         link="https://github.com/NVIDIA/nccl/issues/1050",
         severity=Verdict.WARN,
     ),
     logged_condition(
         "communicators-aborted",
-        "A process aborted its communicators: PyTorch does so at a program's end without destroy_process_group()",
+        "A process aborted its communicators, as PyTorch does if a program ends without destroy_process_group()",
         r"\[Service thread\] (?:Accept failed|could not receive type from localRank -?\d+, res=3, closed=0)"
         r"|operation Close from rank \d+, retcode 3",
-        "a program that ended without destroy_process_group(); otherwise the error before these lines",
+        "a program that ended without destroy_process_group(), or the error before these lines",
         "",
         "Call torch.distributed.destroy_process_group() at the program's end.",
-        expected="communicators that are destroyed",
+        expected="communicators destroyed before the program ends",
         link="https://github.com/NVIDIA/nccl/issues/1610",
         severity=Verdict.WARN,
         general=True,
@@ -526,11 +530,11 @@ NCCL_TRANSFERS = Family.of(
         "Got completion with an error: an RDMA operation failed",
         r"got completion .*(?:error|status)|^failed status \d+: wr_id|async fatal event|ibv_get_async_event failed"
         r"|async event ?: (?:.*work queue|.*catastrophic|CQ error)",
-        "4, 10, 11: memory or addresses (ACS or an IOMMU that redirects RDMA to GPUs, driver, nvidia-peermem); "
-        "5: flushed after another error; 13: a receiver that was not ready",
+        "error 4, 10 or 11: memory or addresses (ACS or an IOMMU that redirects RDMA to GPUs, driver, "
+        "nvidia-peermem); error 5: flushed after another error; error 13: the receiver was not ready",
         "gpubench check --quick",
-        "It looks for ACS; look also at the first error of all ranks' logs and at dmesg. For 4, "
-        "10 and 11, NCCL_NET_GDR_LEVEL=LOC shows whether GPUDirect RDMA is at fault.",
+        "It checks ACS. Also look at dmesg and at the first error in all ranks' logs. For errors 4, 10 and 11, "
+        "NCCL_NET_GDR_LEVEL=LOC shows whether GPUDirect RDMA is at fault.",
         expected="completions without an error",
         link="https://github.com/NVIDIA/nccl/issues/214",
     ),
@@ -538,7 +542,7 @@ NCCL_TRANSFERS = Family.of(
         "collective-timed-out",
         "Watchdog caught collective operation timeout: a collective did not finish",
         r"watchdog caught|timed? ?out|raised from checkTimeout|::checkTimeout|failed collective",
-        "a rank that ended, stopped, or called another operation; rarely the network",
+        "a rank that ended, stopped, or called another operation (rarely the network)",
         "export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
         "The dump shows the rank that is behind.",
         expected="collectives that finish",
@@ -551,7 +555,7 @@ NCCL_TRANSFERS = Family.of(
         "Connection closed by remote peer, ncclRemoteError: another rank exited",
         r"remote (?:peer|process)|closed by (?:remote )?peer|connection reset|broken pipe|ncclRemoteError"
         r"|could not receive type from localRank \d+, res=(?!3, closed=0)|peer .* (?:closed|exited)",
-        "the other rank ended first; its log and the program's output show why",
+        "the other rank ended first, for a reason in its log or in the program's output",
         "dmesg -T | grep -i -E 'oom|xid'",
         "Run it on the node of the rank with the first error.",
         expected="ranks that run until the end",
@@ -565,7 +569,7 @@ NCCL_TRANSFERS = Family.of(
         r"unhandled|failed to execute operation (?!Close from rank \d+, retcode 3)\w+ .*retcode [1-9]"
         r"|NCCL (?:failure|error|operation)"
         r"|nccl\w+Error|NcclError|NCCL:",
-        "the reason in the warning before it; NCCL_DEBUG=WARN makes NCCL print it",
+        "the reason in the warning before it, which NCCL prints if NCCL_DEBUG=WARN is set",
         "export NCCL_DEBUG=INFO",
         "Set it on all ranks. The first warning is the reason.",
         expected="calls that succeed",
@@ -583,7 +587,7 @@ NCCL_TRANSFERS = Family.of(
         r"|munmap_chunk|stack smashing|^corrupted |floating point exception|illegal instruction|breakpoint trap"
         r"|bad system call|symbol lookup error|Execution of replica|DeepEP|nvshmem|non-?zero status: "
         r"|SignalException|ProcessGroupNCCL|Default process group has not been|OutOfMemoryError|out of memory|NCCL",
-        "a fault of the program, or of a GPU; a bus error is often a full /dev/shm",
+        "a bug in the program, a faulty GPU, or (for a bus error) a full /dev/shm",
         "dmesg -T | grep -i -E 'oom|xid'",
         "Run it on the node of the rank with the first error.",
         expected="ranks that run until the end",
@@ -597,7 +601,7 @@ NCCL_TRANSFERS = Family.of(
         "A program of the job printed an exception",
         r"(?:Error|Exception)\w*: |^a Traceback of Python|UCX +ERROR|NIXL_ERR_|\[ERROR\]"
         r"|shared memory broadcast block",
-        "the program ended with it or continued; the text does not show which",
+        "an error that may have ended the program (the text does not show whether it continued)",
         "",
         "Check whether every rank finished.",
         expected="none",
@@ -608,8 +612,7 @@ NCCL_TRANSFERS = Family.of(
         "nccl-tests-apart",
         "Several separate runs of nccl-tests at once: the processes did not connect",
         r"^\d+ runs of nccl-tests at once",
-        "nccl-tests compiled without MPI=1, or for another MPI than the mpirun that started it; or intended "
-        "parallel runs",
+        "nccl-tests compiled without MPI=1, or compiled for another MPI than this mpirun, or parallel runs on purpose",
         ("make clean", "make MPI=1"),
         "Run them in the folder of nccl-tests. Set MPI_HOME to the MPI of this mpirun.",
         expected="one run with all ranks: one list of devices, one Avg bus bandwidth",
@@ -620,10 +623,10 @@ NCCL_TRANSFERS = Family.of(
         "nccl-tests-unfinished",
         "nccl-tests did not print its last line: it hung or ended early, or the text is truncated",
         r"^no line of Avg bus bandwidth",
-        "without any row: peer access that hangs because of an IOMMU or ACS; otherwise a rank that ended, "
-        "or a truncated text",
+        "peer access that hangs because of an IOMMU or ACS (if the text has no rows), a rank that ended, or a "
+        "truncated text",
         "export NCCL_P2P_DISABLE=1",
-        "If the run then finishes, peer access hangs: run gpubench check --quick.",
+        "If the run then finishes, peer access hangs. In that case, run `gpubench check --quick`.",
         expected="Avg bus bandwidth, and Out of bounds values : 0 OK",
         link="https://github.com/NVIDIA/nccl/issues/606",
         refine=_drop_peer_access,

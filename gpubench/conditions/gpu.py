@@ -11,7 +11,7 @@ from gpubench.model.facts.snapshot import GpuFacts, PciKind, is_workstation_card
 from gpubench.model.facts.traffic import IdleGpu, LinkRates, exceeds_idle
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.figures import is_busy
-from gpubench.model.terms.units import plural
+from gpubench.model.terms.units import format_time, plural
 from gpubench.model.terms.verdict import NO_CURE, Cure
 
 # According to NVML, these reduce the clocks by a factor of 2 or more
@@ -36,7 +36,7 @@ def _lost(run: Circumstances) -> Found:
         listed = len(snapshot.gpus) + snapshot.gpus_of_others
         if snapshot.gpus and len(on_bus) > listed:
             missing = joined(bus_id for bus_id in on_bus if bus_id not in {gpu.bus_id for gpu in snapshot.gpus})
-            seen = f"{plural(len(on_bus), 'GPU')} on the PCI bus, {listed} in the driver: {missing} is not"
+            seen = f"{plural(len(on_bus), 'GPU')} on the PCI bus, but {listed} in the driver ({missing} missing)"
             yield run.node_sighting(number, seen)
 
 
@@ -76,7 +76,7 @@ def _clocks_held_down(run: Circumstances) -> Found:
             of, seen = usual, f"applications clock {set_to} MHz, default {usual}"
         elif then is not None and then.clock_mhz and then.most_clock_mhz and not then.throttle_reasons:
             set_to, of = then.clock_mhz, then.most_clock_mhz
-            seen = f"{set_to} of {of} MHz under load, without throttling by the driver"
+            seen = f"{set_to} of {of} MHz under load, although the driver reports no throttling"
             if set_to >= LEAST_CLOCK_SHARE * of:
                 continue
         else:
@@ -174,7 +174,7 @@ GPU = Family.of(
         expected="a GPU that answers",
         likely="the GPU fell off the bus (Xid 79): power, temperature, a PCIe fault, or a failed GPU",
         command="dmesg | grep Xid",
-        comment="Reboot or power-cycle the node; if the GPU stays lost, replace it.",
+        comment="Reboot or power-cycle the node. If the GPU stays lost, replace it.",
         link="https://docs.nvidia.com/deploy/xid-errors/index.html",
         look=_lost,
         implies=("gpu-missing",),
@@ -184,7 +184,7 @@ GPU = Family.of(
         title="GPU clocks are throttled by the hardware (HW Slowdown, HW Thermal Slowdown, HW Power Brake)",
         settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
         check="throttle",
-        expected="no slowdown by heat or power",
+        expected="no slowdown because of heat or power",
         likely="insufficient cooling, or the power supply's brake signal",
         command="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
         comment="Then check the cooling, or the power supply if its brake signal is on.",
@@ -197,7 +197,7 @@ GPU = Family.of(
         title="GPU clocks are throttled by the driver because of heat (SW Thermal Slowdown)",
         settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
         check="throttle",
-        expected="no slowdown by heat",
+        expected="no slowdown because of heat",
         likely="insufficient cooling: a fan, a cold plate, or a blocked duct",
         command="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
         comment="Then check the cooling.",
@@ -218,7 +218,7 @@ GPU = Family.of(
     Condition(
         id="clocks-held-down",
         title="GPU clocks are set low: applications clocks (nvidia-smi -ac) or locked clocks (nvidia-smi -lgc)",
-        settles="nvidia-smi -q -d CLOCK -i GPU under load",
+        settles="`nvidia-smi -q -d CLOCK -i GPU` under load",
         check="clocks",
         likely="clocks set on purpose, for repeatable results or to save power",
         command=("nvidia-smi -rac -i GPU", "nvidia-smi -rgc -i GPU"),
@@ -229,7 +229,7 @@ GPU = Family.of(
     Condition(
         id="power-limited",
         title="A GPU's power limit is below its default (nvidia-smi -pl, power capping)",
-        settles="nvidia-smi -q -d POWER,PERFORMANCE -i GPU under load",
+        settles="`nvidia-smi -q -d POWER,PERFORMANCE -i GPU` under load",
         check="clocks",
         likely="a limit set on purpose, or power capping by the data centre",
         command="nvidia-smi -q -d POWER -i GPU",
@@ -277,16 +277,16 @@ GPU = Family.of(
         id="memory-errors",
         title="Uncorrectable ECC memory errors",
         check="ecc",
-        likely="a failing memory cell, or a single particle hit",
+        likely="a failing memory cell, or a one-time error caused by radiation",
         command="nvidia-smi --gpu-reset -i GPU",
-        comment="Run it while the GPU is idle; nvidia-smi -q -d ECC,ROW_REMAPPER shows the errors.",
+        comment="Run it while the GPU is idle. `nvidia-smi -q -d ECC,ROW_REMAPPER` shows the errors.",
         link="https://github.com/NVIDIA/k8s-device-plugin/issues/243",
         look=_memory_errors,
     ),
     Condition(
         id="gpu-hot",
         title="A GPU is near its slowdown temperature",
-        settles="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU under load",
+        settles="`nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU` under load",
         check="temperature",
         likely="a fan, a cold plate or its paste, or a blocked duct",
         command="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU",
@@ -329,7 +329,10 @@ def _foreign_nvlink(run: Circumstances) -> Found:
     seen = {gpu for result in found if isinstance(result, Sighting) for gpu in result.gpus or ()}
     for position, times in run.beyond.items():
         if position not in seen:
-            moved = f"{run.gpu_name(position)}'s NVLink counters moved by {times:.2g} times the most this job can move"
+            moved = (
+                f"{run.gpu_name(position)}'s NVLink counters show {times:.2g} times as much traffic as this "
+                "job can cause"
+            )
             yield run.gpu_sighting(position, moved)
 
 
@@ -376,8 +379,8 @@ def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:
         rates = gpu.rates
         moved = any(map(exceeds_idle, (rates.nvlink_sent, rates.nvlink_received, rates.pcie_sent, rates.pcie_received)))
         sure = Confidence.LIKELY if moved else Confidence.WEAK
-        did = "its links carry traffic of another job" if moved else "idle when read"
-        yield run.gpu_sighting(position, f"{name} is open to {_named(use.users)}: {did}", sure, cure=_cure(use.users))
+        did = "its links carry traffic of another job" if moved else "the GPU was idle"
+        yield run.gpu_sighting(position, f"{name} is used by {_named(use.users)}: {did}", sure, cure=_cure(use.users))
 
 
 @single_node
@@ -401,9 +404,10 @@ def _host_bound(run: Circumstances) -> Found:
     bound = [row for row in run.issued if row.issue_us >= _HOST_BOUND_SHARE * row.time_us]
     if bound:
         worst = max(bound, key=lambda row: row.time_us)
-        more = f"; {plural(len(bound) - 1, 'more row')} likewise" if len(bound) > 1 else ""
+        more = f" (also in {plural(len(bound) - 1, 'more row')})" if len(bound) > 1 else ""
         seen = (
-            f"{worst.label} takes {worst.time_us:.3g} µs, {worst.issue_us:.3g} of them for the host to issue it{more}"
+            f"{worst.label} takes {format_time(worst.time_us)}, and the host needs {format_time(worst.issue_us)} "
+            f"to issue it{more}"
         )
         gpus = frozenset(range(len(run.wiring.gpus)))
         yield Sighting(subject="the host", seen=seen, gpus=gpus)
@@ -421,10 +425,10 @@ _used_by_somebody = partial(
 def _foreign_traffic(id_: str, link: str, look: Look) -> Condition:
     return Condition(
         id=id_,
-        title=f"Traffic of another job passes a GPU's {link} while this job is idle",
+        title=f"Another job's traffic uses a GPU's {link} while this job is idle",
         settles="gpubench watch",
         command="gpubench watch",
-        comment="It shows the process; end it, or measure when the machine is idle.",
+        comment="It shows the process. End it, or measure when the machine is idle.",
         look=look,
         implies=("gpu-in-use",),
     )
@@ -448,7 +452,7 @@ CONTENTION = Family.of(
     ),
     Condition(
         id="host-bound",
-        title="The host is too slow to launch operations: issuing them takes as long as the operations",
+        title="The host is too slow to launch operations: issuing them takes as long as running them",
         settles="perf top; nsys profile --trace=osrt,cuda",
         command="gpubench allreduce --graph 10",
         comment="To speed up the host, give each rank a free core and run without tracing.",

@@ -86,7 +86,7 @@ def _too_far(run: Circumstances) -> Found:
                 # NCCL uses C2C here, unless a variable forbids it. The condition nccl-gdr-disabled reports such a
                 # variable.
                 continue
-            yield run.gpu_sighting(position, f"its nearest RDMA NIC is {nearest} away", Confidence.LIKELY)
+            yield run.gpu_sighting(position, f"the path to its nearest RDMA NIC is {nearest}", Confidence.LIKELY)
 
 
 def _one_side(run: Circumstances) -> Found:
@@ -125,8 +125,8 @@ def _log_far(staged: Staged) -> LoggedReason | None:
         f"NICs too far from the GPUs for NCCL to use GPUDirect RDMA {far[0].text[far[0].text.find('(') :]}",
         Cure.of(
             "NCCL_NET_GDR_LEVEL=SYS gpubench allreduce",
-            comment="It uses GPUDirect RDMA over any path, and verifies the data: compare with a run without "
-            "it; better, use a NIC behind the GPU's PCIe switch.",
+            comment="It uses GPUDirect RDMA over any path, and verifies the data. Compare it with a run without "
+            "the variable. A NIC behind the GPU's PCIe switch is better.",
         ),
         is_proven=False,
     )
@@ -161,7 +161,7 @@ def _log_gb10_nic(staged: Staged) -> LoggedReason | None:
     if name is None or set(staged.bus_ids) - {_GB10_BUS_ID}:
         return None
     return LoggedReason(
-        f"the NIC {name} and one GPU per host are those of a GB10 (DGX Spark), which has no GPUDirect RDMA",
+        f"the NIC {name} and one GPU per host are typical of a GB10 (DGX Spark), which has no GPUDirect RDMA",
         Cure.of(
             "nvidia-smi -L",
             comment="If it shows a GB10, there is nothing to repair: GPU and processor share one memory.",
@@ -179,10 +179,10 @@ def _gb10(run: Circumstances) -> Found:
 
 _LOAD = f"{VERIFIED_COPIES} && modprobe nvidia-peermem"
 _TRY_RDMA = "Before any job, verify the data with `gpubench allreduce` over two nodes."
-_OR_DMABUF = f"Or use the driver's open kernel modules; `gpubench topo` shows what is missing. {_TRY_RDMA}"
+_OR_DMABUF = f"Or use the driver's open kernel modules. `gpubench topo` shows what is missing. {_TRY_RDMA}"
 
 _PEERMEM = "https://github.com/NVIDIA/nccl/issues/1537"
-_COMPARE = "ib_write_bw with and without --use_cuda; /GDRDMA in NCCL's log"
+_COMPARE = "`ib_write_bw` with and without `--use_cuda`, or /GDRDMA in NCCL's log"
 _MODULES = "cat /sys/module/nvidia_peermem/version; cat /proc/driver/nvidia/version"
 _REFUSED, _ONE_SIDE = "gpudirect-refused", "gpudirect-one-side"
 
@@ -193,7 +193,7 @@ GPUDIRECT = Family.of(
         id="nccl-gdr-disabled",
         title="NCCL_NET_GDR_LEVEL=LOC (or 0), NCCL_NET_GDR_READ=0, NCCL_DMABUF_ENABLE=0 without nvidia-peermem, or "
         "NCCL_NET_GDR_C2C=0 on a Grace node: no /GDRDMA in NCCL's log",
-        settles="gpubench allreduce over two nodes, with and without this variable",
+        settles="`gpubench allreduce` over two nodes, with and without this variable",
         command=unset(_LEVEL, _READ, _DMABUF, _C2C),
         link="https://github.com/awslabs/awsome-distributed-ai/issues/1106",
         look=_switched_off,
@@ -205,7 +205,7 @@ GPUDIRECT = Family.of(
         title="GPU Direct RDMA Disabled for HCA: nvidia-peermem is not loaded, and dma-buf is not available",
         check="gpudirect",
         expected="nvidia-peermem, or dma-buf",
-        likely="the module was not loaded after the network driver, or the closed kernel module is in use",
+        likely="nvidia-peermem was not loaded after the network driver, or the closed kernel module is in use",
         aliases=("gpudirect-rdma-unavailable",),
         settles=_MODULES,
         command=_LOAD,
@@ -223,8 +223,8 @@ GPUDIRECT = Family.of(
         likely="the driver was built before the network driver, without the RDMA core's symbols",
         settles="lsmod | grep peermem; dmesg | grep -i peermem",
         command="lsmod | grep peermem",
-        comment="Install the driver again after MLNX_OFED or DOCA, then modprobe nvidia-peermem; or use "
-        f"the open kernel modules. {_TRY_RDMA}",
+        comment="Install the driver again after MLNX_OFED or DOCA, then modprobe nvidia-peermem. Or use the open "
+        f"kernel modules. {_TRY_RDMA}",
         link="https://github.com/NVIDIA/nccl/issues/1939",
         look=_not_registered,
         implies=("gpudirect-module-missing", _ONE_SIDE, _REFUSED),
@@ -243,10 +243,10 @@ GPUDIRECT = Family.of(
     Condition(
         id="gpudirect-too-far",
         title="GPU Direct RDMA Disabled for GPU / HCA (distance): the NIC is PHB, NODE or SYS away",
-        settles="gpubench topo: the matrix of GPUs and NICs",
+        settles="the matrix of GPUs and NICs in `gpubench topo`",
         command="NCCL_NET_GDR_LEVEL=SYS gpubench allreduce",
-        comment="There is nothing to repair; keep this setting if the run is faster than without it and "
-        "its data are right, or use a NIC below the GPU's switch.",
+        comment="There is nothing to repair. Keep this setting if the run is faster than without it and its data "
+        "are right. A NIC below the GPU's switch is better.",
         link="https://github.com/NVIDIA/nccl/issues/897",
         look=_too_far,
         in_log=_log_far,
@@ -255,7 +255,7 @@ GPUDIRECT = Family.of(
     Condition(
         id=_ONE_SIDE,
         title="GPUDirect RDMA on one side only: one node lacks nvidia-peermem or dma-buf",
-        settles="NCCL's log: `/GDRDMA` on only one end of a connection",
+        settles="`/GDRDMA` on only one end of a connection in NCCL's log",
         command=_LOAD,
         comment=f"Load it on the reported node, so that it is like the others. {_TRY_RDMA}",
         link="https://github.com/NVIDIA/nccl/issues/897",

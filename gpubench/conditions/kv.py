@@ -80,7 +80,7 @@ def _managed(transfer: Transfer) -> Sighting | None:
 def _pid_namespaces(transfer: Transfer) -> Sighting | None:
     if transfer.same_pid_namespace is False:
         return transfer_sighting(transfer, "the two processes have different PID namespaces")
-    why = "two host names of one node have processes with the same process ID, as two containers have"
+    why = "two host names of one node have processes with the same process ID, which is typical of two containers"
     return transfer_sighting(transfer, why, Confidence.LIKELY) if transfer.shares_pid else None
 
 
@@ -107,7 +107,7 @@ def _no_rdma_device(transfer: Transfer) -> Sighting | None:
 
 def _no_gpudirect(transfer: Transfer) -> Sighting | None:
     if transfer.staged_between_nodes and any(name in transfer.transport for name in RDMA_TRANSPORTS):
-        return transfer_sighting(transfer, "a NIC sends copies in host memory", Confidence.LIKELY)
+        return transfer_sighting(transfer, "a NIC sends from copies in host memory", Confidence.LIKELY)
     return None
 
 
@@ -125,7 +125,9 @@ def _unexplained(transfer: Transfer) -> Sighting | None:
         more |= {"expected": _BETWEEN_NODES, "likely": "often no GPUDirect RDMA"}
         more["cure"] = Cure.of("lsmod | grep -E 'nvidia_peermem|^mlx5_ib'; env | grep UCX_", comment=_IN_BOTH)
     elif transfer.is_of_amd:
-        why = "often UCX_TLS without rocm_ipc, or NIXL's peer error handling, which rocm_ipc of UCX 1.22 lacks"
+        why = (
+            "often UCX_TLS without rocm_ipc, or NIXL's peer error handling, which rocm_ipc does not support in UCX 1.22"
+        )
         more |= {"expected": f"{_ROCM_IPC} or {_BETWEEN_NODES}", "likely": why}
         more["cure"] = Cure.of("env | grep UCX_", comment=_IN_BOTH)
     return transfer_sighting(transfer, "", Confidence.WEAK, **more)
@@ -179,7 +181,7 @@ KV = Family.of(
     Condition(
         id="kv-pid-namespaces",
         title="Different PID namespaces (two containers or pods): UCX cannot use CUDA IPC",
-        settles="readlink /proc/self/ns/pid in both processes",
+        settles="`readlink /proc/self/ns/pid` in both processes",
         comment="Start both containers with `docker run --pid=host` (Kubernetes: `hostPID: true`), or run both "
         "processes in one pod with `shareProcessNamespace: true`. Both containers must see both GPUs. In Kubernetes, "
         "two pods may also need `privileged: true`.",
@@ -189,7 +191,7 @@ KV = Family.of(
     ),
     Condition(
         id="kv-get-without-nvlink",
-        title="UCX disables reads (GET) over CUDA IPC where it finds no NVLinks ('cuda-ipc get zcopy disabled as no "
+        title="UCX disables reads (GET) over CUDA IPC if it finds no NVLinks ('cuda-ipc get zcopy disabled as no "
         "nvlinks detected'), and reads through host memory",
         settles=_SETTLES,
         command=f"{VERIFIED_COPIES} && export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on",
@@ -200,7 +202,8 @@ KV = Family.of(
     ),
     Condition(
         id="kv-no-rdma-device",
-        title="UCX sends to other nodes over TCP: often a container without /dev/infiniband, or nodes without RDMA",
+        title="UCX sends to other nodes over TCP, often because the container has no /dev/infiniband or the "
+        "nodes have no RDMA",
         settles="ls /sys/class/infiniband /dev/infiniband",
         command="ls /sys/class/infiniband /dev/infiniband",
         comment="If the node has RDMA NICs, start the container with `docker run --device=/dev/infiniband "
@@ -224,8 +227,8 @@ KV = Family.of(
         title="UCX uses a NIC between GPUs of one node, instead of NVLink or PCIe",
         settles=_SETTLES,
         command="nvidia-smi -L",
-        comment="Run it in both containers: each must list both GPUs, or UCX cannot use CUDA IPC. Only if it does, and "
-        "the processes send to no other node, try UCX_TLS=cuda_ipc,cuda_copy,sm,self,tcp.",
+        comment="Run it in both containers. Each must list both GPUs, or UCX cannot use CUDA IPC. If they do, "
+        "and the processes send to no other node, try UCX_TLS=cuda_ipc,cuda_copy,sm,self,tcp.",
         expected=CUDA_IPC,
         link="https://github.com/ai-dynamo/nixl/issues/1195",
         look=_detector(_nic_inside),

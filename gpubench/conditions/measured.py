@@ -55,7 +55,7 @@ _OVER_PCIE: Mapping[str, Any] = {
     "likely": "lost PCIe lanes, PCIe errors, low clocks, or traffic of other jobs",
     "cure": Cure.of(
         "gpubench topo",
-        comment="It shows PCIe links with fewer lanes than they could have; `nvidia-smi -q -d PERFORMANCE` shows "
+        comment="It shows PCIe links with fewer lanes than they could have. `nvidia-smi -q -d PERFORMANCE` shows "
         "throttling.",
     ),
 }
@@ -142,8 +142,8 @@ def _slow_patterns(run: Circumstances) -> Iterator[_Slowness]:
             yield _Slowness(
                 (f"{row.node} {name}" if several and row.node else name,),
                 Verdict(row.verdict),
-                f"{row.total_gb_s:.4g} GB/s all together, {share:.0%} of what these pairs alone allow",
-                f"{row.expected_gb_s:.4g} GB/s, from each pair alone",
+                f"{row.total_gb_s:.4g} GB/s in total, {share:.0%} of the value predicted from single pairs",
+                f"{row.expected_gb_s:.4g} GB/s, predicted from single pairs",
                 100 * share,
                 (DevicePlace(row.node),) if row.node else (),
             )
@@ -230,7 +230,7 @@ def _asymmetric(run: Circumstances) -> Found:
                     seen=f"{row.bandwidth_gb_s:.4g} GB/s, but {back.bandwidth_gb_s:.4g} in the other direction",
                     cure=Cure.of(
                         f"gpubench p2p --pairs {one}-{other},{other}-{one}",
-                        comment="Look at link errors too: nvidia-smi nvlink -e.",
+                        comment="Also look at link errors with `nvidia-smi nvlink -e`.",
                     ),
                     severity=Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN,
                 )
@@ -293,7 +293,7 @@ def _collectives(run: Circumstances) -> Found:
             expected_percent=slowness.percent,
             cure=Cure.of(
                 "gpubench p2p",
-                comment=f"Then run NCCL_DEBUG=INFO gpubench {rows[0].command}, and gpubench explain on its log.",
+                comment=f"Then run `NCCL_DEBUG=INFO gpubench {rows[0].command}`, and `gpubench explain` on its log.",
             ),
         )
 
@@ -328,9 +328,9 @@ def _find_rows_above_limit(run: Circumstances) -> Found:
             f"busbw {_times(worst.reached_gb_s, worst)}",
             subject=row_name,
             heading=row_name,
-            expected=f"{_ceiling(worst)}, the limit of its ranks' links and NICs as reported by the driver",
+            expected=f"{_ceiling(worst)}, the limit of the ranks' links and NICs according to the driver",
             cure=Cure.of(
-                f"gpubench {worst.command} --evidence", comment="It shows the paths; `gpubench topo` shows the links."
+                f"gpubench {worst.command} --evidence", comment="It shows the paths. `gpubench topo` shows the links."
             ),
         )
     measured = run.measurements
@@ -347,7 +347,7 @@ def _find_rows_above_limit(run: Circumstances) -> Found:
             names=names,
             places=_places(run, pairs),
             seen=_times(most.bandwidth_gb_s or 0.0, most),
-            expected=f"{_ceiling(most)}, the limit of {link} as reported by the driver",
+            expected=f"{_ceiling(most)}, the limit of {link} according to the driver",
         )
 
 
@@ -393,10 +393,10 @@ LATE_RANK = Condition(
     id=STRAGGLER,
     title="One rank takes longer than the others for the same collective",
     check="stragglers",
-    expected=f"at most {LEAST_LOSS:.0%} more than the fastest rank, beyond the interval of the time",
-    likely="its process is delayed: shared CPUs, low clocks, or a busy GPU",
+    expected=f"at most {LEAST_LOSS:.0%} more than the fastest rank, plus the confidence interval of the time",
+    likely="shared CPUs, low clocks or a busy GPU, which delay this rank",
     command="nvidia-smi",
-    comment="Run it and `top` on that host; bind ranks with mpirun --bind-to numa.",
+    comment="Run it and `top` on that host. Bind ranks with `mpirun --bind-to numa`.",
     link="https://github.com/NVIDIA/nccl/issues/893",
     look=_late,
 )
@@ -408,14 +408,14 @@ IMPOSSIBLE = Condition(
     likely="a link that the driver or hypervisor reports narrower than it is, a link or NIC that was not found, "
     "or a wrong time",
     command="gpubench topo",
-    comment="It shows these links; `nvidia-smi topo -m` and `nvidia-smi nvlink -s` should agree.",
+    comment="It shows these links. `nvidia-smi topo -m` and `nvidia-smi nvlink -s` should show the same.",
     link=_LIMITS,
     look=_find_rows_above_limit,
 )
 
 MEASURED = Family.of(
     "measured",
-    "What measuring shows",
+    "What measurements show",
     Condition(
         id="p2p-slow",
         title="Copies between GPUs are slower than between siblings, or than on healthy machines",
@@ -423,7 +423,7 @@ MEASURED = Family.of(
         expected="the same bandwidth as other pairs with this path",
         likely="links that are down or have errors, lost PCIe lanes, low clocks, or traffic of other jobs",
         command="nvidia-smi nvlink -e",
-        comment="`nvidia-smi -q -d PERFORMANCE` shows throttling; `gpubench p2p` measures every pair.",
+        comment="`nvidia-smi -q -d PERFORMANCE` shows throttling, and `gpubench p2p` measures every pair.",
         look=_slow_copies,
     ),
     Condition(
@@ -431,7 +431,7 @@ MEASURED = Family.of(
         title="Copies between two GPUs are slower in one direction than in the other",
         check="p2p_symmetry",
         expected="the same bandwidth in both directions",
-        likely="a link that repeats packets in one direction, or different routes for the two directions",
+        likely="a link that resends packets in one direction, or different routes for the two directions",
         command=("gpubench p2p", "nvidia-smi nvlink -e"),
         comment="The second command shows link errors.",
         look=_asymmetric,
@@ -440,9 +440,9 @@ MEASURED = Family.of(
         id="host-copies-slow",
         title="Copies between host memory and a GPU are slow (H2D, D2H bandwidth)",
         check="host_bandwidth",
-        likely="a PCIe link with fewer lanes or a lower generation, a slot of the other socket, or busy host memory",
+        likely="a PCIe link with fewer lanes or a lower generation, a slot on the other socket, or busy host memory",
         command="gpubench topo",
-        comment="It shows the link; run nvidia-smi -q | grep -A 6 'GPU Link Info' during copies.",
+        comment="It shows the link. Run `nvidia-smi -q | grep -A 6 'GPU Link Info'` during copies.",
         link="https://github.com/NVIDIA/nvbandwidth/issues/53",
         look=_host_copies,
     ),
@@ -453,7 +453,7 @@ MEASURED = Family.of(
         check="collective_bandwidth",
         likely="one slow GPU or link slows all ranks, or NCCL uses another path than on healthy machines",
         command="gpubench p2p",
-        comment="Then run NCCL_DEBUG=INFO gpubench allreduce, and gpubench explain on its log.",
+        comment="Then run `NCCL_DEBUG=INFO gpubench allreduce`, and `gpubench explain` on its log.",
         look=_collectives,
         aliases=("collective-slow",),
     ),
@@ -464,7 +464,7 @@ MEASURED = Family.of(
         expected="every element correct",
         likely="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
         command="gpubench p2p",
-        comment="Then run with NCCL_P2P_DISABLE=1: if the data are correct, peer copies are at fault.",
+        comment="Then run with NCCL_P2P_DISABLE=1. If the data are then correct, peer copies are at fault.",
         link=_EVIDENCE,
         look=_wrong,
     ),
@@ -474,7 +474,7 @@ MEASURED = Family.of(
         id="not-measured",
         title="A measurement failed: the result is neither healthy nor faulty",
         check="measured",
-        likely="the driver, a library or a rank failed; this says nothing about the links",
+        likely="the driver, a library or a rank failed, so the links were not tested",
         command="gpubench p2p",
         comment="Run the failed measurement alone (or gpubench allreduce).",
         look=_not_measured,
@@ -537,7 +537,7 @@ SWEEP = Family.of(
     "What the rows of a sweep show",
     Condition(
         id=TOO_NOISY,
-        title="A time varies too much to be judged, or stands alone among its neighbours",
+        title="A time varies too much to be judged, or does not fit the times of neighbouring sizes",
         check="collective_bandwidth",
         expected="a 95 % interval far below the time, and a time that fits those of neighbouring sizes",
         likely="other programs on the same cores or links, or too few operations",
@@ -550,7 +550,7 @@ SWEEP = Family.of(
         title="A range of sizes is slower than smaller and larger sizes of the same sweep",
         check="collective_bandwidth",
         expected="a time between those of smaller and larger sizes",
-        likely="an algorithm or protocol that does not fit these sizes, a setting of NCCL, or other work at that time",
+        likely="an algorithm or protocol that does not fit these sizes, an NCCL setting, or other work at that time",
         command="gpubench allreduce --evidence",
         comment="It shows the algorithm and the paths.",
         link="https://github.com/aws/aws-ofi-nccl/issues/65",

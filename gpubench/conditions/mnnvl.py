@@ -94,7 +94,7 @@ def _cliques(run: Circumstances) -> Found:
             )
 
 
-_PARTITIONS = "the rack is in two partitions or more: NCCL joins the nodes of each by NVLink, and these by the network"
+_PARTITIONS = "a rack with two or more partitions (NCCL uses NVLink inside a partition, and the network between them)"
 
 
 def _is_of_rack(gpu: GpuFacts) -> bool:
@@ -115,7 +115,7 @@ def _no_domain(run: Circumstances) -> Found:
         if any(gpu.name is None for gpu in run.nodes[number].gpus):
             yield Unread(run.subject(number), "gpu.name was not read")
     if len(bare) > 1:
-        seen = "the fabric info of its GPUs has no cluster (UUID 0)"
+        seen = "the fabric information of its GPUs names no cluster (UUID 0)"
         yield run.nodes_sighting(bare, seen, Confidence.LIKELY, severity=Verdict.WARN)
 
 
@@ -136,7 +136,7 @@ def _unused(run: Circumstances) -> Found:
             as_network = network is not None and row.reached_gb_s <= most_busbw_gb_s(row, network)
             if not logged and (not as_network or _is_slowed_by_links(run, nodes, row)):
                 continue
-            nics = "" if network is None else f"; their NICs carry {network.node_gb_s:.4g} GB/s a node"
+            nics = "" if network is None else f"; their NICs carry {network.node_gb_s:.4g} GB/s per node"
             way = f"over {row.transport}" if logged else "as over the network"
             seen = f"{row.collective} reaches {row.reached_gb_s:.4g} GB/s, {way}{nics}"
             yield run.nodes_sighting(nodes, seen, Confidence.PROVEN if logged else Confidence.LIKELY)
@@ -231,7 +231,7 @@ MNNVL = Family.of(
     Condition(
         id="mnnvl-clique-differs",
         title="Nodes of one NVLink cluster have different clique ids, so NCCL uses the network (MNNVL 0)",
-        settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
+        settles="`nvidia-smi -q | grep -E 'CliqueId|ClusterUUID'` on every node",
         command="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID'",
         comment="Put the nodes into one partition (nvlsm, or the provider's tool), or run the job inside one clique.",
         link=_AZURE,
@@ -242,7 +242,7 @@ MNNVL = Family.of(
     Condition(
         id="nccl-mnnvl-disabled",
         title="NCCL_MNNVL_ENABLE=0 or NCCL_CUMEM_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
-        settles="a run with both unset: P2P/MNNVL in NCCL's log",
+        settles="P2P/MNNVL in NCCL's log of a run with both variables unset",
         command=unset("NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE"),
         link="https://github.com/NVIDIA/nccl/issues/2186",
         look=_switched_off,
@@ -253,7 +253,7 @@ MNNVL = Family.of(
     Condition(
         id="mnnvl-no-domain",
         title="GPUs of an NVL72 rack without a cluster UUID: the rack's NVLinks between nodes are not set up",
-        settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
+        settles="`nvidia-smi -q | grep -E 'CliqueId|ClusterUUID'` on every node",
         command="nvidia-smi -q | grep ClusterUUID",
         comment="Start NMX-C or the fabric manager of the rack's NVLink switches, then run it again.",
         link=_AZURE,
@@ -264,7 +264,7 @@ MNNVL = Family.of(
     Condition(
         id=_UNUSED,
         title="NCCL uses the network between nodes that NVLinks join (MNNVL 0)",
-        settles="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT: `MNNVL 1` and P2P/MNNVL in NCCL's log",
+        settles="`MNNVL 1` and P2P/MNNVL in NCCL's log (NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT)",
         command="nvidia-imex-ctl -N",
         comment="Then check /dev/nvidia-caps-imex-channels in the container, NCCL_MNNVL_ENABLE and NCCL_CUMEM_ENABLE.",
         link="https://github.com/coreweave/nccl-tests/issues/43",

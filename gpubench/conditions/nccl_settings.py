@@ -210,7 +210,7 @@ def split_by_design(run: Circumstances, ranks: Pair) -> str:
     """
     if not run.wiring.share_gpu(ranks) or len({_value(fact, HOSTID) for fact in run.facts if fact.rank in ranks}) < 2:
         return ""
-    return f"{HOSTID} makes ranks of one GPU ranks of different hosts"
+    return f"{HOSTID} makes NCCL treat ranks of one GPU as ranks of different hosts"
 
 
 def _policy(run: Circumstances) -> Found:
@@ -304,8 +304,8 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
     return LoggedReason(
         seen,
         Cure(
-            comment="Nothing to repair: with NCCL_P2P_LEVEL=SYS NCCL tries peer access, which may be faster "
-            "or slower; `gpubench p2p` shows whether its data are right."
+            comment="Nothing to repair. With NCCL_P2P_LEVEL=SYS, NCCL tries peer access, which may be faster or "
+            "slower. `gpubench p2p` shows whether its data are right."
         ),
     )
 
@@ -325,7 +325,7 @@ def _what_lies_between(staged: Staged) -> LoggedReason | None:
         "both GPUs use peer access to other GPUs but not to each other, as across PCIe switches or sockets",
         Cure.of(
             "gpubench topo",
-            comment=f"Beyond {DEFAULT_LEVEL} there is nothing to repair; {ASK_FOR_MORE} makes NCCL log the path.",
+            comment=f"Beyond {DEFAULT_LEVEL}, there is nothing to repair. {ASK_FOR_MORE} makes NCCL log the path.",
         ),
         is_proven=False,
     )
@@ -340,7 +340,8 @@ def _variable(
     return Condition(
         id=id_,
         title=title,
-        settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
+        settles=f"compare `gpubench allreduce` with `env {' '.join((f'-u {name}' for name in names.split()))} "
+        "gpubench allreduce`",
         command=unset(*names.split()),
         comment="If a file sets it, remove it there.",
         look=look,
@@ -378,10 +379,10 @@ NCCL_SETTINGS = Family.of(
     Condition(
         id="nccl-default-level",
         title="NCCL uses SHM although P2P works: GPUs are PHB, NODE or SYS apart (default NCCL_P2P_LEVEL is PXB)",
-        settles="gpubench allreduce --evidence with and without NCCL_P2P_LEVEL=SYS",
+        settles="`gpubench allreduce --evidence` with and without NCCL_P2P_LEVEL=SYS",
         command=f"{VERIFIED_COPIES} && NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G",
-        comment="There is nothing to repair; keep this setting if the run is faster than without it and "
-        "its data are right.",
+        comment="There is nothing to repair. Keep this setting if the run is faster than without it and its data "
+        "are right.",
         link="https://github.com/NVIDIA/nccl/issues/1817",
         look=_policy,
         in_log=_log_policy,
@@ -389,8 +390,8 @@ NCCL_SETTINGS = Family.of(
     ),
     Condition(
         id=_NETWORK_TAKEN,
-        title="NCCL uses NET inside one node although no setting asks for it",
-        settles="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce: it fails, or uses another path",
+        title="NCCL uses NET inside one node although no setting requests it",
+        settles="`NCCL_NET_DISABLE_INTRA=1 gpubench allreduce`, which fails or uses another path",
         command="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce",
         comment="Keep the setting if this run is faster and its data are right.",
         link="https://github.com/NVIDIA/nccl/issues/406",
@@ -592,7 +593,8 @@ def _slow(id_: str, title: str, names: str, look: Look, link: str = "") -> Condi
     return Condition(
         id=id_,
         title=title,
-        settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
+        settles=f"compare `gpubench allreduce` with `env {' '.join((f'-u {name}' for name in names.split()))} "
+        "gpubench allreduce`",
         command=unset(*names.split()),
         comment=_UNSET,
         link=link,
@@ -603,7 +605,7 @@ def _slow(id_: str, title: str, names: str, look: Look, link: str = "") -> Condi
 
 NCCL_TUNING = Family.of(
     "nccl_tuning",
-    "NCCL's settings that slow it down",
+    "NCCL settings that make NCCL slower",
     _slow(
         "nccl-few-channels",
         "NCCL uses few channels or CTAs: NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS; low busbw over a direct path",

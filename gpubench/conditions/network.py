@@ -20,7 +20,7 @@ from gpubench.model.terms.verdict import Cure
 _IB_HCA = "NCCL_IB_HCA"
 _NET_LINES = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV gpubench allreduce"
 _VERBS, _PLUGIN = "libibverbs.so.1", "libnccl-net.so"
-_PINNED = "a job without it then ends, instead of falling back to sockets."
+_PINNED = "A job without RDMA then ends instead of falling back to sockets."
 _DRIVER_PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_re", "efa": "efa", "irdma": "irdma"}
 """The libibverbs provider (from rdma-core) for each kernel driver."""
 
@@ -87,7 +87,7 @@ def _no_verbs(run: Circumstances) -> Found:
     for number, _ in nodes_with_rdma(run):
         ranks = run.node_ranks(number)
         without = [rank for rank in ranks if _VERBS in rank.loadable and rank.loadable[_VERBS] is None]
-        yield from _not_loadable(run, number, ranks, without, f"the loader finds no {_VERBS}")
+        yield from _not_loadable(run, number, ranks, without, f"the dynamic loader finds no {_VERBS}")
 
 
 def _no_provider(run: Circumstances) -> Found:
@@ -151,7 +151,7 @@ def _efa(run: Circumstances) -> Found:
             and not any(name.startswith("libnccl-net") and path for name, path in rank.loadable.items())
             and not any(name.startswith("libnccl-net") for name in rank.libraries)
         ]
-        yield from _not_loadable(run, number, ranks, without, f"EFA, but the loader finds no {_PLUGIN}")
+        yield from _not_loadable(run, number, ranks, without, f"EFA, but the dynamic loader finds no {_PLUGIN}")
 
 
 def _no_nic(run: Circumstances) -> Found:
@@ -221,7 +221,7 @@ def _log_no_nic(staged: Staged) -> LoggedReason | None:
         "sockets between nodes without an RDMA device, or in containers without /dev/infiniband",
         Cure.of(
             "ls /sys/class/infiniband",
-            comment="If it is empty on the nodes, there is nothing to repair; otherwise give the container "
+            comment="If it is empty on the nodes, there is nothing to repair. Otherwise, give the container "
             "/dev/infiniband.",
         ),
         is_proven=False,
@@ -237,9 +237,9 @@ def _log_despite(staged: Staged) -> LoggedReason | None:
             f"sockets between nodes, although {sign}",
             Cure.of(
                 _NET_LINES,
-                comment="The log shows why NCCL does not use it: /dev/infiniband in the container, libibverbs, "
-                "or the network's plugin may be missing. Once it works, export NCCL_NET=IB (EFA: NCCL_NET='AWS "
-                f"Libfabric'): {_PINNED}",
+                comment="The log shows why NCCL does not use it. The container may lack /dev/infiniband, "
+                "libibverbs or the network plugin. Once it works, export NCCL_NET=IB (EFA: NCCL_NET='AWS "
+                f"Libfabric'). {_PINNED}",
             ),
         )
     if staged.rdma:
@@ -262,7 +262,7 @@ NETWORK = Family.of(
     Condition(
         id="nccl-ib-disabled",
         title="NCCL_IB_DISABLE=1 or NCCL_NET=Socket: NCCL uses network Socket although there is InfiniBand or RoCE",
-        settles="gpubench allreduce over two nodes, with and without these variables",
+        settles="`gpubench allreduce` over two nodes, with and without these variables",
         command=unset("NCCL_IB_DISABLE", "NCCL_NET"),
         link="https://github.com/NVIDIA/nccl-tests/issues/188",
         look=_disabled,
@@ -274,7 +274,7 @@ NETWORK = Family.of(
         title="NCCL_IB_HCA matches no device: NET/IB : No device found, network Socket",
         settles="ibdev2netdev; ls /sys/class/infiniband",
         command="unset NCCL_IB_HCA",
-        comment="Or set it to devices of this node (ls /sys/class/infiniband).",
+        comment="Or set it to devices of this node, which `ls /sys/class/infiniband` lists.",
         link="https://github.com/NVIDIA/nccl-tests/issues/78",
         look=_filtered,
         in_log=_log_filtered,
@@ -283,7 +283,7 @@ NETWORK = Family.of(
     Condition(
         id="nccl-ib-hca-half-port",
         title="NCCL_IB_HCA selects one of two devices of a port: half of the port's rate (12 to 13 GB/s on DGX Spark)",
-        settles="ibdev2netdev; gpubench allreduce with both devices and with one",
+        settles="`ibdev2netdev`, and `gpubench allreduce` with both devices and with one",
         command="ibdev2netdev",
         comment="Name both devices of the port in NCCL_IB_HCA.",
         link="https://github.com/NVIDIA/dgx-spark-playbooks/issues/102",
@@ -292,9 +292,9 @@ NETWORK = Family.of(
     Condition(
         id="libibverbs-missing",
         title="Failed to open libibverbs.so: NCCL uses network Socket (rdma-core is not in the container)",
-        settles="ldconfig -p | grep libibverbs inside the container",
+        settles="`ldconfig -p | grep libibverbs` inside the container",
         command="apt install libibverbs1 ibverbs-providers",
-        comment="Install it where the ranks run; on RPM systems: dnf install rdma-core.",
+        comment="Install it where the ranks run. On RPM systems, run `dnf install rdma-core`.",
         link="https://github.com/NVIDIA/nccl/issues/489",
         look=_no_verbs,
         in_log=_log_no_verbs,
@@ -303,7 +303,7 @@ NETWORK = Family.of(
     Condition(
         id="verbs-provider-missing",
         title="libibverbs: no userspace device-specific driver found for the NIC (ibverbs-providers)",
-        settles="ibv_devices inside the container",
+        settles="`ibv_devices` inside the container",
         command="apt install ibverbs-providers",
         comment="Install it where the ranks run.",
         link="https://github.com/NVIDIA/nccl/issues/465",
@@ -313,32 +313,32 @@ NETWORK = Family.of(
     Condition(
         id="infiniband-files-missing",
         title="No /dev/infiniband/uverbs in the container: NET/IB : No device found, network Socket",
-        settles="ls -l /dev/infiniband inside the container",
+        settles="`ls -l /dev/infiniband` inside the container",
         comment="Start the container with `docker run --device=/dev/infiniband --ulimit memlock=-1`. In "
-        "Kubernetes use the RDMA device plugin.",
+        "Kubernetes, use the RDMA device plugin.",
         link=_AREAL,
         look=_no_device_files,
         implies=("sockets-despite-rdma",),
     ),
     Condition(
         id="rdma-file-denied",
-        title="A rank may not open some /dev/infiniband/uverbs files: it uses fewer NICs than the node has",
-        settles="ls -l /dev/infiniband inside the container",
+        title="A rank may not open some /dev/infiniband/uverbs files, so it uses fewer NICs than the node has",
+        settles="`ls -l /dev/infiniband` inside the container",
         check="ranks_alike",
         expected="device files that every rank may open",
         likely="the file's mode, or the device list of the container or control group",
         command="ls -l /dev/infiniband",
-        comment="Give the container all of /dev/infiniband; with Slurm, check cgroup.conf.",
+        comment="Give the container all of /dev/infiniband. With Slurm, check cgroup.conf.",
         link=_AREAL,
         look=_some_denied,
     ),
     Condition(
         id="efa-plugin-missing",
         title="EFA without the aws-ofi-nccl plugin: NCCL uses network Socket on AWS",
-        settles=f"{_NET_LINES}: `NET/OFI Selected Provider is efa`",
+        settles=f"`{_NET_LINES}`, which logs `NET/OFI Selected Provider is efa`",
         command="FI_PROVIDER=efa gpubench allreduce",
-        comment="Install aws-ofi-nccl and add it to LD_LIBRARY_PATH; the run verifies the data. Then export "
-        f"NCCL_NET='AWS Libfabric': {_PINNED}",
+        comment="Install aws-ofi-nccl and add it to LD_LIBRARY_PATH. The run verifies the data. Then export "
+        f"NCCL_NET='AWS Libfabric'. {_PINNED}",
         link="https://github.com/aws/aws-ofi-nccl",
         look=_efa,
         implies=("sockets-despite-rdma",),
@@ -348,7 +348,8 @@ NETWORK = Family.of(
         title="No RDMA NIC (InfiniBand, RoCE, EFA): NCCL uses network Socket between nodes",
         settles="ls /sys/class/infiniband; lspci | grep -i mellanox",
         comment="Nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets may be faster with "
-        "NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4: compare gpubench allreduce with and without them.",
+        "NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4. Compare `gpubench allreduce` with and "
+        "without them.",
         look=_no_nic,
         in_log=_log_no_nic,
         by_design=True,

@@ -57,7 +57,7 @@ def _out_of_reach(run: Circumstances) -> Found:
 def _completed(node: Topology) -> str:
     completed = node.snapshot.completed
     return (
-        f"no whole row of {completed}: completed by symmetry from the other rows, as far as these go"
+        f"no complete row for {completed}; the missing values come from the other rows, as far as these have them"
         if completed
         else ""
     )
@@ -111,7 +111,7 @@ DRIVER = Family.of(
         expected="CUDA on every GPU that NVML lists",
         likely="the fabric manager is not running, or its version differs from the driver's",
         command="systemctl status nvidia-fabricmanager",
-        comment=f"Then look at the kernel log: {_KERNEL_LOG}.",
+        comment=f"Then look at the kernel log with `{_KERNEL_LOG}`.",
         link="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
         look=lambda run: _failures(run, _refuses, "NVML works, but CUDA does not start: "),
         in_job=Complained(r"system not yet initialized|(?:error|failure) 802\b"),
@@ -122,7 +122,7 @@ DRIVER = Family.of(
         check="driver",
         expected="readable facts",
         command="nvidia-smi",
-        comment=f"Then look at the kernel log: {_KERNEL_LOG}.",
+        comment=f"Then look at the kernel log with `{_KERNEL_LOG}`.",
         link="https://github.com/mozilla/translations/issues/1167",
         look=_broken,
     ),
@@ -133,7 +133,7 @@ DRIVER = Family.of(
         expected="the NVIDIA driver, loaded",
         likely="the driver is not installed, its module failed to load, or a container was started without GPUs",
         command=LOAD_DRIVER,
-        comment="For a container: docker run --gpus all.",
+        comment="Start a container with `docker run --gpus all`.",
         link="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
         look=node_detector(_missing),
         implies=("not-measured",),
@@ -142,8 +142,8 @@ DRIVER = Family.of(
         id="topology-text-cut",
         title="Rows are missing in the text of nvidia-smi topo -m",
         check="driver",
-        expected="a row for each device of the header",
-        likely="the text was cut when it was copied; of NICs nothing is known beyond the rows of the GPUs",
+        expected="one row per device in the header",
+        likely="a text that was truncated when it was copied (for NICs, only the paths to GPUs are known)",
         command="nvidia-smi topo -m > topo.txt",
         link="https://docs.nvidia.com/deploy/nvidia-smi/index.html",
         look=node_detector(_completed),
@@ -261,7 +261,7 @@ def _undecided(
         (*some, *others),
         f"on {_hosts(run, others)} {differences}",
         heading=_hosts(run, (*some, *others)),
-        expected="equal nodes; the facts do not show which of them is right",
+        expected="equal nodes (the facts do not show which of them is right)",
     )
 
 
@@ -380,9 +380,10 @@ NODE = Family.of(
     Condition(
         id="vm-flat-topology",
         title="A virtual machine hides the PCIe topology: all GPUs and NICs are PHB, NUMA node -1",
-        settles="nvidia-smi topo -m; NCCL_TOPO_DUMP_FILE=/tmp/topo.xml gpubench allreduce",
+        settles="`nvidia-smi topo -m`, or `NCCL_TOPO_DUMP_FILE=/tmp/topo.xml gpubench allreduce`",
         command="ls /opt/microsoft/*.xml",
-        comment="Set NCCL_TOPO_FILE to the cloud provider's file (this is Azure's; on AWS, aws-ofi-nccl includes it).",
+        comment="Set NCCL_TOPO_FILE to the cloud provider's file (the command lists Azure's; on AWS, "
+        "aws-ofi-nccl includes it).",
         link="https://github.com/NVIDIA/nccl-tests/issues/86",
         look=_flat,
         implies=("gpudirect-too-far",),
@@ -390,7 +391,7 @@ NODE = Family.of(
     Condition(
         id="topology-file-wrong",
         title="NCCL_TOPO_FILE describes another machine, or cannot be read",
-        settles="gpubench topo --from FILE against gpubench topo",
+        settles="compare `gpubench topo --from FILE` with `gpubench topo`",
         command="unset NCCL_TOPO_FILE",
         comment="Or use the file for this machine type.",
         link="https://github.com/NVIDIA/nccl/issues/749",
@@ -399,7 +400,8 @@ NODE = Family.of(
     Condition(
         id="numa-far",
         title="A rank is bound to CPUs far from its GPU (NUMA): slow host copies and launches",
-        settles="gpubench p2p --pairs 0-1 under numactl --cpunodebind on each node: compare host memory to GPU",
+        settles="run `gpubench p2p --pairs 0-1` under `numactl --cpunodebind` on each NUMA node, and compare "
+        "copies from host memory",
         comment="Start the job with `mpirun --bind-to numa --map-by numa`. With Slurm, use `srun "
         "--cpu-bind` with the GPU's CPUs.",
         link="https://github.com/NVIDIA/nccl/issues/1674",
@@ -420,7 +422,7 @@ NODE = Family.of(
         title="Every network interface of a node is down",
         check="nic_state",
         expected="an interface that is up",
-        likely="a cable, switch port or driver; normal for a machine that works alone",
+        likely="a cable, switch port or driver (normal for a machine that works alone)",
         command="ip link",
         link=_COMPARE,
         look=_network_down,

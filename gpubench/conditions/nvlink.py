@@ -40,7 +40,7 @@ def _limited(node: Topology) -> str:
     if settings.nvlink_bandwidth_mode in _MODES:
         return f"NVLink bandwidth mode {settings.nvlink_bandwidth_mode}"
     reduced = joined(settings.nvlink_bandwidth_reduced or ())
-    return f"NVLink bandwidth mode below the best on {reduced}" if reduced else ""
+    return f"reduced NVLink bandwidth mode on {reduced}" if reduced else ""
 
 
 def _fabric_trouble(gpu: GpuFacts) -> str:
@@ -97,7 +97,7 @@ def _wired_and_refused(run: Circumstances) -> list[tuple[int, int]]:
 _MANAGER_NOT_NEEDED = {
     "confidence": Confidence.WEAK,
     "severity": Verdict.WARN,
-    "likely": "it stopped, or was updated, after it had set up the NVLink fabric",
+    "likely": "the fabric manager stopped or was updated after it had set up the NVLink fabric",
 }
 """Confidence, severity and likely reason if the fabric is up.
 
@@ -161,13 +161,13 @@ def _contradicted(run: Circumstances) -> Found:
         unknown = [number for number, state in states.items() if state is None]
         if unknown and len(unknown) < len(states):
             numbers = f"link{'s' * (len(unknown) > 1)} {format_ranges(unknown)}"
-            yield run.gpu_sighting(position, f"NVML does not tell the state of {numbers}, but of the other NVLinks")
+            yield run.gpu_sighting(position, f"NVML reports no state for {numbers}, but does for the other NVLinks")
     denied: dict[str, list[tuple[int, int]]] = {}
     for pair in run.local_pairs:
         if denial := _denied(run, pair):
             denied.setdefault(denial, []).append(pair)
     for denial, pairs in denied.items():
-        seen = f"NVML reports {denial}, but active NVLinks join them"
+        seen = f"NVML reports {denial}, but active NVLinks connect them"
         yield run.pair_sighting(pairs, seen, names=tuple(map(run.pair_with_ids, pairs)))
     for pair in run.local_pairs:
         if pair[0] < pair[1] and (seen := _differs_by_direction(run, pair)):
@@ -179,7 +179,7 @@ def _differs_by_direction(run: Circumstances, pair: Pair) -> str:
     if ends[0] is None or ends[1] is None or not node.states_path(ends[0], ends[1]):
         return ""
     there, back = node.path(ends[0], ends[1]), node.path(ends[1], ends[0])
-    return "" if there == back else f"nvidia-smi topo -m says {there} from one to the other, and {back} back"
+    return "" if there == back else f"nvidia-smi topo -m shows {there} in one direction, and {back} in the other"
 
 
 def _denied(run: Circumstances, pair: tuple[int, int]) -> str:
@@ -294,7 +294,7 @@ def _severity_words(run: Circumstances, lost: Mapping[Pair, int]) -> dict[str, A
             "expected": f"{XGMI}, as between its siblings",
             "severity": severity,
             "likely": "an xGMI bridge or board that is not seated, or a failed link",
-            "cure": Cure.of("amd-smi topology", comment="Its table of link types says XGMI between siblings."),
+            "cure": Cure.of("amd-smi topology", comment="Its table of link types should show XGMI between siblings."),
             "effects": (Effect.SLOW,),
         }
     return {
@@ -302,7 +302,7 @@ def _severity_words(run: Circumstances, lost: Mapping[Pair, int]) -> dict[str, A
         "severity": severity,
         "cure": Cure.of(
             "nvidia-smi nvlink -s",
-            comment="It shows links that are down; `nvidia-smi -L` shows whether the models differ.",
+            comment="It shows links that are down. `nvidia-smi -L` shows whether the models differ.",
         ),
         "effects": (Effect.SLOW,),
     }
@@ -345,7 +345,7 @@ def _errors(run: Circumstances) -> Found:
 
 
 RESTART_FABRIC = (
-    "`systemctl restart nvidia-fabricmanager` ends all jobs that use the GPUs: run it while there are none."
+    "`systemctl restart nvidia-fabricmanager` ends all jobs that use the GPUs, so run it while there are none."
 )
 _DSTACK = "https://github.com/Dstack-TEE/dstack/pull/1167"
 
@@ -385,8 +385,8 @@ NVLINK = Family.of(
         title="A driver setting switches NVLink off (NVreg_NvLinkDisable=1, NVreg_RmNvlinkBandwidth=OFF)",
         settles="grep -i nvlink /proc/driver/nvidia/params /etc/modprobe.d/*",
         command="grep -i nvlink /etc/modprobe.d/*",
-        comment="Remove the setting from the file and reboot. Before any job, verify the data with "
-        "`gpubench p2p`: the links may be off because they failed.",
+        comment="Remove the setting from the file and reboot. Before any job, verify the data with `gpubench "
+        "p2p`, because the links may be off after a failure.",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=node_detector(lambda node: node.snapshot.driver_settings.nvlink_disabled, unknown="parameters"),
         implies=("nvlinks-all-down", _DOWN, *_FOLLOWS),
@@ -396,9 +396,9 @@ NVLINK = Family.of(
         title="The fabric manager is not running: NVLinks are active, but P2P is refused or CUDA fails with error 802",
         settles="systemctl status nvidia-fabricmanager",
         check="fabric",
-        expected="a running fabric manager: without it the next reset or job fails",
+        expected="a running fabric manager (without it, the next reset or job fails)",
         command="systemctl enable --now nvidia-fabricmanager",
-        comment="Its version must be the driver's version.",
+        comment="It must have the driver's version.",
         link=_DSTACK,
         look=single_node(partial(_manager, stopped=True)),
         implies=_FOLLOWS,
@@ -408,9 +408,9 @@ NVLINK = Family.of(
         title="The fabric manager's version does not match the NVIDIA driver's version",
         settles="nv-fabricmanager --version; nvidia-smi",
         check="fabric",
-        expected="the driver's version: with another one the next reset or job fails",
+        expected="the driver's version (with another one, the next reset or job fails)",
         command="nv-fabricmanager --version",
-        comment="Install the fabric manager of the driver's version, and restart it while no job uses the GPUs.",
+        comment="Install the fabric manager with the driver's version, and restart it while no job uses the GPUs.",
         link=_DSTACK,
         look=single_node(partial(_manager, stopped=False)),
         implies=_FOLLOWS,
@@ -430,7 +430,7 @@ NVLINK = Family.of(
             RemarkKind.NVLINK_REFUSED,
             Cure.of(
                 "systemctl status nvidia-fabricmanager",
-                comment="NVLinks without peer access are a fault; `gpubench topo` shows the state.",
+                comment="NVLinks without peer access are a fault. `gpubench topo` shows the state.",
             ),
         ),
         in_job=doubted(r"P2P is disabled between NVLINK connected GPUs"),
@@ -443,8 +443,8 @@ NVLINK = Family.of(
         check="fabric",
         likely="a fabric manager partition that leaves this GPU out, or a GPU that joined the fabric later",
         command="fmpm -l",
-        comment="It lists the fabric's partitions; if none is intended, restart nvidia-fabricmanager "
-        "while the GPUs are idle.",
+        comment="It lists the fabric's partitions. If none is intended, restart nvidia-fabricmanager while the "
+        "GPUs are idle.",
         link=_AZURE,
         look=_in_other_domain,
         implies=_FOLLOWS[1:],
@@ -478,12 +478,12 @@ NVLINK = Family.of(
     ),
     Condition(
         id="nvlink-doubtful",
-        title="Sources disagree about NVLinks: nvidia-smi topo -p2p n against nvidia-smi nvlink -s",
+        title="Sources disagree about NVLinks, for example nvidia-smi topo -p2p n and nvidia-smi nvlink -s",
         check="nvlink_active",
         expected="the same answer from every source",
         likely="a link that is about to fail, or a driver that lost track of it",
         command="nvidia-smi nvlink -s",
-        comment="Compare it with `nvidia-smi topo -p2p n`; `gpubench p2p` shows which one is right.",
+        comment="Compare it with `nvidia-smi topo -p2p n`. `gpubench p2p` shows which one is right.",
         link="https://github.com/NVIDIA/nccl/issues/2329",
         look=_contradicted,
     ),
@@ -493,7 +493,7 @@ NVLINK = Family.of(
         settles="grep -i nvlink /etc/modprobe.d/*",
         check="nvlink_active",
         expected="full bandwidth on every GPU",
-        likely="a setting of the driver, to save power",
+        likely="a driver setting that saves power",
         command="grep -i nvlink /etc/modprobe.d/*",
         comment="Remove NVreg_RmNvlinkBandwidth from the file and reboot.",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
@@ -517,10 +517,10 @@ NVLINK = Family.of(
     Condition(
         id="nvlink-errors",
         title="NVLinks count replay, recovery or CRC errors",
-        settles="nvidia-smi nvlink -e before and after gpubench p2p: growing counters confirm it",
+        settles="`nvidia-smi nvlink -e` before and after `gpubench p2p` (growing counters confirm it)",
         check="nvlink_errors",
         command="nvidia-smi nvlink -e",
-        comment="Run it again after `gpubench p2p`; reseat or replace a link whose counters grow.",
+        comment="Run it again after `gpubench p2p`. Reseat or replace any link with growing counters.",
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=_errors,
     ),

@@ -292,12 +292,12 @@ def _roots(run: Circumstances, pairs: Sequence[Pair]) -> set[str]:
 
 _link = partial(
     Condition,
-    settles="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta' while gpubench p2p runs",
+    settles="`lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta'` while `gpubench p2p` runs",
     check="pcie_link",
     expected="the width and generation that both ends of the link support",
     likely="a riser or slot with fewer lanes, a card that is not seated, a BIOS setting, or dirty contacts",
     command="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta'",
-    comment="Reseat the card or riser; check the slot's lanes and generation in the BIOS and the board's manual.",
+    comment="Reseat the card or riser. Check the slot's lanes and generation in the BIOS and in the board's manual.",
 )
 
 
@@ -326,29 +326,30 @@ PCIE = Family.of(
     Condition(
         id="pcie-errors",
         title="PCIe replays or AER errors (BadTLP, ACSViol, correctable errors) on a GPU's path",
-        settles="dmesg | grep AER before and after gpubench p2p: growing counters confirm it",
+        settles="`dmesg | grep AER` before and after `gpubench p2p` (new errors confirm it)",
         check="pcie_errors",
         likely="a riser or slot, dirty contacts, or a card that is not seated",
         command="dmesg | grep AER",
-        comment="Reseat the card, riser or cable; if errors continue, set a lower PCIe generation in the BIOS.",
+        comment="Reseat the card, riser or cable. If errors continue, set a lower PCIe generation in the BIOS.",
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
         look=_errors,
     ),
     Condition(
         id="posted-write-collapse",
-        title="P2P writes collapse when several GPUs below one PCIe switch write to several root complexes; reads "
-        "do not",
-        settles="gpubench p2p: `all to all` is slow for writes and fast for reads; each pair alone is fast for both",
+        title="P2P writes (but not reads) become slow when several GPUs below one PCIe switch write to several "
+        "root complexes",
+        settles="`gpubench p2p`, where all to all is slow for writes and fast for reads, and each pair alone is "
+        "fast for both",
         command="NCCL_P2P_READ_ENABLE=1 gpubench alltoall",
-        comment="Keep the setting if this run is faster and its data are right; otherwise spread the "
-        "cards over root complexes.",
+        comment="Keep the setting if this run is faster and its data are right. Otherwise, spread the cards over "
+        "several root complexes.",
         link="https://github.com/local-inference-lab/rtx6kpro",
         look=_write_collapse,
     ),
     Condition(
         id="staging-shares-uplink",
-        title="Through host memory, pairs below one PCIe switch are slower than pairs below two",
-        settles="gpubench p2p: PIX pairs slower than SYS pairs",
+        title="Copies through host memory are slower below one PCIe switch than below two",
+        settles="`gpubench p2p`, where PIX pairs are slower than SYS pairs",
         comment="Nothing to repair: both directions share the switch's uplink. Spread ranks over several switches.",
         link="https://github.com/NVIDIA/nccl/issues/1086",
         look=_shared_uplink,
@@ -430,7 +431,7 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
         seen = f"ACS redirects traffic ({joined(bridges_seen.values())}) at {joined(bridges_seen)}"
         switched = f"for bridge in {' '.join(bridges_seen)}; do setpci -s $bridge ECAP_ACS+0x6.w=0000; done"
         commands = _SHOW_ACS, f"{VERIFIED_COPIES} && {switched} && {VERIFIED_COPIES}"
-        cure = Cure(commands, f"The second command switches ACS off until the next boot, as root. {_ACS_OFF}")
+        cure = Cure(commands, f"Run it as root. The second command switches ACS off until the next boot. {_ACS_OFF}")
         yield _couple_sighting(redirected, seen, Confidence.PROVEN, cure)
     if split:
         groups_seen = joined(group for groups in split.values() for group in groups)
@@ -526,8 +527,8 @@ _UNREAD = "its access control was not read"
 _TROUBLESHOOTING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 _SHOW_ACS = "sudo lspci -vvv | grep -i acsctl"
 _ACS_OFF = (
-    "Switch ACS off in the BIOS, but not on a host of virtual machines: ACS keeps their devices apart. Before "
-    "any job, verify the data with `gpubench p2p`."
+    "Switch ACS off in the BIOS, but not on a host of virtual machines, because ACS isolates their devices. "
+    "Before any job, verify the data with `gpubench p2p`."
 )
 _ACS_LIKELY = "ACS switched on by the BIOS, or by a kernel that isolates devices"
 
@@ -550,7 +551,7 @@ REDIRECTION = Family.of(
     Condition(
         id="acs-nic-redirect",
         title="PCIe ACS redirects GPUDirect RDMA between GPU and NIC: half the InfiniBand bandwidth",
-        settles="ib_write_bw with and without --use_cuda; sudo lspci -vvv | grep ACSCtl",
+        settles="`ib_write_bw` with and without `--use_cuda`, and `sudo lspci -vvv | grep ACSCtl`",
         check="redirection",
         expected="ACS redirection off at the switches between GPUs and NICs",
         likely=_ACS_LIKELY,
@@ -565,7 +566,7 @@ REDIRECTION = Family.of(
         title="The IOMMU translates addresses (not iommu=pt): P2P over PCIe is slow, corrupts data or hangs",
         check="redirection",
         expected="identity mapping (iommu=pt), or no IOMMU",
-        likely="the kernel's default; peer copies may be slow or corrupted",
+        likely="the kernel's default (peer copies may be slow or corrupted)",
         aliases=("iommu-translates",),
         settles="cat /proc/cmdline; dmesg | grep -i 'IO_PAGE_FAULT\\|DMAR'",
         command=("gpubench p2p", "cat /proc/cmdline"),

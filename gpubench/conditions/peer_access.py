@@ -166,8 +166,8 @@ PEER_ACCESS = Family.of(
         check="mig",
         likely="the GPU was split into MIG instances, which reach other GPUs only through host memory",
         command="nvidia-smi mig -lgi -i GPU",
-        comment="It lists the instances; if they are intended, there is nothing to repair. Otherwise `nvidia-smi -mig "
-        "0 -i GPU` removes them and restores peer access, which `gpubench p2p` verifies.",
+        comment="It lists the instances. If they are intended, there is nothing to repair. Otherwise `nvidia-smi "
+        "-mig 0 -i GPU` removes them and restores peer access, which `gpubench p2p` verifies.",
         link="https://github.com/NVIDIA/nccl/issues/1716",
         look=_mig,
         implies=("cuda-nvml-disagree", _REFUSED, _KV),
@@ -178,8 +178,8 @@ PEER_ACCESS = Family.of(
         title="Confidential computing (CC) is on: transfers use encrypted bounce buffers in host memory, P2P is off",
         settles="nvidia-smi conf-compute -f; nvidia-smi topo -p2p r",
         command="nvidia-smi conf-compute -f",
-        comment="If nothing confidential runs here, switch CC off; else use protected PCIe mode (PPCIE), with all GPUs "
-        "of the board in one confidential VM. Then verify the data with `gpubench p2p`.",
+        comment="If nothing confidential runs here, switch CC off. Otherwise, use protected PCIe mode (PPCIE), "
+        "with all GPUs of the board in one confidential VM. Then verify the data with `gpubench p2p`.",
         link="https://github.com/NVIDIA/nvtrust/issues/22",
         look=node_detector(_confidential, Confidence.LIKELY, "confidential_computing"),
         in_log=remark_detector(
@@ -220,8 +220,8 @@ PEER_ACCESS = Family.of(
         title="DR: a driver registry key disables P2P (ForceP2P, RMForceP2PType, NVreg_RegistryDwords)",
         settles="grep RegistryDwords /proc/driver/nvidia/params /etc/modprobe.d/*",
         command="grep RegistryDwords /etc/modprobe.d/*",
-        comment="Remove the key from the file and reboot. Before any job, verify the data with `gpubench "
-        "p2p`: the key may be there because peer copies were wrong.",
+        comment="Remove the key from the file and reboot. Before any job, verify the data with `gpubench p2p`, "
+        "because the key may be there to avoid wrong peer copies.",
         link="https://github.com/noonghunna/club-3090/pull/926",
         look=_registry_key,
         implies=("fabric-not-ready", "cuda-nvml-disagree", "bar1-small", _REFUSED),
@@ -229,7 +229,7 @@ PEER_ACCESS = Family.of(
     Condition(
         id="p2p-virtual-machine",
         title="CNS in a virtual machine: the hypervisor does not declare P2P between the GPUs (no P2P clique)",
-        settles="nvidia-smi topo -p2p r in the guest and on the host",
+        settles="`nvidia-smi topo -p2p r` in the guest and on the host",
         command="nvidia-smi topo -p2p r",
         comment="In QEMU, set x-nv-gpudirect-clique=0 on each vfio-pci GPU that shares a PCIe switch on "
         "the host. Before any job, verify the data with `gpubench p2p`.",
@@ -240,7 +240,7 @@ PEER_ACCESS = Family.of(
     Condition(
         id="p2p-chipset",
         title="CNS: chipset not supported for P2P, no common PCIe switch",
-        settles="nvidia-smi topo -p2p r; lspci -tv shows the bridges between them",
+        settles="`nvidia-smi topo -p2p r`, and `lspci -tv` for the bridges between them",
         command="lspci -tv",
         comment="Move the GPUs below one PCIe switch, or into slots of one CPU that the driver supports. "
         "Then verify the data with `gpubench p2p`.",
@@ -251,7 +251,7 @@ PEER_ACCESS = Family.of(
     Condition(
         id="p2p-across-sockets",
         title="TNS: P2P topology not supported, GPUs on different sockets or I/O hubs",
-        settles="nvidia-smi topo -m: SYS between them",
+        settles="`nvidia-smi topo -m`, which shows SYS between them",
         command="nvidia-smi topo -m",
         comment="Move the cards to slots of one socket, then verify the data with `gpubench p2p`.",
         link="https://github.com/NVIDIA/nvbandwidth/issues/45",
@@ -271,7 +271,7 @@ PEER_ACCESS = Family.of(
     Condition(
         id="bar1-small",
         title="BAR1 is smaller than the GPU's memory: Resizable BAR or Above 4G Decoding is off",
-        settles="nvidia-smi -q | grep -A 3 BAR1; in a virtual machine, run it on the host",
+        settles="`nvidia-smi -q | grep -A 3 BAR1` (for a virtual machine, on the host)",
         command="nvidia-smi -q | grep -A 3 BAR1",
         comment="Switch on Resizable BAR and Above 4G Decoding in the BIOS. Before any job, verify the "
         "data with `gpubench p2p`.",
@@ -282,7 +282,7 @@ PEER_ACCESS = Family.of(
 )
 
 _CUDA_REFUSES = "0"
-_SHOWS_ACCESS = Cure.of("amd-smi topology", comment="On a healthy machine, its access table says ENABLED everywhere.")
+_SHOWS_ACCESS = Cure.of("amd-smi topology", comment="On a healthy machine, its access table shows ENABLED everywhere.")
 _SHOWS_REASON = Cure.of("gpubench topo", comment="It shows the driver's reason.")
 
 
@@ -389,7 +389,7 @@ DISPUTED_ACCESS = Family.of(
     Condition(
         id="cuda-nvml-disagree",
         title="cudaDeviceCanAccessPeer and nvidia-smi topo -p2p disagree about P2P",
-        settles="gpubench p2p on these GPUs: it verifies every byte and reads the counters",
+        settles="`gpubench p2p` on these GPUs, which verifies every byte and reads the counters",
         check="peer_access",
         expected="CUDA and NVML agree",
         likely="a container or virtual machine with a different topology than the driver's, a fabric that is not "
@@ -404,21 +404,21 @@ DISPUTED_ACCESS = Family.of(
     Condition(
         id="peer-access-corrupts",
         title="P2P is granted but data arrive wrong (NaN or zeros), or NCCL hangs (passthrough, IOMMU, ACS)",
-        settles="NCCL_P2P_DISABLE=1 gpubench allreduce: right data without peer access, wrong data with it",
+        settles="`NCCL_P2P_DISABLE=1 gpubench allreduce`, if its data are right, and wrong without the variable",
         command="export NCCL_P2P_DISABLE=1",
-        comment="Remove it after booting with iommu=pt or no IOMMU, switching ACS redirection off, or "
-        "correcting the hypervisor's P2P clique, once `gpubench p2p` finds the data right; for "
-        "llama.cpp, unset GGML_CUDA_P2P (0 switches it on).",
+        comment="Then boot with iommu=pt or no IOMMU, switch ACS redirection off, or correct the hypervisor's "
+        "P2P clique. Remove the variable once `gpubench p2p` finds the data right. For llama.cpp, unset "
+        "GGML_CUDA_P2P (0 switches it on).",
         link="https://github.com/NVIDIA/nccl/issues/2335",
         look=_corrupts,
     ),
     Condition(
         id="cuda-ipc-refused",
         title="Legacy CUDA IPC not supported (WSL, containers): cudaIpcOpenMemHandle fails",
-        expected="CUDA IPC handles that open",
-        likely="WSL, containers with separate IPC namespaces, or GPUs without peer access where "
-        "CUDA_VISIBLE_DEVICES hides one from the other",
-        settles="mpirun -n 2 gpubench p2p opens handles between two processes",
+        expected="CUDA IPC handles that can be opened",
+        likely="WSL, containers with separate IPC namespaces, or GPUs without peer access that "
+        "CUDA_VISIBLE_DEVICES hides from each other",
+        settles="`mpirun -n 2 gpubench p2p`, which opens handles between two processes",
         command=f"{VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE",
         comment="Otherwise use a newer NCCL, start containers with --ipc=host, and make all GPUs visible "
         "to every rank.",
@@ -434,9 +434,9 @@ DISPUTED_ACCESS = Family.of(
     Condition(
         id="staged-despite-grant",
         title="cudaMemcpyPeer is as slow as without P2P although peer access is granted",
-        settles="nvidia-smi topo -p2p n; gpubench p2p --pairs on these GPUs",
+        settles="`nvidia-smi topo -p2p n`, and `gpubench p2p --pairs` on these GPUs",
         command="dmesg | grep -i -E 'Xid|IO_PAGE_FAULT|DMAR'",
-        comment="Then, as root, lspci -vvv | grep -i acsctl.",
+        comment="Then run `lspci -vvv | grep -i acsctl` as root.",
         link="https://github.com/NVIDIA/nccl/issues/814",
         look=_despite_grant,
         general=True,
@@ -446,9 +446,9 @@ DISPUTED_ACCESS = Family.of(
         title="P2P access is refused (cudaDeviceCanAccessPeer = 0): copies go through host memory",
         settles="nvidia-smi topo -p2p r",
         check="peer_access",
-        likely="the driver does not support peer access between these GPUs, or gives no reason",
+        likely="the driver does not support peer access between these GPUs, or reports no reason",
         command="nvidia-smi topo -p2p r",
-        comment="It shows the driver's reason; `nvidia-smi -q` shows MIG and the fabric's state.",
+        comment="It shows the driver's reason. `nvidia-smi -q` shows MIG and the fabric's state.",
         link=_WAIVED,
         look=_any_refusal,
         implies=(_KV,),

@@ -43,10 +43,10 @@ class PathKind(NamedTuple):
 class Slowed(StrEnum):
     """The part of an operation's time that a cause increases."""
 
-    LAUNCHES = "launches and small sizes"
-    NVLINK = "bytes over NVLink"
-    PCIE = "bytes over PCIe"
-    NETWORK = "bytes between nodes"
+    LAUNCHES = "kernel launches and small messages"
+    NVLINK = "NVLink traffic"
+    PCIE = "PCIe traffic"
+    NETWORK = "traffic between nodes"
 
 
 BYTES = (Slowed.NVLINK, Slowed.PCIE, Slowed.NETWORK)
@@ -177,23 +177,23 @@ class Grade(Struct, frozen=True):
         return self.own_fault and exit_code(self.severity) != 0
 
 
-_NOT_READ = Grade(ERROR, "health checks that exit 0 where they could not look certify broken nodes", own_fault=False)
+_NOT_READ = Grade(ERROR, "a health check that passes without a measurement certifies broken nodes", own_fault=False)
 _DRIVER_IS_DOWN = Grade(ERROR, "a job that gets these GPUs fails or hangs")
 _NO_JOB = Grade(FAIL, "NCCL stops the job", own_fault=False)
 _JOB_HANGS = Grade(FAIL, "the job hangs", own_fault=False)
-_ON_THE_WAY = Grade(WARN, "some releases go on after it, and others stop")
+_ON_THE_WAY = Grade(WARN, "some NCCL releases continue after it, and others stop")
 _NO_MANAGER = Grade(
-    FAIL, "CUDA error 802; no peer access over NVLink", "WARN if the fabric is up: the next reset fails"
+    FAIL, "CUDA error 802, and no peer access over NVLink", "WARN if the fabric is up, because the next reset fails"
 )
-_COUNTED = Grade(WARN, "a total without a rate is a doubt", "FAIL if it grows while data move")
+_COUNTED = Grade(WARN, "a total does not show when the errors occurred", "FAIL if it grows during the run")
 _NO_CUDA_IPC = Grade(
     FAIL,
     "the KV cache takes 150 to 900 times longer than over NVLink",
-    "WARN over a NIC",
+    "WARN if the path is a NIC",
     own_fault=False,
 )
-_OF_A_BOARD = "SKIP if no sibling has more: the board's limit; WARN if a slot has less, or one card alone does"
-_FIGURE = "WARN between 90 % and 75 % of what is expected"
+_OF_A_BOARD = "SKIP if no sibling has more (the board's limit), WARN if only a slot or one card has less"
+_FIGURE = "WARN between 90 % and 75 % of the expected value"
 
 SEVERITIES: Mapping[str, Grade] = {
     "driver-silent": _DRIVER_IS_DOWN,
@@ -201,115 +201,119 @@ SEVERITIES: Mapping[str, Grade] = {
     "probe-failed": _NOT_READ,
     "not-measured": _NOT_READ,
     "above-limit": Grade(
-        ERROR, "no link carries more than its ceiling: the facts or the figure are wrong", own_fault=False
+        ERROR, "no link exceeds its limit, so the facts or the measurement are wrong", own_fault=False
     ),
-    "topology-text-cut": Grade(WARN, "paths are the same both ways, so the other rows say what these would"),
+    "topology-text-cut": Grade(
+        WARN, "paths are the same in both directions, so the other rows have the missing values"
+    ),
     "cuda-refuses": Grade(FAIL, "CUDA error 802: no program that uses the GPUs starts"),
     "gpu-lost": Grade(FAIL, "NVIDIA's Xid catalogue: Xid 79 needs a reset; AzNHC fails check_gpu_count"),
-    "gpu-missing": Grade(
-        FAIL, "AzNHC fails check_gpu_count", "ERROR where a node has no GPU at all and others have some"
-    ),
-    "gpu-model": Grade(WARN, "a mixed node may be wanted", "FAIL against a profile or number that was asked for"),
+    "gpu-missing": Grade(FAIL, "AzNHC fails check_gpu_count", "ERROR if a node has no GPU and other nodes have some"),
+    "gpu-model": Grade(WARN, "a mixed node may be intended", "FAIL if a requested profile or number differs"),
     "mnnvl-unused": Grade(
-        FAIL, "racks reach 834 to 847 GB/s, and 184 to 200 over their NICs (coreweave/nccl-tests#43)", own_fault=False
+        FAIL, "racks reach 834 to 847 GB/s, but 184 to 200 over their NICs (coreweave/nccl-tests#43)", own_fault=False
     ),
-    "mnnvl-no-domain": Grade(WARN, "a rack may be run as single trays"),
+    "mnnvl-no-domain": Grade(WARN, "a rack may be used as single trays"),
     "gpu-differs": Grade(
         FAIL,
-        "GPUs of one model have the same parts; jobs run at the pace of the weakest",
+        "GPUs of one model have the same parts, and the slowest GPU slows the job down",
         "WARN for another model or compute capability",
     ),
-    "profile-unknown": Grade(SKIP, "less is known of the machine, and nothing against it"),
+    "profile-unknown": Grade(SKIP, "less is known about the machine, but nothing is wrong with it"),
     "below-profile": Grade(
         FAIL,
         "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_PCIE_WIDTH (configuration)",
-        "SKIP for a slot with less: the board's limit",
+        "SKIP for a slot with less, which is the board's limit",
     ),
     "gpu-hw-slowdown": Grade(FAIL, "NVML: a hardware slowdown divides clocks by 2 or more"),
-    "gpu-throttled": Grade(WARN, "DCGM_FR_CLOCKS_EVENT_THERMAL (monitor); AzNHC logs it and goes on"),
-    "clocks-capped": Grade(WARN, "DCGM_FR_CLOCKS_EVENT_POWER (monitor); AzNHC logs it and goes on"),
-    "clocks-held-down": Grade(WARN, "a setting, not a fault; AzNHC logs it and goes on"),
+    "gpu-throttled": Grade(WARN, "DCGM_FR_CLOCKS_EVENT_THERMAL (monitor); AzNHC logs it and continues"),
+    "clocks-capped": Grade(WARN, "DCGM_FR_CLOCKS_EVENT_POWER (monitor); AzNHC logs it and continues"),
+    "clocks-held-down": Grade(WARN, "a setting is not a fault; AzNHC logs it and continues"),
     "power-limited": Grade(WARN, "DCGM_FR_ENFORCED_POWER_LIMIT (configuration)"),
     "gpu-hot": Grade(WARN, "DCGM_FR_TEMP_VIOLATION (monitor)"),
     "row-remap-failed": Grade(FAIL, "DCGM_FR_ROW_REMAP_FAILURE (isolate); AzNHC fails check_gpu_ecc"),
     "row-remap-pending": Grade(FAIL, "DCGM_FR_PENDING_ROW_REMAP (drain and reset); AzNHC fails check_gpu_ecc"),
     "memory-errors": Grade(FAIL, "DCGM_FR_VOLATILE_DBE_DETECTED (isolate); AzNHC fails check_gpu_ecc"),
-    "ecc-off": Grade(WARN, "DCGM_FR_ECC_DISABLED (configuration): a setting, not a fault"),
-    "gpu-in-use": Grade(WARN, "another program is no fault of the node, and figures are judged as contended"),
-    "memory-in-use": Grade(WARN, "another program is no fault of the node, and figures are judged as contended"),
-    "mig-on": Grade(WARN, "somebody split it: a setting, not a fault", "SKIP unless a profile was asked for"),
+    "ecc-off": Grade(WARN, "DCGM_FR_ECC_DISABLED (configuration); a setting is not a fault"),
+    "gpu-in-use": Grade(WARN, "another program is no fault of the node, and measurements count as contended"),
+    "memory-in-use": Grade(WARN, "another program is no fault of the node, and measurements count as contended"),
+    "mig-on": Grade(WARN, "a setting is not a fault", "SKIP unless a profile was requested"),
     "nvlinks-all-down": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage); AzNHC fails check_nvlink_status"),
     "nvlink-down": Grade(
         FAIL,
         "DCGM_FR_NVLINK_DOWN (triage); AzNHC fails check_nvlink_status",
-        "WARN where a machine may have been built without that bridge",
+        "WARN if the machine may have been built without that bridge",
     ),
     "nvlink-errors": _COUNTED,
-    "nvlink-bandwidth-limited": Grade(WARN, "a setting, not a fault"),
-    "nvlink-doubtful": Grade(WARN, "one of the sources is wrong; figures say which"),
+    "nvlink-bandwidth-limited": Grade(WARN, "a setting is not a fault"),
+    "nvlink-doubtful": Grade(WARN, "one of the sources is wrong, and measurements show which one"),
     "fabric-manager-stopped": _NO_MANAGER,
     "fabric-manager-version": _NO_MANAGER,
     "fabric-differs": Grade(FAIL, "GPUs of one board in two NVLink domains have no peer access over NVLink"),
-    "fabric-not-ready": Grade(FAIL, "CUDA error 802; the driver refuses peer access over NVLink"),
+    "fabric-not-ready": Grade(FAIL, "CUDA error 802, and the driver refuses peer access over NVLink"),
     "fabric-unhealthy": Grade(
         FAIL, "DCGM_FR_NVSWITCH_NVLINK_DOWN (isolate)", "WARN if only the profile has more NVSwitches"
     ),
-    "cuda-nvml-disagree": Grade(FAIL, "CUDA refuses what NVML grants: copies go through host memory"),
+    "cuda-nvml-disagree": Grade(
+        FAIL, "CUDA refuses the peer access that NVML grants, so copies go through host memory"
+    ),
     "peer-access-refused": Grade(
         FAIL,
-        "DESIGN: host memory in the place of NVLink, or of the peer access that GPUs of the same model have",
-        "WARN for CNS, NS, TNS and DR without NVLinks: slots or a hypervisor may allow no more; SKIP if by design",
+        "copies use host memory instead of NVLink, or instead of the peer access that other GPUs of this model have",
+        "WARN for CNS, NS, TNS and DR without NVLinks (slots or a hypervisor may not allow it), SKIP if by design",
     ),
     "pcie-width": Grade(FAIL, "DCGM_FR_PCIE_WIDTH (configuration)", _OF_A_BOARD),
     "pcie-uplink": Grade(
-        FAIL, "DCGM_FR_PCIE_WIDTH (configuration), of the switch above", f"WARN for the generation; {_OF_A_BOARD}"
+        FAIL, "DCGM_FR_PCIE_WIDTH (configuration) for the switch above", f"WARN for the generation; {_OF_A_BOARD}"
     ),
     "pcie-generation": Grade(WARN, "DCGM_FR_PCIE_GENERATION (triage)", _OF_A_BOARD),
     "pcie-errors": _COUNTED,
     "rdma-port-down": Grade(FAIL, "AzNHC fails check_hw_ib; NHC fails a port that is not ACTIVE"),
-    "rdma-port-unused": Grade(SKIP, "a second port without a cable is normal, and GPUs have enough ports without it"),
-    "rdma-port-slow": Grade(FAIL, "AzNHC fails check_hw_ib: state and rate have to match"),
-    "nic-absent": Grade(FAIL, "AzNHC fails check_hw_ib for a device that is not there"),
+    "rdma-port-unused": Grade(SKIP, "a second port without a cable is normal, and the GPUs have enough other ports"),
+    "rdma-port-slow": Grade(FAIL, "AzNHC fails check_hw_ib if state or rate differ"),
+    "nic-absent": Grade(FAIL, "AzNHC fails check_hw_ib for a missing device"),
     "nics-missing": Grade(
         WARN,
-        "AzNHC fails check_hw_ib for a device that is not there; some are built without",
-        "SKIP for a node alone: it needs no network",
+        "AzNHC fails check_hw_ib for a missing device, but some nodes have none by design",
+        "SKIP for a single node, which needs no network",
     ),
     "nics-differ": Grade(
         FAIL,
-        "AzNHC fails check_hw_ib for a device that is not there",
-        "WARN for a port unlike its siblings, or fewer NICs than in the profile",
+        "AzNHC fails check_hw_ib for a missing device",
+        "WARN for a port that differs from its siblings, or for fewer NICs than in the profile",
     ),
     "nic-below-card": Grade(WARN, "a card on a slower switch is no fault of the node"),
     "network-down": Grade(
         WARN,
-        "nothing says whether the node needs a network",
-        "FAIL in a job with nodes whose network is up; SKIP for a node alone",
+        "it is unknown whether the node needs a network",
+        "FAIL if the network of other nodes of the job is up, SKIP for a single node",
     ),
     "nic-below-profile": Grade(FAIL, "AzNHC fails check_hw_ib against the machine type's configuration"),
     "rdma-port-errors": _COUNTED,
-    "peermem-not-registered": Grade(WARN, "jobs run, and RDMA takes host memory"),
-    "rdma-file-denied": Grade(WARN, "jobs run on the other devices"),
-    "gpudirect-module-missing": Grade(WARN, "jobs run, and RDMA takes host memory"),
-    "gpudirect-one-side": Grade(WARN, "jobs run, and RDMA takes host memory"),
-    "vm-flat-topology": Grade(WARN, "jobs run, and NCCL may pick a far NIC"),
-    "acs-redirect": Grade(WARN, "peer copies run, more slowly; figures and data are judged by themselves"),
-    "acs-nic-redirect": Grade(WARN, "peer copies run, more slowly; figures and data are judged by themselves"),
-    "iommu-translating": Grade(WARN, "peer copies run, more slowly; figures and data are judged by themselves"),
-    "node-differs": Grade(WARN, "a difference is no fault by itself"),
-    "settings-differ": Grade(WARN, "the job's environment, not the node"),
-    "library-differs": Grade(WARN, "the job's environment, not the node"),
-    "driver-differs": Grade(FAIL, "DCGM_FR_DENYLISTED_DRIVER (configuration): a node that missed an update"),
-    "shm-not-shared": Grade(FAIL, "NCCL takes the network between ranks of one host", own_fault=False),
+    "peermem-not-registered": Grade(WARN, "jobs run, but RDMA uses host memory"),
+    "rdma-file-denied": Grade(WARN, "jobs use the other devices"),
+    "gpudirect-module-missing": Grade(WARN, "jobs run, but RDMA uses host memory"),
+    "gpudirect-one-side": Grade(WARN, "jobs run, but RDMA uses host memory"),
+    "vm-flat-topology": Grade(WARN, "jobs run, but NCCL may choose a distant NIC"),
+    "acs-redirect": Grade(WARN, "peer copies run more slowly, and speed and data are judged separately"),
+    "acs-nic-redirect": Grade(WARN, "peer copies run more slowly, and speed and data are judged separately"),
+    "iommu-translating": Grade(WARN, "peer copies run more slowly, and speed and data are judged separately"),
+    "node-differs": Grade(WARN, "a difference alone is not a fault"),
+    "settings-differ": Grade(WARN, "the job's environment is at fault, not the node"),
+    "library-differs": Grade(WARN, "the job's environment is at fault, not the node"),
+    "driver-differs": Grade(FAIL, "DCGM_FR_DENYLISTED_DRIVER (configuration); the node missed an update"),
+    "shm-not-shared": Grade(FAIL, "NCCL uses the network between ranks of one host", own_fault=False),
     "p2p-slow": Grade(FAIL, "DCGM_FR_LOW_BANDWIDTH (triage)", _FIGURE),
     "p2p-asymmetric": Grade(FAIL, "DCGM_FR_LOW_BANDWIDTH (triage)", _FIGURE),
     "host-copies-slow": Grade(FAIL, "DCGM_FR_LOW_BANDWIDTH (triage)", _FIGURE),
-    "host-memory-slow": Grade(FAIL, "half of what nodes with the same CPU reach", "WARN between 75 % and 50 %"),
-    "slow-unexplained": Grade(FAIL, "AzNHC fails check_nccl_allreduce", "WARN nearer to what is expected"),
+    "host-memory-slow": Grade(
+        FAIL, "the node reaches half the bandwidth of nodes with the same CPU", "WARN between 75 % and 50 %"
+    ),
+    "slow-unexplained": Grade(FAIL, "AzNHC fails check_nccl_allreduce", "WARN closer to the expected value"),
     "wrong-data": Grade(FAIL, "DCGM_FR_BROKEN_P2P_MEMORY_DEVICE (isolate)"),
-    "straggler": Grade(WARN, "one late rank may be a busy host"),
+    "straggler": Grade(WARN, "a busy host may be the reason for one late rank"),
     "slow-range": Grade(WARN, "the other sizes are as fast as they should be"),
-    "figures-too-noisy": Grade(Verdict.INCONCLUSIVE, "noise says nothing of a machine"),
+    "figures-too-noisy": Grade(Verdict.INCONCLUSIVE, "noise does not show whether a machine is healthy"),
     "kv-memory-expandable": _NO_CUDA_IPC,
     "kv-memory-pool": _NO_CUDA_IPC,
     "kv-memory-managed": _NO_CUDA_IPC,
@@ -318,34 +322,36 @@ SEVERITIES: Mapping[str, Grade] = {
     "kv-staged-unexplained": _NO_CUDA_IPC,
     "kv-transfer-failed": Grade(FAIL, "the KV cache did not arrive", own_fault=False),
     "kv-mnnvl-refused": Grade(WARN, "UCX continues without it", own_fault=False),
-    "kv-no-peer-access": Grade(WARN, "the hardware may allow no more; gpubench p2p shows that", own_fault=False),
+    "kv-no-peer-access": Grade(WARN, "the hardware may not allow it, which gpubench p2p shows", own_fault=False),
     "kv-no-rdma-device": Grade(WARN, "the node may have no RDMA NIC", own_fault=False),
-    "kv-no-gpudirect": Grade(FAIL, "RDMA through host memory is slower than NIC and PCIe allow", own_fault=False),
+    "kv-no-gpudirect": Grade(FAIL, "RDMA through host memory is slower than the NIC and PCIe allow", own_fault=False),
     "kv-nic-inside-node": Grade(WARN, "the path is direct", own_fault=False),
     "nccl-diag-failed": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_VOLATILE_DBE_DETECTED (isolate)"),
-    "nccl-diag-doubt": Grade(WARN, "NCCL reports it and goes on"),
+    "nccl-diag-doubt": Grade(WARN, "NCCL reports it and continues"),
     "gpu-xid": Grade(FAIL, "NVIDIA's Xid catalogue: reset, or replace"),
-    "gpu-xid-doubt": Grade(WARN, "NVIDIA's Xid catalogue: the program may be the reason"),
+    "gpu-xid-doubt": Grade(WARN, "NVIDIA's Xid catalogue: the program may be at fault"),
     "pcie-fatal-error": Grade(FAIL, "AER: fatal; the link was reset"),
     "pcie-error-doubt": Grade(WARN, "AER: corrected, or not fatal"),
     "network-link-down": _ON_THE_WAY,
     "nvlink-uncorrectable": Grade(FAIL, "DCGM_FR_NVLINK_ERROR_CRITICAL (isolate)"),
     "ecc-uncorrectable": Grade(FAIL, "DCGM_FR_CUDA_DBE (isolate)"),
     "program-exception": _ON_THE_WAY,
-    "nccl-tests-apart": Grade(WARN, "somebody may have wanted runs side by side"),
+    "nccl-tests-apart": Grade(WARN, "parallel runs may be intended"),
     "nccl-tests-unfinished": Grade(WARN, "the text may end before the run did"),
     "nccl-warning": _ON_THE_WAY,
     "rank-calls-other": _JOB_HANGS,
-    "rank-is-gone": replace(_JOB_HANGS, degrees="WARN where the job may just end"),
-    "rank-did-not-join": replace(_JOB_HANGS, degrees="WARN of one answer of RAS: the rank may come a moment later"),
-    "collective-stuck": replace(_JOB_HANGS, degrees="WARN of RAS alone: jobs that compute look the same"),
+    "rank-is-gone": replace(_JOB_HANGS, degrees="WARN if the job may be about to end"),
+    "rank-did-not-join": replace(
+        _JOB_HANGS, degrees="WARN for a single RAS answer, because the rank may join a moment later"
+    ),
+    "collective-stuck": replace(_JOB_HANGS, degrees="WARN for RAS alone, because jobs that compute look the same"),
     "rank-waits-elsewhere": _JOB_HANGS,
     "rank-is-slow": Grade(WARN, "the job makes progress"),
-    "nic-failed-over": Grade(WARN, "the job goes on with fewer NICs (nccl#2157)"),
-    "gin-not-enabled": Grade(WARN, "collectives do not need GIN; a program that asks for it may end"),
-    "nccl-nics-differ": Grade(WARN, "some jobs run with it, and others hang (nccl#2428)"),
-    "rdma-nic-not-opened": Grade(WARN, "jobs run on the other devices, or over sockets"),
-    "nccl-init-unfinished": replace(_JOB_HANGS, degrees="WARN where the log may end before it"),
+    "nic-failed-over": Grade(WARN, "the job continues with fewer NICs (nccl#2157)"),
+    "gin-not-enabled": Grade(WARN, "collectives do not need GIN, but a program that requests it may end"),
+    "nccl-nics-differ": Grade(WARN, "some jobs run despite it, and others hang (nccl#2428)"),
+    "rdma-nic-not-opened": Grade(WARN, "jobs use the other devices, or sockets"),
+    "nccl-init-unfinished": replace(_JOB_HANGS, degrees="WARN if the log may be truncated"),
     "nccl-tests-wrong-data": Grade(FAIL, "DCGM_FR_BROKEN_P2P_MEMORY_DEVICE (isolate)"),
     **dict.fromkeys(
         (

@@ -179,7 +179,7 @@ CONTAINER = Family.of(
     Condition(
         id="shm-not-shared",
         title="Ranks of one host run in containers with separate /dev/shm: NCCL uses NET/Socket inside the node",
-        settles="stat -c %d /dev/shm in every rank",
+        settles="`stat -c %d /dev/shm` in every rank",
         check="ranks_alike",
         expected="one /dev/shm for all ranks of a host",
         likely="a separate container for each rank",
@@ -194,7 +194,7 @@ CONTAINER = Family.of(
     Condition(
         id="shm-too-small",
         title="/dev/shm is too small (Docker's 64 MB): NCCL `failed to extend /dev/shm`, no shared memory",
-        settles="df -h /dev/shm; NCCL_DEBUG=WARN prints `Error while creating shared memory segment`",
+        settles="`df -h /dev/shm`, or `Error while creating shared memory segment` in a log with NCCL_DEBUG=WARN",
         expected="space for NCCL's segments, up to 33 MB each",
         likely="Docker's default of 64 MB for /dev/shm, or segments of ended jobs that fill it",
         command="df -h /dev/shm",
@@ -206,7 +206,7 @@ CONTAINER = Family.of(
     Condition(
         id="gpus-not-visible",
         title="One GPU per container: ranks cannot open each other's GPU memory (cuMemImport, IPC error 101)",
-        settles="ls /dev/nvidia* in every rank",
+        settles="`ls /dev/nvidia*` in every rank",
         comment="Give every rank all GPUs of the host (`docker run --gpus all`), and select one by local rank.",
         link="https://github.com/NVIDIA/nccl/issues/1647",
         look=_gpus_hidden,
@@ -214,7 +214,7 @@ CONTAINER = Family.of(
     Condition(
         id="device-file-denied",
         title="A rank may not open /dev/nvidiaN: permission denied (cgroup devices, file mode)",
-        settles="ls -l /dev/nvidia*; nvidia-smi inside the container",
+        settles="`ls -l /dev/nvidia*` and `nvidia-smi` inside the container",
         comment="Start the container with `docker run --gpus all`. With Slurm, check ConstrainDevices in cgroup.conf.",
         link="https://github.com/NVIDIA/nccl/issues/324",
         look=_denied,
@@ -222,9 +222,10 @@ CONTAINER = Family.of(
     Condition(
         id="memlock-limited",
         title="Locked memory is limited (ulimit -l, RLIMIT_MEMLOCK): RDMA cannot register memory",
-        settles="ulimit -l; ib_write_bw; NCCL_DEBUG=WARN prints that ibv_reg_mr failed",
+        settles="`ulimit -l` and `ib_write_bw`, or a failed ibv_reg_mr in a log with NCCL_DEBUG=WARN",
         command="ulimit -l unlimited",
-        comment="Set LimitMEMLOCK=infinity for slurmd and sshd, or docker run --ulimit memlock=-1.",
+        comment="Set LimitMEMLOCK=infinity for slurmd and sshd, or start the container with `docker run --ulimit "
+        "memlock=-1`.",
         link="https://github.com/NVIDIA/nccl-tests/issues/78",
         look=_memlock,
     ),
@@ -241,14 +242,14 @@ CONTAINER = Family.of(
         title="pidfd_getfd: Operation not permitted: PyTorch expandable_segments cannot share memory (IPC)",
         settles="cat /proc/sys/kernel/yama/ptrace_scope; grep -E 'Seccomp|CapEff' /proc/self/status",
         command="sysctl kernel.yama.ptrace_scope=0",
-        comment="For a container: docker run --cap-add SYS_PTRACE.",
+        comment="Start a container with `docker run --cap-add SYS_PTRACE`.",
         link="https://github.com/pytorch/pytorch/issues/130890",
         look=_ptrace,
     ),
     Condition(
         id="visible-devices-differ",
         title="CUDA_VISIBLE_DEVICES differs between ranks: GPU indices differ, and UCX before 1.8 cannot use CUDA IPC",
-        settles="UCX_PROTO_INFO=y; gpubench topo numbers GPUs as the driver does",
+        settles="UCX_PROTO_INFO=y, and `gpubench topo`, which numbers GPUs as the driver does",
         command="unset CUDA_VISIBLE_DEVICES",
         comment="Set CUDA_DEVICE_ORDER=PCI_BUS_ID and select each rank's GPU by local rank.",
         link="https://github.com/openucx/ucx/issues/5022",
@@ -340,7 +341,7 @@ def _oversubscribed(run: Circumstances) -> Found:
 
 _BINDING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ignore-cpu-affinity"
 _CONTROL_GROUPS = "https://github.com/kubernetes/kubernetes/issues/67577"
-_LATENCY = "gpubench allreduce --sizes 1K, compared with a run "
+_LATENCY = "compare `gpubench allreduce --sizes 1K` with a run "
 
 CORES = Family.of(
     "cores",
@@ -358,7 +359,7 @@ CORES = Family.of(
     Condition(
         id="cpu-quota",
         title="A control group grants fewer CPUs than there are ranks (cpu.max, cfs quota, Kubernetes limits)",
-        settles="grep throttled /sys/fs/cgroup/cpu.stat before and after a run",
+        settles="`grep throttled /sys/fs/cgroup/cpu.stat` before and after a run",
         command="cat /sys/fs/cgroup/cpu.max",
         comment="Grant at least two CPUs for each rank (docker run --cpus, or resources.limits.cpu of the pod).",
         link=_CONTROL_GROUPS,
@@ -398,8 +399,8 @@ PROCESS = Family.of(
     "CUDA's settings, and tools in the process",
     Condition(
         id="cuda-launch-blocking",
-        title="CUDA_LAUNCH_BLOCKING=1: every launch waits until the GPU is done",
-        settles="gpubench allreduce against env -u CUDA_LAUNCH_BLOCKING gpubench allreduce",
+        title="CUDA_LAUNCH_BLOCKING=1: every launch waits until the GPU has finished",
+        settles="compare `gpubench allreduce` with `env -u CUDA_LAUNCH_BLOCKING gpubench allreduce`",
         command="unset CUDA_LAUNCH_BLOCKING",
         link="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html",
         look=_blocking,
@@ -407,7 +408,7 @@ PROCESS = Family.of(
     Condition(
         id="cuda-max-connections",
         title="CUDA_DEVICE_MAX_CONNECTIONS=1: all streams of a process share one queue to the GPU",
-        settles="gpubench overlap against env -u CUDA_DEVICE_MAX_CONNECTIONS gpubench overlap",
+        settles="compare `gpubench overlap` with `env -u CUDA_DEVICE_MAX_CONNECTIONS gpubench overlap`",
         command="unset CUDA_DEVICE_MAX_CONNECTIONS",
         comment="Keep it if the framework needs 1.",
         link="https://github.com/NVIDIA/nccl/issues/2238",
@@ -431,7 +432,7 @@ def _switched_off(run: Circumstances) -> Found:
         if off:
             yield run.rank_sighting([facts], joined(f"{name}={facts.environment[name]}" for name in off))
         elif facts.mpi is not None and facts.mpi.cuda_built and facts.mpi.cuda_aware is False:
-            seen = f"{facts.mpi.version or 'MPI'} was built for CUDA, and has it off in this run"
+            seen = f"{facts.mpi.version or 'MPI'} was built with CUDA support, but it is off in this run"
             yield run.rank_sighting([facts], seen, Confidence.LIKELY)
 
 
@@ -447,7 +448,7 @@ def _not_aware(run: Circumstances) -> Found:
         if facts.mpi is None:
             continue
         if facts.mpi.cuda_aware is False:
-            seen = f"{facts.mpi.version or 'MPI'} says that it takes no GPU memory"
+            seen = f"{facts.mpi.version or 'MPI'} reports that it does not support GPU memory"
             yield run.rank_sighting([facts], seen, Confidence.WEAK)
         elif facts.mpi.cuda_aware is None:
             yield from unread(run.subject(facts.node, f"rank {facts.rank}"), facts.mpi.unknown, "cuda_aware")
@@ -555,8 +556,9 @@ MPI = Family.of(
         id="mpi-cuda-off",
         title="MPI's GPU support is built in but switched off (opal_cuda_support, MPICH_GPU_SUPPORT_ENABLED=0)",
         settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support",
-        comment="OMPI_MCA_opal_cuda_support=true gpubench allreduce --backend mpi. Keep the setting if the data are "
-        "right. It is Open MPI's (conda); Cray: MPICH_GPU_SUPPORT_ENABLED=1, MVAPICH: MV2_USE_CUDA=1.",
+        comment="OMPI_MCA_opal_cuda_support=true gpubench allreduce --backend mpi. Keep the setting if the data "
+        "are right. This variable is Open MPI's (conda). Cray MPICH needs MPICH_GPU_SUPPORT_ENABLED=1, "
+        "and MVAPICH needs MV2_USE_CUDA=1.",
         link="https://github.com/conda-forge/openmpi-feedstock/issues/83",
         look=_switched_off,
         implies=("mpi-not-cuda-aware",),
@@ -584,11 +586,11 @@ MPI = Family.of(
         id="peer-access-not-enabled",
         title="Peer access is possible but the program never enables it (cudaDeviceEnablePeerAccess; llama.cpp "
         "without GGML_CUDA_P2P=1): cudaMemcpyPeer goes through host memory",
-        settles="gpubench p2p: the bandwidth with peer access on against off shows the possible gain; "
-        "nsys profile: `[CUDA memcpy Peer-to-Peer]` against Device-to-Host and Host-to-Device",
+        settles="`gpubench p2p`, which measures with peer access on and off, or `nsys profile`, which shows "
+        "`[CUDA memcpy Peer-to-Peer]` if peer access is used",
         command=f"{VERIFIED_COPIES} && export GGML_CUDA_P2P=1",
-        comment="Set it only if the copies are verified: on some machines the driver grants peer access that corrupts "
-        "data. It is llama.cpp's; your own program calls cudaDeviceEnablePeerAccess.",
+        comment="Set it only after the copies are verified, because some machines grant peer access that "
+        "corrupts data. The variable is llama.cpp's. Other programs must call cudaDeviceEnablePeerAccess.",
         link="https://github.com/ggml-org/llama.cpp/issues/21910",
         look=_not_enabled,
     ),

@@ -64,7 +64,7 @@ def _leads_nowhere(link: NvLink, here: Collection[str | None]) -> bool:
     return link.active is False or (link.active is True and elsewhere)
 
 
-_NOTHING = Cure(comment="Nothing to repair: the slot or board carries no more. `gpubench topo` shows the limit.")
+_NOTHING = Cure(comment="Nothing to repair: the slot or board supports no more. `gpubench topo` shows the limit.")
 _MORE_GPUS = "another machine than expected, or a mistyped number"
 
 
@@ -74,7 +74,7 @@ def _unlike(count: int, expected: int) -> str:
 
 def _due(run: Circumstances, number: int) -> tuple[int, str] | None:
     if run.expected_gpus is not None:
-        return run.expected_gpus, f"{plural(run.expected_gpus, 'GPU')}, as given by --expect-gpus"
+        return run.expected_gpus, f"{plural(run.expected_gpus, 'GPU')}, as --expect-gpus requires"
     profile = run.exact_profile(number) if run.profile_asked_for else None
     if profile is None:
         return None
@@ -287,7 +287,7 @@ _AS_LARGE = 0.95  # Tolerance, since drivers reserve a few hundred MB of memory 
 _PROFILES = "reference/profiles.md"
 _HIDDEN = "CUDA_VISIBLE_DEVICES hides the other GPUs, or they belong to another container"
 _SHOW_HIDDEN = "echo $CUDA_VISIBLE_DEVICES"
-_NO_GPU = "another kind of node than expected, a driver that is not loaded, or a container without GPUs"
+_NO_GPU = "an unexpected kind of node, a driver that is not loaded, or a container without GPUs"
 _MODEL = Condition(
     id="gpu-model",
     title="The number or model of GPUs differs from what the machine should have",
@@ -303,7 +303,7 @@ SURPLUS = replace(_MODEL, look=_surplus)  # Same condition, but only for surplus
 
 PROFILE = Family.of(
     "profile",
-    "Machines beside their profile",
+    "Machines compared with their profile",
     Condition(
         id="gpu-missing",
         title="Fewer GPUs than the machine should have: a GPU is missing from the PCI bus (lspci shows fewer GPUs)",
@@ -328,7 +328,7 @@ PROFILE = Family.of(
         id="profile-unknown",
         title="No profile for these GPUs: they are judged only against siblings and shares of the limits",
         check="gpu_model",
-        expected="a profile of this machine; without one it is judged only against siblings and shares of the limits",
+        expected="a profile of this machine (without one, it is judged only against siblings and shares of the limits)",
         comment="Make a profile from results of healthy machines with `gpubench profiles learn`, and "
         "name it with `--profile`.",
         look=_unknown,
@@ -349,7 +349,7 @@ PROFILE = Family.of(
         check="nic_state",
         likely="NIC drivers that are not loaded, NICs missing from the bus, or a machine without these NICs",
         command="lspci -d 15b3:",
-        comment="If it lists NICs, modprobe mlx5_ib; otherwise look at dmesg.",
+        comment="If it lists NICs, run `modprobe mlx5_ib`. Otherwise, look at dmesg.",
         link="https://github.com/Azure/azurehpc-health-checks",
         look=_all_gone,
         implies=("nics-differ",),

@@ -118,7 +118,7 @@ def _roce_mtu(run: Circumstances) -> Found:
                 interface = next(iter(nic.interfaces), f"$(ls /sys/class/infiniband/{nic.name}/device/net)")
                 cure = Cure.of(
                     f"ip link set {interface} mtu 9000",
-                    comment="Set it on switches too; RoCE MTU 4096 needs at least 4200.",
+                    comment="Set it on the switches too. RoCE MTU 4096 needs an interface MTU of at least 4200.",
                 )
                 yield run.node_sighting(number, seen, Confidence.LIKELY, nic.name, cure=cure)
 
@@ -276,11 +276,11 @@ RDMA_PORTS = Family.of(
         title="InfiniBand or RoCE port is down (state INIT or DOWN, phys_state Polling)",
         check="nic_state",
         expected="active",
-        likely="the cable, transceiver or switch port; in state INIT, a missing subnet manager",
+        likely="the cable, transceiver or switch port, or (in state INIT) a missing subnet manager",
         aliases=("nic-down",),
-        settles="ibstat; the switch's log",
+        settles="`ibstat`, and the switch's log",
         command="mlxlink -d DEVICE",
-        comment="Check the cable, transceiver and switch port; in state INIT, start a subnet manager.",
+        comment="Check the cable, transceiver and switch port. In state INIT, start a subnet manager.",
         link="https://github.com/areal-project/AReaL/issues/639",
         look=_ports_down,
         in_job=replace(
@@ -300,7 +300,8 @@ RDMA_PORTS = Family.of(
         likely="a port without a cable, which is normal for an unused port",
         settles="ibstat",
         command="ibstat",
-        comment="If the port is unused, NCCL_IB_HCA=^NAME keeps NCCL off it; else check cable and switch port.",
+        comment="If the port is unused, NCCL_IB_HCA=^NAME makes NCCL ignore it. Otherwise, check the cable and "
+        "the switch port.",
         link="https://github.com/Azure/azurehpc-health-checks",
         look=_ports_unused,
     ),
@@ -332,7 +333,7 @@ RDMA_PORTS = Family.of(
         title="A GPU has fewer RDMA NICs below its PCIe switch than its siblings",
         check="nic_state",
         likely="a NIC that fell off the bus, is not assigned to this host or container, or has no driver",
-        settles="lspci -tv shows the slot; dmesg | grep -e mlx5 -e pciehp -e AER",
+        settles="`lspci -tv`, which shows the slot, and `dmesg | grep -e mlx5 -e pciehp -e AER`",
         command="lspci -d 15b3:",
         comment="If the NIC is missing, look at dmesg, then reseat or replace it.",
         link="https://github.com/NVIDIA/nccl/issues/349",
@@ -342,13 +343,13 @@ RDMA_PORTS = Family.of(
     Condition(
         id="rdma-port-errors",
         title="InfiniBand port counts link_downed, symbol_error or receive errors",
-        settles="perfquery -x before and after gpubench allreduce over these nodes: growing counters confirm it",
+        settles="`perfquery -x` before and after `gpubench allreduce` over these nodes (growing counters confirm it)",
         check="nic_errors",
         likely="the cable, transceiver or switch port",
         aliases=("nic-errors",),
         command="perfquery -x",
-        comment="Run it again after some traffic; clean or replace cable and transceiver of a port whose "
-        "counters grow.",
+        comment="Run it again after some traffic. Clean or replace the cable and transceiver of any port with "
+        "growing counters.",
         link="https://github.com/NVIDIA/nccl-tests/issues/112",
         look=_port_errors,
     ),
@@ -356,7 +357,8 @@ RDMA_PORTS = Family.of(
         id="roce-mtu-small",
         title="RoCE MTU is 1024 because the interface's MTU is 1500",
         settles="ibv_devinfo | grep active_mtu",
-        comment="Set the MTU with `ip link set` to 9000, on the switches too. RoCE MTU 4096 needs at least 4200.",
+        comment="Set the MTU with `ip link set` to 9000, on the switches too. RoCE MTU 4096 needs an interface "
+        "MTU of at least 4200.",
         link="https://github.com/NVIDIA/nccl-tests/issues/112",
         look=_roce_mtu,
     ),
@@ -375,10 +377,10 @@ RDMA_PORTS = Family.of(
         check="nic_state",
         expected="the same NICs as on most nodes of the job",
         likely="NICs that are missing from the bus or have no driver loaded",
-        settles="mpirun gpubench topo names the odd node",
+        settles="`mpirun gpubench topo`, which names the odd node",
         command="ibstat",
-        comment="Run it and `lspci -d 15b3:` on the node; remove the node from the job until its ports "
-        "are up and alike.",
+        comment="Run it and `lspci -d 15b3:` on the node. Remove the node from the job until its ports are up "
+        "and alike.",
         link="https://github.com/NVIDIA/nccl/issues/349",
         look=_nics_differ,
     ),

@@ -55,7 +55,7 @@ def rates_of_cards(facts: Facts) -> str:
         rates = joined(f"{nic.rate_gbit_s:g} of {card_gbit_s(nic):g} Gb/s" for nic in low)
         return f"{plural(len(low), 'NIC port')} below the card's highest rate: {rates}"
     unknown = any(nic.rate_gbit_s is None or card_gbit_s(nic) is None for nic in active)
-    return "rates compared with siblings only: the cards' highest rate is not known" if unknown else ""
+    return "rates compared only with siblings, because the cards' highest rate is unknown" if unknown else ""
 
 
 def unknown_gpudirect(facts: Facts) -> str:
@@ -67,9 +67,9 @@ def unknown_gpudirect(facts: Facts) -> str:
         if ways.efa_peermem or not any(nic.rdma for nic in node.nics):
             continue
         if ways.dma_buf and (ways.peermem is False or ways.peermem_registered is False):
-            return "not judged: dma-buf, if the NIC's driver supports it; nvidia-peermem is not in use"
+            return "not judged: nvidia-peermem is not in use, and dma-buf works only if the NIC's driver supports it"
         if ways.peermem and ways.peermem_registered is None and ways.dma_buf is False:
-            return "not judged: whether nvidia-peermem is registered was not read"
+            return "not judged: it is unknown whether nvidia-peermem is registered"
     return ""
 
 
@@ -144,7 +144,7 @@ def remapped_rows(gpu: GpuFacts) -> str:
     return f"{rows.uncorrectable} remapped memory rows" if rows is not None and rows.uncorrectable else ""
 
 
-OF_THE_BOARD = "the slot's or board's limit: copies are judged by it"
+OF_THE_BOARD = "the limit of the slot or board, by which copies are judged"
 _SOLDERED = re.compile(r"SXM|HBM3\b|GH200|GB\d|B[23]00|H200\b(?! NVL)|H20\b")
 _OF_DESKTOPS = re.compile(r"GeForce|TITAN")
 _DESKTOPS = ("desktop", "laptop")
@@ -206,11 +206,11 @@ def fabric_health(facts: Facts) -> str:
     """Report that the fabric's health is unknown, as with older drivers and in virtual machines."""
     joined = [gpu.fabric for gpu in _gpus(facts) if gpu.fabric is not None and gpu.fabric.state == "completed"]
     all_reported = joined and all(fabric.health_mask for fabric in joined)
-    return "" if all_reported else "joined; the driver does not report the fabric's health of every GPU"
+    return "" if all_reported else "joined; the driver does not report the fabric health of every GPU"
 
 
 def several_gpus(facts: Facts) -> str:
-    return "" if any(len(node.gpus) > 1 for node in facts.nodes) else "one GPU a node"
+    return "" if any(len(node.gpus) > 1 for node in facts.nodes) else "one GPU per node"
 
 
 def reaches_over_pcie(node: Topology) -> bool:
@@ -246,7 +246,7 @@ def counts_during_a_run(facts: Facts) -> str:
     if all(grown):
         return ""
     where = "" if not any(grown) else f" on {plural(grown.count(False), 'node')} of {len(grown)}"
-    return f"totals only{where}: not read again under load"
+    return f"totals only{where}, because they were not read again under load"
 
 
 def measurements(facts: Facts) -> str:
@@ -259,7 +259,7 @@ def a_profile(facts: Facts) -> str:
 
 
 def a_profile_asked_for(facts: Facts) -> str:
-    return "" if facts.asked else "needs --profile: machines of one type have different NICs"
+    return "" if facts.asked else "needs --profile, because machines of one type can have different NICs"
 
 
 def _gpus(facts: Facts) -> Iterable[GpuFacts]:

@@ -40,7 +40,7 @@ def test_another_number_of_gpus_fails_with_the_node_and_the_count(
     for each in findings:
         assert (each["severity"], each["subject"]) == ("FAIL", "node0")
         assert each["seen"] == f"4 GPUs, {expected} expected"
-        assert each["expected"] == f"{expected} GPUs, as given by --expect-gpus"
+        assert each["expected"] == f"{expected} GPUs, as --expect-gpus requires"
 
 
 @without_gpus

@@ -90,7 +90,7 @@ def test_fewer_than_were_asked_for_is_a_failure(tmp_path: Path) -> None:
     assert gpubench("check", *options, "--expect-gpus", "1").returncode == 0
     result = gpubench("check", *options, "--expect-gpus", "2")
     assert result.returncode == 1
-    assert "2 GPUs, as given by --expect-gpus" in result.stdout
+    assert "2 GPUs, as --expect-gpus requires" in result.stdout
 
 
 @pytest.mark.parametrize(

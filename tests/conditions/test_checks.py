@@ -293,7 +293,7 @@ def test_errors_of_links_are_counted_by_link() -> None:
     nvlinks = (replace(first, errors={"replay": 2, "recovery": 0, "crc_flit": 7000}), second, *rest)
     (finding,) = examined([with_gpu(4, nvlinks=nvlinks)])
     assert said([finding]) == [("nvlink-errors", "WARN", subject_of(HEALTHY.gpus[4]))]
-    assert finding.seen == "2 replay on link 0, 7,000 crc_flit on link 0 since boot, when is not known"
+    assert finding.seen == "2 replay on link 0, 7,000 crc_flit on link 0 since boot, at unknown times"
     assert finding.expected == "few; its siblings have 0"
 
 
@@ -718,8 +718,8 @@ def test_a_bridged_pair_has_links_and_peers() -> None:
     ("expected", "found"),
     [
         (8, []),
-        (9, [("gpu-missing", "FAIL", "8 GPUs, 9 expected", "9 GPUs, as given by --expect-gpus")]),
-        (1, [("gpu-model", "FAIL", "8 GPUs, 1 expected", "1 GPU, as given by --expect-gpus")]),
+        (9, [("gpu-missing", "FAIL", "8 GPUs, 9 expected", "9 GPUs, as --expect-gpus requires")]),
+        (1, [("gpu-model", "FAIL", "8 GPUs, 1 expected", "1 GPU, as --expect-gpus requires")]),
     ],
 )
 def test_as_many_gpus_as_somebody_said(expected: int, found: list[tuple[str, str, str, str]]) -> None:

@@ -58,7 +58,7 @@ def test_who_sends_is_told_with_the_traffic_and_folded_under_it() -> None:
 def test_of_counters_that_moved_too_far_one_sentence_is_enough() -> None:
     run = around(IdleGpu(rates=LinkRates(nvlink_sent=371.2)), IdleGpu())
     (cause,) = named(replace(run, beyond={0: 4.0, 1: 2.4}))
-    assert cause.seen.endswith("; GPU1's NVLink counters moved by 2.4 times the most this job can move")
+    assert cause.seen.endswith("; GPU1's NVLink counters show 2.4 times as much traffic as this job can cause")
 
 
 @pytest.mark.parametrize(("held", "found"), [(140 * GIB // 100, []), (120 * GIB, [("memory-in-use", Confidence.WEAK)])])
@@ -96,4 +96,4 @@ def test_a_host_that_needs_all_the_time_to_issue_operations_is_the_cause_of_slow
     (cause,) = named(replace(around(), issued=IssueTime.of([row, healthy, row])))
     assert cause.cause.id == "host-bound"
     placed = ROW.placement.replace("_", " ")
-    assert cause.seen == f"1K {placed} takes 490 µs, 480 of them for the host to issue it; 1 more row likewise"
+    assert cause.seen == f"1K {placed} takes 490 µs, and the host needs 480 µs to issue it (also in 1 more row)"

@@ -167,7 +167,7 @@ def test_what_was_left_out_on_purpose_is_skipped_and_says_so() -> None:
         "nodes_alike": "needs several nodes to compare",
         "ranks_alike": "needs a job with several ranks",
         "versions": "needs a job with several ranks",
-        "nic_profile": "needs --profile: machines of one type have different NICs",
+        "nic_profile": "needs --profile, because machines of one type can have different NICs",
     }
 
 
@@ -233,7 +233,7 @@ def test_fatal_pcie_errors_name_the_device() -> None:
     assert device.errors is not None
     broken = replace(device, errors=replace(device.errors, fatal=2, named={"fatal.ACSViol": 2}))
     (found,) = report([replace(HEALTHY, pci_devices=(broken, *HEALTHY.pci_devices[1:]))]).findings
-    assert (found.id, found.seen) == ("pcie-errors", "2 fatal.ACSViol since boot, when is not known")
+    assert (found.id, found.seen) == ("pcie-errors", "2 fatal.ACSViol since boot, at unknown times")
     assert device.bus_id in found.subject
 
 

@@ -103,7 +103,7 @@ def test_commands_have_real_ids(plant: Plant) -> None:
 GPU3, GPU4 = DevicePlace("n1", "GPU3", "0000:1b:00.0"), DevicePlace("n1", "GPU4", "0000:2b:00.0")
 ELSEWHERE, NIC = DevicePlace("n2", "GPU3", "0000:3b:00.0"), DevicePlace("n1", "mlx5_0", "0000:18:00.0")
 BOTH = Cure.of("a -i 0000:1b:00.0,0000:2b:00.0 -s 0000:1b:00.0")
-ON_TWO = Cure.of("a -i 0000:1b:00.0", comment="Then b. Run this on n1, and with their own device ids on n2.")
+ON_TWO = Cure.of("a -i 0000:1b:00.0", comment="Then b. Run this on n1. On n2, use the device IDs of that node.")
 
 
 @pytest.mark.parametrize(

@@ -52,13 +52,13 @@ class Errors(Struct, frozen=True):
             return f"few; its siblings have {self.usual:g}"
         if not self.meanwhile and not self.grave:
             return f"fewer than {_MOST_ERRORS:,}"
-        return "none" if self.grave else f"no more than {_FEW_ERRORS} while it is used"
+        return "none" if self.grave else f"at most {_FEW_ERRORS} during use"
 
     @property
     def seen(self) -> str:
         """The errors as text: '5,000 PCIe replays since boot, when is not known'."""
         counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items() if count)
-        return f"{counts} {'during this run' if self.meanwhile else 'since boot, when is not known'}"
+        return f"{counts} {'during this run' if self.meanwhile else 'since boot, at unknown times'}"
 
 
 def error_counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:

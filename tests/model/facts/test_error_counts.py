@@ -74,25 +74,25 @@ def test_a_machine_that_has_run_for_a_year_has_nothing_to_say() -> None:
 @pytest.mark.parametrize(
     ("node", "found"),
     [
-        (with_gpu(2, pcie_replays=1000), [("GPU2", "1,000 PCIe replays since boot, when is not known")]),
+        (with_gpu(2, pcie_replays=1000), [("GPU2", "1,000 PCIe replays since boot, at unknown times")]),
         (with_gpu(2, pcie_replays=999), []),
         (with_gpu(2, nvlinks=links(NODE.gpus[2], replay=1000)),
-         [("GPU2", "1,000 replay on link 0 since boot, when is not known")]),
+         [("GPU2", "1,000 replay on link 0 since boot, at unknown times")]),
         (with_gpu(2, nvlinks=links(NODE.gpus[2], replay=999)), []),
         (with_device(PcieErrors(correctable=999)), []),
         (with_device(PcieErrors(correctable=5, nonfatal=11, named={"nonfatal.UnsupReq": 11})), []),
         (
             with_device(PcieErrors(correctable=5, nonfatal=11, named={"nonfatal.CmpltTO": 11})),
-            [(NODE.pci_devices[0].bus_id, "11 nonfatal.CmpltTO since boot, when is not known")],
+            [(NODE.pci_devices[0].bus_id, "11 nonfatal.CmpltTO since boot, at unknown times")],
         ),
         (
             with_device(PcieErrors(fatal=1, named={"fatal.ACSViol": 1})),
-            [(NODE.pci_devices[0].bus_id, "1 fatal.ACSViol since boot, when is not known")],
+            [(NODE.pci_devices[0].bus_id, "1 fatal.ACSViol since boot, at unknown times")],
         ),
         (with_ports(999), []),
-        (with_ports(1000), [("mlx5_0", "1,000 symbol_error since boot, when is not known")]),
+        (with_ports(1000), [("mlx5_0", "1,000 symbol_error since boot, at unknown times")]),
         (with_ports(*[2000] * 8), []),
-        (with_ports(*[100_000] * 8), [(port.nic, "100,000 symbol_error since boot, when is not known")
+        (with_ports(*[100_000] * 8), [(port.nic, "100,000 symbol_error since boot, at unknown times")
                                       for port in NODE.rdma_ports]),
     ],
 )  # fmt: skip
