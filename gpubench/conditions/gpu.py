@@ -11,7 +11,7 @@ from gpubench.model.facts.snapshot import GpuFacts, PciKind, is_workstation_card
 from gpubench.model.facts.traffic import IdleGpu, LinkRates, exceeds_idle
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.figures import is_busy
-from gpubench.model.terms.units import format_time, plural
+from gpubench.model.terms.units import format_bandwidth, format_time, plural
 from gpubench.model.terms.verdict import NO_CURE, Cure
 
 # According to NVML, these reduce the clocks by a factor of 2 or more
@@ -310,10 +310,12 @@ def _foreign(link: str, rates_of: Callable[[LinkRates], tuple[float | None, floa
     def look(run: Circumstances) -> Found:
         for position, gpu in run.idle_gpus.items():
             sent, received = rates_of(gpu.rates)
-            words = [f"sends {sent:.3g}"] if sent is not None and exceeds_idle(sent) else []
-            words += [f"receives {received:.3g}"] if received is not None and exceeds_idle(received) else []
+            words = [f"sends {format_bandwidth(sent, 3)}"] if sent is not None and exceeds_idle(sent) else []
+            words += (
+                [f"receives {format_bandwidth(received, 3)}"] if received is not None and exceeds_idle(received) else []
+            )
             if words:
-                seen = f"{run.gpu_name(position)} {' and '.join(words)} GB/s over {link} {_IDLE}"
+                seen = f"{run.gpu_name(position)} {' and '.join(words)} over {link} {_IDLE}"
                 seen += f" (used by {_named(gpu.use.users)})" if gpu.use.users else ""
                 yield run.gpu_sighting(position, seen, cure=_cure(gpu.use.users))
 

@@ -29,7 +29,15 @@ from gpubench.model.results.speed import (
 )
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import DevicePlace, RankIdentity
-from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, format_size, format_time, group_by, plural
+from gpubench.model.terms.units import (
+    BYTES_PER_GB,
+    MICROSECONDS_PER_SECOND,
+    format_bandwidth,
+    format_size,
+    format_time,
+    group_by,
+    plural,
+)
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Cure, Finding, Verdict, worst_verdict
 
 _SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5
@@ -127,9 +135,9 @@ def _slowness(names: Sequence[str], rows: Collection[PairRow], role: str, places
 
 def _figure(row: PairRow, gb_s: float) -> str:
     if is_large_copy(row.size_bytes):
-        return f"{gb_s:.4g} GB/s"
+        return format_bandwidth(gb_s, 4)
     copies = 2 if row.direction == Direction.BOTH else 1
-    return f"{copies * (row.size_bytes or 0) / gb_s / BYTES_PER_GB * MICROSECONDS_PER_SECOND:.3g} µs"
+    return format_time(copies * (row.size_bytes or 0) / gb_s / BYTES_PER_GB * MICROSECONDS_PER_SECOND)
 
 
 def _slow_patterns(run: Circumstances) -> Iterator[_Slowness]:
@@ -142,8 +150,8 @@ def _slow_patterns(run: Circumstances) -> Iterator[_Slowness]:
             yield _Slowness(
                 (f"{row.node} {name}" if several and row.node else name,),
                 Verdict(row.verdict),
-                f"{row.total_gb_s:.4g} GB/s in total, {share:.0%} of the value predicted from single pairs",
-                f"{row.expected_gb_s:.4g} GB/s, predicted from single pairs",
+                f"{format_bandwidth(row.total_gb_s, 4)} in total, {share:.0%} of the value predicted from single pairs",
+                f"{format_bandwidth(row.expected_gb_s, 4)}, predicted from single pairs",
                 100 * share,
                 (DevicePlace(row.node),) if row.node else (),
             )
@@ -227,7 +235,8 @@ def _asymmetric(run: Circumstances) -> Found:
                 yield Sighting(
                     subject=run.names_with_ids(number, *ends),
                     places=run.places(number, *ends),
-                    seen=f"{row.bandwidth_gb_s:.4g} GB/s, but {back.bandwidth_gb_s:.4g} in the other direction",
+                    seen=f"{format_bandwidth(row.bandwidth_gb_s, 4)}, but "
+                    f"{format_bandwidth(back.bandwidth_gb_s, 4)} in the other direction",
                     cure=Cure.of(
                         f"gpubench p2p --pairs {one}-{other},{other}-{one}",
                         comment="Also look at link errors with `nvidia-smi nvlink -e`.",
@@ -274,9 +283,9 @@ def _host_memory(run: Circumstances) -> Found:
                 yield Sighting(
                     subject=host,
                     places=(DevicePlace(host),),
-                    seen=f"{figures[host]:.4g} GB/s, {share:.0%} (one thread, copying in host memory)",
+                    seen=f"{format_bandwidth(figures[host], 4)}, {share:.0%} (one thread, copying in host memory)",
                     severity=Verdict.FAIL if share < _FAILED_MEMORY_SHARE else Verdict.WARN,
-                    expected=f"{usual:.4g} GB/s, like nodes with the same CPU",
+                    expected=f"{format_bandwidth(usual, 4)}, like nodes with the same CPU",
                 )
 
 
@@ -358,11 +367,11 @@ def impossible(*, collectives: Sequence[CollectiveRow] = (), pairs: Sequence[Pai
 
 
 def _times(gb_s: float, row: CollectiveRow | PairRow) -> str:
-    return f"{gb_s:.4g} GB/s, {times_limit(row):.1f} times the limit"
+    return f"{format_bandwidth(gb_s, 4)}, {times_limit(row):.1f} times the limit"
 
 
 def _ceiling(row: CollectiveRow | PairRow) -> str:
-    return f"at most {row.limit_gb_s:.4g} GB/s"
+    return f"at most {format_bandwidth(row.limit_gb_s or 0.0, 4)}"
 
 
 def _not_measured(run: Circumstances) -> Found:

@@ -22,7 +22,7 @@ from gpubench.model.paths.wiring import find_network, most_busbw_gb_s
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import LARGE_BYTES, is_slow
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import plural
+from gpubench.model.terms.units import format_bandwidth, plural
 from gpubench.model.terms.verdict import Cure, Verdict
 
 _IMEX = "nvidia-imex"
@@ -136,9 +136,9 @@ def _unused(run: Circumstances) -> Found:
             as_network = network is not None and row.reached_gb_s <= most_busbw_gb_s(row, network)
             if not logged and (not as_network or _is_slowed_by_links(run, nodes, row)):
                 continue
-            nics = "" if network is None else f"; their NICs carry {network.node_gb_s:.4g} GB/s per node"
+            nics = "" if network is None else f"; their NICs carry {format_bandwidth(network.node_gb_s, 4)} per node"
             way = f"over {row.transport}" if logged else "as over the network"
-            seen = f"{row.collective} reaches {row.reached_gb_s:.4g} GB/s, {way}{nics}"
+            seen = f"{row.collective} reaches {format_bandwidth(row.reached_gb_s, 4)}, {way}{nics}"
             yield run.nodes_sighting(nodes, seen, Confidence.PROVEN if logged else Confidence.LIKELY)
 
 

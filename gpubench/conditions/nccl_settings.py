@@ -340,7 +340,7 @@ def _variable(
     return Condition(
         id=id_,
         title=title,
-        settles=f"compare `gpubench allreduce` with `env {' '.join((f'-u {name}' for name in names.split()))} "
+        settles=f"compare `gpubench allreduce` with `env {' '.join(f'-u {name}' for name in names.split())} "
         "gpubench allreduce`",
         command=unset(*names.split()),
         comment="If a file sets it, remove it there.",
@@ -593,7 +593,7 @@ def _slow(id_: str, title: str, names: str, look: Look, link: str = "") -> Condi
     return Condition(
         id=id_,
         title=title,
-        settles=f"compare `gpubench allreduce` with `env {' '.join((f'-u {name}' for name in names.split()))} "
+        settles=f"compare `gpubench allreduce` with `env {' '.join(f'-u {name}' for name in names.split())} "
         "gpubench allreduce`",
         command=unset(*names.split()),
         comment=_UNSET,

@@ -26,7 +26,7 @@ from gpubench.model.paths.nics import port_roles
 from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology, may_save_power, pcie_ceiling_gb_s
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import percent
+from gpubench.model.terms.units import format_bandwidth, percent
 from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 _BELOW_ONE_SWITCH = ("PIX", "PXB")
@@ -264,7 +264,10 @@ def _write_collapse(run: Circumstances) -> Found:
     for copies in run.together:
         pairs = _converging(run, copies.pairs)
         if pairs and copies.read_gb_s > _COLLAPSED * copies.write_gb_s:
-            seen = f"{copies.pattern}: writes reach {copies.write_gb_s:.3g} GB/s in total, reads {copies.read_gb_s:.3g}"
+            seen = (
+                f"{copies.pattern}: writes reach {format_bandwidth(copies.write_gb_s, 3)} in total, reads "
+                f"{format_bandwidth(copies.read_gb_s, 3)}"
+            )
             yield run.pair_sighting(pairs, seen, Confidence.LIKELY)
 
 

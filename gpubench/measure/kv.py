@@ -29,6 +29,7 @@ from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import (
     BYTES_PER_GB,
     MICROSECONDS_PER_SECOND,
+    format_bandwidth,
     format_size,
     group_by,
     percent,
@@ -387,7 +388,9 @@ class KvRun(msgspec.Struct, kw_only=True):
         if pair[0] == pair[1]:
             limit = wiring.host_limit(pair[0]).gb_s
             if rate is not None and limit is not None and rate > p2p.ABOVE_HOST * limit:
-                return Evidence(State.PRESENT, f"{rate:.3g} GB/s, more than host memory's {limit:.3g} GB/s")
+                return Evidence(
+                    State.PRESENT, f"{format_bandwidth(rate, 3)}, more than host memory's {format_bandwidth(limit, 3)}"
+                )
             return Evidence(seen="within one GPU, counters and bandwidth do not show the path")
         speed = None
         if rate is not None and case.blocks == 1:  # Many blocks are slow on a direct path, too
@@ -415,7 +418,7 @@ class KvRun(msgspec.Struct, kw_only=True):
                 WRONG_DATA,
                 Verdict.FAIL,
                 seen=f"wrong data arrived: {plural(most, 'wrong word')} of 8 bytes",
-                expected="the destination has exactly what the source sent",
+                expected="the destination has exactly the data that the source sent",
                 cause="peer access that corrupts data (ACS, IOMMU, hypervisor), or faulty memory",
                 cure=Cure.of("gpubench p2p"),
             )
@@ -429,9 +432,11 @@ class KvRun(msgspec.Struct, kw_only=True):
                         [one],
                         "kv-slow",
                         verdict,
-                        seen=f"{moved.gb_s:.3g} GB/s ({moved.case.direction}, {format_size(moved.case.size_bytes)})",
-                        expected=f"{one.expected_gb_s:.3g} GB/s, as a plain copy between them in this run",
-                        cause=f"unexplained: the path is {'not known' if moved.chosen is None else 'direct'}",
+                        seen=f"{format_bandwidth(moved.gb_s or 0.0, 3)} ({moved.case.direction}, "
+                        f"{format_size(moved.case.size_bytes)})",
+                        expected=f"{format_bandwidth(one.expected_gb_s or 0.0, 3)}, like a plain copy between these "
+                        "GPUs in this run",
+                        cause=f"unexplained: the path is {'unknown' if moved.chosen is None else 'direct'}",
                         cure=Cure.of("gpubench check"),
                     )
 
@@ -504,7 +509,7 @@ def _are_only_reads_staged(measured: Measured) -> bool:
 def _selection(chosen: ProtocolRange | None) -> Evidence:
     if chosen is None:
         return Evidence(seen="UCX printed no protocol for this transfer")
-    seen = f"UCX chose {chosen.description} over {chosen.config or 'nothing that it names'}"
+    seen = f"UCX chose {chosen.description} over {chosen.config or 'an unnamed transport'}"
     staged = chosen.route.host_staged
     return Evidence(
         State.ABSENT if staged is None else State.CONTRADICTING if staged else State.PRESENT,
@@ -530,5 +535,5 @@ def _transport(chosen: ProtocolRange) -> Transport:
 
 def _explanation(finding: Finding | None) -> Explanation:
     if finding is None:
-        return Explanation("unknown", "nothing explains it", Cure.of("UCX_LOG_LEVEL=debug gpubench kv"))
+        return Explanation("unknown", "the cause is unknown", Cure.of("UCX_LOG_LEVEL=debug gpubench kv"))
     return Explanation(finding.id, finding.seen, finding.cure)

@@ -23,13 +23,13 @@ _ALWAYS = (process.NCCL_LIB, process.MPI_LIB, process.UCX_LIB, process.NVSHMEM_L
 _PACKAGES = ("nccl4py", "CuPy", "torch", "mpi4py", process.NIXL, process.MOONCAKE)
 _RDMA = "NCCL and UCX: RDMA into GPU memory"
 _MODULE_USES = {
-    "nvidia_peermem": f"{_RDMA}, where dma-buf is not there",
-    "efa_nv_peermem": f"{_RDMA} by EFA, where dma-buf is not there",
+    "nvidia_peermem": f"{_RDMA}, if dma-buf is not available",
+    "efa_nv_peermem": f"{_RDMA} by EFA, if dma-buf is not available",
     "gdrdrv": "GDRCopy: small messages of NCCL, UCX and NVSHMEM",
     "nvidia_fs": "GPUDirect Storage",
 }
-_NOT_FOUND = "no wheel of this environment has it, and the dynamic loader finds none"
-_NOT_PROBED = "--backend mpi tries each operation"
+_NOT_FOUND = "no wheel of this environment contains it, and the dynamic loader does not find it"
+_NOT_PROBED = "--backend mpi tests each operation"
 _MOST_SUBJECTS = 4
 
 
@@ -48,7 +48,7 @@ class _Copy(Struct, frozen=True):
     users: Sequence[str] = field(default=())
 
     def __str__(self) -> str:
-        return f"{self.version} for {', '.join(self.users) or 'none of the programs looked at'}"
+        return f"{self.version} for {', '.join(self.users) or 'none of the examined programs'}"
 
 
 def report_on_libraries(hosts: Sequence[HostLibraries], origin: Origin) -> Report:
@@ -116,7 +116,7 @@ def _file_row(facts: process.LibrariesFacts, file: process.LibraryFile, origin: 
     if file.unread:
         notes.append(f"version by its {'package' if file.package else 'file name'}" if file.version else file.unread)
     if file.library == process.MPI_LIB and file.cuda is not None:
-        notes.append(f"{'built' if file.cuda else 'not built'} for memory of GPUs; {_NOT_PROBED}")
+        notes.append(f"{'built' if file.cuda else 'not built'} for GPU memory; {_NOT_PROBED}")
     if file.library == process.UCX_LIB:
         notes += _ucx_notes(file, facts)
     return LibraryRow(
@@ -139,7 +139,7 @@ def _ucx_notes(file: process.LibraryFile, facts: process.LibrariesFacts) -> Iter
     if file.modules:
         yield f"modules in {file.modules}"
     if file.transports and not {"cuda", "rocm", "ze"}.intersection(file.transports):
-        yield "no cuda module there, which GPU memory needs"
+        yield "no cuda module, which GPU memory needs"
     versions = {other.version for other in facts.files if other.library == process.UCX_LIB and other.version}
     others = sorted(versions - {file.version})
     if file.version and others:
@@ -152,8 +152,8 @@ def _kernel_rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
         library="dma-buf",
         library_kind=LibraryKind.KERNEL,
         found=host.dma_buf,
-        used_by=[f"{_RDMA}, where a NIC's driver takes it"],
-        note="CUDA did not say" if host.dma_buf is None else None,
+        used_by=[f"{_RDMA}, if a NIC's driver supports it"],
+        note="CUDA did not report it" if host.dma_buf is None else None,
         origin=origin,
     )
     for module in host.facts.modules:
@@ -233,7 +233,7 @@ def _find_different_hosts(hosts: Sequence[process.LibrariesFacts]) -> Iterator[F
                 subjects=tuple(few),
                 places=tuple(map(DevicePlace, few)),
                 seen="; ".join(f"{name} loads {version} on {shorten(on, 4)}" for version, on in versions.items()),
-                expected="the same version on every host: two NCCL versions do not connect",
+                expected="the same version on every host, because two NCCL versions do not connect",
                 cause="environments installed at different times, or different images",
                 cure=Cure(comment="Use the same environment or image on every host."),
             )
@@ -266,6 +266,6 @@ def _find_unread_libraries(facts: process.LibrariesFacts) -> Iterator[Finding]:
             expected="an answer from every part within the time-out",
             cause="an import that hangs or crashes, or a file system that does not answer",
             cure=Cure.of(
-                "python -X importtime -c 'import cupy'", comment="It shows where the import waits; or use --timeout 60."
+                "python -X importtime -c 'import cupy'", comment="It shows where the import waits. Or use --timeout 60."
             ),
         )

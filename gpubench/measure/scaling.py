@@ -19,7 +19,7 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import compress_names, format_ranges, format_size, group_by, plural
 from gpubench.model.terms.verdict import FIGURES, PATH_REQUIRED, STRAGGLER, WRONG_DATA, Finding, Verdict
 
-ALONE = "--np 1 is left out: one rank has no other to exchange data with"
+ALONE = "--np 1 is left out, because one rank cannot exchange data"
 LOCAL_COPY = "a local copy: one rank has no bus bandwidth (nccl-tests shows 0)"
 EXPECTED = "as expected of this machine"
 NO_REASON = "no reason found"

@@ -16,7 +16,7 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.fallback import NOT_JUDGED, End, Explanation, KnownPath, fallback_rows
 from gpubench.model.results.report import PairRow, Report
 from gpubench.model.terms.operation import Direction
-from gpubench.model.terms.units import format_size, group_by, percent, shorten
+from gpubench.model.terms.units import format_bandwidth, format_size, group_by, percent, shorten
 from gpubench.model.terms.verdict import (
     SLOW_UNEXPLAINED,
     Cure,
@@ -112,7 +112,7 @@ def _why_not_judged(row: PairRow, machine: TransferMachine) -> str:
         return machine.missing
     if machine.wiring is None:
         return "neither the machine nor the NIC is known"
-    return "not between two GPUs" if "(host)" in ends else "the text does not say whether its memory is that of GPUs"
+    return "not between two GPUs" if "(host)" in ends else "the text does not show whether it used GPU memory"
 
 
 def _note(row: PairRow, words: str) -> str:
@@ -136,10 +136,13 @@ def _judge_by_nic(row: PairRow) -> PairRow:
 def _judge_inside_node(row: PairRow, wiring: Wiring, rate: float) -> tuple[PairRow, KnownPath | None]:
     """Judge a transfer between two GPUs whose NVLinks are faster than host memory. `rate` is in one direction."""
     staged, limit = wiring.staged_gb_s((0, 1)) or 0.0, wiring.limit((0, 1)).gb_s or 0.0
-    most = f"host memory carries {staged:.3g} at most"
-    seen = f"{rate:.3g} GB/s at {format_size(row.size_bytes or 0)}, NVLinks carry {limit:g}; {most}"
+    most = f"host memory carries at most {format_bandwidth(staged, 3)}"
+    seen = (
+        f"{format_bandwidth(rate, 3)} at {format_size(row.size_bytes or 0)}, but NVLinks carry "
+        f"{format_bandwidth(limit, 3)}; {most}"
+    )
     if rate > ABOVE_HOST * staged:
-        evidence, is_staged = Evidence(State.PRESENT, f"{rate:.3g} GB/s, and {most}"), False
+        evidence, is_staged = Evidence(State.PRESENT, f"{format_bandwidth(rate, 3)}, but {most}"), False
     elif rate < staged:
         evidence, is_staged = Evidence(State.CONTRADICTING, seen), True
     else:
@@ -182,10 +185,10 @@ def _slow(rows: Sequence[PairRow], staged: set[str]) -> Iterator[Finding]:
             id=SLOW_UNEXPLAINED,
             severity=worst_verdict([Verdict(row.verdict) for row in slow if row.verdict]),
             subject=shorten([f"{row.source} → {row.destination}" for row in slow]),
-            seen=f"{worst.bandwidth_gb_s:.3g} GB/s at {format_size(worst.size_bytes or 0)}",
-            expected=f"80 % or more of the NIC's {worst.limit_gb_s:g} GB/s",
+            seen=f"{format_bandwidth(worst.bandwidth_gb_s or 0.0, 3)} at {format_size(worst.size_bytes or 0)}",
+            expected=f"at least 80 % of the NIC's {format_bandwidth(worst.limit_gb_s or 0.0, 3)}",
             cause=f"a GPU far from the NIC, no GPUDirect RDMA, {cause}" if on_gpu else cause,
-            cure=Cure.of("gpubench topo", comment="Run it on both hosts: it shows each NIC's PCIe link and its GPUs."),
+            cure=Cure.of("gpubench topo", comment="Run it on both hosts. It shows each NIC's PCIe link and its GPUs."),
             expected_percent=worst.limit_percent,
         )
 
@@ -196,8 +199,10 @@ def _not_judged(rows: Sequence[PairRow], machine: TransferMachine, name: str) ->
         return
     lacks_nic = skipped[0].scope == "network" and machine.nic_gb_s is None
     option = "--nics 1x400" if lacks_nic else "--machine hgx-h100-8"
-    again = Cure.of(f"gpubench report {name} {option}", comment="With the values of your machine.")
-    measure = Cure.of("gpubench kv", comment="On that machine: it measures such transfers, and names their path.")
+    again = Cure.of(f"gpubench report {name} {option}", comment="Use the values of your machine.")
+    measure = Cure.of(
+        "gpubench kv", comment="Run it on that machine. It measures such transfers, and names their path."
+    )
     yield Finding(
         id=NOT_JUDGED,
         severity=Verdict.SKIP,

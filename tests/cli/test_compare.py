@@ -133,7 +133,7 @@ def test_another_machine_is_refused_unless_asked_for(results: Path) -> None:
     pair = f"{RECORDED}/all_reduce.txt", str(results / "a.json")
     refused = gpubench("compare", *pair)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "simulated, and not measured" in refused.stderr
+    assert "simulated, not measured" in refused.stderr
     assert "--other-machine" in refused.stderr
     assert gpubench("compare", *pair, "--other-machine").returncode in (0, 1)
 
@@ -196,7 +196,7 @@ def test_the_newest_of_a_folder_against_those_before_it(nights: Path) -> None:
     assert "FAIL slower: 2026-" in result.stdout
     assert "allgather: 14 rows in common: 14 same" in result.stdout
     assert "older than the last 2" in result.stdout
-    assert "left out: notes.txt: no name of a dated result" in result.stdout
+    assert "left out: notes.txt: not named like a dated result" in result.stdout
 
 
 def test_a_folder_in_json_and_csv(nights: Path, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def edited(line: str, **changes: object) -> str:
         (lambda lines: [edited(lines[0], schema_version=2)], "line 1: schema_version 2"),
         (lambda lines: [edited(lines[0], unreachable=[[0, 9]])], "line 1: the pair [0, 9]"),
         (lambda lines: [edited(lines[0], hosts=["elsewhere"])], "samples of elsewhere"),
-        (lambda lines: [edited(lines[0], hosts=[])], "line 1: ranks on more nodes than 0"),
+        (lambda lines: [edited(lines[0], hosts=[])], "line 1: ranks on more than 0 nodes"),
         (lambda lines: [edited(lines[0], wings=2)], "unknown field 'wings'"),
     ],
 )

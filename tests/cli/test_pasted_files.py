@@ -23,7 +23,7 @@ ANSWERS = [
     (
         "topo --from topo-no-nic-rows.txt",
         0,
-        "WARN topology-text-cut: topo-no-nic-rows seen: no whole row of NIC0, NIC1",
+        "WARN topology-text-cut: topo-no-nic-rows seen: no complete row for NIC0, NIC1",
     ),
     ("explain ../../README.md", 3, "a Markdown document in"),
     ("explain prose-mail.txt", 3, "prose-mail.txt: prose in 7 lines, without NCCL lines"),
@@ -50,7 +50,7 @@ def test_a_table_that_lies_is_never_pass(path: Path) -> None:
 def test_a_slow_table_of_one_node_blames_the_node_and_says_what_to_do() -> None:
     said = " ".join(gpubench("report", "no-devices.txt", "--machine", "hgx-h100-8", cwd=PASTED).stdout.split())
     assert "5% of the limit of 700 with NVLS" in said
-    assert "likely: host memory, links down or narrow, or slow or busy GPUs" in said
+    assert "likely: data through host memory, links that are down or narrow, or slow or busy GPUs" in said
     assert "Try: export NCCL_DEBUG=INFO" in said
     assert "NIC" not in said
     assert "did not end" not in said

@@ -57,7 +57,7 @@ def test_what_stands_around_a_whole_matrix_does_not_matter(text: str, tmp_path: 
 )
 def test_missing_rows_are_completed_and_named(text: str, completed: str, tmp_path: Path) -> None:
     code, said = topo(text, tmp_path)
-    assert (code, f"WARN topology-text-cut: pasted seen: no whole row of {completed}:" in said) == (0, True), said
+    assert (code, f"WARN topology-text-cut: pasted seen: no complete row for {completed};" in said) == (0, True), said
     assert "GPU3 NV6 NV6 NV6 X" in said
     assert "GPU0 0 NIC0 (PXB)" in said
 

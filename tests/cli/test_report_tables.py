@@ -228,7 +228,7 @@ def test_nics_that_nobody_told_make_no_failure(tmp_path: Path) -> None:
         document(path, *each) for each in ((), ("--machine", "hgx-a100-8-40gb*4"), ("--nics", "4x100"))
     )
     assert [each["verdict"] for each in (assumed, told, own)] == ["WARN", "WARN", "WARN"]
-    assert all("NICs assumed, --nics tells others" in json.dumps(each) for each in (assumed, told))
+    assert all("NICs assumed (set others with --nics)" in json.dumps(each) for each in (assumed, told))
     assert "assumed, --nics" not in json.dumps(own)
 
 
@@ -531,7 +531,7 @@ def test_a_table_that_a_ring_over_assumed_nics_explains_is_not_judged(
     path = written(tmp_path, Output(hosts=("a", "b"), gpus=8, results=(result,), model=model).text())
     found = document(path, *arguments)
     assert found["verdict"] == verdict
-    why = "speed not judged: 0.5 times what profile hgx-b200-8 expects of assumed NICs (--nics tells others)"
+    why = "speed not judged: 0.5 times what profile hgx-b200-8 expects of assumed NICs (set others with --nics)"
     assert (why in str(found["sentence"])) == (verdict == "SKIP")
 
 

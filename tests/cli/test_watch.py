@@ -40,21 +40,27 @@ def fault(kind: str) -> tuple[str, ...]:
         ("sockets", "FAIL (simulated): node0 GPU0 and 3 more: sends its GPU traffic through the loopback", 1),
         (
             "loading",
-            "SKIP (simulated): no path between GPUs was seen: python (torch node0:29500) on node0 shows loading data",
+            (
+                "SKIP (simulated): the path between GPUs is unknown: python (torch node0:29500) on node0 shows "
+                "loading data"
+            ),
             3,
         ),
         (
             "checkpoint",
-            "SKIP (simulated): no path between GPUs was seen: python (torch node0:29500) on node0 shows saving data",
+            (
+                "SKIP (simulated): the path between GPUs is unknown: python (torch node0:29500) on node0 shows "
+                "saving data"
+            ),
             3,
         ),
         (
             "inference",
-            "SKIP (simulated): no path between GPUs was seen: process 4000 (python) on node0 shows host copies",
+            "SKIP (simulated): the path between GPUs is unknown: process 4000 (python) on node0 shows host copies",
             3,
         ),
         ("waiting", "WARN (simulated): python (torch node0:29500) on node0 GPU0-3: GPU0 idle for 4 s", 1),
-        ("idle", "SKIP (simulated): all jobs are idle, no traffic between GPUs was seen", 3),
+        ("idle", "SKIP (simulated): all jobs are idle, without traffic between GPUs", 3),
     ],
 )
 def test_a_gate_passes_only_what_was_seen_to_be_direct(kind: str, said: str, code: int) -> None:

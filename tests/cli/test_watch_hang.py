@@ -43,7 +43,7 @@ def test_a_job_that_goes_on_passes_the_gate() -> None:
 
 HANGS = [
     ({"counts": {"AllReduce": 19, "Broadcast": 4}}, "did not join", "AllReduce number 20"),
-    ({"counts": {"AllReduce": 19, "Broadcast": 5}}, "called something else: another operation: Broadcast instead", ""),
+    ({"counts": {"AllReduce": 19, "Broadcast": 5}}, "called another operation: Broadcast instead", ""),
     ({"counts": {}, "silent": True}, "does not answer", ""),
     ({"counts": {}, "silent": True, "dead": True}, "is dead", ""),
     ({"error": 1}, "reported an error: Unhandled CUDA error", ""),
@@ -113,7 +113,7 @@ def test_answers_that_are_cut_off_are_none() -> None:
     done = told([PROGRESS[0][:-40]])
     assert done.returncode == 1, done.stdout
     assert "no answer in time" in done.stdout.splitlines()[0]
-    assert "WARN rank-is-gone: every process that was asked" in done.stdout
+    assert "WARN rank-is-gone: every process that RAS asked" in done.stdout
 
 
 def test_one_answer_alone_judges_nothing() -> None:

@@ -527,7 +527,7 @@ def test_a_contradiction_is_told_for_each_pair() -> None:
     gpus = machine("hgx-h200-2")[0].gpus
     one, other = (subject_of(gpu) for gpu in gpus)
     assert found[0].subject == f"{one} → {other}, {other} → {one}"
-    assert found[0].seen == "CUDA says refused, NVML says possible"
+    assert found[0].seen == "CUDA reports refused, NVML reports possible"
 
 
 def test_access_nobody_asked_about_is_no_finding() -> None:

@@ -136,7 +136,7 @@ def test_a_silent_node_is_an_error_by_name_and_the_others_are_judged(stage: str,
 def test_where_all_nodes_are_silent_no_check_is_judged() -> None:
     found = report(machine("hgx-h100-8*2", "node0:silent=nvml", "node1:silent=nvml"))
     checks = {row.check: row for row in rows(found, CheckRow)}
-    assert (checks["ecc"].verdict, checks["ecc"].note) == ("ERROR", "the driver did not tell")
+    assert (checks["ecc"].verdict, checks["ecc"].note) == ("ERROR", "the driver did not report it")
 
 
 def test_what_one_node_could_not_measure_is_an_error_there_alone() -> None:

@@ -25,7 +25,7 @@ def together(job: Job, write_gb_s: float, read_gb_s: float) -> Job:
 
 def test_reads_twice_as_fast_as_writes_name_it_with_both_figures() -> None:
     (found,) = [each for each in collapsing().diagnosis().named if each.cause.id == "posted-write-collapse"]
-    assert found.seen == "all to all: writes reach 31 GB/s in total, reads 240"
+    assert found.seen == "all to all: writes reach 31 GB/s in total, reads 240 GB/s"
     assert "NCCL_P2P_READ_ENABLE=1" in found.cure.text
 
 

@@ -288,8 +288,8 @@ def test_nics_have_a_line_each() -> None:
         ({"cuda": True, "read": None, "write": None}, "OK, as CUDA says (possible)"),
         ({"cuda": False, "read": None, "write": None}, "no, as CUDA says (refused by CUDA)"),
         ({"cuda": None, "read": None, "write": None, "unknown": {"cuda": "not asked"}}, None),
-        ({"cuda": False, "read": "OK", "write": "OK"}, "OK!, CUDA says refused, NVML says possible"),
-        ({"cuda": True, "read": "NS", "write": "NS"}, "NS!, CUDA says possible, NVML says not supported"),
+        ({"cuda": False, "read": "OK", "write": "OK"}, "OK!, CUDA reports refused, NVML reports possible"),
+        ({"cuda": True, "read": "NS", "write": "NS"}, "NS!, CUDA reports possible, NVML reports not supported"),
     ],
 )
 def test_peer_access_of_all_pairs_is_one_sentence(pairs: dict[str, Any], sentence: str | None) -> None:

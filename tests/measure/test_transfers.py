@@ -99,9 +99,7 @@ def test_nothing_passes_or_fails_on_an_unknown_machine(one: PairRow) -> None:
     assert finding.cure.text.startswith("gpubench report x.txt --")
 
 
-@pytest.mark.parametrize(
-    ("memory", "why"), [("host", "not between two GPUs"), ("", "whether its memory is that of GPUs")]
-)
+@pytest.mark.parametrize(("memory", "why"), [("host", "not between two GPUs"), ("", "whether it used GPU memory")])
 def test_a_row_says_why_it_is_not_judged(memory: str, why: str) -> None:
     (judged,), _ = judge_transfers([row(0.4, memory=memory)], inside("hgx-h100-8"), "x.txt")
     assert why in (judged.note or "")

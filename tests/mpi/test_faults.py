@@ -275,7 +275,7 @@ def test_a_rank_that_never_comes_out_of_mpi_init_is_named(how: str, rank: int, f
     run = start(how, output, *SMALL, fault=f"{rank}:{fault}", start_seconds=STARTS, ranks=3)
     said = run.end(STARTS)
     assert run.process.returncode == 3
-    assert "MPI_Init, or what comes before it, did not end within" in said
+    assert "MPI_Init, or a step before it, did not finish within" in said
     missing = next(line for line in said.splitlines() if "missing:" in line)
     assert f"rank {rank}" in missing
     assert ("never started" if fault == "never" else "its process is stopped") in missing

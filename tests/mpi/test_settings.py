@@ -239,7 +239,7 @@ def test_a_cap_that_is_no_cap_is_a_warning_and_one_that_nccl_refuses_is_left_out
         ("max-ctas=1", "Error : maxCTAs 1 is less than minCTAs")
     ]
     warned = [each for each in document["findings"] if each["id"] == "request-without-effect"]
-    assert [each["cause"] for each in warned] == ["NCCL uses 1 channel at most by its own choice"]
+    assert [each["cause"] for each in warned] == ["NCCL uses at most 1 channel without the request"]
 
 
 @pytest.mark.slow

@@ -267,7 +267,7 @@ def test_real_steps_on_a_fake_gpu_make_whole_rows(monkeypatch: pytest.MonkeyPatc
     )
     backend.close()
     assert not runtime.allocations
-    assert report.verdict is Verdict.SKIP, "one rank: nothing is communicated"
+    assert report.verdict is Verdict.SKIP, "one rank: there is no communication"
     assert [(row.partner, row.size_bytes) for row in received.rows] == [
         (partner, size) for partner in Partner for size in (1024, 4096)
     ]

@@ -124,7 +124,7 @@ def mark_missing(measured: Measurements) -> Measurements:
     }
     excused = {*measured.left_out, *measured.failed}
     missing = [need for need, found in measured_needs.items() if not found and need not in excused]
-    return replace(measured, failed={**measured.failed, **dict.fromkeys(missing, "nothing of it was found")})
+    return replace(measured, failed={**measured.failed, **dict.fromkeys(missing, "there are no results")})
 
 
 def merge_nodes(parts: Mapping[str, Measurements]) -> Measurements:
@@ -314,7 +314,7 @@ def _judge_check(facts: Facts, outcome: _Outcome, origin: str) -> report.CheckRo
     elif not check.without_gpus and not any(node.gpus for node in facts.nodes):
         verdict, note = Verdict.SKIP, "no GPU"
     elif nodes_in_error and len(nodes_in_error) == len(facts.nodes):
-        verdict, note = Verdict.ERROR, "the driver did not tell"
+        verdict, note = Verdict.ERROR, "the driver did not report it"
     elif not _is_judged(facts, check):
         verdict, note = Verdict.SKIP, f"speed not judged: {_why_not_judged(facts, check)}"
     elif reason := why_no_pass(check, outcome.looked, facts, nodes_in_error):
@@ -343,7 +343,7 @@ def _why_not_judged(facts: Facts, check: Check) -> str:
     split = describe_mig_split(gpu for node in facts.nodes for gpu in node.gpus)
     known = [profile.name for profile in facts.profiles if profile is not None]
     lack = f"profile {joined(known)} has no value for it" if known else "no profile"
-    return split or f"{lack}, no past results, and no limit that is known"
+    return split or f"{lack}, no past results, and no known limit"
 
 
 def _is_judged(facts: Facts, check: Check) -> bool:

@@ -39,7 +39,7 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
         "this user, or this container, may not read all of /sys",
         Cure.of(
             "ls -l /sys/class/infiniband/*/ports/1",
-            comment="To see whether root may read it: sudo gpubench check --quick.",
+            comment="`sudo gpubench check --quick` shows whether root may read it.",
         ),
         scope="nic",
     ),
@@ -48,7 +48,8 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
         "this user, or this container, may not read it",
         Cure.of(
             "sudo nvidia-smi -q -i GPU",
-            comment="It shows whether root may read it; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
+            comment="It shows whether root may read it. In a container, set "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
         ),
     ),
     RefusedFact(
@@ -71,7 +72,7 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
         "the GPU needs a reset after an error",
         Cure.of(
             "nvidia-smi --gpu-reset -i GPU",
-            comment=f"Run it while the GPU is idle; the kernel log shows the error: {_KERNEL_LOG}.",
+            comment=f"Run it while the GPU is idle. `{_KERNEL_LOG}` shows the error.",
         ),
     ),
     RefusedFact(
@@ -89,13 +90,13 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
     RefusedFact(
         ("",),
         "a fault of the NIC's driver or firmware, or an incomplete /sys",
-        Cure.of("rdma link", comment="Then look at the kernel log: dmesg | grep -i -E 'mlx|infiniband|rdma'."),
+        Cure.of("rdma link", comment="Then look at the kernel log with `dmesg | grep -i -E 'mlx|infiniband|rdma'`."),
         scope="nic",
     ),
     RefusedFact(
         ("",),
         "a fault of the driver, or a GPU that is about to fail",
-        Cure.of("nvidia-smi -q -i GPU", comment=f"Then look at the kernel log: {_KERNEL_LOG}."),
+        Cure.of("nvidia-smi -q -i GPU", comment=f"Then look at the kernel log with `{_KERNEL_LOG}`."),
     ),
 )
 """The first match is used. The last two entries match every reason."""
@@ -178,7 +179,7 @@ def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: 
                     severity=Verdict.ERROR,
                     subject=subject.name,
                     seen=f"{missing} has neither a value nor a reason",
-                    expected="an answer or a reason, as for its siblings",
+                    expected="a value or a reason, as for its siblings",
                     cause="a truncated or edited recording",
                     cure=Cure.of(
                         "gpubench topo --record here",

@@ -43,7 +43,14 @@ from gpubench.model.terms.statistics import (
     find_straggler,
     operations_per_batch,
 )
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, DroppedSize, compress_names, format_ranges, format_size
+from gpubench.model.terms.units import (
+    MICROSECONDS_PER_SECOND,
+    DroppedSize,
+    compress_names,
+    format_ranges,
+    format_size,
+    format_time,
+)
 from gpubench.model.terms.verdict import STRAGGLER, Cure, Finding, Origin, Verdict
 from gpubench.ports.backend import IssueClock, Launch, LaunchTimer
 from gpubench.ports.group import Group
@@ -469,15 +476,17 @@ class RankTimings:
             id=STRAGGLER,
             severity=Verdict.WARN,
             subject=subject,
-            seen=f"the last to enter {found.last} of {found.operations} operations, "
-            f"{found.late_seconds * MICROSECONDS_PER_SECOND:.0f} µs behind the others in the median row; an "
-            f"operation takes {found.operation_seconds * MICROSECONDS_PER_SECOND:.0f} µs"
+            seen=(
+                f"last to enter {found.last} of {found.operations} operations, "
+                f"{format_time(found.late_seconds * MICROSECONDS_PER_SECOND)} after the others (median row); an "
+                f"operation takes {format_time(found.operation_seconds * MICROSECONDS_PER_SECOND)}"
+            )
             + "".join(f"; {remark}" for remark in self._remarks(late)),
             expected=f"{usual:.0%} of them, like any other rank (probability by chance: at most {found.chance:.0e})",
             cause="a slower CPU, GPU or host, or other work on them",
             cure=Cure.of(
                 "gpubench topo",
-                comment="Run it on that host to see throttling, errors and other users of its GPU; then run top.",
+                comment="Run it on that host to see throttling, errors and other users of its GPU. Then run `top`.",
             ),
             subjects=tuple(map(str, late)),
             places=tuple(identity.place for identity in late),
@@ -492,4 +501,4 @@ class RankTimings:
             if remarks := list(condition.remarks()):
                 yield f"{gpu} {', and '.join(remarks)}"
             if condition.not_read:
-                yield f"not read of {gpu}: {condition.not_read}"
+                yield f"not read on {gpu}: {condition.not_read}"

@@ -18,26 +18,26 @@ from gpubench.model.results.result_file import CPU_TIME, ResultFile, left_out_re
 from gpubench.model.terms import verdict
 from gpubench.model.terms.operation import algbw_gb_s
 from gpubench.model.terms.ranks import RankIdentity
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, plural
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_bandwidth, format_size, plural
 from gpubench.ports.group import Listener
 
-NICS_ASSUMED = "NICs assumed, --nics tells others"
+NICS_ASSUMED = "NICs assumed (set others with --nics)"
 
-DOMAIN_ASSUMED = "NVLinks between the nodes assumed, --machine tells others"
+DOMAIN_ASSUMED = "NVLinks between the nodes assumed (set others with --machine)"
 
-_NO_PATHS = "the file does not say which paths the data took"
+_NO_PATHS = "the file does not show which paths the data used"
 
 _LIKELY = {
     "": "a slow NIC, or data through host memory or sockets",
-    NICS_ASSUMED: "other NICs than assumed, which --nics tells, or a slow path",
-    DOMAIN_ASSUMED: "NICs in the place of NVLinks between the nodes",
+    NICS_ASSUMED: "other NICs than assumed (set them with --nics), or a slow path",
+    DOMAIN_ASSUMED: "NICs instead of NVLinks between the nodes",
 }
 """The likely cause of slow rows. The key is the assumption about the machine, or empty."""
 
-_INSIDE_A_NODE = "host memory, links down or narrow, or slow or busy GPUs"
+_INSIDE_A_NODE = "data through host memory, links that are down or narrow, or slow or busy GPUs"
 
 _LOGGING = verdict.Cure.of(
-    "export NCCL_DEBUG=INFO", comment="Run that job again with it, and give its log to `gpubench explain`."
+    "export NCCL_DEBUG=INFO", comment="Run that job again with this variable, and pass its log to `gpubench explain`."
 )
 
 _MOST_OF_LIMIT = 2.5
@@ -57,11 +57,11 @@ def check_figures(rows: Sequence[CollectiveRow], name: str) -> None:
         and not 1 / _MOST_OFF < row.algbw_gb_s / computed < _MOST_OFF
     ):
         raise UsageError(
-            f"{name}: {row.size_bytes} bytes in {row.time_us:g} µs are {computed:.4g} GB/s, and algbw is "
-            f"{row.algbw_gb_s:g}",
+            f"{name}: {row.size_bytes} bytes in {row.time_us:g} µs are {format_bandwidth(computed, 4)}, but algbw "
+            f"is {row.algbw_gb_s:g}",
             expected="bytes, µs and GB/s of 1e9 bytes, as nccl-tests prints them",
             reason="a column has another unit (ms, Gb/s, MB/s), or was moved or edited",
-            next_step="give the output as the program printed it",
+            next_step="use the output as the program printed it",
         )
 
 
@@ -75,11 +75,11 @@ def check_limits(rows: Sequence[CollectiveRow], find_limit: FindLimit, name: str
     limit = find_limit(row.algorithm).gb_s
     if limit and row.reached_gb_s > _MOST_OF_LIMIT * limit:
         raise UsageError(
-            f"{name}: busbw is {row.reached_gb_s:.4g} GB/s at {format_size(row.size_bytes)}, and links of this machine "
-            f"carry {limit:.4g}",
-            expected="GB/s of 1e9 bytes, and the machine that the table is of",
-            reason="the column has another unit (Gb/s), or the table is of another machine",
-            next_step="--machine and --nics say which machine it is",
+            f"{name}: busbw is {format_bandwidth(row.reached_gb_s or 0.0, 4)} at {format_size(row.size_bytes)}, "
+            f"but links of this machine carry {format_bandwidth(limit, 4)}",
+            expected="GB/s of 1e9 bytes, and the machine that produced the table",
+            reason="the column has another unit (Gb/s), or the table is from another machine",
+            next_step="set the machine with --machine and --nics",
         )
 
 
@@ -176,7 +176,7 @@ def _staging_finding(name: str, row: CollectiveRow, ranks: Sequence[RankIdentity
         severity=verdict.Verdict.FAIL,
         subject=plural(len(ranks), "rank"),
         seen=f"through host memory ({row.transport})",
-        expected="GPUDirect RDMA between nodes, peer access inside one",
+        expected="GPUDirect RDMA between nodes, peer access inside a node",
         cause=f"data go through host memory ({row.transport})",
         cure=verdict.Cure.of(f"gpubench explain {name}"),
     )
@@ -199,8 +199,8 @@ def left_out_findings(file: ResultFile) -> list[verdict.Finding]:
     """Return a finding if some rows of the file could not be read."""
     if not file.left_out:
         return []
-    expected = "rows that are whole, with times and bandwidths above 0"
-    cause = "the text was cut or edited, or other output stands among its rows"
+    expected = "complete rows, with times and bandwidths above 0"
+    cause = "the text was truncated or edited, or it has other output between its rows"
     cure = verdict.Cure.of(f"less -N {file.name}")
     return [incomplete(file.name, left_out_remark(file.left_out), expected, cause, cure)]
 
@@ -219,5 +219,5 @@ def absent_gpus(subject: str, present: int, visible: int, command: str = "") -> 
     if present >= visible:
         return []
     seen = f"{present} of the {plural(visible, 'GPU')}{' of each node' if '*' in subject else ''}"
-    cause = "a GPU is lost or hidden, the text is cut, or only these took part"
+    cause = "a GPU is lost or hidden, the text is truncated, or only these GPUs took part"
     return [incomplete(subject, seen, "every GPU of the machine", cause, verdict.Cure.of(command or "nvidia-smi -L"))]

@@ -209,7 +209,7 @@ _Kind = tuple[bool, bool, bool | None]
 _MOST_NODES = 64  # Up to this many nodes, a simulated machine is read completely to find causes
 _ANOTHER_BACKEND = Cure(comment="Use `--backend nccl` or `torch:nccl`, which copy from GPU to GPU.")
 
-_OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
+_OF_SEVERAL_KINDS = "these GPUs use several kinds of paths, which counters and times do not separate"
 
 
 class PathObservations(Struct, frozen=True, kw_only=True):
@@ -273,7 +273,7 @@ def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origi
     paths = _Paths(observed, rows).known_paths()
     wiring = observed.circumstances.wiring
     leaves_a_gpu = not all(wiring.share_gpu((0, rank)) for rank in range(len(wiring.gpus)))
-    no_log = f"NCCL's log was not heard: {choices.no_log}" if choices.no_log and leaves_a_gpu else ""
+    no_log = f"NCCL's log was not captured: {choices.no_log}" if choices.no_log and leaves_a_gpu else ""
     wrong = frozenset(_ranks(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG)
     explained = Explained(replace(observed.contended, staged=_staged(paths), wrong=wrong))
     by_backend = Explanation("by-design", observed.by_design, _ANOTHER_BACKEND, by_design=True)
@@ -287,7 +287,7 @@ def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origi
     names_of_unconnected = [] if choices.no_log else [str(rank) for rank in sorted(unconnected)]
     fallback = fallback_rows(paths, origin, find_cause, no_log, names_of_unconnected)
     if fallback and choices.no_tuning and not choices.no_log:
-        fallback[0] = replace(fallback[0], how=f"{fallback[0].how}; no algorithms: {choices.no_tuning}")
+        fallback[0] = replace(fallback[0], how=f"{fallback[0].how}; algorithms unknown: {choices.no_tuning}")
     outcome = report_on(paths, fallback, origin, explained.rows(of_programs=bool(choices.no_log)))
     return replace(outcome, explained=explained)
 
@@ -313,7 +313,7 @@ def simulated(
             destination=_end(pair[1], wiring.gpus[pair[1]]),
             evidence=PathEvidence(
                 capability=wiring.capability(pair),
-                selection=Evidence(State.CONTRADICTING, "the model goes through host memory"),
+                selection=Evidence(State.CONTRADICTING, "the simulation goes through host memory"),
                 by_design=describe_mig_split(map(wiring.gpu, pair)),
                 in_doubt=wiring.is_refusal_doubtful(pair),
             ),
@@ -408,7 +408,7 @@ class _Paths:
 
     def _measurement(self, pair: Pair) -> Evidence:
         if not self._wiring.share_node(pair):
-            return Evidence(seen="no counter here sees what passes between nodes")
+            return Evidence(seen="no counter on this node shows the traffic between nodes")
         if len(self._out.get(pair[0], set()) | self._into.get(pair[1], set())) > 1:
             return Evidence(seen=_OF_SEVERAL_KINDS)
         sent, received = self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1]
@@ -455,7 +455,7 @@ class _Paths:
         if wrong:
             return Evidence(State.CONTRADICTING, f"{wrong} wrong elements at rank {pair[1]}")
         if pair not in self._chosen:
-            return Evidence(seen="which pairs data came by is not known")
+            return Evidence(seen="it is unknown over which pairs the data came")
         return Evidence(State.PRESENT, "every element that arrived is right")
 
 
@@ -463,10 +463,10 @@ def _selection(transports: Sequence[Transport], by_design: str) -> Evidence:
     if by_design:
         return Evidence(State.CONTRADICTING, by_design)
     if not transports:
-        return Evidence(seen="NCCL named no connection")
+        return Evidence(seen="NCCL's log names no connection")
     staged, said = is_staged(transports), f"NCCL chose {join_names(transports)}"
     if staged is None:
-        return Evidence(seen=f"{said}, of which gpubench does not know what it means")
+        return Evidence(seen=f"{said}, which gpubench does not know")
     return Evidence(State.CONTRADICTING if staged else State.PRESENT, said)
 
 
@@ -510,7 +510,7 @@ class PathJudge:
         row = add_limit(choice.fill_row(row), self._limits[setting, algorithm])
         if not differs_from_request(row):
             return row
-        taken = f"asked for {row.setting}, NCCL took {format_choice(row.algorithm, row.protocol)}"
+        taken = f"{row.setting} was requested, but NCCL used {format_choice(row.algorithm, row.protocol)}"
         return replace(row, note="; ".join(filter(None, (taken, row.note))))
 
     def has_log_of(self, backend: str) -> bool:
@@ -531,8 +531,8 @@ class PathJudge:
             work = Work(collective.busbw_factor(len(expected_bytes)), expected_bytes)
             return exchange_limit(work, used.pairs, wiring)
         if algorithm is None:
-            reason = self.observations.choices.no_tuning or "NCCL named none"
-            return Limit(None, f"the algorithm is not known: {reason}")
+            reason = self.observations.choices.no_tuning or "NCCL's log names none"
+            return Limit(None, f"the algorithm is unknown: {reason}")
         return busbw_limit(algorithm, drop_idle_pairs(used.pairs, expected_bytes), wiring)
 
     def add_idle(self, after: Sequence[IdleGpu]) -> None:

@@ -276,7 +276,7 @@ def _check_recorded(found: RecordedCollective, collective: Collective, where: st
     for part in found.groups:
         ranks = len(found.identities(part))
         if drop_empty_sizes(request, request.sizes, ranks):
-            raise UsageError(f"{where}: a size of which {ranks} ranks have no share each", expected="sizes with data")
+            raise UsageError(f"{where}: a size without a share for each of {ranks} ranks", expected="sizes with data")
         by_group[None if part is None else part.name] = frozenset(cases(request, ranks))
     return by_group
 
@@ -288,7 +288,7 @@ def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGrou
         raise UsageError(f"{where}: a row of the group {row.group!a}", expected="a group that the first line names")
     case = row.case
     if replace(case, setting=None) not in by_group[row.group]:
-        raise UsageError(f"{where}: a row that was not asked for", expected="sizes, types and placements of line 1")
+        raise UsageError(f"{where}: a row that was not requested", expected="sizes, types and placements of line 1")
     part = next((part for part in found.parts if part.name == row.group), None)
     ranks = len(found.identities(part))
     if len(row.sample.answers) != ranks:
@@ -307,18 +307,18 @@ def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
             if not leaf.translate(_WHITE).isprintable():
                 raise UsageError(f"{where}: {leaf[:40]!a}", expected="printable characters")
         elif leaf is not None and abs(leaf) > (_MOST if isinstance(leaf, float) else _MOST_WHOLE):
-            raise UsageError(f"{where}: a number beyond {_MOST:g}", expected="a figure that a machine can have")
+            raise UsageError(f"{where}: a number beyond {_MOST:g}", expected="a value that a machine can have")
 
 
 def _check_ranks(found: RecordedCollective, where: str) -> None:
     count = len(found.ranks)
     if not count or [rank.rank for rank in found.ranks] != list(range(count)):
-        raise UsageError(f"{where}: ranks that are not counted from 0", expected="every rank of the job, in order")
+        raise UsageError(f"{where}: ranks that are not numbered from 0", expected="every rank of the job, in order")
     check_hosts(found.ranks, found.hosts, where)
     ranks = sorted(rank for part in found.parts for rank in part.ranks)
     names = {part.name for part in found.parts if part.ranks}
     if found.parts and (ranks != list(range(count)) or len(names) < len(found.parts)):
-        raise UsageError(f"{where}: groups that are not made of {count} ranks", expected="every rank in one group")
+        raise UsageError(f"{where}: groups that do not have {count} ranks in total", expected="every rank in one group")
 
 
 def _check_request(asked: Asked, collective: Collective, ranks: int, where: str) -> None:
@@ -326,7 +326,7 @@ def _check_request(asked: Asked, collective: Collective, ranks: int, where: str)
         raise UsageError(f"{where}: {len(asked.sizes)} sizes", expected=f"1 to {MOST_SIZES:,}")
     for words in (asked.dtypes, asked.ops, asked.placements):
         if not words or len(set(words)) < len(words):
-            raise UsageError(f"{where}: {', '.join(words) or 'nothing'} asked for", expected="words, each once")
+            raise UsageError(f"{where}: {', '.join(words) or 'nothing'} asked for", expected="distinct words")
     if Placement.IN_PLACE in asked.placements and not collective.in_place:
         raise UsageError(f"{where}: {collective.name} in place", expected="out of place: it has no other form")
     if not 0 <= asked.root < ranks:
@@ -344,7 +344,7 @@ def _check_paths(found: RecordedCollective, where: str) -> None:
         or not all(len(moved) == 2 and min(moved) >= 0 for moved in known.due)
         or not all(choices.fits(ranks) for choices in (known.heard, *known.under.values()))
     ):
-        raise UsageError(f"{where}: what was found out of paths is not that of {ranks} ranks", expected=_OF_RANKS)
+        raise UsageError(f"{where}: the evidence on paths is not from {ranks} ranks", expected=_OF_RANKS)
     for pair in () if found.model is None else found.model.staged:
         if len(pair) != 2 or pair[0] == pair[1] or not all(0 <= rank < ranks for rank in pair):
             raise UsageError(f"{where}: the pair {list(pair)}", expected=f"two different of {ranks} ranks")
@@ -462,7 +462,7 @@ def read_recorded(
 ) -> tuple[RecordedCollective, RecordedRows]:
     """Parse a recording. `lines` are pairs of a line's text and its location, for error messages. Raises UsageError."""
     command = f"record it again: gpubench {collective.name} --record DIR"
-    with add_advice(reason="the recording was edited by hand, or is of a newer gpubench", next_step=command):
+    with add_advice(reason="the recording was edited by hand, or is from a newer gpubench", next_step=command):
         if not lines:
             expected = f"a recorded run of {collective.name}"
             raise UsageError(f"{name}, {file_name(collective.name)}: empty", expected=expected)

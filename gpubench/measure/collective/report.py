@@ -226,8 +226,8 @@ def _add_note(row: CollectiveRow, note: str) -> CollectiveRow:
 _NOT_LOOKED_AT = "unknown: neither paths nor settings were examined"
 _ADVICE = Cure.of(
     "gpubench p2p",
-    comment="It finds a slow pair; `gpubench check` reads clocks, links and errors; with "
-    "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING NCCL logs its choices.",
+    comment="It finds a slow pair. `gpubench check` reads clocks, links and errors. With NCCL_DEBUG=INFO "
+    "NCCL_DEBUG_SUBSYS=INIT,TUNING, NCCL logs its choices.",
 )
 
 
@@ -385,7 +385,7 @@ CORRUPTED = "data corrupted by a GPU, a link, ACS or an IOMMU between peers, or 
 def wrong_data_cure(command: str) -> Cure:
     return Cure.of(
         command,
-        comment="Then run it with NCCL_P2P_DISABLE=1: if the data are correct, peer-to-peer copies are at fault.",
+        comment="Then run it with NCCL_P2P_DISABLE=1. If the data are then correct, peer copies are at fault.",
     )
 
 

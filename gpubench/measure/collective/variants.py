@@ -125,7 +125,7 @@ class SweepVariant(Struct, frozen=True, kw_only=True):
     def opened(self) -> Backend:
         """The opened backend. Raises TypeError if it cannot be opened here."""
         if isinstance(self.backend, NamedBackend):
-            raise TypeError(f"{self.backend.name} is not there")
+            raise TypeError(f"{self.backend.name} is not available")
         return self.backend
 
     @property

@@ -39,10 +39,10 @@ def check_same_machine(base: Sequence[ResultFile], new: Sequence[ResultFile], op
         differences = list(_differences(first, other))
         if differences:
             raise UsageError(
-                f"{other.name} is of another machine than {first.name}: {'; '.join(differences)}",
+                f"{other.name} is from another machine than {first.name}: {'; '.join(differences)}",
                 expected="results of the same kind of machine",
-                reason="differences between machines are no regression",
-                next_step=f"{option} compares them all the same",
+                reason="differences between machines are not a regression",
+                next_step=f"{option} compares them anyway",
             )
 
 
@@ -55,16 +55,16 @@ def _differences(one: ResultFile, other: ResultFile) -> Iterator[str]:
     yield from _gpu_differences(one, other)
     simulated = [_simulated(file) for file in (one, other)]
     if None not in simulated and simulated[0] != simulated[1]:
-        yield "simulated, and not measured" if simulated[1] else "measured, and not simulated"
+        yield "simulated, not measured" if simulated[1] else "measured, not simulated"
 
 
 def _gpu_differences(one: ResultFile, other: ResultFile) -> Iterator[str]:
     before, after = one.circumstances.gpus, other.circumstances.gpus
     if before and after and Counter(before) != Counter(after):
-        yield f"{_counted(after)}, and not {_counted(before)}"
+        yield f"{_counted(after)}, not {_counted(before)}"
     models = [file.circumstances.models for file in (one, other)]
     if all(models) and set(models[0]) != set(models[1]):
-        yield f"{' and '.join(models[1])}, and not {' and '.join(models[0])}"
+        yield f"{' and '.join(models[1])}, not {' and '.join(models[0])}"
 
 
 def _counted(models: Sequence[str]) -> str:
@@ -92,7 +92,7 @@ def describe_file(file: ResultFile) -> str:
     machine = f"{gpus} on {', '.join(known.hosts[:_MOST_HOSTS])}" if gpus else ""
     more = f" and {len(known.hosts) - _MOST_HOSTS} hosts more" if len(known.hosts) > _MOST_HOSTS else ""
     parts = (known.tool, f"NCCL {nccl.partition(' from ')[0]}" if nccl else "", machine + more)
-    return ", ".join(filter(None, parts)) + ("" if machine else "; does not say of which GPUs")
+    return ", ".join(filter(None, parts)) + ("" if machine else "; without the names of the GPUs")
 
 
 def circumstance_rows(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[CircumstanceRow]:
@@ -435,7 +435,7 @@ _FOLLOWS = {
     judge.NARROWER: "with a lower limit",
     judge.WORSE: "with a worse verdict",
     judge.PATH: "over another path",
-    judge.LOST: "without a figure",
+    judge.LOST: "without a value",
     judge.MISSING: "missing",
 }
 
@@ -459,7 +459,7 @@ def _evidence_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) ->
             id="path-was-direct",
             severity=verdict.Verdict.FAIL,
             subject=shown,
-            seen=f"{conclusion} by all evidence",
+            seen=f"{conclusion} according to all evidence",
             expected="direct, as before",
             cause=_ADVICE[judge.STAGED][1],
             cure=_ADVICE[judge.STAGED][2],
@@ -488,7 +488,7 @@ def _unseen_path_findings(base: Sequence[ResultFile], new: Sequence[ResultFile])
             id="path-not-seen",
             severity=verdict.Verdict.WARN,
             subject=shorten(paths, _MOST_NAMED),
-            seen="direct by all evidence before; no evidence of the path now",
+            seen="direct according to all evidence before, but no evidence of the path now",
             expected="evidence of the path, as before",
             cause="evidence that was switched off, or a different library",
             cure=verdict.Cure.of(
@@ -538,7 +538,7 @@ def worse_result(
             id=judge.WORSE,
             severity=verdict.Verdict(worst),
             subject=name,
-            seen=f"the new result's own verdict is {worst}",
+            seen=f"the verdict of the new result is {worst}",
             expected="a verdict at least as good as that of the old results",
             cause="findings of the new result that the compared rows do not show",
             cure=verdict.Cure.of(f"gpubench report {name}"),

@@ -30,7 +30,7 @@ from gpubench.model.results import compare
 from gpubench.model.results.report import RowsByColumn
 from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.statistics import Noise
-from gpubench.model.terms.units import format_size
+from gpubench.model.terms.units import format_bandwidth, format_size
 from gpubench.model.terms.verdict import Cure, Finding, Verdict, gravity, worst_verdict
 
 WRONG, STAGED, SLOWER, WORSE, NARROWER, LOST, UNSURE, PATH, UNVERIFIED = (
@@ -175,7 +175,7 @@ def _longer_time(slower: float, bound: NoiseBound, *, isolated: bool) -> Iterato
         yield Reason(SLOWER, Verdict.FAIL, f"{loss} than before")
     elif isolated:
         # A hiccup can slow down a single row by any factor, so an isolated row from few runs must be measured again.
-        yield Reason(UNSURE, Verdict.INCONCLUSIVE, f"{text}; its neighbours are not, and runs are few")
+        yield Reason(UNSURE, Verdict.INCONCLUSIVE, f"{text}, but its neighbours are not, and there are few runs")
     else:
         yield Reason(SLOWER, Verdict.FAIL, text)
 
@@ -211,7 +211,7 @@ def _changed_path(base: Runs, new: Runs) -> Iterator[Reason]:
         names = f": {transports[1]}, not {transports[0]}" if all(transports) else ""
         yield Reason(STAGED, Verdict.FAIL, f"direct before, through host memory now{names}")
     elif after and before is None:
-        yield Reason(PATH, Verdict.WARN, "through host memory now; nothing says whether it was before")
+        yield Reason(PATH, Verdict.WARN, "through host memory now (unknown before)")
     classes = _distinct(run.path_class for run in base), _distinct(run.path_class for run in new)
     for kind, (one, other) in (("transport", transports), ("path", classes)):
         if one is not None and other is not None and one != other and not _has_more_nvlinks(one, other):
@@ -227,7 +227,11 @@ def _lower_limit(base: Runs, new: Runs) -> Iterator[Reason]:
     before = [run.limit_gb_s for run in base if run.limit_gb_s is not None]
     after = [run.limit_gb_s for run in new if run.limit_gb_s is not None]
     if before and after and min(after) < _LIMIT_FALLS * min(before):
-        yield Reason(NARROWER, Verdict.FAIL, f"limit {min(before):.4g} GB/s before, {min(after):.4g} now")
+        yield Reason(
+            NARROWER,
+            Verdict.FAIL,
+            f"limit {format_bandwidth(min(before), 4)} before, {format_bandwidth(min(after), 4)} now",
+        )
 
 
 def _worse_verdict(base: Runs, new: Runs) -> Iterator[Reason]:
@@ -241,9 +245,9 @@ def _worse_verdict(base: Runs, new: Runs) -> Iterator[Reason]:
 def _unmeasured(base: Runs, new: Runs) -> Iterator[Reason]:
     """Yield the reason why a side has no time. Rows without a time on both sides, as from topo, need no reason."""
     if any(run.wrong for run in base):
-        yield Reason(LOST, Verdict.INCONCLUSIVE, "the old data were wrong: their time is no baseline")
+        yield Reason(LOST, Verdict.INCONCLUSIVE, "the old data were wrong, so their time is not a baseline")
     elif time_logs(base) and not any(run.wrong for run in new):
-        yield Reason(LOST, Verdict.ERROR, "measured before, and could not be now")
+        yield Reason(LOST, Verdict.ERROR, "measured before, but could not be measured now")
 
 
 def staged(side: Runs) -> bool | None:
@@ -394,9 +398,9 @@ def _range_finding(keys: Sequence[compare.RowKey], change: float, bound: float) 
         id=RANGE,
         severity=Verdict.FAIL,
         subject=f"{what} {span}: {len(keys)} rows together",
-        seen=f"{compare.bandwidth_lost(100 * math.expm1(change)):.1f} % slower in their middle "
-        f"(noise {compare.bandwidth_lost(100 * math.expm1(bound)):.1f} %)",
+        seen=f"{compare.bandwidth_lost(100 * math.expm1(change)):.1f} % slower in the middle (noise "
+        f"{compare.bandwidth_lost(100 * math.expm1(bound)):.1f} %)",
         expected="times as before, within noise",
         cause="one of the changed circumstances, clocks, or a fault",
-        cure=Cure(comment="Measure again and add it: --new AGAIN.json."),
+        cure=Cure(comment="Measure again, and add the result with --new."),
     )

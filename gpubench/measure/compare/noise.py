@@ -267,7 +267,7 @@ DENSE_ROWS, _APART = 8, math.sqrt(2)
 FLOOR = 0.01
 """Smaller changes are ignored."""
 
-_USUAL = "what single runs usually differ by"
+_USUAL = "the usual difference between single runs"
 """The source of the noise if the files have too few rows."""
 
 _NORMAL_MEDIAN = 1.4826
@@ -285,7 +285,7 @@ class NoiseBound(NamedTuple):
     source: str
 
 
-_LEAST = NoiseBound(FLOOR, "the least that counts")
+_LEAST = NoiseBound(FLOOR, "the smallest difference that counts")
 
 
 class ChangeNoise:
@@ -354,7 +354,8 @@ class ChangeNoise:
         times = self._times[key]
         least = _LEAST
         if not self.shows_whole_runs(key):
-            least = NoiseBound(self.floor(key, math.exp(times.middle)), "the least that single runs show")
+            source = "the smallest difference that single runs can show"
+            least = NoiseBound(self.floor(key, math.exp(times.middle)), source)
         _, found = self._noise(key, times)
         if found is None or found.share <= least.share:
             found = least

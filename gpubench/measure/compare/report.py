@@ -97,7 +97,7 @@ def _machine_row(name: str, base: MachineCurve, new: MachineCurve) -> MachineRow
     timed = base.time_us.keys() & new.time_us.keys()
     reason = None
     if base.gpus != new.gpus:
-        reason = f"{new.gpus or '?'} ranks, not {base.gpus or '?'}: times grow with the number of ranks"
+        reason = f"{new.gpus or '?'} ranks, not {base.gpus or '?'} (times grow with the number of ranks)"
     elif not timed:
         reason = "no size in common"
     latency = None if reason else min(timed)
@@ -322,7 +322,7 @@ def _lost_checks(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Itera
             id=NOT_LOOKED_AT,
             severity=Verdict.WARN,
             subject=shorten(lost),
-            seen="checked before, but not now; their old findings may still hold",
+            seen="checked before, but not now (their old findings may still apply)",
             expected="every check of the old results",
             cause="--quick, another launcher, or a measurement that is no longer possible",
             cure=Cure.of("gpubench check", comment="Use the options of the old run."),
@@ -458,7 +458,7 @@ def choose(kept: Kept, last: int) -> HistorySelection:
     series = tuple(_series(folder, kinds, last))
     _doubt_unfit(folder)
     dated = [folder.uses[name] for name in sorted(folder.uses, reverse=True)]
-    others = [HistoryRow(file=name, use=Use.LEFT_OUT, reason="no name of a dated result") for name in kept.others]
+    others = [HistoryRow(file=name, use=Use.LEFT_OUT, reason="not named like a dated result") for name in kept.others]
     return HistorySelection(series, (*dated, *others), tuple(folder.doubts))
 
 
@@ -501,7 +501,7 @@ def _series(folder: _Folder, kinds: Sequence[Kind], last: int) -> Iterator[Resul
             _leave_out_single(folder, kind[0], kinds)
     for kind in several[MOST_SERIES:]:
         for name, _ in kind:
-            folder.leave_out(name, f"not of the newest {MOST_SERIES} kinds: keep a folder a machine")
+            folder.leave_out(name, f"not among the newest {MOST_SERIES} kinds (use one folder per machine)")
     for kind in several[:MOST_SERIES]:
         files = _readable(folder, _drop_unusual(folder, kind, last), last + 1)
         if len(files) > 1:
@@ -512,7 +512,7 @@ def _series(folder: _Folder, kinds: Sequence[Kind], last: int) -> Iterator[Resul
                 folder.note(name, Use.BASE, series)
             yield ResultSeries(series, tuple(file for _, file in reversed(before)), new)
         elif files:
-            folder.leave_out(files[0][0], "nothing before it can be read")
+            folder.leave_out(files[0][0], "no result before it can be read")
 
 
 def _drop_unusual(folder: _Folder, kind: Kind, last: int) -> Kind:
@@ -525,7 +525,7 @@ def _drop_unusual(folder: _Folder, kind: Kind, last: int) -> Kind:
     usual = goodness[len(goodness) // 2]
     for name, head in before:
         if _verdict_place(head) < usual:
-            folder.leave_out(name, f"its run ended with {head.verdict}, and most with better")
+            folder.leave_out(name, f"its run ended with {head.verdict}, and most others ended better")
     return [newest, *(result for result in before if _verdict_place(result[1]) >= usual)]
 
 
@@ -646,7 +646,7 @@ def _nothing_to_compare(chosen: HistorySelection, folder: Path) -> Finding:
         if chosen.files
         else "no results: the folder is empty",
         expected="a newest result and one before it",
-        cause="this is the first run, or runs have different options; the section history shows each run",
+        cause="this is the first run, or runs have different options (the section history shows each run)",
         cure=Cure(comment="Run the same command again, with the same --output."),
     )
 

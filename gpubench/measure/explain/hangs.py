@@ -90,7 +90,7 @@ def _find_in_watchdog_lines(records: Sequence[RankRecord], size: int | None) -> 
     """
     for hang in sorted(_find_in_records(records), key=lambda hang: hang.reason is HangReason.ELSEWHERE):
         if hang.reason is HangReason.NO_DUMP:
-            yield replace(hang, reason=HangReason.ABSENT, theirs="its watchdog says nothing in this log", is_sure=False)
+            yield replace(hang, reason=HangReason.ABSENT, theirs="its watchdog logged nothing here", is_sure=False)
         elif hang.reason is HangReason.TOGETHER:
             is_whole = hang.ranks == tuple(f"rank {rank}" for rank in range(len(hang.ranks)))
             if is_whole and len(hang.ranks) > 1 and size in (None, len(hang.ranks)):
@@ -151,7 +151,7 @@ def _find_in_records(records: Sequence[RankRecord]) -> Iterator[Hang]:
         hang = _find_in_group(group, members, calls, have_dumps, by_group)
         if hang is not None and hang.reason is HangReason.TOGETHER and group not in listed:
             several = len(hang.ranks) > 1
-            theirs = "all that have a dump, which do not say how many there are"
+            theirs = "all ranks with a dump (the total is unknown)"
             hang = replace(hang, theirs=theirs, is_sure=False) if several else None
         if hang is not None:
             yield hang
@@ -168,7 +168,7 @@ def _find_missing_dumps(records: Sequence[RankRecord]) -> Iterator[Hang]:
             ranks=tuple(f"rank {rank}" for rank in lost),
             waiting=0,
             operation="",
-            theirs="the others wait in no collective",
+            theirs="the others do not wait in a collective",
             is_sure=False,
         )
 
@@ -226,7 +226,9 @@ def _find_in_group(
     elsewhere = [others[rank] for rank in absent if rank in others]
     last = [calls[rank][max(calls[rank])] for rank in absent if calls.get(rank)]
     theirs = (
-        f"last called {_call_text(last[0])}{_place_text(last[0].place)}" if last else "called nothing of this group"
+        f"last called {_call_text(last[0])}{_place_text(last[0].place)}"
+        if last
+        else "called no operation of this group"
     )
     if len(elsewhere) == len(absent):
         return hang(HangReason.ELSEWHERE, absent, f"{_call_text(elsewhere[0])} of group {elsewhere[0].group}")
@@ -458,7 +460,7 @@ class RasCourse:
                 Hang(
                     group="-",
                     reason=HangReason.SILENT,
-                    ranks=("every process that was asked",),
+                    ranks=("every process that RAS asked",),
                     waiting=0,
                     operation="",
                     is_sure=False,
@@ -478,7 +480,7 @@ class RasCourse:
             ranks=(plural(len(largest.ranks), "rank"),),
             waiting=0,
             operation="",
-            theirs=f"all wait in the last one ({last or 'none yet'}), or compute, are idle or replay CUDA graphs",
+            theirs=f"all ranks wait in the last one ({last or 'none yet'}), compute, are idle, or replay CUDA graphs",
             since=_utc(job.since),
             is_sure=False,
         )

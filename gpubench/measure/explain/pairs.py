@@ -289,7 +289,7 @@ def _no_explanation(staged: Staged) -> Explanation:
     if staged.is_local and any(
         note.about == _CUDA_P2P_WITHOUT_NCCL for note in staged.find_notes(nccl_log.RemarkKind.P2P_TYPE)
     ):
-        seen = "isAllCudaP2p 1: CUDA grants these GPUs peer access, and the log does not say why NCCL keeps off it"
+        seen = "isAllCudaP2p 1: CUDA grants these GPUs peer access, but the log does not show why NCCL does not use it"
         return Explanation(
             UNKNOWN, seen, Cure.of(export, comment="Run the job again with it. `gpubench topo` shows the paths.")
         )

@@ -140,7 +140,7 @@ def _findings(
             f"{limit.seen}{f' ({limit.times} times)' if limit.times > 1 else ''}: the report covers the text before it",
             f"at most {limit.most}",
             "logs of several jobs in one file, a damaged log, or a log made to slow down its reader",
-            Cure(comment="Give `gpubench explain` the logs of one job only, or of fewer ranks."),
+            Cure(comment="Pass only the logs of one job, or of fewer ranks, to `gpubench explain`."),
         )
         for limit in facts.limits
     ]
@@ -187,10 +187,10 @@ def _gap_findings(
             yield _doubt(
                 RANKS_MISSING,
                 _join_names(logs),
-                f"the dump of rank {facts.records[0].rank} alone",
+                f"only the dump of rank {facts.records[0].rank}",
                 "a dump of every rank",
                 "the other ranks write theirs on their own nodes, or died before",
-                Cure(comment="Collect the dumps of all ranks in one folder, and give it to `gpubench explain`."),
+                Cure(comment="Collect the dumps of all ranks in one folder, and pass it to `gpubench explain`."),
             )
     else:
         yield from _unknown_transports(summary.parts)
@@ -238,7 +238,7 @@ def _unconnected(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherTex
             NO_CONNECTIONS,
             _join_names([other.name for other in others]),
             f"{others[0].what} in {plural(facts.lines, 'line')}, without NCCL lines",
-            "NCCL's log, with lines of connections: ... via P2P/CUMEM",
+            "NCCL's log with connection lines, such as ... via P2P/CUMEM",
             "the output of another program, or of a benchmark without NCCL_DEBUG=INFO",
             others[0].cure,
         )
@@ -250,7 +250,7 @@ def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
     if not facts.nccl_lines:
         seen, cause = f"{plural(facts.lines, 'line')}, none from NCCL", "NCCL logs only if NCCL_DEBUG is set"
     elif not facts.communicators:
-        seen = f"{plural(facts.nccl_lines, 'NCCL line')}, none of a connection"
+        seen = f"{plural(facts.nccl_lines, 'NCCL line')}, but no connection line"
         cause = "NCCL_DEBUG is VERSION or WARN, NCCL_DEBUG_SUBSYS does not include INIT, or the job ended too early"
     elif all(communicator.size == 1 for communicator in facts.communicators):
         return Finding(
@@ -264,9 +264,9 @@ def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
         )
     else:
         seen = f"{plural(len(facts.communicators), 'communicator')}, none of them connected"
-        cause = "NCCL connects ranks when they first communicate; the job, or this log, ended before that"
+        cause = "the job or this log ended before ranks first communicated, which is when NCCL connects them"
     return _error(
-        NO_CONNECTIONS, _join_names(logs), seen, "lines of connections: ... via P2P/CUMEM", cause, _LOG_CONNECTIONS
+        NO_CONNECTIONS, _join_names(logs), seen, "connection lines, such as ... via P2P/CUMEM", cause, _LOG_CONNECTIONS
     )
 
 
@@ -304,7 +304,7 @@ def _missing_line_findings(facts: LogFacts, parts: Sequence[Part]) -> Iterator[F
         if part.communicator.missing_ranks
     }
     yield from _merged_finding(
-        RANKS_MISSING, missing, "a log of every rank", "these ranks write their log to another place"
+        RANKS_MISSING, missing, "a log of every rank", "these ranks write their logs to another place"
     )
     quiet = {
         _communicator_name(part.communicator): f"a log without connections of rank {_numbers(part.unconnected_ranks)}"
@@ -313,7 +313,7 @@ def _missing_line_findings(facts: LogFacts, parts: Sequence[Part]) -> Iterator[F
     }
     yield from _merged_finding("ranks-silent", quiet, "connections of every rank", "the log is truncated")
     halves = {
-        _communicator_name(part.communicator): f"only one end's line of {_pair_names(part.one_ended)}"
+        _communicator_name(part.communicator): f"a line from only one end of {_pair_names(part.one_ended)}"
         for part in parts
         if part.one_ended.count
     }
@@ -333,12 +333,12 @@ def _missing_line_findings(facts: LogFacts, parts: Sequence[Part]) -> Iterator[F
         for part in parts
         if not part.pairs and (part.communicator.size or 0) > 1 and is_eager
     }
-    cause = "lost lines: NCCL before 2.22 connects ranks when it creates a communicator"
+    cause = "lost lines, because NCCL before 2.22 connects ranks when it creates a communicator"
     yield from _merged_finding("ranks-silent", unheard, "connections of every rank", cause)
     apart = {
         _communicator_name(
             part.communicator
-        ): f"NVLS inside {part.communicator.nodes} nodes, and no connection between them"
+        ): f"NVLS inside {part.communicator.nodes} nodes, but no connection between them"
         for part in parts
         if (part.communicator.nodes or 0) > 1 and {row.transport for row in part.transports} == {MULTICAST.name}
     }
@@ -373,10 +373,10 @@ def _nameless_findings(parts: Sequence[Part], *, has_beginning: bool) -> Iterato
             id=EXCERPT,
             severity=Verdict.SKIP,
             subject=shorten(list(seen)),
-            seen=f"{'; '.join(dict.fromkeys(seen.values()))}, of an unknown total: the log has no line that begins a "
-            "communicator",
+            seen=f"{'; '.join(dict.fromkeys(seen.values()))}, out of an unknown total, because the log has no "
+            "line that begins a communicator",
             expected="the log from its beginning",
-            cause="an excerpt of a log, or NCCL_DEBUG_SUBSYS without INIT; the result covers only the pairs in it",
+            cause="an excerpt of a log, or NCCL_DEBUG_SUBSYS without INIT (the result covers only the pairs in it)",
             cure=_LOG_EVERY_RANK,
             subjects=tuple(seen),
         )
@@ -407,7 +407,8 @@ def _dump_findings(facts: LogFacts) -> Iterator[Finding]:
             shorten(waiting, _MOST_SUBJECTS),
             f"sends or receives that did not end: {sum(record.unfinished_sends for record in facts.records)}",
             "sends and receives that end",
-            "a pipeline stage that waits for another one, or a dump of a running job; only collectives are judged here",
+            "a pipeline stage that waits for another one, or a dump of a running job (only collectives are "
+            "judged here)",
             Cure(comment="`py-spy dump` with the process ids of these ranks shows the lines where they are."),
         )
     empty = [f"rank {record.rank}" for record in facts.records if not record.calls and not record.unfinished_sends]
@@ -417,10 +418,10 @@ def _dump_findings(facts: LogFacts) -> Iterator[Finding]:
             shorten(empty, _MOST_SUBJECTS),
             "dumps without a collective",
             "the collectives of every rank",
-            "the recorder was off, or the rank had called none yet",
+            "the recorder was off, or the rank had not called any yet",
             Cure.of(
                 "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
-                comment="Run the job again with this in every rank's environment.",
+                comment="Run the job again with this variable in every rank's environment.",
             ),
         )
 

@@ -26,7 +26,9 @@ _GAPS = (
     *("ranks-missing", "ranks-silent", "ends-missing", "lines-unreadable", "lines-left-out", "log-cut-off"),
     *("log-limit", "no-connections", EXCERPT),
 )
-_TOPOLOGY = Cure.of("gpubench topo", comment="UCX names neither NVLinks nor the link layer of a NIC; this shows both.")
+_TOPOLOGY = Cure.of(
+    "gpubench topo", comment="UCX names neither NVLinks nor the link layer of a NIC. This command shows both."
+)
 _STARTS_INSIDE = ("SHM", "P2P/CUMEM", "P2P/IPC", "P2P/direct", "P2P/indirect")
 
 
@@ -45,7 +47,7 @@ def require_logged_paths(facts: LogFacts, report: Report, required: Sequence[Req
             raise UsageError(
                 f"{REQUIRE_PATH} {kind}: no pair of this log can take that path, all use {shorten(list(taken))}",
                 expected="pairs inside a node for nvlink and p2p, pairs between nodes for the others",
-                next_step="leave it out, or give explain the logs of all ranks",
+                next_step="leave it out, or pass the logs of all ranks to explain",
             )
     if facts.nccl_lines:
         return require_paths(report, required, paths, gap=gap)

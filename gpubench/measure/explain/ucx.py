@@ -22,7 +22,8 @@ _OPERATIONS = {
 _SCOPES = {True: "node", False: "network", None: "unknown"}
 TABLES = Cure.of(
     "export UCX_PROTO_INFO=y",
-    comment="Start both processes again with it, let them transfer, and give both logs to `gpubench explain`.",
+    comment="Start both processes again with this variable, let them transfer data, and pass both logs to "
+    "`gpubench explain`.",
 )
 _KNOWN = "protocols of UCX 1.13 to 1.23"
 
@@ -173,10 +174,10 @@ def _block_cost(log: UcxLog) -> Iterator[Finding]:
             "kv-block-cost",
             Verdict.SKIP,
             "vLLM's transfers",
-            f"{metrics.blocks:,.0f} blocks per transfer take {metrics.block_us:.1f} µs each, {metrics.mb_s:,.0f} MB/s: "
-            "a cost per block, not a fallback",
+            f"{metrics.blocks:,.0f} blocks per transfer take {metrics.block_us:.1f} µs each, {metrics.mb_s:,.0f} "
+            "MB/s (a cost per block, not a fallback)",
             "blocks that are large enough for the full bandwidth",
-            "each block is a copy of its own, which takes 4 to 11 µs on a direct path, whatever its size",
+            "each block is a separate copy, which takes 4 to 11 µs on a direct path, regardless of its size",
             Cure(comment="Choose larger blocks (vLLM --block-size), or a KV layout that has all layers in one block."),
         )
 
@@ -191,7 +192,7 @@ def missing_payload(log: UcxLog, name: str) -> Finding | None:
         has_large = any(row.last_bytes is None for table in log.payloads for row in table.ranges)
         seen = "the sender only estimates the path" if has_large else "the path of large messages is not in the log"
     elif log.tables:
-        seen = f"{plural(len(log.tables), 'protocol table')}, none of GPU memory at both ends"
+        seen = f"{plural(len(log.tables), 'protocol table')}, none for GPU memory at both ends"
     elif log.lines:
         seen = f"{plural(log.lines, 'line')} by UCX or NIXL, without protocol tables"
     else:
@@ -205,7 +206,7 @@ def missing_payload(log: UcxLog, name: str) -> Finding | None:
         name,
         seen,
         "a protocol table such as: remote memory write by ucp_put* from cuda/GPU0 to cuda/dev[1]",
-        "UCX prints it for UCX_PROTO_INFO=y, in the process that starts the first transfer of GPU memory",
+        "UCX prints it if UCX_PROTO_INFO=y is set, in the process that starts the first transfer of GPU memory",
         TABLES,
     )
 

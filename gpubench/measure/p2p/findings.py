@@ -9,7 +9,7 @@ from gpubench.model.paths import p2p
 from gpubench.model.paths.topology import ACROSS_SOCKETS
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, ManagedWay
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import BYTES_PER_GB, plural, shorten
+from gpubench.model.terms.units import BYTES_PER_GB, format_bandwidth, plural, shorten
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict
 
 _MOST_PAIRS = 4
@@ -69,7 +69,7 @@ def _find_wrong_data(
                 places,
             ),
             seen=f"wrong data arrived: {plural(most, 'wrong element')}, {where}" if found else "wrong data arrived",
-            expected="the destination reads exactly what the source sent",
+            expected="the destination reads exactly the data that the source sent",
             cause="an IOMMU or ACS between the GPUs, a hypervisor that grants peer access without supporting it, or a "
             "faulty link or memory",
             cure=Cure.of(
@@ -137,8 +137,8 @@ def staged_pairs(
 
 def _counter_text(cell: p2p.Cell) -> str:
     carried = cell.carried
-    nvlink = f"{carried.nvlink_share:.0%} of the bytes went over NVLink, whose counters moved for other pairs"
-    return f"{nvlink}; they went over PCIe" if (carried.pcie_share or 0) >= p2p.MOVED_SHARE else nvlink
+    nvlink = f"{carried.nvlink_share:.0%} of the bytes went over NVLink, although its counters work for other pairs"
+    return f"{nvlink}; PCIe carried the rest" if (carried.pcie_share or 0) >= p2p.MOVED_SHARE else nvlink
 
 
 def _written_cells(matrices: Sequence[CopyMatrix], *, peer: bool) -> dict[int, CopyMatrix]:
@@ -178,12 +178,13 @@ def _find_slower_than_staging(
                 id="p2p-slower-than-staging",
                 severity=Verdict.WARN,
                 **_subjects([_pair(pair, gpus) for pair in slower], slower, places),
-                seen=f"{matrix.gb_s[worst]:.4g} GB/s with peer access, "
-                f"{off[size_bytes].gb_s[worst]:.4g} through host memory",
+                seen=f"{format_bandwidth(matrix.gb_s[worst], 4)} with peer access, "
+                f"{format_bandwidth(off[size_bytes].gb_s[worst], 4)} through host memory",
                 expected="peer access at least as fast as host memory",
                 cause="ACS redirects peer traffic to the root port, or the path has a narrow hop",
                 cure=Cure.of(
-                    "sudo lspci -vvv | grep -i acsctl", comment="NCCL_P2P_LEVEL=PIX keeps NCCL off such pairs."
+                    "sudo lspci -vvv | grep -i acsctl",
+                    comment="With NCCL_P2P_LEVEL=PIX, NCCL does not use peer access for such pairs.",
                 ),
             )
 
@@ -267,8 +268,8 @@ class _ManagedJudge:
                 [gpu.device for gpu in lacking],
                 seen="; ".join(gpu.missing_feature for gpu in lacking[:_MOST_SUBJECTS]),
                 expected="concurrentManagedAccess 1, as on Linux with GPUs since Pascal",
-                cause="Windows or WSL, a vGPU without unified memory, or an older GPU: whole allocations move at every "
-                "kernel launch, and the host must not use them meanwhile",
+                cause="Windows or WSL, a vGPU without unified memory, or an older GPU (every kernel launch moves "
+                "whole allocations, and the host must not use them meanwhile)",
                 cure=Cure(comment="Use cudaMemcpy between plain allocations: prefetch and advice have no effect here."),
             )
 

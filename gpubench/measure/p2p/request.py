@@ -238,7 +238,7 @@ def find_pairs(asked: Sequence[Pair], gpus: Sequence[operation.CopyGpu]) -> tupl
             if f"GPU{index}" not in positions:
                 raise UsageError(
                     f"--pairs {pair[0]}-{pair[1]}: there is no GPU{index}",
-                    expected=f"GPUs among {', '.join(positions)}",
+                    expected=f"GPUs from {', '.join(positions)}",
                     reason="--gpus or CUDA_VISIBLE_DEVICES hides it, or this machine has fewer",
                     next_step="gpubench topo shows the GPUs and their numbers",
                 )

@@ -44,11 +44,11 @@ from gpubench.model.results import report
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
 from gpubench.model.results.topo import TreeRow, tree_rows
 from gpubench.model.terms.operation import Direction, Engine, ManagedWay
-from gpubench.model.terms.units import format_size, group_by
+from gpubench.model.terms.units import format_bandwidth, format_size, group_by
 from gpubench.model.terms.verdict import Verdict, worst_verdict
 from gpubench.ports.group import Listener
 
-_REFUSED_HERE = "CUDA refuses it to this process"
+_REFUSED_HERE = "CUDA refuses it for this process"
 
 
 def conclude(machine: CopyMachine, matrices: Sequence[CopyMatrix], together: Sequence[Together] = ()) -> PathOutcome:
@@ -141,7 +141,7 @@ class _PairObservations:
             return Evidence()
         transports = self._transports(pair)
         if not transports:
-            return Evidence(seen="what NCCL took between these nodes was not heard")
+            return Evidence(seen="NCCL's choice between these nodes is unknown")
         staged, seen = is_staged(transports), f"NCCL chose {join_names(transports)}"
         if staged is None:
             return Evidence(seen=seen)
@@ -158,20 +158,23 @@ class _PairObservations:
         if broken:
             return Evidence(seen=broken)
         found = self._foreign_traffic_evidence(pair, on) or self._counter_evidence(on) or self._speed_evidence(pair)
-        return found or Evidence(seen="nothing was measured that would tell")
+        return found or Evidence(seen="no measurement shows it")
 
     def _foreign_traffic_evidence(self, pair: p2p.Pair, on: Sequence[tuple[p2p.Series, p2p.Cell]]) -> Evidence | None:
         shares = [cell.carried.nvlink_share for _, cell in on if cell.carried.nvlink_share is not None]
         if max(shares, default=0.0) > p2p.MOST_SHARE:
-            seen = f"NVLink counters moved by {max(shares):.2g} times our bytes: {p2p.SOMEBODY_ELSE}"
+            seen = f"NVLink counters show {max(shares):.2g} times the bytes of this job: {p2p.SOMEBODY_ELSE}"
         else:
             idle, limit_gb_s = self._machine.idle_gpus.get(pair[0]), self._machine.wiring.limit(pair).gb_s
             foreign_gb_s = 0.0 if idle is None else idle.rates.nvlink_sent or 0.0
             if limit_gb_s is None or foreign_gb_s <= FOREIGN_SHARE * limit_gb_s:
                 return None
-            seen = f"{foreign_gb_s:.3g} GB/s left over NVLink while this job was idle: {p2p.SOMEBODY_ELSE}"
+            seen = (
+                f"the GPU sent {format_bandwidth(foreign_gb_s, 3)} over NVLink while this job was idle: "
+                f"{p2p.SOMEBODY_ELSE}"
+            )
         if any(cell.carried.pcie_share is not None and cell.carried.pcie_share < p2p.STILL_SHARE for _, cell in on):
-            return Evidence(State.PRESENT, f"PCIe counters stood still while it was copied; {seen}")
+            return Evidence(State.PRESENT, f"PCIe counters showed no traffic during the copy; {seen}")
         return Evidence(seen=seen)
 
     def _counter_evidence(self, on: Sequence[tuple[p2p.Series, p2p.Cell]]) -> Evidence | None:
@@ -179,9 +182,9 @@ class _PairObservations:
             share for _, cell in on if (share := cell.carried.nvlink_share) is not None and share <= p2p.MOST_SHARE
         ]
         if shares:
-            return Evidence(State.PRESENT, f"NVLink counters moved by {min(shares):.0%} of what was copied")
+            return Evidence(State.PRESENT, f"NVLink counters show {min(shares):.0%} of the copied bytes")
         if any(cell.is_staged is False for _, cell in on):
-            return Evidence(State.PRESENT, "PCIe counters stood still while it was copied")
+            return Evidence(State.PRESENT, "PCIe counters showed no traffic during the copy")
         return None
 
     def _speed_evidence(self, pair: p2p.Pair) -> Evidence | None:
@@ -190,8 +193,8 @@ class _PairObservations:
         on, off = self._copied(pair, peer=True), dict(self._copied(pair, peer=False))
         best = max((bandwidth_gb_s(series, cell) for series, cell in on), default=None)
         if best is not None and through_host is not None and best > p2p.ABOVE_HOST * through_host:
-            most = f"more than host memory could carry ({through_host:.3g} at most)"
-            return Evidence(State.PRESENT, f"{best:.3g} GB/s, {most}")
+            most = f"more than host memory can carry (at most {format_bandwidth(through_host, 3)})"
+            return Evidence(State.PRESENT, f"{format_bandwidth(best, 3)}, {most}")
         for series, cell in on:
             other = off.get(replace(series, peer=False))
             if other is not None and p2p.is_direct_latency(cell, other):
@@ -208,7 +211,7 @@ class _PairObservations:
             return Evidence(State.CONTRADICTING, f"{wrong[1]} wrong elements arrived, {wrong[0].name}")
         if not checked:
             return Evidence(seen="data were not verified")
-        return Evidence(State.PRESENT, "the destination compared what arrived, and it was right")
+        return Evidence(State.PRESENT, "the destination verified the data")
 
     def _bandwidth_gb_s(self, pair: p2p.Pair) -> float | None:
         """Return the bandwidth in GB/s of the largest copies that copy engines wrote, with peer access if possible."""

@@ -17,7 +17,7 @@ from gpubench.measure.scan.rounds import CollectiveOfNodes, ScanCourse
 from gpubench.model.results import scan
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import compress_names, format_ranges, percent, plural, shorten
+from gpubench.model.terms.units import compress_names, format_bandwidth, format_ranges, percent, plural, shorten
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, failing_hosts, worst_verdict
 
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,9})", re.ASCII | re.DOTALL)
@@ -106,31 +106,31 @@ _ADVICE: dict[verdicts.PartKind, tuple[str, str, str, Cure]] = {
     verdicts.PartKind.NIC: (
         "nic-slow",
         _OTHERS,
-        "the cable, transceiver, NIC or switch port of this rail: the GPU itself is as fast as the others",
+        "the cable, transceiver, NIC or switch port of this rail (the GPU itself is as fast as the others)",
         Cure.of("ssh {host} ibstat", comment="`gpubench topo` on the node shows its links."),
     ),
     verdicts.PartKind.RAIL: (
         "rail-slow",
         "the same bandwidth as on the other rails",
         "the switches of this rail, or a setting of its NICs",
-        Cure.of("ibdiagnet", comment="Look at the NIC too: ssh {host} ibstat."),
+        Cure.of("ibdiagnet", comment="Also look at the NIC with `ssh {host} ibstat`."),
     ),
     verdicts.PartKind.LEAF: (
         "leaf-slow",
         "the same bandwidth as on other leaves",
-        "the leaf switch: all traffic through it is slow, inside the leaf and across",
+        "the leaf switch (all its traffic is slow, inside the leaf and to other leaves)",
         Cure.of("ibdiagnet", comment="Look at the switch's counters."),
     ),
     verdicts.PartKind.LEAF_RAIL: (
         "leaf-slow",
         "the same bandwidth as on other leaves on this rail",
-        "the leaf switch of this rail: all traffic through it is slow, inside the leaf and across",
+        "the leaf switch of this rail (all its traffic is slow, inside the leaf and to other leaves)",
         Cure.of("ibdiagnet", comment="Look at the switch's counters."),
     ),
     verdicts.PartKind.UPLINK: (
         "uplink-slow",
         "the same outgoing bandwidth as other leaves",
-        "an uplink or spine port: traffic inside the leaf is fast, traffic that leaves it is slow",
+        "an uplink or spine port (traffic inside the leaf is fast, but traffic that leaves it is slow)",
         Cure.of("ibdiagnet", comment="Look at the counters of the leaf's uplinks."),
     ),
 }
@@ -281,10 +281,10 @@ def _doubtful_leaf_findings(fabric: scan.ScanFabric, cells: Mapping[scan.NodeRai
             "leaf-or-nodes",
             Verdict.INCONCLUSIVE,
             f"{leaf} on {verdicts.rail_names(rails, fabric.rails)}",
-            f"{plural(len(levels), 'rail')} of {shorten(nodes, _MOST_NAMES)} slower than others, and so may be the "
-            f"leaf: {min(level.share for level in levels.values()):.0%} of the other leaves' bandwidth",
-            "a difference that is larger than the noise of a leaf's level",
-            "the leaf switch, or these nodes: the loss is too small for so few nodes to tell",
+            f"{plural(len(levels), 'rail')} of {shorten(nodes, _MOST_NAMES)} slower than others, so the leaf may "
+            f"be slow too: {min(level.share for level in levels.values()):.0%} of the other leaves' bandwidth",
+            "a difference larger than the noise of a leaf's bandwidth",
+            "the leaf switch or these nodes (the loss is too small to decide with so few nodes)",
             Cure.of("gpubench scan", comment="Repeat it with another --seed."),
             subjects=(leaf,),
             places=_nodes_of(fabric, levels),
@@ -369,7 +369,7 @@ def clock_findings(fabric: scan.ScanFabric, offsets: Mapping[int, float]) -> Ite
             fabric.hosts[node],
             f"its clock is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the first node's",
             "clocks that agree within a second",
-            "NTP or chrony is not running there or reaches no server; no measurement here depends on it",
+            "NTP or chrony is not running there, or reaches no server (no measurement here depends on it)",
             Cure.of(f"ssh {scan.login_name(fabric.hosts[node])} chronyc tracking"),
             places=(DevicePlace(fabric.hosts[node]),),
         )
@@ -398,7 +398,10 @@ def _collective_findings(fabric: scan.ScanFabric, groups: Sequence[CollectiveOfN
 
 
 def _reached(group: CollectiveOfNodes) -> str:
-    return group.failure or f"{group.gb_s or 0:.4g} of {group.predicted_gb_s:.4g} GB/s ({group.share:.0%})"
+    return group.failure or (
+        f"{format_bandwidth(group.gb_s or 0, 4).removesuffix(' GB/s')} of "
+        f"{format_bandwidth(group.predicted_gb_s, 4)} ({group.share:.0%})"
+    )
 
 
 def _hosts(fabric: scan.ScanFabric, group: CollectiveOfNodes) -> str:

@@ -16,7 +16,7 @@ from gpubench.model.results.scan import BOTH_WAYS, OF_ONE_NODE, LocalFigure, Nod
 from gpubench.model.results.scan import PartKind as PartKind
 from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT
 from gpubench.model.terms.statistics import robust_deviation
-from gpubench.model.terms.units import compress_names, plural, shorten
+from gpubench.model.terms.units import compress_names, format_bandwidth, plural, shorten
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
 _ACTIVE = "active"
@@ -215,7 +215,7 @@ def _finding(subject: str, faster: str, share: float) -> Finding:
         Verdict.INCONCLUSIVE,
         subject,
         f"{faster}: up to {share:.0%} of the usual bandwidth",
-        "no bandwidth far above the usual one: disturbances only lower it",
+        "no bandwidth far above the usual one, because disturbances only lower it",
         "a third or more of the other nodes are slow, or there are two kinds of nodes or NICs",
         Cure.of("gpubench scan", comment="Scan more nodes, or nodes of one kind."),
     )
@@ -231,8 +231,8 @@ def _leaves_differ(fabric: ScanFabric, slow: Sequence[LeafLevel]) -> Finding:
         shorten(leaves, _MOST_NAMES),
         f"{min(level.share for level in slow):.0%} of the bandwidth of {shorten(others, _MOST_NAMES)}, "
         f"on {rail_names(rails, fabric.rails)}",
-        "the same bandwidth on most leaves, or on all of them a known share of the NICs' rate",
-        "slow leaf switches, or faster ones on the other leaves: neither are most of all",
+        "the same bandwidth on most leaves, or a known share of the NICs' rate on all of them",
+        "slow leaf switches, or faster ones on the other leaves (neither group is the majority)",
         Cure.of("ibdiagnet", comment="Look at the counters of these switches."),
         subjects=tuple(leaves),
     )
@@ -324,8 +324,10 @@ def rate_findings(course: ScanCourse, without: Set[int]) -> Iterator[Finding]:
             "below-nic-rate",
             severity,
             f"{rail_names(list(levels), course.fabric.rails)} between nodes",
-            f"{worst.gb_s:.4g} GB/s in both directions{_BETWEEN[worst.inside]}, {worst.share:.0%} of the NICs' rate",
-            f"at least {share:.0%} of {carried:.4g} GB/s in both directions, the rate of the NICs and their slots",
+            f"{format_bandwidth(worst.gb_s, 4)} in both directions{_BETWEEN[worst.inside]}, {worst.share:.0%} of "
+            "the NICs' rate",
+            f"at least {share:.0%} of {format_bandwidth(carried, 4)} in both directions, the rate of the NICs and "
+            "their slots",
             "a cause shared by all nodes: sockets instead of RDMA, no GPUDirect RDMA, an NCCL setting, switches, other "
             "jobs",
             Cure.of(
@@ -341,8 +343,9 @@ def _find_above_rate(course: ScanCourse, levels: Mapping[int, RailLevel]) -> Fin
         ABOVE_LIMIT,
         Verdict.ERROR,
         f"{rail_names(list(levels), course.fabric.rails)} between nodes",
-        f"{most.best * carried:.4g} GB/s in both directions, {most.best:.1f} times the limit",
-        f"at most {carried:.4g} GB/s in both directions, the rate of the NICs and their slots reported by the driver",
+        f"{format_bandwidth(most.best * carried, 4)} in both directions, {most.best:.1f} times the limit",
+        f"at most {format_bandwidth(carried, 4)} in both directions, the rate of the NICs and their slots "
+        "reported by the driver",
         "NICs that were not found, a wrong port rate, or NVLinks between these nodes",
         Cure.of("gpubench allreduce --evidence", "gpubench topo", comment="They show the paths and the NICs."),
     )
@@ -558,7 +561,7 @@ def _inside(left: _Cells) -> None:
         ends = "" if figure.partner is None else f" between GPU{figure.gpu} and GPU{figure.partner}"
         more = len(part.figures) - 1
         seen = f"{figure.quantity.value}{ends}: {figure.failure or f'{figure.gb_s:.4g} GB/s'}"
-        seen += f" and {plural(more, 'more figure')}" if more else ""
+        seen += f" and {plural(more, 'more value')}" if more else ""
         left.explain(
             FaultyPart(
                 kind,
@@ -645,7 +648,7 @@ def find_slow_uplinks(course: ScanCourse) -> Iterator[Finding]:
             "traffic between leaves",
             f"{median(shares):.0%} of the bandwidth inside a leaf",
             f"at least {_BETWEEN_SHARE:.0%}, if leaves have as many uplinks as ports",
-            "fewer uplinks by design, or a leaf with slow uplinks (with two leaves, figures cannot show which)",
+            "fewer uplinks by design, or a leaf with slow uplinks (with two leaves, measurements cannot show which)",
             Cure.of("ibdiagnet", comment="Look at the counters of the leaves' uplinks."),
         )
 

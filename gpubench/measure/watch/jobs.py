@@ -85,7 +85,9 @@ def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
             _unread_job([tasks[group[0]] for group in closed], [gpu for group in closed for gpu in owned[group]])
         )
     if hidden:
-        doubt = next((gpu.unknown["processes"] for gpu in hidden if "processes" in gpu.unknown), "nobody says whose")
+        doubt = next(
+            (gpu.unknown["processes"] for gpu in hidden if "processes" in gpu.unknown), "their owner is unknown"
+        )
         jobs.append(RunningJob(name="processes that cannot be seen", gpus=tuple(hidden), exchanges=None, doubt=doubt))
     return tuple(jobs)
 
@@ -117,7 +119,7 @@ def _partners_over_nvlink(group: tuple[int, ...], gpus: Sequence[GpuRates], rate
 
 
 def _also_uses(process: GpuProcess, gpu: GpuRates) -> str:
-    return f"{process.label} uses {gpu.device} as well"
+    return f"{process.label} also uses {gpu.device}"
 
 
 def gpu_users(gpu: GpuRates) -> Iterator[GpuProcess]:
@@ -164,7 +166,7 @@ def _job(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> RunningJob:
         if len(tasks) == 1 or sum(bool(task.communicators) for task in tasks) > 1:
             exchanges = True
         elif unread:
-            exchanges, doubt = None, unread[0] or "what NCCL does in its processes was not looked at"
+            exchanges, doubt = None, unread[0] or "NCCL in its processes was not examined"
     return RunningJob(name=_name(tasks), gpus=tuple(gpus), tasks=tuple(tasks), exchanges=exchanges, doubt=doubt)
 
 
@@ -237,9 +239,11 @@ _TRANSPORTS = {Way.STAGED: parse_transport("SHM/direct/direct"), Way.SOCKETS: pa
 
 _WITHOUT_NCCL = Explanation(
     UNKNOWN.id,
-    "NCCL has no communicator in this process: it copies without peer access, which may be its wish",
+    "NCCL has no communicator in this process, so it copies without peer access, perhaps on purpose",
     Cure.of(
-        "gpubench p2p", comment="It compares both ways on this machine; call cudaDeviceEnablePeerAccess in the program."
+        "gpubench p2p",
+        comment="It compares copies with and without peer access. To enable peer access, call "
+        "cudaDeviceEnablePeerAccess in the program.",
     ),
 )
 

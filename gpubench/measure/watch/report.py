@@ -418,7 +418,7 @@ SECTIONS = (TRAFFIC_SECTION, JobRow.section, FINDINGS_SECTION)
 RAIL_UNBALANCED, GPU_WAITED_FOR = "rail-unbalanced", "gpu-idle-while-peers-wait"
 DRIVER_SILENT, JOB_NOT_FOUND = "driver-silent", "job-not-found"
 
-_UNKNOWN_COUNTERS = "the counters do not show it, or may not be read"
+_UNKNOWN_COUNTERS = "the counters do not show it, or could not be read"
 _MOST_JOBS = 3
 _GPU_LOST = next(condition for condition in GPU.conditions if condition.id == "gpu-lost")
 
@@ -441,7 +441,8 @@ def report_course(course: Course, origin: Origin, *, missing: str = "") -> Repor
             subject=missing,
             seen="none of its processes used a GPU on any watched node",
             expected="a running job on these nodes",
-            cause="the job has ended, has not started, or runs on other nodes; in a container, pids may differ",
+            cause="the job has ended, has not started, or runs on other nodes, or its process IDs are those of a "
+            "container",
             cure=Cure.of("gpubench watch --for 3s", comment="It shows every process that uses a GPU."),
         )
         findings = (not_found, *findings)
@@ -621,7 +622,7 @@ def _transfer(course: JobCourse, job: RunningJob) -> Finding:
         subject=f"{hop} on {course.node}",
         seen=f"{how}, for {main.seconds:.0f} s; {job.name}, {_describe(main)}",
         expected=f"direct traffic {hop}, over NVLink or PCIe",
-        cause="unrelated copies show the same rates" if found is None else found.evidence,
+        cause="unrelated copies may show the same rates" if found is None else found.evidence,
         cure=Cure.of("gpubench kv", comment="It measures such a transfer.") if found is None else found.cure,
     )
 
@@ -649,7 +650,7 @@ def _waiting(course: JobCourse, job: RunningJob) -> Finding:
         expected="all GPUs of a job work or wait together",
         cause="the process of the idle GPU waits for data, for the CPU or for a file, has ended, or hangs",
         cure=Cure.of(
-            "nvidia-smi", comment="Find the process on the idle GPU; `py-spy dump --pid PID` shows where it waits."
+            "nvidia-smi", comment="Find the process on the idle GPU. `py-spy dump --pid PID` shows where it waits."
         ),
     )
 
@@ -671,7 +672,7 @@ def _unknown_path(course: JobCourse, job: RunningJob) -> Finding:
 def _undecidable_path(course: JobCourse, job: RunningJob) -> Finding:
     return replace(
         _unknown_path(course, job),
-        cause="a healthy job looks the same: the counters do not show which path its traffic takes",
+        cause="a healthy job looks the same, because the counters do not show which path its traffic uses",
         cure=Cure.of("gpubench p2p", comment="Run it, and `gpubench allreduce`, while no job runs."),
     )
 

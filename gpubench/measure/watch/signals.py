@@ -496,7 +496,8 @@ RULES: tuple[PathRule, ...] = (
         (NetworkUse.RDMA, NetworkUse.ETHERNET),
         (),
         Way.DIRECT,
-        "NVLinks carry the traffic inside the node, NICs the rest; counters do not show whether through host memory",
+        "NVLinks carry the traffic inside the node, and NICs the rest (counters do not show whether through host "
+        "memory)",
     ),
     PathRule(
         (Nvlinks.BUSY,),
@@ -504,7 +505,7 @@ RULES: tuple[PathRule, ...] = (
         (NetworkUse.RDMA, NetworkUse.ETHERNET),
         (),
         Way.UNKNOWN,
-        "NVLinks carry a part, and a part leaves the node; counters do not show whether through host memory",
+        "NVLinks carry a part, and a part leaves the node (counters do not show whether through host memory)",
     ),
     PathRule(
         (Nvlinks.BUSY, Nvlinks.PARTLY),
@@ -521,7 +522,7 @@ RULES: tuple[PathRule, ...] = (
         (NetworkUse.RDMA,),
         (),
         Way.NOT_TOLD,
-        "RDMA carries the traffic; counters do not show whether through host memory",
+        "RDMA carries the traffic (counters do not show whether through host memory)",
     ),
     PathRule(
         (),

@@ -51,7 +51,7 @@ _UNEXPLAINED = Explanation(
 _UNREAD = Explanation("unknown", "the libraries of the processes cannot be read", Cure.of("sudo gpubench watch"))
 _WITHOUT_UCX = Explanation(
     "unknown",
-    "the processes have not loaded UCX: they send copies in host memory, which may be their wish",
+    "the processes have not loaded UCX, so they send copies in host memory, perhaps on purpose",
     Cure.of("gpubench kv", comment="It measures what a direct transfer reaches here."),
 )
 

@@ -83,7 +83,8 @@ def detect_launcher(environment: Mapping[str, str]) -> LaunchedRank | None:
     for name, number in found.items():
         if number is None or (name == "WORLD_SIZE" and number == 0):
             raise UsageError(
-                f"{name}={environment[name]} beside {', '.join(set_ for set_ in TORCHRUN_VARIABLES if set_ != name)}",
+                f"{name}={environment[name]} together with "
+                f"{', '.join(set_ for set_ in TORCHRUN_VARIABLES if set_ != name)}",
                 expected="numbers, as torchrun sets them for each of its processes",
                 reason="the variables were set by hand, or by a script",
                 next_step="torchrun --nproc-per-node N -m gpubench ...; alone: unset "

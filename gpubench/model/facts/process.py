@@ -273,7 +273,7 @@ class MpiSupport(Struct, frozen=True, kw_only=True):
         trials = self.find_trials(operation)
         bad = next((trial for trial in trials if trial.outcome is not TrialOutcome.RIGHT), None)
         if bad is None:
-            return "" if trials else f"{operation} was not tried"
+            return "" if trials else f"{operation} was not tested"
         said = f": {bad.said}" if bad.said else ""
         return f"{operation} of {format_size(bad.size_bytes)} on GPU memory {bad.outcome}{said}"
 
@@ -320,7 +320,7 @@ def mps_in_use(gpus: Iterable[_UsedGpu], environment: Mapping[str, str]) -> str:
     seen = [gpu.device for gpu in gpus if any(user.mps or user.is_mps_server for user in gpu.processes or ())]
     found = [f"in use on {', '.join(dict.fromkeys(seen))}"] if seen else []
     pipes = environment.get("CUDA_MPS_PIPE_DIRECTORY")
-    return "; ".join([*found, *([] if pipes is None else [f"asked for by CUDA_MPS_PIPE_DIRECTORY={pipes}"])])
+    return "; ".join([*found, *([] if pipes is None else [f"requested by CUDA_MPS_PIPE_DIRECTORY={pipes}"])])
 
 
 THROTTLE_REASONS = (
@@ -377,7 +377,7 @@ class GpuCondition(Struct, frozen=True, kw_only=True):
             yield f"had {self.memory_errors} uncorrectable memory errors since the driver was loaded"
         if self.others:
             users = [
-                f"{user.label}, which holds {user.memory_bytes / 2**30:.1f} GiB," if user.memory_bytes else user.label
+                f"{user.label}, which uses {user.memory_bytes / 2**30:.1f} GiB," if user.memory_bytes else user.label
                 for user in self.others
             ]
-            yield f"is used by {' and '.join(users)} too"
+            yield f"is also used by {' and '.join(users)}"

@@ -77,7 +77,7 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
         parameter = (self.parameters or {}).get("NvLinkDisable")
         if parameter not in (None, "", "0"):
             return f"NvLinkDisable: {parameter} in the driver's parameters"
-        return "NVML says that the NVLink bandwidth mode is off" if self.nvlink_bandwidth_mode == "off" else ""
+        return "NVML reports that the NVLink bandwidth mode is off" if self.nvlink_bandwidth_mode == "off" else ""
 
 
 class IommuFacts(Struct, frozen=True, kw_only=True):

@@ -202,8 +202,8 @@ class NodeReading(Struct, frozen=True, kw_only=True):
     driver_silent: str | None = None
 
 
-_NOT_BEFORE = "nothing was read before"
-_WENT_BACK = "the counter went back: it was reset, or the driver was loaded again"
+_NOT_BEFORE = "there is no earlier value"
+_WENT_BACK = "the counter decreased, because it was reset or the driver was reloaded"
 _NVLINK_MOST_GB_S = 4000.0  # Above NVLink 5, which carries 900 GB/s per GPU and direction
 _PCIE_MOST_GB_S = 400.0  # Above PCIe 6 x16, which carries 121 GB/s per direction
 _NIC_MOST_GB_S = 400.0
@@ -290,7 +290,7 @@ def _driver_rate(name: str, reading: GpuReading, most_gb_s: float, unknown: dict
     if rate is None or reading.lost is not None:
         return None
     if not 0 <= rate <= most_gb_s:
-        unknown[name] = "the driver's rate is none that links carry"
+        unknown[name] = "the driver's rate is higher than the links allow"
         return None
     return rate
 
@@ -341,7 +341,7 @@ def _rate(
         return None
     rate = moved / BYTES_PER_GB / seconds
     if rate > most_gb_s:
-        unknown[name] = "the counter jumped by more than the links carry: it was reset"
+        unknown[name] = "the counter increased by more than the links allow, so it was reset"
         return None
     return rate
 

@@ -12,7 +12,7 @@ from gpubench.model.paths.transport import Evidence, State, Transport
 from gpubench.model.terms.operation import Direction, Engine
 from gpubench.model.terms.plain import Bytes, Count, MeasuredSeconds
 from gpubench.model.terms.plain import StrictStruct as Struct
-from gpubench.model.terms.units import format_size, group_by
+from gpubench.model.terms.units import format_bandwidth, format_size, group_by
 
 Pair = tuple[int, int]
 
@@ -50,7 +50,7 @@ MOST_SHARE = 1.1
 NVLink counters count exactly the copied bytes, and PCIe counters up to 1.094 times as many.
 """
 
-SOMEBODY_ELSE = "somebody else uses these links"
+SOMEBODY_ELSE = "another program uses these links"
 
 
 class Series(Struct, frozen=True):
@@ -282,7 +282,7 @@ def most_share(expected: float) -> float:
 def flow_evidence(flow: Flow) -> Evidence:
     """Return the evidence from counters. If they are inconclusive, return the evidence from bandwidth."""
     if not flow.has_nvlinks:
-        return Evidence(seen="without NVLinks, counters and bandwidth do not tell direct from staged")
+        return Evidence(seen="without NVLinks, counters and bandwidth do not show whether a path is direct")
     return _foreign_traffic_evidence(flow) or _counted(flow.ends) or _timed(flow)
 
 
@@ -292,9 +292,9 @@ def _foreign_traffic_evidence(flow: Flow) -> Evidence | None:
     ends = zip(counted, flow.most_shares, strict=False)
     shares = [share for share, most in ends if share is not None and share > most]
     if shares:
-        return Evidence(seen=f"counters moved by {max(shares):.2g} times our bytes: {SOMEBODY_ELSE}")
+        return Evidence(seen=f"counters show {max(shares):.2g} times the bytes of this job: {SOMEBODY_ELSE}")
     if flow.limit_gb_s is not None and flow.foreign_gb_s > FOREIGN_SHARE * flow.limit_gb_s:
-        passed = f"{flow.foreign_gb_s:.3g} GB/s passed the NVLinks while this job was idle"
+        passed = f"the NVLinks carried {format_bandwidth(flow.foreign_gb_s, 3)} while this job was idle"
         return Evidence(seen=f"{passed}: {SOMEBODY_ELSE}")
     return None
 
@@ -303,9 +303,12 @@ def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
     """Return the evidence from counters. None if they moved too little to be conclusive."""
     nvlink = [end.nvlink_share for end in ends if end.nvlink_share is not None]
     if nvlink and min(nvlink) >= MOVED_SHARE:
-        return Evidence(State.PRESENT, f"NVLink counters moved by {min(nvlink):.2g} times the bytes that had to pass")
+        return Evidence(State.PRESENT, f"NVLink counters show {min(nvlink):.2g} times the bytes of this path")
     if nvlink and max(nvlink) < STILL_SHARE:
-        return Evidence(State.CONTRADICTING, "NVLink counters, which moved elsewhere in this run, stood still here")
+        return Evidence(
+            State.CONTRADICTING,
+            "NVLink counters show no traffic here, although they show some on other paths of this run",
+        )
     if nvlink:
         return None
     pcie = [
@@ -317,7 +320,7 @@ def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
     ]
     moved = min((share for share in pcie if share is not None), default=0.0)
     if len(pcie) == len(ends) and moved >= MOVED_SHARE:
-        seen = f"PCIe counters moved by {moved:.2g} times the bytes that had to pass, NVLink counters did not"
+        seen = f"PCIe counters show {moved:.2g} times the bytes of this path, and NVLink counters show no traffic"
         return Evidence(State.CONTRADICTING, seen)
     return None
 
@@ -325,16 +328,22 @@ def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
 def _timed(flow: Flow) -> Evidence:
     speed, through_host = flow.speed, flow.staged_gb_s
     if speed is None or through_host is None or flow.limit_gb_s is None:
-        return Evidence(seen="nothing was counted, and nothing tells what host memory would carry")
-    most = f"the way through host memory carries {through_host:.3g} GB/s at most"
+        return Evidence(seen="there are no counters, and the bandwidth of host memory is unknown")
+    most = f"host memory carries at most {format_bandwidth(through_host, 3)}"
     if speed.passed_gb_s > ABOVE_HOST * through_host:
-        return Evidence(State.PRESENT, f"{speed.passed_gb_s:.3g} GB/s passed, {most}")
+        return Evidence(State.PRESENT, f"{format_bandwidth(speed.passed_gb_s, 3)} measured, but {most}")
     if speed.size_bytes < JUDGED_FROM_BYTES:
-        return Evidence(seen=f"nothing was counted, and {format_size(speed.size_bytes)} is too little to tell by time")
+        return Evidence(
+            seen=f"there are no counters, and {format_size(speed.size_bytes)} is too small to judge by time"
+        )
     if speed.busbw_gb_s is None:
-        return Evidence(seen="nothing was counted, and slower paths may have held this one up")
+        return Evidence(seen="there are no counters, and slower paths may have delayed this one")
     # Bandwidth proves a path over PCIe only if the NVLinks are more than twice as fast.
     if speed.busbw_gb_s < through_host and flow.limit_gb_s > 2 * through_host:
-        seen = f"{speed.busbw_gb_s:.3g} GB/s at {format_size(speed.size_bytes)}"
-        return Evidence(State.CONTRADICTING, f"{seen}, NVLinks carry {flow.limit_gb_s:g}; {most}")
-    return Evidence(seen=f"nothing was counted, and {speed.busbw_gb_s:.3g} GB/s may be either: {most}")
+        seen = f"{format_bandwidth(speed.busbw_gb_s, 3)} at {format_size(speed.size_bytes)}"
+        return Evidence(
+            State.CONTRADICTING, f"{seen}, but NVLinks carry {format_bandwidth(flow.limit_gb_s, 3)}; {most}"
+        )
+    return Evidence(
+        seen=f"there are no counters, and {format_bandwidth(speed.busbw_gb_s, 3)} may be either path: {most}"
+    )

@@ -312,10 +312,10 @@ class Topology:
         facts = self.pair_facts(source, destination)
         said = [status for status in (facts.read, facts.write) if status not in (None, NOT_SAID)]
         nvml = next((status for status in said if status != "OK"), said[0] if said else None)
-        silent = [f"NVML says {P2P_STATUS[NOT_SAID]}"] if not said and NOT_SAID in (facts.read, facts.write) else []
+        silent = [f"NVML: {P2P_STATUS[NOT_SAID]}"] if not said and NOT_SAID in (facts.read, facts.write) else []
         if nvml is not None:
             access = PeerAccess(facts.cuda, nvml, P2P_STATUS.get(nvml, nvml))
-            both = f"CUDA says {'possible' if facts.cuda else 'refused'}, NVML says {access.reason}"
+            both = f"CUDA reports {'possible' if facts.cuda else 'refused'}, NVML reports {access.reason}"
             return replace(access, reason=both) if access.contradicts else access
         if facts.rocm is not None:
             return PeerAccess(facts.rocm, None, f"possible ({ROCM})" if facts.rocm else f"refused by {ROCM}")
@@ -355,7 +355,7 @@ class Topology:
         links = self.nvlinks(source, destination)
         if links is None:
             lost = [each.lost for each in (source, destination) if isinstance(each, GpuFacts) and each.lost]
-            return Limit(None, lost[0] if lost else "whether NVLinks join them is not known")
+            return Limit(None, lost[0] if lost else "it is unknown whether NVLinks connect them")
         if links:
             own = source.nvlinks if isinstance(source, GpuFacts) else None
             rate = next((nvlink_gb_s(link) for link in own or () if link.active), None)
@@ -424,7 +424,7 @@ class Topology:
             software = nic.model == SOFTWARE_RDMA
             return False, "software RDMA: the CPU moves the data" if software else "no RDMA device: plain Ethernet"
         if nic.gpudirect is not None:
-            return nic.gpudirect, "NCCL said so"
+            return nic.gpudirect, "according to NCCL"
         is_idle = not efa and facts.peermem_registered is False
         if loaded and not is_idle:
             return True, f"{module} is loaded"
@@ -433,9 +433,9 @@ class Topology:
         if facts.dma_buf:
             return True, f"dma-buf, if the NIC's driver supports it too; {missing}"
         if facts.dma_buf is None:
-            return None, f"{missing}, and nothing told whether the driver offers dma-buf"
+            return None, f"{missing}, and it is unknown whether the driver offers dma-buf"
         if efa:
-            return None, f"{missing}, which older EFA drivers do without, and the GPU driver offers no dma-buf"
+            return None, f"{missing} (older EFA drivers do not need it), and the GPU driver offers no dma-buf"
         return (None if loaded is None else False), f"{missing}, and the GPU driver offers no dma-buf"
 
     @cached_property
@@ -579,7 +579,7 @@ def amd_takes_all(gpus: int) -> bool:
     return gpus <= 2
 
 
-NCCL_POLICY = f"NCCL takes peer access up to path class {DEFAULT_LEVEL} (NCCL_P2P_LEVEL)"
+NCCL_POLICY = f"NCCL uses peer access only up to path class {DEFAULT_LEVEL} (NCCL_P2P_LEVEL)"
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -623,7 +623,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
         if self.apart:
             return "vGPUs and display cards have no peer access"
         if self.mesh and not self.wired:
-            return "NVLinks join each of these GPUs to others"
+            return "NVLinks connect each of these GPUs to other GPUs"
         return P2P_STATUS.get(self.status, self.status) or "CUDA refuses peer access"
 
 

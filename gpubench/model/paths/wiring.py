@@ -22,7 +22,7 @@ from gpubench.model.terms.verdict import Verdict
 NETWORK, MNNVL = "NET", "P2P/MNNVL"
 
 _ACTIVE = "active"
-_NOT_DESCRIBED = "nothing described these GPUs"
+_NOT_DESCRIBED = "there are no facts about these GPUs"
 
 
 class GpuPlace(Struct, frozen=True):
@@ -276,7 +276,7 @@ class Wiring(Struct, frozen=True, dict=True):
             [(self.nodes[self.gpus[gpu].node].gpudirect(nic), nic.name) for nic in self.rdma_nics(gpu)] for gpu in pair
         ]
         if not all(answers):
-            return Evidence(seen="nothing described the NICs of both nodes")
+            return Evidence(seen="there are no facts about the NICs of both nodes")
         for answer in answers:
             if not any(possible for (possible, _), _ in answer):
                 (possible, reason), name = answer[0]
@@ -455,15 +455,15 @@ def internode_limit(algorithm: str | None, collective: BusbwFactor, network: Nod
     factor = collective.busbw_factor(network.ranks)
     exchanged = network.exchange_gb_s(collective)
     if exchanged is not None:
-        return topology.Limit(factor * exchanged, f"{network.nic_gb_s:g} GB/s a NIC, {network.node_gb_s:g} a node")
+        return topology.Limit(factor * exchanged, f"{network.nic_gb_s:g} GB/s per NIC, {network.node_gb_s:g} per node")
     names = (nccl_name(algorithm),) if algorithm else (RING, "TREE")
     limits = {name: network.node_gb_s * factor / network.sent_per_byte(name, collective) for name in names}
     name = max(limits, key=limits.__getitem__)
-    assumed = "" if algorithm else f"; algorithm not known, {name.lower()} assumed"
-    return topology.Limit(limits[name], f"{network.node_gb_s:g} GB/s of NICs a node{assumed}")
+    assumed = "" if algorithm else f"; algorithm unknown, {name.lower()} assumed"
+    return topology.Limit(limits[name], f"{network.node_gb_s:g} GB/s of NICs per node{assumed}")
 
 
-NVLS_ASSUMED = "algorithm not known, limit of NVLS"
+NVLS_ASSUMED = "algorithm unknown, limit of NVLS"
 
 
 def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> topology.Limit:
@@ -475,7 +475,7 @@ def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> topology.Limit:
     ring = [(rank, (rank + 1) % len(ranks)) for rank in ranks]
     every = ring if collective.name == "sendrecv" else list(permutations(ranks, 2))
     if len(ranks) < 2:
-        return topology.Limit(None, "one rank: nothing passes a link")
+        return topology.Limit(None, "one rank: no data pass a link")
     found = busbw_limit(RING, every, wiring)
     gpu, count = wiring.gpu(0), len(ranks)
     has_nvls = gpu is not None and gpu.fabric is not None and wiring.has_nvlinks(ring[0])
@@ -531,7 +531,7 @@ def busbw_limit(algorithm: str, pairs: Collection[Pair], wiring: Wiring) -> topo
     their limit is the mean over ranks.
     """
     if pairs and algorithm not in (RING, "TREE", "PAT"):
-        return topology.Limit(None, f"no ceiling is derived for {algorithm}")
+        return topology.Limit(None, f"no limit is known for {algorithm}")
     links = _links(pairs, wiring)
     unknown = _unknown(links.values())
     if unknown is not None or algorithm == RING:
@@ -587,7 +587,7 @@ def _capped(rates: Sequence[float], total: topology.Limit) -> float:
 
 def _unknown(limits: Collection[topology.Limit]) -> topology.Limit | None:
     if not limits:
-        return topology.Limit(None, "who is connected to whom is not known")
+        return topology.Limit(None, "the connections between ranks are unknown")
     return next((limit for limit in limits if limit.gb_s is None), None)
 
 

@@ -21,7 +21,14 @@ from gpubench.model.results.figures import is_busy
 from gpubench.model.results.report import SIBLINGS, PairRow, PatternRow
 from gpubench.model.results.speed import is_lost_in_noise
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
-from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, group_by, percent
+from gpubench.model.terms.units import (
+    BYTES_PER_GB,
+    MICROSECONDS_PER_SECOND,
+    format_bandwidth,
+    format_time,
+    group_by,
+    percent,
+)
 from gpubench.model.terms.verdict import DOUBTED_FACTOR, Verdict, describe_doubt, gravity
 
 NOISY_PERCENT = 10.0  # A slow copy whose confidence interval is wider than this is INCONCLUSIVE
@@ -333,14 +340,19 @@ def is_slow_copy(row: PairRow) -> bool:
 def describe_slowness(row: PairRow) -> str:
     """Describe the measured and the expected value of a slow row."""
     if row.host_staged and row.peer == "on":
-        return "the bytes did not go over NVLink: staged through host memory"
+        return "the bytes did not go over NVLink, so they were staged through host memory"
     if is_lost_in_noise(row.ci95_percent) or row.verdict == Verdict.INCONCLUSIVE:
-        return f"samples differ too much to judge it{describe_scatter(row)}"
+        return f"samples vary too much to be judged{describe_scatter(row)}"
     if not _is_large(row):
-        times = f"{row.latency_us or 0:.3g} µs{describe_scatter(row)}, {row.expected_us or 0:.3g} are expected"
+        times = (
+            f"{format_time(row.latency_us or 0)}{describe_scatter(row)}, expected {format_time(row.expected_us or 0)}"
+        )
         return f"{times} ({row.expected_source})"
-    reached = f"{row.bandwidth_gb_s or 0:.4g} GB/s{describe_scatter(row)}"
-    seen = f"{reached}, {row.expected_percent or 0:.0f}% of {row.expected_gb_s or 0:.4g}"
+    reached = f"{format_bandwidth(row.bandwidth_gb_s or 0, 4)}{describe_scatter(row)}"
+    seen = (
+        f"{reached}, {row.expected_percent or 0:.0f}% of "
+        f"{format_bandwidth(row.expected_gb_s or 0, 4).removesuffix(' GB/s')}"
+    )
     return f"{seen} ({row.expected_source})"
 
 

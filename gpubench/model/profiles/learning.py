@@ -21,7 +21,7 @@ from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.operation import HostMemory
-from gpubench.model.terms.units import group_by, plural
+from gpubench.model.terms.units import format_bandwidth, group_by, plural
 from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -46,11 +46,19 @@ def judge_bandwidth(
         share = gb_s / expectation.value
         below_limit = limit_gb_s is not None and gb_s < LIMIT_FAIL_SHARE * limit_gb_s
         fails = share < FAILED_SHARE or below_limit
-        seen = f"{gb_s:.4g} GB/s, {share:.0%} of what is expected"
-        return Verdict.FAIL if fails else Verdict.WARN, seen, f"{expectation.value:.4g} GB/s, {expectation.whose}"
+        seen = f"{format_bandwidth(gb_s, 4)}, {share:.0%} of expected"
+        return (
+            Verdict.FAIL if fails else Verdict.WARN,
+            seen,
+            (f"{format_bandwidth(expectation.value, 4)}, {expectation.whose}"),
+        )
     if expectation is None and limit_gb_s is not None and gb_s < LIMIT_FAIL_SHARE * limit_gb_s:
-        seen = f"{gb_s:.4g} GB/s, {gb_s / limit_gb_s:.0%} of the limit"
-        return Verdict.FAIL, seen, f"at least {LIMIT_FAIL_SHARE:.0%} of {limit_gb_s:.4g} GB/s, which the links carry"
+        seen = f"{format_bandwidth(gb_s, 4)}, {gb_s / limit_gb_s:.0%} of the limit"
+        return (
+            Verdict.FAIL,
+            seen,
+            (f"at least {LIMIT_FAIL_SHARE:.0%} of {format_bandwidth(limit_gb_s, 4)}, the limit of the links"),
+        )
     return None
 
 

@@ -126,9 +126,9 @@ def find_newly_staged(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
                     severity=Verdict.FAIL,
                     subject=backend,
                     seen=f"{worst.transport} through host memory, {worst.speed_percent:.3g} % of the speed of "
-                    f"{worst.first}, which takes {worst.first_transport}",
-                    expected=f"the path that {worst.first} takes in the same process",
-                    cause="settings that came between the two communicators, or another libnccl",
+                    f"{worst.first}, which uses {worst.first_transport}",
+                    expected=f"the path that {worst.first} uses in the same process",
+                    cause="settings that changed between the two communicators, or another libnccl",
                     cure=Cure.of(f"gpubench {worst.collective.removesuffix('v')} --backend {backend} --evidence"),
                 )
             )
@@ -157,7 +157,7 @@ def find_slower_framework(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
         severity=Verdict.WARN,
         subject=worst.backend,
         seen=f"{_percent(slow)} of the speed of {worst.first} {_span(slow)}, {_placements(slow)}",
-        expected=f"{_SLOWER_PERCENT:g} % of the slower of the two times of {worst.first}, at the least",
+        expected=f"{_SLOWER_PERCENT:g} % of the speed of {worst.first}, in the slower of its two measurements",
         cause="work on the GPU that torch adds around NCCL's call, such as a copy",
         cure=Cure.of(
             f"gpubench {worst.collective.removesuffix('v')} --backend {worst.first},{worst.backend} "
@@ -184,7 +184,9 @@ def describe_speed(rows: Sequence[BackendRow], *, composed: bool = True) -> str:
     several = [row for row in rows if row.note is not None] if composed or not single else []
     said = [_describe_series(rows[0].backend, single)] if single else []
     if several:
-        said.append(_describe_series(f"made of several calls {'it' if single else rows[0].backend}", several))
+        said.append(
+            _describe_series(f"for collectives made of several calls, {'it' if single else rows[0].backend}", several)
+        )
     return "; ".join(
         filter(None, (*said, _describe_drift([*single, *several]), _describe_issue_times([*single, *several])))
     )
@@ -199,11 +201,11 @@ def _describe_series(subject: str, rows: Sequence[BackendRow]) -> str:
     if alike:
         rest = by_size[: len(by_size) - len(alike)]
         said = f"{subject} is as fast as {first}, within {_WITHIN_PERCENT:g} %, {_span(_flatten(alike))} {where}"
-        return f"{said}, and has {_percent(_flatten(rest))} of its speed {_span(_flatten(rest))}" if rest else said
+        return f"{said}, and reaches {_percent(_flatten(rest))} of its speed {_span(_flatten(rest))}" if rest else said
     smallest_large = min(LARGE_BYTES, by_size[-1][0].size_bytes)
     large = [row for row in rows if row.size_bytes >= smallest_large]
     small = [row for row in rows if row.size_bytes < smallest_large]
-    said = f"{subject} has {_percent(large)} of the speed of {first} {_span(large)} {where}"
+    said = f"{subject} reaches {_percent(large)} of the speed of {first} {_span(large)} {where}"
     return f"{said}, and {_percent(small)} {_span(small)}" if small else said
 
 
@@ -237,7 +239,8 @@ def _describe_drift(rows: Sequence[BackendRow]) -> str:
     if drift <= _WITHIN_PERCENT:
         return ""
     return (
-        f"{worst.first}'s own two times differ by up to {_format_percent(drift)} %, at {format_size(worst.size_bytes)}"
+        f"two measurements of {worst.first} differ by up to {_format_percent(drift)} %, at "
+        f"{format_size(worst.size_bytes)}"
     )
 
 
@@ -250,7 +253,7 @@ def _describe_issue_times(rows: Sequence[BackendRow]) -> str:
     own = median(row.issue_us for row in small if row.issue_us is not None)
     firsts = [row.first_issue_us for row in small if row.first_issue_us is not None]
     beside = f", {rows[0].first} {_microseconds(median(firsts))}" if firsts else ""
-    return f"its host takes {_microseconds(own)} µs to issue an operation{beside}"
+    return f"its host needs {_microseconds(own)} µs to issue an operation{beside}"
 
 
 def _microseconds(value: float) -> str:
@@ -265,7 +268,7 @@ def describe_paths(rows: Sequence[BackendRow]) -> str:
     if all(one == other for one, other in pairs):
         return f"over the same path ({', '.join(sorted({str(one) for one, _ in pairs}))})"
     one, other = next(pair for pair in pairs if pair[0] != pair[1])
-    return f"over another path: {one}, {rows[0].first} {other}"
+    return f"over another path: {one}, while {rows[0].first} uses {other}"
 
 
 _NEAREST_PAIRS = 16
@@ -587,8 +590,8 @@ _EFFICIENT = ("allgather", "reducescatter")
 _GAIN = 0.9
 
 _NO_WINDOW = (
-    "NCCL gave no window: that takes cuMem (NCCL_CUMEM_ENABLE), NCCL_WIN_ENABLE, and memory that all ranks reach by "
-    "load and store"
+    "NCCL created no window, which needs cuMem (NCCL_CUMEM_ENABLE), NCCL_WIN_ENABLE, and load/store access to "
+    "the memory of all ranks"
 )
 
 
@@ -606,8 +609,8 @@ def find_ignored_requests(rows: Sequence[CollectiveRow]) -> tuple[Finding, ...]:
                     id=WITHOUT_EFFECT,
                     severity=Verdict.WARN,
                     subject=f"--{request} in {own[0].collective}",
-                    seen=f"{name}: NCCL took {_taken(way)}, by its own choice {_taken(own)}",
-                    expected="another algorithm, kernel or number of channels at one size at least",
+                    seen=f"{name}: NCCL used {_taken(way)}, and without the request {_taken(own)}",
+                    expected="another algorithm, kernel or number of channels for at least one size",
                     cause=reason,
                     cure=Cure.of(f"leave --{request.partition(' ')[0]} out"),
                 )
@@ -630,7 +633,7 @@ def _ineffective_requests(
     if asked.get(settings.REGISTER) == settings.Registration.USER and not any(row.registered for row in way):
         yield (
             f"{settings.REGISTER} {settings.Registration.USER}",
-            "NCCL gave no handle: NCCL_LOCAL_REGISTER is 0, or it copies by memcpy",
+            "NCCL returned no handle, because NCCL_LOCAL_REGISTER is 0 or NCCL copies with memcpy",
         )
     if asked.get(settings.CTA_POLICY) == settings.CtaPolicy.ZERO and algorithms.isdisjoint(_BY_COPY_ENGINE):
         yield f"{settings.CTA_POLICY} {settings.CtaPolicy.ZERO}", _why_not_copied(collective, way, asked)
@@ -643,7 +646,7 @@ def _ineffective_requests(
         if most is not None and most <= int(asked[settings.MAX_CTAS]):
             yield (
                 f"{settings.MAX_CTAS} {asked[settings.MAX_CTAS]}",
-                f"NCCL uses {plural(most, 'channel')} at most by its own choice",
+                f"NCCL uses at most {plural(most, 'channel')} without the request",
             )
 
 
@@ -662,31 +665,31 @@ def _why_no_windows(collective: str, way: Sequence[CollectiveRow], asked: Mappin
     if not any(row.registered for row in way):
         return _NO_WINDOW
     if asked.get(settings.CTA_POLICY) == settings.CtaPolicy.ZERO and collective in _COPIED:
-        return "the driver is older than CUDA 12.5, or not all ranks reach each other by load and store"
+        return "the driver is older than CUDA 12.5, or some ranks cannot load from and store to each other's memory"
     if collective not in _REDUCED_IN_WINDOWS:
-        return f"NCCL has symmetric kernels for {', '.join(_REDUCED_IN_WINDOWS)} alone"
+        return f"NCCL has symmetric kernels only for {', '.join(_REDUCED_IN_WINDOWS)}"
     return "NCCL has no symmetric kernel for this type and reduction, or expects it to be slower at these sizes"
 
 
 def _why_not_copied(collective: str, way: Sequence[CollectiveRow], asked: Mapping[str, str]) -> str:
     if collective not in _COPIED:
-        return f"copy engines move {', '.join(_COPIED)} alone: they cannot reduce, and NCCL has no other without SMs"
+        return f"copy engines work only for {', '.join(_COPIED)}, because they cannot reduce"
     if asked.get(settings.REGISTER) != settings.Registration.SYMMETRIC:
-        return "copy engines need windows of symmetric memory: add --register symmetric"
+        return "copy engines need windows of symmetric memory (add --register symmetric)"
     return _why_no_windows(collective, way, asked)
 
 
 def _why_not_efficient(collective: str, own: Sequence[CollectiveRow], asked: Mapping[str, str]) -> str:
     if collective not in _EFFICIENT:
-        return f"NCCL follows it in {' and '.join(_EFFICIENT)} alone"
+        return f"NCCL follows it only in {' and '.join(_EFFICIENT)}"
     if asked.get(settings.REGISTER) != settings.Registration.USER:
-        return "it needs registered buffers: add --register user"
+        return "it needs registered buffers (add --register user)"
     if all(row.algorithm == _NVLS for row in own):
-        return "NCCL takes NVLS by its own choice"
-    return "it needs NVLS, multicast by NVSwitch, between all ranks of a node"
+        return "NCCL already uses NVLS without the request"
+    return "it needs NVLS (multicast by NVSwitch) between all ranks of a node"
 
 
 def _taken(rows: Sequence[CollectiveRow]) -> str:
     """Return the algorithms and protocols in the log, by ascending size: 'ring/ll and ring/simple'."""
-    names = dict.fromkeys(settings.format_choice(row.algorithm, row.protocol) or "none that it names" for row in rows)
+    names = dict.fromkeys(settings.format_choice(row.algorithm, row.protocol) or "unnamed" for row in rows)
     return " and ".join(names)

@@ -305,7 +305,7 @@ def find_sibling_figures(rows: Sequence[report.CollectiveRow]) -> list[SiblingFi
             continue
         if others < LEAST_OTHERS:
             fastest = min((*([] if row.wrong else [row]), *right), key=lambda row: row.time_us)
-            reference, source = fastest, "the faster of two groups of this run"
+            reference, source = fastest, "the faster of the two groups in this run"
         else:
             reference = sorted(right, key=lambda row: row.time_us)[(others - 1) // 2]
             source = f"{plural(others, 'other group')} of this run"
@@ -320,7 +320,7 @@ _MOST_LINES = 4
 _FEWEST_SIZES = 3
 HOST = "host"
 _ENGINES = {"ce": "copy engine", "sm": "kernel"}
-OPEN_ENDED = "neither limit nor expectation is known: the axis ends at the highest measured"
+OPEN_ENDED = "limit and expected value are unknown, so the axis ends at the highest measured value"
 
 
 class CurveLine(Struct, frozen=True):

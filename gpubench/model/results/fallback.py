@@ -19,7 +19,7 @@ from gpubench.model.paths.transport import (
 )
 from gpubench.model.results import report
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import group_by, shorten
+from gpubench.model.terms.units import format_bandwidth, group_by, shorten
 from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict
 
 
@@ -153,7 +153,7 @@ def fallback_rows(
     )
     rows = [_make_fallback_row(members, origin, cause_of, not_observed) for members in groups.values()]
     if without_paths:
-        rows.append(unknown_row(origin, "nothing named their connections", [f"{end} → ?" for end in without_paths]))
+        rows.append(unknown_row(origin, "no log names their connections", [f"{end} → ?" for end in without_paths]))
     if not_observed and not paths:
         rows.append(unknown_row(origin, not_observed))
     return sorted(rows, key=lambda row: (_GRAVEST_FIRST.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
@@ -225,7 +225,7 @@ def _make_row_findings(row: report.FallbackRow) -> tuple[Finding, ...]:
         case Conclusion.DISPUTED:
             return (_finding(PATH_DISPUTED, row, "evidence that agrees", "a counter, a driver or a log is wrong"),)
         case Conclusion.UNKNOWN:
-            return (_finding(PATH_UNKNOWN, row, "to know which way the bytes go", "what is needed was not said"),)
+            return (_finding(PATH_UNKNOWN, row, "evidence of the path", "the needed evidence was not available"),)
         case _:
             return ()
 
@@ -236,7 +236,7 @@ def _staged(row: report.FallbackRow) -> Finding:
         severity=Verdict(row.verdict),
         subject=describe_pairs(row),
         seen=f"{row.transport or 'data go'} through host memory{describe_slowdown(row)}",
-        expected="paths from GPU to GPU" if row.verdict != Verdict.SKIP else "host memory, by design",
+        expected="a direct path from GPU to GPU" if row.verdict != Verdict.SKIP else "host memory, by design",
         cause=row.cause_seen or "not known",
         cure=read_cure(row) or Cure.of("gpubench topo"),
         subjects=row.pairs,
@@ -252,7 +252,9 @@ def _finding(name: str, row: report.FallbackRow, expected: str, cause: str) -> F
         seen=row.how,
         expected=expected,
         cause=cause,
-        cure=Cure.of("gpubench p2p", comment="It proves each pair by itself; --evidence shows all that is known."),
+        cure=Cure.of(
+            "gpubench p2p", comment="It checks each pair separately. `--evidence` shows everything that is known."
+        ),
         subjects=row.pairs,
     )
 
@@ -262,9 +264,12 @@ def describe_slowdown(row: report.FallbackRow) -> str:
     if row.bandwidth_gb_s is None:
         return ""
     if row.limit_gb_s is None or row.times_slower is None:
-        return f": {row.bandwidth_gb_s:.3g} GB/s"
+        return f": {format_bandwidth(row.bandwidth_gb_s, 3)}"
     slower = f", {row.times_slower:.1f} times slower than the limit" if row.times_slower > 1 else ""
-    return f": {row.bandwidth_gb_s:.3g} of {row.limit_gb_s:.4g} GB/s{slower}"
+    return (
+        f": {format_bandwidth(row.bandwidth_gb_s, 3).removesuffix(' GB/s')} of "
+        f"{format_bandwidth(row.limit_gb_s, 4)}{slower}"
+    )
 
 
 def describe_pairs(row: report.FallbackRow, most: int = _MOST_PAIRS) -> str:

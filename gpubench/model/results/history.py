@@ -32,7 +32,7 @@ _MOST_VALUE_CHARACTERS = 40
 _NO_KIND = ("strict", "evidence", "seed", "timeout_s", "gpus", "past")
 """Options that may differ between comparable results. `gpus` names devices, whose models are compared separately."""
 
-CUT_SHORT = "cut short, or still running"  # Why an incomplete result is not used
+CUT_SHORT = "incomplete, or still running"  # Why an incomplete result is not used
 _TOLD_BY_ROWS = (
     *SHOWN_BY_ROWS,
     *("mode", "graph", "settings", "groups", "ranks", "backend", "check"),
@@ -147,7 +147,7 @@ class ResultHead(Struct, frozen=True, kw_only=True):
         yield from self._machine_differences(other)
         changed = []
         for name in {**self.options, **other.options}:
-            own, others = (head.options.get(name, "not there") for head in (self, other))
+            own, others = (head.options.get(name, "missing") for head in (self, other))
             if own != others:
                 texts = [value.replace('"', "").strip("[]") for value in (own, others)]
                 is_short = max(map(len, texts)) <= _MOST_VALUE_CHARACTERS
@@ -320,14 +320,14 @@ class PastFigures(Struct, frozen=True):
     def note(self) -> str:
         """A sentence about the used and unused results. Empty if there are no earlier results."""
         if self.problem:
-            return f"this machine's past is not known: {self.problem}"
+            return f"this machine's past is unknown: {self.problem}"
         if not self.used and not self.left_out:
             return ""
         text = f"this machine's past: {plural(self.used, 'result')} of {self.folder}"
         if self.used < LEAST_RESULTS:
-            text += f", and {LEAST_RESULTS} are the least that a row is judged by"
+            text += f", but judging a row needs at least {LEAST_RESULTS}"
         if self.other_topology_count:
-            text += f"; since {self.other_topology_count} of them links or NICs came or went (another topology)"
+            text += f"; links or NICs have changed since {self.other_topology_count} of them (another topology)"
         return text + (f"; left out: {', '.join(map(str, self.left_out))}" if self.left_out else "")
 
 
@@ -338,7 +338,7 @@ def why_unfit(head: ResultHead, own: ResultHead) -> tuple[str, str] | None:
     if not head.complete:
         return CUT_SHORT, ""
     if head.started_at > own.started_at:
-        return "begun after this run", ""
+        return "started after this run", ""
     if head.verdict in _BAD_RUN:
         return f"whose run ended with {head.verdict}", ""
     obstacle = next(head.find_obstacles(own), None)

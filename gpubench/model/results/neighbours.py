@@ -15,7 +15,7 @@ from gpubench.model.terms.units import group_by
 from gpubench.model.terms.verdict import Verdict
 
 SHARE = "ranks share"  # Contained in a row's note if several ranks take turns on few CPUs
-LONE = "measured once, its neighbours are as expected"  # The note on a lone slow row
+LONE = "measured once, while its neighbours are as expected"  # The note on a lone slow row
 
 CurveKey = tuple[object, ...]  # The columns that all rows of a curve share, which are all except size and placement
 

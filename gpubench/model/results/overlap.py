@@ -125,13 +125,13 @@ def overlap_charts(rows: Sequence[OverlapRow]) -> Iterator[Chart]:
         ]
         for start in range(0, len(lines), _MOST_LINES):
             some = tuple(lines[start : start + _MOST_LINES])
-            yield Chart(f"Step beside {partner}, over that with NCCL's own CTAs", "×", some, logarithmic=True)
+            yield Chart(f"Step time with {partner}, relative to NCCL's own number of CTAs", "×", some, logarithmic=True)
         if own:
             slowdowns = (
                 _line("communication, κm", list(own.values()), lambda row: row.communication_slowdown),
                 _line("computation, κc", list(own.values()), lambda row: row.compute_slowdown),
             )
-            yield Chart(f"Slow-down beside {partner}, NCCL's own CTAs", "×", slowdowns, logarithmic=True)
+            yield Chart(f"Slow-down with {partner} and NCCL's own number of CTAs", "×", slowdowns, logarithmic=True)
 
 
 def _line(name: str, rows: Sequence[OverlapRow], value: Callable[[OverlapRow], float | None]) -> CurveLine:
@@ -159,14 +159,14 @@ def overlap_parts(report: Report) -> Iterator[LinePart]:
         else f", which slow down by {_format_slowdown(shown.own_compute_slowdown)}"
     )
     said = (
-        f"{shown.collective} of {format_size(shown.size_bytes)} takes {shown.own_communication_slowdown:.2g} times "
-        f"as long beside {beside}"
+        f"{shown.collective} of {format_size(shown.size_bytes)} takes {shown.own_communication_slowdown:.2g} "
+        f"times as long during {beside}"
     )
     yield part(f"{said}{slowed}", said)
     gains = [row for row in known if row.beyond_noise and row.partner == shown.partner]
     best = max(gains, key=lambda row: row.gain_percent or 0, default=None)
     if best is None:
-        yield part("no cap on CTAs makes a step shorter", importance=SOON)
+        yield part("no limit on CTAs makes a step shorter", importance=SOON)
     else:
         at = f" at {format_size(best.size_bytes)}"
         yield part(f"{describe_cap(best.ctas)} make the step {best.gain_percent:.1f} % shorter{at}", importance=SOON)

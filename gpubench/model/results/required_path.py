@@ -32,10 +32,10 @@ _VERBS = re.compile(r"g?IB|SHARP|\w+_mlx5/")  # NCCL's network, NVIDIA's IBext a
 _MOST_PAIRS = 3
 _LOG_MORE = Cure.of(
     "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,NET",
-    comment="`gpubench explain` reads the paths of a job from its log.",
+    comment="`gpubench explain` then reads the paths from the job's log.",
 )
 MEASURE_PAIRS = Cure.of(
-    "gpubench p2p --evidence", comment="It measures each pair by itself and shows all that is known."
+    "gpubench p2p --evidence", comment="It measures each pair separately and shows everything that is known."
 )
 
 
@@ -223,7 +223,7 @@ def _finding(
     kind: RequiredPath, wrong: Sequence[TakenPath], doubtful: Sequence[TakenPath], total: str, gap: str
 ) -> Finding:
     shown = wrong or doubtful
-    how = f"took another path than {kind}" if wrong else f"not proven to take {kind}"
+    how = f"used another path than {kind}" if wrong else f"not proven to use {kind}"
     subject = f"{len(shown)} of {total} {how}: {shorten([path.words for path in shown], _MOST_PAIRS)}"
     unproven = f"{len(doubtful)} more not proven" if wrong and doubtful else ""
     return Finding(
@@ -261,13 +261,15 @@ def check_possible(required: Sequence[RequiredPath], wiring: Wiring, *, sees_all
         if kind in _INSIDE:
             missing = _why_not_inside(kind, wiring)
         elif sees_all_nodes and len(nodes) < 2:
-            missing = f"it applies between nodes, and here is one: {', '.join(nodes.values()) or 'without GPUs'}"
+            missing = (
+                f"it applies between nodes, but there is only one node: {', '.join(nodes.values()) or 'without GPUs'}"
+            )
         else:
             missing = _why_not_between(kind, wiring)
         if missing:
             raise UsageError(
                 f"{REQUIRE_PATH} {kind}: {missing}",
-                expected="a path that this hardware has, between GPUs that take part",
+                expected="a path that this hardware has between the measured GPUs",
                 next_step="gpubench topo shows the links and NICs",
             )
 
@@ -277,7 +279,9 @@ def _why_not_inside(kind: RequiredPath, wiring: Wiring) -> str:
     pairs = [pair for own in nodes.values() for pair in combinations(own, 2) if not wiring.share_gpu(pair)]
     if not pairs:
         hosts = list(dict.fromkeys(gpu.host for gpu in wiring.gpus))
-        return f"it applies between GPUs of one node, and here is {f'one on {shorten(hosts)}' if hosts else 'none'}"
+        return (
+            f"it applies between GPUs of one node, but there is {f'only one on {shorten(hosts)}' if hosts else 'none'}"
+        )
     if kind is RequiredPath.P2P:
         refused = [wiring.why_refused(pair) for pair in pairs]
         return f"no peer access between GPUs: {refused[0]}" if all(refused) else ""
@@ -287,7 +291,7 @@ def _why_not_inside(kind: RequiredPath, wiring: Wiring) -> str:
         gpu is None or gpu.nvlinks is None or any(link.version != XGMI_LINK for link in gpu.nvlinks) for gpu in gpus
     )
     linked = may_be_linked or any(path.startswith("NV") for path in paths)
-    return "" if linked else f"no NVLinks, the paths are {shorten(sorted(paths))}"
+    return "" if linked else f"there are no NVLinks, and the paths are {shorten(sorted(paths))}"
 
 
 def _why_not_between(kind: RequiredPath, wiring: Wiring) -> str:

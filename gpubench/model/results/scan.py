@@ -334,7 +334,7 @@ def _checked(place: Sequence[int], count: int, fabric: ScanFabric) -> Sequence[i
     nodes, rail = place[: max(1, count - 1)], place[-1] if place else -1
     fits = len(place) == count and all(0 <= node < len(fabric.hosts) for node in nodes)
     if not fits or not 0 <= rail < max(fabric.rails, 1):
-        raise UsageError(f"a figure of {list(place)[:4]}", expected=f"{_EXPECTED}, of {len(fabric.hosts)} nodes")
+        raise UsageError(f"a value of {list(place)[:4]}", expected=f"{_EXPECTED}, of {len(fabric.hosts)} nodes")
     return place
 
 
@@ -438,7 +438,7 @@ class ScanCollectiveRow(Record, frozen=True, kw_only=True):
     """A ring over many nodes, compared with the bandwidth predicted from its cells."""
 
     section = "scan_collectives"
-    on_page = OnPage("Rings of many nodes")
+    on_page = OnPage("Rings over many nodes")
 
     subject: str  #: group of nodes: all, a half, or a mixed half
     nodes: tuple[str, ...]  #: host names of the nodes in the group
@@ -454,7 +454,7 @@ class ExclusionRow(Record, frozen=True, kw_only=True):
     """A line of an exclude list, ready to paste."""
 
     section = "exclusions"
-    on_page = OnPage("Lists that leave the bad nodes out")
+    on_page = OnPage("Lists without the bad nodes")
 
     tool: Annotated[str, Tool]  #: tool that reads the list
     line: str  #: line to paste into the tool's command or file

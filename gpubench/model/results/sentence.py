@@ -70,7 +70,7 @@ from gpubench.model.terms.verdict import (
 _ID = re.compile(r"^[a-z0-9-]+: ")
 _LINES = re.compile(r" \(\d+ lines like this\)$")
 _WITH_BUS_ID = re.compile(r"(?<=\w) \([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\)")
-_ENDED_EARLY = "the run was cut short, the rows before were measured"
+_ENDED_EARLY = "the run was cut short, so only some rows were measured"
 _ENDED_AT_ONCE = "the run was cut short before its first row"
 _PRESENT, _NIC_STATE, _BELOW_CARD = "gpu_present", "nic_state", "below the card's highest rate"
 # If each row of a comparison has more noise than this, the last line mentions it. Jobs on other nodes differ by that
@@ -278,12 +278,17 @@ def _describe_slower_rows(rows: RowsByColumn[ComparisonRow]) -> str:
     lost = bandwidth_lost(worst.slower_percent or 0.0)
     place = format_size(worst.size_bytes) if worst.collective and worst.size_bytes is not None else worst.name
     both = worst.base_gb_s is not None and worst.new_gb_s is not None
-    figures = f"{worst.base_gb_s:.3g} → {worst.new_gb_s:.3g} GB/s" if both else ""
+    figures = _describe_change(worst.base_gb_s, worst.new_gb_s) if both else ""
     noise = "" if worst.noise_percent is None else f"noise {bandwidth_lost(worst.noise_percent):.0f} %"
     seen = ", ".join(filter(None, (f"{place}: {figures}" if figures else place, noise)))
     verb = "is" if len(kinds) == 1 and kinds[0] != "copies" else "are"
     of_rows = f"{len(slower)} of {plural(len(compared), 'row')}"
     return f"{what} {verb} slower in {of_rows}, by up to {lost:.0f} % ({seen})"
+
+
+def _describe_change(base_gb_s: float | None, new_gb_s: float | None) -> str:
+    base, new = (format_bandwidth(gb_s or 0, 3) for gb_s in (base_gb_s, new_gb_s))
+    return f"{base.removesuffix(' GB/s') if new.endswith(' GB/s') else base} → {new}"
 
 
 def _describe_staged_paths(report: Report) -> Iterator[str]:
@@ -377,7 +382,7 @@ def _describe_job(report: Report) -> str:
     if communicators:
         pairs = plural(sum(communicator.pairs for communicator in communicators), "pair")
         if ending.EXCERPT in found:
-            return f"{pairs} in this part of a log, of how many it does not say"
+            return f"{pairs} in this part of a log, which does not show the total"
         return f"{pairs} of {plural(len(communicators), 'communicator')}"
     libraries = [row for row in report.rows(LibraryRow) if row.found]
     if libraries:
@@ -389,14 +394,14 @@ def _describe_job(report: Report) -> str:
         row = machines[0]
         place = "" if row.size_bytes is None else f" at {format_size(row.size_bytes)}"
         name = COLLECTIVE_NAMES.get(row.what, row.what)
-        return f"{name} reaches {row.ratio:.2f} × per GPU{place} ({row.base_gb_s:.3g} → {row.new_gb_s:.3g} GB/s)"
+        return f"{name} reaches {row.ratio:.2f} × per GPU{place} ({_describe_change(row.base_gb_s, row.new_gb_s)})"
     cells = report.by_column(ComparisonRow).cells("status", "noise_percent")
     noise = [percent for status, percent in cells if status == Status.COMPARED]
     if not noise:
         return ""
     least = min((percent for percent in noise if percent is not None), default=0.0)
     coarse = least >= _COARSE_PERCENT
-    blind = f", differences below {bandwidth_lost(least):.0f} % are not told apart" if coarse else ""
+    blind = f", differences below {bandwidth_lost(least):.0f} % are not detected" if coarse else ""
     return f"{plural(len(noise), 'row')} compared{blind}"
 
 
@@ -428,7 +433,7 @@ def _compare_backends(metadata: Metadata, report: Report) -> list[str]:
         )
         words.append(describe_paths(selected))
         version = metadata.libraries.get(NCCL_ALONE)
-        words.append(f"though without torch gpubench loads {version}" if version else "")
+        words.append(f"although gpubench loads {version} without torch" if version else "")
     return words
 
 
@@ -451,9 +456,9 @@ def _paths(report: Report) -> Iterator[str]:
         yield "all paths can be direct"
     elif conclusions & {Conclusion.STAGED, Conclusion.IMPOSSIBLE}:
         some = Conclusion.UNKNOWN in conclusions
-        yield "some paths through host memory by design, others not seen" if some else "through host memory by design"
+        yield "some paths through host memory by design, others unknown" if some else "through host memory by design"
     elif Conclusion.UNKNOWN in conclusions:
-        yield "paths not seen"
+        yield "paths unknown"
     if direct := [row.transport for row in report.rows(KvPathRow) if row.verdict == Verdict.PASS]:
         yield f"UCX moves GPU memory directly over {shorten(direct)}"
 

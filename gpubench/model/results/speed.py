@@ -11,7 +11,7 @@ from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.terms.operation import ManagedWay, algbw_gb_s
 from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.statistics import Mode
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, format_time, plural
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_bandwidth, format_size, format_time, plural
 from gpubench.model.terms.verdict import DOUBTED_FACTOR, Verdict, describe_doubt, worst_verdict
 
 _NEAR_SHARE = 0.1  # Repeat rows whose time is within this share of the slowest acceptable time
@@ -29,7 +29,7 @@ def is_lost_in_noise(interval_percent: float | None) -> bool:
     return (interval_percent or 0.0) >= _WHOLE_PERCENT
 
 
-ONE_RANK = "one rank: nothing is communicated"  # Why such rows are SKIP: they only copy within the rank's memory
+ONE_RANK = "one rank: there is no communication"  # Why such rows are SKIP: they only copy within the rank's memory
 LARGE_BYTES = 64 * 2**20  # Reports show bandwidth from this size on, and time below it
 
 _FEW_US = 8.0
@@ -263,7 +263,7 @@ class Slowness(Struct, frozen=True):
     def seen(self) -> str:
         """The measured bandwidth of a large size, or time of a small one, with the percentage of the expected speed."""
         size = format_size(self.worst.size_bytes)
-        return f"{self._figures[0]} ({self.percent:.0f} % of what is expected) at {size}"
+        return f"{self._figures[0]} ({self.percent:.0f} % of expected) at {size}"
 
     @property
     def expected(self) -> str:
@@ -288,7 +288,7 @@ class Slowness(Struct, frozen=True):
     def _figures(self) -> tuple[str, str]:
         row = self.worst
         if row.size_bytes >= LARGE_BYTES:
-            return f"{row.busbw_gb_s:.4g} GB/s", f"{row.expected_gb_s:.4g} GB/s"
+            return format_bandwidth(row.busbw_gb_s or 0.0, 4), format_bandwidth(row.expected_gb_s or 0.0, 4)
         return format_time(row.time_us), format_time(row.expected_us or 0.0)
 
 
@@ -306,7 +306,7 @@ ABOVE_LIMIT = "above-limit"  # ID of the finding on values above the limit
 TOO_NOISY = "figures-too-noisy"  # ID of the finding on rows that noise hides
 SLOW_RANGE = "slow-range"  # ID of the finding on adjacent sizes that are slower than the others
 
-_NOTE = "above the limit: a fact of the links or the time is wrong"
+_NOTE = "above the limit: the links' facts or the time is wrong"
 
 LimitedRow = TypeVar("LimitedRow", CollectiveRow, PairRow)
 

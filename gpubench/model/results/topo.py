@@ -427,7 +427,7 @@ def _user(process: GpuProcess) -> str:
 
 _BEYOND_PXB = PATH_CLASSES[PATH_CLASSES.index("PXB") + 1 :]
 _MOST_KNOWN = 8
-_FAR = "NCCL uses it up to PXB unless NCCL_NET_GDR_LEVEL says otherwise"
+_FAR = "NCCL uses it up to PXB, unless NCCL_NET_GDR_LEVEL is set"
 
 
 def pair_rows(node: Topology) -> Iterator[report.PairRow]:

@@ -158,7 +158,7 @@ _MOST_JOBS = 3
 def watch_part(report: Report) -> LinePart:
     """Return 'torch 127.0.0.1:29500 on node0 is direct for 28 s, NVLink 78.1 GB/s', or why no job was judged."""
     if HangRow.section in report.sections:
-        seen = "RAS does not show whether operations go on: " if report.verdict is not Verdict.PASS else ""
+        seen = "RAS does not show whether operations make progress: " if report.verdict is not Verdict.PASS else ""
         return part(f"{seen}no rank keeps others waiting")
     rows = report.rows(JobRow)
     main: dict[tuple[str, str], JobRow] = {}
@@ -167,9 +167,9 @@ def watch_part(report: Report) -> LinePart:
     busy = sorted((row for row in main.values() if row.way != Way.IDLE), key=lambda row: -row.seconds)
     sentences = [_sentence(alike) for alike in group_by(busy, lambda row: (row.job, row.way)).values()]
     if sentences:
-        unjudged = "" if report.verdict is Verdict.PASS else "no path between GPUs was seen: "
+        unjudged = "" if report.verdict is Verdict.PASS else "the path between GPUs is unknown: "
         return part(*(unjudged + shorten(sentences, most) for most in range(min(len(sentences), _MOST_JOBS), 0, -1)))
-    return part("all jobs are idle, no traffic between GPUs was seen" if rows else "no process uses a GPU")
+    return part("all jobs are idle, without traffic between GPUs" if rows else "no process uses a GPU")
 
 
 def _sentence(rows: list[JobRow]) -> str:

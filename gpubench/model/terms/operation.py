@@ -135,15 +135,15 @@ class TwoLevels(Struct, frozen=True):
             seen, next_step = f"all {len(nodes)} ranks are on one node", "a launcher that starts ranks on several hosts"
         elif least < max(members):
             seen = f"nodes have from {least} to {max(members)} ranks"
-            next_step = f"as many ranks on every node, e.g. mpirun --map-by ppr:{least}:node"
+            next_step = f"the same number of ranks on every node, e.g. mpirun --map-by ppr:{least}:node"
         elif least < 2:
             seen = "every node has a single rank"
-            next_step = "leave it out: flat and hierarchical are the same there"
+            next_step = "omit it, because flat and hierarchical are the same there"
         if seen:
             raise UsageError(
                 f"{HIERARCHICAL_OPTION}, but {seen}",
-                expected="two nodes or more, with the same number of ranks, two or more",
-                reason="it reduces inside nodes first, then between ranks with the same place in their nodes",
+                expected="at least two nodes with the same number of ranks, at least two each",
+                reason="it reduces inside nodes first, then between ranks with the same position in their nodes",
                 next_step=next_step,
             )
         return cls(nodes, tuple(places))
@@ -156,7 +156,8 @@ class TwoLevels(Struct, frozen=True):
             what = f"of {integers[0]}" if integers else f"over {self.node_count} nodes of {self.ranks_per_node} ranks"
             raise UsageError(
                 f"{HIERARCHICAL_OPTION} with --op avg {what}",
-                expected="floats, and powers of two: only there is an average of averages exact",
+                expected="floating-point types and powers of two, because otherwise an average of averages is "
+                "not exact",
                 next_step="--op sum",
             )
 
@@ -388,7 +389,7 @@ class ManagedSupport(Struct, frozen=True, kw_only=True):
         if self.managed is False:
             return f"{self.device} has no managed memory (managedMemory 0)"
         if self.concurrent is False:
-            return f"{self.device} takes neither prefetch nor advice (concurrentManagedAccess 0)"
+            return f"{self.device} supports neither prefetch nor advice (concurrentManagedAccess 0)"
         return ""
 
 
@@ -468,11 +469,11 @@ def describe_composition(
     if backend.startswith(TORCH) and collective in _ONE_BUFFER and kernel != ONE_SHOT:
         name = "two_shot_all_reduce_" if kernel == TWO_SHOT else _ONE_BUFFER[collective]
         if placement is Placement.OUT_OF_PLACE:
-            parts.append(f"torch's {name} has one buffer: copied into it first")
+            parts.append(f"torch's {name} has one buffer, so the input is copied into it first")
     if backend == TORCH_GLOO and collective == "sendrecv":
-        parts.append("Gloo sends no CUDA tensors: from GPUs by way of tensors of the host")
+        parts.append("Gloo cannot send CUDA tensors, so data from GPUs are copied to host tensors")
     if op is ReduceOp.AVG and divides_sum(backend, dtype):
-        parts.append(f"{backend} has no average of {dtype}: a sum, divided afterwards")
+        parts.append(f"{backend} has no average of {dtype}, so a sum is divided afterwards")
     return "; ".join(parts)
 
 

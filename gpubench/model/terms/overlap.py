@@ -41,7 +41,7 @@ def parse_ctas(texts: Sequence[str]) -> tuple[int | None, ...]:
         if cap != OWN_CTAS and not (cap.isascii() and cap.isdecimal() and 1 <= int(cap) <= MOST_CTAS):
             raise UsageError(
                 f"--ctas {cap or repr(cap)}",
-                expected=f"numbers from 1 to {MOST_CTAS}, and {OWN_CTAS} for NCCL's own",
+                expected=f"numbers from 1 to {MOST_CTAS}, or {OWN_CTAS} for NCCL's own number",
                 next_step="--ctas own,16,8,4,2",
             )
     return tuple(None if cap == OWN_CTAS else int(cap) for cap in words)

@@ -70,7 +70,7 @@ def _refusal(plain: Any, message: str, path: str, where: str) -> UsageError:
     """Convert a validation message and path from msgspec to a UsageError that shows the invalid value."""
     what, _, field = message.partition(" field ")
     if what == "Object contains unknown":
-        reason = "it was written by a newer gpubench, or by hand"
+        reason = "it was written by a newer gpubench, or edited by hand"
         return UsageError(f"{where}{path} has an unknown field {field.strip('`')!r}", reason=reason)
     if what == "Object missing required":
         return UsageError(f"{where}{path} has no field {field.strip('`')!r}")

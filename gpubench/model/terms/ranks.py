@@ -90,7 +90,7 @@ def why_not_judged(ranks: Sequence[RankIdentity]) -> str:
 def check_hosts(ranks: Sequence[RankIdentity], hosts: Sequence[str], where: str) -> None:
     """Raise UsageError if a rank's node number has no host name."""
     if not hosts or not all(0 <= rank.node < len(hosts) for rank in ranks):
-        raise UsageError(f"{where}: ranks on more nodes than {len(hosts)}", expected="a host for each")
+        raise UsageError(f"{where}: ranks on more than {len(hosts)} nodes", expected="a host for each")
 
 
 _KEYS: Mapping[str, Callable[[RankIdentity], tuple[int, str]]] = {
@@ -101,8 +101,8 @@ _KEYS: Mapping[str, Callable[[RankIdentity], tuple[int, str]]] = {
 """For each kind of split, the number that ranks of a group share, and the name of that group."""
 
 _WHY_ALONE = {
-    "node": "there is one rank on its node",
-    "rail": "no other node has a rank with its place: rails need several nodes",
+    "node": "its node has only one rank",
+    "rail": "no other node has a rank at its position, and rails need several nodes",
     "pairs": "the number of ranks is odd",
 }
 
@@ -121,7 +121,7 @@ def check_split(text: str) -> None:
     if text not in _KEYS and not (text.isdecimal() and int(text) > 1):
         raise UsageError(
             f"--split {text}",
-            expected=f"one of {', '.join(_KEYS)}, or the number of ranks a group, from 2 on",
+            expected=f"one of {', '.join(_KEYS)}, or the number of ranks per group (at least 2)",
             next_step="--split node",
         )
 
@@ -139,8 +139,8 @@ def split_ranks(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGrou
             raise UsageError(
                 f"--split {text} leaves {ranks[0]} alone",
                 expected="at least two ranks in every group",
-                reason=_WHY_ALONE.get(text, "the number of ranks is no multiple of that of a group"),
-                next_step=f"another number of ranks than {len(identities)}, or another split",
+                reason=_WHY_ALONE.get(text, "the number of ranks is not a multiple of the group size"),
+                next_step=f"a number of ranks other than {len(identities)}, or another split",
             )
         groups.append(RankGroup(key(ranks[0])[1] or f"ranks {format_ranges(numbers)}", numbers))
     return tuple(groups)
@@ -260,7 +260,7 @@ def hang_error(
     lines += [f"  library:  {state.place}: {state.trouble}" for state in states if state.trouble][:_MOST_NAMED]
     error = CouldNotMeasureError(
         f"no progress for {seconds:g} s{cause}",
-        expected="a completed operation, or another step, at least that often",
+        expected="a completed operation or a new step within that time",
         reason=reason,
         next_step=next_step,
     )
@@ -301,9 +301,9 @@ class LostRank(Struct, frozen=True):
             how = f"was killed by {names.get(number, f'signal {number}')}"
         return CouldNotMeasureError(
             f"{self.state.place} (pid {self.state.pid}) {how} in {self.state.where}{end}",
-            expected="every rank to stay until the last row",
-            reason="a crash in a library or driver, a lack of memory, or somebody ended it",
-            next_step="dmesg shows an out-of-memory kill and Xid errors; NCCL_DEBUG=WARN what NCCL has to say",
+            expected="every rank to run until the last row",
+            reason="a crash in a library or driver, a lack of memory, or a user who ended it",
+            next_step="dmesg shows out-of-memory kills and Xid errors. NCCL_DEBUG=WARN shows NCCL's warnings.",
         )
 
 
@@ -342,15 +342,15 @@ def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -
         lines.append(f"  missing:  rank {format_ranges(others)}: never started, or on another host")
     lines += [f"  arrived:  {text}" for text in _describe_groups(state for state in states if not state.stopped)]
     place = next((state.label for state in states if state.label), "")
-    what, who = "MPI_Init, or what comes before it, did not end", "MPI"
-    next_step = f"`mpirun -n {ranks} hostname` with the same options shows whether MPI works here at all"
+    what, who = "MPI_Init, or a step before it, did not finish", "MPI"
+    next_step = f"`mpirun -n {ranks} hostname` with the same options shows whether MPI works here"
     if place:
         what, who = f"ranks did not connect through {place}", "Gloo"
-        next_step = "GLOO_SOCKET_IFNAME=lo on one host, or the interface that joins the hosts"
+        next_step = "set GLOO_SOCKET_IFNAME=lo for one host, or to the interface that connects the hosts"
     error = CouldNotMeasureError(
         f"{what} within {seconds:g} s",
-        expected=f"all {ranks} ranks to start and to find each other",
-        reason=f"a rank was stopped, could not be started, or {who} finds no way between two hosts",
+        expected=f"all {ranks} ranks to start and connect",
+        reason=f"a rank was stopped or could not be started, or {who} cannot connect two hosts",
         next_step=next_step,
     )
     error.details = lines
@@ -364,18 +364,26 @@ def _blame(states: Sequence[RankState], silent: Mapping[int, str]) -> tuple[dict
     if silent:
         missing = {rank: f"{place}: neither it nor its watchdog answers" for rank, place in silent.items()}
         missing |= {state.rank: f"{_named(state)}: its process is stopped" for state in states if state.stopped}
-        reason = "its host is dead or cut off from this one, or all its processes were killed"
-        return missing, _name_missing(silent), reason, "ping the host; ip link shows whether its port is up"
+        reason = "its host is dead or unreachable from this one, or all its processes were killed"
+        return missing, _name_missing(silent), reason, "ping the host. `ip link` shows whether its port is up."
     stopped = [state for state in states if state.stopped]
     if stopped:
         missing = {state.rank: f"{_named(state)}: its process is stopped" for state in stopped}
         reason = "SIGSTOP, Ctrl-Z in its shell, or a debugger"
-        return missing, _name_missing(missing), reason, "the same again; where jobs are suspended, a longer --timeout"
+        return (
+            missing,
+            _name_missing(missing),
+            reason,
+            ("run it again. If jobs are suspended on this system, set a longer --timeout."),
+        )
     front = max((state.step, state.done) for state in states)
     behind = [state for state in states if (state.step, state.done) < front]
     missing = {state.rank: _named(state) + _stuck(state) for state in behind}
     reason = "a GPU, a link or a driver does not answer, or two ranks wait for each other"
-    next_step = "dmesg | grep -e Xid -e mlx5; NCCL_DEBUG=INFO gpubench ...; --timeout S gives a slow machine more"
+    next_step = (
+        "run `dmesg | grep -e Xid -e mlx5`, or run gpubench with NCCL_DEBUG=INFO. A slow machine needs a "
+        "longer --timeout."
+    )
     if missing:
         return missing, _name_missing(missing), reason, next_step
     return {}, ": all ranks are inside the same operation", reason, next_step
@@ -405,7 +413,7 @@ def _describe_groups(states: Iterable[RankState]) -> list[str]:
         )
         lines.append(f"{who}: in {where}")
     shown = lines[:_MOST_NAMED]
-    return shown if len(lines) <= _MOST_NAMED else [*shown, f"and {len(lines) - _MOST_NAMED} groups more"]
+    return shown if len(lines) <= _MOST_NAMED else [*shown, f"and {len(lines) - _MOST_NAMED} more groups"]
 
 
 class Progress(Protocol):

@@ -187,7 +187,7 @@ def _describe_side_effect(variable: str) -> str:
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html and the variables in the library.
     """
     if _DIAGNOSTIC.match(variable):
-        return "makes NCCL log or check while it is timed"
+        return "makes NCCL log or check during the measurement"
     if _PATH.fullmatch(variable):
         return "changes the path that data takes"
     if variable.endswith(("_DISABLE", "_ENABLE")):
@@ -213,15 +213,15 @@ def parse_set_options(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
         if not (equals and _VARIABLE.fullmatch(name) and all(values) and values):
             raise UsageError(
                 f"{SET_OPTION} {text}",
-                expected="a variable of NCCL's with values: NAME=a,b",
-                reason="a name has capitals, digits and underscores, and no value is empty",
+                expected="an NCCL variable with values: NAME=a,b",
+                reason="a name consists of capitals, digits and underscores, and no value may be empty",
                 next_step=f"{SET_OPTION} NCCL_MAX_NCHANNELS=4,8,16",
             )
         if any(map(str.isspace, rest)):
-            raise UsageError(f"{SET_OPTION} {text}", expected="values without blanks, with commas between them")
+            raise UsageError(f"{SET_OPTION} {text}", expected="values without spaces, separated by commas")
         if name in found:
             raise UsageError(
-                f"{SET_OPTION} {name} is given twice",
+                f"{SET_OPTION} {name} is there twice",
                 expected="all values of a variable in one option",
                 next_step=f"{SET_OPTION} {name}={','.join(dict.fromkeys((*found[name], *values)))}",
             )
@@ -229,7 +229,9 @@ def parse_set_options(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise UsageError(
                 f"{SET_OPTION} {name}",
                 expected="a variable that gpubench does not use itself",
-                reason="gpubench reads NCCL's log while ranks connect" if name in _LOGGING else "it sets gpubench up",
+                reason="gpubench needs this variable to read NCCL's log while ranks connect"
+                if name in _LOGGING
+                else "it configures gpubench",
                 next_step=f"{SET_OPTION} NCCL_MAX_NCHANNELS=4,8,16",
             )
         found[name] = tuple(dict.fromkeys(values))

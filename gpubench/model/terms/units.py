@@ -24,7 +24,7 @@ def parse_size(text: str) -> int:
     if match is None:
         raise UsageError(
             f"{text!r} is not a size",
-            expected="a number of bytes with K, M, G or T behind it (1024-based): 8, 4K, 1.5M, 4G",
+            expected="a number of bytes, optionally with the suffix K, M, G or T (1024-based): 8, 4K, 1.5M, 4G",
         )
     whole, _, decimals = match["number"].partition(".")
     units = int(whole + decimals) * SUFFIX_BYTES[match["suffix"]]
@@ -48,26 +48,23 @@ def format_time(microseconds: float) -> str:
     """Format a time with three significant digits and a suitable unit: '46.1 µs', '27 ms', '1.5 s'."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if microseconds >= 0.9995 * size:
-            return f"{_three_digits(microseconds / size)} {unit}"
-    return f"{_three_digits(microseconds)} µs"
+            return f"{_format_digits(microseconds / size, 3)} {unit}"
+    return f"{_format_digits(microseconds, 3)} µs"
 
 
-def format_bandwidth(gb_s: float) -> str:
-    """Format a bandwidth with two significant digits and a suitable unit: '237 GB/s', '1.5 GB/s', '12 MB/s', '88
-    kB/s'.
+def format_bandwidth(gb_s: float, digits: int = 2) -> str:
+    """Format a bandwidth with at least this many significant digits and a suitable unit: '1900 GB/s', '237 GB/s',
+    '1.5 GB/s', '12 MB/s', '88 kB/s'.
     """
     for unit, size in (("GB/s", 1.0), ("MB/s", 1e-3)):
         if gb_s >= 0.995 * size:
-            return f"{_two_digits(gb_s / size)} {unit}"
-    return f"{_two_digits(gb_s / 1e-6)} kB/s"
+            return f"{_format_digits(gb_s / size, digits)} {unit}"
+    return f"{_format_digits(gb_s / 1e-6, digits)} kB/s"
 
 
-def _two_digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
+def _format_digits(value: float, digits: int) -> str:
+    """Format a number with at least this many significant digits, without an exponent for large numbers."""
+    return f"{value:.0f}" if value >= 10 ** (digits - 1) - 0.05 else f"{value:.{digits}g}"
 
 
 def format_memory(size_bytes: int) -> str:
@@ -237,7 +234,7 @@ def _parse_range(text: str) -> tuple[int, ...]:
     first, last = parse_size(first_text), parse_size(last_text)
     if first > last:
         raise UsageError(
-            f"--sizes {text} runs backwards: {format_size(first)} is more than {format_size(last)}",
+            f"--sizes {text} is in the wrong order: {format_size(first)} is more than {format_size(last)}",
             expected="the smaller size first",
             next_step=f"--sizes {':'.join([last_text, first_text, *step_texts])}",
         )
@@ -247,7 +244,7 @@ def _parse_range(text: str) -> tuple[int, ...]:
     for size in _steps(text, first, last, step_texts[0] if step_texts else "2"):
         sizes.append(size)
         if len(sizes) > MOST_SIZES:
-            raise UsageError(f"--sizes {text} names more than {MOST_SIZES:,} sizes", expected="a larger step or factor")
+            raise UsageError(f"--sizes {text} has more than {MOST_SIZES:,} sizes", expected="a larger step or factor")
     return tuple(sizes)
 
 
@@ -255,7 +252,7 @@ def _steps(text: str, first: int, last: int, step_text: str) -> Iterator[int]:
     if step_text.startswith("+"):
         step = parse_size(step_text[1:])
         if step == 0:
-            raise UsageError(f"--sizes {text} steps by zero", expected="a step of at least one byte: 1M:64M:+1M")
+            raise UsageError(f"--sizes {text} has a step of zero", expected="a step of at least one byte: 1M:64M:+1M")
         yield from range(first, last + 1, step)
         return
     from fractions import Fraction  # The import takes 3 ms, and every command that prints rows imports this module.
@@ -283,7 +280,9 @@ def split_by_memory(
     `where` is the rank with the least free memory: 'rank 3 on n1 (GPU memory)'. `held` lists other processes that use
     the same memory.
     """
-    room = f"{where} can take {format_memory(free_bytes)}" + (f"; others hold its memory: {held}" if held else "")
+    room = f"{where} can take {format_memory(free_bytes)}" + (
+        f"; other processes use its memory: {held}" if held else ""
+    )
     fitting = tuple(size for size in sizes if size * buffers <= free_bytes)
     dropped = tuple(
         DroppedSize(size, f"{buffers} buffers of that size do not fit; {room}")

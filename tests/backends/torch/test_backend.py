@@ -93,7 +93,7 @@ def test_every_collective_of_gloo_on_cpus_gives_right_data(collective: Collectiv
         "torch's all_reduce has one buffer: copied into it first",
         "torch's broadcast has one buffer: copied into it first",
         "torch's reduce has one buffer: copied into it first",
-        "Gloo sends no CUDA tensors: from GPUs by way of tensors of the host",
+        "Gloo cannot send CUDA tensors, so data from GPUs are copied to host tensors",
     }
     if collective.reduces:
         divided = {str(row.note) for row in rows if row.op == "avg" and row.dtype == "int8"}

@@ -180,7 +180,7 @@ def test_facts_missing_on_one_node_are_noted() -> None:
         return {row.check: row.note for row in check(*snapshots).rows(CheckRow)}
 
     found = notes(nodes)
-    assert found["pcie_errors"] == "totals only on 1 node of 2: not read again under load"
+    assert found["pcie_errors"] == "totals only on 1 node of 2, because they were not read again under load"
     assert "of every GPU" in str(found["fabric"])
     whole = notes([nodes[0], replace(nodes[0], host="n1")])
     assert (whole["pcie_errors"], whole["fabric"]) == (None, None)
@@ -200,7 +200,10 @@ def refused(reason: str) -> Report:
         ("GPU requires restart", "nvidia-smi --gpu-reset -i 0000:07:00.0"),
         ("RM has detected an NVML/RM version mismatch.", "cat /proc/driver/nvidia/version"),
         ("Corrupted infoROM", "Have the vendor replace the GPU"),
-        ("Unknown Error", "nvidia-smi -q -i 0000:07:00.0. Then look at the kernel log: dmesg | grep -i -E 'nvrm|xid'"),
+        (
+            "Unknown Error",
+            "nvidia-smi -q -i 0000:07:00.0. Then look at the kernel log with `dmesg | grep -i -E 'nvrm|xid'`.",
+        ),
     ],
 )
 def test_every_refusal_has_a_cure_that_can_help(reason: str, cure: str) -> None:

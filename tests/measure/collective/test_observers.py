@@ -249,7 +249,7 @@ def test_an_operation_above_its_limit_is_an_error(monkeypatch: pytest.MonkeyPatc
         Verdict.ERROR,
         "allreduce of 256K on 4 ranks",
     )
-    assert finding.expected.startswith("at most 1e-06 GB/s, the limit of its ranks' links and NICs")
+    assert finding.expected.startswith("at most 1 kB/s, the limit of the ranks' links and NICs")
     assert result.report.verdict is Verdict.ERROR
 
 
@@ -333,7 +333,7 @@ def test_columns_without_a_log_are_empty_and_the_reason_is_shown(monkeypatch: py
     result = run(monkeypatch, Job(silent))
     assert {(row.transport, row.algorithm, row.host_staged) for row in result.rows} == {(None, None, None)}
     assert {(row.limit_gb_s, row.note) for row in result.rows} == {
-        (None, "the algorithm is not known: NCCL named none")
+        (None, "the algorithm is unknown: NCCL's log names none")
     }
     (verdict,) = result.fallback
     assert verdict.conclusion == "unknown"
@@ -357,7 +357,7 @@ def test_a_single_rank_has_no_limit() -> None:
         choices=choices, expected_bytes=[(0.0, 0.0)], traffic=[Traffic()], circumstances=circumstances
     )
     row = judge.PathJudge(request, observations).row(case, replace(ROW, setting=None, limit_gb_s=None, note=None), [0])
-    assert (row.limit_gb_s, row.note) == (None, "one rank: nothing is communicated")
+    assert (row.limit_gb_s, row.note) == (None, "one rank: there is no communication")
 
 
 def test_a_row_has_the_choice_of_its_setting() -> None:
@@ -383,7 +383,7 @@ def test_a_row_has_the_choice_of_its_setting() -> None:
         for setting in (None, "tree", "ring", "again", "pat")
     }
     assert [row.algorithm for row in found.values()] == ["RING", "TREE", "TREE", "RING", None]
-    assert str(found["ring"].note).startswith("asked for ring, NCCL took tree")
+    assert str(found["ring"].note).startswith("ring was requested, but NCCL used tree")
     assert str(found["tree"].note).startswith("one rank")
 
 
@@ -449,7 +449,7 @@ def test_an_unknown_transport_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> 
     result = run(monkeypatch, Job(strange))
     assert {(row.transport, row.host_staged) for row in result.rows} == {("WARP/9", None)}
     assert {row.selection for row in result.evidence.values()} == {"absent"}
-    assert "NCCL chose WARP/9, of which gpubench does not know" in result.fallback[0].how
+    assert "NCCL chose WARP/9, which gpubench does not know" in result.fallback[0].how
     assert [(finding.id, finding.severity) for finding in result.report.findings] == [("path-unknown", Verdict.WARN)]
     assert run(monkeypatch, Job(strange, over_nvlink)).fallback[0].conclusion == "direct"
 
@@ -475,7 +475,7 @@ def test_foreign_traffic_is_no_evidence_and_is_named(monkeypatch: pytest.MonkeyP
         **dict.fromkeys(RING - {"2 → 3"}, "absent"),
         "2 → 3": "present",
     }
-    assert "16 times our bytes: somebody else" in result.evidence["0 → 1"].measurement_seen
+    assert "16 times the bytes of this job: another program" in result.evidence["0 → 1"].measurement_seen
     assert result.evidence["0 → 1"].confidence == "likely"
     assert causes(result) == [("foreign-nvlink-traffic", 0, None)]
 
@@ -563,7 +563,7 @@ def test_the_end_with_more_traffic_decides_the_bandwidth(
     rows = RowObservations()
     rows.add(replace(ROW, size_bytes=SIZE, algbw_gb_s=100.0, busbw_gb_s=100.0), [0] * RANKS)
     (row,) = evidence_of(conclude(observed, rows))
-    assert "100 GB/s passed" in str(row.to_record()), "more than host memory carries"
+    assert "100 GB/s measured" in str(row.to_record()), "more than host memory carries"
 
 
 @pytest.mark.parametrize(
@@ -585,6 +585,6 @@ def test_a_simulated_path_is_explained_by_facts_or_by_copies(fault: str, cause: 
 def test_without_an_algorithm_all_connections_count(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "TUNING is not among the NCCL_DEBUG_SUBSYS that are set"
     result = run(monkeypatch, Job(lambda rank: FakeLog(recorded("normal", rank), no_tuning=reason), over_nvlink))
-    assert result.fallback[0].how.endswith(f"; no algorithms: {reason}")
+    assert result.fallback[0].how.endswith(f"; algorithms unknown: {reason}")
     assert {(row.algorithm, row.transport) for row in result.rows} == {(None, "P2P/CUMEM")}
     assert set(result.evidence) == RING

@@ -47,8 +47,7 @@ def test_a_late_rank_is_named_with_its_delay_and_probability() -> None:
     (finding,) = findings(LAST_LATE)
     assert (finding.id, finding.subject) == ("straggler", str(FOUR[3]))
     assert finding.seen == (
-        "the last to enter 190 of 200 operations, 1997 µs behind the others in the median row; an operation "
-        "takes 2500 µs"
+        "last to enter 190 of 200 operations, 2 ms after the others (median row); an operation takes 2.5 ms"
     )
     assert finding.expected.startswith("25% of them, like any other rank (probability by chance: at most ")
 

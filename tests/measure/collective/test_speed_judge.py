@@ -175,7 +175,7 @@ def test_host_staged_paths_explain_slow_rows() -> None:
     staged = Finding("host-staged", Verdict.FAIL, "0 → 1", "SHM", "P2P", "NCCL_P2P_DISABLE=1", Cure.of("unset it"))
     (found,) = findings(explained(), SLOW, found=(staged,))
     assert found.id == "host-staged"
-    assert found.consequences == ("allreduce: 24.93 GB/s (7 % of what is expected) at 256M",)
+    assert found.consequences == ("allreduce: 24.93 GB/s (7 % of expected) at 256M",)
     by_design = replace(staged, severity=Verdict.SKIP)
     assert [finding.id for finding in findings(explained(), SLOW, found=(by_design,))] == [
         "host-staged",

@@ -48,7 +48,7 @@ def test_jobs_of_other_sizes_compare_per_gpu_and_node_but_not_by_time() -> None:
     )
     assert (row.base_gpus, row.new_gpus, row.base_node_gb_s, row.new_node_gb_s) == (8, 64, 8 * 479, 4 * 358)
     assert row.latency_bytes is None
-    assert row.reason == "64 ranks, not 8: times grow with the number of ranks"
+    assert row.reason == "64 ranks, not 8 (times grow with the number of ranks)"
 
 
 def test_without_a_common_size_the_peaks_compare() -> None:

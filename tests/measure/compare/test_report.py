@@ -250,9 +250,9 @@ def test_changed_circumstances() -> None:
 @pytest.mark.parametrize(
     ("new", "said"),
     [
-        (file(collective_row(1024), gpus=("NVIDIA H100",) * 2), "2 × NVIDIA H100, and not 2 × NVIDIA H200"),
-        (file(collective_row(1024), gpus=("NVIDIA H200",) * 4), "4 × NVIDIA H200, and not 2 × NVIDIA H200"),
-        (file(collective_row(1024, origin="simulated")), "simulated, and not measured"),
+        (file(collective_row(1024), gpus=("NVIDIA H100",) * 2), "2 × NVIDIA H100, not 2 × NVIDIA H200"),
+        (file(collective_row(1024), gpus=("NVIDIA H200",) * 4), "4 × NVIDIA H200, not 2 × NVIDIA H200"),
+        (file(collective_row(1024, origin="simulated")), "simulated, not measured"),
     ],
 )
 def test_other_machines_are_refused(new: ResultFile, said: str) -> None:
@@ -280,7 +280,7 @@ def test_an_incomplete_run_is_a_warning() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (None, True, "through host memory now; nothing says whether it was before"),
+        (None, True, "through host memory now (unknown before)"),
         (True, True, None),
         (True, False, None),
         (None, False, None),

@@ -121,7 +121,7 @@ def test_files_that_are_no_results_are_left_out_by_name(
     found = chosen(tmp_path)
     reasons = left_out(found)
     assert said in str(reasons[kept[2]])
-    assert reasons["notes.txt"] == "no name of a dated result"
+    assert reasons["notes.txt"] == "not named like a dated result"
     assert [Path(file.name).name for file in (*found.series[0].base, found.series[0].new)] == kept[:2]
     assert [name for name, _ in found.doubts] == [kept[2]]
 
@@ -158,7 +158,7 @@ def test_more_kinds_than_one_looks_at(tmp_path: Path, monkeypatch: pytest.Monkey
         keep(tmp_path, day, replace(METADATA, hosts=(host,)))
     found = chosen(tmp_path)
     assert [one_series.name for one_series in found.series] == ["2026-11-04T080000Z-allreduce-n1"]
-    assert set(left_out(found).values()) == {"not of the newest 1 kinds: keep a folder a machine"}
+    assert set(left_out(found).values()) == {"not among the newest 1 kinds (use one folder per machine)"}
 
 
 def test_a_slow_newest_result_fails_and_says_of_which_machine(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_newest_result_with_nothing_readable_before_it(tmp_path: Path) -> None
     path.write_text(path.read_text().replace('"rows": [', '"rows": [1, '))
     found = choose(kept, 5)
     assert found.series == ()
-    assert left_out(found)[names[1]] == "nothing before it can be read"
+    assert left_out(found)[names[1]] == "no result before it can be read"
 
 
 def test_results_without_rows(tmp_path: Path) -> None:
@@ -216,15 +216,15 @@ def test_one_bad_night_is_no_baseline(tmp_path: Path) -> None:
         keep(tmp_path, day)
     bad = keep(tmp_path, 3, slow=True, verdict=Verdict.WARN)
     keep(tmp_path, 4, slow=True)
-    assert left_out(chosen(tmp_path)) == {bad: "its run ended with WARN, and most with better"}
+    assert left_out(chosen(tmp_path)) == {bad: "its run ended with WARN, and most others ended better"}
     assert report_on(tmp_path).verdict is Verdict.FAIL
 
 
 def test_a_machine_that_always_warns_is_compared_all_the_same(tmp_path: Path) -> None:
     verdicts = [Verdict.WARN, Verdict.SKIP, Verdict.WARN, Verdict.WARN, Verdict.FAIL, Verdict.WARN]
     names = [keep(tmp_path, day, verdict=verdict) for day, verdict in enumerate(verdicts, 1)]
-    assert left_out(chosen(tmp_path)) == {names[4]: "its run ended with FAIL, and most with better"}
+    assert left_out(chosen(tmp_path)) == {names[4]: "its run ended with FAIL, and most others ended better"}
     assert left_out(chosen(tmp_path, 1)) == {
-        names[4]: "its run ended with FAIL, and most with better",
+        names[4]: "its run ended with FAIL, and most others ended better",
         **dict.fromkeys(names[:3], "older than the last 1"),
     }

@@ -316,7 +316,7 @@ def test_unreadable_lines_are_a_doubt_where_every_pair_was_heard() -> None:
     [
         ("", "0 lines, none from NCCL"),
         ("hello\nworld\n", "2 lines, none from NCCL"),
-        ("vm:1:1 [0] NCCL INFO Bootstrap: Using eth0\n", "1 NCCL line, none of a connection"),
+        ("vm:1:1 [0] NCCL INFO Bootstrap: Using eth0\n", "1 NCCL line, but no connection line"),
         (
             f"{Job(ranks=2).head(0)}{Job(ranks=2).communicator(0, 'Init COMPLETE')}\n",
             "1 communicator, none of them connected",
@@ -374,7 +374,7 @@ def test_an_excerpt_passes_for_what_is_in_it() -> None:
     logs = ["".join(f"{job.head(rank)}{line}\n" for line in job.connections(rank)) for rank in range(4)]
     report = report_of(*logs)
     assert (report.verdict, ids(report)) == (Verdict.PASS, ["excerpt"])
-    assert report.findings[0].seen.startswith("8 pairs of ranks, of an unknown total")
+    assert report.findings[0].seen.startswith("8 pairs of ranks, out of an unknown total")
     whole = [*Job(ranks=2, id="0xabc9", handle=0x9000, hosts=("nodeE",), first_pid=500).logs(), *logs]
     report = report_of(*whole)
     assert (report.verdict, ids(report)) == (Verdict.WARN, ["communicator-unknown"])

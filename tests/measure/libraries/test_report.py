@@ -62,7 +62,7 @@ def test_an_absent_library_has_a_row() -> None:
         "gdrdrv",
     }
     assert found["dma-buf"].found is None
-    assert found["dma-buf"].note == "CUDA did not say"
+    assert found["dma-buf"].note == "CUDA did not report it"
     assert rows(report(host(), dma_buf=True))["dma-buf"].found is True
 
 
@@ -94,12 +94,12 @@ def test_hosts_of_a_job_that_load_other_versions_fail() -> None:
 
 
 def test_mpi_reports_whether_it_was_built_for_gpus() -> None:
-    for cuda, words in ((False, "not built for memory of GPUs"), (True, "built for memory of GPUs")):
+    for cuda, words in ((False, "not built for GPU memory"), (True, "built for GPU memory")):
         mpi = LibraryFile(library=MPI_LIB, path="/usr/lib/libmpi.so.40", version="Open MPI v4.1.6", cuda=cuda)
         row = rows(report(host(files=(mpi,))))[MPI_LIB]
         assert row.cuda is cuda
         assert (row.note or "").startswith(words)
-        assert "--backend mpi tries each operation" in (row.note or "")
+        assert "--backend mpi tests each operation" in (row.note or "")
 
 
 def test_a_library_that_does_not_load_warns_and_a_hanging_one_is_an_error() -> None:
@@ -134,7 +134,7 @@ def test_two_ucx_versions_are_a_note_and_no_finding() -> None:
 
 def test_a_ucx_without_modules_for_gpus_is_noted_if_its_modules_are_known() -> None:
     for file, note in (
-        (replace(UCX, transports=("cma", "ib")), "no cuda module there, which GPU memory needs"),
+        (replace(UCX, transports=("cma", "ib")), "no cuda module, which GPU memory needs"),
         (replace(UCX, transports=("rocm",)), None),
         (replace(UCX, transports=()), None),
     ):

@@ -306,7 +306,7 @@ def test_gpus_that_the_driver_did_not_describe_are_measured_and_not_judged() -> 
     blind = on(wired, replace(wired.nodes[0].snapshot, gpus=(), pairs=()))
     outcome = run(Fabric(), request(2, WRITE), blind)
     assert {(row.path_class, row.limit_gb_s, row.verdict) for row in outcome.rows} == {("?", None, "SKIP")}
-    assert "nothing described these GPUs" in str(outcome.rows[0].note)
+    assert "there are no facts about these GPUs" in str(outcome.rows[0].note)
 
 
 def test_the_rank_that_all_wait_for_is_behind_in_a_hanging_round() -> None:

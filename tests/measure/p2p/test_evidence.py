@@ -85,7 +85,7 @@ def test_foreign_traffic_during_copies_is_no_evidence() -> None:
     report = measured(copies, counters=Crowded(copies, 16 * SIZE * 2))
     row = evidence(report)
     assert row.measurement == "absent"
-    assert "times our bytes: somebody else uses these links" in row.measurement_seen
+    assert "times the bytes of this job: another program uses these links" in row.measurement_seen
     assert evidence(report, "GPU1", "GPU0").measurement == "present"
     (cause,) = report.rows(CauseRow)
     assert (cause.id, cause.confidence, cause.subject) == ("foreign-nvlink-traffic", "proven", "GPU0")
@@ -97,10 +97,10 @@ def test_foreign_traffic_between_copies_is_no_evidence() -> None:
     window = IdleWindow(Crowded(copies, 4 * 10**9), clock=clock, wait=lambda _seconds: None)
     report = measured(copies, window=window)
     assert evidence(report).measurement == "present"
-    assert evidence(report).measurement_seen.startswith("PCIe counters stood still while it was copied; ")
+    assert evidence(report).measurement_seen.startswith("PCIe counters showed no traffic during the copy; ")
     report = measured(copies, counters=Crowded(copies, 0), window=window)
     assert evidence(report).measurement == "absent"
-    assert "left over NVLink while this job was idle: somebody else" in evidence(report).measurement_seen
+    assert "over NVLink while this job was idle: another program" in evidence(report).measurement_seen
     (cause,) = report.rows(CauseRow)
     assert cause.id == "foreign-nvlink-traffic"
     assert cause.evidence.startswith("GPU0 sends ")
@@ -159,7 +159,7 @@ def test_still_pcie_counters_show_a_direct_path_without_nvlink_counters() -> Non
             return replace(super().read(gpu), nvlink_sent=None, nvlink_received=None)
 
     seen = evidence(measured(OnlyPcie(4)))
-    assert seen.measurement_seen == "PCIe counters stood still while it was copied"
+    assert seen.measurement_seen == "PCIe counters showed no traffic during the copy"
     assert (seen.measurement, seen.conclusion) == ("present", "direct")
 
 
@@ -183,7 +183,7 @@ def test_a_pair_that_the_driver_stages_although_it_grants_peer_access() -> None:
     assert (staged.conclusion, staged.pairs, staged.cause) == ("staged", ("GPU0 → GPU3",), "staged-despite-grant")
     assert staged.times_slower is not None
     assert staged.times_slower > 10
-    assert "they went over PCIe" in str(staged.cause_seen)
+    assert "PCIe carried the rest" in str(staged.cause_seen)
     assert len(direct.pairs) == 11
     assert report.verdict is Verdict.FAIL
 

@@ -39,9 +39,9 @@ def found(*matrices: CopyMatrix) -> list[Finding]:
 @pytest.mark.parametrize(
     ("pcie_share", "words"),
     [
-        (None, "10% of the bytes went over NVLink, whose counters moved for other pairs"),
-        (0.4, "10% of the bytes went over NVLink, whose counters moved for other pairs"),
-        (0.6, "10% of the bytes went over NVLink, whose counters moved for other pairs; they went over PCIe"),
+        (None, "10% of the bytes went over NVLink, although its counters work for other pairs"),
+        (0.4, "10% of the bytes went over NVLink, although its counters work for other pairs"),
+        (0.6, "10% of the bytes went over NVLink, although its counters work for other pairs; PCIe carried the rest"),
     ],
 )
 def test_counters_of_a_staged_pair_are_described(pcie_share: float | None, words: str) -> None:
@@ -78,7 +78,7 @@ def test_slower_copies_with_peer_access_are_a_warning() -> None:
     on = matrix({(0, 1): cell(80), (1, 0): cell(50), (2, 3): cell(95)}, verdicts={})
     (finding,) = [each for each in found(off, on) if each.id == "p2p-slower-than-staging"]
     assert finding.subject == "GPU0 → GPU1, GPU1 → GPU0"
-    assert finding.seen == "50 GB/s with peer access, 100 through host memory"
+    assert finding.seen == "50 GB/s with peer access, 100 GB/s through host memory"
     small = [replace(each, series=replace(each.series, size_bytes=2**20)) for each in (off, on)]
     assert found(*small) == []
 

@@ -131,7 +131,7 @@ def test_copies_faster_than_their_links_are_an_error_of_the_facts() -> None:
     finding = found(report)["above-limit"]
     assert (finding.severity, finding.expected) == (
         Verdict.ERROR,
-        "at most 50 GB/s, the limit of the path NV2 as reported by the driver",
+        "at most 50 GB/s, the limit of the path NV2 according to the driver",
     )
     assert finding.seen.endswith("times the limit")
     assert {"GPU0 → GPU1", "GPU1 → GPU0"} <= set(finding.subjects)

@@ -132,7 +132,7 @@ def test_topo_m_shows_no_design_if_a_pair_is_nearer() -> None:
     assert row.how == "PXB, SYS, PHB; peer access not known: nvidia-smi topo -p2p r decides"
     (row,) = rows(looked_at(read_topo_matrix(TEXT.replace("PXB", "NODE"), "topo.txt")))
     assert (row.conclusion, row.verdict, row.cause) == ("direct impossible", "SKIP", "nccl-default-level")
-    assert "NCCL takes peer access up to path class PXB" in str(row.cause_seen)
+    assert "NCCL uses peer access only up to path class PXB" in str(row.cause_seen)
 
 
 def test_two_gpus_on_an_unknown_processor_may_be_on_amd() -> None:

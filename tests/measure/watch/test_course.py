@@ -125,7 +125,7 @@ def test_copies_of_one_process_without_nccl_may_be_intended() -> None:
     rates = node([gpu(n, way, 7) for n, way in enumerate(one_way)], [task(7, communicators=False)])
     report = watched([rates] * 2)
     assert (report.verdict, report.findings[0].severity) == (Verdict.WARN, Verdict.WARN)
-    assert "may be its wish" in report.findings[0].cause
+    assert "perhaps on purpose" in report.findings[0].cause
 
 
 def test_machines_without_nvlinks_raise_no_alarm() -> None:
@@ -220,7 +220,7 @@ def test_busy_nvlinks_of_shared_gpus_do_not_pass_either_job() -> None:
     jobs = [task(100 + n, KEY) for n in (0, 1)], [task(200 + n, "Slurm 7.0") for n in (0, 1)]
     report = watched([node(gpus, [*jobs[0], *jobs[1]])] * 3)
     assert report.verdict is Verdict.SKIP
-    assert "process 200 uses GPU0 as well" in report.findings[0].seen
+    assert "process 200 also uses GPU0" in report.findings[0].seen
     # --job hides the processes of the other job, but not its traffic.
     assert watched([node(gpus, jobs[1])] * 3).verdict is Verdict.SKIP
     # A process on one GPU has no peer, and services have a context on every GPU.

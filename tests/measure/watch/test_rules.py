@@ -117,7 +117,7 @@ def test_copies_of_another_process_do_not_belong_to_the_job() -> None:
     served = node([gpu(0, BOTH, 100, 7), gpu(1, BOTH, 101, 8)], [*idle, task(7), task(8)])
     (found,) = observe(served, by_nvlink)
     assert found.way is Way.UNKNOWN
-    assert found.seen.doubts == ("process 7 uses GPU0 as well",)
+    assert found.seen.doubts == ("process 7 also uses GPU0",)
     loopback = nic("lo", 4.2, rdma=False)
     assert [each.way for each in observe(replace(served, nics=(loopback,)), by_nvlink)] == [Way.UNKNOWN]
     # A process on a shared GPU does not use sockets because the other process does.

@@ -160,7 +160,7 @@ def test_a_transfer_between_gpus_without_peer_access_is_a_doubt() -> None:
 def test_a_program_that_sends_copies_itself_is_a_doubt() -> None:
     (finding,) = watched([transfer(ucx=False)] * 3).findings
     assert (finding.id, finding.severity) == ("host-staged", Verdict.WARN)
-    assert "may be their wish" in finding.cause
+    assert "perhaps on purpose" in finding.cause
     closed = [replace(each, facts=None, communicators=None) for each in transfer().tasks]
     (finding,) = watched([replace(transfer(), tasks=tuple(closed))] * 3).findings
     assert (finding.severity, finding.next_command) == (Verdict.WARN, "sudo gpubench watch")

@@ -29,7 +29,7 @@ def test_torchrun_is_known_by_all_that_it_sets_and_mpi_comes_first() -> None:
 )
 def test_torchruns_variables_that_are_no_numbers_are_refused(name: str, value: str) -> None:
     elastic = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "MASTER_ADDR": "n0", "MASTER_PORT": "29500"}
-    with pytest.raises(UsageError, match=f"{name}={value} beside ") as refused:
+    with pytest.raises(UsageError, match=f"{name}={value} together with ") as refused:
         detect_launcher({**elastic, name: value})
     assert "unset RANK WORLD_SIZE LOCAL_RANK" in refused.value.next_step
     by_mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}

@@ -33,10 +33,10 @@ def test_bytes_over_seconds_are_a_rate() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        (None, 5 * GB, "nothing was read before"),
-        (5 * GB, None, "nothing was read before"),
-        (5 * GB, 4 * GB, "went back: it was reset"),
-        (5 * GB, 9_000 * GB, "jumped by more than the links carry"),
+        (None, 5 * GB, "there is no earlier value"),
+        (5 * GB, None, "there is no earlier value"),
+        (5 * GB, 4 * GB, "decreased, because it was reset"),
+        (5 * GB, 9_000 * GB, "increased by more than the links allow"),
     ],
 )
 def test_a_counter_that_tells_nothing_is_unknown(before: int | None, after: int | None, reason: str) -> None:
@@ -62,7 +62,11 @@ def test_a_gpu_that_is_lost_while_it_is_read_has_no_rates() -> None:
 def test_a_rate_that_no_link_carries_is_unknown(rate: float) -> None:
     (one,) = compute_rates(node(0, gpu(1)), node(1, gpu(2, nvlink_sent_gb_s=rate, pcie_received_gb_s=rate))).gpus
     assert (one.nvlink_sent, one.pcie_received) == (None, None)
-    assert one.unknown["nvlink_sent"] == one.unknown["pcie_received"] == "the driver's rate is none that links carry"
+    assert (
+        one.unknown["nvlink_sent"]
+        == one.unknown["pcie_received"]
+        == ("the driver's rate is higher than the links allow")
+    )
 
 
 def nic(sent: int | None, received: int | None = 0, **more: Any) -> NicReading:

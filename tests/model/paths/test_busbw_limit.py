@@ -74,10 +74,10 @@ def test_what_is_not_known_says_why() -> None:
     assert "no NIC of known rate" in exchange_limit(work, pairs, two).note
     assert two.networks is None
     one = machine("hgx-h200-4")
-    assert busbw_limit("NVLS", ring(0, 1, 2, 3), one).note == "no ceiling is derived for NVLS"
+    assert busbw_limit("NVLS", ring(0, 1, 2, 3), one).note == "no limit is known for NVLS"
     for nobody in (busbw_limit("RING", [], one), exchange_limit(work, [], one)):
         assert nobody.gb_s is None
-        assert nobody.note == "who is connected to whom is not known"
+        assert nobody.note == "the connections between ranks are unknown"
 
 
 def test_the_root_closes_no_ring() -> None:

@@ -22,22 +22,22 @@ YES, NO, SILENT = State.PRESENT, State.CONTRADICTING, State.ABSENT
 @pytest.mark.parametrize(
     ("ends", "speed", "state", "said"),
     [
-        ((OVER_NVLINK, OVER_NVLINK), FAST, YES, "NVLink counters moved by 1.5 times"),
-        ((OVER_NVLINK, replace(OVER_NVLINK, nvlink_share=0.4)), None, SILENT, "nothing was counted"),
-        ((STOOD_STILL, STOOD_STILL), FAST, NO, "stood still here"),
-        ((OVER_PCIE, OVER_PCIE), SLOW, NO, "PCIe counters moved by 1.6 times"),
-        ((OVER_PCIE,), None, NO, "PCIe counters moved"),
+        ((OVER_NVLINK, OVER_NVLINK), FAST, YES, "NVLink counters show 1.5 times"),
+        ((OVER_NVLINK, replace(OVER_NVLINK, nvlink_share=0.4)), None, SILENT, "there are no counters"),
+        ((STOOD_STILL, STOOD_STILL), FAST, NO, "show no traffic here"),
+        ((OVER_PCIE, OVER_PCIE), SLOW, NO, "PCIe counters show 1.6 times"),
+        ((OVER_PCIE,), None, NO, "PCIe counters show"),
         ((OVER_PCIE, replace(OVER_PCIE, nvlink_bytes=None)), SLOW, NO, "28.9 GB/s at 1G"),
-        ((PARTLY, PARTLY), FAST, YES, "236 GB/s passed"),
-        ((BLIND, BLIND), FAST, YES, "the way through host memory carries 63 GB/s at most"),
-        ((), FAST, YES, "236 GB/s passed"),
+        ((PARTLY, PARTLY), FAST, YES, "236 GB/s measured"),
+        ((BLIND, BLIND), FAST, YES, "host memory carries at most 63 GB/s"),
+        ((), FAST, YES, "236 GB/s measured"),
         ((BLIND,), SLOW, NO, "NVLinks carry 450"),
-        ((BLIND,), replace(SLOW, size_bytes=2**20), SILENT, "1M is too little"),
+        ((BLIND,), replace(SLOW, size_bytes=2**20), SILENT, "1M is too small"),
         ((BLIND,), replace(FAST, passed_gb_s=70.0), SILENT, "may be either"),
-        ((BLIND,), replace(SLOW, busbw_gb_s=None), SILENT, "slower paths may have held this one up"),
-        ((BLIND,), None, SILENT, "nothing was counted"),
-        ((replace(OVER_PCIE, pcie_share=0.3),), None, SILENT, "nothing was counted"),
-        ((replace(OVER_PCIE, nvlink_bytes=2**30),), None, SILENT, "nothing was counted"),
+        ((BLIND,), replace(SLOW, busbw_gb_s=None), SILENT, "slower paths may have delayed this one"),
+        ((BLIND,), None, SILENT, "there are no counters"),
+        ((replace(OVER_PCIE, pcie_share=0.3),), None, SILENT, "there are no counters"),
+        ((replace(OVER_PCIE, nvlink_bytes=2**30),), None, SILENT, "there are no counters"),
     ],
 )
 def test_what_figures_say(ends: tuple[Carried, ...], speed: Speed | None, state: State, said: str) -> None:
@@ -52,7 +52,11 @@ TIMES_16 = replace(OVER_NVLINK, nvlink_share=16.0)
 @pytest.mark.parametrize(
     ("ends", "most_shares", "said"),
     [
-        ((TIMES_16, TIMES_16), (6.6, 6.6), "counters moved by 16 times our bytes: somebody else uses these links"),
+        (
+            (TIMES_16, TIMES_16),
+            (6.6, 6.6),
+            "counters show 16 times the bytes of this job: another program uses these links",
+        ),
         ((OVER_NVLINK, TIMES_16), (6.6, 6.6), "16 times"),
         ((replace(OVER_PCIE, pcie_share=40.0),), (6.6,), "40 times"),
     ],
@@ -76,7 +80,7 @@ def test_the_pcie_counters_of_somebody_else_take_nothing_from_nvlinks_that_moved
 def test_traffic_of_others_as_large_as_ours_may_be_what_was_counted(foreign_gb_s: float, state: State) -> None:
     evidence = flow_evidence(replace(FLOW, ends=(OVER_NVLINK,), most_shares=(6.6,), foreign_gb_s=foreign_gb_s))
     assert evidence.state is state
-    assert ("371 GB/s passed the NVLinks while this job was idle" in evidence.seen) == (state is SILENT)
+    assert ("the NVLinks carried 371 GB/s while this job was idle" in evidence.seen) == (state is SILENT)
 
 
 @pytest.mark.parametrize(("expected", "most"), [(1.0, 6.6), (0.25, 26.4), (0.0, inf)])

@@ -171,7 +171,7 @@ def test_where_nvlinks_are_unknown_pcie_is_no_limit() -> None:
     topology = node([one, other, lost], [card])
     for pair in ((one, other), (other, one)):
         limit = topology.limit(*pair)
-        assert (limit.gb_s, limit.note) == (None, "whether NVLinks join them is not known")
+        assert (limit.gb_s, limit.note) == (None, "it is unknown whether NVLinks connect them")
         assert topology.path(*pair) == "PIX"
     assert topology.limit(other, lost).note == topology.limit(lost, one).note == "GPU is lost"
     assert topology.limit(one, card).gb_s == pcie_gb_s(4, 16)
@@ -248,12 +248,12 @@ def test_who_did_not_answer_of_peer_access_is_named(facts: dict[str, Any], reaso
         ({"read": "XYZ"}, "XYZ", False, False, "XYZ"),
         ({"cuda": True}, "OK", True, False, "possible"),
         ({"cuda": False}, "no", False, False, "refused by CUDA"),
-        ({"cuda": False, "read": "OK"}, "OK!", False, True, "CUDA says refused, NVML says possible"),
-        ({"cuda": True, "read": "NS"}, "NS!", False, True, "CUDA says possible, NVML says not supported"),
-        ({"read": "U", "write": "U"}, "?", None, False, "NVML says unknown to the driver"),
-        ({"read": "U", "unknown": {"cuda": "no CUDA"}}, "?", None, False, "NVML says unknown to the driver; no CUDA"),
-        ({"cuda": True, "read": "U"}, "OK", True, False, "possible; NVML says unknown to the driver"),
-        ({"cuda": False, "read": "U"}, "no", False, False, "refused by CUDA; NVML says unknown to the driver"),
+        ({"cuda": False, "read": "OK"}, "OK!", False, True, "CUDA reports refused, NVML reports possible"),
+        ({"cuda": True, "read": "NS"}, "NS!", False, True, "CUDA reports possible, NVML reports not supported"),
+        ({"read": "U", "write": "U"}, "?", None, False, "NVML: unknown to the driver"),
+        ({"read": "U", "unknown": {"cuda": "no CUDA"}}, "?", None, False, "NVML: unknown to the driver; no CUDA"),
+        ({"cuda": True, "read": "U"}, "OK", True, False, "possible; NVML: unknown to the driver"),
+        ({"cuda": False, "read": "U"}, "no", False, False, "refused by CUDA; NVML: unknown to the driver"),
         ({"read": "U", "write": "OK"}, "OK", True, False, "possible"),
         ({"read": "U", "write": "GNS"}, "GNS", False, False, "GPU not supported"),
         ({}, "?", None, False, "nvidia-smi topo -p2p r decides"),
@@ -304,8 +304,8 @@ def test_the_nearest_gpus_of_a_nic() -> None:
         (False, True, True, "dma-buf, if"),
         (None, True, True, "dma-buf, if"),
         (False, False, False, "nvidia-peermem is not loaded, and the GPU driver offers no dma-buf"),
-        (False, None, None, "nvidia-peermem is not loaded, and nothing told"),
-        (None, None, None, "nvidia-peermem was not looked for, and nothing told"),
+        (False, None, None, "nvidia-peermem is not loaded, and it is unknown"),
+        (None, None, None, "nvidia-peermem was not looked for, and it is unknown"),
         (None, False, None, "nvidia-peermem was not looked for"),
     ],
 )
@@ -321,8 +321,8 @@ def test_gpudirect_and_by_what(peermem: bool | None, dma_buf: bool | None, possi
     [
         (True, False, True, "efa_nv_peermem is loaded"),
         (False, True, True, "dma-buf, if the NIC's driver supports it too; efa_nv_peermem is not loaded"),
-        (False, False, None, "efa_nv_peermem is not loaded, which older EFA drivers do without"),
-        (None, None, None, "efa_nv_peermem was not looked for, and nothing told"),
+        (False, False, None, "efa_nv_peermem is not loaded (older EFA drivers do not need it)"),
+        (None, None, None, "efa_nv_peermem was not looked for, and it is unknown"),
     ],
 )
 def test_efa_has_a_module_of_its_own(efa_peermem: bool, dma_buf: bool, possible: bool | None, words: str) -> None:
@@ -337,7 +337,7 @@ def test_efa_has_a_module_of_its_own(efa_peermem: bool, dma_buf: bool, possible:
 def test_what_nccl_said_of_gpudirect_comes_first(said: bool) -> None:
     card = nic(gpudirect=said)
     facts = GpuDirectFacts(peermem=not said, dma_buf=not said)
-    assert node([], [card], gpudirect=facts).gpudirect(card) == (said, "NCCL said so")
+    assert node([], [card], gpudirect=facts).gpudirect(card) == (said, "according to NCCL")
 
 
 def test_software_rdma_has_no_gpudirect() -> None:

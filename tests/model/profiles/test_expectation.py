@@ -32,10 +32,10 @@ def test_bandwidths_at_the_lines(
 def test_a_verdict_says_what_was_seen_and_what_is_expected() -> None:
     assert judge_bandwidth(200.0, EXPECTED, None) == (
         Verdict.FAIL,
-        "200 GB/s, 50% of what is expected",
+        "200 GB/s, 50% of expected",
         "400 GB/s, ours",
     )
-    seen = (Verdict.FAIL, "90 GB/s, 20% of the limit", "at least 40% of 450 GB/s, which the links carry")
+    seen = (Verdict.FAIL, "90 GB/s, 20% of the limit", "at least 40% of 450 GB/s, the limit of the links")
     assert judge_bandwidth(90.0, None, 450.0) == seen
 
 

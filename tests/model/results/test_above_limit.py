@@ -44,7 +44,7 @@ def test_wrong_data_stay_wrong_and_the_row_says_why_its_figure_counts_for_nothin
     refused = refuse_above_limit(row(2**28, 1.0, 1800.0, wrong=3, verdict=Verdict.FAIL, note="n"))
     assert (refused.verdict, refused.note) == (
         Verdict.FAIL,
-        "n; above the limit: a fact of the links or the time is wrong",
+        "n; above the limit: the links' facts or the time is wrong",
     )
 
 

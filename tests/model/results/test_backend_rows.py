@@ -58,30 +58,30 @@ def test_wrong_data_are_no_comparison() -> None:
         ((99.0, 101.0, 98.0), "is as fast as nccl, within 2 %, from 1K to 256K in place"),
         (
             (70.0, 80.0, 99.0),
-            "is as fast as nccl, within 2 %, at 256K in place, and has 70 to 80 % of its speed from 1K to 16K",
+            "is as fast as nccl, within 2 %, at 256K in place, and reaches 70 to 80 % of its speed from 1K to 16K",
         ),
         (
             (160.0, 142.0, 106.0, 101.0),
-            "is as fast as nccl, within 2 %, at 4M in place, and has 106 to 160 % of its speed from 1K to 256K",
+            "is as fast as nccl, within 2 %, at 4M in place, and reaches 106 to 160 % of its speed from 1K to 256K",
         ),
-        ((99.0, 99.0, 99.0, 60.0), "has 60 % of the speed of nccl at 4M in place, and 99 % from 1K to 256K"),
-        ((50.0,), "has 50 % of the speed of nccl at 1K in place"),
-        ((103.0,), "has 103 % of the speed of nccl at 1K in place"),
-        ((1640.0, 0.25), "has 0.25 % of the speed of nccl at 16K in place, and 1640 % at 1K"),
+        ((99.0, 99.0, 99.0, 60.0), "reaches 60 % of the speed of nccl at 4M in place, and 99 % from 1K to 256K"),
+        ((50.0,), "reaches 50 % of the speed of nccl at 1K in place"),
+        ((103.0,), "reaches 103 % of the speed of nccl at 1K in place"),
+        ((1640.0, 0.25), "reaches 0.25 % of the speed of nccl at 16K in place, and 1640 % at 1K"),
         (
             (99.0, 50.0, 50.0, 50.0, 40.0, 45.0),
-            "has 40 to 45 % of the speed of nccl from 64M to 1G in place, and 50 to 99 % from 1K to 4M",
+            "reaches 40 to 45 % of the speed of nccl from 64M to 1G in place, and 50 to 99 % from 1K to 4M",
         ),
     ],
 )
 def test_the_speed_of_a_backend_in_words(speeds: tuple[float, ...], said: str) -> None:
-    assert describe_speed(table(*speeds)) == f"torch:nccl {said}; its host takes 24 µs to issue an operation, nccl 5"
+    assert describe_speed(table(*speeds)) == f"torch:nccl {said}; its host needs 24 µs to issue an operation, nccl 5"
 
 
 @pytest.mark.parametrize(("issue_us", "said"), [(4.26, "4.3"), (73.7, "74"), (137.2, "137")])
 def test_time_to_issue_has_no_exponent(issue_us: float, said: str) -> None:
     assert describe_speed(table(99.0, issue_us=issue_us)).endswith(
-        f"its host takes {said} µs to issue an operation, nccl 5"
+        f"its host needs {said} µs to issue an operation, nccl 5"
     )
 
 
@@ -90,12 +90,17 @@ def test_what_is_made_of_several_calls_is_told_apart() -> None:
     slow = table(92.0, 88.4, note=note, placement="out_of_place")
     both = describe_speed([*table(99.0, 99.0), *slow])
     assert both.startswith(
-        "torch:nccl is as fast as nccl, within 2 %, from 1K to 16K in place; made of several calls it "
+        "torch:nccl is as fast as nccl, within 2 %, from 1K to 16K in place; for collectives made of several calls, it "
     )
-    assert "; made of several calls it has 88.4 % of the speed of nccl at 16K out of place, and 92 % at 1K; its" in both
+    assert (
+        "; for collectives made of several calls, it reaches 88.4 % of the speed of nccl at 16K out of place, and 92 % at 1K; its"
+        in both
+    )
     assert "several calls" not in describe_speed([*table(99.0, 99.0), *slow], composed=False)
     alone = describe_speed(slow, composed=False)
-    assert alone.startswith("made of several calls torch:nccl has 88.4 % of the speed of nccl at 16K out of place")
+    assert alone.startswith(
+        "for collectives made of several calls, torch:nccl reaches 88.4 % of the speed of nccl at 16K out of place"
+    )
 
 
 def test_a_library_that_is_not_as_fast_as_itself_is_said() -> None:
@@ -104,7 +109,7 @@ def test_a_library_that_is_not_as_fast_as_itself_is_said() -> None:
         return describe_speed(compare_with_first([*first, row("mpi", 1024, 10.0)]))
 
     assert of(10.1) == "mpi is as fast as nccl, within 2 %, at 1K in place"
-    assert of(7.0).endswith("; nccl's own two times differ by up to 30 %, at 1K")
+    assert of(7.0).endswith("; two measurements of nccl differ by up to 30 %, at 1K")
 
 
 _CLAIM = re.compile(
@@ -173,7 +178,7 @@ def test_paths_in_words() -> None:
         return describe_paths(rows)
 
     assert of("P2P/CUMEM", "P2P/CUMEM") == "over the same path (P2P/CUMEM)"
-    assert of("SHM/direct", "P2P/CUMEM") == "over another path: SHM/direct, nccl P2P/CUMEM"
+    assert of("SHM/direct", "P2P/CUMEM") == "over another path: SHM/direct, while nccl uses P2P/CUMEM"
     assert of(None, "P2P/CUMEM") == ""
 
 
@@ -184,7 +189,7 @@ def test_a_framework_that_goes_through_host_memory_beside_a_direct_library_fails
 
     (found,) = of("SHM/direct", staged=True)
     assert (found.id, found.severity, found.subject) == ("host-staged", "FAIL", "torch:nccl")
-    assert found.seen == "SHM/direct through host memory, 25 % of the speed of nccl, which takes P2P/CUMEM"
+    assert found.seen == "SHM/direct through host memory, 25 % of the speed of nccl, which uses P2P/CUMEM"
     assert of("P2P/CUMEM", staged=False) == ()
     assert of("SHM/direct", staged=True, first="SHM/direct") == (), "the first's own finding says that"
     assert of(None, staged=None) == ()
@@ -198,8 +203,15 @@ def test_a_framework_that_goes_through_host_memory_beside_a_direct_library_fails
         ("torch:nccl", "allreduce", DataType.INT8, ReduceOp.AVG, Placement.IN_PLACE, ""),
         ("torch:nccl", "allgather", DataType.INT8, None, Placement.OUT_OF_PLACE, ""),
         ("torch:nccl", "reduce", DataType.INT8, ReduceOp.SUM, Placement.OUT_OF_PLACE, "torch's reduce has one buffer"),
-        ("mpi", "reduce", DataType.FLOAT32, ReduceOp.AVG, Placement.IN_PLACE, "mpi has no average of float32: a sum"),
-        ("torch:gloo", "sendrecv", DataType.INT8, None, Placement.OUT_OF_PLACE, "Gloo sends no CUDA tensors"),
+        (
+            "mpi",
+            "reduce",
+            DataType.FLOAT32,
+            ReduceOp.AVG,
+            Placement.IN_PLACE,
+            "mpi has no average of float32, so a sum",
+        ),
+        ("torch:gloo", "sendrecv", DataType.INT8, None, Placement.OUT_OF_PLACE, "Gloo cannot send CUDA tensors"),
     ],
 )
 def test_what_is_composed_is_said(

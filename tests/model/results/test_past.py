@@ -41,7 +41,7 @@ def of_times(times: Iterable[float], **changes: Any) -> PastFigures:
 def test_few_results_expect_nothing() -> None:
     few = of_times([10.0] * (LEAST_RESULTS - 1))
     assert few.collective_figure(ROW) is None
-    assert few.note == "this machine's past: 4 results of results/, and 5 are the least that a row is judged by"
+    assert few.note == "this machine's past: 4 results of results/, but judging a row needs at least 5"
     assert PastFigures.of([], OWN, "results/").note == ""
 
 
@@ -190,8 +190,8 @@ WITH_DRIVER = replace(OWN_METADATA, libraries={**METADATA.libraries, "driver": "
         (head(allocator="nccl"), OWN, "of other options", "allocator nccl, not cuda"),
         (head(verdict="FAIL"), OWN, "whose run ended with FAIL", ""),
         (head(verdict="ERROR"), OWN, "whose run ended with ERROR", ""),
-        (head(complete=False), OWN, "cut short, or still running", ""),
-        (head(replace(METADATA, started_at="2027-01-01T08:00:00+00:00")), OWN, "begun after this run", ""),
+        (head(complete=False), OWN, "incomplete, or still running", ""),
+        (head(replace(METADATA, started_at="2027-01-01T08:00:00+00:00")), OWN, "started after this run", ""),
     ],
 )
 def test_other_circumstances_are_left_out_and_named(
@@ -228,7 +228,7 @@ def test_a_lost_link_is_held_against_the_days_before() -> None:
     found = PastFigures.of(results, own, "results/")
     assert found.collective_figure(ROW) is not None
     assert found.note == (
-        "this machine's past: 6 results of results/; since 5 of them links or NICs came or went (another topology)"
+        "this machine's past: 6 results of results/; links or NICs have changed since 5 of them (another topology)"
     )
 
 

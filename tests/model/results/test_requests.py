@@ -41,16 +41,16 @@ SYMMETRIC, ZERO = "register=symmetric", "register=symmetric cta-policy=zero"
 @pytest.mark.parametrize(
     ("collective", "setting", "took", "registered", "said"),
     [
-        ("allreduce", SYMMETRIC, "RING", None, "NCCL gave no window"),
+        ("allreduce", SYMMETRIC, "RING", None, "NCCL created no window"),
         ("allreduce", SYMMETRIC, "RING", "symmetric", "expects it to be slower"),
-        ("broadcast", SYMMETRIC, "RING", "symmetric", "symmetric kernels for allreduce, allgather, reducescatter"),
+        ("broadcast", SYMMETRIC, "RING", "symmetric", "symmetric kernels only for allreduce, allgather, reducescatter"),
         ("allgather", "register=user", "RING", None, "NCCL_LOCAL_REGISTER is 0"),
         ("allgather", "cta-policy=zero", "RING", None, "add --register symmetric"),
         ("allreduce", "cta-policy=zero", "RING", None, "they cannot reduce"),
         ("allgather", "cta-policy=efficiency", "RING", None, "add --register user"),
-        ("allreduce", "cta-policy=efficiency", "NVLS", None, "in allgather and reducescatter alone"),
+        ("allreduce", "cta-policy=efficiency", "NVLS", None, "only in allgather and reducescatter"),
         ("allgather", "register=user cta-policy=efficiency", "RING", "user", "it needs NVLS"),
-        ("allreduce", "max-ctas=32", "RING", None, "16 channels at most by its own choice"),
+        ("allreduce", "max-ctas=32", "RING", None, "at most 16 channels without the request"),
     ],
 )
 def test_a_request_without_effect_is_a_warning_with_the_reason(
@@ -60,7 +60,7 @@ def test_a_request_without_effect_is_a_warning_with_the_reason(
     (found,) = find_ignored_requests(measured)
     assert (found.id, found.severity) == ("request-without-effect", "WARN")
     assert said in found.cause
-    assert found.seen.startswith(f"{setting}: NCCL took {took.lower()}/simple, by its own choice ring/simple")
+    assert found.seen.startswith(f"{setting}: NCCL used {took.lower()}/simple, and without the request ring/simple")
     assert found.next_command.startswith("leave --")
 
 
@@ -96,7 +96,7 @@ def test_sends_between_windows_that_are_faster_had_an_effect(share: float, found
 def test_both_requests_of_a_setting_are_judged() -> None:
     found = find_ignored_requests([*rows(None, "RING", "allgather"), *rows(ZERO, "RING", "allgather")])
     assert [each.subject for each in found] == ["--register symmetric in allgather", "--cta-policy zero in allgather"]
-    assert all("NCCL gave no window" in each.cause for each in found)
+    assert all("NCCL created no window" in each.cause for each in found)
 
 
 def test_where_the_log_was_not_heard_nothing_is_claimed() -> None:

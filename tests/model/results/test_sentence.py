@@ -63,7 +63,7 @@ def test_wrong_data_come_first() -> None:
 
 def test_a_run_that_was_cut_short_says_so() -> None:
     ended = report(Verdict.ERROR, complete=False)
-    assert said(ended, FAST) == "ERROR: the run was cut short, the rows before were measured"
+    assert said(ended, FAST) == "ERROR: the run was cut short, so only some rows were measured"
     assert said(ended) == "ERROR: the run was cut short before its first row"
 
 

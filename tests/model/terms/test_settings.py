@@ -88,7 +88,7 @@ def test_values_are_between_commas_and_those_with_commas_in_quotes() -> None:
         (["nccl_algo=ring"], "--set nccl_algo=ring"),
         (["=4"], "--set =4"),
         (["NCCL_NET=a b"], "--set NCCL_NET=a b"),
-        (["NCCL_NET=IB", "NCCL_NET=Socket"], "--set NCCL_NET is given twice"),
+        (["NCCL_NET=IB", "NCCL_NET=Socket"], "--set NCCL_NET is there twice"),
         (["NCCL_DEBUG_FILE=/tmp/log"], "--set NCCL_DEBUG_FILE"),
         (["GPUBENCH_FORMAT=json"], "--set GPUBENCH_FORMAT"),
     ],
@@ -111,7 +111,7 @@ def test_what_changes_more_than_a_choice_says_so() -> None:
         name: NcclSetting(((name, "1"),)).remarks for name in ("NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_PXN_DISABLE")
     }
     assert said == {
-        "NCCL_DEBUG": ("NCCL_DEBUG=1 makes NCCL log or check while it is timed",),
+        "NCCL_DEBUG": ("NCCL_DEBUG=1 makes NCCL log or check during the measurement",),
         "NCCL_P2P_DISABLE": ("NCCL_P2P_DISABLE=1 changes the path that data takes",),
         "NCCL_PXN_DISABLE": ("NCCL_PXN_DISABLE=1 switches a part of NCCL off or on",),
     }

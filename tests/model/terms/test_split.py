@@ -37,7 +37,7 @@ def test_a_split_that_means_something_is_taken(text: str) -> None:
 def test_nobody_is_left_alone(text: str, nodes: int, per_node: int) -> None:
     with pytest.raises(UsageError, match=f"--split {text} leaves rank . on n. alone") as raised:
         split_ranks(text, ranks_on(nodes, per_node))
-    reasons = {"node": "one rank on its node", "rail": "several nodes", "pairs": "is odd", "3": "no multiple"}
+    reasons = {"node": "has only one rank", "rail": "several nodes", "pairs": "is odd", "3": "not a multiple"}
     assert reasons[text] in raised.value.reason
 
 

@@ -32,7 +32,7 @@ def test_ranges_and_lists(text: str, sizes: tuple[int, ...]) -> None:
     [
         ("", "empty"),
         ("  ", "empty"),
-        ("4G:1K", "runs backwards: 4G is more than 1K"),
+        ("4G:1K", "is in the wrong order: 4G is more than 1K"),
         ("0", "size of zero"),
         ("0:8", "starts at zero"),
         ("1K,0", "size of zero"),
@@ -40,7 +40,7 @@ def test_ranges_and_lists(text: str, sizes: tuple[int, ...]) -> None:
         ("1K:4K:0.5", "not a factor above one"),
         ("1K:4K:x", "not a factor above one"),
         ("1K:4K:1/0", "not a factor above one"),
-        ("1K:4K:+0", "steps by zero"),
+        ("1K:4K:+0", "has a step of zero"),
         ("1K:4K:2:2", "too many parts"),
         ("1K:4K,8K", "mixes a range and a list"),
         ("8:4G:+8", "more than 10,000 sizes"),

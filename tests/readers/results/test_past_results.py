@@ -51,7 +51,7 @@ def test_what_cannot_be_used_is_counted(tmp_path: Path) -> None:
         "of another NCCL": 1,
         "whose run ended with FAIL": 1,
         "that cannot be read": 5,
-        "cut short, or still running": 1,
+        "incomplete, or still running": 1,
     }
     assert found.collective_figure(ROW) is not None
 

@@ -111,7 +111,7 @@ def test_a_row_a_node_in_the_order_of_the_job() -> None:
     ("pair", "note"),
     [
         ({"cuda": False, "read": "GNS"}, "through host memory: GPU not supported"),
-        ({"cuda": False, "read": "OK"}, "through host memory: CUDA says refused, NVML says possible"),
+        ({"cuda": False, "read": "OK"}, "through host memory: CUDA reports refused, NVML reports possible"),
         ({}, "peer access not known: nvidia-smi topo -p2p r decides"),
         ({"cuda": True}, "direct possible"),
     ],
@@ -139,7 +139,7 @@ def test_the_devices_of_many_nodes_are_those_of_each(make: Callable[[Topology], 
 @pytest.mark.parametrize("machine", ["hgx-h100-8", "hgx-h100-4"])
 def test_a_pair_says_where_nccl_ends_gpudirect(machine: str) -> None:
     (topology,) = cluster(machine)
-    far = "NCCL uses it up to PXB unless NCCL_NET_GDR_LEVEL says otherwise"
+    far = "NCCL uses it up to PXB, unless NCCL_NET_GDR_LEVEL is set"
     assert {"PHB" if machine == "hgx-h100-4" else "PIX", "SYS"} <= {row.path_class for row in pair_rows(topology)}
     for row in pair_rows(topology):
         is_mixed = row.source.startswith("GPU") != row.destination.startswith("GPU")
