@@ -50,7 +50,7 @@ def test_a_table_that_lies_is_never_pass(path: Path) -> None:
 def test_a_slow_table_of_one_node_blames_the_node_and_says_what_to_do() -> None:
     said = " ".join(gpubench("report", "no-devices.txt", "--machine", "hgx-h100-8", cwd=PASTED).stdout.split())
     assert "5% of the limit of 700 with NVLS" in said
-    assert "likely: data through host memory, links that are down or narrow, or slow or busy GPUs" in said
+    assert "likely: copies in host memory, lost links, or slow or busy GPUs" in said
     assert "Try: export NCCL_DEBUG=INFO" in said
     assert "NIC" not in said
     assert "did not end" not in said

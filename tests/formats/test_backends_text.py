@@ -45,7 +45,7 @@ def test_a_table_has_the_speed_of_each_and_what_the_host_takes() -> None:
         " 16M    80.00       100.0     -                 5.00       24.00",
     ]
     assert "  torch:nccl: copied first" in shown
-    assert "beside            torch:nccl is as fast as nccl, within 2 %, from 1K to 16M out of place; made of" in shown
+    assert "beside            torch:nccl is as fast as nccl, within 2 %, from 1K to 16M out of place; for" in shown
     narrow = shown_below(BackendRow, ROWS, 40)
     assert narrow[2] == "size  nccl µs  torch:nccl  host"
 

@@ -34,7 +34,7 @@ _LIKELY = {
 }
 """The likely cause of slow rows. The key is the assumption about the machine, or empty."""
 
-_INSIDE_A_NODE = "data through host memory, links that are down or narrow, or slow or busy GPUs"
+_INSIDE_A_NODE = "copies in host memory, lost links, or slow or busy GPUs"
 
 _LOGGING = verdict.Cure.of(
     "export NCCL_DEBUG=INFO", comment="Run that job again with this variable, and pass its log to `gpubench explain`."

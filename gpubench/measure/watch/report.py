@@ -441,8 +441,7 @@ def report_course(course: Course, origin: Origin, *, missing: str = "") -> Repor
             subject=missing,
             seen="none of its processes used a GPU on any watched node",
             expected="a running job on these nodes",
-            cause="the job has ended, has not started, or runs on other nodes, or its process IDs are those of a "
-            "container",
+            cause="the job has ended, has not started or runs elsewhere, or its pids are those of a container",
             cure=Cure.of("gpubench watch --for 3s", comment="It shows every process that uses a GPU."),
         )
         findings = (not_found, *findings)

@@ -72,4 +72,4 @@ def test_a_late_rank_is_shown_with_the_condition_of_its_gpu() -> None:
         (([*others, healthy],), ""),
     ):
         (finding,) = findings(*map(with_conditions, rows))
-        assert finding.seen.endswith(f"takes 2500 µs{ending}")
+        assert finding.seen.endswith(f"takes 2.5 ms{ending}")

@@ -87,5 +87,5 @@ def test_without_a_folder_there_is_no_past(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_read_stops_no_run(tmp_path: Path) -> None:
     found = find_past(tmp_path / "nowhere", NOW)
     assert found is not None
-    assert found.note == f"this machine's past is not known: there is no folder {tmp_path}/nowhere"
+    assert found.note == f"this machine's past is unknown: there is no folder {tmp_path}/nowhere"
     assert found.collective_figure(ROW) is None
