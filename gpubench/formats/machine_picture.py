@@ -398,14 +398,18 @@ def _arcs(machine: Machine, spots: Sequence[_Spot], numbers: Mapping[float, str]
             one, other = (places[end] for end in wire.ends)
             named = any(part.verdict is not None for part in machine.parts if part.name in wire.ends)
             words = "" if wire.reach.gb_s is None or not is_odd else numbers[wire.reach.gb_s]
-            if wire.cause and _class(wire.reach) in _FAST:  # The copies are fast, but NCCL takes another path
-                words = wire.cause
+            words = wire.cause if _is_elsewhere(wire) else words
             room = _FABRIC if machine.fabric else _WIDTH
             yield from _arc(wire, one, other, [] if named else lines, words, room, odd=is_odd)
 
 
 def _is_drawn(machine: Machine, wire: Wire) -> bool:
     return _is_odd(machine, wire) or (wire.is_nvlink and not machine.fabric)
+
+
+def _is_elsewhere(wire: Wire) -> bool:
+    """True if a finding names a pair whose copies are fast, for example because NCCL takes another path."""
+    return bool(wire.cause) and _class(wire.reach) in _FAST
 
 
 def _is_odd(machine: Machine, wire: Wire) -> bool:
@@ -434,8 +438,8 @@ def _arc(
         words = f"{_SIGNS[wire.verdict]} {number}".rstrip()
         if x + _CHARACTER * len(words) > room:
             words = _SIGNS[wire.verdict]
-        kind = "tag f" if number == wire.cause else "tag"
-        yield f'<text class="{kind} {wire.verdict}" x="{x + 4:.0f}" y="{y + 4:.1f}">{words}</text>'
+        kind = "tag f" if wire.cause and number == wire.cause else "tag"
+        yield f'<text class="{kind} {wire.verdict}" x="{x + 4:.0f}" y="{y + 4:.1f}">{html_text(words)}</text>'
 
 
 def _part(part: MachinePart, spot: _Spot) -> Iterator[str]:
@@ -493,13 +497,11 @@ def _legend(machine: Machine) -> Iterator[str]:
         yield f"<li>GB/s{to}; colours: share of what is {html_text(', or '.join(whats))}; hover for more</li>"
     hidden = [wire for wire in machine.wires if not _is_drawn(machine, wire)]
     if machine.fabric:
-        reasons = Counter(
-            wire.cause if wire.cause and _class(wire.reach) in _FAST else "as slow as the line of a GPU"
-            for wire in hidden
-            if wire.verdict is not None
-        )
-        yield from (f"<li>not drawn: {plural(n, 'bad pair')}, {reason}</li>" for reason, n in reasons.items())
-    elif hidden and not machine.fabric:
+        slow = "as slow as the line of a GPU"
+        bad = (wire for wire in hidden if wire.verdict is not None)
+        for reason, count in Counter(wire.cause if _is_elsewhere(wire) else slow for wire in bad).items():
+            yield f"<li>not drawn: {plural(count, 'bad pair')}, {html_text(reason)}</li>"
+    elif hidden:
         yield f"<li>not drawn: {plural(len(hidden), 'pair')} without NVLink</li>"
 
 

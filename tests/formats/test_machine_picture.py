@@ -256,3 +256,12 @@ def test_every_command_that_simulates_a_machine_writes_its_page(profile: Profile
 def test_a_pair_whose_copies_are_fast_has_the_finding_next_to_it() -> None:
     page = gpubench("report", "tests/results/h200x2/gpubench-p2p-disabled.json", "--format", "html").stdout
     assert re.findall(r'<text class="tag f FAIL"[^>]*>(?:✗|&#10007;) ([^<]*)<', page) == ["nccl-p2p-disabled"]
+
+
+@pytest.mark.parametrize("fabric", ["", "NV18"])
+def test_the_id_of_a_finding_of_a_stored_result_cannot_become_markup(fabric: str) -> None:
+    parts = [MachinePart("NUMA node 0", "", None, is_device=False), *(MachinePart(f"GPU{n}", "", 0) for n in range(2))]
+    wire = Wire(("GPU0", "GPU1"), "NV18", Reach(376.0, 376.0, "expected"), Verdict.FAIL, cause="<i>")
+    text = svg(Machine(HOST, parts, [wire], fabric))
+    assert "&lt;i&gt;" in text
+    assert "<i>" not in text
