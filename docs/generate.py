@@ -457,7 +457,7 @@ def _condition_entry(condition: Condition) -> str:
     if condition.explains.slows:
         sentences.append(f"Slows down {', '.join(condition.explains.slows)}")
     if condition.aliases:
-        sentences.append(f"Once {_code(condition.aliases)}")
+        sentences.append(f"Earlier: {_code(condition.aliases)}")
     cure = ". ".join(filter(None, (_code(condition.cure.commands), condition.cure.comment))).removesuffix(".")
     link = condition.link if "://" in condition.link else f"../{condition.link}"
     return f"### `{condition.id}`\n{'. '.join(sentences)}.\n\nCure: {cure}. [Source]({link})\n"

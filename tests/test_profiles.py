@@ -179,8 +179,8 @@ def test_a_profile_of_ones_own_is_read_and_refused_by_name(tmp_path: Path) -> No
         profiles.read_file(path)
     for point, message in (
         ("[1_024, 0.001]", r"curve\[0\] \(allreduce\), the point of 1024 bytes,\.value is 0\.001 µs"),
-        ("[1_024, 463]", r"curve\[0\] \(allreduce\)\.points do not ascend"),
-        ("[1_024]", r"curve\[0\] \(allreduce\)\.points are no points"),
+        ("[1_024, 463]", r"curve\[0\] \(allreduce\)\.points are not in ascending order"),
+        ("[1_024]", r"curve\[0\] \(allreduce\)\.points are not valid"),
     ):
         path.write_text(text.replace("[1_024, 10.11]", point, 1))
         with pytest.raises(UsageError, match=message):

@@ -165,7 +165,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "nic_profile",
-        "the NICs match the profile that was asked for, in number and speed",
+        "the NICs match the requested profile, in number and speed",
         lack=subjects.a_profile_asked_for,
         without_gpus=True,
     ),

@@ -444,7 +444,7 @@ NCCL_TRANSFERS = Family.of(
         "Got completion with error 12: the other side did not answer over RDMA (IBV_WC_RETRY_EXC_ERR)",
         r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC"
         r"|transport retry count\w* exceeded|^failed status 12: wr_id",
-        "a wrong GID index on RoCE, a port or cable that is down, a fabric that drops packets (no PFC or ECN), or a "
+        "a wrong RoCE GID index, a port or cable that is down, a fabric that drops packets (no PFC or ECN), or a "
         "rank that ended",
         "show_gids",
         "Set NCCL_IB_GID_INDEX to the RoCE v2 address and test with ib_write_bw between the two nodes. "
@@ -530,8 +530,8 @@ NCCL_TRANSFERS = Family.of(
         "Got completion with an error: an RDMA operation failed",
         r"got completion .*(?:error|status)|^failed status \d+: wr_id|async fatal event|ibv_get_async_event failed"
         r"|async event ?: (?:.*work queue|.*catastrophic|CQ error)",
-        "error 4, 10 or 11: memory or addresses (ACS or an IOMMU that redirects RDMA to GPUs, driver, "
-        "nvidia-peermem); error 5: flushed after another error; error 13: the receiver was not ready",
+        "memory or addresses (errors 4, 10 and 11: ACS, IOMMU, driver or nvidia-peermem), an earlier error (5), "
+        "or a receiver that was not ready (13)",
         "gpubench check --quick",
         "It checks ACS. Also look at dmesg and at the first error in all ranks' logs. For errors 4, 10 and 11, "
         "NCCL_NET_GDR_LEVEL=LOC shows whether GPUDirect RDMA is at fault.",

@@ -608,13 +608,13 @@ NCCL_TUNING = Family.of(
     "NCCL settings that make NCCL slower",
     _slow(
         "nccl-few-channels",
-        "NCCL uses few channels or CTAs: NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS; low busbw over a direct path",
+        "NCCL uses few channels or CTAs (NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS), so busbw is low over a direct path",
         " ".join((*MOST_CHANNELS, _MAX_P2P_CHANNELS, *_PEER_CHANNELS)),
         _few_channels,
     ),
     _slow(
         "nccl-p2p-memcpy",
-        "NCCL_P2P_USE_CUDA_MEMCPY=1: copy engines instead of kernels move NCCL's data; NCCL_P2P_DIRECT_DISABLE=1",
+        "Copy engines instead of kernels move NCCL's data (NCCL_P2P_USE_CUDA_MEMCPY=1, NCCL_P2P_DIRECT_DISABLE=1)",
         "NCCL_P2P_USE_CUDA_MEMCPY NCCL_P2P_DIRECT_DISABLE",
         _memcpy,
     ),

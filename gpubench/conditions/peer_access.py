@@ -88,7 +88,7 @@ def _mixed(run: Circumstances) -> Found:
         if _is_pcie_refusal(refusal) and run.wiring.gpus[pair[0]].node in granted and _models_differ(run, pair)
     ]
     if pairs:
-        seen = "no peer access between GPUs of different models; GPUs of the same model have it"
+        seen = "no peer access between GPUs of different models, but GPUs of the same model have it"
         yield run.pair_sighting(pairs, seen, Confidence.LIKELY)
 
 

@@ -468,7 +468,7 @@ def _tried(support: MpiSupport) -> Found:
         seen=f"{support.why_not(first)}{more}{taken}",
         severity=Verdict.WARN if support.works(support.asked) else Verdict.FAIL,
         expected="GPU buffers sent and received like host buffers",
-        likely=f"MPI, or the UCX it uses, was built without CUDA; the library reports: {claims or 'nothing'}",
+        likely=f"MPI, or the UCX it uses, was built without CUDA (the library reports: {claims or 'nothing'})",
     )
 
 
@@ -544,7 +544,7 @@ NOT_CUDA_AWARE = Condition(
     settles="gpubench allreduce --backend mpi; "
     "ompi_info --parsable --all | grep mpi_built_with_cuda_support; mpichversion",
     command="ompi_info --parsable --all | grep mpi_built_with_cuda_support",
-    comment="Use an MPI built with CUDA for programs that pass it GPU memory; NCCL does not need one.",
+    comment="Use an MPI built with CUDA for programs that pass it GPU memory. NCCL does not need one.",
     link=_OPEN_MPI,
     look=_not_aware,
 )

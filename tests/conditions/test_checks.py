@@ -294,7 +294,7 @@ def test_errors_of_links_are_counted_by_link() -> None:
     (finding,) = examined([with_gpu(4, nvlinks=nvlinks)])
     assert said([finding]) == [("nvlink-errors", "WARN", subject_of(HEALTHY.gpus[4]))]
     assert finding.seen == "2 replay on link 0, 7,000 crc_flit on link 0 since boot, at unknown times"
-    assert finding.expected == "few; its siblings have 0"
+    assert finding.expected == "few (its siblings have 0)"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
     RefusedFact(
         ("that CUDA_VISIBLE_DEVICES names",),
         "CUDA_VISIBLE_DEVICES names an unknown GPU, names a GPU twice, or names a GPU that CUDA cannot start",
-        Cure.of("unset CUDA_VISIBLE_DEVICES", comment="Then run gpubench check; `nvidia-smi -L` lists the GPUs."),
+        Cure.of("unset CUDA_VISIBLE_DEVICES", comment="Then run `gpubench check`. `nvidia-smi -L` lists the GPUs."),
     ),
     RefusedFact(
         ("CUDA does not list it",),

@@ -326,7 +326,7 @@ def _check_request(asked: Asked, collective: Collective, ranks: int, where: str)
         raise UsageError(f"{where}: {len(asked.sizes)} sizes", expected=f"1 to {MOST_SIZES:,}")
     for words in (asked.dtypes, asked.ops, asked.placements):
         if not words or len(set(words)) < len(words):
-            raise UsageError(f"{where}: {', '.join(words) or 'nothing'} asked for", expected="distinct words")
+            raise UsageError(f"{where}: {', '.join(words) or 'nothing'} requested", expected="distinct words")
     if Placement.IN_PLACE in asked.placements and not collective.in_place:
         raise UsageError(f"{where}: {collective.name} in place", expected="out of place: it has no other form")
     if not 0 <= asked.root < ranks:

@@ -398,7 +398,7 @@ def _range_finding(keys: Sequence[compare.RowKey], change: float, bound: float) 
         id=RANGE,
         severity=Verdict.FAIL,
         subject=f"{what} {span}: {len(keys)} rows together",
-        seen=f"{compare.bandwidth_lost(100 * math.expm1(change)):.1f} % slower in the middle (noise "
+        seen=f"{compare.bandwidth_lost(100 * math.expm1(change)):.1f} % slower at the median (noise "
         f"{compare.bandwidth_lost(100 * math.expm1(bound)):.1f} %)",
         expected="times as before, within noise",
         cause="one of the changed circumstances, clocks, or a fault",

@@ -273,7 +273,7 @@ _USUAL = "the usual difference between single runs"
 _NORMAL_MEDIAN = 1.4826
 """Standard deviation of a normal distribution relative to its median absolute deviation."""
 
-OWN_SPREAD, _NEIGHBOURS = "the rows' own spread", "differences between neighbours"
+OWN_SPREAD, _NEIGHBOURS = "the spread of the rows", "differences between neighbours"
 OF_ONE_RUN = OWN_SPREAD, _NEIGHBOURS
 """The sources of a noise bound that comes from a single run."""
 

@@ -179,14 +179,14 @@ def _ends(row: PairRow) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 def _no_common_collective(before: Mapping[str, MachineCurve], after: Mapping[str, MachineCurve]) -> Finding:
-    listed = [shorten(list(side)) if side else "no figures" for side in (after, before)]
+    listed = [shorten(list(side)) if side else "no values" for side in (after, before)]
     return Finding(
         id="nothing-compared",
         severity=Verdict.ERROR,
         subject="the two machines",
         seen=f"nothing in common: {listed[0]}, not {listed[1]}",
         expected="the same collective, type and reduction on both machines",
-        cause="other commands or options were run" if before and after else "one side has no figures",
+        cause="other commands or options were run" if before and after else "one side has no values",
         cure=Cure(comment="Measure the new side with the options of the old one."),
     )
 

@@ -189,7 +189,7 @@ def _gap_findings(
                 _join_names(logs),
                 f"only the dump of rank {facts.records[0].rank}",
                 "a dump of every rank",
-                "the other ranks write theirs on their own nodes, or died before",
+                "the other ranks write their dumps on their own nodes, or died before",
                 Cure(comment="Collect the dumps of all ranks in one folder, and pass it to `gpubench explain`."),
             )
     else:

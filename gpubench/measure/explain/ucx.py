@@ -155,7 +155,7 @@ def findings(log: UcxLog) -> Iterator[Finding]:
         if partly and row is not None and row.route.host_staged is False:
             last = format_size(partly[-1].last_bytes or 0)
             seen = f"{partly[-1].description} over {partly[-1].devices} up to {last}"
-            yield _doubt("kv-staged-unexplained", name, seen, "a direct path for blocks of 1M", "UCX's own threshold")
+            yield _doubt("kv-staged-unexplained", name, seen, "a direct path for blocks of 1M", "UCX's threshold")
     yield from merged(unknown)
     yield from _block_cost(log)
     if missing := [name for name in log.missing if name in ("cuda_copy", "cuda_ipc")]:

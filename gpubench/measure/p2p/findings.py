@@ -268,8 +268,8 @@ class _ManagedJudge:
                 [gpu.device for gpu in lacking],
                 seen="; ".join(gpu.missing_feature for gpu in lacking[:_MOST_SUBJECTS]),
                 expected="concurrentManagedAccess 1, as on Linux with GPUs since Pascal",
-                cause="Windows or WSL, a vGPU without unified memory, or an older GPU (every kernel launch moves "
-                "whole allocations, and the host must not use them meanwhile)",
+                cause="Windows or WSL, a vGPU without unified memory, or an older GPU (each kernel launch moves "
+                "whole allocations, which the host must not use meanwhile)",
                 cure=Cure(comment="Use cudaMemcpy between plain allocations: prefetch and advice have no effect here."),
             )
 

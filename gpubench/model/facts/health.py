@@ -49,7 +49,7 @@ class Errors(Struct, frozen=True):
     @property
     def expected(self) -> str:
         if self.usual is not None:
-            return f"few; its siblings have {self.usual:g}"
+            return f"few (its siblings have {self.usual:g})"
         if not self.meanwhile and not self.grave:
             return f"fewer than {_MOST_ERRORS:,}"
         return "none" if self.grave else f"at most {_FEW_ERRORS} during use"

@@ -14,9 +14,9 @@ from gpubench.model.facts.process import THROTTLE_REASONS
 from gpubench.model.profiles.profile import P2P_STATUSES
 
 GRAMMAR = (
-    "[nodeI.]gpuJ:KEY=VALUE, [nodeI.]nicJ:KEY=VALUE, [nodeI.]linkI-J:KEY=VALUE (a pair of GPUs), nodeI:KEY=VALUE, "
-    "KEY=VALUE alone for every node, and for scan leafI:KEY=VALUE or leafI.railJ:KEY=VALUE, "
-    "counted from 0, on node0 unless another is named; several keys with commas: gpu5:nvlink=12,width=8"
+    "[nodeI.]gpuJ:KEY=VALUE, [nodeI.]nicJ:KEY=VALUE, [nodeI.]linkI-J:KEY=VALUE (a pair of GPUs), "
+    "nodeI:KEY=VALUE, KEY=VALUE alone for every node, and for scan leafI:KEY=VALUE or leafI.railJ:KEY=VALUE, "
+    "with indices from 0, node0 by default, and commas between keys: gpu5:nvlink=12,width=8"
 )
 
 _SUBJECT = re.compile(
@@ -59,7 +59,7 @@ _FORMS = {
     ValueKind.RATE: (_NUMBER, float("inf"), "Gb/s, above 0"),
     ValueKind.VERSION: (re.compile(r"\d{1,9}(\.\d{1,9}){0,9}", re.ASCII), None, "numbers with dots"),
     ValueKind.ROUND: (re.compile(r"round([1-9]|1[01])", re.ASCII), None, "round1 to round11"),
-    ValueKind.VARIABLE: (re.compile(r"NCCL_[A-Z0-9_]+=.*", re.ASCII), None, "a variable of NCCL with its value"),
+    ValueKind.VARIABLE: (re.compile(r"NCCL_[A-Z0-9_]+=.*", re.ASCII), None, "an NCCL variable with its value"),
 }
 """By type: the pattern of a value, its maximum if it is a positive number, and a description for help texts."""
 
@@ -158,21 +158,21 @@ FAULT_KEYS = (
     _gpu("width", _WIDTH_OF_GPU, words=_WIDTHS, changes=_ALL),
     _gpu("generation", _GENERATION_OF_GPU, words=_GENERATIONS, changes=_ALL),
     _gpu("p2p", "NVML refuses peer access with every other GPU", words=_REFUSALS, changes=_ALL),
-    _gpu("cuda_peer", "CUDA refuses peer access while NVML says OK", words=("no",), changes=_ALL),
-    _gpu("lost", "it fell off the bus: the driver lists it and cannot reach it", words=("yes",), changes=_ALL),
+    _gpu("cuda_peer", "CUDA refuses peer access, although NVML reports OK", words=("no",), changes=_ALL),
+    _gpu("lost", "it fell off the bus: the driver lists it but cannot reach it", words=("yes",), changes=_ALL),
     _gpu("missing", "it is missing, and the GPUs after it have lower numbers", words=("yes",), changes=_ALL),
-    _gpu("mig", "MIG is on, and so peer access is refused", words=("on",), changes=_ALL),
+    _gpu("mig", "MIG is on, so peer access is refused", words=("on",), changes=_ALL),
     _gpu("ecc", "ECC is off", words=("off",)),
     _gpu(
         "throttle",
-        "its clocks are throttled for this reason; those of hardware (`hw_`) halve them, which slows collectives",
+        "its clocks are throttled for this reason; hardware reasons (`hw_`) halve them, which slows collectives",
         words=THROTTLE_REASONS,
         changes=(FACTS, COLLECTIVES),
     ),
     _gpu("rows", "row remapping in its memory waits for a reset, or failed", words=("pending", "failure")),
     _gpu(
         "fabric",
-        "it has not joined the NVLink fabric, and so peer access is refused",
+        "it has not joined the NVLink fabric, so peer access is refused",
         words=("not_started", "in_progress"),
         changes=_ALL,
     ),
@@ -184,10 +184,10 @@ FAULT_KEYS = (
         changes=_MEASURED,
     ),
     _gpu("errors", "it has counted N uncorrectable memory errors", ValueKind.COUNT),
-    _gpu("temperature", "its chip has N °C", ValueKind.COUNT),
+    _gpu("temperature", "its chip is at N °C", ValueKind.COUNT),
     _gpu("replays", "its PCIe link has replayed N packets", ValueKind.COUNT),
     _gpu("busy", "a process with the pid N has memory on it, and is idle", ValueKind.COUNT),
-    _gpu("hang", "its rank hangs before an all-reduce; with --hang", words=("yes",), command="watch"),
+    _gpu("hang", "its rank hangs before an all-reduce (with --hang)", words=("yes",), command="watch"),
     _nic("state", "its port is not active", words=("down", "init"), changes=_BETWEEN_NODES),
     _nic("rate", "its port runs at this rate, in Gb/s", ValueKind.RATE, changes=_BETWEEN_NODES),
     _nic("width", "its PCIe link is trained to this width", words=_WIDTHS, changes=_BETWEEN_NODES),
@@ -230,13 +230,14 @@ FAULT_KEYS = (
     _node("driver_missing", "no NVIDIA driver is loaded", words=("yes",)),
     _node(
         ENV,
-        "its ranks have this variable of NCCL; repeatable, and not for scan or kv",
+        "its ranks have this NCCL variable (repeatable; not for scan and kv)",
         ValueKind.VARIABLE,
         changes=(COLLECTIVES,),
     ),
     _node(
         "kv",
-        "both processes of a transfer allocate memory this way, have PID namespaces of their own, or UCX_TLS=^cuda_ipc",
+        "both processes of a transfer allocate memory this way, have separate PID namespaces, or have "
+        "UCX_TLS=^cuda_ipc",
         words=("expandable", "async", "managed", "pid", "ucx_tls"),
         command="kv",
         changes=(COPIES,),
@@ -317,7 +318,7 @@ def parse_fault(text: str) -> Fault:
     subject, colon, settings = text.strip().partition(":")
     match = _SUBJECT.fullmatch(subject)
     if match is None or not colon:
-        raise UsageError(f"--fault {text!r} names nothing that can break", expected=GRAMMAR)
+        raise UsageError(f"--fault {text!r} names no part that can break", expected=GRAMMAR)
     if match["whole"] is not None:
         return Fault(Subject.NODE, _parse_settings(text, Subject.NODE, settings), node=int(match["whole"]))
     if match["leaf"] is not None:
@@ -368,7 +369,7 @@ def _parse_settings(text: str, subject: Subject, settings: str) -> tuple[tuple[s
             raise UsageError(f"--fault {text!r}: {key} cannot be {value!r}", expected=f"{key}={_described(known[key])}")
         what = value.partition("=")[0] if key == ENV else key
         if what in parsed:
-            raise UsageError(f"--fault {text!r} gives {what} twice", expected=GRAMMAR)
+            raise UsageError(f"--fault {text!r} sets {what} twice", expected=GRAMMAR)
         parsed[what] = key, value
     return tuple(parsed.values())
 

@@ -443,7 +443,7 @@ def check_profile(profile: Profile, where: str) -> None:
         raise UsageError(
             f"{where}.schema is {profile.schema}",
             expected=f"schema {PROFILE_SCHEMA}",
-            reason="the file was written for another gpubench",
+            reason="the file was written for another version of gpubench",
         )
     if profile.match.visible or profile.gpu is not NO_GPU:
         _check_gpus(profile, where)
@@ -460,7 +460,7 @@ def check_profile(profile: Profile, where: str) -> None:
         _check_curve(profile, curve, f"{where}.curve[{number}] ({curve.collective})")
     unused = sorted(set(profile.sources) - {expected.source for expected in profile.all_expected})
     if unused:
-        raise UsageError(f"{where}.sources.{unused[0]} is used by no expected value", next_step="remove it, or use it")
+        raise UsageError(f"no expected value uses {where}.sources.{unused[0]}", next_step="remove it, or use it")
 
 
 def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
@@ -543,7 +543,7 @@ def _check_nvlink(profile: Profile, where: str) -> None:
         for gpu in pair[:2]:
             used[gpu] += pair[2]
     if not nvlink.pairs or max(used) > nvlink.links:
-        raise UsageError(f"{where}.nvlink.pairs uses {used} links by GPU", expected=f"1 to {nvlink.links} a GPU")
+        raise UsageError(f"{where}.nvlink.pairs uses {used} links by GPU", expected=f"1 to {nvlink.links} per GPU")
 
 
 def _check_places(profile: Profile, where: str) -> None:
@@ -553,14 +553,16 @@ def _check_places(profile: Profile, where: str) -> None:
         if switch.name in above:
             raise UsageError(f"{key}.name {switch.name!r} is there twice")
         if switch.above is not None and switch.above not in above:
-            raise UsageError(f"{key}.above is {switch.above!r}", expected="the name of a switch that stands before it")
+            raise UsageError(
+                f"{key}.above is {switch.above!r}", expected="the name of a switch that precedes it in the file"
+            )
         numa_nodes = profile.node.numa_nodes
         if switch.numa is not None and not 0 <= switch.numa < numa_nodes:
             raise UsageError(f"{key}.numa is {switch.numa}", expected=f"below {numa_nodes}, node.numa_nodes")
         above[switch.name] = switch.above
     places, gpus = profile.gpu.places, profile.match.visible
     if places and len(places) != gpus:
-        raise UsageError(f"{where}.gpu.places has {len(places)} entries", expected=f"{gpus}, one a GPU")
+        raise UsageError(f"{where}.gpu.places has {len(places)} entries", expected=f"{gpus}, one per GPU")
     named = {f"gpu.places[{i}]": place for i, place in enumerate(places)}
     named |= {f"nic[{i}].place": nic.place for i, nic in enumerate(profile.nic) if nic.place is not None}
     for key, place in named.items():
@@ -575,10 +577,12 @@ def _check_places(profile: Profile, where: str) -> None:
 def _check_curve(profile: Profile, curve: TimeCurve, where: str) -> None:
     """Raise UsageError unless each point has a size and a time, and larger sizes take no less time."""
     if not curve.points or any(len(point) != 2 or point[0] % 1 for point in curve.points):
-        raise UsageError(f"{where}.points are no points", expected="[size in bytes, µs], at least one")
+        raise UsageError(f"{where}.points are not valid", expected="[size in bytes, µs], at least one")
     sizes, times = zip(*curve.points, strict=True)
     if list(sizes) != sorted(set(sizes)) or list(times) != sorted(times):
-        raise UsageError(f"{where}.points do not ascend", expected="larger sizes below smaller ones, none faster")
+        raise UsageError(
+            f"{where}.points are not in ascending order", expected="ascending sizes, with times that do not decrease"
+        )
     for size_bytes, expected in zip(sizes, curve.expected, strict=True):
         check_expected(profile, expected, f"{where}, the point of {size_bytes:.0f} bytes,")
 
@@ -592,7 +596,7 @@ def check_expected(profile: Profile, expected: Expected, where: str) -> None:
     is_collective = is_collective and expected.quantity not in copies
     if not is_collective and expected.quantity not in copies:
         raise UsageError(
-            f"{where} is no quantity",
+            f"{where} is not a quantity",
             expected=f"<collective>.{TIME}, <collective>.{BUSBW}, {', '.join(copies)}",
             reason="shares are for profiles with match.generic" if expected.quantity in SHARE_QUANTITIES else "",
         )
@@ -608,7 +612,7 @@ def check_expected(profile: Profile, expected: Expected, where: str) -> None:
     if is_collective:
         _check_collective(profile, expected, where)
     if expected.path is not None and not expected.quantity.startswith("p2p."):
-        raise UsageError(f"{where}.path is {expected.path!r}", expected="no path: only pairs of GPUs have one")
+        raise UsageError(f"{where}.path is {expected.path!r}", expected="no path, because only pairs of GPUs have one")
     _check_range(profile, expected, where)
 
 
@@ -617,7 +621,7 @@ def _check_range(profile: Profile, expected: Expected, where: str) -> None:
     wrong unit.
     """
     if expected.quantity.endswith(SHARE) and not LEAST_SHARE <= expected.value <= 1:
-        raise UsageError(f"{where}.value is {expected.value:g}", expected=f"a part of the limit, {LEAST_SHARE:g} to 1")
+        raise UsageError(f"{where}.value is {expected.value:g}", expected=f"a share of the limit, {LEAST_SHARE:g} to 1")
     if expected.quantity.endswith("latency_us") and not LEAST_LATENCY_US <= expected.value <= MOST_LATENCY_US:
         raise UsageError(
             f"{where}.value is {expected.value:g} µs",
@@ -635,13 +639,13 @@ def _check_range(profile: Profile, expected: Expected, where: str) -> None:
     if judged and expected.value < LEAST_SHARE * ceiling:
         raise UsageError(
             f"{where}.value is {expected.value:g} GB/s",
-            expected=f"at least {LEAST_SHARE * ceiling:g} GB/s, {LEAST_SHARE:.0%} of what the profile's links carry",
-            reason="a limit that nothing can fail, or another unit than GB/s of 1e9 bytes",
+            expected=f"at least {LEAST_SHARE * ceiling:g} GB/s, {LEAST_SHARE:.0%} of the limit of the profile's links",
+            reason="a value that no machine can miss, or another unit than GB/s of 1e9 bytes",
         )
     if expected.value > ceiling:
         raise UsageError(
             f"{where}.value is {expected.value:g} GB/s",
-            expected=f"at most {ceiling:g} GB/s, what the links of this profile carry",
+            expected=f"at most {ceiling:g} GB/s, the limit of this profile's links",
             reason="a sum of both directions, another number of nodes, or NVLS without `algorithm`",
         )
 
@@ -661,7 +665,7 @@ def _check_collective(profile: Profile, expected: Expected, where: str) -> None:
     ceiling = _busbw_ceiling(profile, expected)
     least_us = least_bytes / (ceiling * BYTES_PER_GB) * MICROSECONDS_PER_SECOND if ceiling else float("inf")
     if expected.value < max(least_us, LEAST_TIME_US):
-        needs = "the links of this profile need" if least_us > LEAST_TIME_US else "no collective stays below"
+        needs = "the links of this profile need" if least_us > LEAST_TIME_US else "every collective needs"
         raise UsageError(
             f"{where}.value is {expected.value:g} µs",
             expected=f"at least {max(least_us, LEAST_TIME_US):.1f} µs, which {needs}",
@@ -673,6 +677,6 @@ def _check_collective(profile: Profile, expected: Expected, where: str) -> None:
     if expected.nodes == 1 and expected.value > most_us:
         raise UsageError(
             f"{where}.value is {expected.value:g} µs",
-            expected=f"at most {most_us:.4g} µs, at {LEAST_SHARE:.0%} of what the profile's links carry",
+            expected=f"at most {most_us:.4g} µs, at {LEAST_SHARE:.0%} of the limit of the profile's links",
             reason=_ANOTHER_UNIT,
         )

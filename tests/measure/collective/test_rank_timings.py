@@ -68,7 +68,7 @@ def test_a_late_rank_is_shown_with_the_condition_of_its_gpu() -> None:
             ([slow, healthy, None, slow], [None, None, None, GpuCondition(unread={"clock": "gone"})]),
             "; its GPU 1 is throttled: sw power cap; 1200 of 1980 MHz",
         ),
-        (([*others, unread],), "; not read of its GPU 1: throttle reasons (Not Supported)"),
+        (([*others, unread],), "; not read on its GPU 1: throttle reasons (Not Supported)"),
         (([*others, healthy],), ""),
     ):
         (finding,) = findings(*map(with_conditions, rows))

@@ -385,7 +385,7 @@ ROW = ("row", "sample")
         (0, ("parts",), [{"name": "a", "ranks": [0, 1]}], "groups that do not have 4 ranks"),
         (0, ("asked", "sizes"), [0], "asked.sizes[0] is 0 `int` >= 1"),
         (0, ("asked", "sizes"), [1], "a size without a share for each of 4 ranks"),
-        (0, ("asked", "dtypes"), ["int8", "int8"], "int8, int8 asked for"),
+        (0, ("asked", "dtypes"), ["int8", "int8"], "int8, int8 requested"),
         (0, ("asked", "root"), 4, "root 4 of 4 ranks"),
         (0, ("asked", "warmup"), -1, "asked.warmup is -1 `int` >= 0"),
         (0, ("options", "evidence"), "much", "evidence is 'much'"),

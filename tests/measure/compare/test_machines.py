@@ -64,7 +64,7 @@ def test_copies_between_gpus_are_the_median_pair() -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "said"), [(file(), "no figures, not allreduce"), (file(pair()), "copies write ce, not")]
+    ("new", "said"), [(file(), "no values, not allreduce"), (file(pair()), "copies write ce, not")]
 )
 def test_nothing_in_common_says_why(new: Any, said: str) -> None:
     report = compare_machines([file(*sweep(1.0, 2.0))], [new])

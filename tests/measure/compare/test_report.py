@@ -171,7 +171,7 @@ def test_a_fixed_threshold_replaces_noise(threshold: float, verdict: Verdict) ->
 def test_the_rows_own_interval_counts() -> None:
     base, new = collective_row(1024, ci95_percent=10.0), collective_row(1024, time_us=115.0, ci95_percent=10.0)
     row = one(file(base), file(new))
-    assert (row.verdict, row.noise_source) == (Verdict.INCONCLUSIVE, "the rows' own spread")
+    assert (row.verdict, row.noise_source) == (Verdict.INCONCLUSIVE, "the spread of the rows")
     assert one(file(base), file(replace(new, time_us=300.0))).verdict == Verdict.FAIL
 
 

@@ -171,7 +171,7 @@ def test_a_total_stands_out_from_those_of_siblings_alone(counts: tuple[int | Non
     node = pair_of_gpus(*counts)
     for errors in (list(pcie_errors(node)), list(nvlink_errors(node))):
         assert [each.device for each in errors] == found
-        assert all(each.expected == f"few; its siblings have {200 if len(counts) > 1 else 0}" for each in errors)
+        assert all(each.expected == f"few (its siblings have {200 if len(counts) > 1 else 0})" for each in errors)
 
 
 def test_what_is_expected_follows_from_how_grave_an_error_is() -> None:

@@ -77,22 +77,22 @@ def test_a_key_without_a_subject_is_of_every_node() -> None:
     with pytest.raises(UsageError, match="a node has no key 'imx'") as caught:
         parse_faults("imx=down", 3)
     assert caught.value.next_step == "--fault imex=down"
-    with pytest.raises(UsageError, match="names nothing that can break"):
+    with pytest.raises(UsageError, match="names no part that can break"):
         parse_faults("gpu5", 3)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "names nothing that can break"),
-        ("gpu5", "names nothing"),
-        ("cpu5:lost=yes", "names nothing"),
-        ("gpu:lost=yes", "names nothing"),
-        ("gpu-1:lost=yes", "names nothing"),
-        ("link3:staged=yes", "names nothing"),
-        ("node1.node2:driver=1", "names nothing"),
-        ("gpu٣:lost=yes", "names nothing"),
-        ("gpu" + "9" * 5000 + ":lost=yes", "names nothing"),
+        ("", "names no part that can break"),
+        ("gpu5", "names no part"),
+        ("cpu5:lost=yes", "names no part"),
+        ("gpu:lost=yes", "names no part"),
+        ("gpu-1:lost=yes", "names no part"),
+        ("link3:staged=yes", "names no part"),
+        ("node1.node2:driver=1", "names no part"),
+        ("gpu٣:lost=yes", "names no part"),
+        ("gpu" + "9" * 5000 + ":lost=yes", "names no part"),
         ("link2-2:staged=yes", "two different GPUs"),
         ("gpu5:", "a gpu has no key ''"),
         ("gpu5:nvlnk=12", "a gpu has no key 'nvlnk'"),
@@ -107,7 +107,7 @@ def test_a_key_without_a_subject_is_of_every_node() -> None:
         ("gpu5:speed=nan", "speed cannot be 'nan'"),
         ("nic0:rate=0", "rate cannot be '0'"),
         ("node0:driver=new", "driver cannot be 'new'"),
-        ("gpu5:mig=on,mig=on", "gives mig twice"),
+        ("gpu5:mig=on,mig=on", "sets mig twice"),
     ],
 )
 def test_what_is_no_fault_is_refused_by_name(text: str, message: str) -> None:
@@ -130,7 +130,7 @@ def test_the_nearest_key_is_suggested_and_every_key_explained() -> None:
     with pytest.raises(UsageError) as caught:
         parse_fault("gpu5:mig")
     assert (caught.value.expected, caught.value.next_step) == (
-        "mig=on (MIG is on, and so peer access is refused)",
+        "mig=on (MIG is on, so peer access is refused)",
         "--fault gpu5:mig=on",
     )
     assert all(key.effect and key.values for key in FAULT_KEYS)
