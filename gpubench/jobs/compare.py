@@ -12,7 +12,7 @@ from gpubench.errors import UsageError
 from gpubench.jobs.metadata import build_metadata
 from gpubench.jobs.plans import ComparePlan
 from gpubench.jobs.runner import presenting
-from gpubench.measure.compare.findings import describe_file, have_other_gpus
+from gpubench.measure.compare.findings import describe_file
 from gpubench.measure.compare.report import SECTIONS as SECTIONS
 from gpubench.measure.compare.report import SECTIONS_OF_HISTORY as SECTIONS_OF_HISTORY
 from gpubench.measure.compare.report import SECTIONS_OF_MACHINES as SECTIONS_OF_MACHINES
@@ -248,9 +248,9 @@ class _Sides(Struct, frozen=True):
 def _compare_files(plan: ComparePlan) -> tuple[list[_Sides], Report]:
     user_facts = UserFacts(collective=plan.collective)
     base, new = ([read_results(path, user_facts) for path in paths] for paths in (plan.base, plan.new))
-    if plan.other_machine and have_other_gpus(base, new):
+    if plan.other_machine:
         return [_Sides(None, base, new)], compare_machines(base, new)
-    return [_Sides(None, base, new)], compare(base, new, plan.threshold_percent, other_machine=plan.other_machine)
+    return [_Sides(None, base, new)], compare(base, new, plan.threshold_percent)
 
 
 def _metadata(plan: ComparePlan, arguments: Sequence[str], sides: Sequence[_Sides]) -> Metadata:

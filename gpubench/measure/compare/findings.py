@@ -46,25 +46,16 @@ def check_same_machine(base: Sequence[ResultFile], new: Sequence[ResultFile], op
             )
 
 
-def have_other_gpus(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
-    """True if the two sides have different GPU models, or different numbers of GPUs."""
-    return any(_gpu_differences(base[0], new[0]))
-
-
 def _differences(one: ResultFile, other: ResultFile) -> Iterator[str]:
-    yield from _gpu_differences(one, other)
-    simulated = [_simulated(file) for file in (one, other)]
-    if None not in simulated and simulated[0] != simulated[1]:
-        yield "simulated, not measured" if simulated[1] else "measured, not simulated"
-
-
-def _gpu_differences(one: ResultFile, other: ResultFile) -> Iterator[str]:
     before, after = one.circumstances.gpus, other.circumstances.gpus
     if before and after and Counter(before) != Counter(after):
         yield f"{_counted(after)}, not {_counted(before)}"
     models = [file.circumstances.models for file in (one, other)]
     if all(models) and set(models[0]) != set(models[1]):
         yield f"{' and '.join(models[1])}, not {' and '.join(models[0])}"
+    simulated = [_simulated(file) for file in (one, other)]
+    if None not in simulated and simulated[0] != simulated[1]:
+        yield "simulated, not measured" if simulated[1] else "measured, not simulated"
 
 
 def _counted(models: Sequence[str]) -> str:
