@@ -169,13 +169,21 @@ def run_command_line(launch: LaunchedRank | None) -> int:
         path = getattr(getattr(error, "ctx", None), "command_path", None)
         named = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
         page = (path or f"{app.info.name} {named}").strip()
-        return _tell(errors.UsageError(error.format_message(), next_step=f"{page} --help"), style)
+        option = getattr(error, "option_name", "")
+        step = f"{page} --help" if named or not _needs_check(option) else f"{app.info.name} check {option}"
+        return _tell(errors.UsageError(error.format_message(), next_step=step), style)
     except errors.GpubenchError as error:
         return _tell(error, style)
     except BrokenPipeError:
         return _output_ended(None, style)
     except errors.OutputError as error:
         return _output_ended(error, style)
+
+
+def _needs_check(option: str) -> bool:
+    from gpubench.cli.commands.diagnose import NOT_BARE
+
+    return option.removeprefix("--").replace("-", "_") in NOT_BARE
 
 
 def _output_ended(error: errors.OutputError | None, style: "ExitStyle | None") -> int:

@@ -256,3 +256,11 @@ def test_a_small_size_that_is_slow_and_passes_is_not_left_without_a_word(tmp_pat
     small["verdict"] = "FAIL"
     path.write_text(json.dumps(document))
     assert "hosts differ by that" not in gpubench("report", str(path)).stdout
+
+
+@pytest.mark.parametrize("option", ["--full", "--kv", "--hosts", "--slurm", "--ranks-per-gpu"])
+def test_an_option_that_only_check_has_names_check(option: str) -> None:
+    ended = gpubench(option, "--simulate", "hgx-h200-4")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.splitlines()[-1] == f"  try:      gpubench check {option}"
+    assert option in gpubench("check", "--help-all").stdout

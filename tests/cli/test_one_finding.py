@@ -162,3 +162,10 @@ def test_the_last_line_names_the_gpu(fault: str, command: str) -> None:
 def test_a_healthy_machine_has_no_fault_in_any_command(command: str, machine: str) -> None:
     document = report(command, machine)
     assert {each["severity"] for each in document["findings"]} <= {"SKIP"}, document["sentence"]
+
+
+def test_the_last_line_on_wrong_data_names_a_rank_and_the_cure() -> None:
+    arguments = ["allreduce", "--simulate", PART, "--fault", "link0-1:corrupts=yes", "--no-progress"]
+    last = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout.splitlines()[-1]
+    assert last.startswith("FAIL (simulated): rank 0 on node0 (GPU 0, 0000:00:06.0) and 1 more: 2,147,483,648 wrong")
+    assert last.endswith(" rows. Try: gpubench allreduce --sizes 8 --dtype float32")

@@ -211,12 +211,15 @@ def _check_seconds(plan: WatchPlan, least: float) -> None:
         plan.seconds.check("--for", least, _MOST_SECONDS)
 
 
+NOT_BARE = ("full", "kv", "hosts", "slurm", "ranks_per_gpu")
+"""Options of `gpubench check` that `gpubench` without a command does not have."""
+
 _APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
     BARE.name: make_app(
         _BARE,
         CheckPlan,
         _run_briefly,
-        without=("full", "hosts", "slurm", "ranks_per_gpu"),
+        without=NOT_BARE,
     ),
     "check": make_app(_CHECK, CheckPlan, _run_check),
     "scan": make_app(_SCAN, ScanPlan, job_runner("gpubench.jobs.scan", _checked_scan)),

@@ -394,13 +394,19 @@ def wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identiti
     row, wrong_by_rank = failures[0]
     wrong_ranks = [identities[rank] for rank, wrong in enumerate(wrong_by_rank) if wrong]
     total = sum(failure.wrong or 0 for failure, _ in failures)
-    wrong, first = plural(total, "wrong element"), plural(row.wrong or 0, "wrong element")
+    wrong, size, placement = (
+        plural(total, "wrong element"),
+        format_size(row.size_bytes),
+        row.placement.replace("_", " "),
+    )
+    size = f"{size} B" if size.isdigit() else size
+    ranks = tuple(map(str, wrong_ranks))
     return Finding(
         id=WRONG_DATA,
         severity=Verdict.FAIL,
-        subject=shorten(list(map(str, wrong_ranks))) or plural(len(identities), "rank"),
-        seen=f"{wrong} in {plural(len(failures), 'row')}, first in {row.dtype} {format_size(row.size_bytes)} "
-        f"{row.placement}: {first}",
+        subject=shorten(ranks) or plural(len(identities), "rank"),
+        subjects=ranks if len(ranks) > 1 else (),
+        seen=f"{wrong} in {plural(len(failures), 'row')} (first at {size}, {row.dtype}, {placement})",
         expected=ALL_CORRECT,
         cause=CORRUPTED,
         cure=wrong_data_cure(f"gpubench {row.command} --sizes {row.size_bytes} --dtype {row.dtype}"),

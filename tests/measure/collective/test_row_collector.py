@@ -34,8 +34,7 @@ def test_wrong_elements_are_summed_over_rows_and_ranks() -> None:
     assert [row.wrong for row in shown.rows] == [0, 5, 1]
     assert report.verdict is Verdict.FAIL
     (finding,) = report.findings
-    assert finding.seen.startswith("6 wrong elements in 2 rows, first in float32 ")
-    assert finding.seen.endswith(": 5 wrong elements")
+    assert finding.seen == "6 wrong elements in 2 rows (first at 4K, float32, in place)"
     assert finding.subject == f"{IDENTITIES[1]}, {IDENTITIES[3]}"
 
 
@@ -43,6 +42,6 @@ def test_four_ranks_with_wrong_elements_are_named() -> None:
     report, _ = report_of((1,) * RANKS)
     named = ", ".join(str(identity) for identity in IDENTITIES[:4])
     assert report.findings[0].subject == f"{named} and 2 more"
-    assert report.findings[0].seen.startswith("6 wrong elements in 1 row, first in float32 ")
+    assert report.findings[0].seen == "6 wrong elements in 1 row (first at 4K, float32, out of place)"
     report, _ = report_of((1, 1, 1, 1, 0, 0))
     assert report.findings[0].subject == named
