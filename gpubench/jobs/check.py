@@ -622,12 +622,12 @@ def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
     """Check in one process or as one rank of a job; return the exit code. Raises GpubenchError if nothing is
     checked.
     """
-    simulated = () if plan.simulation is None else plan.simulation.faults
-    if not plan.kv and any(fault.command for fault in simulated):
+    simulation = plan.simulation
+    if simulation is not None and not plan.kv and any(fault.command for fault in simulation.faults):
         raise errors.UsageError(
             "--fault of a KV transfer without --kv",
             expected="--kv, which measures such a transfer",
-            next_step="gpubench check --kv, with the same options",
+            next_step=f"gpubench check --kv {simulation.source}",
         )
     return runner.run(STEPS, plan, arguments)
 

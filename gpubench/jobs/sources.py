@@ -225,7 +225,7 @@ class SimulationOptions:
             raise UsageError(
                 f"--fault {unfit} has an effect on gpubench {unfit.command} only",
                 expected="a fault of facts, copies or collectives",
-                next_step=f"gpubench {unfit.command} --simulate {shlex.quote(self.simulate)} --fault {unfit}",
+                next_step=_fitting_command(unfit, simulation),
             )
         return simulation
 
@@ -246,6 +246,18 @@ class SimulationOptions:
             next_step=f"gpubench topo {name}, or gpubench report --help to judge a table of rccl-tests",
         )
 
+
+def _fitting_command(fault: "Fault", simulation: Simulation) -> str:
+    """Return the command that shows a fault."""
+    machine, command = simulation.text, fault.command
+    if command == "scan" and simulation.machine.nodes < _NODES_TO_SCAN:
+        machine = str(replace(simulation.machine, nodes=_NODES_TO_SCAN))
+    if fault.get("hang"):
+        command += " --hang"
+    return f"gpubench {command} --simulate {shlex.quote(machine)} --fault {fault}"
+
+
+_NODES_TO_SCAN = 4  # Enough for a scan of any single node
 
 _ONLY_NVIDIA = ("", "check", "p2p", "kv", "scan", "watch", "overlap")
 

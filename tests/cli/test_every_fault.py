@@ -1,10 +1,12 @@
 """Every fault that can be planted × every command that simulates: it is judged or refused, and nothing breaks."""
 
+import shlex
+
 import pytest
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
-from gpubench.errors import GpubenchError
+from gpubench.errors import GpubenchError, UsageError
 from gpubench.model.profiles.fault import FAULT_KEYS, FaultKey
 from tests.fakes.last_line import is_well_formed
 from tests.training.test_plan_faults import SUBJECTS, value_of
@@ -48,3 +50,15 @@ def test_a_fault_is_judged_or_refused(command: str, key: FaultKey, value: str) -
     if not isinstance(ended.exception, GpubenchError):
         assert ended.exit_code in (0, 1, 3)
         assert is_well_formed(ended.stdout.rstrip("\n")), ended.stdout
+
+
+@pytest.mark.parametrize("command", ["topo", "check"])
+@pytest.mark.parametrize("key", [key for key in FAULT_KEYS if key.command], ids=lambda key: f"{key.subject}-{key.key}")
+def test_the_cure_for_a_fault_of_another_command_works(command: str, key: FaultKey) -> None:
+    fault = f"{SUBJECTS[key.subject]}:{key.key}={(key.words or [value_of(key)])[0]}"
+    with pytest.raises(UsageError) as refused:
+        CliRunner().invoke(app, [command, "--simulate", "hgx-h100-8", "--fault", fault], catch_exceptions=False)
+    _, *cure = shlex.split(refused.value.next_step)
+    ended = CliRunner().invoke(app, [*cure, "--no-progress", "--quick" if "scan" in cure else "--exit-zero"])
+    assert not isinstance(ended.exception, GpubenchError), (cure, ended.exception)
+    assert ended.exit_code != 2, (cure, ended.output)
