@@ -263,7 +263,7 @@ MNNVL = Family.of(
     ),
     Condition(
         id=_UNUSED,
-        title="NCCL uses the network between nodes that NVLinks join (MNNVL 0)",
+        title="NCCL uses the network between nodes that NVLinks connect (MNNVL 0)",
         settles="`MNNVL 1` and P2P/MNNVL in NCCL's log (NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT)",
         command="nvidia-imex-ctl -N",
         comment="Then check /dev/nvidia-caps-imex-channels in the container, NCCL_MNNVL_ENABLE and NCCL_CUMEM_ENABLE.",

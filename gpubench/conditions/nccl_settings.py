@@ -281,7 +281,10 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
     is_amd = any(note.about == (_AMD,) for note in staged.find_notes(RemarkKind.PROCESSOR))
     if is_amd and amd_takes_all(staged.gpus):
         return None
-    seen = f"the GPUs are {path} apart; by default NCCL uses peer access only over PCIe switches, up to {DEFAULT_LEVEL}"
+    seen = (
+        f"the path between the GPUs is {path}; by default, NCCL uses peer access only over PCIe switches, up "
+        f"to {DEFAULT_LEVEL}"
+    )
     hidden = next((name for name in _BLINDING if any(value not in OFF for value in staged.settings(name))), None)
     if hidden is not None:
         return LoggedReason(
@@ -291,7 +294,7 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
         )
     if limits:
         return LoggedReason(
-            f"the GPUs are {path} apart, beyond NCCL_P2P_LEVEL",
+            f"the path between the GPUs is {path}, beyond NCCL_P2P_LEVEL",
             Cure.of(f"{VERIFIED_COPIES} && export NCCL_P2P_LEVEL=SYS"),
             is_proven=False,
         )
@@ -378,7 +381,8 @@ NCCL_SETTINGS = Family.of(
     ),
     Condition(
         id="nccl-default-level",
-        title="NCCL uses SHM although P2P works: GPUs are PHB, NODE or SYS apart (default NCCL_P2P_LEVEL is PXB)",
+        title="NCCL uses SHM although P2P works: the path between the GPUs is PHB, NODE or SYS (default "
+        "NCCL_P2P_LEVEL is PXB)",
         settles="`gpubench allreduce --evidence` with and without NCCL_P2P_LEVEL=SYS",
         command=f"{VERIFIED_COPIES} && NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G",
         comment="There is nothing to repair. Keep this setting if the run is faster than without it and its data "

@@ -114,7 +114,7 @@ def _rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
 def _file_row(facts: process.LibrariesFacts, file: process.LibraryFile, origin: Origin) -> LibraryRow:
     notes = []
     if file.unread:
-        notes.append(f"version by its {'package' if file.package else 'file name'}" if file.version else file.unread)
+        notes.append(f"version from its {'package' if file.package else 'file name'}" if file.version else file.unread)
     if file.library == process.MPI_LIB and file.cuda is not None:
         notes.append(f"{'built' if file.cuda else 'not built'} for GPU memory; {_NOT_PROBED}")
     if file.library == process.UCX_LIB:

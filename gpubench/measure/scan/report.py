@@ -384,7 +384,7 @@ def _collective_findings(fabric: scan.ScanFabric, groups: Sequence[CollectiveOfN
     where = (
         "in " + " and ".join(f"{halve.name} ({_hosts(fabric, halve)})" for halve in halves)
         if halves
-        else "only with all nodes together: their number, or a part that all of them share"
+        else "it appears only with all nodes, because of their number or a part that they share"
     )
     yield Finding(
         "collective-below-parts",

@@ -195,7 +195,7 @@ FAULT_KEYS = (
     _nic("errors", "its port has counted N symbol errors", ValueKind.COUNT),
     _nic("missing", "it is missing", words=("yes",), changes=_BETWEEN_NODES),
     _scan_fault(Subject.NIC, "bandwidth", "it reaches this share of its bandwidth (0 to 1), and no fact shows it"),
-    _link("nvlink", "only N NVLinks join the two GPUs (not through a switch)", ValueKind.COUNT, changes=_ALL),
+    _link("nvlink", "only N NVLinks connect the two GPUs (not through a switch)", ValueKind.COUNT, changes=_ALL),
     _link("p2p", "NVML refuses peer access between the two", words=_REFUSALS, changes=_ALL),
     _link(
         "staged",
@@ -331,7 +331,7 @@ def parse_fault(text: str) -> Fault:
         return Fault(kind, _parse_settings(text, kind, settings), node, int(match["index"]))
     first, second = int(match["first"]), int(match["second"])
     if first == second:
-        raise UsageError(f"--fault {text!r}: a link joins two different GPUs", expected=GRAMMAR)
+        raise UsageError(f"--fault {text!r}: a link connects two different GPUs", expected=GRAMMAR)
     return Fault(Subject.LINK, _parse_settings(text, Subject.LINK, settings), node, first, second)
 
 

@@ -115,7 +115,7 @@ def test_a_library_that_does_not_load_warns_and_a_hanging_one_is_an_error() -> N
 
 def test_a_version_from_another_source_is_noted() -> None:
     named = LibraryFile(library=NCCL_LIB, path=WHEEL, package="nvidia-nccl-cu13 2.28.9", version="2.28.9", unread="no")
-    assert rows(report(host(files=(named,))))[NCCL_LIB].note == "version by its package"
+    assert rows(report(host(files=(named,))))[NCCL_LIB].note == "version from its package"
 
 
 UCX = LibraryFile(library=UCX_LIB, path="/venv/libucx/lib/libucp.so.0", version="1.22.0", transports=("cma", "cuda"))
