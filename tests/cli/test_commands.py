@@ -62,7 +62,7 @@ def test_every_collective_has_help_of_its_own_in_eighty_columns(collective: Coll
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["allreduce", "--sizes", "4G:1K"], "runs backwards"),
+        (["allreduce", "--sizes", "4G:1K"], "in the wrong order"),
         (["allreduce", "--sizes", ""], "--sizes is empty"),
         (["allreduce", "--dtype", "float31"], "try:      --dtype float32"),
         (["allreduce", "--dtype", "zzz"], "one of int8, uint8"),

@@ -86,7 +86,7 @@ def test_an_edited_recording_passes_no_gate(edit: Edit, tmp_path: Path) -> None:
     "name", ["a pair is gone", "all pairs are gone", "NVLinks of one GPU are null", "another clique"]
 )
 def test_what_wiring_rests_on_is_missed_by_topo_too(name: str, tmp_path: Path) -> None:
-    """It said PASS: `paths not seen`, and `host memory by design`."""
+    """It said PASS: `paths unknown`, and `host memory by design`."""
     node = recorded()
     EDITED[name](node)
     assert gate(tmp_path, node, "topo") != 0

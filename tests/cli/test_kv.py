@@ -172,7 +172,7 @@ def test_comparing_two_results_never_passes_because_no_row_is_compared(tmp_path:
         (("--blocks", "0"), "--blocks '0'", "numbers of blocks"),
         (("--blocks", "x"), "--blocks 'x'", "numbers of blocks"),
         (("--memory", "foo"), "--memory 'foo' is not known", "malloc, expandable, async, managed"),
-        ((*H200, "--pairs", "0-9"), "--pairs 0-9: there is no GPU9", "GPUs among GPU0, GPU1, GPU2, GPU3"),
+        ((*H200, "--pairs", "0-9"), "--pairs 0-9: there is no GPU9", "GPUs from GPU0, GPU1, GPU2, GPU3"),
         (("--pairs", "1-1"), "--pairs '1-1' is not a pair", "two different GPUs"),
         (("--timeout", "0.001"), "--timeout 0.001", "from 0.1 to 86400"),
         (("--isolate", "uts"), "--isolate 'uts' is not known", "pid, ipc, net"),

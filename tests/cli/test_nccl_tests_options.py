@@ -65,7 +65,7 @@ def test_types_have_the_names_that_nccl_tests_and_frameworks_give_them(word: str
         ("-f 2", "-f without -e", "try:      -b 8 -e 4G -f 2\n"),
         ("-b 8 -e 4G -f 2 --sizes 1K", "-b and --sizes exclude each other", "leave --sizes out"),
         ("-b 8 -e 4G -f 2 -i 1M", "-f and -i exclude each other", "leave -i out"),
-        ("-b 4G -e 8", "runs backwards", "--sizes 8:4G"),
+        ("-b 4G -e 8", "in the wrong order", "--sizes 8:4G"),
         ("-b 8 -e 4G -f 1", "'1' is not a factor above one", "--sizes 1K:64M"),
         ("-b x -e 8", "'x' is not a size", "-b 8 -e 4G -f 2"),
         ("-c 5", "-c 5", "try:      -c 1\n"),

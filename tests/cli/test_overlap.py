@@ -99,7 +99,7 @@ def test_several_nodes_are_simulated_too() -> None:
         (("--ctas", "many"), "--ctas many"),
         (("--partner", "conv"), "--partner"),
         (("--collective", "allreduse"), "allreduce"),
-        (("--sizes", "1G:1M"), "runs backwards"),
+        (("--sizes", "1G:1M"), "in the wrong order"),
         (("--dtype", "float16,float32"), "one type"),
         (("--gemm", "3"), "--gemm"),
         (("--np", "9"), "--np 9"),

@@ -150,7 +150,7 @@ def test_pairs_without_peer_access_are_measured_through_the_host() -> None:
         (["--pairs", "0-4"], "there is no GPU4"),
         (["--pairs", "0-0"], "--pairs '0-0' is not a pair of GPUs"),
         (["--pairs", "zero-one"], "--pairs 'zero-one' is not a pair of GPUs"),
-        (["--sizes", "1G:8"], "runs backwards"),
+        (["--sizes", "1G:8"], "in the wrong order"),
         (["--as", "nvbandwith"], "try:      --as nvbandwidth"),
         (["--as", "nvbandwidth", "--sizes", "8"], "exclude each other"),
         (["--section", "pair"], "try:      --section pairs"),

@@ -15,7 +15,7 @@ from tests.cli.test_report_tables import REAL, report, written
 TABLE = (REAL / "all_reduce.txt").read_text()
 ROW = next(line for line in TABLE.splitlines() if line.startswith("  1073741824 "))
 LAST = "# Out of bounds values : 0 OK"
-HEALTHY = "PASS: 4 × H200, all-reduce 363 GB/s (100 % of expected), data right, paths not seen"
+HEALTHY = "PASS: 4 × H200, all-reduce 363 GB/s (100 % of expected), data right, paths unknown"
 DEVICES = [line for line in TABLE.splitlines() if line.startswith("#  Rank")]
 ROWS = [line for line in TABLE.splitlines() if " float " in line]
 

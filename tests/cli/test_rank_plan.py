@@ -59,6 +59,6 @@ def test_variables_of_torchruns_that_are_no_numbers_are_an_error_of_the_command_
     odd = {"RANK": "a", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     result = gpubench("allreduce", "--backend", "torch:gloo", env={**environment(), **odd})
     assert result.returncode == 2
-    assert "RANK=a beside WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT" in result.stderr
+    assert "RANK=a together with WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT" in result.stderr
     assert "Traceback" not in result.stderr
     assert gpubench("--version", env={**environment(), **odd}).returncode == 0

@@ -28,13 +28,13 @@ def test_a_healthy_machine_passes(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "fault", "line"),
     [
-        ("allreduce", STAGED, "2 of 12 pairs took another path than nvlink: rank 0 → 3 host memory, rank 3 → 0 host"),
-        ("p2p", STAGED, "2 of 12 pairs took another path than nvlink: GPU0 → GPU3 host memory, GPU3 → GPU0 host"),
-        ("check", STAGED, "2 of 12 pairs took another path than nvlink: GPU0 → GPU3 host memory, GPU3 → GPU0 host"),
-        ("kv", ("--fault", "node0:kv=pid"), "12 of 12 pairs took another path than nvlink: GPU0 → GPU1 tcp/lo"),
-        ("watch", ("--fault", "node0:traffic=staged"), "1 of 1 job took another path than nvlink: python (torch"),
-        ("allreduce", ("--fault", "gpu1:nvlink=0"), "6 of 12 pairs took another path than nvlink: rank 0 → 1"),
-        ("check", ("--fault", "node0:env=NCCL_P2P_DISABLE=1"), "12 of 12 pairs took another path than nvlink: GPU0"),
+        ("allreduce", STAGED, "2 of 12 pairs used another path than nvlink: rank 0 → 3 host memory, rank 3 → 0 host"),
+        ("p2p", STAGED, "2 of 12 pairs used another path than nvlink: GPU0 → GPU3 host memory, GPU3 → GPU0 host"),
+        ("check", STAGED, "2 of 12 pairs used another path than nvlink: GPU0 → GPU3 host memory, GPU3 → GPU0 host"),
+        ("kv", ("--fault", "node0:kv=pid"), "12 of 12 pairs used another path than nvlink: GPU0 → GPU1 tcp/lo"),
+        ("watch", ("--fault", "node0:traffic=staged"), "1 of 1 job used another path than nvlink: python (torch"),
+        ("allreduce", ("--fault", "gpu1:nvlink=0"), "6 of 12 pairs used another path than nvlink: rank 0 → 1"),
+        ("check", ("--fault", "node0:env=NCCL_P2P_DISABLE=1"), "12 of 12 pairs used another path than nvlink: GPU0"),
     ],
 )
 def test_another_path_fails_and_is_named_in_the_last_line(name: str, fault: tuple[str, ...], line: str) -> None:
@@ -58,15 +58,15 @@ def test_a_known_cause_is_in_the_finding_and_its_cure_is_the_next_command() -> N
 @pytest.mark.parametrize(
     ("command", "machine", "required", "reason"),
     [
-        ("allreduce", "l40s-8", "nvlink", "no NVLinks, the paths are PHB, SYS"),
+        ("allreduce", "l40s-8", "nvlink", "there are no NVLinks, and the paths are PHB, SYS"),
         ("p2p", "rtx-4090-2", "p2p", "no peer access between GPUs: GPU not supported"),
-        ("check", "hgx-h100-8", "ib", "it applies between nodes, and here is one: node0"),
-        ("kv", "hgx-h100-8*2", "ib", "it applies between nodes, and here is one: node0"),
+        ("check", "hgx-h100-8", "ib", "it applies between nodes, but there is only one node: node0"),
+        ("kv", "hgx-h100-8*2", "ib", "it applies between nodes, but there is only one node: node0"),
         ("allreduce", "hgx-h100-8*2", "roce", "node0 has mlx5_0 (infiniband)"),
-        ("allreduce", "mi300x-8", "nvlink", "no NVLinks, the paths are XGMI"),
+        ("allreduce", "mi300x-8", "nvlink", "there are no NVLinks, and the paths are XGMI"),
         ("watch", "hgx-h100-8*2", "efa", "node0 has mlx5_0 (infiniband)"),
         ("check", "hgx-h100-8*2", "mnnvl", "no GPU belongs to an NVLink domain of several nodes"),
-        ("check", "gh200-1", "nvlink", "it applies between GPUs of one node, and here is one on node0"),
+        ("check", "gh200-1", "nvlink", "it applies between GPUs of one node, but there is only one on node0"),
     ],
 )
 def test_a_path_that_no_hardware_here_has_is_wrong_usage(
@@ -90,10 +90,10 @@ def test_a_simulated_collective_takes_the_paths_of_its_profile(machine: str, req
     ("log", "required", "code", "words"),
     [
         ("h200x4-normal", "p2p", 0, ""),
-        ("h200x4-normal", "nvlink", 3, "4 of 4 pairs not proven to take nvlink: rank 0 → 1 P2P/CUMEM"),
-        ("h200x4-p2p-disabled", "nvlink", 1, "4 of 4 pairs took another path than nvlink: rank 0 → 1 SHM/direct"),
+        ("h200x4-normal", "nvlink", 3, "4 of 4 pairs not proven to use nvlink: rank 0 → 1 P2P/CUMEM"),
+        ("h200x4-p2p-disabled", "nvlink", 1, "4 of 4 pairs used another path than nvlink: rank 0 → 1 SHM/direct"),
         ("h200x4-normal", "ib", 2, "--require-path ib: no pair of this log can take that path, all use P2P/CUMEM"),
-        ("h100x1-two-hosts-of-two", "ib", 1, "2 of 2 pairs took another path than ib: rank 1 → 2 NET/Socket"),
+        ("h100x1-two-hosts-of-two", "ib", 1, "2 of 2 pairs used another path than ib: rank 1 → 2 NET/Socket"),
         (
             "h200x4-p2p-disabled",
             "ib",
@@ -117,7 +117,7 @@ def test_logs_of_real_jobs(log: str, required: str, code: int, words: str) -> No
             "nixl-write-direct",
             "nvlink",
             3,
-            "1 of 1 pair not proven to take nvlink: vm:598 cuda/GPU0 → cuda/dev[3] cuda",
+            "1 of 1 pair not proven to use nvlink: vm:598 cuda/GPU0 → cuda/dev[3] cuda",
         ),
         (
             "nixl-write-direct",
@@ -125,13 +125,13 @@ def test_logs_of_real_jobs(log: str, required: str, code: int, words: str) -> No
             2,
             "--require-path ib: no pair of this log can take that path, all use cuda_ipc/cuda",
         ),
-        ("nixl-write-tcp-only", "p2p", 1, "1 of 1 pair took another path than p2p: vm:1301 cuda/GPU0 → cuda tcp/lo"),
+        ("nixl-write-tcp-only", "p2p", 1, "1 of 1 pair used another path than p2p: vm:1301 cuda/GPU0 → cuda tcp/lo"),
         ("perftest-tag-direct.client", "p2p", 0, ""),
         (
             "perftest-tag-no-cuda-ipc.server",
             "p2p",
             1,
-            "2 of 2 pairs took another path than p2p: vm:1733 cuda → cuda/GPU0",
+            "2 of 2 pairs used another path than p2p: vm:1733 cuda → cuda/GPU0",
         ),
         ("perftest-put-latency.client", "p2p", 3, "try: export UCX_PROTO_INFO=y"),
     ],
@@ -146,7 +146,7 @@ def test_counters_of_a_node_do_not_prove_the_network_of_a_job() -> None:
     arguments = ("--simulate", "hgx-h100-8*2", "--require-path", "ib", "-q")
     result = gpubench(*COMMANDS["watch"], *arguments)
     assert result.returncode == 3
-    assert "2 of 2 jobs not proven to take ib: python (torch node0:29500) on node0 RDMA" in " ".join(
+    assert "2 of 2 jobs not proven to use ib: python (torch node0:29500) on node0 RDMA" in " ".join(
         result.stdout.split()
     )
 
@@ -155,7 +155,7 @@ def test_kv_proposes_its_own_proof_and_refuses_faults_that_it_ignores() -> None:
     machine = (*COMMANDS["kv"], "--simulate", "hgx-h200-4")
     unproven = gpubench(*machine, "--require-path", "p2p", "--fault", "link0-1:staged=yes", "--format", "json")
     finding = json.loads(unproven.stdout)["findings"][0]
-    assert finding["subject"].startswith("2 of 12 pairs not proven to take p2p: GPU0 → GPU1")
+    assert finding["subject"].startswith("2 of 12 pairs not proven to use p2p: GPU0 → GPU1")
     assert finding["next_command"] == "gpubench p2p --evidence"
     refused = gpubench(*machine, "--fault", "node0:env=NCCL_P2P_DISABLE=1")
     assert (refused.returncode, "--fault node0:env=NCCL_P2P_DISABLE=1 with kv" in refused.stderr) == (2, True)

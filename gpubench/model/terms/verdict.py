@@ -227,7 +227,8 @@ def failing_hosts(findings: Iterable[Finding], hosts: Collection[str]) -> set[st
 
 DOUBTED_FACTOR = 1.5  # If a speed exceeds its expected value by this factor, the expected value is probably wrong.
 _OF_NICS = " of assumed NICs (set others with --nics)"
-_DOUBT = re.compile(rf"[\d.]+ times what .+? expects?\b(?:{re.escape(_OF_NICS)})?|{GPUS_ARE_SPLIT}")
+# Notes of earlier versions end with "--nics tells others".
+_DOUBT = re.compile(rf"[\d.]+ times what .+? expects?\b(?: of assumed NICs \([^()]*\))?|{GPUS_ARE_SPLIT}")
 _PROFILE = re.compile(r"profile [^\s,;]+")
 
 
@@ -235,7 +236,7 @@ def describe_doubt(times: float, source: str) -> str:
     """Return the reason why a speed is not judged: '2.6 times what profile hgx-b200-8 expects'."""
     named = _PROFILE.search(source)
     expecting = named[0] if named else source.partition(";")[0]
-    return f"{times:.1f} times the value expected by {expecting}{_OF_NICS if '--nics' in source else ''}"
+    return f"{times:.1f} times what {expecting} expects{_OF_NICS if '--nics' in source else ''}"
 
 
 def parse_doubt(note: str | None) -> str:

@@ -245,4 +245,4 @@ def test_a_copy_far_above_what_its_profile_expects_is_not_judged(times: float, v
     (row,) = CopyJudge(load("rtx-pro-6000-8")).judge([copy])
     assert row.verdict == verdict
     if verdict is Verdict.SKIP:
-        assert row.note == "speed not judged: 1.6 times the value expected by profile rtx-pro-6000-8"
+        assert row.note == "speed not judged: 1.6 times what profile rtx-pro-6000-8 expects"
