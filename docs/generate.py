@@ -153,6 +153,26 @@ def option_pages() -> dict[str, str]:
     return found | {_file_of(page): _markdown(page) for page in others}
 
 
+def rare_options() -> str:
+    """Return the options that --help-all leaves out, with the commands that have them.
+
+    Options without a help text exist only to be refused with an explanation.
+    """
+    having: dict[tuple[str, str], list[Command]] = {}
+    every = [BARE, *(command for command in COMMANDS if command.writes_reports)]
+    for command in every:
+        for param in typer_command(command).params:
+            if param.hidden and param.help:
+                having.setdefault((option_names(param), option_help(param)), []).append(command)
+    lines = []
+    for (names, text), commands in having.items():
+        others = [f"`{command.name or 'gpubench'}`" for command in commands if command.module != "collective"]
+        collectives = [f"`{command.name}`" for command in commands if command.module == "collective"]
+        where = [*others, *(collectives if len(collectives) == 1 else ["collectives"][: len(collectives)])]
+        lines.append(f"- `{names}` ({'every command' if commands == every else ', '.join(where)}): {text}\n")
+    return "".join(lines)
+
+
 def _file_of(page: Page) -> str:
     return "collectives" if "allreduce" in page.title else page.title.split()[-1]
 
@@ -525,7 +545,7 @@ def _page_with(name: str, **parts: str) -> tuple[Path, str]:
 
 def generated() -> dict[Path, str]:
     """Return every file that this writes, as it should be."""
-    tables = {"check": {"checks": check_table()}, "watch": {"rules": traffic_table()}}
+    tables = {"check": {"checks": check_table()}, "watch": {"rules": traffic_table()}, "options": {"rare": rare_options()}}
     return {
         _SCHEMA: json.dumps(report_schema(), indent=2, ensure_ascii=False) + "\n",
         FOLDER.parent / "gpubench" / "__init__.pyi": stub(),

@@ -11,6 +11,7 @@ import pytest
 from msgspec import Struct
 
 from docs import generate
+from gpubench.cli.app import typer_command
 from gpubench.cli.process import COMMANDS
 from gpubench.collectives import expected
 from gpubench.measure.check.health import SECTIONS as CHECK_SECTIONS
@@ -25,6 +26,7 @@ from gpubench.model.results.compare import RowKey
 from gpubench.model.results.report import SIGNED, Metadata, Record
 from gpubench.model.results.result_file import MATRICES, TABLES
 from gpubench.model.results.topo import TOPO_SECTIONS
+from gpubench.model.terms.commands import BARE
 from gpubench.model.terms.operation import algbw_gb_s, ring_allreduce_factor
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.cli.running import gpubench
@@ -90,6 +92,13 @@ def test_every_command_has_a_page_with_its_options() -> None:
     assert sorted(pages) == sorted(generate.option_pages())
     together = {command.name for command in COMMANDS if command.module == "collective"}
     assert [name for name in generate.commands() if name not in {*pages, *together}] == []
+
+
+def test_every_option_with_a_help_text_is_on_a_page() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs/commands").glob("*.md"))
+    listed = set(re.findall(r"(?<=[`/ ])--?[a-zA-Z][\w-]*", text))
+    options = {param.opts[-1] for command in (BARE, *COMMANDS) for param in typer_command(command).params if param.help}
+    assert {name for name in options if name.startswith("-")} - listed == set()
 
 
 def test_every_row_type_is_a_section_and_every_column_is_described() -> None:

@@ -283,7 +283,6 @@ class CollectivePlan(MachinePlan):
         "S",
         f"Seconds per row at most, with --iters {AUTO} (default: {Sampling().budget_seconds:g}).",
         min=0,
-        hidden=True,
     )
     warmup: int = option("N", "Warm-up operations before each row.", name="--warmup -w", default=5, min=0)
     cycles: int = option(
