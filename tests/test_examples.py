@@ -80,8 +80,6 @@ def fill(folder: Path) -> None:
     table = Output(hosts=("n1", "n2"), gpus=8, results=(Result(size=2**30, count=2**28, halves=(half, half)),))
     lines = table.text().splitlines(keepends=True)
     (folder / "pasted.txt").write_text("".join(line for line in lines if not line.startswith("#  Rank")))
-    leaves = (f"SwitchName=leaf{each} Nodes=node[{each * 8}-{each * 8 + 7}]\n" for each in range(8))
-    (folder / "topology.conf").write_text("".join(leaves))
     made = gpubench("allreduce", *HERE, "--output", "base.json", "--output", "results/", cwd=folder)
     assert made.returncode == 0, made.stderr
     for name in ("new", "b1", "b2", "b3", "n1", "n2", "n3"):
