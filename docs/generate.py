@@ -545,7 +545,11 @@ def _page_with(name: str, **parts: str) -> tuple[Path, str]:
 
 def generated() -> dict[Path, str]:
     """Return every file that this writes, as it should be."""
-    tables = {"check": {"checks": check_table()}, "watch": {"rules": traffic_table()}, "options": {"rare": rare_options()}}
+    tables = {
+        "check": {"checks": check_table()},
+        "watch": {"rules": traffic_table()},
+        "options": {"rare": rare_options()},
+    }
     return {
         _SCHEMA: json.dumps(report_schema(), indent=2, ensure_ascii=False) + "\n",
         FOLDER.parent / "gpubench" / "__init__.pyi": stub(),
