@@ -535,5 +535,5 @@ def _transport(chosen: ProtocolRange) -> Transport:
 
 def _explanation(finding: Finding | None) -> Explanation:
     if finding is None:
-        return Explanation("unknown", "the cause is unknown", Cure.of("UCX_LOG_LEVEL=debug gpubench kv"))
+        return Explanation("unknown", "no known cause was found", Cure.of("UCX_LOG_LEVEL=debug gpubench kv"))
     return Explanation(finding.id, finding.seen, finding.cure)

@@ -402,5 +402,5 @@ def _range_finding(keys: Sequence[compare.RowKey], change: float, bound: float) 
         f"{compare.bandwidth_lost(100 * math.expm1(bound)):.1f} %)",
         expected="times as before, within noise",
         cause="one of the changed circumstances, clocks, or a fault",
-        cure=Cure(comment="Measure again, and add the result with --new."),
+        cure=Cure(comment="Measure again, and add the result with `--new`."),
     )

@@ -460,7 +460,9 @@ def check_profile(profile: Profile, where: str) -> None:
         _check_curve(profile, curve, f"{where}.curve[{number}] ({curve.collective})")
     unused = sorted(set(profile.sources) - {expected.source for expected in profile.all_expected})
     if unused:
-        raise UsageError(f"no expected value uses {where}.sources.{unused[0]}", next_step="remove it, or use it")
+        raise UsageError(
+            f"{where}.sources.{unused[0]} is not used by any expected value", next_step="remove it, or use it"
+        )
 
 
 def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
