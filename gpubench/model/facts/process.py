@@ -377,7 +377,7 @@ class GpuCondition(Struct, frozen=True, kw_only=True):
             yield f"had {self.memory_errors} uncorrectable memory errors since the driver was loaded"
         if self.others:
             users = [
-                f"{user.label}, which uses {user.memory_bytes / 2**30:.1f} GiB," if user.memory_bytes else user.label
+                f"{user.label} ({user.memory_bytes / 2**30:.1f} GiB)" if user.memory_bytes else user.label
                 for user in self.others
             ]
             yield f"is also used by {' and '.join(users)}"

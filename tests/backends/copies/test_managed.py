@@ -45,7 +45,7 @@ def test_what_the_driver_says_of_each_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     assert Machine(monkeypatch).managed.support()[1] == expected
     (first, _) = Machine(monkeypatch, {83: 1, 89: 0}).managed.support()
     assert first == ManagedSupport(device="GPU0", managed=True, concurrent=False)
-    assert first.missing_feature == "GPU0 takes neither prefetch nor advice (concurrentManagedAccess 0)"
+    assert first.missing_feature == "GPU0 supports neither prefetch nor advice (concurrentManagedAccess 0)"
 
 
 def test_advice_is_given_and_taken_back(machine: Machine) -> None:

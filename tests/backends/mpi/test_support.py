@@ -90,12 +90,12 @@ def test_every_end_of_a_job_is_told_apart(command: TrialCommand) -> None:
     assert "libmpi.so.40" in outcomes(support, "no start")[0][1]
     assert support.working == ["right", "bad end"]
     assert support.failing == ["wrong", "no count", "crash", "late crash", "error", "hang"]
-    assert not support.works("no start"), "what was not tried is no promise"
+    assert not support.works("no start"), "what was not tested is no promise"
     assert support.why_not("right") == ""
     assert support.why_not("late crash") == (
         "late crash of 1M on GPU memory crashed: signal 11 (SIGSEGV): Segmentation fault"
     )
-    assert support.why_not("other") == "other was not tried"
+    assert support.why_not("other") == "other was not tested"
 
 
 def test_an_mpi_that_takes_nothing_fails_and_one_that_takes_what_was_asked_warns(command: TrialCommand) -> None:

@@ -90,14 +90,14 @@ def test_every_collective_of_gloo_on_cpus_gives_right_data(collective: Collectiv
     copied = {row.note for row in rows if row.placement == Placement.OUT_OF_PLACE and row.op in (None, "sum")}
     assert copied <= {
         None,
-        "torch's all_reduce has one buffer: copied into it first",
-        "torch's broadcast has one buffer: copied into it first",
-        "torch's reduce has one buffer: copied into it first",
+        "torch's all_reduce has one buffer, so the input is copied into it first",
+        "torch's broadcast has one buffer, so the input is copied into it first",
+        "torch's reduce has one buffer, so the input is copied into it first",
         "Gloo cannot send CUDA tensors, so data from GPUs are copied to host tensors",
     }
     if collective.reduces:
         divided = {str(row.note) for row in rows if row.op == "avg" and row.dtype == "int8"}
-        assert all("torch:gloo has no average of int8: a sum, divided afterwards" in each for each in divided)
+        assert all("torch:gloo has no average of int8, so a sum is divided afterwards" in each for each in divided)
 
 
 @pytest.mark.parametrize("name", ["torch:nccl", "torch:gloo"])

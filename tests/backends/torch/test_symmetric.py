@@ -91,7 +91,8 @@ def test_every_size_is_measured_by_both_kernels_and_gives_right_data(gpus: Any, 
         (2**20, "again", "two-shot"),
     ]
     notes = {(row.algorithm, row.placement): row.note for row in rows}
-    assert notes["two-shot", "out_of_place"] == "torch's two_shot_all_reduce_ has one buffer: copied into it first"
+    copied = "torch's two_shot_all_reduce_ has one buffer, so the input is copied into it first"
+    assert notes["two-shot", "out_of_place"] == copied
     assert notes["one-shot", "out_of_place"] is notes["one-shot", "in_place"] is notes["two-shot", "in_place"] is None
 
 

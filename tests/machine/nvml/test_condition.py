@@ -42,7 +42,7 @@ def test_throttling_clock_errors_and_other_users_are_read(monkeypatch: pytest.Mo
     assert list(seen.remarks()) == [
         "is throttled: sw power cap; 1200 of 1980 MHz",
         "had 2 uncorrectable memory errors since the driver was loaded",
-        "is used by process 77, which holds 30.0 GiB, too",
+        "is also used by process 77 (30.0 GiB)",
     ]
     assert seen.not_read == ""
 

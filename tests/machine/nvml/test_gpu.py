@@ -189,8 +189,8 @@ def test_clients_of_mps_are_marked_and_named() -> None:
     assert mps_in_use([replace(gpu, processes=(server,))], {}) == "in use on GPU0"
     alone, pipes = replace(gpu, processes=(GpuProcess(pid=8),)), {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/pipes"}
     assert mps_in_use([alone], {}) == ""
-    assert mps_in_use([alone], pipes) == "asked for by CUDA_MPS_PIPE_DIRECTORY=/tmp/pipes"
-    assert mps_in_use([gpu], pipes) == "in use on GPU0; asked for by CUDA_MPS_PIPE_DIRECTORY=/tmp/pipes"
+    assert mps_in_use([alone], pipes) == "requested by CUDA_MPS_PIPE_DIRECTORY=/tmp/pipes"
+    assert mps_in_use([gpu], pipes) == "in use on GPU0; requested by CUDA_MPS_PIPE_DIRECTORY=/tmp/pipes"
 
 
 UUID = (ctypes.c_uint8 * 16)(*range(16))

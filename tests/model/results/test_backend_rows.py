@@ -86,7 +86,7 @@ def test_time_to_issue_has_no_exponent(issue_us: float, said: str) -> None:
 
 
 def test_what_is_made_of_several_calls_is_told_apart() -> None:
-    note = "torch's all_reduce has one buffer: copied into it first"
+    note = "torch's all_reduce has one buffer, so the input is copied into it first"
     slow = table(92.0, 88.4, note=note, placement="out_of_place")
     both = describe_speed([*table(99.0, 99.0), *slow])
     assert both.startswith(
