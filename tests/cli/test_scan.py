@@ -245,7 +245,7 @@ def test_figures_inside_nodes_of_gpus_that_are_not_there_are_refused(rounds: Pat
     rounds.write_text(text.replace("[0, 0, 1]", edit, 1))
     result = gpubench("scan", "--replay", str(rounds.parent))
     assert result.returncode == 2
-    assert "a figure of" in result.stderr
+    assert "a value of" in result.stderr
 
 
 @pytest.mark.parametrize("edit", ['"places": [[0, 99, 0]', '"places": [[0, 1, 99]', '"places": [[0, 1]'])
@@ -255,7 +255,7 @@ def test_rounds_of_nodes_that_are_not_there_are_refused(rounds: Path, edit: str)
     rounds.write_text("\n".join((head, local, first[:start] + edit + first[first.index("]", start + 12) + 1 :])) + "\n")
     result = gpubench("scan", "--replay", str(rounds.parent))
     assert result.returncode == 2
-    assert "a figure of" in result.stderr
+    assert "a value of" in result.stderr
 
 
 def test_faults_of_rounds_mean_nothing_elsewhere() -> None:

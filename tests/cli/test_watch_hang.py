@@ -100,7 +100,7 @@ def test_a_job_that_launches_nothing_is_a_doubt() -> None:
 def test_text_of_a_healthy_job_does_not_show_progress() -> None:
     done = told([as_text(four(20))])
     assert done.returncode == 3
-    assert done.stdout.splitlines()[-1].startswith("SKIP: RAS does not show whether operations go on")
+    assert done.stdout.splitlines()[-1].startswith("SKIP: RAS does not show whether operations make progress")
 
 
 @pytest.mark.parametrize("text", [as_json([], communicators=0), "NCCL version 2.27.7 compiled with CUDA 12.9\n"])

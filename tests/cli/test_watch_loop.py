@@ -126,9 +126,9 @@ def test_a_counter_that_is_reset_while_it_is_watched_tells_nothing_of_that_inter
     shown, course, rows = run(plan(None), [0.0, 40.0, 80.0, 0.0, 40.0, 80.0])
     ways = [frame.jobs[0].way for frame in shown.frames]
     assert ways == ["direct", "direct", "not told", "direct", "direct"]
-    assert "went back" in shown.frames[2].jobs[0].seen
+    assert "the counter decreased" in shown.frames[2].jobs[0].seen
     assert course.jobs["node0", f"python ({KEY})"].main.way == "direct"
-    assert any("went back" in (row.to_record()["note"] or "") for row in rows)
+    assert any("the counter decreased" in (row.to_record()["note"] or "") for row in rows)
 
 
 def test_a_ctrl_c_that_python_drops_ends_it_at_the_next_interval() -> None:
