@@ -120,6 +120,10 @@ class SpeedFigures(Struct):
             yield self._host
         yield from self._best.values()
 
+    def of(self, what: str) -> SpeedFigure | None:
+        """Return the speed of collectives or transfers with this name, or None."""
+        return self._best.get(what)
+
     def _add_collective(self, row: CollectiveRow) -> None:
         self._note_data(are_verified=row.wrong is not None)
         self.wrong += row.wrong or 0

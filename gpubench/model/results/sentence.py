@@ -28,6 +28,7 @@ from gpubench.model.results.figures import (
     COLLECTIVE_NAMES,
     HOST_COPIES,
     PEER_COPIES,
+    TRANSFERS,
     SpeedFigure,
     SpeedFigures,
 )
@@ -169,6 +170,10 @@ def _finding_parts(
         yield ending.part(f"because {_ID.sub('', root.cause)}" if root.cause else "", importance=ending.SOON)
     elif metadata.subject == "explain" and root.id == HOST_STAGED:
         yield ending.part(*_describe_staged_paths(report))
+    elif _UCX_PATH.search(root.seen) and (speed := figures.of(TRANSFERS)) is not None:
+        what = f"{speed.what} reach {format_bandwidth(speed.gb_s)}, because {_UCX_PATH.sub('', root.seen)}"
+        places = (_add_place(metadata, named) for named in (root.subject, shorten(root.subjects, 1)))
+        yield ending.part(*(f"{place}: {what}" for place in places), what)
     else:
         yield from _place_and_symptom(metadata, root)
     if is_figure:
