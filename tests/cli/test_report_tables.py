@@ -529,7 +529,7 @@ def test_a_table_that_a_ring_over_assumed_nics_explains_is_not_judged(
     path = written(tmp_path, Output(hosts=("a", "b"), gpus=8, results=(result,), model=model).text())
     found = document(path, *arguments)
     assert found["verdict"] == verdict
-    why = "speed not judged: 0.5 times the value expected by profile hgx-b200-8 for assumed NICs (set others with --nics)"
+    why = "speed not judged: 0.5 times the value expected by profile hgx-b200-8 for assumed NICs"
     assert (why in str(found["sentence"])) == (verdict == "SKIP")
 
 
