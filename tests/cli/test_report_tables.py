@@ -9,13 +9,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.published_collectives import FIGURES, Published, read
 from gpubench.collectives.registry import collective_named
 from gpubench.model.results.speed import LARGE_BYTES
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Verdict, parse_doubt
 from gpubench.profiles import load, profile_names
 from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
 from tests.cli.running import ROOT, gpubench
@@ -140,7 +141,10 @@ def test_the_expectation_is_that_of_a_row_that_was_measured_here(figure: Publish
     if line["nodes"] == "1":
         machine = f"{line['profile']}/{line['ranks_per_node']}"
     found = document(written(tmp_path, output_of([line]).text()), "--machine", machine, *nics_of(line))
-    rows: list[dict[str, float]] = found["rows"]  # type: ignore[assignment]
+    rows: list[dict[str, Any]] = found["rows"]  # type: ignore[assignment]
+    if parse_doubt(rows[0]["note"]):
+        assert rows[0]["verdict"] is None or rows[0]["verdict"] == "PASS", "data alone may pass"
+        return
     assert rows[0]["expected_gb_s"] == pytest.approx(figure.predicted_gb_s, rel=0.02)
     assert rows[0]["limit_gb_s"] == pytest.approx(figure.limit_gb_s, rel=0.01)
 

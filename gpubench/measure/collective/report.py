@@ -36,6 +36,7 @@ from gpubench.model.terms.verdict import (
     Cure,
     Finding,
     Verdict,
+    parse_doubt,
     worst_row_verdict,
     worst_verdict,
 )
@@ -114,6 +115,13 @@ def _is_one_nccl_call(row: CollectiveRow) -> bool:
     return row.backend == TORCH_NCCL and not parts
 
 
+_LEAST_STAGED_PERCENT = 75.0
+"""Below this percentage of the expected speed, a host-staged row is no PASS, although small sizes have wide tolerances.
+With NCCL_P2P_DISABLE=1, 1 KiB on two H200s took 1.7 times as long as expected, which a slow host could explain.
+"""
+_STAGED = "not judged: through host memory, and slower than expected"
+
+
 class SpeedJudge(Struct):
     """Judges the speed of a sweep's rows and explains slow rows. A framework's rows next to NCCL's are not judged.
 
@@ -167,6 +175,9 @@ class SpeedJudge(Struct):
             row = replace(_add_note(row, self.turns_on_cpus), verdict=Verdict.INCONCLUSIVE)
         if is_slow(row) and RowPlace.of(row) in self._lone:
             row = replace(_add_note(row, LONE), verdict=Verdict.INCONCLUSIVE)
+        is_below = parse_doubt(row.note) or (row.expected_percent or 100.0) < _LEAST_STAGED_PERCENT
+        if row.host_staged and row.verdict == Verdict.PASS and is_below:
+            row = replace(_add_note(row, _STAGED), verdict=None)
         if is_slow(row):
             self.slow.append(row)
         self._rows.append(row)

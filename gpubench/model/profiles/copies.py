@@ -12,6 +12,7 @@ from gpubench.model.paths.topology import (
     ACROSS_SOCKETS,
     UNKNOWN_PATH,
     Topology,
+    active_links,
     is_gpu_link,
     link_under_load,
     pcie_ceiling_gb_s,
@@ -188,12 +189,27 @@ class CopyJudge(Struct, frozen=True):
         }
 
     def _path(self, row: PairRow) -> str:
+        """Return what must be equal for copies to be siblings: the wiring, or the NUMA node for host memory."""
         if not is_with_host(row):
-            return row.path_class or ""
+            return self._intact_path(row)
         node, own = self.nodes.get(row.source_node), row.source_bus_id or row.destination_bus_id
         gpus = () if node is None else node.gpus
         numa_node = next((gpu.place.numa_node for gpu in gpus if gpu.bus_id == own), None)
         return UNKNOWN_PATH if numa_node is None and self.profile is None else f"{numa_node}"
+
+    def _intact_path(self, row: PairRow) -> str:
+        """Return the path class that a pair has if no NVLink is down, so that a GPU with lost links has siblings.
+
+        Over NVSwitches, a pair has as many links as the GPU with fewer. Without them a pair has only a part.
+        """
+        node, path = self.nodes.get(row.source_node), row.path_class or ""
+        ends = [gpu for gpu in node.gpus if gpu.bus_id in (row.source_bus_id, row.destination_bus_id)] if node else []
+        models = {gpu.name for gpu in ends}
+        if node is None or len(ends) < 2 or len(models) > 1:
+            return path
+        fewest = min(active_links(gpu) or 0 for gpu in ends)
+        most = max(active_links(gpu) or 0 for gpu in node.gpus if gpu.name in models)
+        return f"NV{most}" if path == f"NV{fewest}" else path
 
     def _bounds(
         self, row: PairRow, siblings: Mapping[str, float], written: Mapping[tuple[object, ...], float]

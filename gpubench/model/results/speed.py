@@ -140,10 +140,11 @@ class ExpectedTime(Struct, frozen=True):
     def doubt(self, row: CollectiveRow) -> str:
         """Return why the expectation does not fit a row, or ''.
 
-        It does not fit if the row is much faster, or if a large row passes although it is much slower.
+        It does not fit if the row is much faster, or if it passes although it is much slower.
         """
         slowest_us = row.time_us * (1 + (row.ci95_percent or 0.0) / 100) + self.tolerance.microseconds
-        is_late = row.size_bytes >= LARGE_BYTES and row.time_us > DOUBTED_FACTOR * self.time_us
+        slack_us = 0.0 if row.size_bytes >= LARGE_BYTES else self.tolerance.microseconds
+        is_late = row.time_us > DOUBTED_FACTOR * self.time_us + slack_us
         is_fast = self.time_us > self.tolerance.doubted_from * slowest_us
         if self.tolerance.is_least or not (is_fast or (is_late and self.verdict(row) is Verdict.PASS)):
             return ""

@@ -98,6 +98,32 @@ def test_compared_settings_are_not_judged(changes: dict[str, Any], verdict: str)
     assert shown.expected_percent == pytest.approx(7.3, abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("size_bytes", "time_us", "verdict", "note"),
+    [
+        (2**10, 10.0, "PASS", None),
+        (2**10, 19.0, None, "not judged: through host memory, and slower than expected"),
+        (2**28, 1_240.0, "PASS", None),
+    ],
+)
+def test_a_slow_host_staged_row_is_no_pass(
+    size_bytes: int, time_us: float, verdict: str | None, note: str | None
+) -> None:
+    """Small sizes have wide tolerances, within which host memory fits."""
+    shown = judge().row(four(size_bytes, time_us, host_staged=True))
+    assert (shown.verdict, shown.note) == (verdict, note)
+    assert judge().row(four(size_bytes, time_us)).verdict == "PASS"
+
+
+def test_a_small_row_that_only_a_wide_tolerance_passes_is_not_judged() -> None:
+    model = ExpectedTimes(collective=ALLREDUCE, profile=load("hgx-h100-8"))
+    at = lambda time_us: judge(model).row(replace(four(2**20, time_us), ranks=8))  # noqa: E731
+    expected_us = at(1.0).expected_us or cast("ExpectedTime", model.of(replace(four(2**20, 9.0), ranks=8))).time_us
+    assert at(1.4 * expected_us).expected_percent == pytest.approx(71, abs=1)
+    late = at(2.5 * expected_us)
+    assert (late.expected_percent, late.note) == (None, "0.4 times the value expected by profile hgx-h100-8")
+
+
 NOISY = four(2**20, 18.0, ci95_percent=416.0)
 
 
