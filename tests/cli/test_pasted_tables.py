@@ -280,7 +280,7 @@ TWO_NODES: list[tuple[str, str, str]] = [
     (
         "faster than the NICs that a profile assumes",
         two_nodes(lambda size: 50 + size / 5.4e3, "NVIDIA A100-SXM4-40GB"),
-        "times the value expected by profile hgx-a100-4-40gb for assumed NICs (set others with --nics)",
+        "times what profile hgx-a100-4-40gb expects of assumed NICs (set others with --nics)",
     ),
 ]
 

@@ -533,7 +533,7 @@ def test_a_table_that_a_ring_over_assumed_nics_explains_is_not_judged(
     path = written(tmp_path, Output(hosts=("a", "b"), gpus=8, results=(result,), model=model).text())
     found = document(path, *arguments)
     assert found["verdict"] == verdict
-    why = "speed not judged: 0.5 times the value expected by profile hgx-b200-8 for assumed NICs"
+    why = "speed not judged: 0.5 times what profile hgx-b200-8 expects of assumed NICs"
     assert (why in str(found["sentence"])) == (verdict == "SKIP")
 
 
@@ -550,7 +550,7 @@ def test_a_table_far_above_what_is_expected_is_not_judged(
     path = written(tmp_path, "\n".join(lines))
     code, text = report(path, "--collective", "allreduce", "--summary", *(["--strict"] if strict else []))
     assert (code, text.partition(":")[0]) == ended
-    assert ("speed not judged: 1.6 times the value expected by profile rtx-4090-2" in text) == (ended[1] == "SKIP")
+    assert ("speed not judged: 1.6 times what profile rtx-4090-2 expects" in text) == (ended[1] == "SKIP")
 
 
 def flat_alltoall(small_us: float, large_gb_s: float, processes: int) -> str:

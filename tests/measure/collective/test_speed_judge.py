@@ -121,7 +121,7 @@ def test_a_small_row_that_only_a_wide_tolerance_passes_is_not_judged() -> None:
     expected_us = at(1.0).expected_us or cast("ExpectedTime", model.of(replace(four(2**20, 9.0), ranks=8))).time_us
     assert at(1.4 * expected_us).expected_percent == pytest.approx(71, abs=1)
     late = at(2.5 * expected_us)
-    assert (late.expected_percent, late.note) == (None, "0.4 times the value expected by profile hgx-h100-8")
+    assert (late.expected_percent, late.note) == (None, "0.4 times what profile hgx-h100-8 expects")
 
 
 NOISY = four(2**20, 18.0, ci95_percent=416.0)
