@@ -172,8 +172,8 @@ def _finding_parts(
         yield ending.part(*_describe_staged_paths(report))
     elif _UCX_PATH.search(root.seen) and (speed := figures.of(TRANSFERS)) is not None:
         what = f"{speed.what} reach {format_bandwidth(speed.gb_s)}, because {_UCX_PATH.sub('', root.seen)}"
-        places = (_add_place(metadata, named) for named in (root.subject, shorten(root.subjects, 1)))
-        yield ending.part(*(f"{place}: {what}" for place in places), what)
+        pairs = (root.subject, shorten(root.subjects, 1))
+        yield ending.part(*(f"{_add_place(metadata, pair)}: {what}" for pair in pairs), what)
     else:
         yield from _place_and_symptom(metadata, root)
     if is_figure:
